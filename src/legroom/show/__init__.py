@@ -1,0 +1,1 @@
+"""Findings and ledgers become something to read. Computes nothing."""

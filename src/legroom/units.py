@@ -1,0 +1,54 @@
+"""Sizes: read as people write them, written as people read them. Bytes everywhere in between."""
+
+import re
+
+from legroom.errors import UsageError
+
+KiB = 1 << 10
+MiB = 1 << 20
+GiB = 1 << 30
+TiB = 1 << 40
+
+_UNITS = {
+    "": 1, "b": 1,
+    "k": KiB, "kib": KiB, "kb": 1000,
+    "m": MiB, "mib": MiB, "mb": 1000**2,
+    "g": GiB, "gib": GiB, "gb": 1000**3,
+    "t": TiB, "tib": TiB, "tb": 1000**4,
+}  # fmt: skip
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([a-zA-Z]*)\s*")
+
+
+def parse_size(text: str | int) -> int:
+    """`"8GiB"`, `"512 MiB"`, `"24g"`, `"24GB"` (decimal) or a plain number of bytes, as bytes.
+
+    >>> parse_size("1.5GiB") == 3 * 512 * MiB
+    True
+    """
+    if isinstance(text, bool) or not isinstance(text, int | str):
+        raise UsageError(f"a size is a text such as 8GiB or a number of bytes, not {type(text).__name__}")
+    if isinstance(text, int):
+        if text <= 0:
+            raise UsageError(f"{text} is no size: it must be above zero")
+        return text
+    match = _SIZE.fullmatch(text)
+    unit = _UNITS.get(match.group(2).lower()) if match else None
+    if match is None or unit is None:
+        raise UsageError(f"'{text}' is no size: write it like 8GiB, 512MiB or 24GB")
+    size = int(float(match.group(1)) * unit)
+    if size <= 0:
+        raise UsageError(f"'{text}' is no size: it must be above zero")
+    return size
+
+
+def format_size(size: float) -> str:
+    """Bytes for people: the largest binary unit that leaves at least 1, two digits after the point at most.
+
+    >>> format_size(3 * 512 * MiB), format_size(-20 * MiB), format_size(512)
+    ('1.50 GiB', '-20.0 MiB', '512 B')
+    """
+    magnitude = abs(size)
+    for unit, name, digits in ((TiB, "TiB", 2), (GiB, "GiB", 2), (MiB, "MiB", 1), (KiB, "KiB", 1)):
+        if magnitude >= unit:
+            return f"{size / unit:.{digits}f} {name}"
+    return f"{size:.0f} B"
