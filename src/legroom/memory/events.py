@@ -141,6 +141,19 @@ class Oom(NamedTuple):
     """torch's own wording."""
 
 
+class Holder(NamedTuple):
+    """Who keeps memory alive at the `Oom` just before it: a path through the user's variables."""
+
+    path: str
+    """`losses (list, 412 items)`, `model (ResNet)`, `self.history (dict, 8 items)`."""
+    bytes: int
+    """Device bytes reachable through it (two holders may reach the same bytes)."""
+    count: int
+    """How many storages that is."""
+    frame: Frame | None
+    """Where the variable lives: the frame's current line."""
+
+
 class Note(NamedTuple):
     """Something else worth a line in the record: `empty_cache`, `fork`, `exit`, `dropped`."""
 
@@ -149,6 +162,6 @@ class Note(NamedTuple):
     text: str
 
 
-Event = Alloc | Free | Tag | Segment | Step | Oom | Note
+Event = Alloc | Free | Tag | Segment | Step | Oom | Holder | Note
 Sink = Callable[[Event], None]
 """Where a producer puts events: a capture writer, a ledger, a list's `append`."""
