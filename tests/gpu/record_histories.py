@@ -56,10 +56,10 @@ class Recorder:
         torch.cuda.empty_cache()
 
     def set_limit(self, limit: int) -> None:
-        """Caps this process near `limit` bytes, and notes the exact figure that the allocator computes."""
-        total = torch.cuda.mem_get_info()[1]
-        fraction = limit / total
-        self.limit = int(fraction * total)
+        """Caps this process half a segment above `limit`: no rounding of the fraction can then matter."""
+        total = torch.cuda.get_device_properties(0).total_memory
+        fraction = (limit + MiB) / total
+        self.limit = round(fraction * total)
         self.mark("set_limit", self.limit)
         torch.cuda.set_per_process_memory_fraction(fraction)
 
@@ -107,7 +107,7 @@ class Recorder:
             "torch": torch.__version__,
             "cuda": torch.version.cuda,
             "device": torch.cuda.get_device_name(),
-            "total": torch.cuda.mem_get_info()[1],
+            "total": torch.cuda.get_device_properties(0).total_memory,
             "allocator_settings": plain(snapshot.get("allocator_settings", {})),
             "limit": self.limit,
             "peak_alloc": torch.cuda.max_memory_allocated(),
