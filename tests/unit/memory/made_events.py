@@ -1,0 +1,123 @@
+"""Events for tests: a few made by hand, a training run made by a loop, and any at all made by hypothesis."""
+
+from collections.abc import Iterator
+
+from hypothesis import strategies as st
+
+from legroom.memory.events import (
+    Alloc,
+    Category,
+    Event,
+    Frame,
+    Free,
+    Holder,
+    Note,
+    Oom,
+    Phase,
+    Segment,
+    Step,
+    Tag,
+)
+
+HERE = Frame("train.py", 12, "main")
+
+
+def alloc(
+    id: int,
+    size: int = 1000,
+    *,
+    time: float = 0.0,
+    block: int | None = None,
+    device: int = 0,
+    category: Category = Category.TEMPORARY,
+    phase: Phase = Phase.FORWARD,
+    step: int = 0,
+    module: str = "net",
+    frame: Frame | None = HERE,
+    op: str = "aten.mm",
+) -> Alloc:
+    charged = size if block is None else block
+    return Alloc(time, id, size, charged, device, 0, category, phase, step, module, frame, op)
+
+
+def step(number: int, *, time: float = 0.0, device: int = 0, allocated: int = 0) -> Step:
+    return Step(time, number, 0.1, device, allocated, allocated, allocated, allocated)
+
+
+def oom(*, time: float = 0.0, device: int = 0, at_step: int = 0) -> Oom:
+    return Oom(
+        time=time,
+        device=device,
+        requested=2048,
+        capacity=1 << 20,
+        limit=1 << 20,
+        allocated=1 << 19,
+        reserved=1 << 19,
+        cached=0,
+        fragmented=0,
+        largest_free_block=0,
+        other=0,
+        step=at_step,
+        phase=Phase.FORWARD,
+        module="net.head",
+        frame=HERE,
+        op="aten.mm",
+        message='CUDA out of memory. "Tried" to allocate\n2.00 KiB',
+    )
+
+
+def training(steps: int, *, allocations: int = 200, leak: bool = False) -> Iterator[Event]:
+    """A loop that keeps half of what a forward pass makes until the backward pass, and with `leak` one for ever."""
+    time, id = 0.0, 0
+    yield Segment(time, 0, 2 << 20)
+    for number in range(steps):
+        saved = []
+        for position in range(allocations):
+            time += 0.000_013 * (1 + (position * 7919 + number) % 11)
+            id += 1
+            frame = Frame("model.py", 40 + position % 20, "forward")
+            yield alloc(id, 512 * (1 + position % 9), time=round(time, 6), step=number, frame=frame)
+            if position % 2:
+                yield Tag(id, Category.ACTIVATION)
+                saved.append(id)
+            else:
+                yield Free(round(time, 6), id)
+        if leak:
+            saved.pop()
+        for dead in reversed(saved):
+            time += 0.000_009
+            yield Free(round(time, 6), dead)
+        yield step(number, time=round(time, 6))
+
+
+# Times are kept to the microsecond.
+_times = st.integers(0, 10**10).map(lambda microseconds: microseconds / 1e6)
+_sizes = st.integers(0, 1 << 45)
+_devices = st.integers(0, 3)
+_texts = st.text(st.characters(codec=None), max_size=8) | st.sampled_from(
+    ['a"b', "line\nbreak", "\x00", "é漢", "\udc80", "\\"]
+)
+_frames = st.none() | st.builds(Frame, _texts, st.integers(0, 10**6), _texts)
+_categories = st.sampled_from(Category)
+_phases = st.sampled_from(Phase)
+_ids = st.integers(0, 30) | st.integers(0, 1 << 50)
+
+allocs = st.builds(
+    Alloc, _times, _ids, _sizes, _sizes, _devices, st.integers(0, 1 << 50), _categories, _phases,
+    st.integers(0, 10**6), _texts, _frames, _texts,
+)  # fmt: skip
+events: st.SearchStrategy[Event] = st.one_of(
+    allocs,
+    st.builds(Free, _times, _ids),
+    st.builds(Tag, _ids, _categories),
+    st.builds(Segment, _times, _devices, st.integers(-(1 << 45), 1 << 45)),
+    st.builds(
+        Step, _times, st.integers(0, 10**6), st.floats(0, 1e6), _devices, _sizes, _sizes, _sizes, _sizes
+    ),
+    st.builds(
+        Oom, _times, _devices, _sizes, _sizes, _sizes, _sizes, _sizes, _sizes, _sizes, _sizes, _sizes,
+        st.integers(0, 10**6), _phases, _texts, _frames, _texts, _texts,
+    ),
+    st.builds(Holder, _texts, _sizes, st.integers(0, 10**6), _frames),
+    st.builds(Note, _times, _texts, _texts),
+)  # fmt: skip

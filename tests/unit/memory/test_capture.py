@@ -1,0 +1,340 @@
+"""What is written is what is read, however the run ended."""
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_events import alloc, events, oom, step, training
+
+from legroom.errors import CaptureError, UsageError
+from legroom.memory import capture_chunks
+from legroom.memory.capture import CaptureWriter, read_capture
+from legroom.memory.events import Category, Event, Free, Holder, Note, Tag
+
+RUN = {"script": "train.py", "argv": ["--epochs", "3"], "devices": [{"name": "virtual", "capacity": 8 << 30}]}
+
+
+def write(path: Path, stream: list[Event], **options: object) -> Path:
+    with CaptureWriter(path, run=RUN, **options) as writer:  # type: ignore[arg-type]
+        for event in stream:
+            writer.write(event)
+    assert writer.failed is None
+    return path
+
+
+@given(st.lists(events, max_size=40))
+@settings(max_examples=150, deadline=None)
+def test_any_events_come_back_equal(tmp_path_factory: pytest.TempPathFactory, stream: list[Event]) -> None:
+    capture = read_capture(write(tmp_path_factory.mktemp("any") / "run.legroom", stream))
+    assert capture.events == stream
+    assert [type(event) for event in capture.events] == [type(event) for event in stream]
+
+
+@given(st.lists(events, min_size=1, max_size=60))
+@settings(max_examples=60, deadline=None)
+def test_any_events_come_back_equal_from_many_chunks(
+    tmp_path_factory: pytest.TempPathFactory, stream: list[Event]
+) -> None:
+    path = tmp_path_factory.mktemp("chunks") / "run.legroom"
+    with CaptureWriter(path, run=RUN) as writer:
+        for event in stream:
+            writer.write(event)
+            writer.flush()
+            assert writer._file is not None
+            writer._file._full = 0  # every batch fills a chunk
+    assert read_capture(path).events == stream
+
+
+def test_the_run_is_described(tmp_path: Path) -> None:
+    capture = read_capture(write(tmp_path / "run.legroom", []))
+    assert capture.run == RUN
+    assert not capture.truncated
+    assert capture.dropped == 0
+
+
+def test_gunzip_shows_one_row_a_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "run.legroom", [alloc(1, 512), Free(0.25, 1)])
+    header, *rows = gzip.decompress(path.read_bytes()).decode().splitlines()
+    assert json.loads(header)["format"] == "legroom capture"
+    assert [json.loads(row)[0] for row in rows] == ["b", "s", "a", "f", "e"]
+
+
+def test_a_file_cut_at_any_byte_reads_as_a_prefix(tmp_path: Path) -> None:
+    stream = [*training(2, allocations=6), oom(), Holder("losses (list)", 4096, 2, None)]
+    path = tmp_path / "run.legroom"
+    with CaptureWriter(path, run={}) as writer:
+        for position, event in enumerate(stream):
+            writer.write(event)
+            if position % 9 == 0:
+                writer.flush()
+            if position == 20:
+                assert writer._file is not None
+                writer._file._full = 0  # so that the second chunk is cut too
+    whole, cut = path.read_bytes(), tmp_path / "cut.legroom"
+    begin = whole.index(b"\x00\x00\xff\xff") + 4  # where the first flush ends: what opens the chunk is there
+    lengths = []
+    for size in range(begin, len(whole)):
+        cut.write_bytes(whole[:size])
+        capture = read_capture(cut)
+        assert capture.events == stream[: len(capture.events)]
+        lengths.append(len(capture.events))
+    assert lengths == sorted(lengths)
+    assert lengths[-1] == len(stream)
+
+
+def test_a_file_cut_before_its_first_line_says_so(tmp_path: Path) -> None:
+    path = write(tmp_path / "run.legroom", list(training(1)))
+    whole = path.read_bytes()
+    for size in range(1, 60):
+        path.write_bytes(whole[:size])
+        with pytest.raises(CaptureError, match="breaks off before its first line"):
+            read_capture(path)
+
+
+def test_a_file_that_breaks_off_says_so(tmp_path: Path) -> None:
+    path = write(tmp_path / "run.legroom", list(training(3)))
+    path.write_bytes(path.read_bytes()[:-30])
+    assert read_capture(path).truncated
+
+
+def test_a_damaged_byte_costs_nothing_of_what_came_before_it(tmp_path: Path) -> None:
+    path = tmp_path / "run.legroom"
+    stream = list(training(20))
+    with CaptureWriter(path, run={}) as writer:
+        for event in stream[:2000]:
+            writer.write(event)
+        writer.flush()
+        sound = path.stat().st_size
+        for event in stream[2000:]:
+            writer.write(event)
+    data = bytearray(path.read_bytes())
+    data[sound:] = b"\xff" * (len(data) - sound)
+    path.write_bytes(data)
+    capture = read_capture(path)
+    assert capture.truncated
+    assert capture.events == stream[:2000]
+
+
+def test_a_killed_process_leaves_what_it_flushed(tmp_path: Path) -> None:
+    path = tmp_path / "run.legroom"
+    program = """
+        import itertools, sys
+        from made_events import training
+        from legroom.memory.capture import CaptureWriter
+        writer = CaptureWriter(sys.argv[1], run={})
+        for number, event in enumerate(training(10_000)):
+            writer.write(event)
+            if number == 30_000:
+                print("well under way", flush=True)
+    """
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    child = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program), str(path)], stdout=subprocess.PIPE, env=environment
+    )
+    assert child.stdout is not None
+    with child.stdout:
+        child.stdout.readline()
+    child.kill()
+    assert child.wait() == -signal.SIGKILL
+    capture = read_capture(path)
+    assert capture.truncated
+    assert len(capture.events) > 29_000
+    expected = training(10_000)
+    assert all(event == next(expected) for event in capture.events)
+
+
+@pytest.mark.parametrize("event", [step(0), oom(), Note(0.0, "empty_cache", "")])
+def test_rare_events_are_on_disk_at_once(tmp_path: Path, event: Event) -> None:
+    writer = CaptureWriter(tmp_path / "run.legroom", run={})
+    writer.write(alloc(1))
+    writer.write(event)
+    assert read_capture(writer.path).events == [alloc(1), event]
+    writer.close()
+
+
+def test_half_a_second_of_events_is_on_disk(tmp_path: Path) -> None:
+    writer = CaptureWriter(tmp_path / "run.legroom", run={})
+    for number in range(8):
+        writer.write(alloc(number, time=number / 10))
+    assert len(read_capture(writer.path).events) >= 6
+    writer.close()
+
+
+def test_every_thousand_events_are_on_disk(tmp_path: Path) -> None:
+    writer = CaptureWriter(tmp_path / "run.legroom", run={})
+    for number in range(1100):
+        writer.write(Tag(number, Category.INPUT))
+    assert len(read_capture(writer.path).events) >= 1000
+    writer.close()
+
+
+def test_an_event_that_comes_while_another_is_encoded_is_not_lost(tmp_path: Path) -> None:
+    """A storage may die, and so `write` be called, inside `write`."""
+
+    class Meddler(str):
+        def __hash__(self) -> int:
+            if not inside:
+                inside.append(True)
+                writer.write(Free(0.5, 99))
+                writer.flush()
+            return str.__hash__(self)
+
+    inside: list[bool] = []
+    writer = CaptureWriter(tmp_path / "run.legroom", run={})
+    with writer:
+        writer.write(alloc(1, module=Meddler("net")))
+    assert inside
+    assert read_capture(writer.path).events == [alloc(1), Free(0.5, 99)]
+
+
+def test_threads_lose_no_events(tmp_path: Path) -> None:
+    from threading import Thread
+
+    path = tmp_path / "run.legroom"
+    with CaptureWriter(path, run={}) as writer:
+
+        def work(first: int) -> None:
+            for number in range(first, first + 5000):
+                writer.write(alloc(number))
+
+        threads = [Thread(target=work, args=(first,)) for first in (0, 10_000, 20_000)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    ids = [event.id for event in read_capture(path).events]
+    assert len(ids) == len(set(ids)) == 15_000
+
+
+def test_events_after_the_end_are_ignored(tmp_path: Path) -> None:
+    path = tmp_path / "run.legroom"
+    with CaptureWriter(path, run={}) as writer:
+        writer.write(alloc(1))
+    writer.write(Free(1.0, 1))
+    writer.close()
+    assert read_capture(path).events == [alloc(1)]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("told", [True, False])
+def test_a_forked_child_leaves_the_file_to_its_parent(tmp_path: Path, told: bool) -> None:
+    path = tmp_path / "run.legroom"
+    writer = CaptureWriter(path, run={})
+    writer.write(alloc(1))
+    child = os.fork()
+    if child == 0:
+        if told:
+            writer.abandon()
+        for number in range(3000):
+            writer.write(alloc(100 + number))
+        writer.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    writer.write(alloc(2))
+    writer.close()
+    capture = read_capture(path)
+    assert capture.events == [alloc(1), alloc(2)]
+    assert not capture.truncated
+
+
+def test_a_disk_that_fills_up_does_not_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = CaptureWriter(tmp_path / "run.legroom", run={})
+    writer.write(alloc(1))
+    writer.flush()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(capture_chunks.ChunkFile, "_write_all", full)
+    writer.write(step(0))
+    assert writer.failed is not None
+    assert "recording stopped" in writer.failed
+    assert "the disk is full" in writer.failed
+    writer.write(step(1))
+    writer.close()
+    assert read_capture(writer.path).events == [alloc(1)]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_disk_that_is_full_from_the_start_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from io import FileIO
+
+    from legroom.memory import capture as module
+
+    monkeypatch.setattr(module, "_create", lambda path, force: FileIO("/dev/full", "wb"))
+    with pytest.raises(CaptureError, match="the disk is full: free some space"):
+        CaptureWriter(tmp_path / "run.legroom", run={})
+
+
+def test_an_event_that_cannot_be_written_does_not_stop_the_run(tmp_path: Path) -> None:
+    writer = CaptureWriter(tmp_path / "run.legroom", run={})
+    writer.write(alloc(1))
+    writer.flush()
+    writer.write(alloc(2, size=None, block=0))  # type: ignore[arg-type]
+    writer.flush()
+    assert writer.failed is not None
+    assert "an event could not be written" in writer.failed
+    assert read_capture(writer.path).events == [alloc(1)]
+
+
+def test_an_existing_capture_is_not_overwritten(tmp_path: Path) -> None:
+    path = write(tmp_path / "run.legroom", [alloc(1)])
+    with pytest.raises(UsageError, match=r"run\.legroom exists: add --force"):
+        CaptureWriter(path, run={})
+    assert read_capture(path).events == [alloc(1)]
+
+
+def test_force_overwrites_a_capture(tmp_path: Path) -> None:
+    path = write(tmp_path / "run.legroom", list(training(2)))
+    assert read_capture(write(path, [alloc(1)], force=True)).events == [alloc(1)]
+
+
+def test_force_does_not_overwrite_a_script(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("import torch\n")
+    with pytest.raises(UsageError, match="is no capture, so --force does not overwrite it"):
+        CaptureWriter(path, run={}, force=True)
+    assert path.read_text() == "import torch\n"
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match=r"nowhere is no folder: create it"):
+        CaptureWriter(tmp_path / "nowhere" / "run.legroom", run={})
+
+
+def test_a_folder_in_place_of_a_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="is a folder: give the name of a file"):
+        CaptureWriter(tmp_path, run={}, force=True)
+
+
+def test_a_device_is_not_written_to() -> None:
+    with pytest.raises(CaptureError, match="is no ordinary file"):
+        CaptureWriter(os.devnull, run={}, force=True)
+
+
+@pytest.mark.parametrize("number", [13, 30])
+def test_a_read_only_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    from legroom.memory import capture as module
+
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(module, "FileIO", refuse)
+    with pytest.raises(CaptureError, match="is read-only: give a path where you may write"):
+        CaptureWriter(tmp_path / "run.legroom", run={})
+
+
+def test_a_description_that_is_no_json_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="plain JSON data"):
+        CaptureWriter(tmp_path / "run.legroom", run={"device": object()})
+    assert not (tmp_path / "run.legroom").exists()
