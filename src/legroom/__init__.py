@@ -1,0 +1,26 @@
+"""Legroom makes PyTorch training fit into GPU memory.
+
+Importing this loads nothing heavy: each public name brings what it needs when it is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from legroom.observe.virtual_gpu import VirtualGPU as VirtualGPU
+
+__version__ = "0.1.0.dev0"
+
+_PUBLIC = {"VirtualGPU": "legroom.observe.virtual_gpu"}
+__all__ = ["VirtualGPU", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    module = _PUBLIC.get(name)
+    if module is None:
+        raise AttributeError(f"module 'legroom' has no attribute '{name}'")
+    return getattr(import_module(module), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

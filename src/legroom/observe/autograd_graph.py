@@ -1,0 +1,95 @@
+"""What an autograd graph keeps alive: the tensors its nodes saved for the backward pass.
+
+Reading must change nothing: a tensor packed by hooks (activation checkpointing, offloading) is not unpacked,
+since that would recompute it; whatever the hook stored is looked into instead.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+_saved_names: dict[type, tuple[str, ...]] = {}
+
+
+def _names_saved_by(kind: type) -> tuple[str, ...]:
+    names = _saved_names.get(kind)
+    if names is None:
+        names = tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
+        _saved_names[kind] = names
+    return names
+
+
+def nodes(roots: Iterable[Any], limit: int = 2_000_000) -> Iterator[Any]:
+    """Every node reachable from `roots` (nodes themselves), each once."""
+    seen: set[Any] = set()
+    stack = [root for root in roots if root is not None]
+    while stack and len(seen) < limit:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        yield node
+        stack.extend(next_node for next_node, _ in node.next_functions if next_node is not None)
+
+
+def saved_by(node: Any) -> Iterator[torch.Tensor]:
+    """The tensors one node saved, without unpacking any. Nothing if the graph was freed."""
+    for name in _names_saved_by(type(node)):
+        try:
+            raw = getattr(node, name)
+        except RuntimeError:  # freed by an earlier backward
+            return
+        for saved in raw if isinstance(raw, tuple | list) else (raw,):
+            yield from _tensors_in(_stored(saved))
+    attributes = getattr(node, "__dict__", None)  # a custom Function: ctx.anything = tensor
+    if attributes:
+        for value in attributes.values():
+            yield from _tensors_in(value)
+
+
+def _stored(saved: Any) -> Any:
+    """What a saved variable holds: the tensor itself, or whatever a pack hook made of it.
+
+    Before torch had `SavedTensor.data`, nothing can be read without unpacking: the fallback gives nothing, and
+    activations are then told by their lifetime alone.
+    """
+    try:
+        return saved.data
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def hides_tensors(node: Any) -> bool:
+    """Whether a pack hook stands between a node and what it saved (checkpointing, offloading)."""
+    for name in _names_saved_by(type(node)):
+        try:
+            raw = getattr(node, name)
+        except RuntimeError:
+            return False
+        for saved in raw if isinstance(raw, tuple | list) else (raw,):
+            if getattr(saved, "unpack_hook", None) is not None:
+                return True
+    return not _can_read_saved()
+
+
+def _can_read_saved() -> bool:
+    kind = getattr(torch._C._autograd, "SavedTensor", None)
+    return kind is not None and hasattr(kind, "data")
+
+
+def _tensors_in(value: Any, depth: int = 3) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth and isinstance(value, tuple | list):
+        for item in value:
+            yield from _tensors_in(item, depth - 1)
+    elif depth and isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors_in(item, depth - 1)
+
+
+def saved_tensors(roots: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """Every tensor saved anywhere in the graphs below `roots`."""
+    for node in nodes(roots):
+        yield from saved_by(node)

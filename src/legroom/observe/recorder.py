@@ -1,0 +1,613 @@
+"""Storage births and deaths of a running program, as events, from a dispatch mode.
+
+It works over real CPU tensors and over fake ones alike, since it looks only at storages: one is born when an
+operation returns it for the first time, and dies when a weak reference to it says so. Nothing here keeps a tensor,
+a frame or an exception alive.
+
+Which storages count is a question of *place*. Watching the host, all do. On a virtual GPU only those that live on
+a device do: an operation's result lives where its inputs live, unless the call said otherwise (`Context.target`).
+"""
+
+import contextlib
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from legroom.memory.allocator import AllocationFailed, Allocator, Block
+from legroom.memory.events import Alloc, Category, Event, Free, Phase, Segment, Sink, Step, Tag
+from legroom.observe import autograd_graph
+from legroom.observe.attribution import ModuleStack, Origins, Place, current_node, user_frame
+from legroom.observe.training import TrainingClock
+
+HOST = -1
+"""`Context.target`: what the call makes lives in host memory."""
+INHERIT = -2
+"""`Context.target`: what the call makes lives where its inputs live."""
+
+
+class DeviceMemory(Protocol):
+    """One device whose memory is accounted for."""
+
+    index: int
+    allocator: Allocator
+
+
+class Context(threading.local):
+    """What the call in progress on this thread said about its results."""
+
+    target: int = INHERIT
+    orphans: int = INHERIT
+    """Where results of an operation without tensor inputs live: such are made inside larger ones (a causal mask
+    inside attention). INHERIT outside any call: the engine made it, and it lives where the backward pass is."""
+    category: Category | None = None
+
+
+class _Storage:
+    """A live storage on a device."""
+
+    __slots__ = ("block", "category", "device", "id", "nbytes", "phase", "reference")
+
+    def __init__(
+        self, number: int, device: int, nbytes: int, block: Block | None, category: Category, phase: Phase
+    ) -> None:
+        self.id = number
+        self.device = device
+        self.nbytes = nbytes
+        self.block = block
+        self.category = category
+        self.phase = phase
+        self.reference: _Reference | None = None
+
+
+class _Reference(weakref.ref):  # type: ignore[type-arg]
+    """A weak reference that knows the key of the storage it watched."""
+
+    __slots__ = ("key",)
+    key: int
+
+
+class Recorder:
+    """Keeps the live storages of one run and tells the sink of every birth, death and discovery.
+
+    `attach()` starts it on this thread; `modes()` gives further threads their own dispatch mode over the same
+    state. All bookkeeping is under one lock, because Python threads (DataParallel) share the devices.
+    """
+
+    def __init__(
+        self,
+        sink: Sink,
+        devices: Sequence[DeviceMemory],
+        *,
+        everywhere: bool = False,
+        on_failure: Callable[["Recorder", AllocationFailed, int, Place, str], BaseException] | None = None,
+    ) -> None:
+        """`everywhere`: every storage counts, on device 0 (watching the host). `on_failure(recorder, failure,
+        device, place, op)` turns a failed allocation into the exception that the operation raises."""
+        self.sink = sink
+        self.devices = devices
+        self.everywhere = everywhere
+        self.context = Context()
+        self.modules = ModuleStack(self._module_entered)
+        self.clock = TrainingClock(
+            on_step_end=self._step_ended, on_optimizer=self._optimizer_at_work, on_batch=self._batch_given
+        )
+        self.live: dict[int, _Storage] = {}
+        self.origins = Origins()
+        self._on_failure = on_failure
+        self._host_roles: dict[int, tuple[weakref.ref[Any], Category]] = {}
+        self._lock = threading.RLock()
+        self._busy = False
+        self._dead: deque[int] = deque()
+        self._count = 0
+        self._in_backward = False
+        self._backward_device = HOST
+        self._started = time.perf_counter()
+        self._peaks = [[0, 0] for _ in devices]
+        self._exit = contextlib.ExitStack()
+
+    # --- starting and stopping
+
+    def attach(self) -> None:
+        """Watch this thread, and torch's global hooks, until `detach`."""
+        self._started = time.perf_counter()
+        for device in self.devices:
+            device.allocator.on_segment = self._segment_listener(device.index)
+        self.modules.attach()
+        self._exit.callback(self.modules.detach)
+        self.clock.attach()
+        self._exit.callback(self.clock.detach)
+        for handle in (
+            nn.modules.module.register_module_parameter_registration_hook(self._parameter_registered),
+            nn.modules.module.register_module_buffer_registration_hook(self._buffer_registered),
+        ):
+            self._exit.callback(handle.remove)
+        self._exit.enter_context(self.mode())
+
+    def detach(self) -> None:
+        """Stop watching. Storages still alive are forgotten without a death event: they did not die."""
+        self._exit.close()
+        for storage in self.live.values():
+            storage.reference = None
+        self.live.clear()
+        for device in self.devices:
+            device.allocator.on_segment = None
+
+    def mode(self) -> TorchDispatchMode:
+        """A dispatch mode for one thread, over this recorder's state."""
+        return _Mode(self)
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._started
+
+    def emit(self, event: Event) -> None:
+        self.sink(event)
+
+    # --- births and deaths
+
+    def after(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None, out: Any) -> None:
+        """An operation has run and returned `out`."""
+        if self._dead:
+            self._bury()
+        live = self.live
+        fresh: list[tuple[int, Any]] | None = None
+        if isinstance(out, torch.Tensor):
+            storage = _storage_of(out)
+            if storage is not None:
+                if storage._cdata not in live:
+                    fresh = [(storage._cdata, storage)]
+                elif func in _RESIZING:
+                    self._maybe_resized(storage, func)
+        elif isinstance(out, tuple | list):
+            for tensor in _tensors(out):
+                storage = _storage_of(tensor)
+                if storage is not None and storage._cdata not in live:
+                    fresh = fresh or []
+                    if all(storage._cdata != key for key, _ in fresh):
+                        fresh.append((storage._cdata, storage))
+        if fresh is None:
+            if func is _DETACH:
+                self._maybe_gradient(out)
+            elif self._in_backward and current_node() is None:
+                self._in_backward = False
+            return
+        self._births(func, args, kwargs, fresh)
+
+    def _births(
+        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None, fresh: list[tuple[int, Any]]
+    ) -> None:
+        target = self.context.target
+        if self.everywhere:
+            device = 0
+        elif target == HOST:
+            return
+        elif target != INHERIT:
+            device = target
+        else:
+            found, aliases = self._place_of_inputs(func, args, kwargs)
+            if found is None:
+                return
+            device = found
+            if aliases:
+                fresh = [(key, storage) for key, storage in fresh if key not in aliases]
+        with self._lock:
+            place, backward = self._locate(func, args)
+            if backward:
+                self._backward_device = device
+            for key, storage in fresh:
+                self._born(key, storage, device, place, backward, func)
+
+    def mark(self, storage: Any, device: int, category: Category | None = None) -> None:
+        """A storage made outside any operation (loaded, copied, shared) lives on `device` from now on."""
+        key = storage._cdata
+        known = self.live.get(key)
+        if known is not None:
+            if category is not None:
+                self.tag(known, category)
+            return
+        with self._lock:
+            place, _ = self._locate(None, ())
+            self._born(key, storage, device, place, False, None, category)
+
+    def _born(
+        self,
+        key: int,
+        storage: Any,
+        device: int,
+        place: Place,
+        backward: bool,
+        func: Any,
+        category: Category | None = None,
+    ) -> None:
+        nbytes = storage.nbytes()
+        allocator = self.devices[device].allocator
+        block: Block | None = None
+        if nbytes:
+            self._busy = True
+            try:
+                block = allocator.malloc(nbytes)
+            except AllocationFailed as failure:
+                self._fail(failure, device, place, func)
+            finally:
+                self._busy = False
+        category = category or self.context.category or self._category_at_birth(func, place, backward)
+        number = self._count = self._count + 1
+        born = _Storage(number, device, nbytes, block, category, place.phase)
+        reference = _Reference(storage, self._died)
+        reference.key = key
+        born.reference = reference
+        self.live[key] = born
+        if block is None:
+            return
+        peaks = self._peaks[device]
+        if allocator.allocated > peaks[0]:
+            peaks[0] = allocator.allocated
+        if allocator.reserved > peaks[1]:
+            peaks[1] = allocator.reserved
+        self.sink(
+            Alloc(
+                time.perf_counter() - self._started, number, nbytes, block.size, device, 0, category,
+                place.phase, self.clock.step, place.module, place.frame, _op_name(func),
+            )
+        )  # fmt: skip
+
+    def _fail(self, failure: AllocationFailed, device: int, place: Place, func: Any) -> None:
+        self._busy = False
+        if self._on_failure is None:
+            raise failure
+        error = self._on_failure(self, failure, device, place, _op_name(func))
+        self.clock.interrupted()
+        self._in_backward = False
+        raise error from None
+
+    def _died(self, reference: Any) -> None:
+        # May run at any moment, in the middle of the allocator's own work too (the cycle collector): then wait.
+        self._dead.append(reference.key)
+        if not self._busy:
+            self._bury()
+
+    def _bury(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            while self._dead:
+                key = self._dead.popleft()
+                dead = self.live.pop(key, None)
+                if dead is None or dead.block is None:
+                    continue
+                self._busy = True
+                try:
+                    self.devices[dead.device].allocator.free(dead.block)
+                finally:
+                    self._busy = False
+                self.sink(Free(time.perf_counter() - self._started, dead.id))
+        finally:
+            self._lock.release()
+
+    def _maybe_resized(self, storage: Any, func: Any) -> None:
+        """`resize_` and friends give a storage other memory while it lives."""
+        known = self.live[storage._cdata]
+        if storage.nbytes() == known.nbytes:
+            return
+        with self._lock:
+            del self.live[storage._cdata]
+            known.reference = None
+            if known.block is not None:
+                self.devices[known.device].allocator.free(known.block)
+                self.sink(Free(self.seconds, known.id))
+            place, backward = self._locate(func, ())
+            self._born(storage._cdata, storage, known.device, place, backward, func, known.category)
+
+    # --- where and what
+
+    def device_of(self, tensor: torch.Tensor) -> int | None:
+        """The device a tensor lives on, or None for the host."""
+        storage = _storage_of(tensor)
+        known = self.live.get(storage._cdata) if storage is not None else None
+        return None if known is None else known.device
+
+    def measure(self, tensor: torch.Tensor) -> tuple[int, int] | None:
+        """The key of a tensor's storage and the bytes it is charged, or None for the host."""
+        storage = _storage_of(tensor)
+        known = self.live.get(storage._cdata) if storage is not None else None
+        return None if known is None or known.block is None else (storage._cdata, known.block.size)
+
+    def _place_of_inputs(
+        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None
+    ) -> tuple[int | None, set[int]]:
+        """The device that an operation's inputs live on, and the host storages among them.
+
+        Raises torch's own sentence where tensors of two devices meet, as CUDA would.
+        """
+        device: int | None = None
+        hosts: set[int] = set()
+        stranger: torch.Tensor | None = None
+        any_tensor = False
+        for tensor in _tensors((args, kwargs.values()) if kwargs else args):
+            storage = _storage_of(tensor)
+            if storage is None:
+                continue
+            any_tensor = True
+            known = self.live.get(storage._cdata)
+            if known is None:
+                hosts.add(storage._cdata)
+                if tensor.dim():
+                    stranger = tensor
+            elif device is None:
+                device = known.device
+            elif device != known.device and tensor.dim() and func not in _CROSSING:
+                raise _devices_meet(device, f"cuda:{known.device}")
+        if device is not None and stranger is not None and func not in _CROSSING:
+            raise _devices_meet(device, "cpu")
+        if device is None and not any_tensor:
+            orphans = self.context.orphans
+            if orphans == INHERIT:
+                orphans = self._backward_device if self._in_backward else HOST
+            device = None if orphans == HOST else orphans
+        return device, hosts
+
+    def _locate(self, func: Any, args: Sequence[Any]) -> tuple[Place, bool]:
+        """Where the operation in progress stands, and whether it is part of a backward pass."""
+        node = current_node()
+        frame, engine = user_frame(sys._getframe(2))
+        if node is not None:
+            if not self._in_backward:
+                self._in_backward = self.clock.trains = True
+                self._find_activations([node])
+            if engine and not self.modules.depth:
+                origin = self.origins.find(node)
+                if origin is not None:
+                    return Place(origin.frame, origin.module, Phase.BACKWARD), True
+            place = Place(frame, self.modules.path, Phase.BACKWARD)
+            if torch.is_grad_enabled():  # recomputed for a checkpoint: its own backward follows
+                self.origins.leave(place)
+            return place, True
+        self._in_backward = False
+        if self.clock.in_optimizer and not self.modules.depth:
+            return Place(frame, "", Phase.OPTIMIZER), False
+        if self.modules.depth or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in _tensors(args))):
+            phase = Phase.FORWARD
+        else:
+            phase = Phase.OTHER
+        place = Place(frame, self.modules.path, phase)
+        if phase is Phase.FORWARD and torch.is_grad_enabled():
+            self.origins.leave(place)
+        return place, False
+
+    def _category_at_birth(self, func: Any, place: Place, backward: bool) -> Category:
+        """The first guess; identity corrects it when it becomes known."""
+        if backward:
+            node = current_node()
+            if node is not None and "AccumulateGrad" in node.name():
+                return Category.GRADIENT
+            return Category.TEMPORARY
+        if place.phase is Phase.OTHER and func in _FACTORIES:
+            return Category.INPUT
+        return Category.TEMPORARY
+
+    def tag(self, storage: _Storage, category: Category) -> None:
+        if storage.category is not category:
+            storage.category = category
+            if storage.block is not None:
+                self.sink(Tag(storage.id, category))
+
+    def tag_tensor(self, tensor: Any, category: Category, *, over: Sequence[Category] | None = None) -> None:
+        """It became known what `tensor` is. With `over`, only if it was one of these so far."""
+        storage = _storage_of(tensor)
+        known = self.live.get(storage._cdata) if storage is not None else None
+        if known is not None and (over is None or known.category in over):
+            self.tag(known, category)
+
+    # --- what things are
+
+    def _maybe_gradient(self, out: torch.Tensor) -> None:
+        """The engine detaches what becomes `.grad`, from within a node that accumulates."""
+        node = current_node()
+        if node is not None and "AccumulateGrad" in node.name():
+            self.tag_tensor(out, Category.GRADIENT)
+
+    def _find_activations(self, roots: Iterable[Any]) -> None:
+        """Tag what the graph below `roots` saved for the backward pass.
+
+        Where pack hooks hide what is saved (checkpointing), what the forward pass made and is still alive is
+        taken for saved: its graph holds it.
+        """
+        hidden = False
+        for node in autograd_graph.nodes(roots):
+            for tensor in autograd_graph.saved_by(node):
+                self.tag_tensor(tensor, Category.ACTIVATION, over=(Category.TEMPORARY,))
+            hidden = hidden or autograd_graph.hides_tensors(node)
+        if hidden:
+            for storage in list(self.live.values()):
+                if storage.phase is Phase.FORWARD and storage.category is Category.TEMPORARY:
+                    self.tag(storage, Category.ACTIVATION)
+
+    def discover(self, tensors: Iterable[torch.Tensor] = ()) -> None:
+        """Look at everything whose role can be told by identity now: before a report of this very moment.
+
+        `tensors`: such as the locals of the frames at work, whose graphs hold the activations so far.
+        """
+        self._find_activations([tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None])
+        for reference in self.clock.optimizers:
+            optimizer = reference()
+            if optimizer is not None:
+                self._tag_optimizer(optimizer)
+
+    def _module_entered(self, module: nn.Module, args: tuple[Any, ...], is_root: bool) -> None:
+        with torch._C.DisableTorchFunction():
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    self.tag_tensor(parameter, Category.PARAMETER)
+            for buffer in module._buffers.values():
+                if buffer is not None:
+                    self.tag_tensor(buffer, Category.BUFFER, over=_GUESSES)
+            if is_root:
+                for tensor in _tensors(args):
+                    if tensor.grad_fn is None:
+                        self.tag_tensor(tensor, Category.INPUT, over=(Category.TEMPORARY,))
+
+    def _parameter_registered(self, module: nn.Module, name: str, parameter: Any) -> None:
+        if parameter is not None:
+            with torch._C.DisableTorchFunction():
+                self.tag_tensor(parameter, Category.PARAMETER)
+
+    def _buffer_registered(self, module: nn.Module, name: str, buffer: Any) -> None:
+        if buffer is not None:
+            with torch._C.DisableTorchFunction():
+                self.note_role(buffer, Category.BUFFER)
+
+    def _batch_given(self, batch: Any) -> None:
+        with torch._C.DisableTorchFunction():
+            for tensor in _tensors((batch,)):
+                self.note_role(tensor, Category.INPUT)
+
+    def note_role(self, tensor: torch.Tensor, category: Category) -> None:
+        """`tensor` has this role; if it lives on the host, its copies to a device will have it."""
+        storage = _storage_of(tensor)
+        if storage is None:
+            return
+        known = self.live.get(storage._cdata)
+        if known is not None:
+            self.tag(known, category)
+        elif not self.everywhere:
+            if len(self._host_roles) > 4096:
+                self._host_roles = {
+                    key: role for key, role in self._host_roles.items() if role[0]() is not None
+                }
+            self._host_roles[storage._cdata] = (weakref.ref(storage), category)
+
+    def role_of_copy(self, source: torch.Tensor) -> Category | None:
+        """What a copy of `source` to a device is, as far as the source tells."""
+        if isinstance(source, nn.Parameter):
+            return Category.PARAMETER
+        storage = _storage_of(source)
+        if storage is None:
+            return None
+        known = self.live.get(storage._cdata)
+        if known is not None:
+            return known.category
+        role = self._host_roles.get(storage._cdata)
+        if role is not None and role[0]() is storage:
+            return role[1]
+        return Category.INPUT if source.grad_fn is None else None
+
+    def _optimizer_at_work(self, optimizer: torch.optim.Optimizer, done: bool) -> None:
+        with torch._C.DisableTorchFunction():
+            self._tag_optimizer(optimizer)
+
+    def _tag_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                self.tag_tensor(parameter, Category.PARAMETER)
+                if parameter.grad is not None:
+                    self.tag_tensor(parameter.grad, Category.GRADIENT)
+        for state in optimizer.state.values():
+            for tensor in _tensors((state,)):
+                self.tag_tensor(tensor, Category.OPTIMIZER_STATE, over=_GUESSES)
+
+    def _step_ended(self, step: int, seconds: float) -> None:
+        self._bury()
+        for device in self.devices:
+            allocator, peaks = device.allocator, self._peaks[device.index]
+            self.sink(
+                Step(
+                    self.seconds, step, seconds, device.index, allocator.allocated, allocator.reserved,
+                    max(peaks[0], allocator.allocated), max(peaks[1], allocator.reserved),
+                )
+            )  # fmt: skip
+            peaks[0] = peaks[1] = 0
+
+    def _segment_listener(self, device: int) -> Callable[[int], None]:
+        return lambda change: self.sink(Segment(self.seconds, device, change))
+
+
+class _Mode(TorchDispatchMode):
+    """One thread's view: runs each operation, then tells the recorder."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        with torch._C.DisableTorchFunction():
+            out = func(*args, **kwargs) if kwargs else func(*args)
+            try:
+                self._recorder.after(func, args, kwargs, out)
+            except BaseException:
+                # The traceback will hold this frame: let it hold none of the operation's tensors.
+                args = kwargs = out = ()  # type: ignore[assignment]
+                raise
+        return out
+
+
+def _storage_of(tensor: Any) -> Any:
+    """A tensor's storage, or None for one that has none (sparse, functional wrappers)."""
+    try:
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError, AttributeError):
+        return None
+
+
+def _tensors(value: Any, depth: int = 6) -> Iterator[torch.Tensor]:
+    """The tensors in nested tuples, lists, dicts and objects with `__dict__`-free mappings, in order."""
+    for item in value:
+        if isinstance(item, torch.Tensor):
+            yield item
+        elif depth and isinstance(item, tuple | list):
+            yield from _tensors(item, depth - 1)
+        elif depth and hasattr(item, "values") and callable(item.values):
+            yield from _tensors(item.values(), depth - 1)
+
+
+_op_names: dict[Any, str] = {}
+
+
+def _op_name(func: Any) -> str:
+    if func is None:
+        return ""
+    name = _op_names.get(func)
+    if name is None:
+        packet = getattr(func, "overloadpacket", None)
+        name = _op_names[func] = str(packet if packet is not None else func)
+    return name
+
+
+def _devices_meet(device: int, other: str) -> RuntimeError:
+    return RuntimeError(
+        f"Expected all tensors to be on the same device, but found at least two devices, cuda:{device} and {other}!"
+    )
+
+
+def _overloads(*names: str) -> frozenset[Any]:
+    """Every overload of the named aten operations that this torch has."""
+    found = []
+    for name in names:
+        packet = getattr(torch.ops.aten, name, None)
+        if packet is not None:
+            found.extend(getattr(packet, overload) for overload in packet.overloads())
+    return frozenset(found)
+
+
+_DETACH = torch.ops.aten.detach.default
+_GUESSES = (Category.TEMPORARY, Category.INPUT)
+_RESIZING = _overloads("resize_", "resize_as_", "set_")
+_CROSSING = _overloads(
+    # copies between devices, and operations that accept host indices or lengths beside device data
+    "copy_", "_to_copy", "copy", "_copy_from", "index", "index_put", "index_put_", "_index_put_impl_",
+    "_unsafe_index", "_unsafe_index_put", "_pack_padded_sequence", "_pack_padded_sequence_backward", "set_", "_pin_memory",
+    "_foreach_copy_", "masked_scatter", "tensor_split", "_reshape_alias", "lift_fresh", "embedding_bag", "_ctc_loss",
+)  # fmt: skip
+_FACTORIES = _overloads(
+    "empty", "empty_strided", "zeros", "ones", "full", "rand", "randn", "randint", "randperm", "arange", "linspace",
+    "logspace", "eye", "normal", "scalar_tensor", "tril_indices", "triu_indices", "_to_copy", "clone", "lift_fresh",
+)  # fmt: skip

@@ -1,0 +1,122 @@
+"""One watched run: chooses the producer of events for this machine and gives the figures of the moment.
+
+virtual GPUs asked for          → the recorder over a virtual GPU
+a real CUDA device              → the CUDA allocator's own history
+neither                         → the recorder over the host's memory
+"""
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import psutil
+import torch
+
+from legroom.memory.events import Event, Sink, Step
+from legroom.observe.host_memory import HostMemory
+from legroom.observe.recorder import Recorder
+from legroom.observe.virtual_gpu import VirtualGPU
+
+Kind = Literal["virtual", "cuda", "host"]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """A device whose memory is watched."""
+
+    index: int
+    name: str
+    kind: Kind
+    capacity: int
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The figures of the moment, of the fullest device."""
+
+    step: int
+    """Steps completed."""
+    seconds_per_step: float
+    """Of the last step; 0 before the first has ended."""
+    device: int
+    allocated: int
+    reserved: int
+    peak_allocated: int
+    peak_reserved: int
+    capacity: int
+
+
+class Session:
+    """Watches what runs inside it and sends every event to `sink`."""
+
+    def __init__(self, sink: Sink, *, gpus: Sequence[int] | None = None) -> None:
+        """`gpus`: sizes in bytes of virtual GPUs; None for what the machine has."""
+        self._sink = sink
+        self._steps = 0
+        self._seconds = 0.0
+        self._exit = contextlib.ExitStack()
+        self._producer: Any
+        self.devices: list[DeviceInfo]
+        if gpus is not None:
+            self._producer = virtual = VirtualGPU(*gpus, sink=self._pass_on)
+            self.devices = [DeviceInfo(d.index, d.name, "virtual", d.capacity) for d in virtual.devices]
+        elif torch.cuda.is_available():
+            from legroom.observe.cuda_history import CudaHistory
+
+            self._producer = CudaHistory(self._pass_on)
+            self.devices = [
+                DeviceInfo(
+                    i, torch.cuda.get_device_name(i), "cuda", torch.cuda.get_device_properties(i).total_memory
+                )
+                for i in range(torch.cuda.device_count())
+            ]
+        else:
+            self._producer = _HostProducer(self._pass_on)
+            self.devices = [DeviceInfo(0, "host memory", "host", psutil.virtual_memory().total)]
+
+    def __enter__(self) -> "Session":
+        self._exit.enter_context(self._producer)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.finish()
+        self._exit.close()
+
+    def finish(self) -> None:
+        """Send what is still on its way (a CUDA history is read at the end). Safe to call twice."""
+        if hasattr(self._producer, "finish"):
+            self._producer.finish()
+
+    def status(self) -> Status:
+        fullest = max(self.devices, key=lambda device: self._figures(device.index)[0])
+        figures = self._figures(fullest.index)
+        return Status(self._steps, self._seconds, fullest.index, *figures, fullest.capacity)
+
+    def _figures(self, index: int) -> tuple[int, int, int, int]:
+        """allocated, reserved and their peaks over the run."""
+        if isinstance(self._producer, VirtualGPU | _HostProducer):
+            memory = self._producer.devices[index].allocator
+            return memory.allocated, memory.reserved, memory.peak_allocated, memory.peak_reserved
+        figures: tuple[int, int, int, int] = self._producer.figures(index)
+        return figures
+
+    def _pass_on(self, event: Event) -> None:
+        if type(event) is Step:
+            self._steps = event.step + 1
+            self._seconds = event.seconds
+        self._sink(event)
+
+
+class _HostProducer:
+    """The recorder over the host's own memory: every storage counts, nothing limits it."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.devices = [HostMemory()]
+        self._recorder = Recorder(sink, self.devices, everywhere=True)
+
+    def __enter__(self) -> None:
+        self._recorder.attach()
+
+    def __exit__(self, *error: object) -> None:
+        self._recorder.detach()

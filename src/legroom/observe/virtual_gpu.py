@@ -1,0 +1,203 @@
+"""A GPU of any size on a machine with none.
+
+    with legroom.VirtualGPU("8GiB"):
+        train()          # written for CUDA, unmodified
+
+The program's arithmetic runs on the CPU; `cuda` requests are served by CPU tensors whose storages count against a
+replayed caching allocator of the given size. When that is full, `torch.OutOfMemoryError` is raised at that very
+operation, with torch's wording. So a program's OOM, its handler and its leak are all real, on a laptop and in CI.
+
+One is active at a time, for the whole process: threads started meanwhile belong to it, and so do forked children
+(whose events go nowhere).
+"""
+
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+
+from legroom.errors import UsageError
+from legroom.memory.allocator import AllocationFailed, Allocator
+from legroom.memory.allocator_settings import AllocatorSettings
+from legroom.memory.events import Event, Sink
+from legroom.observe.attribution import Place
+from legroom.observe.recorder import Recorder
+from legroom.observe.virtual_cuda import patches
+from legroom.observe.virtual_oom import report_out_of_memory
+from legroom.observe.virtual_placement import Placement, in_callbacks_too
+from legroom.units import parse_size
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(slots=True)
+class VirtualDevice:
+    """One pretended GPU."""
+
+    index: int
+    name: str
+    capacity: int
+    """Total memory in bytes."""
+    context_bytes: int
+    """What the CUDA context would take of it; 0 unless asked for."""
+    allocator: Allocator
+
+
+class VirtualGPU:
+    """One or several pretended GPUs, as a context manager or a decorator.
+
+    `sizes`: one per device, `"8GiB"` or bytes; a single text may list several, `"8GiB,8GiB"`.
+    `sink` receives every event. `context` is what the CUDA context takes of each device (0 by default: the size
+    is what PyTorch may use). Allocator settings come from `PYTORCH_ALLOC_CONF` / `PYTORCH_CUDA_ALLOC_CONF`.
+    """
+
+    _active: "VirtualGPU | None" = None
+
+    def __init__(
+        self,
+        *sizes: str | int,
+        sink: Sink | None = None,
+        context: str | int | None = None,
+        settings: AllocatorSettings | None = None,
+    ) -> None:
+        if not sizes:
+            raise UsageError("a virtual GPU needs a size, such as VirtualGPU('8GiB')")
+        capacities = [parse_size(part) for size in sizes for part in _parts(size)]
+        context_bytes = 0 if context is None else parse_size(context)
+        settings = settings or AllocatorSettings.from_environment(os.environ)
+        self.devices: list[VirtualDevice] = []
+        for index, capacity in enumerate(capacities):
+            if context_bytes >= capacity:
+                raise UsageError(
+                    f"a CUDA context of {context_bytes} bytes leaves nothing of a GPU of {capacity}"
+                )
+            allocator = Allocator(capacity - context_bytes, settings=settings)
+            self.devices.append(
+                VirtualDevice(index, f"Legroom virtual GPU {index}", capacity, context_bytes, allocator)
+            )
+        self.recorder = Recorder(sink or _nowhere, self.devices, on_failure=self._out_of_memory)
+        self._selected = _Selected()
+        self._exit = contextlib.ExitStack()
+
+    # --- being active
+
+    def __enter__(self) -> "VirtualGPU":
+        if VirtualGPU._active is not None:
+            raise UsageError("a virtual GPU is already active: leave it first, or give it several sizes")
+        with contextlib.ExitStack() as entering:
+            VirtualGPU._active = self
+            entering.callback(_deactivate)
+            entering.enter_context(patches(self))
+            entering.enter_context(_threads_follow(self))
+            self.recorder.attach()
+            entering.callback(self.recorder.detach)
+            entering.enter_context(in_callbacks_too(lambda: Placement(self, self.recorder)))
+            entering.enter_context(Placement(self, self.recorder))
+            _silence_forks(self.recorder)
+            self._exit = entering.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._exit.close()
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        @wraps(function)
+        def on_virtual_gpu(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self:
+                return function(*args, **kwargs)
+
+        return on_virtual_gpu
+
+    @contextlib.contextmanager
+    def on_this_thread(self) -> Iterator[None]:
+        """A thread of the program joins: its operations count too."""
+        with self.recorder.mode(), Placement(self, self.recorder):
+            yield
+
+    # --- what the torch.cuda API asks (see virtual_host)
+
+    @property
+    def current(self) -> int:
+        return self._selected.index
+
+    @current.setter
+    def current(self, index: int) -> None:
+        self._selected.index = index
+
+    def device_of(self, value: torch.Tensor | torch.UntypedStorage) -> int | None:
+        if isinstance(value, torch.UntypedStorage):
+            known = self.recorder.live.get(value._cdata)
+            return None if known is None else known.device
+        with torch._C.DisableTorchFunction():
+            return self.recorder.device_of(value)
+
+    def mark(self, storage: torch.UntypedStorage, index: int) -> None:
+        self.recorder.mark(storage, index)
+
+    def empty_cache(self) -> None:
+        for device in self.devices:
+            device.allocator.empty_cache()
+
+    def reset_peaks(self, index: int) -> None:
+        self.devices[index].allocator.reset_peaks()
+
+    def _out_of_memory(
+        self, recorder: Recorder, failure: AllocationFailed, device: int, place: Place, op: str
+    ) -> torch.OutOfMemoryError:
+        return report_out_of_memory(recorder, failure, self.devices[device], place, op)
+
+
+class _Selected(threading.local):
+    """The current device: each thread has its own, as in CUDA."""
+
+    index = 0
+
+
+def _parts(size: str | int) -> list[str | int]:
+    return list(size.split(",")) if isinstance(size, str) else [size]
+
+
+def _nowhere(event: Event) -> None:
+    pass
+
+
+def _deactivate() -> None:
+    VirtualGPU._active = None
+
+
+@contextlib.contextmanager
+def _threads_follow(gpu: VirtualGPU) -> Iterator[None]:
+    """Dispatch and function modes are per thread: give them to every thread started meanwhile."""
+    original = threading.Thread.run
+
+    def run(thread: threading.Thread) -> None:
+        if VirtualGPU._active is gpu:
+            with gpu.on_this_thread():
+                original(thread)
+        else:
+            original(thread)
+
+    threading.Thread.run = run  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        threading.Thread.run = original  # type: ignore[method-assign]
+
+
+def _silence_forks(recorder: Recorder) -> None:
+    """A forked child (a DataLoader worker) goes on computing; its events must not mix with the parent's."""
+    reference = weakref.ref(recorder)
+
+    def in_child() -> None:
+        child: Any = reference()
+        if child is not None:
+            child.sink = _nowhere
+
+    os.register_at_fork(after_in_child=in_child)

@@ -1,0 +1,71 @@
+"""The out-of-memory error of a virtual GPU: torch's own type, wording and figures, and the record of it."""
+
+import sys
+from typing import Protocol
+
+import torch
+
+from legroom.memory.allocator import AllocationFailed, Allocator
+from legroom.memory.events import Oom
+from legroom.observe.attribution import Place
+from legroom.observe.holders import find_holders, tensors_in_frames
+from legroom.observe.recorder import Recorder
+from legroom.units import GiB, KiB, MiB
+
+
+class Device(Protocol):
+    index: int
+    capacity: int
+    context_bytes: int
+    allocator: Allocator
+
+
+def report_out_of_memory(
+    recorder: Recorder, failure: AllocationFailed, device: Device, place: Place, op: str
+) -> torch.OutOfMemoryError:
+    """Record an allocation that failed (who holds what, at this very moment) and give the error to raise."""
+    message = wording(failure, device)
+    frame = sys._getframe(1)
+    try:
+        recorder.discover(tensors_in_frames(frame))
+        allocator = device.allocator
+        recorder.emit(
+            Oom(
+                recorder.seconds, device.index, failure.requested, device.capacity,
+                min(allocator.limit or device.capacity, device.capacity), allocator.allocated, allocator.reserved,
+                allocator.cached, allocator.fragmented, allocator.largest_free_block, device.context_bytes,
+                recorder.clock.step, place.phase, place.module, place.frame, op, message,
+            )
+        )  # fmt: skip
+        for holder in find_holders(frame, recorder.measure):
+            recorder.emit(holder)
+    finally:
+        del frame
+    return torch.OutOfMemoryError(message)
+
+
+def wording(failure: AllocationFailed, device: Device) -> str:
+    """As torch 2.11 says it (read off a real GPU)."""
+    allocator = device.allocator
+    in_use = allocator.reserved + device.context_bytes
+    limit = allocator.limit
+    capped = limit is not None and limit < device.capacity - device.context_bytes
+    allowed = f"{_size(limit)} allowed; " if capped and limit is not None else ""
+    return (
+        f"CUDA out of memory. Tried to allocate {_size(failure.segment_bytes)}. "
+        f"GPU {device.index} has a total capacity of {_size(device.capacity)} "
+        f"of which {_size(max(device.capacity - in_use, 0))} is free. "
+        f"Including non-PyTorch memory, this process has {_size(in_use)} memory in use. {allowed}"
+        f"Of the allocated memory {_size(allocator.allocated)} is allocated by PyTorch, "
+        f"and {_size(allocator.reserved - allocator.allocated)} is reserved by PyTorch but unallocated. "
+        "If reserved but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True "
+        "to avoid fragmentation.  See documentation for Memory Management  "
+        "(https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)"
+    )
+
+
+def _size(size: int) -> str:
+    for unit, name in ((GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.2f} {name}"
+    return f"{size} bytes"

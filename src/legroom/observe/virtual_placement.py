@@ -1,0 +1,316 @@
+"""Serves `cuda` device requests with CPU tensors that stand for device memory.
+
+A function mode answers what a tensor says of its device and rewrites calls that name one. The arithmetic is the
+CPU's own, so results are bit-identical to the same program on the CPU.
+
+Inside a torch function that is written in Python the mode is off (torch switches it off to run the body), and
+that body consistently sees CPU tensors; results without tensor inputs made there are placed where the arguments
+live. A backward pass may run the user's code (checkpointing, custom functions), so `in_callbacks_too` switches the
+mode on again for it.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import overrides
+from torch.overrides import TorchFunctionMode
+
+from legroom.memory.events import Category
+from legroom.observe.recorder import HOST, Recorder
+from legroom.observe.virtual_host import Host
+
+Tensor = torch.Tensor
+
+
+class Placement(TorchFunctionMode):
+    """The function mode of one thread."""
+
+    def __init__(self, host: Host, recorder: Recorder) -> None:
+        super().__init__()
+        self._host = host
+        self._recorder = recorder
+        self._handlers = {
+            Tensor.device.__get__: self._device,
+            Tensor.is_cuda.__get__: self._is_cuda,
+            Tensor.is_cpu.__get__: lambda tensor: self._where(tensor) is None and tensor.is_cpu,
+            Tensor.get_device: self._get_device,
+            Tensor.to: self._to,
+            Tensor.cuda: self._cuda,
+            Tensor.cpu: self._cpu,
+            Tensor.type: self._type,
+            Tensor.numpy: self._numpy,
+            Tensor.__array__: self._array,
+            Tensor.__deepcopy__: self._deepcopy,
+            Tensor.__repr__: self._repr,
+            torch.as_tensor: self._as_tensor,
+            torch.asarray: self._as_tensor,
+        }
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        try:
+            handler = self._handlers.get(func)
+            if handler is not None:
+                return handler(*args, **kwargs) if kwargs else handler(*args)
+            if kwargs and (kwargs.get("device") is not None or kwargs.get("pin_memory")):
+                return self._made_on(func, args, dict(kwargs))
+            return self._inside(func, args, kwargs)
+        except BaseException:
+            # The traceback will hold this frame: let it hold no tensors.
+            args = ()
+            kwargs = None
+            raise
+
+    # --- what a tensor says of itself
+
+    def _where(self, tensor: Any) -> int | None:
+        return self._recorder.device_of(tensor)
+
+    def _device(self, tensor: Any) -> torch.device:
+        index = self._where(tensor)
+        return tensor.device if index is None else torch.device("cuda", index)
+
+    def _is_cuda(self, tensor: Any) -> bool:
+        return self._where(tensor) is not None
+
+    def _get_device(self, tensor: Any) -> int:
+        index = self._where(tensor)
+        return -1 if index is None else index
+
+    def _type(self, tensor: Any, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
+        index = self._where(tensor)
+        if dtype is None:
+            name = tensor.type()
+            return name if index is None else name.replace("torch.", "torch.cuda.")
+        name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", "")
+        if isinstance(dtype, torch.dtype) or ".cuda." not in f".{name}":
+            if index is not None and isinstance(dtype, str):
+                return self._cpu(tensor).type(dtype)
+            return tensor.type(dtype, non_blocking, **kwargs)
+        element = torch.empty(0).type(name.replace("torch.cuda.", "torch.")).dtype
+        return self._to(tensor, "cuda", element)
+
+    def _repr(self, tensor: Any, **kwargs: Any) -> str:
+        text = Tensor.__repr__(tensor, **kwargs)
+        index = self._where(tensor)
+        if index is None or not text.endswith(")"):
+            return text
+        return f"{text[:-1]}, device='cuda:{index}')"
+
+    def _numpy(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        self._refuse_numpy(tensor)
+        return tensor.numpy(*args, **kwargs)
+
+    def _array(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        self._refuse_numpy(tensor)
+        return tensor.__array__(*args, **kwargs)
+
+    def _refuse_numpy(self, tensor: Any) -> None:
+        index = self._where(tensor)
+        if index is not None:
+            raise TypeError(
+                f"can't convert cuda:{index} device type tensor to numpy. "
+                "Use Tensor.cpu() to copy the tensor to host memory first."
+            )
+
+    # --- moving
+
+    def _to(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        kwargs = dict(kwargs)
+        other = kwargs.pop("other", None)
+        if args and isinstance(args[0], Tensor):
+            other, args = args[0], args[1:]
+        if other is not None:
+            there = self._where(other)
+            kwargs["dtype"] = other.dtype
+        else:
+            named = kwargs.pop("device", None)
+            if args and not isinstance(args[0], torch.dtype | bool) and args[0] is not None:
+                named, args = args[0], args[1:]
+            elif args and args[0] is None:
+                args = args[1:]
+            if named is not None and not self._is_ours_or_cpu(named):
+                return tensor.to(named, *args, **kwargs)
+            there = self._where(tensor) if named is None else self._index(named)
+        if args and isinstance(args[0], torch.dtype):
+            kwargs["dtype"], args = args[0], args[1:]
+        for name, value in zip(("non_blocking", "copy"), args, strict=False):
+            kwargs[name] = value
+        return self._move(tensor, there, kwargs)
+
+    def _cuda(
+        self,
+        tensor: Any,
+        device: Any = None,
+        non_blocking: bool = False,
+        memory_format: Any = torch.preserve_format,
+    ) -> Any:
+        there = self._host.current if device is None else self._index(device)
+        return self._move(tensor, there, {"memory_format": memory_format})
+
+    def _cpu(self, tensor: Any, memory_format: Any = torch.preserve_format) -> Any:
+        return self._move(tensor, None, {"memory_format": memory_format})
+
+    def _move(self, tensor: Any, there: int | None, options: dict[str, Any]) -> Any:
+        options.pop("non_blocking", None)
+        if self._where(tensor) == there:
+            dtype = options.pop("dtype", None)
+            return tensor.to(tensor.dtype if dtype is None else dtype, **options)
+        options["copy"] = True
+        category = None if there is None else self._recorder.role_of_copy(tensor)
+        return self._placed(there, category, Tensor.to, (tensor, "cpu"), options)
+
+    def _deepcopy(self, tensor: Any, memo: dict[int, Any]) -> Any:
+        there = self._where(tensor)
+        if there is None:
+            return tensor.__deepcopy__(memo)
+        category = self._recorder.role_of_copy(tensor)
+        copied = self._placed(there, category, Tensor.__deepcopy__, (tensor, memo), {})
+        self._claim(copied, there, category)
+        return copied
+
+    # --- making
+
+    def _made_on(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if kwargs.get("pin_memory"):
+            kwargs["pin_memory"] = False  # host memory is host memory
+        named = kwargs.get("device")
+        if named is None or not self._is_ours_or_cpu(named):
+            return func(*args, **kwargs)
+        there = self._index(named)
+        kwargs["device"] = "cpu"
+        made = self._placed(there, None, func, args, kwargs)
+        if there is not None:
+            self._claim(made, there)
+        return made
+
+    def _as_tensor(self, data: Any, *args: Any, **kwargs: Any) -> Any:
+        kwargs = dict(kwargs)
+        named = kwargs.pop("device", None)
+        if isinstance(data, Tensor):
+            if named is None:
+                return torch.as_tensor(data, *args, **kwargs)
+            dtype = kwargs.get("dtype") or (args[0] if args else None)
+            return self._to(data, named, data.dtype if dtype is None else dtype)
+        made = torch.as_tensor(data, *args, **kwargs)
+        return made if named is None else self._to(made, named)
+
+    def _inside(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        """Run a torch function: what it makes from nothing lives where its arguments live."""
+        context = self._recorder.context
+        outer = context.orphans
+        context.orphans = HOST
+        for value in args:
+            if isinstance(value, Tensor):
+                index = self._where(value)
+                if index is not None:
+                    context.orphans = index
+                    break
+            if type(func) is not FunctionType:
+                break
+        try:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        finally:
+            context.orphans = outer
+
+    # --- the parts above in common
+
+    def _placed(
+        self,
+        there: int | None,
+        category: Category | None,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        context = self._recorder.context
+        outer = context.target, context.category
+        context.target, context.category = (HOST if there is None else there), category
+        try:
+            return func(*args, **kwargs)
+        finally:
+            context.target, context.category = outer
+
+    def _claim(self, made: Any, there: int, category: Category | None = None) -> None:
+        """Mark results whose memory no operation reported (`torch.tensor`, storage copies)."""
+        if isinstance(made, Tensor):
+            self._recorder.mark(made.untyped_storage(), there, category or Category.INPUT)
+        elif isinstance(made, tuple | list):
+            for item in made:
+                self._claim(item, there, category)
+
+    def _is_ours_or_cpu(self, named: Any) -> bool:
+        if isinstance(named, int):
+            return True
+        kind = named.type if isinstance(named, torch.device) else str(named).partition(":")[0]
+        return kind in ("cuda", "cpu")
+
+    def _index(self, named: Any) -> int | None:
+        """A device as any call may name it → its index, None for the host."""
+        if isinstance(named, int):
+            index: int | None = named
+        else:
+            device = named if isinstance(named, torch.device) else torch.device(named)
+            if device.type == "cpu":
+                return None
+            index = device.index
+        if index is None:
+            return self._host.current
+        if not 0 <= index < len(self._host.devices):
+            raise _invalid_ordinal()
+        return index
+
+
+@contextlib.contextmanager
+def in_callbacks_too(make_mode: Callable[[], Placement]) -> Iterator[None]:
+    """The user's code that torch calls back runs with the mode on, though torch switched it off on the way:
+    backward passes (checkpointing, custom functions, hooks) and hooks that pack saved tensors.
+
+    Without torch's private `_engine_run_backward`, the user's code inside a backward pass cannot name `cuda`.
+    """
+
+    def on(function: Callable[..., Any]) -> Callable[..., Any]:
+        def with_mode(*args: Any, **kwargs: Any) -> Any:
+            if any(isinstance(mode, Placement) for mode in _function_modes()):
+                return function(*args, **kwargs)
+            with make_mode():
+                return function(*args, **kwargs)
+
+        return with_mode
+
+    def take_hooks(hooks: Any, pack_hook: Callable[..., Any], unpack_hook: Callable[..., Any]) -> None:
+        original_init(hooks, on(pack_hook), on(unpack_hook))
+
+    graph: Any = torch.autograd.graph
+    original_init = graph.saved_tensors_hooks.__init__
+    engines: list[Any] = [
+        module for module in (torch.autograd, graph) if hasattr(module, "_engine_run_backward")
+    ]
+    originals = [module._engine_run_backward for module in engines]
+    graph.saved_tensors_hooks.__init__ = take_hooks
+    for module, original in zip(engines, originals, strict=True):
+        module._engine_run_backward = on(original)
+    try:
+        yield
+    finally:
+        graph.saved_tensors_hooks.__init__ = original_init
+        for module, original in zip(engines, originals, strict=True):
+            module._engine_run_backward = original
+
+
+def _function_modes() -> list[Any]:
+    stack = getattr(overrides, "_get_current_function_mode_stack", None)
+    return list(stack()) if stack is not None else []
+
+
+def _invalid_ordinal() -> RuntimeError:
+    kind = getattr(torch, "AcceleratorError", RuntimeError)
+    text = "CUDA error: invalid device ordinal"
+    try:
+        return kind(text)
+    except TypeError:
+        return RuntimeError(text)
