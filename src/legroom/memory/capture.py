@@ -12,9 +12,12 @@ at any moment, even while a batch is encoded. And whatever happens to the file, 
 import errno
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
-from threading import Lock, get_ident
+from signal import SIGINT, getsignal, raise_signal, signal
+from threading import Lock, current_thread, get_ident, main_thread
 from types import TracebackType
 from typing import Any, Self
 
@@ -113,18 +116,28 @@ class CaptureWriter:
         if os.getpid() != self._process:
             self.abandon()  # before the lock: at the fork, another thread of the parent may have held it
         me = get_ident()
-        if self._file is None or self._owner == me or not self._lock.acquire(blocking=wait):
+        if self._file is None or self._owner == me:
             return
-        self._owner = me
+        with _later_interrupts():
+            if self._lock.acquire(blocking=wait):
+                try:
+                    self._owner = me
+                    self._write_pending_or_stop(finish)
+                finally:
+                    self._owner = None
+                    self._lock.release()
+
+    def _write_pending_or_stop(self, finish: bool) -> None:
         try:
             self._write_pending(finish)
         except OSError as error:
             self._stop(f"recording stopped: {_why_not(self.path, error)}")
         except (TypeError, ValueError, OverflowError) as error:
             self._stop(f"recording to {self.path} stopped: an event could not be written ({error})")
-        finally:
-            self._owner = None
-            self._lock.release()
+        except BaseException as error:
+            # A signal's handler raised this. Half a batch is written: to go on would spoil what is there.
+            self._stop(f"recording to {self.path} stopped: it was interrupted by {type(error).__name__}")
+            raise
 
     def _write_pending(self, finish: bool) -> None:
         if self._file is None:
@@ -150,6 +163,28 @@ class CaptureWriter:
         self._pending.clear()
         if file is not None:
             file.drop()
+
+
+@contextmanager
+def _later_interrupts() -> Iterator[None]:
+    """Let Ctrl-C wait for the end of the block: a script may catch it and go on, and then the record must too."""
+    handler = getsignal(SIGINT)
+    if current_thread() is not main_thread() or not callable(handler):
+        yield
+        return
+    came = False
+
+    def remember(*_: object) -> None:
+        nonlocal came
+        came = True
+
+    signal(SIGINT, remember)
+    try:
+        yield
+    finally:
+        signal(SIGINT, handler)
+        if came:
+            raise_signal(SIGINT)
 
 
 def _create(path: Path, *, force: bool) -> FileIO:

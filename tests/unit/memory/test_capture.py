@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -193,6 +194,57 @@ def test_an_event_that_comes_while_another_is_encoded_is_not_lost(tmp_path: Path
         writer.write(alloc(1, module=Meddler("net")))
     assert inside
     assert read_capture(writer.path).events == [alloc(1), Free(0.5, 99)]
+
+
+class Interrupting(str):
+    """A module name that raises a signal while its event is encoded, once."""
+
+    signals: ClassVar[list[signal.Signals]] = []
+
+    def __hash__(self) -> int:
+        while self.signals:
+            signal.raise_signal(self.signals.pop())
+        return str.__hash__(self)
+
+
+def test_an_interrupt_while_events_are_written_comes_after_they_are(tmp_path: Path) -> None:
+    """Some scripts catch Ctrl-C to stop early and evaluate."""
+    writer = CaptureWriter(tmp_path / "run.legroom", run={})
+    handler = signal.getsignal(signal.SIGINT)
+    Interrupting.signals = [signal.SIGINT]
+    writer.write(alloc(1, module=Interrupting("net")))
+    with pytest.raises(KeyboardInterrupt):
+        writer.flush()
+    assert signal.getsignal(signal.SIGINT) is handler
+    writer.write(alloc(2))
+    writer.close()
+    assert read_capture(writer.path).events == [alloc(1), alloc(2)]
+    assert writer.failed is None
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="needs SIGUSR1")
+def test_another_signal_that_raises_while_events_are_written_spoils_nothing(tmp_path: Path) -> None:
+    class Timeout(BaseException):
+        pass
+
+    def handler(*_: object) -> None:
+        raise Timeout
+
+    writer = CaptureWriter(tmp_path / "run.legroom", run={})
+    writer.write(step(0))
+    writer.write(alloc(1, module=Interrupting("net")))
+    Interrupting.signals = [signal.SIGUSR1]
+    previous = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(Timeout):
+            writer.flush()
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
+    writer.write(step(1))
+    writer.close()
+    assert writer.failed is not None
+    assert "interrupted by Timeout" in writer.failed
+    assert read_capture(writer.path).events == [step(0)]
 
 
 def test_threads_lose_no_events(tmp_path: Path) -> None:
