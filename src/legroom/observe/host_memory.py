@@ -1,6 +1,5 @@
 """The host's memory in place of a device's: counts bytes, keeps no cache, never fails."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 
@@ -14,8 +13,6 @@ class HostMemory:
     def __init__(self) -> None:
         self.index = 0
         self.allocated = self.peak_allocated = 0
-        self.limit: int | None = None
-        self.on_segment: Callable[[int], None] | None = None
 
     @property
     def allocator(self) -> "HostMemory":

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from legroom.memory.allocator import AllocationFailed, Allocator, Block
+from legroom.memory.allocator import AllocationFailed
 from legroom.memory.events import Alloc, Category, Event, Free, Phase, Segment, Sink, Step, Tag
 from legroom.observe import autograd_graph
 from legroom.observe.attribution import ModuleStack, Origins, Place, current_node, user_frame
@@ -33,11 +33,35 @@ INHERIT = -2
 """`Context.target`: what the call makes lives where its inputs live."""
 
 
+class Block(Protocol):
+    """A piece of device memory in use."""
+
+    @property
+    def size(self) -> int: ...
+
+
+class Memory(Protocol):
+    """What serves requests for memory: a replayed caching allocator, or the host."""
+
+    @property
+    def allocated(self) -> int: ...
+
+    @property
+    def reserved(self) -> int: ...
+
+    def malloc(self, size: int, stream: int = 0) -> Any: ...
+
+    def free(self, block: Any) -> None: ...
+
+
 class DeviceMemory(Protocol):
     """One device whose memory is accounted for."""
 
-    index: int
-    allocator: Allocator
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def allocator(self) -> Memory: ...
 
 
 class Context(threading.local):
@@ -110,7 +134,7 @@ class Recorder:
         self._in_backward = False
         self._backward_device = HOST
         self._started = time.perf_counter()
-        self._peaks = [[0, 0] for _ in devices]
+        self._peaks: dict[int, list[int]] = {}
         self._exit = contextlib.ExitStack()
 
     # --- starting and stopping
@@ -118,8 +142,7 @@ class Recorder:
     def attach(self) -> None:
         """Watch this thread, and torch's global hooks, until `detach`."""
         self._started = time.perf_counter()
-        for device in self.devices:
-            device.allocator.on_segment = self._segment_listener(device.index)
+        self._peaks = {device.index: [0, 0] for device in self.devices}
         self.modules.attach()
         self._exit.callback(self.modules.detach)
         self.clock.attach()
@@ -137,8 +160,6 @@ class Recorder:
         for storage in self.live.values():
             storage.reference = None
         self.live.clear()
-        for device in self.devices:
-            device.allocator.on_segment = None
 
     def mode(self) -> TorchDispatchMode:
         """A dispatch mode for one thread, over this recorder's state."""
@@ -373,7 +394,9 @@ class Recorder:
         self._in_backward = False
         if self.clock.in_optimizer and not self.modules.depth:
             return Place(frame, "", Phase.OPTIMIZER), False
-        if self.modules.depth or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in _tensors(args))):
+        if self.modules.depth or (
+            torch.is_grad_enabled() and any(tensor.requires_grad for tensor in _tensors(args))
+        ):
             phase = Phase.FORWARD
         else:
             phase = Phase.OTHER
@@ -525,15 +548,16 @@ class Recorder:
             )  # fmt: skip
             peaks[0] = peaks[1] = 0
 
-    def _segment_listener(self, device: int) -> Callable[[int], None]:
-        return lambda change: self.sink(Segment(self.seconds, device, change))
+    def segment_changed(self, device: int, change: int) -> None:
+        """An allocator took memory from its device, or gave it back."""
+        self.sink(Segment(self.seconds, device, change))
 
 
-class _Mode(TorchDispatchMode):
+class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """One thread's view: runs each operation, then tells the recorder."""
 
     def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._recorder = recorder
 
     def __torch_dispatch__(
@@ -590,7 +614,7 @@ def _devices_meet(device: int, other: str) -> RuntimeError:
 
 def _overloads(*names: str) -> frozenset[Any]:
     """Every overload of the named aten operations that this torch has."""
-    found = []
+    found: list[Any] = []
     for name in names:
         packet = getattr(torch.ops.aten, name, None)
         if packet is not None:

@@ -17,7 +17,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -73,16 +73,20 @@ class VirtualGPU:
         context_bytes = 0 if context is None else parse_size(context)
         settings = settings or AllocatorSettings.from_environment(os.environ)
         self.devices: list[VirtualDevice] = []
+        self.recorder = Recorder(sink or _nowhere, self.devices, on_failure=self._out_of_memory)
         for index, capacity in enumerate(capacities):
             if context_bytes >= capacity:
                 raise UsageError(
                     f"a CUDA context of {context_bytes} bytes leaves nothing of a GPU of {capacity}"
                 )
-            allocator = Allocator(capacity - context_bytes, settings=settings)
-            self.devices.append(
-                VirtualDevice(index, f"Legroom virtual GPU {index}", capacity, context_bytes, allocator)
+            allocator = Allocator(
+                capacity - context_bytes,
+                total=capacity,
+                settings=settings,
+                on_segment=partial(self.recorder.segment_changed, index),
             )
-        self.recorder = Recorder(sink or _nowhere, self.devices, on_failure=self._out_of_memory)
+            name = f"Legroom virtual GPU {index}"
+            self.devices.append(VirtualDevice(index, name, capacity, context_bytes, allocator))
         self._selected = _Selected()
         self._exit = contextlib.ExitStack()
 
@@ -184,7 +188,7 @@ def _threads_follow(gpu: VirtualGPU) -> Iterator[None]:
         else:
             original(thread)
 
-    threading.Thread.run = run  # type: ignore[method-assign]
+    threading.Thread.run = run  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:

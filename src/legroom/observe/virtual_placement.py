@@ -32,10 +32,11 @@ class Placement(TorchFunctionMode):
         super().__init__()
         self._host = host
         self._recorder = recorder
-        self._handlers = {
-            Tensor.device.__get__: self._device,
-            Tensor.is_cuda.__get__: self._is_cuda,
-            Tensor.is_cpu.__get__: lambda tensor: self._where(tensor) is None and tensor.is_cpu,
+        said_by: Any = Tensor  # its properties, as the descriptors that a function mode is handed
+        self._handlers: dict[Any, Callable[..., Any]] = {
+            said_by.device.__get__: self._device,
+            said_by.is_cuda.__get__: self._is_cuda,
+            said_by.is_cpu.__get__: lambda tensor: self._where(tensor) is None and tensor.is_cpu,
             Tensor.get_device: self._get_device,
             Tensor.to: self._to,
             Tensor.cuda: self._cuda,
@@ -95,7 +96,7 @@ class Placement(TorchFunctionMode):
         return self._to(tensor, "cuda", element)
 
     def _repr(self, tensor: Any, **kwargs: Any) -> str:
-        text = Tensor.__repr__(tensor, **kwargs)
+        text: str = tensor.__repr__(**kwargs)
         index = self._where(tensor)
         if index is None or not text.endswith(")"):
             return text
