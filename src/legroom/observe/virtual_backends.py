@@ -1,0 +1,119 @@
+"""The libraries around CUDA that torch and scripts talk to: cuDNN, NVTX, NCCL, the profiler, attention kernels.
+
+None is there, and none is missed: flags can be set, ranges can be pushed, and where torch would choose a library's
+kernel it is told that the library does not take this tensor, so the CPU's own kernel runs. Nothing warns that CUDA
+was not compiled in.
+"""
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from legroom.observe.virtual_patching import Replacement, answer, optional_module, table
+
+CUDNN_VERSION = 91002
+
+
+def replacements() -> Iterable[Replacement]:
+    """Every library, each by the names that its own module looks up."""
+    yield from table(
+        optional_module("torch.backends.cudnn"),
+        {
+            "is_available": answer(True),
+            "version": answer(CUDNN_VERSION),
+            # Never: an RNN would otherwise ask cuDNN to lay out its weights.
+            "is_acceptable": answer(False),
+        },
+    )
+    limit = _Setting(10)
+    yield from table(
+        torch._C,
+        {
+            "_cuda_get_cudnn_benchmark_limit": limit.get,
+            "_cuda_set_cudnn_benchmark_limit": limit.set,
+            "_cuda_get_conv_benchmark_empty_cache": answer(True),
+        },
+        add=True,
+    )
+    yield from table(optional_module("torch.cuda.nvtx"), {"_nvtx": _Ranges()})
+    yield from table(optional_module("torch.cuda.nccl"), {"is_available": answer(False)})
+    yield from _profiler_on_cpu()
+
+
+@contextlib.contextmanager
+def math_attention_at_hand() -> Iterator[Iterable[Replacement]]:
+    """Replacements that keep the CPU's plain attention allowed, whatever a script allows of CUDA's kernels.
+
+    `sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION)` names a kernel that the CPU does not have: with everything else
+    forbidden, attention would fail. What the script chose is still what it reads back, and stays chosen afterwards.
+    """
+    allow, allowed = torch._C._set_sdp_use_math, torch._C._get_math_sdp_enabled
+    chosen = _Setting(allowed())
+    allow(True)
+    try:
+        yield table(torch._C, {"_set_sdp_use_math": chosen.set, "_get_math_sdp_enabled": chosen.get})
+    finally:
+        allow(chosen.get())
+
+
+def _profiler_on_cpu() -> Iterable[Replacement]:
+    """Profiles asked of CUDA are taken of the CPU, where the work is done."""
+    profile: Any = torch.autograd.profiler.profile
+    plain_init = profile.__init__
+
+    @functools.wraps(plain_init)
+    def __init__(self: Any, *arguments: Any, **options: Any) -> None:  # noqa: N807
+        asked_cuda = options.get("use_device") == "cuda" or options.pop("use_cuda", False)
+        if asked_cuda:
+            options |= {"use_device": None, "use_cpu": True}
+        plain_init(self, *arguments, **options)
+
+    return table(profile, {"__init__": __init__})
+
+
+class _Setting:
+    """A value that torch keeps in C++."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def get(self) -> Any:
+        return self._value
+
+    def set(self, value: Any) -> None:
+        self._value = value
+
+
+class _Ranges(threading.local):
+    """NVTX, which marks ranges for a profiler that is not there: it counts how deep they nest."""
+
+    depth = 0
+    handles = 0
+
+    def rangePushA(self, _message: str) -> int:  # noqa: N802
+        self.depth += 1
+        return self.depth - 1
+
+    def rangePop(self) -> int:  # noqa: N802
+        self.depth = max(self.depth - 1, 0)
+        return self.depth
+
+    def rangeStartA(self, _message: str) -> int:  # noqa: N802
+        self.handles += 1
+        return self.handles
+
+    def rangeEnd(self, _handle: int) -> None:  # noqa: N802
+        """Nothing records it."""
+
+    def markA(self, _message: str) -> None:  # noqa: N802
+        """Nothing records it."""
+
+    def deviceRangeStart(self, _message: str, _stream: int = 0) -> int:  # noqa: N802
+        return self.rangeStartA(_message)
+
+    def deviceRangeEnd(self, _handle: int, _stream: int = 0) -> None:  # noqa: N802
+        """Nothing records it."""

@@ -1,0 +1,90 @@
+"""`nn.DataParallel` over virtual GPUs: copies between devices, and replicas that run one after another.
+
+On a GPU machine each replica runs in a thread of its own. Here the replicas share the same processor anyway, and what
+makes a tensor a virtual GPU's belongs to the thread that entered it: so each runs in the calling thread, in turn.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from legroom.observe.virtual_patching import Replacement, optional_module, table
+
+
+def replacements() -> Iterable[Replacement]:
+    """The C functions behind `torch.nn.parallel.comm`, and the threads of `parallel_apply`."""
+    yield from table(
+        torch._C,
+        {
+            "_broadcast": _broadcast,
+            "_broadcast_out": _broadcast_out,
+            "_broadcast_coalesced": _broadcast_coalesced,
+            "_scatter": _scatter,
+            "_gather": _gather,
+            "_gather_out": _gather_out,
+        },
+        add=True,
+    )
+    threads = SimpleNamespace(Thread=_InTurn, Lock=threading.Lock)
+    yield from table(optional_module("torch.nn.parallel.parallel_apply"), {"threading": threads})
+    # Streams that copies ran on are kept between calls: they must not outlive the virtual GPU.
+    functions = optional_module("torch.nn.parallel._functions")
+    yield from table(functions, {"_streams": None})
+
+
+class _InTurn:
+    """A thread that does its work when it is started, in the thread that starts it."""
+
+    def __init__(self, target: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> None:
+        self._target, self._arguments, self._options = target, args, kwargs or {}
+
+    def start(self) -> None:
+        self._target(*self._arguments, **self._options)
+
+    def join(self) -> None:
+        """Done when it was started."""
+
+
+def _broadcast(tensor: torch.Tensor, devices: Sequence[int]) -> list[torch.Tensor]:
+    return [tensor.to(torch.device("cuda", device)) for device in devices]
+
+
+def _broadcast_out(tensor: torch.Tensor, out: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    for destination in out:
+        destination.copy_(tensor)
+    return out
+
+
+def _broadcast_coalesced(
+    tensors: Sequence[torch.Tensor], devices: Sequence[int], buffer_size: int = 0
+) -> list[list[torch.Tensor]]:
+    return [[tensor.to(torch.device("cuda", device)) for tensor in tensors] for device in devices]
+
+
+def _scatter(
+    tensor: torch.Tensor,
+    devices: Sequence[int],
+    chunk_sizes: Sequence[int] | None,
+    dim: int,
+    streams: Any = None,
+) -> list[torch.Tensor]:
+    if chunk_sizes is None:
+        chunks = torch.chunk(tensor, len(devices), dim)
+    else:
+        chunks = torch.split(tensor, list(chunk_sizes), dim)
+    return [chunk.to(torch.device("cuda", device)) for chunk, device in zip(chunks, devices, strict=False)]
+
+
+def _gather(tensors: Sequence[torch.Tensor], dim: int, destination: int | None) -> torch.Tensor:
+    if destination is not None and destination < 0:
+        device = torch.device("cpu")
+    else:
+        device = torch.device("cuda", torch.cuda.current_device() if destination is None else destination)
+    return torch.cat([tensor.to(device) for tensor in tensors], dim)
+
+
+def _gather_out(tensors: Sequence[torch.Tensor], out: torch.Tensor, dim: int) -> torch.Tensor:
+    return out.copy_(torch.cat([tensor.to(out.device) for tensor in tensors], dim))

@@ -1,0 +1,81 @@
+"""Storages of a virtual GPU: copied, moved, saved and loaded without losing their device.
+
+`torch.save` writes the device of each storage, and `torch.load` puts it back there or where `map_location` says. Both
+ask a registry of taggers and restorers, to which one pair is added. `storage.cuda()`, the classic
+`map_location=lambda storage, location: storage.cuda(0)`, and `copy.deepcopy(model)`, which copies storages below the
+dispatcher, are served by the methods of `UntypedStorage`.
+
+`storage.device` stays the CPU: torch itself uses it to build tensors around storages that it has just restored.
+"""
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from legroom.observe.virtual_devices import index_of
+from legroom.observe.virtual_host import Host
+from legroom.observe.virtual_patching import Replacement, table
+
+BEFORE_TORCH = 0
+"""torch's own pair for the CPU, which would claim every storage here, is registered with 10."""
+
+
+def replacements(host: Host) -> Iterable[Replacement]:
+    """The ways by which a storage makes another one."""
+    plain_clone: Any = torch.UntypedStorage.clone
+    plain_to = torch.UntypedStorage.to
+
+    def clone(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        return _copy(storage, host.device_of(storage))
+
+    def _copy(storage: torch.UntypedStorage, index: int | None) -> torch.UntypedStorage:
+        copy: torch.UntypedStorage = plain_clone(storage)
+        if index is not None:
+            host.mark(copy, index)
+        return copy
+
+    def cuda(
+        storage: torch.UntypedStorage, device: Any = None, non_blocking: bool = False
+    ) -> torch.UntypedStorage:
+        index = index_of(host, device)
+        return storage if host.device_of(storage) == index else _copy(storage, index)
+
+    def cpu(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        return storage if host.device_of(storage) is None else _copy(storage, None)
+
+    def to(storage: torch.UntypedStorage, *, device: Any, non_blocking: bool = False) -> Any:
+        kind = torch.device(device).type
+        if kind == "cuda":
+            return cuda(storage, device)
+        if kind == "cpu":
+            return cpu(storage)
+        return plain_to(storage, device=device, non_blocking=non_blocking)
+
+    yield from table(torch.UntypedStorage, {"clone": clone, "cuda": cuda, "cpu": cpu, "to": to})
+
+
+@contextlib.contextmanager
+def saved_and_loaded(host: Host) -> Iterator[None]:
+    """Within the block, `torch.save` writes virtual devices and `torch.load` restores to them."""
+    registry = torch.serialization._package_registry
+    validated: Any = torch.serialization._validate_device
+
+    def tag(storage: Any) -> str | None:
+        index = host.device_of(getattr(storage, "_untyped_storage", storage))
+        return None if index is None else f"cuda:{index}"
+
+    def restore(storage: Any, location: str) -> Any:
+        if location != "cuda" and not location.startswith("cuda:"):
+            return None
+        device = validated(location, "cuda")
+        # In place: what was read from the file becomes the device's copy, as nothing else will look at it.
+        host.mark(getattr(storage, "_untyped_storage", storage), index_of(host, device))
+        return storage
+
+    torch.serialization.register_package(BEFORE_TORCH, tag, restore)
+    try:
+        yield
+    finally:
+        registry[:] = [entry for entry in registry if entry[1] is not tag]
