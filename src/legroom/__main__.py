@@ -1,0 +1,5 @@
+import sys
+
+from legroom.cli import main
+
+sys.exit(main())

@@ -1,0 +1,317 @@
+"""One run under watch, from the first check to the last word.
+
+The order of things is the point of this file. Everything that can be refused is refused before the script starts. The
+script then runs as `python` would run it; what happens to memory goes to a capture file. An uncaught exception is
+explained the moment it leaves the script. The closing words come last, after the script's threads and exit handlers,
+or just before `os._exit` takes the process away. Whatever goes wrong on our side, the script's exit code stands.
+
+A forked child of the script is the script's business: it writes no capture and says nothing.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from legroom.cli.capture_place import CapturePlace, open_capture
+from legroom.cli.json_stdout import JsonStdout
+from legroom.diagnose import ending as endings
+from legroom.diagnose import sources
+from legroom.diagnose.command import Command
+from legroom.diagnose.ending import RunEnding
+from legroom.diagnose.run_report import RunReport, run_report
+from legroom.errors import LegroomError
+from legroom.memory.capture import read_capture
+from legroom.memory.events import Event
+from legroom.observe.attribution import is_user_file
+from legroom.observe.script import Ending, Outcome, Script, before_os_exit, execute, installed
+from legroom.observe.session import Session
+from legroom.show.live import LiveLine
+from legroom.show.run_summary import closing_words, oom_words, run_words
+from legroom.show.terminal import print_to
+from legroom.show.tracebacks import headline, innermost_place, shortened, without_ours
+from legroom.units import format_size
+
+AtExit = Callable[[Callable[[], None]], object]
+
+
+class Recording:
+    """Runs one script under watch. Use once."""
+
+    def __init__(
+        self,
+        script: Script,
+        *,
+        gpus: list[int] | None,
+        output: Path | None,
+        force: bool,
+        as_json: bool,
+        options: list[str],
+    ) -> None:
+        """`options`: Legroom's own words that another run of the same kind needs."""
+        self._script = script
+        self._gpus = gpus
+        self._output = output
+        self._force = force
+        self._as_json = as_json
+        self._options = options
+        self._owner = os.getpid()
+        self._session: Session | None = None
+        self._place: CapturePlace | None = None
+        self._live: LiveLine | None = None
+        self._json: JsonStdout | None = None
+        self._outcome: Outcome | None = None
+        self._told: RunReport | None = None
+        self._closed = False
+        self._began = time.perf_counter()
+        self._open = ExitStack()
+        self._as_main = ExitStack()
+
+    def run(self, *, at_exit: AtExit | None = None) -> int:
+        """The script's exit code. Given `at_exit`, the closing words are left to it, and `__main__` stays the script."""
+        self._script.check()
+        self._prepare()
+        if at_exit is not None:
+            at_exit(self._close)
+        try:
+            self._outcome = execute(self._script, uncaught=self._uncaught)
+        except LegroomError:  # the module turned out not to be runnable: nothing happened worth keeping
+            self._withdraw()
+            raise
+        if at_exit is None:
+            self._close()
+            self._as_main.close()
+        return self._outcome.exit_code
+
+    # --- before -----------------------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        self._session = Session(self._record, gpus=self._gpus)
+        self._place = open_capture(
+            self._output, force=self._force, stem=self._script.stem, run=self._header()
+        )
+        try:
+            self._open.enter_context(self._session)
+        except BaseException:
+            self._place.discard()
+            raise
+        self._open.enter_context(before_os_exit(self._leaving))
+        self._as_main.enter_context(installed(self._script))
+        _follow_forks(self)
+        if self._as_json:
+            self._json = JsonStdout()
+        else:
+            self._announce()
+            self._live = LiveLine(self._session.status)
+            self._live.start()
+
+    def _header(self) -> dict[str, Any]:
+        assert self._session is not None
+        script = self._script
+        command = Command(
+            tuple(self._options), tuple(script.words[: 2 if script.is_module else 1]), script.arguments
+        )
+        return {
+            **command.as_run(),
+            "folder": os.getcwd(),
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+            "legroom": version("legroom"),
+            "torch": torch.__version__,
+            "python": sys.version.split()[0],
+            "allocator": os.environ.get("PYTORCH_ALLOC_CONF")
+            or os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
+            or "",
+            "devices": [asdict(device) for device in self._session.devices],
+        }
+
+    def _announce(self) -> None:
+        assert self._session is not None
+        assert self._place is not None
+        sizes = [format_size(device.capacity) for device in self._session.devices]
+        what = {
+            "virtual": "a virtual GPU of ",
+            "cuda": "the GPU, ",
+            "host": "no GPU here: watching host memory, ",
+        }
+        where = f"recording to {self._place.name}" if self._place.name else self._place.complaint
+        _say(f"{what[self._session.devices[0].kind]}{' and '.join(sizes)}; {where}")
+
+    # --- during -----------------------------------------------------------------------------------------------
+
+    def _record(self, event: Event) -> None:
+        if self._place is not None:
+            self._place.writer.write(event)
+
+    def _uncaught(self, error: BaseException, hooked: bool) -> tuple[str, str]:
+        """Show an exception that left the script, and give its text."""
+        if os.getpid() != self._owner:
+            if not hooked:
+                sys.stderr.write(without_ours(error))
+            return headline(error), ""
+        if self._live is not None:
+            self._live.stop()
+        _flush(sys.stdout)
+        if isinstance(error, KeyboardInterrupt):
+            return f"KeyboardInterrupt at {innermost_place(error, is_user_file)}", ""
+        text = headline(error)
+        if not _is_out_of_memory(error):
+            traceback = without_ours(error)
+        else:
+            traceback = shortened(error, is_user_file)
+            _guarded(lambda: self._explain(text, traceback))
+        if not hooked:
+            sys.stderr.write(traceback)
+        return text, traceback
+
+    def _explain(self, text: str, traceback: str) -> None:
+        """The report of an out-of-memory error, above its traceback."""
+        if self._as_json:
+            return
+        report = self._report(Outcome(1, Ending.RAISED, text, traceback))
+        if report.oom is not None:
+            print_to(sys.stderr, "", oom_words(report), "")
+            self._told = report
+
+    def _leaving(self, status: int) -> None:
+        """The script calls `os._exit`: the process is about to vanish."""
+        self._outcome = Outcome(status & 0xFF, Ending.LEFT)
+        self._close()
+
+    # --- after ------------------------------------------------------------------------------------------------
+
+    def _close(self) -> None:
+        """Finish the capture and say the closing words. Only the first call does anything, and only in our process."""
+        if self._closed or os.getpid() != self._owner:
+            return
+        self._closed = True
+        if self._live is not None:
+            self._live.stop()
+        _guarded(self._conclude)
+        left = self._outcome is not None and self._outcome.ended is Ending.LEFT
+        if (
+            not left
+        ):  # another thread may have called os._exit, and modes are left on the thread that entered them
+            _guarded(self._open.close)
+        if self._place is not None and self._place.name is None:
+            _guarded(self._place.discard)
+
+    def _conclude(self) -> None:
+        assert self._place is not None
+        outcome = self._outcome or Outcome(1, Ending.RAISED)
+        told = self._told
+        report = self._report(outcome) if told is None else told
+        if told is not None:
+            self._write_ending(outcome)
+        self._place.writer.close()
+        if self._json is not None:
+            self._json.write(report.as_json())
+            return
+        _flush(sys.stdout)
+        if told is None:
+            print_to(sys.stderr, "", oom_words(report) if report.died_of_memory else run_words(report))
+        print_to(
+            sys.stderr, closing_words(report, complaint=self._place.writer.failed or self._place.complaint)
+        )
+
+    def _report(self, outcome: Outcome) -> RunReport:
+        """What the capture says up to now, with how the run ended written into it."""
+        assert self._session is not None
+        assert self._place is not None
+        self._session.finish()
+        self._write_ending(outcome)
+        writer = self._place.writer
+        writer.flush()
+        report = run_report(read_capture(writer.path), path=self._place.name)
+        lines = sources.read_sources(report.frames())
+        writer.write(sources.as_note(lines, self._seconds))
+        return replace(report, sources=lines)
+
+    def _write_ending(self, outcome: Outcome) -> None:
+        ending = RunEnding(
+            exit_code=outcome.exit_code,
+            ended=str(outcome.ended),
+            error=outcome.error,
+            traceback=outcome.traceback,
+            seconds=self._seconds,
+        )
+        for note in endings.as_notes(ending):
+            self._record(note)
+
+    @property
+    def _seconds(self) -> float:
+        return time.perf_counter() - self._began
+
+    def _withdraw(self) -> None:
+        self._closed = True
+        if self._live is not None:
+            self._live.stop()
+        self._open.close()
+        self._as_main.close()
+        if self._place is not None:
+            self._place.discard()
+
+    def abandon(self) -> None:
+        """In a forked child: leave the capture and the terminal to the parent."""
+        if self._place is not None:
+            self._place.writer.abandon()
+        if self._live is not None:
+            self._live.abandon()
+
+
+_followed: list[Recording] = []
+
+
+def _follow_forks(recording: Recording) -> None:
+    if not _followed and hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_in_child)
+    _followed[:] = [recording]
+
+
+def _in_child() -> None:
+    for recording in _followed:
+        recording.abandon()
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """The error itself, or one that it came from."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        if isinstance(link, torch.OutOfMemoryError):
+            return True
+        seen.add(id(link))
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    return False
+
+
+def _guarded(work: Callable[[], None]) -> None:
+    """Our own trouble must not change how the user's run ends."""
+    try:
+        work()
+    except LegroomError as error:
+        _say(str(error))
+    except KeyboardInterrupt:
+        _say("the report was interrupted")
+    except Exception as error:
+        _say(
+            f"the report could not be made ({type(error).__name__}: {error}); the run itself is not affected"
+        )
+
+
+def _say(sentence: str) -> None:
+    print(f"legroom: {sentence}", file=sys.stderr, flush=True)
+
+
+def _flush(stream: Any) -> None:
+    try:
+        stream.flush()
+    except (AttributeError, OSError, ValueError):
+        return

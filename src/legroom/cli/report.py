@@ -1,0 +1,45 @@
+"""`legroom report`: what a capture says, as often as wanted."""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from legroom.cli.options import Format, FormatOption
+
+
+def report(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A capture that legroom run wrote.")],
+    compare: Annotated[
+        Path | None,
+        typer.Option(
+            "--compare", metavar="OTHER", help="Also say what changed since this capture.", show_default=False
+        ),
+    ] = None,
+    format: FormatOption = Format.TEXT,
+) -> int:
+    """Say what a capture holds: the peak or the failure, who held the memory, what to change."""
+    from legroom.diagnose.run_report import run_report
+    from legroom.memory.capture import read_capture
+    from legroom.memory.compare import compare_captures
+    from legroom.show.difference import difference_words
+    from legroom.show.run_summary import report_words
+    from legroom.show.terminal import print_to
+
+    capture = read_capture(file)
+    told = run_report(capture, path=str(file))
+    device = told.device.index if told.device else 0
+    difference = (
+        compare_captures(read_capture(compare), capture, device=device) if compare is not None else None
+    )
+    if format == Format.JSON:
+        compared = {"compared": asdict(difference)} if difference is not None else {}
+        print(json.dumps({**told.as_json(), **compared}, indent=2))
+        return 0
+    print_to(sys.stdout, report_words(told))
+    if difference is not None:
+        print_to(sys.stdout, difference_words(difference, before=str(compare)))
+    return 0

@@ -1,0 +1,100 @@
+"""`legroom run`: run a script as `python` would, watch its memory, and say at the end what happened."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import typer.core
+
+from legroom.cli.options import Format, FormatOption, parse_gpus
+from legroom.errors import UsageError
+
+
+def run(
+    context: typer.Context,
+    script: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SCRIPT [ARGS]...",
+            help="The script; everything after it is the script's own.",
+            show_default=False,
+        ),
+    ] = None,
+    module: Annotated[
+        str | None,
+        typer.Option("-m", metavar="MODULE", help="Run a module, as python -m does.", show_default=False),
+    ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            "--gpu",
+            metavar="SIZE[,SIZE]",
+            help="Serve cuda from a virtual GPU of this size, such as 8GiB; several sizes make several GPUs.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="Where the capture goes.",
+            show_default="SCRIPT.legroom, numbered",
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing capture.")] = False,
+    format: FormatOption = Format.TEXT,
+) -> int:
+    """Run SCRIPT as python would, watch its memory and record it.
+
+    Ends with the peak, when and where it was, and who held the memory; after an out-of-memory error, with what to
+    change. The exit code is the script's own.
+    """
+    gpus = parse_gpus(gpu) if gpu is not None else None
+    words = list(script or ())
+    if module is None and not words:
+        raise UsageError("which script? write legroom run train.py, or legroom run -m package.module")
+
+    from legroom.cli.recording import Recording  # torch and the rest, only now
+    from legroom.observe.script import Script
+
+    target = (
+        Script(module, tuple(words), is_module=True)
+        if module is not None
+        else Script(words[0], tuple(words[1:]))
+    )
+    recording = Recording(
+        target,
+        gpus=gpus,
+        output=output,
+        force=force,
+        as_json=format == Format.JSON,
+        options=["--gpu", gpu] if gpu is not None else [],
+    )
+    return recording.run(at_exit=context.obj)
+
+
+class ScriptCommand(typer.core.TyperCommand):
+    """A command whose own options end where the script begins; for click that needs help with `-m module`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, end_options_after_module(args))
+
+
+_TAKES_VALUE = ("--gpu", "-o", "--output", "--format")
+
+
+def end_options_after_module(args: list[str]) -> list[str]:
+    """Put `--` after `-m module`, so that what follows is the module's own."""
+    position = 0
+    while position < len(args):
+        word = args[position]
+        if word == "-m":
+            return [*args[: position + 2], "--", *args[position + 2 :]]
+        if word.startswith("-m") and not word.startswith("--"):
+            return [*args[: position + 1], "--", *args[position + 1 :]]
+        if not word.startswith("-") or word == "--":
+            return args
+        position += 2 if word in _TAKES_VALUE else 1
+    return args

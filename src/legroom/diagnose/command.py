@@ -1,0 +1,38 @@
+"""The command that started a run, kept word by word so that a report can name the next one exactly."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """`legroom run OPTIONS TARGET ARGUMENTS`."""
+
+    options: tuple[str, ...] = ()
+    """Legroom's own that matter for another run: the GPU, not where the capture went."""
+    target: tuple[str, ...] = ()
+    """The script, or `-m` and a module."""
+    arguments: tuple[str, ...] = ()
+    """The script's own."""
+
+    @property
+    def text(self) -> str:
+        return shlex.join(["legroom", "run", *self.options, *self.target, *self.arguments])
+
+    def with_arguments(self, arguments: Sequence[str]) -> "Command":
+        return replace(self, arguments=tuple(arguments))
+
+    def as_run(self) -> dict[str, list[str]]:
+        """As it is kept in a capture's header."""
+        return {"options": list(self.options), "target": list(self.target), "arguments": list(self.arguments)}
+
+    @classmethod
+    def from_run(cls, run: Mapping[str, Any]) -> "Command":
+        """From a capture's header, which may come from a stranger: words that are no words are left out."""
+        return cls(*(_words(run.get(key)) for key in ("options", "target", "arguments")))
+
+
+def _words(value: object) -> tuple[str, ...]:
+    return tuple(word for word in value if isinstance(word, str)) if isinstance(value, list) else ()

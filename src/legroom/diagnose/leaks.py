@@ -1,0 +1,98 @@
+"""Memory that grows with every step, by the line that makes it.
+
+What grows is read off the ledger: lines whose live bytes rose at the end of each of the last steps. One mistake shows
+as many lines: a kept loss keeps the whole graph behind it, so every line of the model's forward grows at once, and the
+inputs and results in that graph with them. Lines that grow in step with activations are therefore one leak, named by
+the line that weighs most, which is what a person looks for: one thing to change.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from legroom.memory.events import Category, Holder
+from legroom.memory.growth import Growth
+from legroom.memory.ledger import Ledger
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leak:
+    """Something that a training loop keeps, a little more of it with each step."""
+
+    file: str | None
+    line: int | None
+    """Where the largest part of it is made."""
+    kind: str
+    """`graph`: kept activations, so a whole autograd graph; `tensor`: plain tensors."""
+    bytes: int
+    """Alive by now."""
+    bytes_per_step: int
+    nodes_per_step: int | None
+    """Autograd nodes a step; None where no one counted them."""
+    holder: str | None
+    """The variable that keeps it, where known."""
+    advice: str
+    steps: int
+    """For how many steps it has been growing."""
+    lines: int
+    """How many lines of code grow together."""
+    device: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def find_leaks(ledger: Ledger, device: int, holders: Sequence[Holder] = ()) -> list[Leak]:
+    """Every leak on a device, largest first."""
+    growing = ledger.growth(device)
+    graph = [row for row in growing if row.category is Category.ACTIVATION]
+    others = [row for row in growing if row.category is not Category.ACTIVATION]
+    if graph:
+        weight, length = sum(row.bytes_per_step for row in graph), graph[0].steps
+        in_graph = [row for row in others if abs(row.steps - length) <= 1 and row.bytes_per_step <= weight]
+        others = [row for row in others if row not in in_graph]
+        graph += in_graph
+    leaks = [_leak(graph, "graph", device, holders)] if graph else []
+    leaks += [_leak([row], "tensor", device, holders) for row in others]
+    return sorted(leaks, key=lambda leak: -leak.bytes_per_step)
+
+
+def _leak(rows: Sequence[Growth], kind: str, device: int, holders: Sequence[Holder]) -> Leak:
+    largest = rows[0]
+    per_step = sum(row.bytes_per_step for row in rows)
+    steps = max(row.steps for row in rows)
+    size = sum(row.bytes for row in rows)
+    holder = _holder_of(size, holders)
+    keeps = f"{holder} keeps" if holder else "Something outlives its step and keeps"
+    if kind == "graph":
+        advice = (
+            f"{keeps} the autograd graph of every step: store numbers (`loss.item()`) or detached tensors "
+            f"(`output.detach()`), not tensors that still know how they were computed."
+        )
+    else:
+        advice = (
+            f"{keeps} what is made on this line: move what you need to the host (`.cpu()`, `.item()`) "
+            f"or drop it before the next step."
+        )
+    return Leak(
+        file=largest.file,
+        line=largest.line,
+        kind=kind,
+        bytes=size,
+        bytes_per_step=per_step,
+        nodes_per_step=None,
+        holder=holder,
+        advice=advice,
+        steps=steps,
+        lines=len(rows),
+        device=device,
+    )
+
+
+def _holder_of(size: int, holders: Sequence[Holder]) -> str | None:
+    """The container that reaches at least half of what grew; of several, the one that reaches least besides."""
+    containers = [holder for holder in holders if " items)" in holder.path and holder.bytes >= size / 2]
+    if not containers:
+        return None
+    name, _, kind = min(containers, key=lambda holder: holder.bytes).path.partition(" ")
+    return f"`{name}` {kind}"

@@ -1,0 +1,142 @@
+"""Memory of one device at one moment, with nothing left unexplained.
+
+The shares add up to the device's total: what is not PyTorch's, each category, what PyTorch keeps but does not use, and
+what is free. What is known of one moment may be coarser than of another (only a failed allocation says how the unused
+part divides into whole cached segments and holes), so a share carries its own label.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from legroom.memory.events import Category, Oom
+from legroom.memory.ledger import Ledger
+from legroom.memory.state import Holding, State
+
+TOP_LINES = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A part of the device's memory."""
+
+    label: str
+    bytes: int
+    category: Category | None = None
+    """Set where the share is live memory of PyTorch's."""
+    is_free: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """Memory of one device at one moment."""
+
+    device: int
+    capacity: int
+    step: int
+    phase: str
+    time: float
+    allocated: int
+    reserved: int
+    shares: tuple[Share, ...]
+    by_category: dict[str, int]
+    top: tuple[Holding, ...]
+    """Lines by the bytes that they hold, largest first."""
+    coverage: float
+    """The part of the bytes whose line in the user's code is known."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "device": self.device,
+            "capacity_bytes": self.capacity,
+            "step": self.step,
+            "phase": self.phase,
+            "seconds": round(self.time, 3),
+            "allocated_bytes": self.allocated,
+            "reserved_bytes": self.reserved,
+            "by_category": dict(self.by_category),
+            "top": [row_as_dict(row) for row in self.top],
+        }
+
+
+def row_as_dict(row: Holding) -> dict[str, Any]:
+    """A line of `top` as programs read it."""
+    return {
+        "file": row.file or None,
+        "line": row.line,
+        "bytes": row.bytes,
+        "category": str(row.category),
+        "module": row.module,
+        "function": row.function,
+        "count": row.count,
+    }
+
+
+def picture_at_peak(ledger: Ledger, device: int, capacity: int, *, other: int = 0) -> Picture | None:
+    """The moment of most live bytes; None where the device never held any."""
+    peak = ledger.peak(device)
+    if peak.bytes <= 0:
+        return None
+    state = ledger.at(peak.index, device)
+    shares = [
+        Share("not PyTorch's (CUDA context)", other),
+        *_category_shares(state),
+        Share("reserved, not in use", max(state.reserved - state.allocated, 0)),
+    ]
+    return _picture(state, device, capacity, shares, step=peak.step, phase=str(peak.phase), time=peak.time)
+
+
+def picture_at_oom(state: State, oom: Oom) -> Picture:
+    """The moment when an allocation failed."""
+    barred = (
+        max(oom.capacity - oom.other - max(oom.limit, oom.reserved), 0) if oom.limit < oom.capacity else 0
+    )
+    shares = [
+        Share("not PyTorch's (CUDA context, others)", oom.other),
+        *_category_shares(state),
+        Share("cached, reusable", oom.cached),
+        Share("fragmented", oom.fragmented),
+        Share("beyond this process's fraction", barred),
+    ]
+    return _picture(
+        state,
+        oom.device,
+        oom.capacity,
+        shares,
+        step=oom.step,
+        phase=str(oom.phase),
+        time=oom.time,
+        reserved=oom.reserved,
+    )
+
+
+def _category_shares(state: State) -> list[Share]:
+    return [Share(str(category), size, category) for category, size in state.by_category().items()]
+
+
+def _picture(
+    state: State,
+    device: int,
+    capacity: int,
+    shares: list[Share],
+    *,
+    step: int,
+    phase: str,
+    time: float,
+    reserved: int | None = None,
+) -> Picture:
+    told = sum(share.bytes for share in shares)
+    if capacity > told:
+        shares = [*shares, Share("free", capacity - told, is_free=True)]
+    return Picture(
+        device=device,
+        capacity=max(capacity, told),
+        step=step,
+        phase=phase,
+        time=time,
+        allocated=state.allocated,
+        reserved=state.reserved if reserved is None else reserved,
+        shares=tuple(share for share in shares if share.bytes > 0),
+        by_category={str(category): size for category, size in state.by_category().items()},
+        top=tuple(state.top(TOP_LINES)),
+        coverage=state.coverage(),
+    )

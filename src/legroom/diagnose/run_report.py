@@ -1,0 +1,313 @@
+"""What a run did to memory, as plain data: made from a capture alone, so that it can be viewed as often as wanted.
+
+Nothing here prints and nothing here is torch's. `RunReport.as_json()` is what `--format json` shows; its keys are stable.
+"""
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from legroom.diagnose import ending as endings
+from legroom.diagnose import sources
+from legroom.diagnose.batch_argument import find_batch_argument
+from legroom.diagnose.command import Command
+from legroom.diagnose.ending import RunEnding
+from legroom.diagnose.leaks import Leak, find_leaks
+from legroom.diagnose.picture import Picture, picture_at_oom, picture_at_peak, row_as_dict
+from legroom.diagnose.postmortem import Evidence, advise
+from legroom.diagnose.sources import Sources
+from legroom.findings import Finding
+from legroom.memory.capture import Capture
+from legroom.memory.events import Frame, Holder, Note, Oom, Step
+from legroom.memory.ledger import Ledger
+from legroom.units import parse_size
+
+SCHEMA = "legroom.run/1"
+_TRIED = re.compile(r"Tried to allocate (\d+\.\d+ [KMG]iB)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One device as the run had it."""
+
+    index: int
+    name: str
+    kind: str
+    """`virtual`, `cuda` or `host`."""
+    capacity: int
+    other: int
+    """Of that, what is known not to be PyTorch's: the CUDA context."""
+    peak_allocated: int
+    peak_reserved: int
+
+    @property
+    def title(self) -> str:
+        """`virtual GPU 0`, `GPU 0 (NVIDIA H200)`, `host memory`."""
+        if self.kind == "virtual":
+            return f"virtual GPU {self.index}"
+        return f"GPU {self.index} ({self.name})" if self.kind == "cuda" else "host memory"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OomReport:
+    """An out-of-memory error: what was asked for, who held the rest, what to change."""
+
+    event: Oom
+    picture: Picture
+    holders: tuple[Holder, ...]
+    advice: tuple[Finding, ...]
+    ended_run: bool
+    """Whether the run died of it; otherwise the script caught it."""
+
+    @property
+    def block(self) -> int:
+        """What PyTorch wanted to take from the device for it: memory is taken in large blocks. Read off its message."""
+        match = _TRIED.search(self.event.message)
+        return max(parse_size(match.group(1)), self.event.requested) if match else self.event.requested
+
+    @property
+    def free(self) -> int:
+        """What the device still had for this process at that moment, cached blocks that could be returned included."""
+        event = self.event
+        room = min(event.limit, event.capacity - event.other) - event.reserved
+        return max(room, 0) + event.cached
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunReport:
+    """A run, ended or not."""
+
+    command: Command
+    """As it was started."""
+    started: str
+    devices: tuple[Device, ...]
+    device: Device | None
+    """The one that `peak` and `history` are about: where memory ran out, else the fullest."""
+    ending: RunEnding
+    seconds: float
+    steps: int
+    history: tuple[Step, ...]
+    peak: Picture | None
+    oom: OomReport | None
+    oom_count: int
+    leaks: tuple[Leak, ...]
+    capture: str | None
+    truncated: bool
+    dropped: int
+    sources: Sources = field(default_factory=dict)
+    """Lines of the user's code that the report speaks of."""
+
+    def as_json(self) -> dict[str, Any]:
+        """The stable keys first, what else may help a program after them."""
+        return {
+            "schema": SCHEMA,
+            "exit_code": self.ending.exit_code,
+            "steps": self.steps,
+            "peak_allocated_bytes": max((device.peak_allocated for device in self.devices), default=0),
+            "peak_reserved_bytes": max((device.peak_reserved for device in self.devices), default=0),
+            "oom": _oom_as_dict(self.oom) if self.oom else None,
+            "leaks": [leak.as_dict() for leak in self.leaks],
+            "capture": self.capture,
+            "command": self.command.text,
+            "ended": self.ending.ended,
+            "error": self.ending.error or None,
+            "seconds": round(self.seconds, 3),
+            "oom_count": self.oom_count,
+            "truncated": self.truncated,
+            "dropped_events": self.dropped,
+            "peak": self.peak.as_dict() if self.peak else None,
+            "devices": [
+                {
+                    "index": device.index,
+                    "name": device.name,
+                    "kind": device.kind,
+                    "capacity_bytes": device.capacity,
+                    "peak_allocated_bytes": device.peak_allocated,
+                    "peak_reserved_bytes": device.peak_reserved,
+                }
+                for device in self.devices
+            ],
+        }
+
+    def frames(self) -> list[Frame]:
+        """The lines of the user's code that the report speaks of, most important first."""
+        frames: list[Frame] = []
+        pictures = [picture for picture in (self.oom and self.oom.picture, self.peak) if picture]
+        if self.oom and self.oom.event.frame:
+            frames.append(self.oom.event.frame)
+        for picture in pictures:
+            frames += [
+                Frame(row.file, row.line, row.function or "") for row in picture.top if row.file and row.line
+            ]
+        frames += [Frame(leak.file, leak.line, "") for leak in self.leaks if leak.file and leak.line]
+        return frames
+
+    @property
+    def died_of_memory(self) -> bool:
+        """Whether memory ran out and the run did not get over it."""
+        return self.oom is not None and self.ending.exit_code != 0
+
+    @property
+    def next_commands(self) -> list[tuple[str, str]]:
+        """What to type next, and what it is for."""
+        look = [(f"legroom report {shlex.quote(self.capture)}", "this report again")] if self.capture else []
+        if self.oom is None or not self.died_of_memory:
+            return look
+        first = self.oom.advice[0] if self.oom.advice else None
+        batch = find_batch_argument(self.command.arguments)
+        if first is not None and first.code == "LG603" and batch is not None:
+            smaller = batch.smaller(first.evidence["fraction"])
+            if smaller is not None:
+                again = self.command.with_arguments(smaller.put_into(self.command.arguments))
+                return [(again.text, "with the smaller batch"), *look]
+        if first is not None and first.code == "LG607":
+            return [
+                (f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True {self.command.text}", "in one piece"),
+                *look,
+            ]
+        return [(self.command.text, "again, after the change"), *look]
+
+
+def run_report(capture: Capture, *, path: str | None = None) -> RunReport:
+    """Read a run off its capture. `path` is where the capture lies, None where it was not kept."""
+    ledger = Ledger(capture.events)
+    notes = [event for event in capture.events if isinstance(event, Note)]
+    ending = endings.from_notes(notes)
+    steps = ledger.steps()
+    devices = _devices(capture.run, ledger, steps)
+    ooms = ledger.ooms()
+    device = _device_of_interest(devices, ooms)
+    holders = _named_once(ledger.holders(len(ooms) - 1)) if ooms else []
+    leaks = tuple(leak for each in devices for leak in find_leaks(ledger, each.index, holders))
+    command = Command.from_run(capture.run)
+    return RunReport(
+        command=command,
+        started=str(capture.run.get("started", "")),
+        devices=devices,
+        device=device,
+        ending=ending,
+        seconds=ending.seconds
+        or max((getattr(event, "time", 0.0) for event in capture.events[-50:]), default=0.0),
+        steps=max((step.step + 1 for step in steps), default=0),
+        history=tuple(step for step in steps if device is not None and step.device == device.index),
+        peak=picture_at_peak(ledger, device.index, device.capacity, other=device.other) if device else None,
+        oom=_last_oom(capture, ledger, ending, holders, steps, leaks, command) if ooms else None,
+        oom_count=len(ooms),
+        leaks=leaks,
+        capture=path,
+        truncated=capture.truncated,
+        dropped=capture.dropped,
+        sources=sources.from_notes(notes),
+    )
+
+
+def _last_oom(
+    capture: Capture,
+    ledger: Ledger,
+    ending: RunEnding,
+    holders: Sequence[Holder],
+    steps: Sequence[Step],
+    leaks: Sequence[Leak],
+    command: Command,
+) -> OomReport:
+    event = ledger.ooms()[-1]
+    state = ledger.at_oom(len(ledger.ooms()) - 1)
+    position = max(i for i, each in enumerate(capture.events) if each is event)
+    evidence = Evidence(
+        oom=event,
+        state=state,
+        events=capture.events[:position],
+        holders=holders,
+        steps=steps,
+        leaks=leaks,
+        batch=find_batch_argument(command.arguments),
+    )
+    return OomReport(
+        event=event,
+        picture=picture_at_oom(state, event),
+        holders=tuple(holders),
+        advice=advise(evidence),
+        ended_run="OutOfMemoryError" in ending.error,
+    )
+
+
+def _named_once(holders: Sequence[Holder]) -> list[Holder]:
+    """A variable passed down through several functions is named where it was found first: innermost."""
+    named: dict[tuple[str, int], Holder] = {}
+    for holder in holders:
+        named.setdefault((holder.path, holder.bytes), holder)
+    return sorted(named.values(), key=lambda holder: -holder.bytes)
+
+
+def _devices(run: Mapping[str, Any], ledger: Ledger, steps: Sequence[Step]) -> tuple[Device, ...]:
+    """The devices that the capture's header names. It may come from a stranger: anything odd is left out."""
+    listed = run.get("devices")
+    devices = []
+    for row in listed if isinstance(listed, list) else ():
+        index = row.get("index") if isinstance(row, dict) else None
+        if not isinstance(index, int):
+            continue
+        own = [step for step in steps if step.device == index]
+        devices.append(
+            Device(
+                index=index,
+                name=str(row.get("name", "")),
+                kind=str(row.get("kind", "")),
+                capacity=_size(row.get("capacity")),
+                other=_size(row.get("other")),
+                # Steps outlive what was dropped to keep a capture small, so they may know of a higher peak.
+                peak_allocated=max(ledger.peak(index).bytes, *(step.peak_allocated for step in own), 0),
+                peak_reserved=max(
+                    ledger.peak(index, "reserved").bytes, *(step.peak_reserved for step in own), 0
+                ),
+            )
+        )
+    return tuple(devices)
+
+
+def _size(value: object) -> int:
+    return value if isinstance(value, int) and value > 0 else 0
+
+
+def _device_of_interest(devices: Sequence[Device], ooms: Sequence[Oom]) -> Device | None:
+    if ooms:
+        return next((device for device in devices if device.index == ooms[-1].device), None)
+    return max(devices, key=lambda device: device.peak_reserved / max(device.capacity, 1), default=None)
+
+
+def _oom_as_dict(oom: OomReport) -> dict[str, Any]:
+    event = oom.event
+    return {
+        "file": event.frame.file if event.frame else None,
+        "line": event.frame.line if event.frame else None,
+        "op": event.op,
+        "requested_bytes": event.requested,
+        "by_category": dict(oom.picture.by_category),
+        "top": [row_as_dict(row) for row in oom.picture.top],
+        "holders": [
+            {
+                "path": holder.path,
+                "bytes": holder.bytes,
+                "count": holder.count,
+                "file": holder.frame.file if holder.frame else None,
+                "line": holder.frame.line if holder.frame else None,
+            }
+            for holder in oom.holders
+        ],
+        "advice": [finding.as_dict() for finding in oom.advice],
+        "ended_run": oom.ended_run,
+        "device": event.device,
+        "step": event.step,
+        "phase": str(event.phase),
+        "module": event.module,
+        "capacity_bytes": event.capacity,
+        "allocated_bytes": event.allocated,
+        "reserved_bytes": event.reserved,
+        "cached_bytes": event.cached,
+        "fragmented_bytes": event.fragmented,
+        "free_bytes": oom.free,
+        "other_bytes": event.other,
+        "message": event.message,
+    }

@@ -1,0 +1,264 @@
+"""A run's report as text: the sentence first, then the picture, then what to do.
+
+Computes nothing: every figure is in the `RunReport`. A run that ended well gets `run_words`; one that ran out of memory
+gets `oom_words`, which stand above its traceback; both end with `closing_words`, whose last line is the next command.
+"""
+
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from legroom.diagnose.picture import Picture
+from legroom.diagnose.run_report import Device, OomReport, RunReport
+from legroom.findings import Finding
+from legroom.memory.events import Holder
+from legroom.show.code_frame import code_frame, source_line
+from legroom.show.history import history_line
+from legroom.show.memory_bar import COLOURS, memory_bar
+from legroom.show.terminal import verbatim
+from legroom.show.words import clean, counted, frame_place, phase_words, place, seconds_words, shortened
+from legroom.units import format_size
+
+TOP_LINES = 6
+TOP_HOLDERS = 6
+TOP_FINDINGS = 4
+
+
+def report_words(report: RunReport) -> RenderableType:
+    """All of a report, as `legroom report` shows it."""
+    if report.died_of_memory:
+        parts = [oom_words(report)]
+        if report.ending.traceback:
+            parts.append(verbatim(f"\n{report.ending.traceback.rstrip()}"))
+        return Group(*parts, closing_words(report))
+    return Group(run_words(report), closing_words(report))
+
+
+def run_words(report: RunReport) -> RenderableType:
+    """A run that did not die of memory."""
+    return Group(*_run_parts(report))
+
+
+def oom_words(report: RunReport) -> RenderableType:
+    """A run that died of memory: what was asked for, who held the rest, what to change."""
+    assert report.oom is not None
+    return Group(*_oom_parts(report, report.oom))
+
+
+def closing_words(report: RunReport, *, complaint: str = "") -> RenderableType:
+    """Where the record is, and the exact next command."""
+    return Group(*_closing_parts(report, complaint))
+
+
+def _run_parts(report: RunReport) -> Iterator[RenderableType]:
+    yield Text(_sentence(report), style="bold")
+    if report.oom is not None:
+        yield Text(_caught_sentence(report, report.oom), style="yellow")
+    if report.peak is None:
+        yield Text('Was anything moved to the device? Look for device="cuda" or .to(device) in the script.')
+        return
+    yield from _section("Who held the memory at the peak", _device_words(report.device))
+    yield memory_bar(report.peak)
+    yield from _lines(report, report.peak)
+    yield from _history(report)
+    yield from _leaks(report)
+    yield from _other_devices(report)
+
+
+def _oom_parts(report: RunReport, oom: OomReport) -> Iterator[RenderableType]:
+    yield Text(_oom_sentence(oom), style="bold red")
+    frame = oom.event.frame
+    if frame is not None:
+        code = code_frame(report.sources, frame.file, frame.line)
+        if code is not None:
+            inside = oom.event.op + (f", module {oom.event.module}" if oom.event.module else "")
+            yield from _section("What failed", clean(inside))
+            yield code
+    yield from _section("Who held the memory", _device_words(report.device))
+    yield memory_bar(oom.picture)
+    yield from _lines(report, oom.picture)
+    if oom.holders:
+        yield from _section("By variable", "what each reaches; two may reach the same")
+        yield _holder_table(oom.holders[:TOP_HOLDERS])
+    yield from _history(report)
+    if oom.advice:
+        yield from _section("What to change", "most useful first")
+        for number, finding in enumerate(oom.advice[:TOP_FINDINGS], 1):
+            yield _finding(number, finding)
+    yield from _other_devices(report)
+
+
+def _closing_parts(report: RunReport, complaint: str) -> Iterator[RenderableType]:
+    yield Text("")
+    if complaint:
+        yield Text(f"{complaint[0].upper()}{complaint[1:]}.", style="yellow")
+    if report.dropped:
+        yield Text(f"To keep the capture small, {report.dropped:,} events were left out of it.", style="dim")
+    if report.capture:
+        yield Text(f"Recorded in {report.capture}. Next:")
+    elif report.next_commands:
+        yield Text("Next:")
+    widest = max((len(command) for command, _ in report.next_commands), default=0)
+    for command, why in report.next_commands:
+        line = verbatim(f"  {command:<{min(widest, 60)}}", style="bold cyan")
+        line.append(f"   # {why}", style="not bold dim")
+        yield line
+
+
+# --- sentences ---------------------------------------------------------------------------------------------------
+
+
+def _sentence(report: RunReport) -> str:
+    how = _ending_words(report)
+    steps = f" after {counted(report.steps, 'step')}" if report.steps else ""
+    duration = f" in {seconds_words(report.seconds)}" if report.seconds else ""
+    if report.peak is None or report.device is None:
+        return f"{how}{steps}{duration}: no tensor ever lived on the device."
+    peak = report.peak
+    top = next((row for row in peak.top if row.file), None)
+    part = "most of it" if top and top.bytes > peak.allocated / 2 else "the largest part"
+    most = f", {part} from {place(top.file, top.line)}" if top else ""
+    growth = sum(leak.bytes_per_step for leak in report.leaks)
+    grows = f"; it grows by {format_size(growth)} with every step" if growth else ""
+    return (
+        f"{how}{steps}{duration}: memory peaked at {format_size(peak.allocated)} of {format_size(peak.capacity)} "
+        f"at step {peak.step}, {phase_words(peak.phase)}{most}{grows}."
+    )
+
+
+def _ending_words(report: RunReport) -> str:
+    ending = report.ending
+    match ending.ended:
+        case "finished":
+            return "Finished"
+        case "exited":
+            return "Finished" if ending.exit_code == 0 else f"Exited with code {ending.exit_code}"
+        case "left":
+            return f"Left by os._exit({ending.exit_code})"
+        case "interrupted":
+            return "Interrupted"
+        case "raised":
+            return f"Stopped by {clean(ending.error).partition(':')[0]}"
+    return "Broken off (killed, or still running)" if report.truncated else "Ended"
+
+
+def _oom_sentence(oom: OomReport) -> str:
+    event = oom.event
+    block = ""
+    if oom.free >= event.requested:  # then the figures alone would not say why
+        block = f", which takes a block of {format_size(oom.block)},"
+    return (
+        f"Out of memory at step {event.step}, {phase_words(event.phase)}, on {frame_place(event.frame)}: "
+        f"{format_size(event.requested)} were asked for{block} and {format_size(oom.free)} of "
+        f"{format_size(event.capacity)} were free."
+    )
+
+
+def _caught_sentence(report: RunReport, oom: OomReport) -> str:
+    times = "once" if report.oom_count == 1 else f"{report.oom_count} times"
+    return (
+        f"Memory ran out {times} and the script went on; last at step {oom.event.step} on "
+        f"{frame_place(oom.event.frame)}, for want of {format_size(oom.event.requested)}."
+    )
+
+
+def _device_words(device: Device | None) -> str:
+    return f"{device.title}, {format_size(device.capacity)}" if device else ""
+
+
+# --- sections ----------------------------------------------------------------------------------------------------
+
+
+def _section(title: str, remark: str = "") -> Iterator[RenderableType]:
+    heading = Text(f"\n{title}", style="bold")
+    if remark:
+        heading.append(f"  {remark}", style="not bold dim")
+    yield heading
+
+
+def _lines(report: RunReport, picture: Picture) -> Iterator[RenderableType]:
+    if not picture.top:
+        return
+    yield from _section("By line")
+    table = Table.grid(padding=(0, 1))
+    table.add_column(justify="right", no_wrap=True, min_width=11)
+    table.add_column(no_wrap=True, min_width=max(len(row.category) for row in picture.top[:TOP_LINES]))
+    table.add_column(overflow="ellipsis", no_wrap=True)
+    for row in picture.top[:TOP_LINES]:
+        where = Text(place(row.file, row.line))
+        if row.module:
+            where.append(f"  {clean(row.module)}", style="dim")
+        if row.count > 1:
+            where.append(f"  ×{row.count:,}", style="dim")  # noqa: RUF001
+        code = source_line(report.sources, row.file, row.line)
+        if code:
+            where.append(f"\n  {shortened(code, 50)}", style="dim italic")
+        table.add_row(
+            f"  {format_size(row.bytes)}", Text(str(row.category), style=COLOURS[row.category]), where
+        )
+    yield table
+    rest = len(picture.top) - TOP_LINES
+    if rest > 0:
+        yield Text(f"  and {counted(rest, 'smaller one')}", style="dim")
+
+
+def _holder_table(holders: tuple[Holder, ...]) -> Table:
+    table = Table.grid(padding=(0, 1))
+    table.add_column(justify="right", no_wrap=True, min_width=11)
+    table.add_column(overflow="ellipsis", no_wrap=True)
+    table.add_column(overflow="ellipsis", no_wrap=True, style="dim")
+    for holder in holders:
+        where = f"{frame_place(holder.frame)} in {clean(holder.frame.function)}" if holder.frame else ""
+        table.add_row(format_size(holder.bytes), Text(clean(holder.path)), where)
+    return table
+
+
+def _finding(number: int, finding: Finding) -> RenderableType:
+    head = Text(f"  {number}. ")
+    head.append(finding.code, style="bold cyan")
+    if finding.saves:
+        head.append(f"  frees about {format_size(finding.saves)}", style="green")
+    if finding.file:
+        head.append(f"  {place(finding.file, finding.line)}", style="dim")
+    return Group(
+        head,
+        Padding(Text(clean(finding.message)), (0, 0, 0, 5)),
+        Padding(Text(clean(finding.fix)), (0, 0, 0, 5)),
+    )
+
+
+def _history(report: RunReport) -> Iterator[RenderableType]:
+    if len(report.history) >= 2:
+        yield from _section("Peak of each step")
+        yield history_line(report.history)
+
+
+def _leaks(report: RunReport) -> Iterator[RenderableType]:
+    if not report.leaks:
+        return
+    yield from _section("Memory grows with every step")
+    for leak in report.leaks[:TOP_FINDINGS]:
+        head = Text("  ")
+        head.append("LG101", style="bold cyan")
+        head.append(
+            f"  {format_size(leak.bytes_per_step)} a step, {counted(leak.steps, 'step')} in a row, made on "
+        )
+        head.append(place(leak.file, leak.line), style="bold")
+        if leak.lines > 1:
+            head.append(f" and {counted(leak.lines - 1, 'line')} more")
+        yield head
+        yield Padding(Text(clean(leak.advice)), (0, 0, 0, 5))
+
+
+def _other_devices(report: RunReport) -> Iterator[RenderableType]:
+    others = [device for device in report.devices if device is not report.device and device.peak_reserved]
+    if others:
+        yield from _section("Other devices")
+    for device in others:
+        yield Text(
+            f"  {device.title}: peak {format_size(device.peak_allocated)} allocated, "
+            f"{format_size(device.peak_reserved)} reserved of {format_size(device.capacity)}"
+        )

@@ -1,0 +1,66 @@
+"""Places, times and phases, as people read them."""
+
+import os
+import re
+
+from legroom.memory.events import Frame, Phase
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+_PHASES = {
+    Phase.FORWARD: "in the forward pass",
+    Phase.BACKWARD: "in the backward pass",
+    Phase.OPTIMIZER: "in the optimizer step",
+    Phase.OTHER: "outside forward and backward",
+}
+
+
+def phase_words(phase: str) -> str:
+    """`in the forward pass`, ..."""
+    return _PHASES[Phase(phase)] if phase in set(Phase) else phase
+
+
+def place(file: str | None, line: int | None, *, longest: int = 44) -> str:
+    """`train.py:31`, from the current folder where that is shorter, its beginning cut off where it is long."""
+    if not file:
+        return "unknown line"
+    shown = clean(file)
+    if os.path.isabs(shown):
+        relative = os.path.relpath(shown)
+        shown = shown if relative.startswith("..") else relative
+    number = f":{line}" if line else ""
+    if len(shown) + len(number) > longest:
+        shown = "…" + shown[-(longest - len(number) - 1) :]
+    return shown + number
+
+
+def frame_place(frame: Frame | None, *, longest: int = 44) -> str:
+    return place(frame.file, frame.line, longest=longest) if frame else "unknown line"
+
+
+def seconds_words(seconds: float) -> str:
+    """`0.4 s`, `42 s`, `3 min 05 s`, `2 h 10 min`."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min"
+
+
+def counted(number: int, one: str) -> str:
+    """`1 step`, `2 steps`, `12,000 steps`."""
+    return f"{number:,} {one}{'' if number == 1 else 's'}"
+
+
+def shortened(text: str, longest: int) -> str:
+    """Cut off at the end, with a sign of it."""
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+def clean(text: str) -> str:
+    """Without control characters: a capture may come from a stranger, and a terminal obeys them."""
+    return _CONTROL.sub("�", text)

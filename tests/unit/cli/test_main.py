@@ -1,0 +1,78 @@
+"""The command line before anything runs: help, version, and refusals in one sentence."""
+
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+
+from legroom.cli import main
+from legroom.cli.run import end_options_after_module
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"legroom {version('legroom')}\n"
+
+
+def test_without_a_verb_help_is_shown(capsys):
+    assert main([]) == 0
+    assert "run" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["report", "--help"]])
+def test_help(capsys, words):
+    assert main(words) == 0
+    assert "Usage: legroom" in capsys.readouterr().out
+
+
+def test_python_m_legroom_is_the_same_command():
+    done = subprocess.run([sys.executable, "-m", "legroom", "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"legroom {version('legroom')}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["run"], "which script? write legroom run train.py, or legroom run -m package.module"),
+        (["run", "missing.py"], "there is no script 'missing.py': check the path, or name a module with -m"),
+        (["run", "-m", "no_such_module_here"], "no module named 'no_such_module_here' in "),
+        (["run", "--gpu", "8 bananas", "x.py"], "'8 bananas' is no size: write it like 8GiB, 512MiB or 24GB"),
+        (["run", "--gpu", "0", "x.py"], "'0' is no size: it must be above zero"),
+        (["run", "--gpu", "8GiB,", "x.py"], "'' is no size"),
+        (["run", "--nonsense", "x.py"], "No such option: --nonsense"),
+        (["run", "--format", "xml", "x.py"], "Invalid value for '--format'"),
+        (["frobnicate"], "No such command 'frobnicate'"),
+        (["report", "missing.legroom"], "missing.legroom does not exist: check the path"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(capsys, monkeypatch, tmp_path, words, sentence):
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"legroom: {sentence}")
+    assert err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "ended"),
+    [
+        (["-m", "pkg", "--force"], ["-m", "pkg", "--", "--force"]),
+        (["-mpkg", "--gpu", "x"], ["-mpkg", "--", "--gpu", "x"]),
+        (["--gpu", "8GiB", "-m", "pkg", "-m", "x"], ["--gpu", "8GiB", "-m", "pkg", "--", "-m", "x"]),
+        (["--gpu=8GiB", "--force", "-m", "pkg"], ["--gpu=8GiB", "--force", "-m", "pkg", "--"]),
+        (["-o", "-m", "train.py", "-m", "x"], ["-o", "-m", "train.py", "-m", "x"]),
+        (["train.py", "-m", "x"], ["train.py", "-m", "x"]),
+        (["--", "train.py", "-m", "x"], ["--", "train.py", "-m", "x"]),
+    ],
+)
+def test_our_options_end_where_the_module_begins(words, ended):
+    assert end_options_after_module(words) == ended
+
+
+def test_a_mistyped_command_does_not_load_torch():
+    program = "import sys; from legroom.cli import main; main(['run', '--gpu', 'x', 'y.py']); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "False\n"

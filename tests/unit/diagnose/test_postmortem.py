@@ -1,0 +1,249 @@
+"""Each cause of an out-of-memory error is told by its own signs, with its effect, and not where the signs are absent."""
+
+import pytest
+
+from legroom.memory.events import Category, Phase
+from legroom.units import MiB
+
+ACTIVATION, GRADIENT, INPUT = Category.ACTIVATION, Category.GRADIENT, Category.INPUT
+PARAMETER, STATE, TEMPORARY = Category.PARAMETER, Category.OPTIMIZER_STATE, Category.TEMPORARY
+
+
+@pytest.fixture
+def training(make_run):
+    """A model of 50 MiB in its second step, 800 MiB of activations, in the forward pass."""
+    run = make_run(arguments=["--batch-size", "256"])
+    run.alloc(50, PARAMETER)
+    run.alloc(100, STATE)
+    run.end_step()
+    run.alloc(10, INPUT)
+    run.alloc(500, ACTIVATION, module="encoder.layers.0")
+    run.alloc(300, ACTIVATION, module="encoder.layers.1")
+    return run
+
+
+def test_activations_ask_for_a_smaller_batch(training):
+    training.oom(100)
+    finding = training.advice()["LG603"]
+    assert "`--batch-size 128` instead of `--batch-size 256`" in finding.fix
+    assert finding.saves >= 60 * MiB
+
+
+def test_in_the_backward_pass_the_batch_follows_from_what_scales(training):
+    training.phase = Phase.BACKWARD
+    training.alloc(50, GRADIENT)
+    training.oom(100)
+    # 800 + 10 + 100 MiB scale; 1000 − 200 MiB are left for them
+    assert training.advice()["LG603"].evidence["fraction"] == pytest.approx(800 / 910, abs=0.001)
+
+
+def test_the_first_step_leaves_room_for_gradients_and_optimizer_state(make_run):
+    run = make_run()
+    run.alloc(100, PARAMETER)
+    run.phase = Phase.BACKWARD
+    run.alloc(850, ACTIVATION)
+    run.oom(100)
+    assert run.advice()["LG603"].evidence["fixed_bytes"] == 400 * MiB
+
+
+def test_without_a_known_argument_the_batch_is_a_fraction(make_run):
+    run = make_run()
+    run.alloc(900, ACTIVATION)
+    run.oom(200)
+    assert "a batch of at most half of today's" in run.advice()["LG603"].fix
+
+
+def test_no_batch_is_small_enough_when_the_rest_fills_the_device(make_run):
+    run = make_run()
+    run.alloc(300, PARAMETER)
+    run.alloc(300, STATE)
+    run.alloc(390, ACTIVATION)
+    run.oom(100)
+    assert "LG603" not in run.advice()
+
+
+def test_activations_can_be_halved_or_recomputed(training):
+    training.oom(100)
+    advice = training.advice()
+    assert advice["LG401"].saves == pytest.approx(800 * MiB * 0.4, rel=0.01)
+    assert advice["LG604"].saves == pytest.approx(800 * MiB * 0.6, rel=0.01)
+    assert "wrap encoder.layers" in advice["LG604"].fix
+
+
+def test_the_cheapest_means_comes_first(training):
+    training.oom(100)
+    assert list(training.advice()) == ["LG603", "LG401", "LG604"]
+
+
+def test_one_operation_larger_than_the_device_comes_before_all(training):
+    training.oom(2000)
+    codes = list(training.advice())
+    assert codes[0] == "LG601"
+
+
+def test_weights_that_do_not_fit(make_run):
+    run = make_run()
+    run.phase = Phase.OTHER
+    for _ in range(9):
+        run.alloc(100, PARAMETER)
+    run.oom(200)
+    assert list(run.advice()) == ["LG602"]
+
+
+def test_growth_is_a_mistake_and_comes_first(make_run):
+    run = make_run()
+    run.alloc(50, PARAMETER)
+    for _ in range(8):
+        run.alloc(100, ACTIVATION, line=12)
+        run.end_step()
+    run.oom(200)
+    finding = next(iter(run.advice().values()))
+    assert (finding.code, finding.line, finding.saves) == ("LG101", 12, 700 * MiB)
+
+
+def test_the_container_that_keeps_a_growing_graph_is_named(make_run):
+    run = make_run()
+    for _ in range(8):
+        run.alloc(100, ACTIVATION, line=12)
+        run.end_step()
+    run.oom(300)
+    run.holder("losses (list, 8 items)", 800)
+    run.holder("everything (dict, 3 items)", 900)
+    assert run.advice()["LG101"].fix.startswith(
+        "`losses` (list, 8 items) keeps the autograd graph of every step"
+    )
+
+
+def test_activations_of_an_earlier_step(training):
+    training.end_step()
+    training.oom(100)
+    assert training.advice()["LG104"].saves == 800 * MiB
+
+
+def test_activations_of_this_step_are_no_mistake(training):
+    training.oom(100)
+    assert "LG104" not in training.advice()
+
+
+def test_evaluation_without_no_grad(training):
+    for _ in range(3):
+        training.alloc(5, INPUT, line=40)
+    training.oom(200)
+    finding = training.advice()["LG201"]
+    assert "torch.no_grad()" in finding.fix
+    assert finding.evidence == {"batches_without_backward": 3}
+
+
+def test_a_backward_pass_between_batches_is_training(training):
+    for _ in range(3):
+        training.alloc(5, INPUT, line=40)
+        training.phase = Phase.BACKWARD
+        training.alloc(1, GRADIENT)
+        training.phase = Phase.FORWARD
+    training.oom(200)
+    assert "LG201" not in training.advice()
+
+
+def test_a_data_set_on_the_device(make_run):
+    run = make_run()
+    run.alloc(600, INPUT, line=3)
+    run.alloc(300, ACTIVATION)
+    run.oom(200)
+    assert run.advice()["LG609"].line == 3
+
+
+def test_a_result_held_through_the_backward_pass(training):
+    training.alloc(100, TEMPORARY, line=33)
+    training.phase = Phase.BACKWARD
+    training.oom(100)
+    training.holder("logits (Tensor)", 100)
+    finding = training.advice()["LG102"]
+    assert (finding.line, finding.saves) == (33, 100 * MiB)
+    assert "`del logits`" in finding.fix
+
+
+def test_a_result_of_the_pass_at_work_is_not_held(training):
+    training.alloc(100, TEMPORARY, line=33)
+    training.oom(100)
+    assert "LG102" not in training.advice()
+
+
+def test_gradients_during_the_forward_pass(training):
+    training.alloc(60, GRADIENT)
+    training.oom(100)
+    assert training.advice()["LG103"].saves == 60 * MiB
+
+
+def test_gradients_during_the_backward_pass_are_as_they_should_be(training):
+    training.alloc(50, GRADIENT)
+    training.phase = Phase.BACKWARD
+    training.oom(100)
+    assert "LG103" not in training.advice()
+
+
+def test_optimizer_state_born_in_the_first_step(make_run):
+    run = make_run()
+    run.alloc(300, PARAMETER)
+    run.alloc(300, GRADIENT)
+    run.phase = Phase.OPTIMIZER
+    run.alloc(300, STATE)
+    run.oom(200)
+    assert run.advice()["LG605"].saves == 300 * MiB
+
+
+def test_optimizer_temporaries(make_run):
+    run = make_run()
+    run.alloc(200, PARAMETER)
+    run.alloc(200, GRADIENT)
+    run.alloc(400, STATE)
+    run.end_step()
+    run.phase = Phase.OPTIMIZER
+    run.alloc(150, TEMPORARY)
+    run.oom(100)
+    advice = run.advice()
+    assert advice["LG606"].saves == 250 * MiB
+    assert "LG605" not in advice
+
+
+def test_fragmentation(make_run):
+    run = make_run()
+    run.alloc(500, ACTIVATION)
+    run.oom(300, fragmented=450)
+    assert run.advice()["LG607"].saves == 450 * MiB
+
+
+def test_pieces_too_small_to_matter_are_not_called_fragmentation(make_run):
+    run = make_run()
+    run.alloc(900, ACTIVATION)
+    run.oom(300, fragmented=50)
+    assert "LG607" not in run.advice()
+
+
+def test_other_processes(make_run):
+    run = make_run(capacity=8000, other=3000)
+    run.alloc(4900, ACTIVATION)
+    run.oom(300)
+    assert "LG608" in run.advice()
+
+
+def test_a_cuda_context_alone_is_no_other_process(make_run):
+    run = make_run(capacity=8000, other=500)
+    run.alloc(7400, ACTIVATION)
+    run.oom(300)
+    assert "LG608" not in run.advice()
+
+
+def test_a_process_limited_to_a_fraction(make_run):
+    run = make_run()
+    run.alloc(450, ACTIVATION)
+    run.oom(100, limit=500)
+    assert run.advice()["LG610"].saves == 500 * MiB
+
+
+def test_every_finding_is_a_sentence_with_a_remedy(training):
+    training.alloc(50, GRADIENT)
+    training.oom(100)
+    for finding in training.advice().values():
+        assert finding.message.endswith(".")
+        assert finding.fix.endswith((".", "`."))
+        assert finding.saves > 0

@@ -1,0 +1,32 @@
+"""Lines of the user's code travel in the capture."""
+
+from legroom.diagnose.sources import as_note, from_notes, read_sources
+from legroom.memory.events import Frame, Note
+
+
+def test_a_line_comes_with_its_neighbours(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text("".join(f"line{n}\n" for n in range(1, 10)))
+    assert read_sources([Frame(str(file), 5, "f")]) == {str(file): {n: f"line{n}" for n in range(3, 8)}}
+
+
+def test_the_ends_of_a_file_are_no_trouble(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text("one\ntwo")
+    assert read_sources([Frame(str(file), 2, "f"), Frame(str(file), 99, "f")]) == {
+        str(file): {1: "one", 2: "two"}
+    }
+
+
+def test_a_file_that_is_gone_is_left_out():
+    assert read_sources([Frame("/nowhere/train.py", 3, "f")]) == {}
+
+
+def test_they_come_back_from_a_note():
+    lines = {"a.py": {1: "x", 12: "y"}}
+    assert from_notes([as_note(lines, 0.0)]) == lines
+
+
+def test_a_strangers_nonsense_is_left_out():
+    notes = [Note(0.0, "source", text) for text in ("{", "[]", '{"a": 3}', '{"a": {"x": "t", "2": 5}}')]
+    assert from_notes(notes) == {}

@@ -1,0 +1,180 @@
+"""The live line comes and goes without a trace in what the script prints."""
+
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from legroom.show.live import LiveLine, fitted, status_text
+from legroom.units import GiB, MiB
+
+
+@dataclass
+class Figures:
+    step: int = 41
+    seconds_per_step: float = 0.35
+    allocated: int = 300 * MiB
+    reserved: int = 400 * MiB
+    peak_reserved: int = 512 * MiB
+    capacity: int = 8 * GiB
+
+
+class Terminal:
+    """A pseudo-terminal, and what a person would see on it."""
+
+    def __init__(self) -> None:
+        self.master, slave = os.openpty()
+        os.set_blocking(self.master, False)
+        self.stream = os.fdopen(slave, "w", buffering=1)
+
+    def screen(self) -> list[str]:
+        """Understands what is used here: carriage return, new line, clear line."""
+        self.stream.flush()
+        lines, column = [""], 0
+        text = b"".join(iter(self._read, b"")).decode().replace("\x1b[2K", "\x00")
+        for character in text:
+            if character == "\n":
+                lines.append("")
+            elif character == "\r":
+                column = 0
+            elif character == "\x00":
+                lines[-1] = " " * len(lines[-1])
+            else:
+                line = lines[-1].ljust(column)
+                lines[-1] = line[:column] + character + line[column + 1 :]
+                column += 1
+        return [line.rstrip() for line in lines]
+
+    def _read(self) -> bytes:
+        try:
+            return os.read(self.master, 65536)
+        except OSError:
+            return b""
+
+
+@pytest.fixture(autouse=True)
+def no_beat(monkeypatch):
+    """Paint only when told to."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(LiveLine, "REPAINT_SECONDS", 1000)
+
+
+@contextmanager
+def on_terminal() -> Iterator[tuple[Terminal, LiveLine]]:
+    """Inside, sys.stdout and sys.stderr are a terminal with a live line (pytest swaps them between phases)."""
+    terminal, saved = Terminal(), (sys.stdout, sys.stderr)
+    sys.stdout = sys.stderr = terminal.stream
+    live = LiveLine(Figures)
+    live.start()
+    try:
+        yield terminal, live
+    finally:
+        live.stop()
+        sys.stdout, sys.stderr = saved
+
+
+def test_the_line_shows_where_the_run_stands():
+    with on_terminal() as (terminal, live):
+        live.paint()
+        assert terminal.screen() == [
+            "legroom  step 41  0.35 s/step  300.0 MiB allocated  peak 512.0 MiB of 8.00 GiB"
+        ]
+
+
+def test_what_the_script_prints_stays_whole():
+    with on_terminal() as (terminal, live):
+        live.paint()
+        print("epoch 1")
+        live.paint()
+        print("epoch 2")
+        live.stop()
+        assert terminal.screen() == ["epoch 1", "epoch 2", ""]
+
+
+def test_a_line_that_is_not_ended_is_left_alone():
+    with on_terminal() as (terminal, live):
+        sys.stdout.write("\r 10%|#    |")
+        live.paint()
+        sys.stdout.write("\r 20%|##   |")
+        live.paint()
+        assert terminal.screen() == [" 20%|##   |"]
+
+
+def test_bytes_written_past_the_text_layer_are_seen_too():
+    with on_terminal() as (terminal, live):
+        live.paint()
+        sys.stdout.buffer.write(b"raw")
+        sys.stdout.buffer.flush()
+        live.paint()
+        assert terminal.screen() == ["raw"]
+
+
+def test_nothing_is_painted_while_the_script_waits_for_input(monkeypatch):
+    painting = []
+    monkeypatch.setattr("builtins.input", lambda prompt: (painting[0].paint(), "yes")[1])
+    with on_terminal() as (terminal, live):
+        painting.append(live)
+        assert input("sure? ") == "yes"
+        assert terminal.screen() == [""]
+
+
+def test_streams_stay_the_very_same_objects():
+    with on_terminal() as (terminal, _):
+        assert sys.stdout is terminal.stream
+        assert sys.stdout.isatty()
+        assert isinstance(sys.stdout, io.TextIOWrapper)
+
+
+def test_everything_is_put_back():
+    before = input
+    with on_terminal() as (terminal, live):
+        assert input is not before
+        live.stop()
+        assert input is before
+        assert "write" not in vars(terminal.stream)
+        assert "write" not in vars(terminal.stream.buffer)
+
+
+def test_a_forked_child_prints_as_if_nothing_had_been():
+    with on_terminal() as (terminal, live):
+        live.paint()
+        live.abandon()
+        assert "write" not in vars(terminal.stream)
+
+
+def test_a_pipe_gets_a_plain_line_now_and_then(monkeypatch):
+    monkeypatch.setattr(LiveLine, "FIRST_PLAIN_SECONDS", 0.0)
+    monkeypatch.setattr(LiveLine, "PLAIN_SECONDS", 1000.0)
+    read, write = os.pipe()
+    with os.fdopen(write, "w") as stream:
+        live = LiveLine(Figures, stream=stream)
+        live.start()
+        line = os.read(read, 1000)
+        live.stop()
+    os.close(read)
+    assert line == b"legroom: " + status_text(Figures()).encode() + b"\n"
+
+
+def test_a_stream_without_a_file_gets_nothing():
+    stream = io.StringIO()
+    live = LiveLine(Figures, stream=stream)
+    live.start()
+    live.stop()
+    assert stream.getvalue() == ""
+
+
+@pytest.mark.parametrize("columns", range(20, 120, 7))
+def test_the_line_never_wraps(columns):
+    assert len(fitted(Figures(), columns)) <= columns
+
+
+def test_the_peak_is_the_last_to_go():
+    assert fitted(Figures(), 40) == "legroom  peak 512.0 MiB of 8.00 GiB"
+
+
+def test_the_first_step_has_no_pace_yet():
+    assert "first step" in status_text(Figures(step=0, seconds_per_step=0.0))

@@ -1,0 +1,84 @@
+"""Tracebacks keep the user's frames and count the others."""
+
+import json
+import re
+
+import pytest
+import torch
+
+from legroom.show.tracebacks import headline, innermost_place, shortened, without_ours
+
+
+def is_mine(file: str) -> bool:
+    return file == __file__
+
+
+def failing() -> None:
+    torch.nn.Linear(2, 2)(torch.zeros(3))
+
+
+def caught(function) -> BaseException:
+    with pytest.raises(Exception) as info:
+        function()
+    return info.value
+
+
+def test_frames_of_libraries_are_counted_not_shown():
+    text = shortened(caught(failing), is_mine)
+    assert re.search(r"in failing\n    torch.nn.Linear.*\n(?:.*\^.*\n)?  … \d+ frames in torch\n", text)
+    assert "modules/linear.py" not in text
+
+
+def test_the_standard_library_is_called_python():
+    assert re.search(r"  … \d+ frames in Python\n", shortened(caught(lambda: json.loads("{")), is_mine))
+
+
+def test_the_message_stays():
+    assert shortened(caught(failing), is_mine).rstrip().endswith(headline(caught(failing)))
+
+
+def test_causes_are_shortened_too():
+    def wrapping():
+        try:
+            failing()
+        except RuntimeError as error:
+            raise ValueError("wrapped") from error
+
+    text = shortened(caught(wrapping), is_mine)
+    assert text.count("Traceback (most recent call last)") == 2
+    assert "modules/linear.py" not in text
+
+
+def test_groups_are_shortened_too():
+    def grouping():
+        raise ExceptionGroup("several", [caught(failing)])
+
+    assert "modules/linear.py" not in shortened(caught(grouping), is_mine)
+
+
+def test_only_our_own_frames_are_left_out_of_the_full_traceback():
+    from legroom.units import parse_size
+
+    text = without_ours(caught(lambda: parse_size("x")))
+    assert "units.py" not in text
+    assert "test_tracebacks.py" in text
+
+
+def test_the_headline_is_one_line():
+    error = caught(failing)
+    error.add_note("a note")
+    assert headline(error).startswith("RuntimeError: ")
+    assert "\n" not in headline(error)
+
+
+def test_the_headline_of_a_syntax_error_says_what_is_wrong():
+    assert headline(caught(lambda: compile("f(:", "x", "exec"))).startswith("SyntaxError:")
+
+
+def test_the_innermost_line_of_the_user_is_found():
+    line = failing.__code__.co_firstlineno + 1
+    assert innermost_place(caught(failing), is_mine).endswith(f"test_tracebacks.py:{line}")
+
+
+def test_without_a_frame_of_the_users_the_line_is_unknown():
+    assert innermost_place(caught(failing), lambda file: False) == "an unknown line"
