@@ -6,7 +6,6 @@ forward operation leaves its place under the sequence number of the autograd nod
 operation looks it up.
 """
 
-import sys
 import sysconfig
 import weakref
 from bisect import bisect_right
@@ -45,7 +44,7 @@ _INTERACTIVE = ("<stdin>", "<ipython-input-", "<python-input-")
 
 _OTHERS, _LIBRARY, _USER = 0, 1, 2
 _kinds: dict[str, int] = {}
-_frames: dict[tuple[CodeType, int], Frame] = {}
+_frames: dict[tuple[str, int, str], Frame] = {}
 
 
 def _kind_of(file: str) -> int:
@@ -98,9 +97,14 @@ def user_frame(frame: FrameType | None) -> tuple[Frame | None, bool]:
 
 
 def _as_frame(code: CodeType, line: int | None) -> Frame:
-    known = _frames.get((code, line or 0))
+    key = (
+        code.co_filename,
+        line or code.co_firstlineno,
+        code.co_name,
+    )  # a code object itself is slow to hash
+    known = _frames.get(key)
     if known is None:
-        known = _frames[code, line or 0] = Frame(code.co_filename, line or code.co_firstlineno, code.co_name)
+        known = _frames[key] = Frame(*key)
     return known
 
 
@@ -113,15 +117,12 @@ class ModuleStack:
     def __init__(self, on_enter: Callable[[nn.Module, tuple[Any, ...], bool], None] | None = None) -> None:
         """`on_enter(module, args, is_root)` is called before each module's forward."""
         self.path = ""
-        self._stack: list[str] = []
+        self.stack: list[str] = []
+        """The paths of the modules at work, outermost first."""
         self._names: dict[int, str] = {}
         self._roots: dict[int, tuple[weakref.ref[nn.Module], dict[int, str]]] = {}
         self._on_enter = on_enter
         self._handles: list[Any] = []
-
-    @property
-    def depth(self) -> int:
-        return len(self._stack)
 
     def attach(self) -> None:
         self._handles = [
@@ -133,28 +134,28 @@ class ModuleStack:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self._stack.clear()
+        self.stack.clear()
         self._roots.clear()
         self.path = ""
 
     def unwind(self, depth: int) -> None:
         """Forget modules entered above `depth`: an exception left them without their closing hook."""
-        del self._stack[depth:]
-        self.path = self._stack[-1] if self._stack else ""
+        del self.stack[depth:]
+        self.path = self.stack[-1] if self.stack else ""
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        root = not self._stack
+        root = not self.stack
         if root:
             self._names = self._names_under(module)
         self.path = self._names.get(id(module)) or type(module).__name__
-        self._stack.append(self.path)
+        self.stack.append(self.path)
         if self._on_enter is not None:
             self._on_enter(module, args, root)
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if self._stack:
-            self._stack.pop()
-        self.path = self._stack[-1] if self._stack else ""
+        if self.stack:
+            self.stack.pop()
+        self.path = self.stack[-1] if self.stack else ""
 
     def _names_under(self, root: nn.Module) -> dict[int, str]:
         known = self._roots.get(id(root))
@@ -172,15 +173,14 @@ class ModuleStack:
 _ACCUMULATE = 2**63  # nodes that accumulate gradients carry the largest sequence number
 
 
-def current_node() -> Any:
-    """The autograd node being run by the engine on this thread, or None outside a backward pass.
-
-    Without torch's private call, backward operations are attributed to the line that called `backward()`.
-    """
-    return _current_node() if _current_node is not None else None
+def _no_node() -> None:
+    return None
 
 
-_current_node = getattr(torch._C, "_current_autograd_node", None)
+current_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", _no_node)
+"""The autograd node being run by the engine on this thread, or None outside a backward pass.
+
+Without torch's private call, backward operations are attributed to the line that called `backward()`."""
 _next_sequence_number = getattr(torch._C._autograd, "_get_sequence_nr", None)
 
 
@@ -215,8 +215,3 @@ class Origins:
         position = bisect_right(self._numbers, number) - 1
         self._last = self._places[max(position, 0)] if self._places else None
         return self._last
-
-
-def here(depth: int = 1) -> FrameType | None:
-    """The caller's frame, `depth` levels up."""
-    return sys._getframe(depth + 1)

@@ -9,6 +9,7 @@ a device do: an operation's result lives where its inputs live, unless the call 
 """
 
 import contextlib
+import inspect
 import sys
 import threading
 import time
@@ -74,28 +75,17 @@ class Context(threading.local):
     category: Category | None = None
 
 
-class _Storage:
-    """A live storage on a device."""
+class Live(weakref.ref):  # type: ignore[type-arg]
+    """A storage on a device: a weak reference that knows what it watches (one object for each, as there are many)."""
 
-    __slots__ = ("block", "category", "device", "id", "nbytes", "phase", "reference")
-
-    def __init__(
-        self, number: int, device: int, nbytes: int, block: Block | None, category: Category, phase: Phase
-    ) -> None:
-        self.id = number
-        self.device = device
-        self.nbytes = nbytes
-        self.block = block
-        self.category = category
-        self.phase = phase
-        self.reference: _Reference | None = None
-
-
-class _Reference(weakref.ref):  # type: ignore[type-arg]
-    """A weak reference that knows the key of the storage it watched."""
-
-    __slots__ = ("key",)
+    __slots__ = ("block", "category", "device", "id", "key", "nbytes", "phase")
+    block: Block | None
+    category: Category
+    device: int
+    id: int
     key: int
+    nbytes: int
+    phase: Phase
 
 
 class Recorder:
@@ -111,9 +101,11 @@ class Recorder:
         devices: Sequence[DeviceMemory],
         *,
         everywhere: bool = False,
+        eager: bool = False,
         on_failure: Callable[["Recorder", AllocationFailed, int, Place, str], BaseException] | None = None,
     ) -> None:
-        """`everywhere`: every storage counts, on device 0 (watching the host). `on_failure(recorder, failure,
+        """`everywhere`: every storage counts, on device 0 (watching the host). `eager`: nothing the program runs
+        is compiled by `torch.compile`, which makes each operation cheaper to watch. `on_failure(recorder, failure,
         device, place, op)` turns a failed allocation into the exception that the operation raises."""
         self.sink = sink
         self.devices = devices
@@ -123,17 +115,17 @@ class Recorder:
         self.clock = TrainingClock(
             on_step_end=self._step_ended, on_optimizer=self._optimizer_at_work, on_batch=self._batch_given
         )
-        self.live: dict[int, _Storage] = {}
+        self.live: dict[int, Live] = {}
         self.origins = Origins()
+        self._eager = eager
         self._on_failure = on_failure
         self._host_roles: dict[int, tuple[weakref.ref[Any], Category]] = {}
         self._lock = threading.RLock()
-        self._busy = False
-        self._dead: deque[int] = deque()
+        self._dead: deque[Live] = deque()
         self._count = 0
         self._in_backward = False
         self._backward_device = HOST
-        self._started = time.perf_counter()
+        self._started = _now()
         self._peaks: dict[int, list[int]] = {}
         self._exit = contextlib.ExitStack()
 
@@ -141,7 +133,7 @@ class Recorder:
 
     def attach(self) -> None:
         """Watch this thread, and torch's global hooks, until `detach`."""
-        self._started = time.perf_counter()
+        self._started = _now()
         self._peaks = {device.index: [0, 0] for device in self.devices}
         self.modules.attach()
         self._exit.callback(self.modules.detach)
@@ -157,17 +149,15 @@ class Recorder:
     def detach(self) -> None:
         """Stop watching. Storages still alive are forgotten without a death event: they did not die."""
         self._exit.close()
-        for storage in self.live.values():
-            storage.reference = None
         self.live.clear()
 
     def mode(self) -> TorchDispatchMode:
         """A dispatch mode for one thread, over this recorder's state."""
-        return _Mode(self)
+        return _EagerMode(self) if self._eager else _Mode(self)
 
     @property
     def seconds(self) -> float:
-        return time.perf_counter() - self._started
+        return _now() - self._started
 
     def emit(self, event: Event) -> None:
         self.sink(event)
@@ -176,8 +166,6 @@ class Recorder:
 
     def after(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None, out: Any) -> None:
         """An operation has run and returned `out`."""
-        if self._dead:
-            self._bury()
         live = self.live
         fresh: list[tuple[int, Any]] | None = None
         if isinstance(out, torch.Tensor):
@@ -185,7 +173,7 @@ class Recorder:
             if storage is not None:
                 if storage._cdata not in live:
                     fresh = [(storage._cdata, storage)]
-                elif func in _RESIZING:
+                elif id(func) in _RESIZING:
                     self._maybe_resized(storage, func)
         elif isinstance(out, tuple | list):
             for tensor in _tensors(out):
@@ -220,11 +208,13 @@ class Recorder:
             if aliases:
                 fresh = [(key, storage) for key, storage in fresh if key not in aliases]
         with self._lock:
-            place, backward = self._locate(func, args)
-            if backward:
+            if self._dead:
+                self._bury()
+            place = self._locate(args, depth=4)
+            if place.phase is Phase.BACKWARD:
                 self._backward_device = device
             for key, storage in fresh:
-                self._born(key, storage, device, place, backward, func)
+                self._born(key, storage, device, place, func)
 
     def mark(self, storage: Any, device: int, category: Category | None = None) -> None:
         """A storage made outside any operation (loaded, copied, shared) lives on `device` from now on."""
@@ -235,53 +225,51 @@ class Recorder:
                 self.tag(known, category)
             return
         with self._lock:
-            place, _ = self._locate(None, ())
-            self._born(key, storage, device, place, False, None, category)
+            place = self._locate((), depth=2)
+            self._born(key, storage, device, place, None, category)
 
     def _born(
-        self,
-        key: int,
-        storage: Any,
-        device: int,
-        place: Place,
-        backward: bool,
-        func: Any,
-        category: Category | None = None,
+        self, key: int, storage: Any, device: int, place: Place, func: Any, category: Category | None = None
     ) -> None:
         nbytes = storage.nbytes()
-        allocator = self.devices[device].allocator
-        block: Block | None = None
-        if nbytes:
-            self._busy = True
-            try:
-                block = allocator.malloc(nbytes)
-            except AllocationFailed as failure:
-                self._fail(failure, device, place, func)
-            finally:
-                self._busy = False
-        category = category or self.context.category or self._category_at_birth(func, place, backward)
-        number = self._count = self._count + 1
-        born = _Storage(number, device, nbytes, block, category, place.phase)
-        reference = _Reference(storage, self._died)
-        reference.key = key
-        born.reference = reference
-        self.live[key] = born
-        if block is None:
+        live = Live(storage, self._died)
+        live.key = key
+        live.device = device
+        live.nbytes = nbytes
+        live.phase = phase = place.phase
+        if category is None:
+            category = self.context.category or self._category_at_birth(func, phase)
+        live.category = category
+        live.id = number = self._count = self._count + 1
+        if not nbytes:  # lives somewhere, takes nothing
+            live.block = None
+            self.live[key] = live
             return
-        peaks = self._peaks[device]
-        if allocator.allocated > peaks[0]:
-            peaks[0] = allocator.allocated
-        if allocator.reserved > peaks[1]:
-            peaks[1] = allocator.reserved
-        self.sink(
-            Alloc(
-                time.perf_counter() - self._started, number, nbytes, block.size, device, 0, category,
-                place.phase, self.clock.step, place.module, place.frame, _op_name(func),
-            )
-        )  # fmt: skip
+        allocator = self.devices[device].allocator
+        try:
+            live.block = block = allocator.malloc(nbytes)
+        except AllocationFailed as failure:
+            failed = failure
+        else:
+            self.live[key] = live
+            peaks = self._peaks[device]
+            if allocator.allocated > peaks[0]:
+                peaks[0] = allocator.allocated
+                if allocator.reserved > peaks[1]:
+                    peaks[1] = allocator.reserved
+            self.sink(
+                _new(
+                    Alloc,
+                    (
+                        _now() - self._started, number, nbytes, block.size, device, 0, category,
+                        phase, self.clock.step, place.module, place.frame, _op_name(func),
+                    ),
+                )
+            )  # fmt: skip
+            return
+        self._fail(failed, device, place, func)
 
     def _fail(self, failure: AllocationFailed, device: int, place: Place, func: Any) -> None:
-        self._busy = False
         if self._on_failure is None:
             raise failure
         error = self._on_failure(self, failure, device, place, _op_name(func))
@@ -289,29 +277,25 @@ class Recorder:
         self._in_backward = False
         raise error from None
 
-    def _died(self, reference: Any) -> None:
-        # May run at any moment, in the middle of the allocator's own work too (the cycle collector): then wait.
-        self._dead.append(reference.key)
-        if not self._busy:
-            self._bury()
+    def _died(self, dead: Any) -> None:
+        """May run at any moment and on any thread: whoever holds the lock does the work."""
+        self._dead.append(dead)
+        if self._lock.acquire(False):
+            try:
+                self._bury()
+            finally:
+                self._lock.release()
 
     def _bury(self) -> None:
-        if not self._lock.acquire(blocking=False):
-            return
-        try:
-            while self._dead:
-                key = self._dead.popleft()
-                dead = self.live.pop(key, None)
-                if dead is None or dead.block is None:
-                    continue
-                self._busy = True
-                try:
-                    self.devices[dead.device].allocator.free(dead.block)
-                finally:
-                    self._busy = False
-                self.sink(Free(time.perf_counter() - self._started, dead.id))
-        finally:
-            self._lock.release()
+        """Free what has died. The lock is held."""
+        while self._dead:
+            dead = self._dead.popleft()
+            if self.live.get(dead.key) is not dead:
+                continue
+            del self.live[dead.key]
+            if dead.block is not None:
+                self.devices[dead.device].allocator.free(dead.block)
+                self.sink(_new(Free, (_now() - self._started, dead.id)))
 
     def _maybe_resized(self, storage: Any, func: Any) -> None:
         """`resize_` and friends give a storage other memory while it lives."""
@@ -320,12 +304,11 @@ class Recorder:
             return
         with self._lock:
             del self.live[storage._cdata]
-            known.reference = None
             if known.block is not None:
                 self.devices[known.device].allocator.free(known.block)
                 self.sink(Free(self.seconds, known.id))
-            place, backward = self._locate(func, ())
-            self._born(storage._cdata, storage, known.device, place, backward, func, known.category)
+            place = self._locate((), depth=4)
+            self._born(storage._cdata, storage, known.device, place, func, known.category)
 
     # --- where and what
 
@@ -364,9 +347,9 @@ class Recorder:
                     stranger = tensor
             elif device is None:
                 device = known.device
-            elif device != known.device and tensor.dim() and func not in _CROSSING:
+            elif device != known.device and tensor.dim() and id(func) not in _CROSSING:
                 raise _devices_meet(device, f"cuda:{known.device}")
-        if device is not None and stranger is not None and func not in _CROSSING:
+        if device is not None and stranger is not None and id(func) not in _CROSSING:
             raise _devices_meet(device, "cpu")
         if device is None and not any_tensor:
             orphans = self.context.orphans
@@ -375,48 +358,47 @@ class Recorder:
             device = None if orphans == HOST else orphans
         return device, hosts
 
-    def _locate(self, func: Any, args: Sequence[Any]) -> tuple[Place, bool]:
-        """Where the operation in progress stands, and whether it is part of a backward pass."""
+    def _locate(self, args: Sequence[Any], depth: int) -> Place:
+        """Where the operation in progress stands. `depth`: how many frames above this one are ours."""
         node = current_node()
-        frame, engine = user_frame(sys._getframe(2))
+        frame, engine = user_frame(sys._getframe(depth))
+        modules = self.modules
         if node is not None:
             if not self._in_backward:
                 self._in_backward = self.clock.trains = True
                 self._find_activations([node])
-            if engine and not self.modules.depth:
+            if engine and not modules.stack:
                 origin = self.origins.find(node)
                 if origin is not None:
-                    return Place(origin.frame, origin.module, Phase.BACKWARD), True
-            place = Place(frame, self.modules.path, Phase.BACKWARD)
+                    return Place(origin.frame, origin.module, Phase.BACKWARD)
+            place = Place(frame, modules.path, Phase.BACKWARD)
             if torch.is_grad_enabled():  # recomputed for a checkpoint: its own backward follows
                 self.origins.leave(place)
-            return place, True
+            return place
         self._in_backward = False
-        if self.clock.in_optimizer and not self.modules.depth:
-            return Place(frame, "", Phase.OPTIMIZER), False
-        if self.modules.depth or (
-            torch.is_grad_enabled() and any(tensor.requires_grad for tensor in _tensors(args))
-        ):
-            phase = Phase.FORWARD
+        if modules.stack:
+            place = Place(frame, modules.path, Phase.FORWARD)
+        elif self.clock.in_optimizer:
+            return Place(frame, "", Phase.OPTIMIZER)
+        elif torch.is_grad_enabled() and _requires_grad(args):
+            place = Place(frame, "", Phase.FORWARD)
         else:
-            phase = Phase.OTHER
-        place = Place(frame, self.modules.path, phase)
-        if phase is Phase.FORWARD and torch.is_grad_enabled():
+            return Place(frame, "", Phase.OTHER)
+        if torch.is_grad_enabled():
             self.origins.leave(place)
-        return place, False
+        return place
 
-    def _category_at_birth(self, func: Any, place: Place, backward: bool) -> Category:
+    def _category_at_birth(self, func: Any, phase: Phase) -> Category:
         """The first guess; identity corrects it when it becomes known."""
-        if backward:
+        if phase is Phase.BACKWARD:
             node = current_node()
             if node is not None and "AccumulateGrad" in node.name():
                 return Category.GRADIENT
-            return Category.TEMPORARY
-        if place.phase is Phase.OTHER and func in _FACTORIES:
+        elif phase is Phase.OTHER and id(func) in _FACTORIES:
             return Category.INPUT
         return Category.TEMPORARY
 
-    def tag(self, storage: _Storage, category: Category) -> None:
+    def tag(self, storage: Live, category: Category) -> None:
         if storage.category is not category:
             storage.category = category
             if storage.block is not None:
@@ -537,7 +519,8 @@ class Recorder:
                 self.tag_tensor(tensor, Category.OPTIMIZER_STATE, over=_GUESSES)
 
     def _step_ended(self, step: int, seconds: float) -> None:
-        self._bury()
+        with self._lock:
+            self._bury()
         for device in self.devices:
             allocator, peaks = device.allocator, self._peaks[device.index]
             self.sink(
@@ -574,6 +557,13 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
 
+class _EagerMode(_Mode):  # type: ignore[no-untyped-call]
+    """The same without the wrapper by which torch keeps the compiler out of a mode: nothing is compiled here."""
+
+
+_EagerMode.__torch_dispatch__ = inspect.unwrap(_Mode.__torch_dispatch__)  # type: ignore[method-assign]
+
+
 def _storage_of(tensor: Any) -> Any:
     """A tensor's storage, or None for one that has none (sparse, functional wrappers)."""
     try:
@@ -593,16 +583,20 @@ def _tensors(value: Any, depth: int = 6) -> Iterator[torch.Tensor]:
             yield from _tensors(item.values(), depth - 1)
 
 
-_op_names: dict[Any, str] = {}
+def _requires_grad(args: Sequence[Any]) -> bool:
+    return any(item.requires_grad for item in _tensors(args))
+
+
+_new = tuple.__new__
+_now = time.perf_counter
+_op_names: dict[int, str] = {id(None): ""}
 
 
 def _op_name(func: Any) -> str:
-    if func is None:
-        return ""
-    name = _op_names.get(func)
+    name = _op_names.get(id(func))
     if name is None:
         packet = getattr(func, "overloadpacket", None)
-        name = _op_names[func] = str(packet if packet is not None else func)
+        name = _op_names[id(func)] = str(packet if packet is not None else func)
     return name
 
 
@@ -612,13 +606,14 @@ def _devices_meet(device: int, other: str) -> RuntimeError:
     )
 
 
-def _overloads(*names: str) -> frozenset[Any]:
-    """Every overload of the named aten operations that this torch has."""
-    found: list[Any] = []
+def _overloads(*names: str) -> frozenset[int]:
+    """Every overload of the named aten operations that this torch has, by `id`: they live for ever, and hashing
+    one itself calls into Python."""
+    found: list[int] = []
     for name in names:
         packet = getattr(torch.ops.aten, name, None)
         if packet is not None:
-            found.extend(getattr(packet, overload) for overload in packet.overloads())
+            found.extend(id(getattr(packet, overload)) for overload in packet.overloads())
     return frozenset(found)
 
 

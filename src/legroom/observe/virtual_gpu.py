@@ -73,7 +73,7 @@ class VirtualGPU:
         context_bytes = 0 if context is None else parse_size(context)
         settings = settings or AllocatorSettings.from_environment(os.environ)
         self.devices: list[VirtualDevice] = []
-        self.recorder = Recorder(sink or _nowhere, self.devices, on_failure=self._out_of_memory)
+        self.recorder = Recorder(sink or _nowhere, self.devices, eager=True, on_failure=self._out_of_memory)
         for index, capacity in enumerate(capacities):
             if context_bytes >= capacity:
                 raise UsageError(

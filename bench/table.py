@@ -1,0 +1,21 @@
+"""Figures as a table of plain text that can be pasted into Markdown."""
+
+from collections.abc import Sequence
+
+
+def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(len(str(row[i])) for row in [header, *rows]) for i in range(len(header))]
+
+    def line(cells: Sequence[str]) -> str:
+        return (
+            "| "
+            + " | ".join(str(cell).ljust(width) for cell, width in zip(cells, widths, strict=True))
+            + " |"
+        )
+
+    print(f"\n{title}\n")
+    print(line(header))
+    print("|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    for row in rows:
+        print(line(row))
+    print(flush=True)
