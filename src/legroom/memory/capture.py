@@ -12,12 +12,9 @@ at any moment, even while a batch is encoded. And whatever happens to the file, 
 import errno
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
-from signal import SIGINT, getsignal, raise_signal, signal
-from threading import Lock, current_thread, get_ident, main_thread
+from threading import Lock, get_ident
 from types import TracebackType
 from typing import Any, Self
 
@@ -26,6 +23,7 @@ from legroom.memory.capture_chunks import ChunkFile
 from legroom.memory.capture_reader import Capture, read_capture
 from legroom.memory.capture_rows import to_json
 from legroom.memory.events import Alloc, Event, Free, Tag
+from legroom.memory.interrupts import later_interrupts
 from legroom.units import MiB, format_size
 
 __all__ = ["DEFAULT_MAX_BYTES", "SUFFIX", "Capture", "CaptureWriter", "read_capture"]
@@ -118,7 +116,7 @@ class CaptureWriter:
         me = get_ident()
         if self._file is None or self._owner == me:
             return
-        with _later_interrupts():
+        with later_interrupts():
             if self._lock.acquire(blocking=wait):
                 try:
                     self._owner = me
@@ -163,28 +161,6 @@ class CaptureWriter:
         self._pending.clear()
         if file is not None:
             file.drop()
-
-
-@contextmanager
-def _later_interrupts() -> Iterator[None]:
-    """Let Ctrl-C wait for the end of the block: a script may catch it and go on, and then the record must too."""
-    handler = getsignal(SIGINT)
-    if current_thread() is not main_thread() or not callable(handler):
-        yield
-        return
-    came = False
-
-    def remember(*_: object) -> None:
-        nonlocal came
-        came = True
-
-    signal(SIGINT, remember)
-    try:
-        yield
-    finally:
-        signal(SIGINT, handler)
-        if came:
-            raise_signal(SIGINT)
 
 
 def _create(path: Path, *, force: bool) -> FileIO:

@@ -1,0 +1,155 @@
+"""A run's memory over time in a few hundred samples, drawn from any number of events.
+
+Time is cut into even parts. Of each, the lowest moment, the highest and the last are kept, and the one at which most
+was reserved, so that no peak is lost however few the samples. From one sample to the next, memory was as at the
+first of the two.
+"""
+
+from collections.abc import Iterable, Mapping
+from math import inf
+from typing import NamedTuple
+
+from legroom.memory.events import Alloc, Category, Event, Free, Holder, Oom, Segment, Step, Tag
+
+
+class Sample(NamedTuple):
+    """A device's memory at one time."""
+
+    time: float
+    allocated: int
+    reserved: int
+    by_category: dict[Category, int]
+
+
+_Point = tuple[int, float, int, int, tuple[int, ...]]
+"""A sample in the making: its number in the run, time, allocated, reserved, sums in the order of the categories."""
+
+_CATEGORIES = tuple(Category)
+_POSITIONS = {category: position for position, category in enumerate(_CATEGORIES)}
+
+
+class TimelineBuilder:
+    """Takes a run in order and picks the samples of one device: at most about `samples` of them."""
+
+    def __init__(
+        self, device: int, tags: Mapping[int, Category], *, begin: float, end: float, samples: int
+    ) -> None:
+        self._device = device
+        self._tags = tags
+        self._begin = begin
+        self._width = (end - begin) / max(samples // 4, 1)
+        self._edge = begin + self._width
+        self._number = 0
+        self._now = begin
+        self._in_gap = False
+        self._picked: list[_Point] = []
+        self._lowest: _Point | None = None
+        """Of the current part of time; likewise the next three."""
+        self._highest: _Point | None = None
+        self._most_reserved: _Point | None = None
+        self._last: _Point | None = None
+
+    def samples(self) -> list[Sample]:
+        """Those picked, in order."""
+        self._end_part(self._now)
+        return [
+            Sample(time, allocated, reserved, dict(zip(_CATEGORIES, sums, strict=True)))
+            for _, time, allocated, reserved, sums in self._picked
+        ]
+
+    def add_samples(self, samples: Iterable[Sample]) -> None:
+        """A piece of the run of which only samples are left."""
+        for time, allocated, reserved, by_category in samples:
+            if time >= self._edge:
+                self._end_part(time)
+            self._number += 1
+            self._now = time
+            self._last = (self._number, time, allocated, reserved, tuple(by_category.values()))
+            if self._lowest is None or allocated < self._lowest[2]:
+                self._lowest = self._last
+            if self._highest is None or allocated > self._highest[2]:
+                self._highest = self._last
+            if self._most_reserved is None or reserved > self._most_reserved[3]:
+                self._most_reserved = self._last
+
+    def add_events(self, alive: Iterable[Alloc], reserved: int, events: Iterable[Event]) -> None:
+        """A piece of the run: its events, and what was alive and reserved when it began."""
+        device, tags, number, now = self._device, self._tags, self._number, self._now
+        sums = [0] * len(_CATEGORIES)
+        live: dict[int, tuple[int, int]] = {}
+        for alloc in alive:
+            if alloc.device == device:
+                position = _POSITIONS[tags.get(alloc.id, alloc.category)]
+                live[alloc.id] = position, alloc.block_bytes
+                sums[position] += alloc.block_bytes
+        allocated = sum(sums)
+        low, high, most = self._extremes()
+        in_gap = self._in_gap
+        # This loop meets every event of a run: it only takes note where a moment is the most extreme so far.
+        for event in events:
+            if isinstance(event, (Tag, Step, Oom, Holder)):
+                continue
+            time = max(event[0], now)
+            if time >= self._edge:
+                if high >= 0:
+                    self._last = (number, now, allocated, reserved, tuple(sums))
+                self._end_part(time)
+                low, high, most = self._extremes()
+            number += 1
+            now = time
+            if isinstance(event, Alloc):
+                if event[4] != device:
+                    continue
+                id, block = event[1], event[3]
+                position = _POSITIONS[tags.get(id, event[6])]
+                if id in live:
+                    sums[live[id][0]] -= live[id][1]
+                    allocated -= live[id][1]
+                live[id] = position, block
+                sums[position] += block
+                allocated += block
+            elif isinstance(event, Free):
+                dead = live.pop(event[1], None)
+                if dead is None:
+                    continue
+                position, block = dead
+                sums[position] -= block
+                allocated -= block
+            elif isinstance(event, Segment):
+                if event[1] != device:
+                    continue
+                reserved += event[2]
+            elif event.kind in ("dropped", "resumed"):
+                in_gap = event.kind == "dropped"
+            else:
+                continue
+            if in_gap:
+                continue
+            if allocated > high:
+                high = allocated
+                self._highest = (number, now, allocated, reserved, tuple(sums))
+            if allocated < low:
+                low = allocated
+                self._lowest = (number, now, allocated, reserved, tuple(sums))
+            if reserved > most:
+                most = reserved
+                self._most_reserved = (number, now, allocated, reserved, tuple(sums))
+        if high >= 0:
+            self._last = (number, now, allocated, reserved, tuple(sums))
+        self._number, self._now, self._in_gap = number, now, in_gap
+
+    def _extremes(self) -> tuple[float, int, int]:
+        low = inf if self._lowest is None else self._lowest[2]
+        high = -1 if self._highest is None else self._highest[2]
+        most = -1 if self._most_reserved is None else self._most_reserved[3]
+        return low, high, most
+
+    def _end_part(self, time: float) -> None:
+        """Pick from the part that ends, and go on to the one that `time` is in."""
+        candidates = {self._lowest, self._highest, self._most_reserved, self._last} - {None}
+        self._picked += sorted(point for point in candidates if point is not None)
+        self._lowest = self._highest = self._most_reserved = self._last = None
+        if self._width > 0:
+            self._edge = self._begin + ((time - self._begin) // self._width + 1) * self._width
+        else:
+            self._edge = inf

@@ -1,0 +1,409 @@
+"""The ledger's answers, against a reference that is too simple to be wrong and by example."""
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_events import HERE, alloc, events, oom, step, training
+
+from legroom.errors import UsageError
+from legroom.memory import ledger as ledger_module
+from legroom.memory.events import Alloc, Category, Event, Frame, Free, Holder, Note, Phase, Segment, Step, Tag
+from legroom.memory.ledger import Ledger
+
+ACTIVATION, GRADIENT, INPUT = Category.ACTIVATION, Category.GRADIENT, Category.INPUT
+
+
+class Reference:
+    """Starts again from the first event for every answer."""
+
+    def __init__(self, stream: list[Event]) -> None:
+        self.stream = stream
+        self.tags = {event.id: event.category for event in stream if isinstance(event, Tag)}
+
+    def live(self, index: int, device: int) -> list[Alloc]:
+        live: dict[int, Alloc] = {}
+        for event in self.stream[: index + 1]:
+            if isinstance(event, Alloc | Free):
+                live.pop(event.id, None)
+            if isinstance(event, Alloc):
+                live[event.id] = event
+        return [
+            born._replace(category=self.tags.get(born.id, born.category))
+            for born in live.values()
+            if born.device == device
+        ]
+
+    def allocated(self, index: int, device: int) -> int:
+        return sum(born.block_bytes for born in self.live(index, device))
+
+    def reserved(self, index: int, device: int) -> int:
+        segments = (event for event in self.stream[: index + 1] if isinstance(event, Segment))
+        return sum(event.bytes for event in segments if event.device == device)
+
+
+# No gaps: what a gap means to a ledger has tests of its own.
+streams = st.lists(
+    events.filter(lambda event: not isinstance(event, Note) or event.kind not in ("dropped", "resumed")),
+    max_size=40,
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_spans() -> Iterator[None]:
+    """So that a few events make several spans."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(ledger_module, "_SPAN", 8)
+    patch.setattr(ledger_module, "_BATCH", 5)
+    yield
+    patch.undo()
+
+
+@given(streams)
+@settings(max_examples=150, deadline=None)
+def test_the_state_at_every_moment_is_that_of_the_reference(stream: list[Event]) -> None:
+    ledger, reference = Ledger(stream), Reference(stream)
+    for index in range(-1, len(stream)):
+        for device in range(3):
+            state = ledger.at(index, device)
+            assert state.live == reference.live(index, device)
+            assert state.allocated == reference.allocated(index, device)
+            assert state.reserved == reference.reserved(index, device)
+
+
+@given(streams)
+@settings(max_examples=150, deadline=None)
+def test_the_peaks_are_those_of_the_reference(stream: list[Event]) -> None:
+    ledger, reference = Ledger(stream), Reference(stream)
+    indexes = range(-1, len(stream))
+    for device in range(3):
+        peak = ledger.peak(device)
+        assert peak.bytes == max(reference.allocated(index, device) for index in indexes)
+        assert peak.bytes == ledger.at(peak.index, device).allocated
+        peak = ledger.peak(device, "reserved")
+        assert peak.bytes == max(reference.reserved(index, device) for index in indexes)
+        assert peak.bytes == ledger.at(peak.index, device).reserved
+
+
+@given(streams)
+@settings(max_examples=80, deadline=None)
+def test_applied_one_by_one_or_given_at_once_is_the_same(stream: list[Event]) -> None:
+    live, whole = Ledger(), Ledger(stream)
+    for event in stream:
+        live.apply(event)
+    assert len(live) == len(whole) == len(stream)
+    for device in range(3):
+        assert live.now(device) == whole.now(device)
+        assert live.peak(device) == whole.peak(device)
+        assert live.timeline(device=device) == whole.timeline(device=device)
+        assert live.growth(device) == whole.growth(device)
+    assert live.steps() == [event for event in stream if isinstance(event, Step)]
+
+
+@given(streams)
+@settings(max_examples=80, deadline=None)
+def test_every_grouping_adds_up(stream: list[Event]) -> None:
+    state = Ledger(stream).now()
+    groupings = [
+        state.by_category(),
+        state.by_line(),
+        state.by_module(),
+        state.by_step(),
+        state.by_phase(),
+        state.by_op(),
+    ]
+    for grouping in groupings:
+        assert sum(grouping.values()) == state.allocated
+        assert list(grouping.values()) == sorted(grouping.values(), reverse=True)
+    rows = state.top(1000)
+    assert sum(row.bytes for row in rows) == state.allocated
+    assert sum(row.count for row in rows) == len(state.live)
+
+
+def test_the_last_tag_counts_for_the_whole_life() -> None:
+    ledger = Ledger([alloc(1), alloc(2), Tag(1, ACTIVATION), Free(0.1, 1), Tag(1, GRADIENT)])
+    assert [born.category for born in ledger.at(0).live] == [GRADIENT]
+    assert [born.category for born in ledger.at(1).live] == [GRADIENT, Category.TEMPORARY]
+
+
+def test_the_peak_knows_its_moment() -> None:
+    stream = [
+        alloc(1, 100),
+        step(0),
+        alloc(2, 300, time=1.5, step=1, phase=Phase.BACKWARD),
+        Free(1.6, 2),
+        alloc(3, 300, time=1.7, step=1),
+    ]
+    peak = Ledger(stream).peak()
+    assert (peak.index, peak.time, peak.step, peak.phase, peak.bytes) == (2, 1.5, 1, Phase.BACKWARD, 400)
+
+
+def test_the_peak_of_nothing_is_nothing() -> None:
+    ledger = Ledger()
+    assert ledger.peak().bytes == 0
+    assert ledger.at(ledger.peak().index).live == []
+    assert ledger.timeline() == []
+    assert ledger.growth() == []
+    assert ledger.devices() == []
+
+
+def test_the_reserved_peak_is_not_the_allocated_one() -> None:
+    stream = [Segment(0.0, 0, 900), alloc(1, 100), Segment(0.2, 0, -500), alloc(2, 200)]
+    ledger = Ledger(stream)
+    assert (ledger.peak(of="reserved").index, ledger.peak(of="reserved").bytes) == (0, 900)
+    assert (ledger.peak().index, ledger.peak().bytes) == (3, 300)
+    assert ledger.now().reserved == 400
+
+
+def test_allocated_counts_blocks_and_requested_counts_bytes() -> None:
+    state = Ledger([alloc(1, 100, block=512), alloc(2, 600, block=1024)]).now()
+    assert (state.allocated, state.requested) == (1536, 700)
+
+
+def test_every_category_is_there() -> None:
+    state = Ledger([alloc(1, 100, category=INPUT)]).now()
+    assert set(state.by_category()) == set(Category)
+    assert next(iter(state.by_category().items())) == (INPUT, 100)
+
+
+def test_a_line_that_runs_as_two_functions_is_one_line() -> None:
+    inner = HERE._replace(function="<listcomp>")
+    state = Ledger([alloc(1, 100), alloc(2, 50, frame=inner), alloc(3, 7, frame=None)]).now()
+    assert state.by_line() == {HERE: 150, None: 7}
+
+
+def test_the_top_lines_are_apart_by_category_and_name_the_module_that_holds_most() -> None:
+    stream = [
+        alloc(1, 100, category=ACTIVATION, module="net.a"),
+        alloc(2, 300, category=ACTIVATION, module="net.b"),
+        alloc(3, 50, category=GRADIENT, module="net.a"),
+        alloc(4, 20, frame=None, module=""),
+    ]
+    first, second, third = Ledger(stream).now().top()
+    assert (first.file, first.line, first.function) == HERE
+    assert (first.bytes, first.category, first.module, first.count) == (400, ACTIVATION, "net.b", 2)
+    assert (second.bytes, second.category, second.count) == (50, GRADIENT, 1)
+    assert (third.file, third.line, third.bytes) == (None, None, 20)
+    assert len(Ledger(stream).now().top(2)) == 2
+
+
+def test_coverage_is_the_share_of_bytes_with_a_line() -> None:
+    assert Ledger([alloc(1, 300), alloc(2, 100, frame=None)]).now().coverage() == 0.75
+    assert Ledger().now().coverage() == 1.0
+
+
+def test_a_step_can_be_looked_at() -> None:
+    ledger = Ledger([alloc(1, 10), step(0), alloc(2, 20), step(1), step(1, device=1), Free(0.5, 1)])
+    assert ledger.at_step(0).allocated == 10
+    assert ledger.at_step(1).allocated == 30
+    assert ledger.at_step(1, device=1).allocated == 0
+    assert [end.step for end in ledger.steps(0)] == [0, 1]
+
+
+def test_a_step_that_is_not_there_is_a_sentence() -> None:
+    with pytest.raises(UsageError, match="there is no step 7 on device 0: known are from 0 to 1"):
+        Ledger([step(0), step(1)]).at_step(7)
+    with pytest.raises(UsageError, match="known are none"):
+        Ledger().at_step(0)
+
+
+def test_an_oom_can_be_looked_at_with_its_holders() -> None:
+    holder = Holder("losses (list, 3 items)", 10, 3, HERE)
+    stream = [alloc(1, 10, device=1), oom(device=1), holder, Free(0.5, 1), oom()]
+    ledger = Ledger(stream)
+    assert ledger.at_oom(0).allocated == 10
+    assert ledger.at_oom(0).device == 1
+    assert ledger.holders(0) == [holder]
+    assert ledger.at_oom(1).allocated == 0
+    assert ledger.holders(1) == []
+    assert ledger.ooms() == [stream[1], stream[4]]
+
+
+def test_an_oom_that_is_not_there_is_a_sentence() -> None:
+    with pytest.raises(UsageError, match="there is no out-of-memory event 0: the run has 0"):
+        Ledger().at_oom()
+
+
+@pytest.mark.parametrize("index", [-2, 1])
+def test_an_event_that_is_not_there_is_a_sentence(index: int) -> None:
+    with pytest.raises(UsageError, match=f"there is no event {index}: the run has 1"):
+        Ledger([alloc(1)]).at(index)
+
+
+def test_devices_are_apart() -> None:
+    ledger = Ledger([alloc(1, 10), alloc(2, 20, device=1), Segment(0.0, 1, 99), Free(0.1, 2)])
+    assert ledger.devices() == [0, 1]
+    assert (ledger.peak(0).bytes, ledger.peak(1).bytes) == (10, 20)
+    assert (ledger.now(0).reserved, ledger.now(1).reserved) == (0, 99)
+    assert (ledger.now(0).allocated, ledger.now(1).allocated) == (10, 0)
+
+
+def test_in_a_gap_nothing_is_a_peak_and_a_step_has_only_its_totals() -> None:
+    stream = [
+        alloc(1, 100),
+        Note(1.0, "dropped", ""),
+        step(0, time=1.5),
+        alloc(2, 500),
+        Free(2.0, 1),
+        Note(2.0, "resumed", ""),
+        step(1, time=2.5),
+    ]
+    ledger = Ledger(stream)
+    assert (ledger.peak().bytes, ledger.peak().index) == (500, 5)
+    assert max(sample.allocated for sample in ledger.timeline()) == 500
+    assert ledger.at_step(1).allocated == 500
+    with pytest.raises(UsageError, match="step 0 was dropped from the capture"):
+        ledger.at_step(0)
+
+
+def test_events_may_come_from_many_threads() -> None:
+    from threading import Thread
+
+    ledger = Ledger()
+
+    def work(first: int) -> None:
+        for id in range(first, first + 2000):
+            ledger.apply(alloc(id, 1))
+            if id % 100 == 0:
+                ledger.now()
+            ledger.apply(Free(0.0, id))
+
+    threads = [Thread(target=work, args=(first,)) for first in (0, 10_000, 20_000)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(ledger) == 12_000
+    assert ledger.now().allocated == 0
+
+
+def test_an_event_may_come_while_a_question_is_answered() -> None:
+    class Meddler(str):
+        def __hash__(self) -> int:
+            for _ in range(10):
+                ledger.apply(alloc(99, 7))
+            return str.__hash__(self)
+
+    ledger = Ledger()
+    ledger.apply(alloc(1, 10, frame=Frame(Meddler("train.py"), 1, "main")))
+    ledger.apply(step(0))
+    assert ledger.now().allocated == 10
+    assert ledger.now().allocated == 17
+
+
+def test_growth_is_of_lines_that_rise_at_each_step_end() -> None:
+    stream: list[Event] = [alloc(0, 5000, category=Category.PARAMETER)]
+    leaking, steady = Frame("train.py", 30, "main"), Frame("train.py", 31, "main")
+    for number in range(6):
+        stream.append(alloc(100 + number, 64, frame=leaking, category=ACTIVATION, step=number))
+        stream.append(alloc(200 + number, 900, frame=steady, step=number))
+        if number:
+            stream.append(Free(0.0, 200 + number - 1))
+        stream.append(step(number))
+    (row,) = Ledger(stream).growth()
+    assert (row.file, row.line, row.function, row.category) == (*leaking, ACTIVATION)
+    assert (row.bytes_per_step, row.steps, row.bytes) == (64, 6, 384)
+
+
+def growing(sizes: list[int]) -> list[Event]:
+    """One line that holds `sizes` at its step ends."""
+    stream: list[Event] = []
+    for number, size in enumerate(sizes):
+        stream += [
+            alloc(number, size, step=number),
+            *([Free(0.0, number - 1)] if number else []),
+            step(number),
+        ]
+    return stream
+
+
+@pytest.mark.parametrize(
+    ("sizes", "steps"),
+    [
+        ([1, 2, 3, 4], None),
+        ([1, 2, 3, 4, 5], 5),
+        ([9, 1, 2, 3, 4, 5], 5),
+        ([1, 2, 3, 4, 5, 5], None),
+        ([1, 2, 3, 4, 5, 4], None),
+        ([1, 2, 3, 3, 4, 5, 6], None),
+        ([1, 2, 3, 4, 5, 6, 7], 7),
+    ],
+)
+def test_growth_needs_five_step_ends_in_a_row_up_to_the_last(sizes: list[int], steps: int | None) -> None:
+    rows = Ledger(growing(sizes)).growth()
+    assert [row.steps for row in rows] == ([] if steps is None else [steps])
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.builds(
+                alloc,
+                st.integers(0, 12),
+                st.integers(1, 9),
+                frame=st.sampled_from([HERE, None]),
+                category=st.sampled_from([ACTIVATION, INPUT]),
+            ),
+            st.builds(Free, st.just(0.0), st.integers(0, 12)),
+            st.builds(Tag, st.integers(0, 12), st.sampled_from([ACTIVATION, INPUT])),
+            st.just(step(0)),
+        ),
+        max_size=60,
+    )
+)
+@settings(deadline=None)
+def test_growth_is_that_of_the_reference(stream: list[Event]) -> None:
+    stream = [
+        event._replace(step=index) if isinstance(event, Step) else event for index, event in enumerate(stream)
+    ]
+    at_ends: list[dict[tuple[Frame | None, Category], int]] = []
+    for index, event in enumerate(stream):
+        if isinstance(event, Step):
+            sums: dict[tuple[Frame | None, Category], int] = {}
+            for born in Reference(stream[: index + 1]).live(index, 0):
+                key = born.frame, born.category
+                sums[key] = sums.get(key, 0) + born.block_bytes
+            at_ends.append(sums)
+    expected = {}
+    for key in at_ends[-1] if at_ends else ():
+        steps = 1
+        while steps < len(at_ends) and 0 < at_ends[-steps - 1].get(key, 0) < at_ends[-steps][key]:
+            steps += 1
+        if steps >= 2:
+            expected[key] = steps, at_ends[-1][key]
+    rows = Ledger(stream).growth(least_steps=2)
+    found = {(HERE if row.file else None, row.category): (row.steps, row.bytes) for row in rows}
+    assert found == expected
+
+
+def test_growth_can_be_asked_of_more_steps() -> None:
+    ledger = Ledger(growing([1, 2, 3, 4, 5, 6]))
+    assert ledger.growth(least_steps=6)
+    assert not ledger.growth(least_steps=7)
+
+
+def test_growth_follows_a_tag() -> None:
+    stream: list[Event] = []
+    for number in range(6):
+        stream += [alloc(number, 10, step=number), step(number), Tag(number, ACTIVATION)]
+    stream.append(step(6))
+    rows = Ledger(stream).growth()
+    assert [(row.category, row.bytes) for row in rows] == [(ACTIVATION, 60)]
+
+
+def test_growth_bridges_a_gap() -> None:
+    stream = growing([10, 20, 30])
+    stream += [Note(1.0, "dropped", ""), *(step(number) for number in range(3, 8))]
+    stream += [Free(1.0, 2), alloc(7, 80), Note(1.0, "resumed", "")]
+    stream += [alloc(8, 90), Free(1.0, 7), step(8), alloc(9, 100), Free(1.0, 8), step(9)]
+    (row,) = Ledger(stream).growth()
+    assert (row.steps, row.bytes_per_step) == (5, 10)
+
+
+def test_a_training_loop_without_a_leak_does_not_grow() -> None:
+    assert Ledger(training(8)).growth() == []
+
+
+def test_a_training_loop_with_a_leak_grows() -> None:
+    assert [row.steps for row in Ledger(training(8, leak=True)).growth()] == [8]

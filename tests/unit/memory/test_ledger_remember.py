@@ -1,0 +1,105 @@
+"""A ledger of bounded memory forgets what matters least, and no figure changes by it."""
+
+import pytest
+from made_events import alloc, oom, training
+
+from legroom.errors import UsageError
+from legroom.memory.events import Category, Event, Free, Holder, Step, Tag
+from legroom.memory.ledger import Ledger
+
+LIMIT = 20_000
+
+
+def long_run() -> list[Event]:
+    """A peak early on, an Oom in the middle, another later."""
+    stream: list[Event] = []
+    for event in training(200, leak=True):
+        if isinstance(event, Step) and event.step == 20:
+            stream += [alloc(10**9, 10**9, time=event.time), Free(event.time, 10**9)]
+        if isinstance(event, Step) and event.step in (60, 90, 120):
+            stream += [oom(time=event.time, at_step=event.step), Holder("losses", event.step, 1, None)]
+        stream.append(event)
+    return stream
+
+
+@pytest.fixture(scope="module")
+def both() -> tuple[Ledger, Ledger]:
+    """The same run, once with all events and once with few."""
+    stream = long_run()
+    bounded = Ledger(remember=LIMIT)
+    for event in stream:
+        bounded.apply(event)
+    return Ledger(stream), bounded
+
+
+def test_few_events_are_kept(both: tuple[Ledger, Ledger]) -> None:
+    whole, bounded = both
+    assert len(bounded) == len(whole) > 4 * LIMIT
+    assert sum(len(span.events) for span in bounded._spans) <= LIMIT + LIMIT // 4
+
+
+def test_the_peak_is_remembered_with_its_state(both: tuple[Ledger, Ledger]) -> None:
+    whole, bounded = both
+    assert bounded.peak() == whole.peak()
+    index = bounded.peak().index
+    assert bounded.at(index) == whole.at(index)
+
+
+def test_the_first_and_last_oom_are_remembered_with_their_states(both: tuple[Ledger, Ledger]) -> None:
+    whole, bounded = both
+    assert bounded.ooms() == whole.ooms()
+    assert bounded.at_oom(0) == whole.at_oom(0)
+    assert bounded.at_oom(2) == whole.at_oom(2)
+    assert [bounded.holders(number)[0].bytes for number in range(3)] == [60, 90, 120]
+
+
+def test_every_step_is_remembered(both: tuple[Ledger, Ledger]) -> None:
+    whole, bounded = both
+    assert bounded.steps() == whole.steps()
+
+
+def test_the_last_state_and_what_grows_are_the_same(both: tuple[Ledger, Ledger]) -> None:
+    whole, bounded = both
+    assert bounded.now() == whole.now()
+    assert bounded.growth() == whole.growth() != []
+
+
+def test_the_last_step_can_be_looked_at(both: tuple[Ledger, Ledger]) -> None:
+    whole, bounded = both
+    assert bounded.at_step(199) == whole.at_step(199)
+
+
+def test_a_forgotten_moment_is_a_sentence(both: tuple[Ledger, Ledger]) -> None:
+    _, bounded = both
+    with pytest.raises(UsageError, match="is no longer remembered: read it from the run's capture"):
+        bounded.at_step(40)
+
+
+def test_the_timeline_covers_what_was_forgotten(both: tuple[Ledger, Ledger]) -> None:
+    whole, bounded = both
+    expected, samples = whole.timeline(80), bounded.timeline(80)
+    assert abs(len(samples) - len(expected)) <= 16
+    assert samples[-1] == expected[-1]
+    assert max(sample.allocated for sample in samples) == max(sample.allocated for sample in expected)
+    middle = (samples[0].time + samples[-1].time) / 2
+    assert max(sample.allocated for sample in samples if sample.time > middle) == max(
+        sample.allocated for sample in expected if sample.time > middle
+    )
+
+
+def test_tags_of_what_was_forgotten_are_forgotten() -> None:
+    ledger = Ledger(remember=LIMIT)
+    ledger._tags_to_keep = 100
+    for event in training(300):
+        ledger.apply(event)
+    assert len(ledger) > 100_000
+    assert len(ledger._tags) < 15_000
+
+
+def test_what_is_alive_keeps_its_tag() -> None:
+    ledger = Ledger([alloc(10**9, category=Category.TEMPORARY)], remember=LIMIT)
+    ledger._tags_to_keep = 100
+    ledger.apply(Tag(10**9, Category.PARAMETER))
+    for event in training(200):
+        ledger.apply(event)
+    assert ledger.now().by_category()[Category.PARAMETER] == 1000

@@ -1,0 +1,47 @@
+"""One tree of errors: everything raised on purpose can be caught by one name."""
+
+import inspect
+import re
+
+import pytest
+
+from legroom import errors
+from legroom.errors import (
+    CaptureError,
+    CaptureVersionError,
+    LegroomError,
+    MissingExtra,
+    Unsupported,
+    UsageError,
+)
+
+ALL = [value for value in vars(errors).values() if inspect.isclass(value)]
+
+
+@pytest.mark.parametrize("error", ALL)
+def test_every_error_is_a_legroom_error(error: type[Exception]) -> None:
+    assert issubclass(error, LegroomError)
+
+
+@pytest.mark.parametrize(
+    ("error", "also"),
+    [
+        (UsageError, ValueError),
+        (MissingExtra, ImportError),
+        (Unsupported, NotImplementedError),
+        (CaptureVersionError, CaptureError),
+    ],
+)
+def test_an_error_is_also_what_python_calls_it(error: type[Exception], also: type[Exception]) -> None:
+    assert issubclass(error, also)
+
+
+def test_the_tree_in_the_docstring_names_every_error() -> None:
+    drawn = re.findall(r"^ {4}[│├└─ ]*(\w+)", errors.__doc__ or "", re.MULTILINE)
+    assert drawn == [error.__name__ for error in ALL]
+
+
+def test_a_missing_extra_names_the_command_that_installs_it() -> None:
+    error = MissingExtra("plotly", "report")
+    assert str(error) == "plotly is not installed: pip install 'legroom[report]'"
+    assert error.extra == "report"
