@@ -1,0 +1,691 @@
+"""The models that the measured training steps use: the real ones where a library has them, small honest ones else.
+
+Each builder returns a `Spec`: a model with random weights, a function that makes a batch, and the loss. Text
+models are made from a configuration, never downloaded.
+"""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+
+@dataclass
+class Spec:
+    """What a training step needs to know of a model."""
+
+    model: Any
+    batch: Callable[[int, str], list[Tensor]]
+    loss: Callable[..., Tensor]
+
+
+def _vision(name: str, *, size: int = 224, classes: int = 1000) -> Spec:
+    from torchvision import models
+
+    kwargs = {"aux_logits": False, "init_weights": False} if name == "inception_v3" else {}
+    model = getattr(models, name)(weights=None, num_classes=classes, **kwargs)
+
+    def batch(count: int, device: str) -> list[Tensor]:
+        return [
+            torch.randn(count, 3, size, size, device=device),
+            torch.randint(0, classes, (count,), device=device),
+        ]
+
+    return Spec(model, batch, lambda model, x, y: F.cross_entropy(model(x), y))
+
+
+def _segmentation(name: str, *, size: int = 256, classes: int = 21) -> Spec:
+    from torchvision.models import segmentation
+
+    model = getattr(segmentation, name)(weights=None, weights_backbone=None, num_classes=classes)
+
+    def batch(count: int, device: str) -> list[Tensor]:
+        return [
+            torch.randn(count, 3, size, size, device=device),
+            torch.randint(0, classes, (count, size, size), device=device),
+        ]
+
+    return Spec(model, batch, lambda model, x, y: F.cross_entropy(model(x)["out"], y))
+
+
+def _tokens(vocabulary: int, length: int) -> Callable[[int, str], list[Tensor]]:
+    """Token ids that are their own labels."""
+
+    def batch(count: int, device: str) -> list[Tensor]:
+        ids = torch.randint(0, vocabulary, (count, length), device=device)
+        return [ids, ids]
+
+    return batch
+
+
+def _tokens_and_class(vocabulary: int, length: int, classes: int) -> Callable[[int, str], list[Tensor]]:
+    def batch(count: int, device: str) -> list[Tensor]:
+        return [
+            torch.randint(0, vocabulary, (count, length), device=device),
+            torch.randint(0, classes, (count,), device=device),
+        ]
+
+    return batch
+
+
+def _language_model_loss(model: nn.Module, ids: Tensor, labels: Tensor) -> Tensor:
+    loss: Tensor = model(input_ids=ids, labels=labels).loss
+    return loss
+
+
+def _masked_loss(model: nn.Module, ids: Tensor, labels: Tensor) -> Tensor:
+    loss: Tensor = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels).loss
+    return loss
+
+
+def _gpt2(*, checkpointed: bool = False) -> Spec:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(n_layer=12, n_embd=768, n_head=12, use_cache=False))
+    if checkpointed:
+        model.gradient_checkpointing_enable()
+    return Spec(model, _tokens(50257, 512), _language_model_loss)
+
+
+def _gpt2_xl() -> Spec:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(n_layer=48, n_embd=1600, n_head=25, use_cache=False)
+    return Spec(GPT2LMHeadModel(config), _tokens(50257, 512), _language_model_loss)
+
+
+def _bert_base() -> Spec:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    model = BertForSequenceClassification(BertConfig(num_labels=2))
+    return Spec(model, _tokens_and_class(30522, 128, 2), _masked_loss)
+
+
+def _distilbert() -> Spec:
+    from transformers import DistilBertConfig, DistilBertForSequenceClassification
+
+    model = DistilBertForSequenceClassification(DistilBertConfig(num_labels=4))
+    return Spec(model, _tokens_and_class(30522, 256, 4), _masked_loss)
+
+
+def _roberta_mlm() -> Spec:
+    from transformers import RobertaConfig, RobertaForMaskedLM
+
+    model = RobertaForMaskedLM(RobertaConfig(num_hidden_layers=6, max_position_embeddings=514))
+    return Spec(model, _tokens(50265, 256), _masked_loss)
+
+
+def _electra_small() -> Spec:
+    from transformers import ElectraConfig, ElectraForSequenceClassification
+
+    model = ElectraForSequenceClassification(ElectraConfig(num_labels=3))
+    return Spec(model, _tokens_and_class(30522, 128, 3), _masked_loss)
+
+
+def _t5_small() -> Spec:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(d_model=512, d_ff=2048, num_layers=6, num_heads=8, use_cache=False)
+    config.decoder_start_token_id = 0
+
+    def batch(count: int, device: str) -> list[Tensor]:
+        return [
+            torch.randint(0, 32128, (count, 256), device=device),
+            torch.randint(0, 32128, (count, 128), device=device),
+        ]
+
+    return Spec(T5ForConditionalGeneration(config), batch, _language_model_loss)
+
+
+def _llama_gqa() -> Spec:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=32000,
+        hidden_size=1024,
+        intermediate_size=2816,
+        num_hidden_layers=10,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        use_cache=False,
+    )
+    return Spec(LlamaForCausalLM(config), _tokens(32000, 768), _language_model_loss)
+
+
+def _whisper_encoder() -> Spec:
+    from transformers import WhisperConfig
+    from transformers.models.whisper.modeling_whisper import WhisperEncoder
+
+    encoder = WhisperEncoder(
+        WhisperConfig(d_model=512, encoder_layers=6, encoder_attention_heads=8, encoder_ffn_dim=2048)
+    )
+
+    def batch(count: int, device: str) -> list[Tensor]:
+        return [torch.randn(count, 80, 3000, device=device), torch.randn(count, 1500, 512, device=device)]
+
+    return Spec(encoder, batch, lambda model, x, y: F.mse_loss(model(x).last_hidden_state.float(), y.float()))
+
+
+class _RecurrentLanguageModel(nn.Module):
+    def __init__(self, vocabulary: int = 10000, width: int = 650) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocabulary, width)
+        self.rnn = nn.LSTM(width, width, 2, batch_first=True, dropout=0.5)
+        self.head = nn.Linear(width, vocabulary)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        out: Tensor = self.head(self.rnn(self.embed(ids))[0])
+        return out
+
+
+def _lstm() -> Spec:
+    def batch(count: int, device: str) -> list[Tensor]:
+        return [torch.randint(0, 10000, (count, 70), device=device) for _ in range(2)]
+
+    return Spec(
+        _RecurrentLanguageModel(),
+        batch,
+        lambda model, x, y: F.cross_entropy(model(x).flatten(0, 1), y.flatten()),
+    )
+
+
+class _GRUClassifier(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(20000, 256)
+        self.rnn = nn.GRU(256, 512, 3, batch_first=True, dropout=0.2)
+        self.head = nn.Linear(512, 5)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        states, _ = self.rnn(self.embed(ids))
+        out: Tensor = self.head(states.mean(1))
+        return out
+
+
+class _BiLSTMTagger(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(30000, 300)
+        self.rnn = nn.LSTM(300, 400, 2, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(800, 45)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        out: Tensor = self.head(self.rnn(self.embed(ids))[0])
+        return out
+
+
+def _gru_classifier() -> Spec:
+    return Spec(
+        _GRUClassifier(), _tokens_and_class(20000, 200, 5), lambda model, x, y: F.cross_entropy(model(x), y)
+    )
+
+
+def _bilstm_tagger() -> Spec:
+    def batch(count: int, device: str) -> list[Tensor]:
+        return [
+            torch.randint(0, 30000, (count, 150), device=device),
+            torch.randint(0, 45, (count, 150), device=device),
+        ]
+
+    return Spec(
+        _BiLSTMTagger(), batch, lambda model, x, y: F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+    )
+
+
+def _double_convolution(inputs: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, 3, padding=1),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(outputs, outputs, 3, padding=1),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU(inplace=True),
+    )
+
+
+class _UNet(nn.Module):
+    def __init__(self, widths: tuple[int, ...] = (64, 128, 256, 512)) -> None:
+        super().__init__()
+        self.down = nn.ModuleList(
+            _double_convolution(i, o) for i, o in zip((3, *widths[:-1]), widths, strict=True)
+        )
+        self.up = nn.ModuleList(nn.ConvTranspose2d(o, i, 2, 2) for i, o in itertools.pairwise(widths))
+        self.join = nn.ModuleList(_double_convolution(2 * i, i) for i in widths[:-1])
+        self.out = nn.Conv2d(widths[0], 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        skips = []
+        for level, block in enumerate(self.down):
+            x = block(x if level == 0 else F.max_pool2d(x, 2))
+            skips.append(x)
+        for level in reversed(range(len(self.up))):
+            x = self.join[level](torch.cat([skips[level], self.up[level](x)], 1))
+        out: Tensor = self.out(x)
+        return out
+
+
+def _unet() -> Spec:
+    def batch(count: int, device: str) -> list[Tensor]:
+        return [
+            torch.randn(count, 3, 192, 192, device=device),
+            torch.randint(0, 2, (count, 192, 192), device=device),
+        ]
+
+    return Spec(_UNet(), batch, lambda model, x, y: F.cross_entropy(model(x), y))
+
+
+def _mlp() -> Spec:
+    model = nn.Sequential(
+        nn.Linear(784, 4096),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(4096, 4096),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(4096, 10),
+    )
+
+    def batch(count: int, device: str) -> list[Tensor]:
+        return [torch.randn(count, 784, device=device), torch.randint(0, 10, (count,), device=device)]
+
+    return Spec(model, batch, lambda model, x, y: F.cross_entropy(model(x), y))
+
+
+class _WaveBlock(nn.Module):
+    def __init__(self, width: int, dilation: int) -> None:
+        super().__init__()
+        self.gate = nn.Conv1d(width, 2 * width, 3, padding=dilation, dilation=dilation)
+        self.mix = nn.Conv1d(width, width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        left, right = self.gate(x).chunk(2, 1)
+        out: Tensor = x + self.mix(torch.tanh(left) * torch.sigmoid(right))
+        return out
+
+
+def _wavenet() -> Spec:
+    width = 128
+    model = nn.Sequential(
+        nn.Conv1d(1, width, 7, padding=3),
+        *(_WaveBlock(width, 2**i) for i in range(8)),
+        nn.ReLU(),
+        nn.Conv1d(width, 256, 1),
+    )
+
+    def batch(count: int, device: str) -> list[Tensor]:
+        return [
+            torch.randn(count, 1, 8000, device=device),
+            torch.randint(0, 256, (count, 8000), device=device),
+        ]
+
+    return Spec(model, batch, lambda model, x, y: F.cross_entropy(model(x), y))
+
+
+class _VAE(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode = nn.Sequential(
+            nn.Conv2d(3, 64, 4, 2, 1), nn.LeakyReLU(0.2),
+            nn.Conv2d(64, 128, 4, 2, 1), nn.BatchNorm2d(128), nn.LeakyReLU(0.2),
+            nn.Conv2d(128, 256, 4, 2, 1), nn.BatchNorm2d(256), nn.LeakyReLU(0.2), nn.Flatten(),
+        )  # fmt: skip
+        self.mean, self.spread = nn.Linear(256 * 64, 128), nn.Linear(256 * 64, 128)
+        self.widen = nn.Linear(128, 256 * 64)
+        self.decode = nn.Sequential(
+            nn.ConvTranspose2d(256, 128, 4, 2, 1), nn.BatchNorm2d(128), nn.ReLU(),
+            nn.ConvTranspose2d(128, 64, 4, 2, 1), nn.BatchNorm2d(64), nn.ReLU(),
+            nn.ConvTranspose2d(64, 3, 4, 2, 1),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        hidden = self.encode(x)
+        mean, spread = self.mean(hidden), self.spread(hidden)
+        code = mean + torch.randn_like(mean) * torch.exp(0.5 * spread)
+        return self.decode(self.widen(code).view(-1, 256, 8, 8)), mean, spread
+
+
+def _vae_loss(model: nn.Module, x: Tensor) -> Tensor:
+    picture, mean, spread = model(x)
+    divergence = -0.5 * (1 + spread - mean.pow(2) - spread.exp()).sum(1).mean()
+    loss: Tensor = F.mse_loss(picture, x) + divergence / x.numel()
+    return loss
+
+
+def _vae() -> Spec:
+    return Spec(_VAE(), lambda count, device: [torch.randn(count, 3, 64, 64, device=device)], _vae_loss)
+
+
+def _dcgan_generator() -> Spec:
+    widths = (512, 256, 128, 64)
+    layers: list[nn.Module] = [
+        nn.ConvTranspose2d(100, 512, 4, 1, 0, bias=False),
+        nn.BatchNorm2d(512),
+        nn.ReLU(True),
+    ]
+    for inputs, outputs in itertools.pairwise(widths):
+        layers += [
+            nn.ConvTranspose2d(inputs, outputs, 4, 2, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(True),
+        ]
+    layers += [nn.ConvTranspose2d(64, 3, 4, 2, 1), nn.Tanh()]
+
+    def batch(count: int, device: str) -> list[Tensor]:
+        return [torch.randn(count, 100, 1, 1, device=device), torch.randn(count, 3, 64, 64, device=device)]
+
+    return Spec(nn.Sequential(*layers), batch, lambda model, x, y: F.l1_loss(model(x), y))
+
+
+class _ResidualBlock(nn.Module):
+    """Of a diffusion U-Net: group norm, SiLU, convolution, and the time step added in the middle."""
+
+    def __init__(self, inputs: int, outputs: int, time: int) -> None:
+        super().__init__()
+        self.first = nn.Sequential(
+            nn.GroupNorm(32, inputs), nn.SiLU(), nn.Conv2d(inputs, outputs, 3, padding=1)
+        )
+        self.time = nn.Sequential(nn.SiLU(), nn.Linear(time, outputs))
+        self.second = nn.Sequential(
+            nn.GroupNorm(32, outputs), nn.SiLU(), nn.Dropout(0.1), nn.Conv2d(outputs, outputs, 3, padding=1)
+        )
+        self.skip = nn.Conv2d(inputs, outputs, 1) if inputs != outputs else nn.Identity()
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        hidden = self.first(x) + self.time(time)[:, :, None, None]
+        out: Tensor = self.skip(x) + self.second(hidden)
+        return out
+
+
+class _SpatialAttention(nn.Module):
+    def __init__(self, width: int, heads: int = 4) -> None:
+        super().__init__()
+        self.heads, self.norm = heads, nn.GroupNorm(32, width)
+        self.qkv, self.out = nn.Conv2d(width, 3 * width, 1), nn.Conv2d(width, width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        count, width, height, breadth = x.shape
+        q, k, v = (
+            t.reshape(count, self.heads, width // self.heads, height * breadth).transpose(2, 3)
+            for t in self.qkv(self.norm(x)).chunk(3, 1)
+        )
+        mixed = F.scaled_dot_product_attention(q, k, v).transpose(2, 3).reshape(x.shape)
+        out: Tensor = x + self.out(mixed)
+        return out
+
+
+class _DiffusionUNet(nn.Module):
+    def __init__(self, width: int = 96, time: int = 384) -> None:
+        super().__init__()
+        widths = (width, 2 * width, 4 * width)
+        self.time = nn.Sequential(nn.Linear(width, time), nn.SiLU(), nn.Linear(time, time))
+        self.width = width
+        self.enter = nn.Conv2d(3, width, 3, padding=1)
+        self.down, self.shrink = nn.ModuleList(), nn.ModuleList()
+        inputs = width
+        for outputs in widths:
+            self.down.append(_ResidualBlock(inputs, outputs, time))
+            self.shrink.append(nn.Conv2d(outputs, outputs, 3, 2, 1))
+            inputs = outputs
+        self.middle = _ResidualBlock(inputs, inputs, time)
+        self.attention = _SpatialAttention(inputs)
+        self.up = nn.ModuleList()
+        for outputs in reversed(widths):
+            self.up.append(_ResidualBlock(inputs + outputs, outputs, time))
+            inputs = outputs
+        self.leave = nn.Sequential(nn.GroupNorm(32, inputs), nn.SiLU(), nn.Conv2d(inputs, 3, 3, padding=1))
+
+    def forward(self, x: Tensor, step: Tensor) -> Tensor:
+        frequencies = torch.exp(-torch.arange(self.width // 2, device=x.device) / self.width)
+        angles = step[:, None].float() * frequencies[None]
+        time = self.time(torch.cat([angles.sin(), angles.cos()], 1).to(x.dtype))
+        x = self.enter(x)
+        skips = []
+        for block, shrink in zip(self.down, self.shrink, strict=True):
+            x = block(x, time)
+            skips.append(x)
+            x = shrink(x)
+        x = self.attention(self.middle(x, time))
+        for block in self.up:
+            x = F.interpolate(x, scale_factor=2, mode="nearest")
+            x = block(torch.cat([x, skips.pop()], 1), time)
+        out: Tensor = self.leave(x)
+        return out
+
+
+def _diffusion_unet() -> Spec:
+    def batch(count: int, device: str) -> list[Tensor]:
+        return [torch.randn(count, 3, 64, 64, device=device), torch.randint(0, 1000, (count,), device=device)]
+
+    def loss(model: nn.Module, x: Tensor, step: Tensor) -> Tensor:
+        noise = torch.randn_like(x)
+        return F.mse_loss(model(x + noise, step), noise)
+
+    return Spec(_DiffusionUNet(), batch, loss)
+
+
+class _CausalBlock(nn.Module):
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+        self.feed = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(dropout)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        count, length, width = x.shape
+        q, k, v = (
+            t.view(count, length, self.heads, width // self.heads).transpose(1, 2)
+            for t in self.qkv(self.norm1(x)).split(width, 2)
+        )
+        mixed = F.scaled_dot_product_attention(
+            q, k, v, dropout_p=self.dropout if self.training else 0, is_causal=True
+        )
+        x = x + self.out(mixed.transpose(1, 2).reshape(count, length, width))
+        out: Tensor = x + self.feed(self.norm2(x))
+        return out
+
+
+class _NanoGPT(nn.Module):
+    def __init__(self, vocabulary: int = 32768, width: int = 512, layers: int = 8, heads: int = 8) -> None:
+        super().__init__()
+        self.embed, self.place = nn.Embedding(vocabulary, width), nn.Embedding(512, width)
+        self.blocks = nn.ModuleList(_CausalBlock(width, heads, 0.1) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
+        self.checkpointing = False
+
+    def gradient_checkpointing_enable(self) -> None:
+        self.checkpointing = True
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        x = self.embed(ids) + self.place(torch.arange(ids.shape[1], device=ids.device))
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpointing else block(x)
+        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), labels.flatten())
+
+
+def _nano_gpt() -> Spec:
+    return Spec(_NanoGPT(), _tokens(32768, 512), lambda model, ids, labels: model(ids, labels))
+
+
+class _Experts(nn.Module):
+    """Four experts; every token goes to the best two of them, at dense shapes (as small projects write it)."""
+
+    def __init__(self, width: int, experts: int = 4) -> None:
+        super().__init__()
+        self.route = nn.Linear(width, experts)
+        self.rise = nn.Parameter(torch.randn(experts, width, 2 * width) * 0.02)
+        self.fall = nn.Parameter(torch.randn(experts, 2 * width, width) * 0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, _ = torch.topk(self.route(x).softmax(-1), 2, dim=-1)
+        gates = torch.where(self.route(x).softmax(-1) >= weights[..., -1:], self.route(x).softmax(-1), 0.0)
+        hidden = F.gelu(torch.einsum("bld,edh->eblh", x, self.rise))
+        return torch.einsum("eblh,ehd,ble->bld", hidden, self.fall, gates.to(hidden.dtype))
+
+
+class _MixtureOfExperts(nn.Module):
+    def __init__(self, vocabulary: int = 16000, width: int = 384, layers: int = 4) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocabulary, width)
+        self.attend = nn.ModuleList(
+            nn.MultiheadAttention(width, 6, batch_first=True, dropout=0.1) for _ in range(layers)
+        )
+        self.experts = nn.ModuleList(_Experts(width) for _ in range(layers))
+        self.norms = nn.ModuleList(nn.RMSNorm(width) for _ in range(2 * layers))
+        self.head = nn.Linear(width, vocabulary)
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for index, (attend, experts) in enumerate(zip(self.attend, self.experts, strict=True)):
+            normed = self.norms[2 * index](x)
+            x = x + attend(normed, normed, normed, need_weights=False)[0]
+            x = x + experts(self.norms[2 * index + 1](x))
+        return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+
+def _mixture_of_experts() -> Spec:
+    return Spec(_MixtureOfExperts(), _tokens(16000, 256), lambda model, ids, labels: model(ids, labels))
+
+
+def _transformer_encoder() -> Spec:
+    layer = nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True, norm_first=True)
+    model = nn.Sequential(
+        nn.Linear(64, 512), nn.TransformerEncoder(layer, 6, enable_nested_tensor=False), nn.Linear(512, 10)
+    )
+
+    def batch(count: int, device: str) -> list[Tensor]:
+        return [torch.randn(count, 256, 64, device=device), torch.randint(0, 10, (count,), device=device)]
+
+    return Spec(model, batch, lambda model, x, y: F.cross_entropy(model(x).mean(1), y))
+
+
+def _conv3d_net() -> Spec:
+    layers: list[nn.Module] = []
+    for inputs, outputs in ((3, 32), (32, 64), (64, 128), (128, 256)):
+        layers += [
+            nn.Conv3d(inputs, outputs, 3, padding=1, bias=False),
+            nn.BatchNorm3d(outputs),
+            nn.ReLU(inplace=True),
+            nn.MaxPool3d((1, 2, 2) if inputs == 3 else 2),
+        ]
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(256, 101))
+
+    def batch(count: int, device: str) -> list[Tensor]:
+        return [
+            torch.randn(count, 3, 16, 112, 112, device=device),
+            torch.randint(0, 101, (count,), device=device),
+        ]
+
+    return Spec(model, batch, lambda model, x, y: F.cross_entropy(model(x), y))
+
+
+class _MixerBlock(nn.Module):
+    def __init__(self, tokens: int, width: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.across = nn.Sequential(nn.Linear(tokens, 256), nn.GELU(), nn.Linear(256, tokens))
+        self.along = nn.Sequential(nn.Linear(width, 2048), nn.GELU(), nn.Linear(2048, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.across(self.norm1(x).transpose(1, 2)).transpose(1, 2)
+        out: Tensor = x + self.along(self.norm2(x))
+        return out
+
+
+def _mlp_mixer() -> Spec:
+    class Mixer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.patches = nn.Conv2d(3, 512, 16, 16)
+            self.blocks = nn.Sequential(*(_MixerBlock(196, 512) for _ in range(8)), nn.LayerNorm(512))
+            self.head = nn.Linear(512, 1000)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.head(self.blocks(self.patches(x).flatten(2).transpose(1, 2)).mean(1))
+            return out
+
+    def batch(count: int, device: str) -> list[Tensor]:
+        return [
+            torch.randn(count, 3, 224, 224, device=device),
+            torch.randint(0, 1000, (count,), device=device),
+        ]
+
+    return Spec(Mixer(), batch, lambda model, x, y: F.cross_entropy(model(x), y))
+
+
+class _Recommender(nn.Module):
+    def __init__(self, tables: int = 8, rows: int = 50000, width: int = 64) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.EmbeddingBag(rows, width, mode="sum") for _ in range(tables))
+        self.dense = nn.Sequential(nn.Linear(13, 256), nn.ReLU(), nn.Linear(256, width), nn.ReLU())
+        self.top = nn.Sequential(
+            nn.Linear(width + (tables + 1) * tables // 2, 512), nn.ReLU(), nn.Linear(512, 1)
+        )
+
+    def forward(self, dense: Tensor, ids: Tensor) -> Tensor:
+        base = self.dense(dense)
+        parts = torch.stack([base, *(table(ids[:, i]) for i, table in enumerate(self.tables))], 1)
+        products = torch.bmm(parts, parts.transpose(1, 2))
+        rows, columns = torch.tril_indices(parts.shape[1], parts.shape[1], -1)
+        out: Tensor = self.top(torch.cat([base, products[:, rows, columns]], 1))
+        return out.squeeze(1)
+
+
+def _recommender() -> Spec:
+    def batch(count: int, device: str) -> list[Tensor]:
+        return [
+            torch.randn(count, 13, device=device),
+            torch.randint(0, 50000, (count, 8, 4), device=device),
+            torch.rand(count, device=device),
+        ]
+
+    def loss(model: nn.Module, dense: Tensor, ids: Tensor, target: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(model(dense, ids), target)
+
+    return Spec(_Recommender(), batch, loss)
+
+
+_TORCHVISION = (
+    "resnet18", "resnet34", "resnet50", "wide_resnet50_2", "resnext50_32x4d", "vgg16", "mobilenet_v2",
+    "mobilenet_v3_large", "shufflenet_v2_x1_0", "densenet121", "efficientnet_b0", "efficientnet_v2_s",
+    "regnet_y_800mf", "regnet_x_1_6gf", "convnext_tiny", "vit_b_16", "vit_b_32", "swin_t",
+)  # fmt: skip
+
+MODELS: dict[str, Callable[[], Spec]] = {
+    **{name: (lambda name=name: _vision(name)) for name in _TORCHVISION},  # type: ignore[misc]
+    "inception_v3": lambda: _vision("inception_v3", size=299),
+    "deeplabv3_resnet50": lambda: _segmentation("deeplabv3_resnet50"),
+    "fcn_resnet50": lambda: _segmentation("fcn_resnet50"),
+    "gpt2": _gpt2,
+    "gpt2_ckpt": lambda: _gpt2(checkpointed=True),
+    "gpt2_xl": _gpt2_xl,
+    "bert_base": _bert_base,
+    "distilbert": _distilbert,
+    "roberta_mlm": _roberta_mlm,
+    "electra_small": _electra_small,
+    "t5_small": _t5_small,
+    "llama_gqa": _llama_gqa,
+    "whisper_encoder": _whisper_encoder,
+    "lstm": _lstm,
+    "gru_classifier": _gru_classifier,
+    "bilstm_tagger": _bilstm_tagger,
+    "unet": _unet,
+    "mlp": _mlp,
+    "wavenet": _wavenet,
+    "vae": _vae,
+    "dcgan_generator": _dcgan_generator,
+    "diffusion_unet": _diffusion_unet,
+    "nano_gpt": _nano_gpt,
+    "mixture_of_experts": _mixture_of_experts,
+    "transformer_encoder": _transformer_encoder,
+    "conv3d_net": _conv3d_net,
+    "mlp_mixer": _mlp_mixer,
+    "recommender": _recommender,
+}
