@@ -1,0 +1,131 @@
+"""Allocations that failed on a real GPU: what was true at that moment, and which of them the script got to see.
+
+The allocator calls an observer at every failure, before anything is raised. Not every failure becomes an error: cuDNN
+tries its algorithms until one finds the workspace it wants, and swallows the failures on the way. So the observer only
+notes figures; when a `torch.OutOfMemoryError` comes into being, the last failure noted is the one that it is about.
+By then the failed operation's own temporaries are gone, but the history still knows them.
+"""
+
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+
+from legroom.memory.events import Holder
+from legroom.observe.attribution import current_node
+from legroom.observe.cuda_calls import CudaCalls
+from legroom.observe.cuda_sightings import Sightings
+from legroom.observe.cuda_trace import Failure
+from legroom.observe.holders import find_holders, tensors_in_frames
+
+
+class Failures:
+    """Watches allocations fail, from `watch` to `close`."""
+
+    MOST_LOOKS = 16
+    """How often the script's variables are searched for what holds the memory: a script that probes for the largest
+    batch fails often, and knows why."""
+
+    def __init__(
+        self, calls: CudaCalls, sightings: Sightings, on_error: Callable[[Failure, list[Any]], None]
+    ) -> None:
+        """`on_error(failure, nodes)` is called for each error that the script sees, with the autograd nodes of the
+        tensors in its variables: the graphs of the moment."""
+        self._calls = calls
+        self._sightings = sightings
+        self._on_error = on_error
+        self._last: Failure | None = None
+        self._looks = 0
+        self._closed = False
+        self._restore: Callable[[], None] | None = None
+        self._swallowed = 0
+
+    def watch(self) -> None:
+        self._calls.observe_failures(self._failed)
+        self._restore = self._calls.watch_errors(self._error_made)
+
+    def close(self) -> None:
+        self._closed = True
+        if self._restore is not None:
+            self._restore()
+
+    def take_swallowed(self) -> int:
+        """How many failures no error came of, since this was last asked."""
+        number, self._swallowed = self._swallowed + (self._last is not None), 0
+        self._last = None
+        return number
+
+    def _failed(self, device: int, wanted: int, limit: int, free: int) -> None:
+        if self._closed:
+            return
+        try:
+            figures = self._calls.figures(device)
+            op, module = self._backward_operation()
+            self._swallowed += self._last is not None
+            self._last = Failure(
+                device, wanted, limit, self._calls.capacity(device), free, figures.allocated, figures.reserved,
+                figures.reserved - figures.active - figures.inactive_split, figures.inactive_split, module, op,
+            )  # fmt: skip
+            if self._restore is None:
+                self._error_made("")
+        except Exception:  # whatever goes wrong in looking, the script gets its own error, not ours
+            self._last = None
+
+    def _error_made(self, text: str) -> None:
+        failure, self._last = self._last, None
+        if failure is None or self._closed:
+            return
+        try:
+            holders, nodes = self._look_around()
+            self._on_error(failure._replace(message=text, holders=holders), nodes)
+        except Exception:  # as above: an error in an error would take its place
+            return
+
+    def _look_around(self) -> tuple[tuple[Holder, ...], list[Any]]:
+        """The variables that hold most, and the autograd nodes of the tensors in all of them."""
+        if self._looks >= self.MOST_LOOKS:
+            return (), []
+        self._looks += 1
+        frame = _script_frame()
+        try:
+            holders = tuple(find_holders(frame, _measure))
+            return holders, [
+                tensor.grad_fn for tensor in tensors_in_frames(frame) if tensor.grad_fn is not None
+            ]
+        finally:
+            del frame
+
+    def _backward_operation(self) -> tuple[str, str]:
+        """The autograd node at work on this thread, and the module whose parameter it makes a gradient of."""
+        node = current_node()
+        if node is None:
+            return "", ""
+        around = [node, *(following for following, _ in node.next_functions if following is not None)]
+        for nearby in around:
+            for following, _ in nearby.next_functions:
+                parameter = getattr(following, "variable", None)  # of a node that accumulates a gradient
+                module = self._sightings.module_of(parameter) if parameter is not None else ""
+                if module:
+                    return node.name(), module
+        return node.name(), ""
+
+
+def _script_frame() -> FrameType | None:
+    """Where the script is: on this thread, or on the main one if this thread is not its own."""
+    if threading.current_thread() is threading.main_thread():
+        return sys._getframe(1)
+    return sys._current_frames().get(threading.main_thread().ident or 0)
+
+
+def _measure(tensor: torch.Tensor) -> tuple[int, int] | None:
+    """The address and bytes of a tensor's storage, if it is on a GPU."""
+    try:
+        if not tensor.is_cuda:
+            return None
+        storage = tensor.untyped_storage()
+        return storage.data_ptr(), storage.nbytes()
+    except (RuntimeError, NotImplementedError):
+        return None

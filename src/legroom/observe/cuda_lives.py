@@ -1,0 +1,208 @@
+"""What a block was for, and where in the program it belongs, told from its whole life.
+
+The allocator's history is read after the fact, so both questions are answered with hindsight. In this order:
+
+- A role that was *seen* (`cuda_sightings`) is certain: parameter, gradient, optimizer state, buffer, input, and what the
+  autograd graph held when memory ran out.
+- *Workspace*: the first block of a known cuBLAS or cuBLASLt workspace size on a stream and side (forward or backward)
+  that nothing was seen to claim and that was never given back. Told by size: a tensor of exactly that size, made by
+  the same kind of code before the first matrix product and kept for good, would be taken for one.
+- *Activation*: born outside the backward pass and freed inside it, by the engine; or born in a forward pass with
+  gradients and still there when the backward pass began. One that sees a second backward pass begin and is not freed by
+  the engine is held by a variable, and no activation. What a checkpoint recomputes and keeps is one, too.
+- *Input*: brought to the device outside of any pass, of exactly the size of a tensor in the loader's last batch.
+- *Temporary*: the rest.
+
+Blocks made by the engine's threads have no Python stack. A gradient belongs to its parameter's module, and to the line
+at which that module last ran forward. Another block of the backward pass belongs to whatever comes next in the history
+on the same pass: a gradient, or an activation given back (an operation's own result, or its input), since an operation
+allocates first, then leaves gradients, then lets go of what it had saved; where nothing comes next, to what came last.
+So a line can be off by one operation there, never by more than the distance between two parameters.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from legroom.memory.events import Category, Frame, Phase
+from legroom.observe.cuda_marks import BACKWARD, FORWARD, OPTIMIZER, OTHER, PHASES
+
+RANKS = (
+    Category.PARAMETER,
+    Category.GRADIENT,
+    Category.OPTIMIZER_STATE,
+    Category.BUFFER,
+    Category.INPUT,
+    Category.ACTIVATION,
+)
+"""Of two roles seen for one block, the earlier in this list holds."""
+
+
+class Life:
+    """One block from its allocation on."""
+
+    __slots__ = (
+        "activity",
+        "address",
+        "category",
+        "charged",
+        "frame",
+        "freed_by_module",
+        "freed_in",
+        "from_engine",
+        "id",
+        "is_batch_sized",
+        "module",
+        "op",
+        "passes_at_birth",
+        "passes_seen",
+        "phase",
+        "requested",
+        "seen_as",
+        "seen_module",
+        "step",
+        "stream",
+        "time",
+        "told",
+    )
+
+    def __init__(
+        self, number: int, address: int, requested: int, charged: int, stream: int, time: float
+    ) -> None:
+        self.id = number
+        self.address = address
+        self.requested = requested
+        self.charged = charged
+        self.stream = stream
+        self.time = time
+        self.step = 0
+        self.activity: str = OTHER
+        self.phase = Phase.OTHER
+        self.module = ""
+        self.frame: Frame | None = None
+        self.op = ""
+        self.from_engine = False
+        self.is_batch_sized = False
+        self.passes_at_birth = 0
+        """Backward passes begun before it was born."""
+        self.passes_seen = 0
+        """Backward passes begun while it lived."""
+        self.freed_in: str | None = None
+        """The activity at its end; None while it lives."""
+        self.freed_by_module = False
+        """Whether a module was at work at its end."""
+        self.seen_as: Category | None = None
+        self.seen_module = ""
+        self.category = Category.TEMPORARY
+        self.told: Category | None = None
+        """The category last told to the sink."""
+
+    def see(self, category: Category, module: str) -> None:
+        """It was seen in this role."""
+        if self.seen_as is None or RANKS.index(category) < RANKS.index(self.seen_as):
+            self.seen_as = category
+            self.seen_module = module
+
+
+class Workspaces:
+    """Finds the blocks that matrix libraries keep for themselves."""
+
+    def __init__(self, sizes: frozenset[int]) -> None:
+        self._sizes = sizes
+        self._found: dict[tuple[int, int, bool], int] = {}
+
+    def claim(self, life: Life) -> bool:
+        if life.requested not in self._sizes or life.freed_in is not None or life.activity == OPTIMIZER:
+            return False
+        key = (life.requested, life.stream, life.from_engine)
+        return self._found.setdefault(key, life.id) == life.id
+
+    def release(self, life: Life) -> None:
+        """It was given back after all, so it was none."""
+        key = (life.requested, life.stream, life.from_engine)
+        if self._found.get(key) == life.id:
+            del self._found[key]
+
+
+def category_of(life: Life, workspaces: Workspaces) -> Category:
+    """What a block was for, as far as its life is known by now."""
+    if life.seen_as is not None:
+        return life.seen_as
+    if workspaces.claim(life):
+        return Category.WORKSPACE
+    if life.activity == BACKWARD:
+        recomputed = life.module != "" and not life.from_engine
+        kept = life.freed_in == BACKWARD and not life.freed_by_module
+        return Category.ACTIVATION if recomputed and kept else Category.TEMPORARY
+    if life.freed_in == BACKWARD:
+        return Category.ACTIVATION
+    if life.phase is Phase.FORWARD and life.activity in (FORWARD, OTHER) and life.passes_seen == 1:
+        return Category.ACTIVATION
+    if life.is_batch_sized and life.phase is Phase.OTHER:
+        return Category.INPUT
+    return Category.TEMPORARY
+
+
+class Place(NamedTuple):
+    module: str
+    frame: Frame | None
+
+
+class ModuleLines:
+    """The line at which each module last ran forward."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, Frame] = {}
+
+    def note(self, module: str, frame: Frame | None) -> None:
+        if frame is not None:
+            self._lines[module] = frame
+
+    def find(self, module: str) -> Frame | None:
+        """Of the module, or of the nearest one around it that has a line."""
+        while module:
+            line = self._lines.get(module)
+            if line is not None:
+                return line
+            module = module.rpartition(".")[0]
+        return None
+
+
+def place_backward(passes: Sequence[Sequence[tuple[Life, bool]]], lines: ModuleLines) -> None:
+    """Gives blocks that the engine made a module and a line. Each pass lists what it made and (True) freed, in order."""
+    for events in passes:
+        coming: Place | None = None
+        for life, freed in reversed(events):
+            place = _own_place(life, freed, lines)
+            if place is not None:
+                coming = place
+            if not freed:
+                _settle(life, place or coming)
+        last: Place | None = None
+        for life, freed in events:
+            place = _own_place(life, freed, lines)
+            if place is not None:
+                last = place
+            if not freed and life.frame is None:
+                _settle(life, last)
+
+
+def _own_place(life: Life, freed: bool, lines: ModuleLines) -> Place | None:
+    """Where a block stands by itself: an activation where it was made, a gradient where its parameter is."""
+    if freed:
+        return (
+            Place(life.module, life.frame) if life.activity != BACKWARD and life.frame is not None else None
+        )
+    if life.seen_as is Category.GRADIENT and life.seen_module:
+        return Place(life.seen_module, life.frame or lines.find(life.seen_module))
+    return None
+
+
+def _settle(life: Life, place: Place | None) -> None:
+    if place is not None:
+        life.module = life.module or place.module
+        life.frame = life.frame or place.frame
+
+
+def phase_of(activity: str, graph_open: bool) -> Phase:
+    """Between a forward pass with gradients and its backward pass, the loss is computed: that is forward, too."""
+    return Phase.FORWARD if activity == OTHER and graph_open else PHASES[activity]

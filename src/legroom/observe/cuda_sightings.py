@@ -1,0 +1,228 @@
+"""Which addresses belong to parameters, gradients, optimizer state and inputs, at moments when that can be seen.
+
+The allocator's history knows addresses, not tensors. So at a few moments the tensors whose role is certain are looked
+at, and their addresses noted with the tick (see `cuda_marks`): whatever block lies there at that tick has that role
+for its whole life. Only addresses are kept; modules and optimizers are held weakly, tensors not at all.
+"""
+
+import sys
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.modules import module as _module
+
+from legroom.memory.events import Category
+from legroom.observe import autograd_graph
+
+
+class Sighting(NamedTuple):
+    """At `tick`, tensors of one role were here."""
+
+    tick: int
+    category: Category
+    addresses: list[int]
+    """Where each begins; 0 for one that was not on a device."""
+    about: list[tuple[int, str]]
+    """The bytes of each, and the module that it belongs to ("" for none)."""
+
+
+class Sightings:
+    """What has been seen so far."""
+
+    KEEP_PASSING = 4096
+    """Sightings of gradients and inputs: of the steps that a history can reach back to."""
+    KEEP_STANDING = 64
+    """Sightings of parameters, buffers and optimizer state."""
+
+    def __init__(self) -> None:
+        self.passing: deque[Sighting] = deque(maxlen=self.KEEP_PASSING)
+        self.standing: deque[Sighting] = deque(maxlen=self.KEEP_STANDING)
+        self._roots: dict[int, weakref.ref[nn.Module]] = {}
+        self._optimizers: dict[int, _Optimizer] = {}
+        self._modules: dict[int, str] = {}
+        """`id` of a parameter → the module that it belongs to."""
+
+    # --- moments
+
+    def root_begins(self, root: nn.Module, args: tuple[Any, ...], tick: int) -> None:
+        """A module that no other called begins its forward pass."""
+        known = self._roots.get(id(root))
+        if known is None or known() is not root:
+            self._roots[id(root)] = weakref.ref(root)
+            self._see_module(root, tick)
+        inputs = [tensor for tensor in tensors_in(args) if tensor.is_cuda and tensor.grad_fn is None]
+        if not inputs:
+            inputs = [
+                tensor for tensor in tensors_in(_keywords()) if tensor.is_cuda and tensor.grad_fn is None
+            ]
+        if inputs:
+            self.passing.append(_sighting(tick, Category.INPUT, ((tensor, "") for tensor in inputs)))
+
+    def optimizer_begins(self, optimizer: torch.optim.Optimizer, tick: int) -> None:
+        """Every gradient is there now."""
+        known = self._optimizers.get(id(optimizer))
+        if known is None or known.reference() is not optimizer:
+            known = self._optimizers[id(optimizer)] = _Optimizer(optimizer)
+            self.standing.append(
+                _sighting(tick, Category.PARAMETER, ((p, self._module_of(p)) for p in _parameters(optimizer)))
+            )
+        try:
+            addresses = [
+                0 if (gradient := parameter.grad) is None else gradient.data_ptr()
+                for parameter in _parameters(optimizer)
+            ]
+        except RuntimeError:  # sparse, or a wrapper without memory of its own
+            return
+        if addresses == known.addresses:
+            addresses = known.addresses
+        elif len(addresses) != len(known.about):
+            known.about = [
+                (parameter.nbytes, self._module_of(parameter)) for parameter in _parameters(optimizer)
+            ]
+        known.addresses = addresses
+        self.passing.append(Sighting(tick, Category.GRADIENT, addresses, known.about))
+
+    def optimizer_ends(self, optimizer: torch.optim.Optimizer, tick: int) -> None:
+        """Its state is born in its first step, or in its second where the first was skipped."""
+        known = self._optimizers.get(id(optimizer))
+        if known is not None and known.steps < 2:
+            known.steps += 1
+            self.standing.append(self._state_of(optimizer, tick))
+
+    def everything(self, tick: int, saved_by: Iterable[Any] = ()) -> list[Sighting]:
+        """All that can be seen now, the most certain first. `saved_by`: autograd nodes whose graphs are looked at."""
+        found = []
+        for reference in list(self._roots.values()):
+            root = reference()
+            if root is not None:
+                found.extend(self._sightings_of(root, tick))
+        for known in list(self._optimizers.values()):
+            optimizer = known.reference()
+            if optimizer is not None:
+                parameters = list(_parameters(optimizer))
+                found.append(
+                    _sighting(tick, Category.PARAMETER, ((p, self._module_of(p)) for p in parameters))
+                )
+                found.append(_gradients(tick, ((p, self._module_of(p)) for p in parameters)))
+                found.append(self._state_of(optimizer, tick))
+                del parameters
+        found.append(
+            _sighting(
+                tick, Category.ACTIVATION, ((tensor, "") for tensor in autograd_graph.saved_tensors(saved_by))
+            )
+        )
+        return found
+
+    def any_gradient(self) -> bool:
+        """Whether a backward pass has left a gradient in a module seen."""
+        for reference in list(self._roots.values()):
+            root = reference()
+            if root is not None and any(parameter.grad is not None for parameter in root.parameters()):
+                return True
+        return False
+
+    def module_of(self, parameter: Any) -> str:
+        """The module that a parameter belongs to, "" where unknown."""
+        return self._module_of(parameter)
+
+    # --- looking
+
+    def _see_module(self, root: nn.Module, tick: int) -> None:
+        if len(self._roots) > 256:
+            self._roots = {key: known for key, known in self._roots.items() if known() is not None}
+        self.standing.extend(self._sightings_of(root, tick))
+
+    def _sightings_of(self, root: nn.Module, tick: int) -> list[Sighting]:
+        own = type(root).__name__
+        named = [(parameter, name.rpartition(".")[0] or own) for name, parameter in root.named_parameters()]
+        for parameter, module in named:
+            self._modules[id(parameter)] = module
+        buffers = [(buffer, name.rpartition(".")[0] or own) for name, buffer in root.named_buffers()]
+        return [
+            _sighting(tick, Category.PARAMETER, named),
+            _sighting(tick, Category.BUFFER, buffers),
+            _gradients(tick, named),
+        ]
+
+    def _module_of(self, parameter: Any) -> str:
+        return self._modules.get(id(parameter), "")
+
+    def _state_of(self, optimizer: torch.optim.Optimizer, tick: int) -> Sighting:
+        return _sighting(
+            tick,
+            Category.OPTIMIZER_STATE,
+            (
+                (tensor, self._module_of(parameter))
+                for parameter, state in list(optimizer.state.items())
+                for tensor in tensors_in((state,))
+            ),
+        )
+
+
+class _Optimizer:
+    """An optimizer that has stepped."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.reference = weakref.ref(optimizer)
+        self.steps = 0
+        self.addresses: list[int] = []
+        self.about: list[tuple[int, str]] = []
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[Any]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _gradients(tick: int, named: Iterable[tuple[Any, str]]) -> Sighting:
+    present = ((p.grad, module) for p, module in named if p.is_leaf and p.grad is not None)
+    return _sighting(tick, Category.GRADIENT, present)
+
+
+def _sighting(tick: int, category: Category, tensors: Iterable[tuple[Any, str]]) -> Sighting:
+    addresses: list[int] = []
+    about: list[tuple[int, str]] = []
+    for tensor, module in tensors:
+        tensor = getattr(tensor, "_local_tensor", tensor)  # a shard's own memory
+        try:
+            if tensor.is_cuda:
+                addresses.append(tensor.data_ptr())
+                about.append((tensor.nbytes, module))
+        except (RuntimeError, NotImplementedError):  # no memory of its own
+            continue
+    return Sighting(tick, category, addresses, about)
+
+
+def tensors_in(value: Iterable[Any], depth: int = 4) -> Iterator[torch.Tensor]:
+    """The tensors among these values, and in tuples, lists and mappings among them."""
+    for item in value:
+        if isinstance(item, torch.Tensor):
+            yield item
+        elif depth and isinstance(item, tuple | list):
+            yield from tensors_in(item, depth - 1)
+        elif depth and isinstance(item, Mapping):
+            yield from tensors_in(item.values(), depth - 1)
+
+
+def _keywords() -> list[Any]:
+    """The keyword arguments of the module call in progress, which torch's global hooks are not given.
+
+    Without torch's function `_call_impl` above this one, inputs passed by keyword are told by their size alone.
+    """
+    frame = sys._getframe(1)
+    for _ in range(8):
+        back = frame.f_back
+        if back is None:
+            return []
+        frame = back
+        if frame.f_code.co_filename == _module.__file__ and "kwargs" in frame.f_code.co_freevars:
+            variables = frame.f_locals
+            values = list(variables["kwargs"].values())
+            if sys.version_info < (3, 13):
+                variables.clear()  # a copy, which would keep the call's tensors for as long as its frame lives
+            return values
+    return []
