@@ -108,6 +108,7 @@ class Recorder:
             "cuda": torch.version.cuda,
             "device": torch.cuda.get_device_name(),
             "total": torch.cuda.get_device_properties(0).total_memory,
+            "capacity": torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved(),
             "allocator_settings": plain(snapshot.get("allocator_settings", {})),
             "limit": self.limit,
             "peak_alloc": torch.cuda.max_memory_allocated(),

@@ -16,7 +16,8 @@ Every storage of a live run passes through `malloc` and `free`, so these two are
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from legroom.memory.allocator_blocks import (
@@ -57,6 +58,9 @@ class Allocator:
     from the device, and, negative, given back; `trace` the same as torch's own history would record it.
     `streams_keep_up`: a freed block that other streams used is usable at the next `malloc`; otherwise only once
     `complete_free` says so.
+
+    `free` may be called at any moment, even in the middle of a `malloc`, as it is when the garbage collector finds
+    a dead tensor there: such a block is freed when that call ends. Two threads must not allocate at once.
     """
 
     def __init__(
@@ -85,6 +89,8 @@ class Allocator:
         )
         self._streams_keep_up = streams_keep_up
         self._waiting: dict[int, Block] = {}
+        self._is_busy = False
+        self._freed_meanwhile: list[Block] = []
         self._is_rising = False
         """Whether something was allocated since the last free: then this may be a peak."""
         self._is_inactive_rising = False
@@ -101,96 +107,110 @@ class Allocator:
 
         Torch asks for no block when a tensor has no bytes; asked all the same, this gives the smallest there is.
         """
-        if self._waiting and self._streams_keep_up:
-            self.complete_frees()
-        if self._rounds_plainly:
-            rounded = (size + 511) & -512 if size else SMALLEST_BLOCK
-        else:
-            rounded = self._round(size)
-        pool = self._small if rounded <= LARGEST_SMALL else self._large
-
-        entries = pool.free.get(stream)
-        if entries is None:
-            entries = pool.free[stream] = []
-        block: Block | None = None
-        if self._searches_plainly:
-            position = bisect_left(entries, (rounded,))
-            if position < len(entries):
-                block = entries.pop(position)[3]
-        else:
-            block = self._search(pool, entries, rounded)
-        if block is None:
-            block = self._grow(pool, rounded, stream, size)
-
-        statistics = pool.statistics
-        segment = block.segment
-        charged = block.size
-        rest = charged - rounded
-        if rest >= pool.least_rest and rounded < pool.split_below:
-            remaining = block
-            address = remaining.address
-            previous = remaining.previous
-            block = Block(address, rounded, stream, pool, segment, remaining.age)
-            if previous is not None:
-                previous.next = block
-                block.previous = previous
+        self._is_busy = True
+        try:
+            if self._waiting and self._streams_keep_up:
+                self._end_all_waits()
+            if self._rounds_plainly:
+                rounded = (size + 511) & -512 if size else SMALLEST_BLOCK
             else:
-                segment.head = block
-            block.next = remaining
-            charged = rounded
-            remaining.previous = block
-            remaining.address = address = address + rounded
-            remaining.size = rest
-            remaining.idle_since = pool.searches
-            insort(entries, (rest, remaining.age, address, remaining))
-            if not segment.expandable:
-                if previous is None and remaining.next is None:
-                    statistics.inactive_up += 1
-                    statistics.inactive_bytes_up += rest
-                    self._is_inactive_rising = True
-                else:
-                    if self._is_inactive_rising:
-                        self._statistics.note_inactive_peaks()
-                        self._is_inactive_rising = False
-                    statistics.inactive_bytes_down += rounded
-        elif (block.previous is not None or block.next is not None) and not segment.expandable:
-            if self._is_inactive_rising:
-                self._statistics.note_inactive_peaks()
-                self._is_inactive_rising = False
-            statistics.inactive_down += 1
-            statistics.inactive_bytes_down += charged
+                rounded = self._round(size)
+            pool = self._small if rounded <= LARGEST_SMALL else self._large
 
-        block.state = ALLOCATED
-        block.requested = size
-        statistics.made += 1
-        statistics.bytes_made += charged
-        statistics.requested_made += size
-        self._is_rising = True
-        if charged >= self._max_split_size:
-            self._statistics.oversize_allocations.add(1)
-        return block
+            entries = pool.free.get(stream)
+            if entries is None:
+                entries = pool.free[stream] = []
+            block: Block | None = None
+            if self._searches_plainly:
+                position = bisect_left(entries, (rounded,))
+                if position < len(entries):
+                    block = entries.pop(position)[3]
+            else:
+                block = self._search(pool, entries, rounded)
+            if block is None:
+                block = self._grow(pool, rounded, stream, size)
+
+            statistics = pool.statistics
+            segment = block.segment
+            charged = block.size
+            rest = charged - rounded
+            if rest >= pool.least_rest and rounded < pool.split_below:
+                remaining = block
+                address = remaining.address
+                previous = remaining.previous
+                block = Block(address, rounded, stream, pool, segment, remaining.age)
+                if previous is not None:
+                    previous.next = block
+                    block.previous = previous
+                else:
+                    segment.head = block
+                block.next = remaining
+                charged = rounded
+                remaining.previous = block
+                remaining.address = address = address + rounded
+                remaining.size = rest
+                insort(entries, (rest, remaining.age, address, remaining))
+                if not segment.expandable:
+                    if previous is None and remaining.next is None:
+                        statistics.inactive_up += 1
+                        statistics.inactive_bytes_up += rest
+                        self._is_inactive_rising = True
+                    else:
+                        if self._is_inactive_rising:
+                            self._statistics.note_inactive_peaks()
+                            self._is_inactive_rising = False
+                        statistics.inactive_bytes_down += rounded
+            elif (block.previous is not None or block.next is not None) and not segment.expandable:
+                if self._is_inactive_rising:
+                    self._statistics.note_inactive_peaks()
+                    self._is_inactive_rising = False
+                statistics.inactive_down += 1
+                statistics.inactive_bytes_down += charged
+
+            block.state = ALLOCATED
+            block.requested = size
+            statistics.made += 1
+            statistics.bytes_made += charged
+            statistics.requested_made += size
+            self._is_rising = True
+            if charged >= self._max_split_size:
+                self._statistics.oversize_allocations.add(1)
+            return block
+        finally:
+            self._is_busy = False
+            if self._freed_meanwhile:
+                self._free_the_rest()
 
     def free(self, block: Block) -> None:
         """Gives a block back. One that other streams used waits for them: until the next `malloc`, as a rule."""
         if block.state != ALLOCATED:
             raise ValueError(f"{block!r} cannot be freed: it is not allocated")
-        if self._is_rising:
-            self._statistics.note_peaks()
-            self._is_rising = False
-        size = block.size
-        statistics = block.pool.statistics
-        statistics.freed += 1
-        statistics.bytes_freed += size
-        if size >= self._max_split_size:
-            self._statistics.oversize_allocations.add(-1)
-        if block.uses is None:
-            self._settle(block)
-        else:
-            block.uses = None
-            block.state = WAITING
-            statistics.waiting += 1
-            statistics.waiting_bytes += size
-            self._waiting[block.address] = block
+        if self._is_busy:
+            self._freed_meanwhile.append(block)
+            return
+        self._is_busy = True
+        try:
+            if self._is_rising:
+                self._statistics.note_peaks()
+                self._is_rising = False
+            size = block.size
+            statistics = block.pool.statistics
+            statistics.freed += 1
+            statistics.bytes_freed += size
+            if size >= self._max_split_size:
+                self._statistics.oversize_allocations.add(-1)
+            if block.uses is None:
+                self._settle(block)
+            else:
+                block.uses = None
+                block.state = WAITING
+                statistics.waiting += 1
+                statistics.waiting_bytes += size
+                self._waiting[block.address] = block
+        finally:
+            self._is_busy = False
+            if self._freed_meanwhile:
+                self._free_the_rest()
 
     def record_stream(self, block: Block, stream: int) -> None:
         """Says that `stream` uses the block too: its memory is not used again before that work is done."""
@@ -201,25 +221,18 @@ class Allocator:
 
     def complete_free(self, block: Block) -> None:
         """Ends the wait of one freed block: the other streams are done with it."""
-        del self._waiting[block.address]
-        if self._is_rising:
-            self._statistics.note_peaks()
-            self._is_rising = False
-        statistics = block.pool.statistics
-        statistics.waiting -= 1
-        statistics.waiting_bytes -= block.size
-        self._settle(block)
+        with self._at_work():
+            self._end_wait(block)
 
     def complete_frees(self) -> None:
-        """Ends the wait of every freed block."""
-        for block in list(self._waiting.values()):
-            self.complete_free(block)
+        """Ends the wait of every freed block, as waiting for the whole device does."""
+        with self._at_work():
+            self._end_all_waits()
 
     def empty_cache(self) -> None:
         """Gives back every wholly free segment, and every wholly free page of expandable ones."""
-        self._statistics.num_synchronizations += 1
-        self.complete_frees()
-        self._supply.release_all()
+        with self._at_work():
+            self._give_back_cache()
 
     # ------------------------------------------------------------ limits and settings
 
@@ -299,7 +312,8 @@ class Allocator:
     def cached(self) -> int:
         """Bytes that `empty_cache` would give back."""
         pools = (self._small, self._large)
-        return sum(releasable_bytes(block) for pool in pools for block in pool.free_blocks())
+        with self._at_work():
+            return sum(releasable_bytes(block) for pool in pools for block in pool.free_blocks())
 
     @property
     def fragmented(self) -> int:
@@ -333,9 +347,26 @@ class Allocator:
 
     def segments(self) -> list[dict[str, Any]]:
         """In the spirit of torch.cuda.memory_snapshot(): an expandable segment is one entry per mapped range."""
-        return describe_segments(self._supply.segments.values())
+        with self._at_work():
+            return describe_segments(self._supply.segments.values())
 
     # ------------------------------------------------------------ blocks
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """Keeps frees that come meanwhile until the end."""
+        was_busy, self._is_busy = self._is_busy, True
+        try:
+            yield
+        finally:
+            self._is_busy = was_busy
+            if not was_busy:
+                self._free_the_rest()
+
+    def _free_the_rest(self) -> None:
+        """What was freed while another call was at work."""
+        while self._freed_meanwhile:
+            self.free(self._freed_meanwhile.pop())
 
     def _settle(self, block: Block) -> None:
         """Merges a block that is free from now on with free neighbours, and puts it into its pool."""
@@ -389,6 +420,20 @@ class Allocator:
         statistics.inactive_bytes_up += freed
         self._is_inactive_rising = True
 
+    def _end_wait(self, block: Block) -> None:
+        del self._waiting[block.address]
+        if self._is_rising:
+            self._statistics.note_peaks()
+            self._is_rising = False
+        statistics = block.pool.statistics
+        statistics.waiting -= 1
+        statistics.waiting_bytes -= block.size
+        self._settle(block)
+
+    def _end_all_waits(self) -> None:
+        for block in list(self._waiting.values()):
+            self._end_wait(block)
+
     def _round(self, size: int) -> int:
         """Up to a multiple of 512 bytes, or to one of the steps into which the settings divide each doubling."""
         if size < SMALLEST_BLOCK:
@@ -432,6 +477,12 @@ class Allocator:
 
     # ------------------------------------------------------------ memory from the device
 
+    def _give_back_cache(self) -> None:
+        """Waits for other streams first: what they used may be free then."""
+        self._statistics.num_synchronizations += 1
+        self._end_all_waits()
+        self._supply.release_all()
+
     def _grow(self, pool: Pool, size: int, stream: int, requested: int) -> Block:
         """A block from the device, with all that is tried when it is full."""
         supply = self._supply
@@ -441,7 +492,7 @@ class Allocator:
         if block is None and supply.release_oversize(pool, size, stream):
             block = supply.take(pool, size, stream)
         if block is None:
-            self.empty_cache()
+            self._give_back_cache()
             self._statistics.num_alloc_retries += 1
             block = supply.take(pool, size, stream)
         if supply.has_expandable and self._searches_plainly:

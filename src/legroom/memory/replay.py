@@ -9,8 +9,11 @@ A program's own calls leave no row. A recording may say where they were, in rows
 room, and memory given back without one by `empty_cache`.
 """
 
+import gzip
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from legroom.memory.allocator import AllocationFailed, Allocator
@@ -43,6 +46,55 @@ class Replay:
         self.mismatches += 1
         if len(self.examples) < _KEPT_EXAMPLES:
             self.examples.append(f"row {row}: {what}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """A recording, as tests/gpu/record_histories.py writes it."""
+
+    name: str
+    rows: list[list[Any]]
+    settings: AllocatorSettings
+    total: int
+    """The device's memory ..."""
+    capacity: int
+    """... and what of it this process could have."""
+    peaks: tuple[int, int]
+    """Allocated, reserved."""
+    stats: dict[str, int]
+    """memory_stats() at the end; empty where not recorded."""
+    segments: list[dict[str, Any]]
+    """memory_snapshot() at the end, cut down; empty where not recorded."""
+    errors: list[dict[str, Any]]
+    """Each OutOfMemoryError: its text, and the figures around it."""
+
+    @classmethod
+    def read(cls, path: Path) -> "History":
+        data = json.loads(gzip.decompress(path.read_bytes()))
+        settings = AllocatorSettings.from_environment(
+            {"PYTORCH_CUDA_ALLOC_CONF": data["conf"]}, torch_version=data["torch"]
+        )
+        return cls(
+            name=data["case"],
+            rows=data["rows"],
+            settings=settings,
+            total=data["total"],
+            capacity=data.get("capacity", data["total"]),
+            peaks=(data["peak_alloc"], data["peak_reserved"]),
+            stats=data.get("stats", {}),
+            segments=data.get("segments", []),
+            errors=data.get("errors", []),
+        )
+
+    def replay(self, *, with_addresses: bool = True) -> Replay:
+        return replay(
+            self.rows,
+            settings=self.settings,
+            capacity=self.capacity,
+            total=self.total,
+            with_addresses=with_addresses,
+            peaks=self.peaks,
+        )
 
 
 def replay(

@@ -1,0 +1,214 @@
+"""`PYTORCH_CUDA_ALLOC_CONF`, read as torch reads it."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from legroom.errors import UsageError
+from legroom.memory.allocator_settings import ENVIRONMENT_NAMES, AllocatorSettings, ties_of
+from legroom.units import MiB
+
+
+class TestValues:
+    @pytest.mark.parametrize(
+        ("text", "settings"),
+        [
+            ("", AllocatorSettings()),
+            ("max_split_size_mb:64", AllocatorSettings(max_split_size=64 * MiB)),
+            ("max_non_split_rounding_mb:30", AllocatorSettings(max_non_split_rounding=30 * MiB)),
+            ("garbage_collection_threshold:0.8", AllocatorSettings(garbage_collection_threshold=0.8)),
+            ("expandable_segments:True", AllocatorSettings(expandable_segments=True)),
+            ("expandable_segments:False", AllocatorSettings()),
+            ("per_process_memory_fraction:0.25", AllocatorSettings(per_process_memory_fraction=0.25)),
+            ("backend:cudaMallocAsync", AllocatorSettings(backend="cudaMallocAsync")),
+            (
+                " expandable_segments : True ,\tmax_split_size_mb : 64 , ",
+                AllocatorSettings(expandable_segments=True, max_split_size=64 * MiB),
+            ),
+            ("max_split_size_mb:64MB", AllocatorSettings(max_split_size=64 * MiB)),
+            ("pinned_use_background_threads:True,release_lock_on_cudamalloc:True", AllocatorSettings()),
+        ],
+    )
+    def test_a_text_stands_for_these_settings(self, text: str, settings: AllocatorSettings) -> None:
+        assert AllocatorSettings.parse(text) == settings
+
+    def test_the_size_of_large_segments_moves_what_else_is_measured_by_it(self) -> None:
+        settings = AllocatorSettings.parse("large_segment_size_mb:64")
+
+        assert (settings.large_segment_size, settings.max_non_split_rounding) == (64 * MiB, 64 * MiB)
+
+    def test_one_number_of_divisions_holds_for_all_sizes(self) -> None:
+        assert AllocatorSettings.parse("roundup_power2_divisions:8").roundup_power2_divisions == (8,) * 16
+
+    def test_a_list_of_divisions_goes_by_intervals(self) -> None:
+        settings = AllocatorSettings.parse("roundup_power2_divisions:[256:1,512:2,1024:4,>:8]")
+
+        assert settings.roundup_power2_divisions == (1,) * 9 + (2, 4) + (8,) * 5
+
+    def test_a_list_leaves_intervals_that_it_does_not_name_as_they_were(self) -> None:
+        settings = AllocatorSettings.parse("roundup_power2_divisions:[4:8,64:2]")
+
+        assert settings.roundup_power2_divisions == (8, 8, 8, 0, 0, 0, 2) + (0,) * 9
+
+
+class TestBadValues:
+    @pytest.mark.parametrize(
+        ("text", "sentence"),
+        [
+            ("max_split_size_mb:19", "max_split_size_mb:19 is too small: it must be at least 20"),
+            ("max_split_size_mb:many", "max_split_size_mb: 'many' is no whole number"),
+            ("max_split_size_mb:-1", "max_split_size_mb: '-1' is no whole number"),
+            ("max_split_size_mb", "max_split_size_mb has no value: write max_split_size_mb:VALUE"),
+            ("max_split_size_mb:", "max_split_size_mb has no value: write max_split_size_mb:VALUE"),
+            ("max_split_size_mb:32,large_segment_size_mb:64", "it must be at least 64"),
+            ("large_segment_size_mb:10", "large_segment_size_mb:10 is too small: it must be above 10"),
+            (
+                "expandable_segments:true",
+                "neither True nor False: write one of them, with the capital letter",
+            ),
+            (
+                "garbage_collection_threshold:1.0",
+                "garbage_collection_threshold:1.0 is out of range: write a number above 0 and below 1",
+            ),
+            ("per_process_memory_fraction:2", "out of range: write a number from 0 to 1"),
+            ("roundup_power2_divisions:3", "roundup_power2_divisions: 3 is no power of two"),
+            ("roundup_power2_divisions:[100:2]", "roundup_power2_divisions: 100 is no power of two"),
+            ("roundup_power2_divisions:[64]", "'64' is no entry of its list: write it like 256:4 or >:8"),
+            ("roundup_power2_divisions:[64:2", "roundup_power2_divisions: the list is not closed with a ']'"),
+            ("backend:mine", "backend:mine is unknown: write native or cudaMallocAsync"),
+            ("expandable_segment:True", "'expandable_segment' is no option of the CUDA allocator"),
+            ("expandable_segments:True:max_split_size_mb", "a comma belongs there"),
+        ],
+    )
+    def test_a_sentence_says_what_is_wrong(self, text: str, sentence: str) -> None:
+        with pytest.raises(UsageError) as error:
+            AllocatorSettings.parse(text)
+
+        assert sentence in str(error.value)
+
+
+class TestEnvironment:
+    def test_without_a_variable_all_is_as_torch_has_it(self) -> None:
+        assert AllocatorSettings.from_environment({}) == AllocatorSettings()
+
+    @pytest.mark.parametrize("name", ENVIRONMENT_NAMES)
+    def test_every_name_is_read(self, name: str) -> None:
+        assert AllocatorSettings.from_environment({name: "expandable_segments:True"}).expandable_segments
+
+    def test_the_older_name_wins_even_when_empty(self) -> None:
+        settings = AllocatorSettings.from_environment(
+            {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "PYTORCH_CUDA_ALLOC_CONF": ""}
+        )
+
+        assert not settings.expandable_segments
+
+    def test_an_error_names_the_variable(self) -> None:
+        with pytest.raises(UsageError, match=r"^PYTORCH_ALLOC_CONF: max_split_size_mb:1 is too small"):
+            AllocatorSettings.from_environment({"PYTORCH_ALLOC_CONF": "max_split_size_mb:1"})
+
+    @pytest.mark.parametrize(
+        ("version", "ties"), [("2.11.0+cu130", "address"), ("2.13.0", "age"), ("3.0", "age")]
+    )
+    def test_the_version_of_torch_decides_about_ties(self, version: str, ties: str) -> None:
+        assert ties_of(version) == AllocatorSettings.from_environment({}, version).ties == ties
+
+
+class TestChangesWhileRunning:
+    def test_options_of_segments_are_kept_and_the_others_reset(self) -> None:
+        before = AllocatorSettings.parse(
+            "expandable_segments:True,max_split_size_mb:64,large_segment_size_mb:32"
+        )
+
+        after = AllocatorSettings.parse("garbage_collection_threshold:0.5", before)
+
+        assert after == AllocatorSettings(
+            expandable_segments=True,
+            large_segment_size=32 * MiB,
+            max_non_split_rounding=32 * MiB,
+            garbage_collection_threshold=0.5,
+        )
+
+
+class TestPlainData:
+    def test_settings_survive_the_way_into_a_file_and_back(self) -> None:
+        settings = AllocatorSettings.parse("roundup_power2_divisions:[64:2,>:8],max_split_size_mb:99")
+
+        assert AllocatorSettings.from_dict(settings.as_dict()) == settings
+
+    def test_names_of_a_later_version_are_left_aside(self) -> None:
+        assert AllocatorSettings.from_dict({"expandable_segments": True, "colour": "red"}).expandable_segments
+
+
+@pytest.mark.skipif(not hasattr(torch._C, "_accelerator_setAllocatorSettings"), reason="torch before 2.10")
+class TestAgainstTorch:
+    @pytest.fixture(autouse=True)
+    def _defaults_afterwards(self) -> Iterator[None]:
+        yield
+        # Torch keeps the size of large segments from one text to the next.
+        torch._C._accelerator_setAllocatorSettings("large_segment_size_mb:20,expandable_segments:False")
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "",
+            "max_split_size_mb:64",
+            "max_split_size_mb:20",
+            "max_split_size_mb:19",
+            "max_split_size_mb:64MB",
+            "max_split_size_mb:abc",
+            "max_split_size_mb:",
+            "max_split_size_mb",
+            "expandable_segments:true",
+            "expandable_segments:True,",
+            "expandable_segments:True,,",
+            "expandable_segments=True",
+            "expandable_segments:True;max_split_size_mb:64",
+            "max_split_size_mb:64 expandable_segments:True",
+            "garbage_collection_threshold:0",
+            "garbage_collection_threshold:1",
+            "garbage_collection_threshold:.5",
+            "garbage_collection_threshold:0.8x",
+            "roundup_power2_divisions:0",
+            "roundup_power2_divisions:1",
+            "roundup_power2_divisions:3",
+            "roundup_power2_divisions:[]",
+            "roundup_power2_divisions:[256:1,512:2,>:8]",
+            "roundup_power2_divisions:[256:0,>:8]",
+            "roundup_power2_divisions:[256:1,512:2,>:8",
+            "roundup_power2_divisions:[100:2]",
+            "roundup_power2_divisions:[64:3]",
+            "roundup_power2_divisions:[131072:4,>:8]",
+            "large_segment_size_mb:10",
+            "large_segment_size_mb:11",
+            "large_segment_size_mb:64,max_split_size_mb:32",
+            "max_non_split_rounding_mb:10",
+            "pinned_use_background_threads:True",
+        ],
+    )
+    def test_what_torch_refuses_is_refused_and_nothing_else(self, text: str) -> None:
+        torch._C._accelerator_setAllocatorSettings("large_segment_size_mb:20")
+        try:
+            torch._C._accelerator_setAllocatorSettings(text)
+            torch_accepts = True
+        except (RuntimeError, ValueError):
+            torch_accepts = False
+        try:
+            AllocatorSettings.parse(text)
+            accepted = True
+        except UsageError:
+            accepted = False
+
+        assert accepted == torch_accepts
+
+    def test_torch_too_prefers_the_older_name(self) -> None:
+        code = "import torch; print(torch._C._accelerator_getAllocatorSettings())"
+        environment = {name: f"max_split_size_mb:{64 + n}" for n, name in enumerate(ENVIRONMENT_NAMES)}
+
+        asked = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+        )
+
+        assert asked.stdout.strip() == environment[ENVIRONMENT_NAMES[0]]
