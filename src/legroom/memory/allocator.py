@@ -24,14 +24,13 @@ from legroom.memory.allocator_blocks import (
     ALLOCATED,
     FREE,
     LARGEST_SMALL,
-    SMALLEST_BLOCK,
     WAITING,
     Block,
     FreeEntry,
     Pool,
 )
 from legroom.memory.allocator_device import AddressSpace, DeviceMemory, Trace
-from legroom.memory.allocator_settings import AllocatorSettings
+from legroom.memory.allocator_settings import SMALLEST_BLOCK, AllocatorSettings
 from legroom.memory.allocator_statistics import Statistics
 from legroom.memory.segment_expandable import reachable_size
 from legroom.memory.segment_snapshot import describe_segments, releasable_bytes
@@ -435,15 +434,7 @@ class Allocator:
             self._end_wait(block)
 
     def _round(self, size: int) -> int:
-        """Up to a multiple of 512 bytes, or to one of the steps into which the settings divide each doubling."""
-        if size < SMALLEST_BLOCK:
-            return SMALLEST_BLOCK
-        interval = min(max(size.bit_length() - 1 - 20, 0), 15)
-        divisions = self.settings.roundup_power2_divisions[interval]
-        if divisions > 1 and size > SMALLEST_BLOCK * divisions:
-            step = (1 << (size.bit_length() - 1)) >> (divisions.bit_length() - 1)
-            return (size + step - 1) & -step
-        return (size + SMALLEST_BLOCK - 1) & -SMALLEST_BLOCK
+        return self.settings.rounded(size)
 
     def _search(self, pool: Pool, entries: list[FreeEntry], size: int) -> Block | None:
         """The best fit, with every setting minded, out of its list."""

@@ -9,11 +9,10 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from typing import Any, Final
 
+from legroom.memory.allocator_settings import SMALLEST_BLOCK
 from legroom.memory.allocator_statistics import PoolStatistics
 from legroom.units import MiB
 
-SMALLEST_BLOCK: Final = 512
-"""Every size is a multiple of it."""
 LARGEST_SMALL: Final = 1 * MiB
 """Requests up to here are served by the small pool."""
 SMALL_SEGMENT: Final = 2 * MiB

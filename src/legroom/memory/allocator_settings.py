@@ -21,6 +21,12 @@ recommends the last name; torch 2.13 still looks at it last.)"""
 POWER_OF_TWO_INTERVALS: Final = 16
 """`roundup_power2_divisions` knows one figure for each doubling from 1 MiB to 64 GiB."""
 
+FIRST_INTERVAL: Final = 20
+"""The first of them begins at 1 MiB; smaller sizes count to it."""
+
+SMALLEST_BLOCK: Final = 512
+"""Every size is a multiple of it."""
+
 SMALLEST_LARGE_SEGMENT: Final = 10 * MiB
 
 _DROPPED_KEYS: Final = frozenset(
@@ -136,6 +142,18 @@ class AllocatorSettings:
         known = {field.name for field in fields(cls)} & data.keys()
         settings = cls(**{name: data[name] for name in known})
         return replace(settings, roundup_power2_divisions=tuple(settings.roundup_power2_divisions))
+
+    def rounded(self, size: int) -> int:
+        """What a request is rounded up to: a multiple of 512 bytes, or a step of the doubling that it lies in."""
+        if size < SMALLEST_BLOCK:
+            return SMALLEST_BLOCK
+        doubling = size.bit_length() - 1
+        interval = min(max(doubling - FIRST_INTERVAL, 0), POWER_OF_TWO_INTERVALS - 1)
+        divisions = self.roundup_power2_divisions[interval]
+        if divisions > 1 and size > SMALLEST_BLOCK * divisions:
+            step = (1 << doubling) // divisions
+            return (size + step - 1) & -step
+        return (size + SMALLEST_BLOCK - 1) & -SMALLEST_BLOCK
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for a capture's header."""
