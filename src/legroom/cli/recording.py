@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from legroom.memory.events import Event
 from legroom.observe.attribution import is_user_file
 from legroom.observe.script import Ending, Outcome, Script, before_os_exit, execute, installed
 from legroom.observe.session import Session
+from legroom.show.beat import Beat
 from legroom.show.live import LiveLine
 from legroom.show.run_summary import closing_words, oom_words, run_words
 from legroom.show.terminal import print_to
@@ -67,6 +69,7 @@ class Recording:
         self._session: Session | None = None
         self._place: CapturePlace | None = None
         self._live: LiveLine | None = None
+        self._flushing: Beat | None = None
         self._json: JsonStdout | None = None
         self._outcome: Outcome | None = None
         self._told: RunReport | None = None
@@ -106,6 +109,9 @@ class Recording:
         self._open.enter_context(before_os_exit(self._leaving))
         self._as_main.enter_context(installed(self._script))
         _follow_forks(self)
+        # What is recorded reaches the file even while the script is busy with something else, or stuck.
+        self._flushing = Beat(self._place.writer.flush, repeat(1.0), name="legroom-flush")
+        self._flushing.start()
         if self._as_json:
             self._json = JsonStdout()
         else:
@@ -192,8 +198,7 @@ class Recording:
         if self._closed or os.getpid() != self._owner:
             return
         self._closed = True
-        if self._live is not None:
-            self._live.stop()
+        self._stop_beats()
         _guarded(self._conclude)
         left = self._outcome is not None and self._outcome.ended is Ending.LEFT
         if (
@@ -232,7 +237,7 @@ class Recording:
         report = run_report(read_capture(writer.path), path=self._place.name)
         lines = sources.read_sources(report.frames())
         writer.write(sources.as_note(lines, self._seconds))
-        return replace(report, sources=lines)
+        return replace(report, sources=lines, truncated=False)  # it only breaks off where we are
 
     def _write_ending(self, outcome: Outcome) -> None:
         ending = RunEnding(
@@ -251,12 +256,17 @@ class Recording:
 
     def _withdraw(self) -> None:
         self._closed = True
-        if self._live is not None:
-            self._live.stop()
+        self._stop_beats()
         self._open.close()
         self._as_main.close()
         if self._place is not None:
             self._place.discard()
+
+    def _stop_beats(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+        if self._flushing is not None:
+            self._flushing.stop()
 
     def abandon(self) -> None:
         """In a forked child: leave the capture and the terminal to the parent."""

@@ -44,7 +44,7 @@ class Leak:
 
 def find_leaks(ledger: Ledger, device: int, holders: Sequence[Holder] = ()) -> list[Leak]:
     """Every leak on a device, largest first."""
-    growing = ledger.growth(device)
+    growing = [row for row in ledger.growth(device) if _is_kept(row, ledger, device)]
     graph = [row for row in growing if row.category is Category.ACTIVATION]
     others = [row for row in growing if row.category is not Category.ACTIVATION]
     if graph:
@@ -55,6 +55,21 @@ def find_leaks(ledger: Ledger, device: int, holders: Sequence[Holder] = ()) -> l
     leaks = [_leak(graph, "graph", device, holders)] if graph else []
     leaks += [_leak([row], "tensor", device, holders) for row in others]
     return sorted(leaks, key=lambda leak: -leak.bytes_per_step)
+
+
+def _is_kept(row: Growth, ledger: Ledger, device: int) -> bool:
+    """Whether what grows comes from several steps. Results may also be one tensor reborn larger with each step
+    (`history = torch.cat(...)`); of activations and inputs that is a loop whose batches happen to grow."""
+    if row.category is Category.TEMPORARY:
+        return True
+    steps = ledger.steps(device)
+    births = {
+        each.step
+        for each in ledger.at_step(steps[-1].step, device).live
+        if each.category is row.category
+        and (each.frame and (each.frame.file, each.frame.line)) == (row.file, row.line)
+    }
+    return len(births) >= 3
 
 
 def _leak(rows: Sequence[Growth], kind: str, device: int, holders: Sequence[Holder]) -> Leak:

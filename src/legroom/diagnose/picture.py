@@ -78,7 +78,7 @@ def picture_at_peak(ledger: Ledger, device: int, capacity: int, *, other: int = 
         return None
     state = ledger.at(peak.index, device)
     shares = [
-        Share("not PyTorch's (CUDA context)", other),
+        Share("not PyTorch's", other),
         *_category_shares(state),
         Share("reserved, not in use", max(state.reserved - state.allocated, 0)),
     ]
@@ -91,11 +91,11 @@ def picture_at_oom(state: State, oom: Oom) -> Picture:
         max(oom.capacity - oom.other - max(oom.limit, oom.reserved), 0) if oom.limit < oom.capacity else 0
     )
     shares = [
-        Share("not PyTorch's (CUDA context, others)", oom.other),
+        Share("not PyTorch's", oom.other),
         *_category_shares(state),
         Share("cached, reusable", oom.cached),
         Share("fragmented", oom.fragmented),
-        Share("beyond this process's fraction", barred),
+        Share("beyond the set fraction", barred),
     ]
     return _picture(
         state,

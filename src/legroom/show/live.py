@@ -14,8 +14,10 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from itertools import chain, repeat
 from typing import Any, Protocol, TextIO
 
+from legroom.show.beat import Beat
 from legroom.units import format_size
 
 
@@ -53,8 +55,8 @@ class LiveLine:
         self._painted = False
         self._paused = 0
         self._at_line_start = True
-        self._done = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._over = False
+        self._beat: Beat | None = None
         self._undo: list[Callable[[], None]] = []
 
     def start(self) -> None:
@@ -62,17 +64,19 @@ class LiveLine:
             return
         if self._repaints:
             self._shadow_writes()
-        beat = self._beat_terminal if self._repaints else self._beat_plain
-        self._thread = threading.Thread(target=beat, name="legroom-live", daemon=True)
-        self._thread.start()
+            self._beat = Beat(self.paint, repeat(self.REPAINT_SECONDS), name="legroom-live")
+        else:
+            pauses = chain([self.FIRST_PLAIN_SECONDS], repeat(self.PLAIN_SECONDS))
+            self._beat = Beat(self._print, pauses, name="legroom-live")
+        self._beat.start()
 
     def stop(self) -> None:
         """Take the line away for good; nothing of it remains on the terminal."""
-        self._done.set()
+        self._over = True
         if os.getpid() != self._owner:
             return
-        if self._thread is not None:
-            self._thread.join(timeout=1)
+        if self._beat is not None:
+            self._beat.stop()
         with self._lock:
             self._clear()
             while self._undo:
@@ -81,31 +85,24 @@ class LiveLine:
     def abandon(self) -> None:
         """In a forked child: the parent's line is none of our business, and the lock may be held by no one alive."""
         self._lock = threading.RLock()
-        self._done.set()
+        self._over = True
         self._painted = False
         while self._undo:
             self._undo.pop()()
 
     # --- painting ---------------------------------------------------------------------------------------------
 
-    def _beat_terminal(self) -> None:
-        while not self._done.wait(self.REPAINT_SECONDS):
-            self.paint()
-
-    def _beat_plain(self) -> None:
-        pause = self.FIRST_PLAIN_SECONDS
-        while not self._done.wait(pause):
-            pause = self.PLAIN_SECONDS
-            self._put(f"legroom: {status_text(self._status())}\n")
-
     def paint(self) -> None:
         """Repaint now, if the terminal's cursor stands at the start of a line."""
         text = fitted(self._status(), _columns(self._descriptor) - 1)
         with self._lock:
-            if self._at_line_start and not self._paused and not self._done.is_set():
+            if self._at_line_start and not self._paused and not self._over:
                 # The cursor goes back to the first column, so that output past our hooks (a subprocess) overwrites.
                 self._put(f"\x1b[2K{text}\r")
                 self._painted = True
+
+    def _print(self) -> None:
+        self._put(f"legroom: {status_text(self._status())}\n")
 
     def _clear(self) -> None:
         if self._painted:
@@ -117,7 +114,7 @@ class LiveLine:
             try:
                 os.write(self._descriptor, text.encode(errors="replace"))
             except OSError:  # the terminal is gone; the run goes on
-                self._done.set()
+                self._over = True
 
     # --- giving way to the script -----------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 So the parts are read like a table and seen like a bar, with or without colour, and the last one ends at the device's total.
 """
 
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -22,26 +23,36 @@ COLOURS = {
 }
 
 
-def memory_bar(picture: Picture, *, width: int = 32) -> Table:
-    table = Table.grid(padding=(0, 1))
-    table.add_column()
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(no_wrap=True)
-    before = 0
-    for share in picture.shares:
-        style = _style(share)
+class MemoryBar:
+    """Draws a picture as wide as there is room for."""
+
+    MOST_COLUMNS = 40
+
+    def __init__(self, picture: Picture) -> None:
+        self._picture = picture
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        picture = self._picture
+        labels = max(len(share.label) for share in picture.shares)
+        width = max(4, min(self.MOST_COLUMNS, options.max_width - labels - 20))
+        table = Table.grid(padding=(0, 1))
+        table.add_column(no_wrap=True)
+        for _ in range(2):
+            table.add_column(justify="right", no_wrap=True)
+        table.add_column(no_wrap=True)
+        before = 0
+        for share in picture.shares:
+            table.add_row(
+                Text(f"  {share.label}", style="dim" if share.is_free else ""),
+                format_size(share.bytes),
+                _percent(share.bytes, picture.capacity),
+                Text(_bar(before, share.bytes, picture.capacity, width), style=_style(share)),
+            )
+            before += share.bytes
         table.add_row(
-            Text(f"  {share.label}", style="dim" if share.is_free else ""),
-            format_size(share.bytes),
-            _percent(share.bytes, picture.capacity),
-            Text(_bar(before, share.bytes, picture.capacity, width), style=style),
+            Text("  total", style="bold"), Text(format_size(picture.capacity), style="bold"), "100%", ""
         )
-        before += share.bytes
-    table.add_row(
-        Text("  total", style="bold"), Text(format_size(picture.capacity), style="bold"), "100%", ""
-    )
-    return table
+        yield table
 
 
 def _style(share: Share) -> str:

@@ -16,10 +16,10 @@ from legroom.diagnose.run_report import Device, OomReport, RunReport
 from legroom.findings import Finding
 from legroom.memory.events import Holder
 from legroom.show.code_frame import code_frame, source_line
-from legroom.show.history import history_line
-from legroom.show.memory_bar import COLOURS, memory_bar
+from legroom.show.history import HistoryLine
+from legroom.show.memory_bar import COLOURS, MemoryBar
 from legroom.show.terminal import verbatim
-from legroom.show.words import clean, counted, frame_place, phase_words, place, seconds_words, shortened
+from legroom.show.words import clean, counted, frame_place, phase_words, place, seconds_words
 from legroom.units import format_size
 
 TOP_LINES = 6
@@ -61,7 +61,7 @@ def _run_parts(report: RunReport) -> Iterator[RenderableType]:
         yield Text('Was anything moved to the device? Look for device="cuda" or .to(device) in the script.')
         return
     yield from _section("Who held the memory at the peak", _device_words(report.device))
-    yield memory_bar(report.peak)
+    yield MemoryBar(report.peak)
     yield from _lines(report, report.peak)
     yield from _history(report)
     yield from _leaks(report)
@@ -78,7 +78,7 @@ def _oom_parts(report: RunReport, oom: OomReport) -> Iterator[RenderableType]:
             yield from _section("What failed", clean(inside))
             yield code
     yield from _section("Who held the memory", _device_words(report.device))
-    yield memory_bar(oom.picture)
+    yield MemoryBar(oom.picture)
     yield from _lines(report, oom.picture)
     if oom.holders:
         yield from _section("By variable", "what each reaches; two may reach the same")
@@ -139,7 +139,7 @@ def _ending_words(report: RunReport) -> str:
         case "left":
             return f"Left by os._exit({ending.exit_code})"
         case "interrupted":
-            return "Interrupted"
+            return "Interrupted" + clean(ending.error).removeprefix("KeyboardInterrupt")
         case "raised":
             return f"Stopped by {clean(ending.error).partition(':')[0]}"
     return "Broken off (killed, or still running)" if report.truncated else "Ended"
@@ -186,19 +186,17 @@ def _lines(report: RunReport, picture: Picture) -> Iterator[RenderableType]:
     table = Table.grid(padding=(0, 1))
     table.add_column(justify="right", no_wrap=True, min_width=11)
     table.add_column(no_wrap=True, min_width=max(len(row.category) for row in picture.top[:TOP_LINES]))
-    table.add_column(overflow="ellipsis", no_wrap=True)
+    table.add_column()  # the one to give way where there is little room
     for row in picture.top[:TOP_LINES]:
-        where = Text(place(row.file, row.line))
+        where = Text(place(row.file, row.line), no_wrap=True, overflow="ellipsis")
         if row.module:
             where.append(f"  {clean(row.module)}", style="dim")
         if row.count > 1:
             where.append(f"  ×{row.count:,}", style="dim")  # noqa: RUF001
+        table.add_row(format_size(row.bytes), Text(str(row.category), style=COLOURS[row.category]), where)
         code = source_line(report.sources, row.file, row.line)
         if code:
-            where.append(f"\n  {shortened(code, 50)}", style="dim italic")
-        table.add_row(
-            f"  {format_size(row.bytes)}", Text(str(row.category), style=COLOURS[row.category]), where
-        )
+            table.add_row("", "", Text(f"  {code}", style="dim italic", no_wrap=True, overflow="ellipsis"))
     yield table
     rest = len(picture.top) - TOP_LINES
     if rest > 0:
@@ -233,7 +231,7 @@ def _finding(number: int, finding: Finding) -> RenderableType:
 def _history(report: RunReport) -> Iterator[RenderableType]:
     if len(report.history) >= 2:
         yield from _section("Peak of each step")
-        yield history_line(report.history)
+        yield HistoryLine(report.history)
 
 
 def _leaks(report: RunReport) -> Iterator[RenderableType]:

@@ -56,11 +56,6 @@ def counted(number: int, one: str) -> str:
     return f"{number:,} {one}{'' if number == 1 else 's'}"
 
 
-def shortened(text: str, longest: int) -> str:
-    """Cut off at the end, with a sign of it."""
-    return text if len(text) <= longest else f"{text[: longest - 1]}…"
-
-
 def clean(text: str) -> str:
     """Without control characters: a capture may come from a stranger, and a terminal obeys them."""
     return _CONTROL.sub("�", text)

@@ -1,0 +1,52 @@
+"""Runs the command itself, as a process of its own."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+LEGROOM = [sys.executable, "-m", "legroom"]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "", "TERM": "xterm"}
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str], str]:
+    """Puts a script into the test's folder."""
+
+    def write(source: str, name: str = "train.py") -> str:
+        (tmp_path / name).write_text(textwrap.dedent(source))
+        return name
+
+    return write
+
+
+@pytest.fixture
+def legroom(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs `legroom WORDS` in the test's folder."""
+
+    def legroom(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
+        settings = {"cwd": tmp_path, "env": ENVIRONMENT, "capture_output": True, "text": True, "timeout": 120}
+        return subprocess.run([*LEGROOM, *words], **{**settings, **options})
+
+    return legroom
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Callable[..., "subprocess.Popen[str]"]:
+    """Starts `legroom WORDS` and leaves it running."""
+
+    def start(*words: str) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [*LEGROOM, *words],
+            cwd=tmp_path,
+            env=ENVIRONMENT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    return start

@@ -1,0 +1,177 @@
+"""A script under `legroom run` lives and dies as under `python`."""
+
+import json
+import os
+import signal
+import time
+
+from legroom.memory.capture import read_capture
+from legroom.memory.events import Alloc
+
+GPU = ("--gpu", "64MiB")
+
+
+def exit_facts(tmp_path, name="train.legroom"):
+    capture = read_capture(tmp_path / name)
+    facts = [json.loads(event.text) for event in capture.events if getattr(event, "kind", "") == "exit"]
+    return {**facts[-1], "truncated": capture.truncated}
+
+
+def test_os_exit_is_closed_properly(write, legroom, tmp_path):
+    done = legroom("run", *GPU, write("import os\nprint('working', flush=True)\nos._exit(5)"))
+    assert (done.returncode, done.stdout) == (5, "working\n")
+    assert "Left by os._exit(5)" in done.stderr
+    assert exit_facts(tmp_path)["exit_code"] == 5
+    assert not exit_facts(tmp_path)["truncated"]
+
+
+def test_os_exit_skips_exit_handlers_as_in_python(write, legroom):
+    done = legroom("run", *GPU, write("import os, atexit\natexit.register(print, 'handler')\nos._exit(0)"))
+    assert "handler" not in done.stdout
+
+
+def test_exit_handlers_run_on_the_virtual_gpu_and_before_the_summary(write, legroom):
+    source = """
+        import atexit, sys, torch
+        x = torch.ones(3, device="cuda")
+        @atexit.register
+        def save():
+            torch.cuda.synchronize()
+            print("saved on", x.device, file=sys.stderr)
+    """
+    done = legroom("run", *GPU, write(source))
+    assert done.returncode == 0
+    assert done.stderr.index("saved on cuda:0") < done.stderr.index("Finished in")
+
+
+def test_threads_are_waited_for_and_watched(write, legroom):
+    source = """
+        import threading, time, torch
+        def work():
+            time.sleep(0.5)
+            torch.zeros(4 << 20, device="cuda")
+        threading.Thread(target=work).start()
+    """
+    done = legroom("run", *GPU, write(source))
+    assert "memory peaked at 16.0 MiB" in done.stderr
+
+
+def test_a_forked_child_says_nothing_and_spoils_nothing(write, legroom, tmp_path):
+    source = """
+        import os, sys, torch
+        x = torch.zeros(1 << 20, device="cuda")
+        pid = os.fork()
+        if pid == 0:
+            y = torch.zeros(8 << 20, device="cuda")
+            sys.exit(7)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    """
+    done = legroom("run", *GPU, write(source))
+    assert (done.returncode, done.stdout) == (0, "7\n")
+    assert done.stderr.count("Finished in") == 1
+    assert "memory peaked at 4.0 MiB" in done.stderr
+    assert not exit_facts(tmp_path)["truncated"]
+
+
+def test_a_forked_child_that_fails_prints_its_own_traceback(write, legroom):
+    source = """
+        import os
+        pid = os.fork()
+        if pid == 0:
+            1 / 0
+        os.waitpid(pid, 0)
+    """
+    done = legroom("run", *GPU, write(source))
+    assert done.returncode == 0
+    assert done.stderr.count("ZeroDivisionError: division by zero") == 1
+    assert "legroom/observe" not in done.stderr
+    assert done.stderr.count("Recorded in") == 1
+
+
+DATASET = """
+    import sys, torch
+    from torch.utils.data import DataLoader, Dataset
+    class Squares(Dataset):
+        def __len__(self):
+            return 8
+        def __getitem__(self, index):
+            return torch.tensor([float(index) ** 2])
+    if __name__ == "__main__":
+        loader = DataLoader(Squares(), batch_size=4, num_workers=2, multiprocessing_context=sys.argv[1])
+        print(sum(batch.cuda().sum().item() for batch in loader))
+"""
+
+
+def test_loader_workers_that_fork(write, legroom):
+    done = legroom("run", *GPU, write(DATASET), "fork")
+    assert (done.returncode, done.stdout) == (0, "140.0\n")
+    assert done.stderr.count("Finished") == 1
+
+
+def test_loader_workers_that_spawn_find_the_scripts_classes(write, legroom):
+    done = legroom("run", *GPU, write(DATASET), "spawn")
+    assert (done.returncode, done.stdout) == (0, "140.0\n")
+
+
+def test_a_module_that_spawns_finds_itself(write, legroom, tmp_path):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package/__init__.py").write_text("")
+    write(DATASET, "package/train.py")
+    done = legroom("run", *GPU, "-m", "package.train", "spawn")
+    assert (done.returncode, done.stdout) == (0, "140.0\n")
+    assert (tmp_path / "train.legroom").exists()
+
+
+def test_stdin_is_the_scripts(write, legroom):
+    done = legroom("run", *GPU, write("print(input().upper())"), input="hello\n")
+    assert done.stdout == "HELLO\n"
+
+
+WAITS = """
+    import sys, time, torch
+    x = torch.zeros(1 << 20, device="cuda")
+    try:
+        print("ready", flush=True)
+        time.sleep(60)
+    finally:
+        print("cleaning up", flush=True)
+"""
+
+
+def test_ctrl_c_reaches_the_script_first_and_ends_with_a_summary(write, start, tmp_path):
+    process = start("run", *GPU, write(WAITS))
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert out == "cleaning up\n"
+    assert "Interrupted at train.py:" in err
+    assert "Traceback" not in err
+    assert exit_facts(tmp_path)["ended"] == "interrupted"
+
+
+def test_a_run_that_was_killed_can_still_be_reported(write, start, legroom, tmp_path):
+    process = start("run", *GPU, write(WAITS))
+    assert process.stdout.readline() == "ready\n"
+    while not any(isinstance(event, Alloc) for event in read_capture(tmp_path / "train.legroom").events):
+        time.sleep(0.1)  # what is recorded reaches the file although nothing more happens
+    process.kill()
+    process.communicate(timeout=60)
+    done = legroom("report", "train.legroom")
+    assert done.returncode == 0
+    assert done.stdout.startswith("Broken off (killed, or still running)")
+    assert "memory peaked at 4.0 MiB" in done.stdout
+
+
+def test_a_folder_that_cannot_be_written_to_is_no_reason_not_to_run(legroom, write, tmp_path):
+    script = tmp_path / write("print('ran')")
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0o555)
+    folder = next(
+        str(each) for each in (locked, "/sys", "/proc") if not os.access(each, os.W_OK) or each == "/sys"
+    )
+    done = legroom("run", *GPU, str(script), cwd=folder)
+    assert (done.returncode, done.stdout) == (0, "ran\n")
+    assert "no capture is kept: " in done.stderr
+    assert "(with -o)" in done.stderr
+    assert not list(tmp_path.rglob("*.legroom"))

@@ -1,0 +1,226 @@
+"""`legroom run` in this process: what is printed, what is recorded, which exit code."""
+
+import json
+import os
+import textwrap
+
+import pytest
+
+from legroom.cli import main
+from legroom.memory.capture import read_capture
+
+TRAINS = """
+import torch
+model = torch.nn.Linear(256, 256).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(6):
+    optimizer.zero_grad()
+    model(torch.randn(64, 256, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+FAILS = TRAINS + "big = torch.zeros(64 << 20, device='cuda')\n"
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capfd):
+    """Runs a script's text; gives the exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(source: str, *options: str, arguments: tuple[str, ...] = ()) -> tuple[int, str, str]:
+        (tmp_path / "train.py").write_text(textwrap.dedent(source))
+        code = main(["run", *options, "train.py", *arguments])
+        out, err = capfd.readouterr()
+        return code, out, err
+
+    return run
+
+
+def test_a_run_ends_with_its_peak_and_the_next_command(run):
+    code, _, err = run(TRAINS, "--gpu", "64MiB")
+    assert code == 0
+    assert "Finished after 6 steps in " in err
+    assert "memory peaked at " in err
+    assert "of 64.0 MiB at step" in err
+    assert "from train.py:" in err
+    assert err.rstrip().endswith("legroom report train.legroom   # this report again")
+
+
+def test_the_scripts_stdout_is_its_own(run):
+    _, out, _ = run("print('hello')", "--gpu", "64MiB")
+    assert out == "hello\n"
+
+
+def test_the_capture_says_what_was_shown(run, capfd):
+    _, _, err = run(TRAINS, "--gpu", "64MiB")
+    assert main(["report", "train.legroom"]) == 0
+    shown = capfd.readouterr().out.strip()
+    assert shown in err
+
+
+def test_arguments_after_the_script_are_its_own(run):
+    words = ("--gpu", "x", "--help", "-m", "--", "-o")
+    _, out, _ = run("import sys; print(sys.argv[1:])", "--gpu", "64MiB", arguments=words)
+    assert out == f"{list(words)}\n"
+
+
+def test_the_exit_code_is_the_scripts(run):
+    code, _, err = run("import sys; sys.exit(3)", "--gpu", "64MiB")
+    assert code == 3
+    assert "Exited with code 3" in err
+
+
+def test_memory_that_runs_out_is_explained_above_the_traceback(run):
+    code, _, err = run(FAILS, "--gpu", "64MiB")
+    assert code == 1
+    explained, traceback = err.split("Traceback (most recent call last):")
+    assert (
+        "Out of memory at step 6, outside forward and backward, on train.py:9: 256.0 MiB were asked for"
+        in " ".join(explained.split())
+    )
+    assert "❱ 9 │ big = torch.zeros(64 << 20, device='cuda')" in explained
+    assert "LG601" in explained
+    assert "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 256.00 MiB." in traceback
+
+
+def test_the_traceback_shows_the_users_frames_only(run):
+    _, _, err = run(FAILS, "--gpu", "64MiB")
+    assert "site-packages" not in err
+    assert "legroom/observe" not in err
+
+
+def test_memory_that_runs_out_is_explained_once(run):
+    _, _, err = run(FAILS, "--gpu", "64MiB")
+    assert err.count("Out of memory at") == 1
+
+
+def test_an_out_of_memory_error_behind_another_is_explained_too(run):
+    source = (
+        FAILS.replace("big =", "try:\n    big =")
+        + "except RuntimeError as error:\n    raise ValueError('wrapped') from error\n"
+    )
+    code, _, err = run(source, "--gpu", "64MiB")
+    assert code == 1
+    assert "Out of memory at step 6" in err
+    assert "ValueError: wrapped" in err
+
+
+def test_memory_that_ran_out_and_was_handled_is_a_remark(run):
+    source = (
+        FAILS.replace("big =", "try:\n    big =") + "except torch.OutOfMemoryError:\n    print('smaller')\n"
+    )
+    code, out, err = run(source, "--gpu", "64MiB")
+    assert (code, out) == (0, "smaller\n")
+    assert "Finished after 6 steps" in err
+    assert "Memory ran out once and the script went on; last at step 6 on train.py:" in " ".join(err.split())
+
+
+def test_giving_up_after_memory_ran_out_is_explained(run):
+    source = (
+        FAILS.replace("big =", "try:\n    big =")
+        + "except torch.OutOfMemoryError:\n    raise SystemExit(4)\n"
+    )
+    code, _, err = run(source, "--gpu", "64MiB")
+    assert code == 4
+    assert "Out of memory at step 6" in err
+
+
+def test_any_other_error_keeps_the_frames_of_libraries(run):
+    code, _, err = run("import json\njson.loads('{')", "--gpu", "64MiB")
+    assert code == 1
+    assert "json/decoder.py" in err
+    assert "Stopped by json.decoder.JSONDecodeError" in err
+
+
+def test_the_scripts_own_excepthook_shows_the_error(run, monkeypatch):
+    import sys
+
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    _, out, err = run("import sys\nsys.excepthook = lambda *a: print('mine')\n1 / 0", "--gpu", "64MiB")
+    assert out == "mine\n"
+    assert "Traceback" not in err
+
+
+def test_nothing_on_the_device_is_said(run):
+    _, _, err = run("print(1)", "--gpu", "64MiB")
+    assert "no tensor ever lived on the device." in err
+
+
+def test_without_a_gpu_the_hosts_memory_is_watched(run):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    code, _, err = run(
+        "import torch\nx = torch.zeros(1 << 20)",
+    )
+    assert code == 0
+    assert "no GPU here: watching host memory" in err
+    assert "memory peaked at 4.0 MiB" in err
+
+
+def test_several_gpus(run):
+    source = (
+        "import torch\na = torch.zeros(1 << 20, device='cuda:0')\nb = torch.zeros(3 << 20, device='cuda:1')"
+    )
+    _, _, err = run(source, "--gpu", "64MiB,32MiB")
+    assert "virtual GPU 1, 32.0 MiB" in err
+    assert "virtual GPU 0: peak 4.0 MiB allocated" in err
+
+
+def test_growth_is_reported(run):
+    source = TRAINS.replace("for _ in range(6):", "kept = []\nfor _ in range(9):").replace(
+        "    optimizer.step()", "    optimizer.step()\n    kept.append(torch.zeros(1 << 18, device='cuda'))"
+    )
+    _, _, err = run(source, "--gpu", "64MiB")
+    assert "it grows by 1.0 MiB with every step" in " ".join(err.split())
+    assert "LG101" in err
+
+
+def test_captures_are_numbered_and_never_overwritten(run, tmp_path):
+    for _ in range(3):
+        run("print()", "--gpu", "64MiB")
+    assert sorted(path.name for path in tmp_path.glob("*.legroom")) == [
+        "train-2.legroom",
+        "train-3.legroom",
+        "train.legroom",
+    ]
+
+
+def test_an_existing_capture_is_not_overwritten(run, tmp_path):
+    (tmp_path / "x.legroom").write_bytes(b"precious")
+    code, out, err = run("print('ran')", "--gpu", "64MiB", "-o", "x.legroom")
+    assert (code, out) == (2, "")
+    assert "x.legroom exists: add --force to overwrite it, or give another name" in err
+    assert (tmp_path / "x.legroom").read_bytes() == b"precious"
+
+
+def test_force_overwrites_a_capture(run, tmp_path):
+    run("print()", "--gpu", "64MiB", "-o", "x.legroom")
+    code, _, _ = run("raise SystemExit(9)", "--gpu", "64MiB", "-o", "x.legroom", "--force")
+    assert code == 9
+    assert json.loads(read_capture(tmp_path / "x.legroom").events[-2].text)["exit_code"] == 9
+
+
+def test_a_capture_that_cannot_be_written_is_refused_before_the_script_runs(run):
+    code, out, err = run("print('ran')", "--gpu", "64MiB", "-o", "no/such/folder/x.legroom")
+    assert (code, out) == (2, "")
+    assert "is no folder: create it, or give another path" in err
+
+
+def test_a_module_without_main_leaves_no_capture(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare/__init__.py").write_text("")
+    assert main(["run", "--gpu", "64MiB", "-m", "bare"]) == 2
+    assert "'bare' is a package without a __main__.py" in capfd.readouterr().err
+    assert list(tmp_path.glob("*.legroom")) == []
+
+
+def test_everything_is_as_before_after_a_run(run):
+    import sys
+
+    import torch
+
+    before = (sys.argv, list(sys.path), sys.modules["__main__"], os._exit, torch.cuda.is_available)
+    run(FAILS, "--gpu", "64MiB")
+    assert (sys.argv, list(sys.path), sys.modules["__main__"], os._exit, torch.cuda.is_available) == before

@@ -1,0 +1,82 @@
+"""Growth that is a leak, and growth that is not."""
+
+import pytest
+
+from legroom.memory.events import Category, Phase
+from legroom.units import MiB
+
+ACTIVATION, INPUT, TEMPORARY = Category.ACTIVATION, Category.INPUT, Category.TEMPORARY
+
+
+def test_a_kept_graph_is_one_leak_however_many_lines_made_it(make_run):
+    run = make_run()
+    for _ in range(6):
+        run.alloc(2, INPUT, line=5)
+        run.alloc(30, ACTIVATION, line=11)
+        run.alloc(20, ACTIVATION, line=12)
+        run.alloc(1, TEMPORARY, line=13)
+        run.end_step()
+    (leak,) = run.report().leaks
+    assert (leak.kind, leak.line, leak.lines, leak.steps) == ("graph", 11, 4, 6)
+    assert (leak.bytes_per_step, leak.bytes) == (53 * MiB, 318 * MiB)
+    assert "`loss.item()`" in leak.advice
+
+
+def test_kept_tensors_are_told_from_graphs(make_run):
+    run = make_run()
+    for _ in range(6):
+        run.alloc(30, TEMPORARY, line=11)
+        run.end_step()
+    (leak,) = run.report().leaks
+    assert (leak.kind, leak.line) == ("tensor", 11)
+
+
+def test_a_tensor_reborn_larger_each_step_is_a_leak(make_run):
+    run = make_run()
+    last = run.alloc(10, TEMPORARY)
+    for step in range(6):
+        grown = run.alloc(20 + 10 * step, TEMPORARY)
+        run.free(last)
+        last = grown
+        run.end_step()
+    assert len(run.report().leaks) == 1
+
+
+def test_batches_that_happen_to_grow_are_no_leak(make_run):
+    run = make_run()
+    for step in range(8):
+        batch = [run.alloc(10 + step, INPUT), run.alloc(50 + 10 * step, ACTIVATION)]
+        run.end_step()
+        run.free(*batch)
+    assert run.report().leaks == ()
+
+
+def test_a_sound_loop_has_no_leak(make_run):
+    run = make_run()
+    run.alloc(50, Category.PARAMETER)
+    for step in range(8):
+        work = [run.alloc(10, INPUT), run.alloc(100, ACTIVATION)]
+        if step == 0:
+            run.phase = Phase.OPTIMIZER
+            run.alloc(100, Category.OPTIMIZER_STATE)
+        run.free(*work)
+        run.end_step()
+    assert run.report().leaks == ()
+
+
+@pytest.mark.parametrize("steps", [2, 4])
+def test_a_few_steps_are_too_few_to_tell(make_run, steps):
+    run = make_run()
+    for _ in range(steps):
+        run.alloc(30, ACTIVATION)
+        run.end_step()
+    assert run.report().leaks == ()
+
+
+def test_leaks_as_programs_read_them(make_run):
+    run = make_run()
+    for _ in range(6):
+        run.alloc(30, ACTIVATION, line=11)
+        run.end_step()
+    (row,) = run.report().as_json()["leaks"]
+    assert {"file", "line", "kind", "bytes_per_step", "nodes_per_step", "holder", "advice"} <= set(row)
