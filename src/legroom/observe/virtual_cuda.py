@@ -38,6 +38,7 @@ def patches(host: Host) -> Iterator[None]:
     """Within the block, torch answers for the devices of `host`. Not to be nested."""
     with contextlib.ExitStack() as stack:
         streams = stack.enter_context(virtual_streams.streams(host))
+        generators = stack.enter_context(virtual_random.generators(host))
         pinned_memory = stack.enter_context(virtual_pinned.pinned_memory(host))
         math_attention = stack.enter_context(virtual_backends.math_attention_at_hand())
         stack.callback(virtual_memory.forget_observers)
@@ -45,7 +46,7 @@ def patches(host: Host) -> Iterator[None]:
             virtual_devices.replacements(host),
             virtual_memory.replacements(host),
             virtual_streams.replacements(streams),
-            virtual_random.replacements(host),
+            generators,
             virtual_autocast.replacements(),
             pinned_memory,
             virtual_storages.replacements(host),

@@ -3,6 +3,9 @@
 Everything that a virtual GPU answers is written as tables (owner, name, value). A name that this version of torch
 does not have is skipped, unless the table says to add it: a CPU build lacks the C functions that torch's own Python
 code calls, and adding those lets that code run unchanged, with its own argument handling and its own errors.
+
+Libraries are imported while a script runs, and keep what they import. So a function that stands in for another one
+is that other one again afterwards, also for those who hold it.
 """
 
 import contextlib
@@ -39,6 +42,7 @@ def table(owner: Any, values: Mapping[str, Any], *, add: bool = False) -> list[R
 def replaced(replacements: Iterable[Replacement]) -> Iterator[None]:
     """Within the block the replacements are in place; after it, however it ends, everything is as it was."""
     undo: list[tuple[Any, str, Any]] = []
+    is_in_place = [True]
     try:
         for owner, name, value, add in replacements:
             if not add and not hasattr(owner, name):
@@ -46,11 +50,13 @@ def replaced(replacements: Iterable[Replacement]) -> Iterator[None]:
             # From the owner's own dictionary: an inherited attribute must be deleted again, not copied down, and
             # a static method must come back as the object that it was.
             before = vars(owner).get(name, _ABSENT)
-            _describe(value, getattr(owner, name, None), name)
+            if isinstance(owner, ModuleType) and inspect.isroutine(before) and inspect.isroutine(value):
+                value = _standing_in(value, before, is_in_place)
             setattr(owner, name, value)
             undo.append((owner, name, before))
         yield
     finally:
+        is_in_place.clear()
         for owner, name, before in reversed(undo):
             if before is not _ABSENT:
                 setattr(owner, name, before)
@@ -97,8 +103,11 @@ def _frames_to_user() -> int:
     return depth - 1
 
 
-def _describe(value: Any, original: Any, name: str) -> None:
-    """`help(torch.cuda.synchronize)` and tracebacks read as before."""
-    if inspect.isfunction(value) and original is not None:
-        value.__name__ = name
-        value.__doc__ = getattr(original, "__doc__", None) or value.__doc__
+def _standing_in(value: Callable[..., Any], original: Callable[..., Any], is_in_place: list[bool]) -> Any:
+    """`value` while the replacement is in place, `original` afterwards; with the original's name and help text."""
+
+    @functools.wraps(original)
+    def stand_in(*arguments: Any, **options: Any) -> Any:
+        return (value if is_in_place else original)(*arguments, **options)
+
+    return stand_in

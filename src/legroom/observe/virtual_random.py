@@ -8,8 +8,9 @@ The price: seeding `torch.cuda` alone does not repeat a run, `torch.manual_seed`
 `torch.Generator(device="cuda")` is an independent generator with its own seed, as anywhere.
 """
 
+import contextlib
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -22,11 +23,18 @@ DEFAULT_SEED = 67280421310721
 """What torch seeds a generator with that nobody has seeded."""
 
 
-def replacements(host: Host) -> Iterable[Replacement]:
-    """The default generators, and the class that makes others."""
+@contextlib.contextmanager
+def generators(host: Host) -> Iterator[Iterable[Replacement]]:
+    """Replacements for the default generators, and for the class that makes others."""
     defaults = tuple(_DefaultGenerator.for_device(device.index) for device in host.devices)
-    yield from table(torch.cuda, {"default_generators": defaults})
-    yield from table(torch, {"Generator": _generator_class(host)})
+    is_active = [True]
+    try:
+        yield [
+            *table(torch.cuda, {"default_generators": defaults}),
+            *table(torch, {"Generator": _generator_class(host, is_active)}),
+        ]
+    finally:
+        is_active.clear()
 
 
 class _OnDevice(torch.Generator):
@@ -77,8 +85,8 @@ class _DefaultGenerator(_OnDevice):
         return self
 
 
-def _generator_class(host: Host) -> type:
-    """`torch.Generator` for the time of a virtual GPU.
+def _generator_class(host: Host, is_active: list[bool]) -> type:
+    """`torch.Generator` for the time of a virtual GPU, and for those who keep it afterwards.
 
     Every generator is an instance of it, those made before included; a class of the script's own that derives from
     it is as strict as any class.
@@ -94,7 +102,7 @@ def _generator_class(host: Host) -> type:
             device = (
                 torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cpu")
             )
-            if device.type != "cuda":
+            if device.type != "cuda" or not is_active:
                 return plain(device) if cls is Generator else plain.__new__(cls, device)
             generator = plain.__new__(cls, "cpu")
             generator._index = index_of(host, device)

@@ -9,6 +9,7 @@ priority: the 33rd is the first again.
 """
 
 import contextlib
+import ctypes
 import itertools
 import threading
 import time
@@ -131,8 +132,28 @@ class Streams:
             raise RuntimeError(f"Device index value {index} is out of index range [0, {count})")
 
 
-class GenericStream:
+class _StandIn(type):
+    """The class of the classes here: each stands in for one of torch's.
+
+    A library that was imported meanwhile may keep such a class when the virtual GPU is gone. It then makes objects
+    of torch's own class, and always takes them for its own.
+    """
+
+    plain: Any
+
+    def __call__(cls, *arguments: Any, **options: Any) -> Any:
+        make = cls.plain if _active is None else super().__call__
+        return make(*arguments, **options)
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        stands_in = "plain" in vars(cls) and isinstance(instance, vars(cls)["plain"])
+        return stands_in or super().__instancecheck__(instance)
+
+
+class GenericStream(metaclass=_StandIn):
     """`torch.Stream` on a virtual GPU."""
+
+    plain: Any = torch.Stream
 
     def __init__(
         self,
@@ -163,6 +184,9 @@ class GenericStream:
 
     def query(self) -> bool:
         return True
+
+    def is_capturing(self) -> bool:
+        return False
 
     def synchronize(self) -> None:
         """Everything has already been done."""
@@ -210,9 +234,15 @@ class GenericStream:
 class Stream(GenericStream):
     """`torch.cuda.Stream` on a virtual GPU."""
 
+    plain: Any = torch.cuda.Stream
+
     @property
     def cuda_stream(self) -> int:
         return self.stream_id
+
+    @property
+    def _as_parameter_(self) -> ctypes.c_void_p:
+        return ctypes.c_void_p(self.cuda_stream)
 
     @staticmethod
     def priority_range() -> tuple[int, int]:
@@ -229,12 +259,16 @@ class Stream(GenericStream):
 class ExternalStream(Stream):
     """A stream that another library made: there is no such library here."""
 
+    plain: Any = torch.cuda.ExternalStream
+
     def __init__(self, *_arguments: Any, **_options: Any) -> None:
         _external_stream()
 
 
-class GenericEvent:
+class GenericEvent(metaclass=_StandIn):
     """`torch.Event` on a virtual GPU: the moment on the host's clock at which it was recorded."""
+
+    plain: Any = torch.Event
 
     def __init__(
         self,
@@ -288,6 +322,8 @@ class GenericEvent:
 class Event(GenericEvent):
     """`torch.cuda.Event` on a virtual GPU."""
 
+    plain: Any = torch.cuda.Event
+
     def __init__(
         self,
         enable_timing: bool = False,
@@ -300,6 +336,10 @@ class Event(GenericEvent):
     @property
     def cuda_event(self) -> int:
         return self.event_id
+
+    @property
+    def _as_parameter_(self) -> ctypes.c_void_p:
+        return ctypes.c_void_p(self.cuda_event)
 
     def __repr__(self) -> str:
         return (

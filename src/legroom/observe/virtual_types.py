@@ -61,6 +61,8 @@ def _tensor_type(host: Host, name: str, data_type: torch.dtype) -> type:
             if isinstance(first, torch.Size) or (isinstance(first, int) and not isinstance(first, bool)):
                 size = first if isinstance(first, torch.Size) else arguments
                 return torch.empty(size, dtype=data_type, device=device)
+            if isinstance(first, torch.Tensor):
+                return first.to(device, data_type)
             return torch.tensor(first, dtype=data_type, device=device)
 
         dtype = data_type

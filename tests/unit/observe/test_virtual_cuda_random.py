@@ -130,5 +130,14 @@ def test_a_class_derived_from_generator_works(host: Any) -> None:
     assert torch.rand(2, generator=Seeded(3, "cuda")).shape == (2,)
 
 
+def test_the_class_kept_from_a_virtual_gpu_makes_plain_generators_afterwards() -> None:
+    with virtual_gpus(GiB):
+        kept = torch.Generator
+    assert type(kept()) is ORIGINAL
+    assert isinstance(torch.default_generator, kept)
+    with pytest.raises(RuntimeError):
+        kept(device="cuda")
+
+
 def test_default_generators_are_one_per_device(host: Any) -> None:
     assert [generator.device.index for generator in torch.cuda.default_generators] == [0, 1]

@@ -115,6 +115,15 @@ def test_a_module_that_this_torch_lacks_is_none() -> None:
     assert optional_module("torch.no_such_module") is None
 
 
+def test_a_function_kept_from_a_virtual_gpu_is_torchs_again_afterwards() -> None:
+    with virtual_gpus(GiB) as host:
+        kept = host.put(torch.zeros(3))
+        memory_allocated, is_built = torch.cuda.memory_allocated, torch.backends.cuda.is_built
+        assert (memory_allocated(), is_built()) == (512, True)
+    assert (memory_allocated(), is_built()) == (0, torch.backends.cuda.is_built())
+    assert kept is not None
+
+
 def test_a_replaced_function_keeps_its_name_and_documentation() -> None:
     documentation = torch.cuda.memory_allocated.__doc__
     with virtual_gpus(GiB):

@@ -15,6 +15,8 @@ from legroom.errors import Unsupported
 from legroom.observe.virtual_streams import RING, current_stream_id
 from legroom.units import GiB
 
+PLAIN = {kind: getattr(torch, kind) for kind in ("Stream", "Event")}
+
 
 @pytest.fixture
 def host() -> Iterator[Any]:
@@ -151,6 +153,15 @@ def test_a_stream_that_outlives_its_gpu_says_so() -> None:
         pass
 
 
+def test_a_class_kept_from_a_virtual_gpu_is_torchs_again_afterwards() -> None:
+    with virtual_gpus(GiB):
+        kept = torch.Event
+        assert isinstance(kept(), kept)
+    made = kept("cpu")
+    assert type(made) is torch.Event
+    assert isinstance(made, kept)
+
+
 def test_the_accelerator_shares_the_current_stream(host: Any) -> None:
     side = torch.Stream(device="cuda:1")
     torch.accelerator.set_stream(side)
@@ -165,6 +176,15 @@ def test_generic_events_keep_time(host: Any) -> None:
     end.record(torch.accelerator.current_stream(1))
     assert start.elapsed_time(end) >= 0
     assert end.device == torch.device("cuda", 1)
+
+
+@pytest.mark.parametrize("kind", ["Stream", "Event"])
+def test_everything_that_torchs_class_offers_is_offered(host: Any, kind: str) -> None:
+    for made, plain in (
+        (getattr(torch, kind)(), PLAIN[kind]),
+        (getattr(torch.cuda, kind)(), {"Stream": StreamImportedBefore, "Event": EventImportedBefore}[kind]),
+    ):
+        assert {name for name in dir(plain) if not name.startswith("__")} <= set(dir(made))
 
 
 def test_a_cuda_stream_is_a_stream(host: Any) -> None:

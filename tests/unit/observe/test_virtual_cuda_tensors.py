@@ -24,6 +24,8 @@ def test_old_type_names_make_tensors_on_the_gpu(gpu: VirtualGPU) -> None:
     assert (made.dtype, made.device) == (torch.int64, torch.device("cuda", 0))
     assert made.tolist() == [1, 2]
     assert torch.cuda.HalfTensor().numel() == 0
+    assert torch.cuda.FloatTensor(made).tolist() == [1.0, 2.0]
+    assert torch.cuda.FloatTensor(torch.Size([2, 3])).shape == (2, 3)
     with torch.cuda.device(1):
         assert torch.cuda.ByteTensor(4).device.index == 1
 

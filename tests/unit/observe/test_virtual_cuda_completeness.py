@@ -1,0 +1,59 @@
+"""No function of torch.cuda or torch.accelerator falls through to a GPU that is not there."""
+
+import contextlib
+import inspect
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from virtual_cuda_host import virtual_gpus
+
+from legroom.errors import Unsupported
+from legroom.units import GiB
+
+NEEDS_TENSORS = ("Tensor", "Storage")
+"""How the names of classes end that make memory on a device: see test_virtual_cuda_tensors."""
+
+
+def asked_without_arguments(module: Any) -> list[str]:
+    """Public functions and classes of a module that can be called with nothing."""
+
+    def asks_nothing(value: Any) -> bool:
+        try:
+            parameters = inspect.signature(value).parameters.values()
+        except (TypeError, ValueError):
+            return False
+        return all(
+            parameter.default is not parameter.empty
+            or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+            for parameter in parameters
+        )
+
+    return [
+        name
+        for name in module.__all__
+        if callable(getattr(module, name)) and asks_nothing(getattr(module, name))
+    ]
+
+
+QUESTIONS = [
+    (module, name)
+    for module in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.accelerator)
+    for name in asked_without_arguments(module)
+    if not name.endswith(NEEDS_TENSORS)
+]
+
+
+@pytest.mark.parametrize(("module", "name"), QUESTIONS, ids=[f"{m.__name__}.{n}" for m, n in QUESTIONS])
+def test_a_question_is_answered_or_refused_in_a_sentence(module: Any, name: str) -> None:
+    with virtual_gpus(GiB), warnings.catch_warnings():
+        # Names that torch itself has given up may say so.
+        warnings.simplefilter("error")
+        warnings.simplefilter("ignore", FutureWarning)
+        with contextlib.suppress(Unsupported):
+            getattr(module, name)()
+
+
+def test_there_are_questions() -> None:
+    assert {"is_available", "memory_summary", "synchronize"} <= {name for _, name in QUESTIONS}
