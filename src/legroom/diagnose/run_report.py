@@ -111,6 +111,7 @@ class RunReport:
             "leaks": [leak.as_dict() for leak in self.leaks],
             "capture": self.capture,
             "command": self.command.text,
+            "next": [command for command, _ in self.next_commands],
             "ended": self.ending.ended,
             "error": self.ending.error or None,
             "seconds": round(self.seconds, 3),
@@ -290,7 +291,7 @@ def _oom_as_dict(oom: OomReport) -> dict[str, Any]:
             {
                 "path": holder.path,
                 "bytes": holder.bytes,
-                "count": holder.count,
+                "storages": holder.storages,
                 "file": holder.frame.file if holder.frame else None,
                 "line": holder.frame.line if holder.frame else None,
             }

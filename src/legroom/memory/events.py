@@ -148,7 +148,7 @@ class Holder(NamedTuple):
     """`losses (list, 412 items)`, `model (ResNet)`, `self.history (dict, 8 items)`."""
     bytes: int
     """Device bytes reachable through it (two holders may reach the same bytes)."""
-    count: int
+    storages: int
     """How many storages that is."""
     frame: Frame | None
     """Where the variable lives: the frame's current line."""

@@ -249,7 +249,7 @@ class Recorder:
         try:
             live.block = block = allocator.malloc(nbytes)
         except AllocationFailed as failure:
-            failed = failure
+            failed = failure.with_traceback(None)  # or it and this frame would hold each other
         else:
             self.live[key] = live
             peaks = self._peaks[device]
@@ -550,10 +550,10 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             out = func(*args, **kwargs) if kwargs else func(*args)
             try:
                 self._recorder.after(func, args, kwargs, out)
-            except BaseException:
-                # The traceback will hold this frame: let it hold none of the operation's tensors.
+            except BaseException as error:
+                # The traceback will hold this frame: let it hold none of the operation's tensors, nor our frames.
                 args = kwargs = out = ()  # type: ignore[assignment]
-                raise
+                raise error.with_traceback(None) from None
         return out
 
 

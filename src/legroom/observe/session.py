@@ -8,12 +8,13 @@ neither                         → the recorder over the host's memory
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import psutil
-import torch
 
 from legroom.memory.events import Event, Sink, Step
+from legroom.observe.cuda_history import CudaHistory
+from legroom.observe.devices import visible_gpus
 from legroom.observe.host_memory import HostMemory
 from legroom.observe.recorder import Recorder
 from legroom.observe.virtual_gpu import VirtualGPU
@@ -53,24 +54,16 @@ class Session:
     def __init__(self, sink: Sink, *, gpus: Sequence[int] | None = None) -> None:
         """`gpus`: sizes in bytes of virtual GPUs; None for what the machine has."""
         self._sink = sink
-        self._steps = 0
-        self._seconds = 0.0
+        self._progress = 0, 0.0
         self._exit = contextlib.ExitStack()
-        self._producer: Any
+        self._producer: VirtualGPU | CudaHistory | _HostProducer
         self.devices: list[DeviceInfo]
         if gpus is not None:
             self._producer = virtual = VirtualGPU(*gpus, sink=self._pass_on)
             self.devices = [DeviceInfo(d.index, d.name, "virtual", d.capacity) for d in virtual.devices]
-        elif torch.cuda.is_available():
-            from legroom.observe.cuda_history import CudaHistory
-
+        elif real := visible_gpus():
             self._producer = CudaHistory(self._pass_on)
-            self.devices = [
-                DeviceInfo(
-                    i, torch.cuda.get_device_name(i), "cuda", torch.cuda.get_device_properties(i).total_memory
-                )
-                for i in range(torch.cuda.device_count())
-            ]
+            self.devices = [DeviceInfo(gpu.index, gpu.name, "cuda", gpu.total) for gpu in real]
         else:
             self._producer = _HostProducer(self._pass_on)
             self.devices = [DeviceInfo(0, "host memory", "host", psutil.virtual_memory().total)]
@@ -85,26 +78,26 @@ class Session:
 
     def finish(self) -> None:
         """Send what is still on its way (a CUDA history is read at the end). Safe to call twice."""
-        if hasattr(self._producer, "finish"):
+        if isinstance(self._producer, CudaHistory):
             self._producer.finish()
 
     def status(self) -> Status:
         fullest = max(self.devices, key=lambda device: self._figures(device.index)[0])
-        figures = self._figures(fullest.index)
-        return Status(self._steps, self._seconds, fullest.index, *figures, fullest.capacity)
+        steps, seconds = (
+            self._producer.progress if isinstance(self._producer, CudaHistory) else self._progress
+        )
+        return Status(steps, seconds, fullest.index, *self._figures(fullest.index), fullest.capacity)
 
     def _figures(self, index: int) -> tuple[int, int, int, int]:
         """allocated, reserved and their peaks over the run."""
-        if isinstance(self._producer, VirtualGPU | _HostProducer):
-            memory = self._producer.devices[index].allocator
-            return memory.allocated, memory.reserved, memory.peak_allocated, memory.peak_reserved
-        figures: tuple[int, int, int, int] = self._producer.figures(index)
-        return figures
+        if isinstance(self._producer, CudaHistory):
+            return self._producer.figures(index)
+        memory = self._producer.devices[index].allocator
+        return memory.allocated, memory.reserved, memory.peak_allocated, memory.peak_reserved
 
     def _pass_on(self, event: Event) -> None:
         if type(event) is Step:
-            self._steps = event.step + 1
-            self._seconds = event.seconds
+            self._progress = event.step + 1, event.seconds
         self._sink(event)
 
 

@@ -26,11 +26,14 @@ from legroom.errors import UsageError
 from legroom.memory.allocator import AllocationFailed, Allocator
 from legroom.memory.allocator_settings import AllocatorSettings
 from legroom.memory.events import Event, Sink
+from legroom.observe import virtual_optimizers
 from legroom.observe.attribution import Place
 from legroom.observe.recorder import Recorder
 from legroom.observe.virtual_cuda import patches
+from legroom.observe.virtual_device_type import numbers_name_devices
 from legroom.observe.virtual_oom import report_out_of_memory
-from legroom.observe.virtual_placement import Placement, in_callbacks_too
+from legroom.observe.virtual_patching import replaced
+from legroom.observe.virtual_placement import Placement, default_device_is_ours, in_callbacks_too
 from legroom.units import parse_size
 
 P = ParamSpec("P")
@@ -71,7 +74,7 @@ class VirtualGPU:
             raise UsageError("a virtual GPU needs a size, such as VirtualGPU('8GiB')")
         capacities = [parse_size(part) for size in sizes for part in _parts(size)]
         context_bytes = 0 if context is None else parse_size(context)
-        settings = settings or AllocatorSettings.from_environment(os.environ)
+        settings = settings or AllocatorSettings.from_environment(os.environ, torch.__version__)
         self.devices: list[VirtualDevice] = []
         self.recorder = Recorder(sink or _nowhere, self.devices, eager=True, on_failure=self._out_of_memory)
         for index, capacity in enumerate(capacities):
@@ -99,6 +102,9 @@ class VirtualGPU:
             VirtualGPU._active = self
             entering.callback(_deactivate)
             entering.enter_context(patches(self))
+            entering.enter_context(replaced(virtual_optimizers.replacements()))
+            entering.enter_context(numbers_name_devices())
+            entering.enter_context(default_device_is_ours())
             entering.enter_context(_threads_follow(self))
             self.recorder.attach()
             entering.callback(self.recorder.detach)

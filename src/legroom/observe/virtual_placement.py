@@ -17,10 +17,12 @@ from typing import Any
 import torch
 from torch import overrides
 from torch.overrides import TorchFunctionMode
+from torch.utils import _device as _device_module
 
 from legroom.memory.events import Category
 from legroom.observe.recorder import HOST, Recorder
 from legroom.observe.virtual_host import Host
+from legroom.observe.virtual_patching import replaced, table
 
 Tensor = torch.Tensor
 
@@ -59,6 +61,8 @@ class Placement(TorchFunctionMode):
                 return handler(*args, **kwargs) if kwargs else handler(*args)
             if kwargs and (kwargs.get("device") is not None or kwargs.get("pin_memory")):
                 return self._made_on(func, args, dict(kwargs))
+            if _device_module.CURRENT_DEVICE is not None and func in _constructors():
+                return self._made_on(func, args, {**(kwargs or {}), "device": _device_module.CURRENT_DEVICE})
             return self._inside(func, args, kwargs)
         except BaseException:
             # The traceback will hold this frame: let it hold no tensors.
@@ -162,6 +166,11 @@ class Placement(TorchFunctionMode):
             dtype = options.pop("dtype", None)
             return tensor.to(tensor.dtype if dtype is None else dtype, **options)
         options["copy"] = True
+        if torch.is_grad_enabled() and tensor.requires_grad:
+            return _Move.apply(tensor, self, there, options)  # type: ignore[no-untyped-call]
+        return self._copy(tensor, there, options)
+
+    def _copy(self, tensor: Any, there: int | None, options: dict[str, Any]) -> Any:
         category = None if there is None else self._recorder.role_of_copy(tensor)
         return self._placed(there, category, Tensor.to, (tensor, "cpu"), options)
 
@@ -213,8 +222,13 @@ class Placement(TorchFunctionMode):
                     break
             if type(func) is not FunctionType:
                 break
+        value = None
         try:
             return func(*args, **kwargs) if kwargs else func(*args)
+        except BaseException:
+            args = ()  # the traceback will hold this frame
+            kwargs = None
+            raise
         finally:
             context.orphans = outer
 
@@ -266,6 +280,43 @@ class Placement(TorchFunctionMode):
         return index
 
 
+class _Move(torch.autograd.Function):
+    """A copy between devices whose gradient travels back (between CPU tensors torch would leave it where it is)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: Any, placement: Placement, there: int | None, options: dict[str, Any]
+    ) -> Any:
+        ctx.placement, ctx.here, ctx.dtype = placement, placement._where(tensor), tensor.dtype
+        return placement._copy(tensor, there, options)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        with torch._C.DisableTorchFunction():  # the mode is on in a backward pass, and this is its own work
+            return ctx.placement._move(gradients[0], ctx.here, {"dtype": ctx.dtype}), None, None, None
+
+
+@contextlib.contextmanager
+def default_device_is_ours() -> Iterator[None]:
+    """A default device is a mode of torch's own that names it in every call. `with torch.device("cuda")` puts it
+    above ours, which serves the call; `torch.set_default_device("cuda")` puts it below, where it would ask for a real
+    device: there it passes the call on, and `Placement` reads the default itself."""
+    original = _device_module.DeviceContext.__torch_function__
+
+    def pass_on(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if mode.device.type == "cuda" and not _is_on():
+            return func(*args, **(kwargs or {}))
+        return original(mode, func, types, args, kwargs)  # type: ignore[no-untyped-call]
+
+    with replaced(table(_device_module.DeviceContext, {"__torch_function__": pass_on})):
+        yield
+
+
+def _constructors() -> Any:
+    """The functions that make tensors from nothing, as torch's own default device knows them."""
+    return _device_module._device_constructors()
+
+
 @contextlib.contextmanager
 def in_callbacks_too(make_mode: Callable[[], Placement]) -> Iterator[None]:
     """The user's code that torch calls back runs with the mode on, though torch switched it off on the way:
@@ -276,7 +327,7 @@ def in_callbacks_too(make_mode: Callable[[], Placement]) -> Iterator[None]:
 
     def on(function: Callable[..., Any]) -> Callable[..., Any]:
         def with_mode(*args: Any, **kwargs: Any) -> Any:
-            if any(isinstance(mode, Placement) for mode in _function_modes()):
+            if _is_on():
                 return function(*args, **kwargs)
             with make_mode():
                 return function(*args, **kwargs)
@@ -288,24 +339,19 @@ def in_callbacks_too(make_mode: Callable[[], Placement]) -> Iterator[None]:
 
     graph: Any = torch.autograd.graph
     original_init = graph.saved_tensors_hooks.__init__
-    engines: list[Any] = [
-        module for module in (torch.autograd, graph) if hasattr(module, "_engine_run_backward")
-    ]
-    originals = [module._engine_run_backward for module in engines]
-    graph.saved_tensors_hooks.__init__ = take_hooks
-    for module, original in zip(engines, originals, strict=True):
-        module._engine_run_backward = on(original)
-    try:
+    replacements = table(graph.saved_tensors_hooks, {"__init__": take_hooks})
+    for module in (torch.autograd, graph):
+        engine = getattr(module, "_engine_run_backward", None)
+        if engine is not None:
+            replacements += table(module, {"_engine_run_backward": on(engine)})
+    with replaced(replacements):
         yield
-    finally:
-        graph.saved_tensors_hooks.__init__ = original_init
-        for module, original in zip(engines, originals, strict=True):
-            module._engine_run_backward = original
 
 
-def _function_modes() -> list[Any]:
+def _is_on() -> bool:
+    """Whether a `Placement` will see the next torch call of this thread."""
     stack = getattr(overrides, "_get_current_function_mode_stack", None)
-    return list(stack()) if stack is not None else []
+    return stack is not None and any(isinstance(mode, Placement) for mode in stack())
 
 
 def _invalid_ordinal() -> RuntimeError:

@@ -1,0 +1,286 @@
+"""What the recorder says of a program: births, deaths, what things are and where they came from."""
+
+import gc
+import inspect
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
+
+from legroom.memory.events import Alloc, Category, Event, Free, Phase, Step, Tag
+from legroom.memory.ledger import Ledger
+from legroom.observe.host_memory import HostMemory
+from legroom.observe.recorder import Recorder
+
+
+class Watched:
+    """The host's memory under the recorder, events kept."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.memory = HostMemory()
+        self.recorder = Recorder(self.events.append, [self.memory], everywhere=True)
+
+    def categories(self) -> dict[int, Category]:
+        """id → final category."""
+        categories = {alloc.id: alloc.category for alloc in self.allocs()}
+        return categories | {event.id: event.category for event in self.events if isinstance(event, Tag)}
+
+    def allocs(self) -> list[Alloc]:
+        return [event for event in self.events if isinstance(event, Alloc)]
+
+
+@pytest.fixture
+def watched() -> Iterator[Watched]:
+    watched = Watched()
+    watched.recorder.attach()
+    yield watched
+    watched.recorder.detach()
+
+
+def line_of(function: Callable[..., Any], text: str) -> int:
+    """The line number of the first source line of `function` that contains `text`."""
+    lines, start = inspect.getsourcelines(function)
+    return next(start + offset for offset, line in enumerate(lines) if text in line)
+
+
+def test_a_storage_is_born_once_and_dies_once(watched: Watched) -> None:
+    x = torch.ones(1000)
+    view = x.view(10, 100)[2:5]
+    assert [alloc.bytes for alloc in watched.allocs()] == [4000]
+    del x
+    assert not any(isinstance(event, Free) for event in watched.events), "a view still holds it"
+    del view
+    assert [event.id for event in watched.events if isinstance(event, Free)] == [watched.allocs()[0].id]
+    assert watched.memory.allocated == 0
+
+
+def test_watching_keeps_nothing_alive(watched: Watched) -> None:
+    model = nn.Linear(8, 8)
+    x = torch.ones(4, 8)
+    y = model(x).relu().sum()
+    y.backward()
+    watching = [weakref.ref(thing) for thing in (model.weight, model.weight.grad, x, y)]
+    del model, x, y
+    gc.collect()
+    assert [reference() for reference in watching] == [None] * 4
+    assert watched.memory.allocated == 0
+
+
+def test_an_empty_tensor_takes_nothing_and_breaks_nothing(watched: Watched) -> None:
+    empty = torch.empty(0)
+    assert (empty + 1).numel() == 0
+    assert watched.allocs() == []
+
+
+def test_resizing_a_storage_is_a_death_and_a_birth(watched: Watched) -> None:
+    x = torch.empty(10)
+    x.resize_(1000)
+    assert [alloc.bytes for alloc in watched.allocs()] == [40, 4000]
+    assert watched.memory.allocated == 4000
+
+
+def train_a_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor
+) -> None:
+    out = model(x)
+    loss = F.cross_entropy(out, y)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def test_categories_follow_identity(watched: Watched) -> None:
+    model = nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10))
+    optimizer = torch.optim.Adam(model.parameters())
+    loader = DataLoader(TensorDataset(torch.randn(8, 32), torch.randint(0, 10, (8,))), batch_size=8)
+    for x, y in loader:
+        train_a_step(model, optimizer, x, y)
+        alive = {event.id for event in Ledger(watched.events).now().live}
+    categories = watched.categories()
+
+    def total(category: Category, ids: set[int] | None = None) -> int:
+        return sum(
+            alloc.bytes
+            for alloc in watched.allocs()
+            if categories[alloc.id] is category and (ids is None or alloc.id in ids)
+        )
+
+    parameters = sum(p.numel() for p in model.parameters()) * 4
+    assert total(Category.PARAMETER) == parameters
+    assert total(Category.BUFFER) == 64 * 4 * 2 + 8
+    assert total(Category.GRADIENT) == parameters
+    assert total(Category.OPTIMIZER_STATE) == parameters * 2 + len(list(model.parameters())) * 4
+    # the batch (collated by the loader) and the data set itself, made by the script
+    assert total(Category.INPUT, alive) >= 8 * 32 * 4
+    assert total(Category.ACTIVATION) > 0
+
+
+def test_activations_are_what_autograd_saved(watched: Watched) -> None:
+    x = torch.ones(100, requires_grad=True)
+    saved = x.exp()  # exp saves its result
+    not_saved = saved + 1  # add saves nothing
+    not_saved.sum().backward()
+    categories = [watched.categories()[alloc.id] for alloc in watched.allocs()[1:3]]
+    assert categories == [Category.ACTIVATION, Category.TEMPORARY]
+
+
+def test_activations_in_a_checkpoint_are_its_inputs(watched: Watched) -> None:
+    layer = nn.Sequential(nn.Linear(16, 256), nn.ReLU(), nn.Linear(256, 16))
+    x = torch.ones(4, 16, requires_grad=True)
+    hidden = x * 2
+    out = checkpoint(layer, hidden, use_reentrant=False)
+    out.sum().backward()
+    by_bytes = {(alloc.bytes, alloc.phase): watched.categories()[alloc.id] for alloc in watched.allocs()}
+    assert by_bytes[4 * 16 * 4, Phase.FORWARD] is Category.ACTIVATION
+    assert (4 * 256 * 4, Phase.BACKWARD) in by_bytes, "recomputed in the backward pass"
+
+
+def test_a_backward_operation_stands_at_its_forward_line(watched: Watched) -> None:
+    def program() -> None:
+        weight = torch.ones(50, 50, requires_grad=True)
+        x = torch.ones(20, 50)
+        hidden = x @ weight
+        activated = hidden.tanh()
+        loss = activated.sum()
+        loss.backward()
+
+    program()
+    backward = [alloc for alloc in watched.allocs() if alloc.phase is Phase.BACKWARD]
+    lines = {alloc.op: alloc.frame.line for alloc in backward if alloc.frame}
+    assert lines["aten.tanh_backward"] == line_of(program, "hidden.tanh()")
+    assert lines["aten.mm"] == line_of(program, "x @ weight")
+
+
+def test_a_custom_backward_in_python_stands_at_its_own_line(watched: Watched) -> None:
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return gradient * 2 + 0  # here
+
+    Double.apply(torch.ones(30, requires_grad=True)).sum().backward()
+    backward = [
+        alloc for alloc in watched.allocs() if alloc.phase is Phase.BACKWARD and alloc.op == "aten.mul"
+    ]
+    assert backward[0].frame is not None
+    assert backward[0].frame.line == line_of(Double.backward, "# here")
+
+
+def test_modules_are_named_by_their_path_forwards_and_backwards(watched: Watched) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.body(x)
+
+    model = Net()
+    model(torch.ones(2, 4)).sum().backward()
+    products = [
+        (alloc.module, alloc.phase) for alloc in watched.allocs() if alloc.op in ("aten.addmm", "aten.mm")
+    ]
+    assert products == [
+        ("body.0", Phase.FORWARD),
+        ("body.1", Phase.FORWARD),
+        ("body.1", Phase.BACKWARD),
+        ("body.1", Phase.BACKWARD),
+        ("body.0", Phase.BACKWARD),
+    ]
+
+
+def test_a_module_that_raises_leaves_no_module_at_work(watched: Watched) -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    with pytest.raises(RuntimeError):
+        model(torch.ones(2, 5))
+    torch.ones(3) + 1
+    assert watched.allocs()[-1].module == ""
+
+
+def test_steps_are_optimizer_steps_with_their_own_peaks(watched: Watched) -> None:
+    weight = torch.ones(1000, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for size in (1, 50, 2):
+        (weight.sum() * torch.ones(size * 1000).sum()).backward()
+        optimizer.step()
+    steps = [event for event in watched.events if isinstance(event, Step)]
+    assert [step.step for step in steps] == [0, 1, 2]
+    assert steps[1].peak_allocated > steps[2].peak_allocated
+
+
+def test_gradient_accumulation_is_one_step(watched: Watched) -> None:
+    weight = torch.ones(10, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for number, (x,) in enumerate(DataLoader(TensorDataset(torch.ones(8, 10)), batch_size=2)):
+        (weight * x).sum().backward()
+        if number % 2:
+            optimizer.step()
+    assert [event.step for event in watched.events if isinstance(event, Step)] == [0, 1]
+
+
+def test_two_optimizers_share_a_step(watched: Watched) -> None:
+    first, second = torch.ones(10, requires_grad=True), torch.ones(10, requires_grad=True)
+    optimizers = [torch.optim.SGD([first], lr=0.1), torch.optim.SGD([second], lr=0.1)]
+    for _ in range(3):
+        (first.sum() * second.sum()).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    assert [event.step for event in watched.events if isinstance(event, Step)] == [0, 1, 2]
+
+
+def test_without_an_optimizer_batches_are_steps(watched: Watched) -> None:
+    model = nn.Linear(4, 4)
+    with torch.no_grad():
+        for (x,) in DataLoader(TensorDataset(torch.ones(8, 4)), batch_size=2):
+            model(x)
+    assert [event.step for event in watched.events if isinstance(event, Step)] == [0, 1, 2]
+
+
+def test_fake_tensors_are_recorded_like_real_ones() -> None:
+    def program() -> None:
+        model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for _ in range(2):
+            train_a_step(model, optimizer, torch.randn(8, 32), torch.randint(0, 10, (8,)))
+
+    seen = []
+    for mode in (None, FakeTensorMode()):
+        watched = Watched()
+        if mode is not None:
+            with mode:
+                watched.recorder.attach()
+                program()
+                watched.recorder.detach()
+        else:
+            watched.recorder.attach()
+            program()
+            watched.recorder.detach()
+        seen.append(
+            [
+                (alloc.bytes, alloc.phase, alloc.module, alloc.op)
+                for alloc in watched.allocs()
+                if alloc.bytes > 8
+            ]
+        )
+        assert {Category.PARAMETER, Category.GRADIENT, Category.ACTIVATION, Category.OPTIMIZER_STATE} <= set(
+            watched.categories().values()
+        )
+    assert seen[0] == seen[1]
+
+
+def test_detached_watching_sees_nothing_more(watched: Watched) -> None:
+    watched.recorder.detach()
+    count = len(watched.events)
+    nn.Linear(3, 3)(torch.ones(2, 3)).sum().backward()
+    assert len(watched.events) == count
