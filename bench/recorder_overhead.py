@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bench.table import print_table
 from legroom.memory.allocator import Allocator
 from legroom.observe.recorder import Recorder
-from legroom.observe.virtual_gpu import VirtualDevice, VirtualGPU
+from legroom.observe.virtual.gpu import VirtualDevice, VirtualGPU
 
 
 class Nothing(TorchDispatchMode):

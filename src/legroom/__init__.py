@@ -7,11 +7,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from legroom.observe.virtual_gpu import VirtualGPU as VirtualGPU
+    from legroom.observe.virtual.gpu import VirtualGPU as VirtualGPU
 
 __version__ = "0.1.0.dev0"
 
-_PUBLIC = {"VirtualGPU": "legroom.observe.virtual_gpu"}
+_PUBLIC = {"VirtualGPU": "legroom.observe.virtual.gpu"}
 __all__ = ["VirtualGPU", "__version__"]
 
 

@@ -17,7 +17,7 @@ from legroom.observe.cuda_history import CudaHistory
 from legroom.observe.devices import visible_gpus
 from legroom.observe.host_memory import HostMemory
 from legroom.observe.recorder import Recorder
-from legroom.observe.virtual_gpu import VirtualGPU
+from legroom.observe.virtual.gpu import VirtualGPU
 
 Kind = Literal["virtual", "cuda", "host"]
 

@@ -19,9 +19,9 @@ from typing import Any, NoReturn
 import torch
 
 from legroom.errors import Unsupported
-from legroom.observe.virtual_devices import index_of
-from legroom.observe.virtual_host import Host
-from legroom.observe.virtual_patching import Replacement, optional_module, table
+from legroom.observe.virtual.devices import index_of
+from legroom.observe.virtual.host import Host
+from legroom.observe.virtual.patching import Replacement, optional_module, table
 
 CUDA_DEVICE_TYPE = 1
 """The number that torch's C++ gives CUDA among the kinds of devices."""

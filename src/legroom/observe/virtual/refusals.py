@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import torch
 
 from legroom.errors import Unsupported
-from legroom.observe.virtual_patching import Replacement, answer, once_warner, optional_module, table
+from legroom.observe.virtual.patching import Replacement, answer, once_warner, optional_module, table
 
 GRAPHS = "a virtual GPU has no CUDA graphs: run the step itself, its memory is what a graph would replay"
 POOLS = "a virtual GPU has no private memory pools: leave out torch.cuda.MemPool, allocations go to the common pools"

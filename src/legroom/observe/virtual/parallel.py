@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from legroom.observe.virtual_patching import Replacement, optional_module, table
+from legroom.observe.virtual.patching import Replacement, optional_module, table
 
 
 def replacements() -> Iterable[Replacement]:

@@ -1,6 +1,6 @@
 """What the answers to `torch.cuda` questions need to know of a virtual GPU: two small protocols.
 
-`VirtualGPU` keeps the devices and knows which storages live on them; the `virtual_*` modules only ask. The seam is
+`VirtualGPU` keeps the devices and knows which storages live on them; the other modules only ask. The seam is
 here, by itself, so that each of them can be tried with a handful of plain objects.
 """
 

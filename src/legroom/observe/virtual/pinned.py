@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from legroom.observe.virtual_host import Host
-from legroom.observe.virtual_patching import Replacement, table
+from legroom.observe.virtual.host import Host
+from legroom.observe.virtual.patching import Replacement, table
 
 
 def count_as_pinned(tensor: torch.Tensor) -> None:

@@ -13,9 +13,9 @@ import torch
 
 from legroom.memory.allocator import Allocator
 from legroom.memory.allocator_settings import AllocatorSettings
-from legroom.observe.virtual_devices import free_bytes, index_of
-from legroom.observe.virtual_host import Host
-from legroom.observe.virtual_patching import Replacement, answer, once_warner, optional_module, table
+from legroom.observe.virtual.devices import free_bytes, index_of
+from legroom.observe.virtual.host import Host
+from legroom.observe.virtual.patching import Replacement, answer, once_warner, optional_module, table
 from legroom.units import MiB
 
 OutOfMemoryObserver = Callable[[int, int, int, int], None]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from virtual_cuda_host import virtual_gpus
 
-from legroom.observe.virtual_patching import Replacement, optional_module, replaced
+from legroom.observe.virtual.patching import Replacement, optional_module, replaced
 from legroom.units import GiB
 
 CLASSES = (

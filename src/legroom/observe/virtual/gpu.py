@@ -26,14 +26,14 @@ from legroom.errors import UsageError
 from legroom.memory.allocator import AllocationFailed, Allocator
 from legroom.memory.allocator_settings import AllocatorSettings
 from legroom.memory.events import Event, Sink
-from legroom.observe import virtual_optimizers
 from legroom.observe.attribution import Place
 from legroom.observe.recorder import Recorder
-from legroom.observe.virtual_cuda import patches
-from legroom.observe.virtual_device_type import numbers_name_devices
-from legroom.observe.virtual_oom import report_out_of_memory
-from legroom.observe.virtual_patching import replaced
-from legroom.observe.virtual_placement import Placement, default_device_is_ours, in_callbacks_too
+from legroom.observe.virtual import optimizers
+from legroom.observe.virtual.cuda_api import patches
+from legroom.observe.virtual.device_type import numbers_name_devices
+from legroom.observe.virtual.oom import report_out_of_memory
+from legroom.observe.virtual.patching import replaced
+from legroom.observe.virtual.placement import Placement, default_device_is_ours, in_callbacks_too
 from legroom.units import parse_size
 
 P = ParamSpec("P")
@@ -102,7 +102,7 @@ class VirtualGPU:
             VirtualGPU._active = self
             entering.callback(_deactivate)
             entering.enter_context(patches(self))
-            entering.enter_context(replaced(virtual_optimizers.replacements()))
+            entering.enter_context(replaced(optimizers.replacements()))
             entering.enter_context(numbers_name_devices())
             entering.enter_context(default_device_is_ours())
             entering.enter_context(_threads_follow(self))
@@ -131,7 +131,7 @@ class VirtualGPU:
         with self.recorder.mode(), Placement(self, self.recorder):
             yield
 
-    # --- what the torch.cuda API asks (see virtual_host)
+    # --- what the torch.cuda API asks (see `host`)
 
     @property
     def current(self) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from legroom.memory.allocator import AllocationFailed, Allocator
-from legroom.observe.virtual_cuda import patches
+from legroom.observe.virtual.cuda_api import patches
 
 
 @dataclass

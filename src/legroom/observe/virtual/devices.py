@@ -17,8 +17,8 @@ from uuid import NAMESPACE_OID, UUID, uuid5
 
 import torch
 
-from legroom.observe.virtual_host import Device, Host
-from legroom.observe.virtual_patching import Replacement, answer, optional_module, table
+from legroom.observe.virtual.host import Device, Host
+from legroom.observe.virtual.patching import Replacement, answer, optional_module, table
 from legroom.units import MiB
 
 CAPABILITY = (8, 0)

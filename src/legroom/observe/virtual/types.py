@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from legroom.observe.virtual_host import Host
-from legroom.observe.virtual_patching import Replacement, optional_module, table
+from legroom.observe.virtual.host import Host
+from legroom.observe.virtual.patching import Replacement, optional_module, table
 
 TYPES = {
     "FloatTensor": torch.float32,

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from legroom.observe.virtual_patching import replaced, table
+from legroom.observe.virtual.patching import replaced, table
 
 _Device = torch.device
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from legroom.observe.virtual_gpu import VirtualGPU
+from legroom.observe.virtual.gpu import VirtualGPU
 
 
 @pytest.fixture

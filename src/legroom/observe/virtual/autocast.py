@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from legroom.observe.virtual_patching import Replacement, table
+from legroom.observe.virtual.patching import Replacement, table
 
 
 def replacements() -> Iterable[Replacement]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from legroom.observe.virtual_patching import Replacement, answer, optional_module, table
+from legroom.observe.virtual.patching import Replacement, answer, optional_module, table
 
 CUDNN_VERSION = 91002
 

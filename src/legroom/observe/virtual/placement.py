@@ -21,8 +21,8 @@ from torch.utils import _device as _device_module
 
 from legroom.memory.events import Category
 from legroom.observe.recorder import HOST, Recorder
-from legroom.observe.virtual_host import Host
-from legroom.observe.virtual_patching import replaced, table
+from legroom.observe.virtual.host import Host
+from legroom.observe.virtual.patching import replaced, table
 
 Tensor = torch.Tensor
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from legroom.observe.virtual_devices import index_of
-from legroom.observe.virtual_host import Host
-from legroom.observe.virtual_patching import Replacement, table
+from legroom.observe.virtual.devices import index_of
+from legroom.observe.virtual.host import Host
+from legroom.observe.virtual.patching import Replacement, table
 
 DEFAULT_SEED = 67280421310721
 """What torch seeds a generator with that nobody has seeded."""

@@ -8,7 +8,7 @@ CPU's numbers bit for bit. What is lost: their temporaries, about one copy of th
 from collections.abc import Iterable
 from typing import Any
 
-from legroom.observe.virtual_patching import Replacement, optional_module, table
+from legroom.observe.virtual.patching import Replacement, optional_module, table
 
 OTHERWISE = ("asgd", "nadam", "radam")
 
