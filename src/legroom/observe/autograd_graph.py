@@ -70,10 +70,11 @@ def hides_tensors(node: Any) -> bool:
         for saved in raw if isinstance(raw, tuple | list) else (raw,):
             if getattr(saved, "unpack_hook", None) is not None:
                 return True
-    return not _can_read_saved()
+    return not can_read_saved()
 
 
-def _can_read_saved() -> bool:
+def can_read_saved() -> bool:
+    """Whether this torch tells what a node saved without unpacking it."""
     kind = getattr(torch._C._autograd, "SavedTensor", None)
     return kind is not None and hasattr(kind, "data")
 

@@ -102,10 +102,11 @@ class Recorder:
         *,
         everywhere: bool = False,
         eager: bool = False,
+        stream_on: Callable[[int], int] | None = None,
         on_failure: Callable[["Recorder", AllocationFailed, int, Place, str], BaseException] | None = None,
     ) -> None:
         """`everywhere`: every storage counts, on device 0 (watching the host). `eager`: nothing the program runs
-        is compiled by `torch.compile`, which makes each operation cheaper to watch. `on_failure(recorder, failure,
+        is compiled by `torch.compile`, which makes each operation cheaper to watch. `stream_on(device)`: the stream at work there, for several. `on_failure(recorder, failure,
         device, place, op)` turns a failed allocation into the exception that the operation raises."""
         self.sink = sink
         self.devices = devices
@@ -118,6 +119,7 @@ class Recorder:
         self.live: dict[int, Live] = {}
         self.origins = Origins()
         self._eager = eager
+        self._stream_on = stream_on
         self._on_failure = on_failure
         self._host_roles: dict[int, tuple[weakref.ref[Any], Category]] = {}
         self._lock = threading.RLock()
@@ -246,8 +248,9 @@ class Recorder:
             self.live[key] = live
             return
         allocator = self.devices[device].allocator
+        stream = 0 if self._stream_on is None else self._stream_on(device)
         try:
-            live.block = block = allocator.malloc(nbytes)
+            live.block = block = allocator.malloc(nbytes, stream)
         except AllocationFailed as failure:
             failed = failure.with_traceback(None)  # or it and this frame would hold each other
         else:
@@ -261,7 +264,7 @@ class Recorder:
                 _new(
                     Alloc,
                     (
-                        _now() - self._started, number, nbytes, block.size, device, 0, category,
+                        _now() - self._started, number, nbytes, block.size, device, stream, category,
                         phase, self.clock.step, place.module, place.frame, _op_name(func),
                     ),
                 )
@@ -279,6 +282,14 @@ class Recorder:
 
     def _died(self, dead: Any) -> None:
         """May run at any moment and on any thread: whoever holds the lock does the work."""
+        if _outlives is not None:
+            storage = _outlives(dead.key)
+            if storage is not None:
+                again = Live(storage, self._died)
+                for name in Live.__slots__:
+                    setattr(again, name, getattr(dead, name))
+                self.live[dead.key] = again
+                return
         self._dead.append(dead)
         if self._lock.acquire(False):
             try:
@@ -581,6 +592,21 @@ def _tensors(value: Any, depth: int = 6) -> Iterator[torch.Tensor]:
             yield from _tensors(item, depth - 1)
         elif depth and hasattr(item, "values") and callable(item.values):
             yield from _tensors(item.values(), depth - 1)
+
+
+def _storage_that_outlives(key: int) -> Any:
+    """The storage behind `key` if only its Python object died: torch 2.6 lets the cycle collector take that alone.
+
+    Called from the weak reference's own callback, when the storage is still there in either case.
+    """
+    if torch._C._storage_Use_Count(key) > 1:
+        return torch.UntypedStorage._new_with_weak_ptr(key)
+    return None
+
+
+_outlives = (
+    _storage_that_outlives if torch.__version__ < "2.8" and hasattr(torch._C, "_storage_Use_Count") else None
+)
 
 
 def _requires_grad(args: Sequence[Any]) -> bool:

@@ -34,6 +34,7 @@ from legroom.observe.virtual.device_type import numbers_name_devices
 from legroom.observe.virtual.oom import report_out_of_memory
 from legroom.observe.virtual.patching import replaced
 from legroom.observe.virtual.placement import Placement, default_device_is_ours, in_callbacks_too
+from legroom.observe.virtual.streams import current_stream_id
 from legroom.units import parse_size
 
 P = ParamSpec("P")
@@ -76,7 +77,13 @@ class VirtualGPU:
         context_bytes = 0 if context is None else parse_size(context)
         settings = settings or AllocatorSettings.from_environment(os.environ, torch.__version__)
         self.devices: list[VirtualDevice] = []
-        self.recorder = Recorder(sink or _nowhere, self.devices, eager=True, on_failure=self._out_of_memory)
+        self.recorder = Recorder(
+            sink or _nowhere,
+            self.devices,
+            eager=True,
+            stream_on=current_stream_id,
+            on_failure=self._out_of_memory,
+        )
         for index, capacity in enumerate(capacities):
             if context_bytes >= capacity:
                 raise UsageError(

@@ -10,6 +10,7 @@ from legroom.memory.events import Oom
 from legroom.observe.attribution import Place
 from legroom.observe.holders import find_holders, tensors_in_frames
 from legroom.observe.recorder import Recorder
+from legroom.observe.virtual.memory import out_of_memory as tell_observers
 from legroom.units import GiB, KiB, MiB
 
 
@@ -25,6 +26,8 @@ def report_out_of_memory(
 ) -> torch.OutOfMemoryError:
     """Record an allocation that failed (who holds what, at this very moment) and give the error to raise."""
     message = wording(failure, device)
+    free = device.capacity - device.context_bytes - device.allocator.reserved
+    tell_observers(device.index, failure.segment_bytes, device.allocator.limit or device.capacity, free)
     frame = sys._getframe(1)
     try:
         recorder.discover(tensors_in_frames(frame))

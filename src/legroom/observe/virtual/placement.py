@@ -23,6 +23,7 @@ from legroom.memory.events import Category
 from legroom.observe.recorder import HOST, Recorder
 from legroom.observe.virtual.host import Host
 from legroom.observe.virtual.patching import replaced, table
+from legroom.observe.virtual.pinned import count_as_pinned
 
 Tensor = torch.Tensor
 
@@ -91,7 +92,11 @@ class Placement(TorchFunctionMode):
         if dtype is None:
             name = tensor.type()
             return name if index is None else name.replace("torch.", "torch.cuda.")
-        name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", "")
+        name = (
+            dtype
+            if isinstance(dtype, str)
+            else f"{getattr(dtype, '__module__', '')}.{getattr(dtype, '__name__', '')}"
+        )
         if isinstance(dtype, torch.dtype) or ".cuda." not in f".{name}":
             if index is not None and isinstance(dtype, str):
                 return self._cpu(tensor).type(dtype)
@@ -100,7 +105,7 @@ class Placement(TorchFunctionMode):
         return self._to(tensor, "cuda", element)
 
     def _repr(self, tensor: Any, **kwargs: Any) -> str:
-        text: str = tensor.__repr__(**kwargs)
+        text: str = Tensor.__repr__(tensor, **kwargs)  # type: ignore[no-untyped-call]
         index = self._where(tensor)
         if index is None or not text.endswith(")"):
             return text
@@ -186,8 +191,10 @@ class Placement(TorchFunctionMode):
     # --- making
 
     def _made_on(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if kwargs.get("pin_memory"):
-            kwargs["pin_memory"] = False  # host memory is host memory
+        if kwargs.pop("pin_memory", False):  # host memory is host memory, but says that it is pinned
+            made = self._made_on(func, args, kwargs)
+            count_as_pinned(made)
+            return made
         named = kwargs.get("device")
         if named is None or not self._is_ours_or_cpu(named):
             return func(*args, **kwargs)
@@ -308,8 +315,13 @@ def default_device_is_ours() -> Iterator[None]:
             return func(*args, **(kwargs or {}))
         return original(mode, func, types, args, kwargs)  # type: ignore[no-untyped-call]
 
+    before = _device_module.CURRENT_DEVICE
     with replaced(table(_device_module.DeviceContext, {"__torch_function__": pass_on})):
-        yield
+        try:
+            yield
+        finally:
+            if before != _device_module.CURRENT_DEVICE:  # it may name a device that is about to vanish
+                torch.set_default_device(before)
 
 
 def _constructors() -> Any:
