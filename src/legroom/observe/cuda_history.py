@@ -29,7 +29,7 @@ import torch
 from torch import nn
 
 from legroom.memory.allocator_settings import AllocatorSettings
-from legroom.memory.events import Note, Sink, Step
+from legroom.memory.events import Event, Note, Sink, Step
 from legroom.observe.cuda_calls import CudaCalls, Figures
 from legroom.observe.cuda_failures import Failures
 from legroom.observe.cuda_marks import OPTIMIZER, OTHER, Marks
@@ -84,8 +84,11 @@ class CudaHistory:
         self._pending: deque[tuple[int, Pending]] = deque()
         """Each with the entries that its device had had by then."""
         self._began = time.time()
+        self._told_until = 0.0
         self._looked = time.perf_counter()
         self._progress = (0, 0.0)
+        self._in_gap = False
+        """Whether the sink has been told of steps without their entries."""
         self._is_ready = False
         self._records = False
         self._is_off = False
@@ -168,7 +171,7 @@ class CudaHistory:
         text = f"watching the GPU ended early, in {where.strip('_')}: {type(error).__name__}: {error}"
         self._turn_off()
         self._flush_pending()
-        self._sink(Note(self._seconds, "trouble", text))
+        self._tell(Note(self._seconds, "trouble", text))
 
     def silence(self) -> None:
         """In a forked child, nothing is watched and nothing is told."""
@@ -269,7 +272,13 @@ class CudaHistory:
             if ring is None or ring.entries - entries <= ENTRIES:
                 return
             self._pending.popleft()
-            self._sink(pending.event)
+            self._begin_gap()
+            self._tell(pending.event)
+
+    def _begin_gap(self) -> None:
+        if not self._in_gap:
+            self._in_gap = True
+            self._tell(Note(self._told_until, "dropped", _GAP_WORDS))
 
     # --- reading
 
@@ -288,6 +297,9 @@ class CudaHistory:
             moments.append(Pending(self._marks.tick, Note(self._seconds, "retry", _retry_words(swallowed))))
         snapshot = self._calls.snapshot()
         settings = settings_of(snapshot.get("allocator_settings", {}))
+        if any(len(trace) >= ENTRIES for trace in snapshot["device_traces"]):
+            self._begin_gap()
+        after_gap, self._in_gap = self._in_gap, False
         told: list[Timed] = []
         for device, trace in enumerate(snapshot["device_traces"]):
             segments = [segment for segment in snapshot["segments"] if segment.get("device", 0) == device]
@@ -300,7 +312,7 @@ class CudaHistory:
                     moments=[moment for moment in moments if _concerns(moment, device)],
                     settings=settings,
                     failure=failure if failure is not None and failure.device == device else None,
-                    lost=_lost_words(len(trace)),
+                    after_gap=after_gap,
                 )
         del snapshot
         self._marks.forget_stamps()
@@ -308,7 +320,7 @@ class CudaHistory:
             ring.was_read()
         told.sort(key=lambda timed: timed[0])
         for _, event in told:
-            self._sink(event)
+            self._tell(event)
 
     def _moments(self, nodes: Sequence[Any]) -> list[Moment]:
         """Everything noted since the last reading, in order, and what can be seen now."""
@@ -339,7 +351,11 @@ class CudaHistory:
 
     def _flush_pending(self) -> None:
         while self._pending:
-            self._sink(self._pending.popleft()[1].event)
+            self._tell(self._pending.popleft()[1].event)
+
+    def _tell(self, event: Event) -> None:
+        self._told_until = max(getattr(event, "time", 0.0), self._told_until)
+        self._sink(event)
 
 
 class _Ring:
@@ -387,10 +403,7 @@ def _concerns(moment: Moment, device: int) -> bool:
     return not isinstance(moment, Pending) or getattr(moment.event, "device", 0) == device
 
 
-def _lost_words(length: int) -> str:
-    if length < ENTRIES:
-        return ""
-    return f"the allocator's history holds {ENTRIES:,} entries: of what came before, only what was still alive is known"
+_GAP_WORDS = f"the allocator's history holds {ENTRIES:,} entries: of some steps before the last ones, only the figures are known"
 
 
 def _retry_words(number: int) -> str:

@@ -96,16 +96,16 @@ class DeviceHistory:
         moments: Sequence[Moment] = (),
         settings: AllocatorSettings | None = None,
         failure: Failure | None = None,
-        lost: str = "",
+        after_gap: bool = False,
     ) -> list[Timed]:
         """The events since the last reading.
 
         `trace` and `segments` are this device's, as a snapshot gives them; `began` is the run's beginning in Unix
         seconds; `moments` come in the order of their ticks. `failure` is what the last `oom` entry was (the earlier
-        ones a library swallowed). `lost` says why entries are missing before the first of these, if they are.
+        ones a library swallowed). `after_gap`: entries are missing before the first of these; the sink has been told so.
         """
         reading = _Reading(self, trace, segments, began, moments, settings)
-        reading.start_from(beginning(trace, segments), lost)
+        reading.start_from(beginning(trace, segments), after_gap)
         reading.follow(trace, failure)
         return reading.told()
 
@@ -143,10 +143,8 @@ class _Reading:
 
     # --- the state before the first entry
 
-    def start_from(self, start: Beginning, lost: str) -> None:
+    def start_from(self, start: Beginning, after_gap: bool) -> None:
         history = self._history
-        if lost:
-            self._tell(Note(self._time, "dropped", lost))
         for address, life in list(history.lives.items()):
             found = start.blocks.get(address)
             if found is None or found.requested != life.requested:
@@ -166,9 +164,11 @@ class _Reading:
             if known is None:
                 stack = self._stacks.read(found.frames)
                 self._born(address, found.requested, charged, found.stream, stack, OTHER, Phase.OTHER)
-        if lost:
+        if after_gap:
             self._moments = [moment for moment in self._moments if not self._is_stale(moment)]
         self._pass_moments(self._mark.tick)
+        if after_gap:
+            self._tell(Note(self._time, "resumed", f"the record goes on in step {self._mark.step}"))
 
     def _is_stale(self, moment: Moment) -> bool:
         """Whether it is about blocks that came and went among the lost entries."""

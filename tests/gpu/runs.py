@@ -1,0 +1,249 @@
+"""Runs of the scripts beside this file, and what is checked about each.
+
+A check is a generator of (what, whether, figures): pytest makes a test of each run, `python -m tests.gpu.check` lines
+of text, for a machine that has a GPU but no pytest.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from legroom.memory.capture import read_capture
+from legroom.memory.events import Alloc, Category, Note, Phase
+from legroom.memory.ledger import Ledger
+from legroom.memory.state import State
+from legroom.units import MiB, format_size
+
+SCRIPTS = Path(__file__).parent / "scripts"
+ROOT = Path(__file__).parents[2]
+Check = Iterator[tuple[str, bool, str]]
+
+
+@dataclass
+class Run:
+    """A script that has run under watch."""
+
+    script: Path
+    exit_code: int
+    output: str
+    notes: list[Note]
+    ledger: Ledger
+    allocs: list[Alloc]
+    report: dict[str, Any] | None = None
+    """Of `legroom run --format json`."""
+
+    @property
+    def peak(self) -> State:
+        return self.ledger.at(self.ledger.peak().index)
+
+    def line(self, mark: str) -> int:
+        """The line of the script that carries this comment."""
+        lines = self.script.read_text().splitlines()
+        return next(number for number, text in enumerate(lines, 1) if f"# <- {mark}" in text)
+
+
+def watch(name: str, folder: Path, readings: Path | None = None) -> Run:
+    """Run a script with its history watched and nothing else."""
+    capture = folder / f"{name}.legroom"
+    words = ["-m", "tests.gpu.watch", str(capture), str(SCRIPTS / f"{name}.py")]
+    done = _python([*words, *([str(readings)] if readings else [])])
+    return _run(name, done, capture)
+
+
+def command(name: str, folder: Path) -> Run:
+    """Run a script with `legroom run`."""
+    capture = folder / f"{name}_command.legroom"
+    words = ["-m", "legroom", "run", "--format", "json", "--force", "-o", str(capture)]
+    done = _python([*words, str(SCRIPTS / f"{name}.py")])
+    run = _run(name, done, capture)
+    run.report = json.loads(done.stdout)
+    return run
+
+
+def _python(words: list[str]) -> "subprocess.CompletedProcess[str]":
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def _run(name: str, done: "subprocess.CompletedProcess[str]", capture: Path) -> Run:
+    output = done.stdout + done.stderr
+    if not capture.exists():
+        raise AssertionError(f"{name}: no capture\n{output}")
+    events = read_capture(capture).events
+    return Run(
+        SCRIPTS / f"{name}.py",
+        done.returncode,
+        output,
+        [event for event in events if isinstance(event, Note)],
+        Ledger(events),
+        [event for event in events if isinstance(event, Alloc)],
+    )
+
+
+# --- what holds of every run
+
+
+def sound(run: Run) -> Check:
+    """The record agrees with torch's own figures, and accounts for what was there at the peak."""
+    trouble = [note.text for note in run.notes if note.kind in ("trouble", "history")]
+    yield "nothing went wrong in watching", not trouble, "; ".join(trouble)
+    steps = run.ledger.steps(0)
+    ooms = run.ledger.ooms()
+    if steps and not ooms:
+        highest = max(step.peak_allocated for step in steps)
+        yield (
+            "the highest step is the peak of the record",
+            run.ledger.peak().bytes == highest,
+            f"{run.ledger.peak().bytes:,} against {highest:,}",
+        )
+        reserved = max(step.peak_reserved for step in steps)
+        yield (
+            "so it is for reserved memory",
+            run.ledger.peak(of="reserved").bytes == reserved,
+            f"{run.ledger.peak(of='reserved').bytes:,} against {reserved:,}",
+        )
+    for step in steps:
+        state = run.ledger.at_step(step.step)
+        if state.allocated != step.allocated:
+            yield (
+                f"step {step.step} ends with what torch says",
+                False,
+                f"{state.allocated} / {step.allocated}",
+            )
+    state = run.ledger.at_oom(len(ooms) - 1) if ooms else run.peak
+    yield "95 % of the bytes have a line", state.coverage() >= 0.95, f"{state.coverage():.2%}"
+    named = {str(c): format_size(size) for c, size in state.by_category().items() if size}
+    rest = state.by_category()[Category.TEMPORARY] / max(state.allocated, 1)
+    yield "categories at that moment", True, f"{named}, temporary {rest:.2%}"
+    for row in state.top(6):
+        place = f"{Path(row.file).name}:{row.line}" if row.file else "no line"
+        yield f"  {place}", True, f"{format_size(row.bytes)} {row.category} x{row.count} {row.module}"
+
+
+def healthy(run: Run) -> Check:
+    yield "it ends well", run.exit_code == 0, str(run.exit_code)
+    yield "12 steps", len(run.ledger.steps(0)) == 12, str(len(run.ledger.steps(0)))
+    told = int(run.output.split("peak ")[1].split()[0])
+    yield "the script's own peak is the record's", told == run.ledger.peak().bytes, f"{told:,}"
+    state = run.ledger.at_step(11)
+    sizes = state.by_category()
+    parameters = sizes[Category.PARAMETER]
+    yield "parameters", 40 * MiB < parameters < 60 * MiB, format_size(parameters)
+    gradients = sizes[Category.GRADIENT]
+    yield "gradients are as large", abs(gradients - parameters) < 0.02 * parameters, format_size(gradients)
+    adam = sizes[Category.OPTIMIZER_STATE]
+    yield (
+        "Adam's state is twice as large",
+        abs(adam - 2 * parameters) < 0.02 * 2 * parameters,
+        format_size(adam),
+    )
+    at_peak = run.peak.by_category()
+    yield (
+        "activations dominate the peak",
+        at_peak[Category.ACTIVATION] > run.peak.allocated / 2,
+        format_size(at_peak[Category.ACTIVATION]),
+    )
+    batch = 64 * 3 * 64 * 64 * 4
+    yield "the batch is input", at_peak[Category.INPUT] >= batch, format_size(at_peak[Category.INPUT])
+    rest = at_peak[Category.TEMPORARY] / run.peak.allocated
+    yield "what only happens to be there is little", rest < 0.35, f"{rest:.2%}"
+
+
+def leak(run: Run) -> Check:
+    yield "it ends well", run.exit_code == 0, str(run.exit_code)
+    growing = run.ledger.growth()
+    lines = [row.line for row in growing]
+    yield "the line that keeps is found", run.line("keeps") in lines, str(growing[:3])
+
+
+def oom_forward(run: Run) -> Check:
+    yield from _out_of_memory(run, Phase.FORWARD)
+    yield "the script fails", run.exit_code == 1, str(run.exit_code)
+    state = run.ledger.at_oom()
+    dominant = next(iter(state.by_category()))
+    yield "activations hold the memory", dominant is Category.ACTIVATION, str(dominant)
+
+
+def oom_backward(run: Run) -> Check:
+    yield from _out_of_memory(run, Phase.BACKWARD)
+    yield "the script fails", run.exit_code == 1, str(run.exit_code)
+    oom = run.ledger.ooms()[0]
+    yield "the failing module is named", oom.module.startswith("wide."), f"{oom.module} {oom.op}"
+
+
+def oom_optimizer(run: Run) -> Check:
+    yield from _out_of_memory(run, Phase.OPTIMIZER)
+    yield "the script goes on", run.exit_code == 0 and "went on" in run.output, str(run.exit_code)
+    sizes = run.ledger.at_oom().by_category()
+    yield "optimizer state was being born", sizes[Category.OPTIMIZER_STATE] > 0, str(sizes)
+    yield "three steps follow", len(run.ledger.steps(0)) == 3, str(len(run.ledger.steps(0)))
+
+
+def checkpointed(run: Run) -> Check:
+    yield "it ends well", run.exit_code == 0, str(run.exit_code)
+    phases = {alloc.phase for alloc in run.allocs}
+    yield "all phases are there", phases >= set(Phase), str(sorted(phases))
+    inputs = [alloc for alloc in run.allocs if alloc.category is Category.INPUT]
+    size = 32 * 256 * 512 * 4
+    yield "inputs by keyword are seen", sum(a.bytes == size for a in inputs) >= 5, str(len(inputs))
+    recomputed = [a for a in run.allocs if a.phase is Phase.BACKWARD and a.category is Category.ACTIVATION]
+    yield "what is computed again counts as activation", len(recomputed) > 20, str(len(recomputed))
+
+
+def _out_of_memory(run: Run, phase: Phase) -> Check:
+    ooms = run.ledger.ooms()
+    yield "one error", len(ooms) == 1, str(len(ooms))
+    oom = ooms[0]
+    yield "in the right phase", oom.phase is phase, f"{oom.phase} {oom.op}"
+    line = oom.frame.line if oom.frame else None
+    yield "at the right line", line == run.line("runs out"), f"{oom.frame}, wanted {run.line('runs out')}"
+    yield (
+        "with torch's words",
+        oom.message.startswith("CUDA out of memory. Tried to allocate"),
+        oom.message[:60],
+    )
+    yield "the limit is the fraction's", oom.limit < 3 << 30 < oom.capacity, f"{oom.limit:,} {oom.capacity:,}"
+    state = run.ledger.at_oom()
+    yield (
+        "the state adds up to torch's",
+        state.allocated == oom.allocated,
+        f"{state.allocated} {oom.allocated}",
+    )
+    yield "so does what is reserved", state.reserved == oom.reserved, f"{state.reserved} {oom.reserved}"
+    parts = oom.allocated + oom.cached + oom.fragmented
+    yield "and so do its parts", parts == oom.reserved, f"{parts} {oom.reserved}"
+    yield "somebody holds it", bool(run.ledger.holders()), str(run.ledger.holders()[:3])
+
+
+CHECKS: dict[str, Callable[[Run], Check]] = {
+    check.__name__: check for check in (healthy, leak, oom_forward, oom_backward, oom_optimizer, checkpointed)
+}
+
+
+def report(run: Run) -> Check:
+    """`legroom run` tells the same."""
+    assert run.report is not None
+    yield "the exit code is the script's", run.report["exit_code"] == run.exit_code, str(run.exit_code)
+    yield "steps", run.report["steps"] == len(run.ledger.steps(0)), str(run.report["steps"])
+    ooms = run.ledger.ooms()
+    oom = run.report["oom"]
+    yield "an error is reported or none", (oom is not None) == bool(ooms), str(oom)[:100]
+    if ooms and oom is not None:
+        yield "its line", oom["line"] == run.line("runs out"), str(oom["line"])
+        yield "advice", bool(oom["advice"]), str(oom["advice"])[:200]
+    if "keeps" in run.script.read_text():
+        lines = [row["line"] for row in run.report["leaks"]]
+        yield "the leak's line", run.line("keeps") in lines, str(run.report["leaks"])[:200]

@@ -1,0 +1,64 @@
+"""Runs a script on the real GPU with its CUDA history watched, and nothing else of Legroom's.
+
+    python -m tests.gpu.watch CAPTURE SCRIPT [FOLDER]
+
+writes a capture; with FOLDER, each reading of the history as a file, for the unit tests.
+"""
+
+import runpy
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from tests.gpu import readings
+
+from legroom.memory.capture import CaptureWriter
+from legroom.observe import cuda_history
+from legroom.observe.cuda_trace import DeviceHistory
+
+
+def main(capture: str, script: str, folder: str | None = None) -> int:
+    if folder is not None:
+        _record_readings(Path(folder), Path(script).stem)
+    sys.argv = [script]
+    code = 0
+    writer = CaptureWriter(Path(capture), run={"script": script}, force=True)
+    history = cuda_history.CudaHistory(writer.write)
+    with history:
+        try:
+            runpy.run_path(script, run_name="__main__")
+        except Exception:
+            traceback.print_exc()
+            code = 1
+        began = time.perf_counter()
+        history.finish()
+        print(f"reading at the end took {time.perf_counter() - began:.3f} s", file=sys.stderr)
+    writer.close()
+    return code
+
+
+def _record_readings(folder: Path, stem: str) -> None:
+    original = DeviceHistory.read
+    number = 0
+
+    def read(self: DeviceHistory, trace: Any, segments: Any, **options: Any) -> Any:
+        nonlocal number
+        number += 1
+        settings = options["settings"].as_dict()
+        reading = {**options, "trace": trace, "segments": segments, "settings": settings}
+        moments = [
+            m for m in options["moments"] if not (hasattr(m, "event") and not hasattr(m.event, "step"))
+        ]
+        if options["failure"] is None:
+            readings.save(
+                folder / f"{stem}_{number}.json.gz", reading, self.marks, moments, Path(__file__).parents[2]
+            )
+        return original(self, trace, segments, **options)
+
+    DeviceHistory.read = read  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
