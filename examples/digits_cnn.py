@@ -1,4 +1,4 @@
-"""Train a small convolutional network on scikit-learn's handwritten digits, scaled up to 32 x 32 pixels."""
+"""Train a small convolutional network on scikit-learn's handwritten digits, scaled up to 64 x 64 pixels."""
 
 import argparse
 import time
@@ -19,7 +19,7 @@ class DigitsCNN(nn.Module):
         self.norm2 = nn.BatchNorm2d(32)
         self.conv3 = nn.Conv2d(32, 64, kernel_size=3, padding=1)
         self.norm3 = nn.BatchNorm2d(64)
-        self.head = nn.Linear(64 * 4 * 4, 10)
+        self.head = nn.Linear(64 * 8 * 8, 10)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         x = F.max_pool2d(F.relu(self.norm1(self.conv1(images))), 2)
@@ -65,12 +65,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--lr", type=float, default=1e-3)
     arguments = parser.parse_args()
 
     torch.manual_seed(0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    train_set, test_set = load_data(size=32)
+    train_set, test_set = load_data(size=64)
     train_loader = DataLoader(train_set, batch_size=arguments.batch_size, shuffle=True)
     test_loader = DataLoader(test_set, batch_size=arguments.batch_size)
     model = DigitsCNN().to(device)

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +21,7 @@ def report(
     format: FormatOption = Format.TEXT,
 ) -> int:
     """Say what a capture holds: the peak or the failure, who held the memory, what to change."""
+    from legroom.diagnose import comparison
     from legroom.diagnose.run_report import run_report
     from legroom.memory.capture import read_capture
     from legroom.memory.compare import compare_captures
@@ -36,7 +36,7 @@ def report(
         compare_captures(read_capture(compare), capture, device=device) if compare is not None else None
     )
     if format == Format.JSON:
-        compared = {"compared": asdict(difference)} if difference is not None else {}
+        compared = {"compared": comparison.as_dict(difference)} if difference is not None else {}
         print(json.dumps({**told.as_json(), **compared}, indent=2))
         return 0
     print_to(sys.stdout, report_words(told))

@@ -46,7 +46,7 @@ class MemoryBar:
                 Text(f"  {share.label}", style="dim" if share.is_free else ""),
                 format_size(share.bytes),
                 _percent(share.bytes, picture.capacity),
-                Text(_bar(before, share.bytes, picture.capacity, width), style=_style(share)),
+                Text(_bar(before, share, picture.capacity, width), style=_style(share)),
             )
             before += share.bytes
         table.add_row(
@@ -66,10 +66,10 @@ def _percent(size: int, total: int) -> str:
     return "<1%" if 0 < percent < 1 else f"{percent:.0f}%"
 
 
-def _bar(before: int, size: int, total: int, width: int) -> str:
-    """Blank up to `before`, then as much as `size` is of `total`; something is always visible."""
-    start = int(before / total * width)
-    end = max(round((before + size) / total * width), start + 1)
-    if size < total / width / 2:  # thinner than half a column
-        return " " * min(start, width - 1) + "▏"
-    return " " * start + "█" * (min(end, width) - start)
+def _bar(before: int, share: Share, total: int, width: int) -> str:
+    """Blank up to `before`, then as much as the share is of `total`; something is always visible."""
+    start = min(int(before / total * width), width - 1)
+    end = min(max(round((before + share.bytes) / total * width), start + 1), width)
+    if share.bytes < total / width / 2:  # thinner than half a column
+        return " " * start + "▏"
+    return " " * start + ("░" if share.is_free else "█") * (end - start)

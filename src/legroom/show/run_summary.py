@@ -103,7 +103,7 @@ def _closing_parts(report: RunReport, complaint: str) -> Iterator[RenderableType
         yield Text("Next:")
     widest = max((len(command) for command, _ in report.next_commands), default=0)
     for command, why in report.next_commands:
-        line = verbatim(f"  {command:<{min(widest, 60)}}", style="bold cyan")
+        line = verbatim(f"  {command:<{widest}}", style="bold cyan")
         line.append(f"   # {why}", style="not bold dim")
         yield line
 

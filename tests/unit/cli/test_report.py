@@ -1,0 +1,112 @@
+"""`legroom report`: captures good and bad."""
+
+import gzip
+import json
+
+import pytest
+
+from legroom.cli import main
+from legroom.memory.capture import CaptureWriter
+from legroom.memory.events import Alloc, Category, Frame, Phase, Segment
+from legroom.units import MiB
+
+RUN = {
+    "options": ["--gpu", "64MiB"],
+    "target": ["train.py"],
+    "arguments": [],
+    "devices": [{"index": 0, "name": "Legroom virtual GPU 0", "kind": "virtual", "capacity": 64 * MiB}],
+}
+
+
+@pytest.fixture
+def capture(tmp_path, monkeypatch):
+    """Makes a capture with one live storage of so many MiB, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def capture(name: str, size: int = 8) -> str:
+        with CaptureWriter(name, run=RUN) as writer:
+            writer.write(Segment(0.1, 0, 20 * MiB))
+            frame = Frame("/project/train.py", 3, "main")
+            writer.write(
+                Alloc(
+                    0.1,
+                    1,
+                    size * MiB,
+                    size * MiB,
+                    0,
+                    0,
+                    Category.INPUT,
+                    Phase.OTHER,
+                    0,
+                    "",
+                    frame,
+                    "aten.zeros",
+                )
+            )
+        return name
+
+    return capture
+
+
+def test_text(capture, capfd):
+    assert main(["report", capture("a.legroom")]) == 0
+    out = capfd.readouterr().out
+    assert out.startswith("Ended in 0.1 s: memory peaked at 8.0 MiB of 64.0 MiB at step 0")
+    assert out.endswith("legroom report a.legroom   # this report again\n")
+
+
+def test_json(capture, capfd):
+    assert main(["report", "--format", "json", capture("a.legroom")]) == 0
+    assert json.loads(capfd.readouterr().out)["peak_allocated_bytes"] == 8 * MiB
+
+
+def test_a_comparison(capture, capfd):
+    assert main(["report", capture("b.legroom", 12), "--compare", capture("a.legroom")]) == 0
+    sentence = "Since a.legroom the peak rose by 4.0 MiB, from 8.0 MiB to 12.0 MiB, most of it input."
+    assert sentence in " ".join(capfd.readouterr().out.split())
+
+
+def test_a_comparison_as_json(capture, capfd):
+    assert (
+        main(["report", capture("b.legroom", 12), "--compare", capture("a.legroom"), "--format", "json"]) == 0
+    )
+    compared = json.loads(capfd.readouterr().out)["compared"]
+    assert compared["by_category"][0]["delta_bytes"] == 4 * MiB
+
+
+def test_a_truncated_capture_is_read_as_far_as_it_goes(capture, tmp_path, capfd):
+    file = tmp_path / capture("a.legroom")
+    file.write_bytes(file.read_bytes()[:-25])
+    assert main(["report", "a.legroom"]) == 0
+    assert capfd.readouterr().out.startswith("Broken off (killed, or still running)")
+
+
+def another_version(data: bytes) -> bytes:
+    lines = gzip.decompress(data).decode().splitlines()
+    header = {**json.loads(lines[0]), "version": 999}
+    return gzip.compress("\n".join([json.dumps(header), *lines[1:]]).encode())
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        another_version,
+        lambda data: b"not a capture at all",
+        lambda data: b"",
+        lambda data: gzip.compress(b"{}\n"),
+    ],
+    ids=["another version", "text", "empty", "another gzip"],
+)
+def test_what_is_no_capture_of_ours_is_refused_in_a_sentence(capture, tmp_path, capfd, spoil):
+    file = tmp_path / capture("a.legroom")
+    file.write_bytes(spoil(file.read_bytes()))
+    assert main(["report", "a.legroom"]) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.startswith("legroom: a.legroom ")
+    assert err.count("\n") == 1
+
+
+def test_a_comparison_with_no_capture_is_refused(capture, capfd):
+    assert main(["report", capture("a.legroom"), "--compare", "missing.legroom"]) == 2
+    assert capfd.readouterr() == ("", "legroom: missing.legroom does not exist: check the path\n")
