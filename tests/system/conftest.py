@@ -1,6 +1,7 @@
 """Runs the command itself, as a process of its own."""
 
 import os
+import pty
 import subprocess
 import sys
 import textwrap
@@ -50,3 +51,29 @@ def start(tmp_path: Path) -> Callable[..., "subprocess.Popen[str]"]:
         )
 
     return start
+
+
+@pytest.fixture
+def legroom_on_terminal(tmp_path: Path) -> Callable[..., tuple[int, str]]:
+    """Runs `legroom WORDS` on a terminal of its own; gives the exit code and all that went to the terminal."""
+
+    def legroom_on_terminal(*words: str) -> tuple[int, str]:
+        master, slave = pty.openpty()
+        process = subprocess.Popen(
+            [*LEGROOM, *words], cwd=tmp_path, env=ENVIRONMENT, stdin=slave, stdout=slave, stderr=slave
+        )
+        os.close(slave)
+        output = b""
+        while piece := _read(master):
+            output += piece
+        os.close(master)
+        return process.wait(timeout=60), output.decode()
+
+    return legroom_on_terminal
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 65536)
+    except OSError:  # how Linux says that the other end of a terminal is closed
+        return b""

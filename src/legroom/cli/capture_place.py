@@ -58,7 +58,7 @@ def _open_numbered(stem: str, force: bool, run: dict[str, Any]) -> CapturePlace:
         if force or not os.path.lexists(name):
             try:
                 return CapturePlace(CaptureWriter(name, run=run, force=force, max_bytes=MAX_BYTES), name)
-            except (UsageError, FileExistsError):
-                if force:
+            except (UsageError, CaptureError):
+                if force or not os.path.lexists(name):
                     raise
         number += 1  # taken, perhaps this very moment by another rank of the same launch

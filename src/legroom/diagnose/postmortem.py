@@ -173,11 +173,13 @@ def _held_by_variable(evidence: Evidence) -> Iterator[Finding]:
     leaking = {(leak.file, leak.line) for leak in evidence.leaks}
     if frame is None or size < oom.allocated * 0.05 or (frame.file, frame.line) in leaking:
         return
-    name = _variable_holding(size, evidence.holders)
+    names = _variables_holding(size, evidence.holders)
+    holding = " or ".join(f"`{name}`" for name in names) or "a variable"
     yield Finding(
         code="LG102",
-        message=f"A result made on this line is still held by {name or 'a variable'}: {format_size(size)}.",
-        fix=f"Write `del {name or '…'}` once it is used, or keep only what you need of it (`.item()`, `.detach().cpu()`).",
+        message=f"A result made on this line is still held by {holding}: {format_size(size)}.",
+        fix=f"Write `del {names[0] if len(names) == 1 else '…'}` once it is used, or keep only what you need of it "
+        "(`.item()`, `.detach().cpu()`).",
         file=frame.file,
         line=frame.line,
         bytes=size,
@@ -491,12 +493,13 @@ def _batches_since_backward(events: Sequence[Event], device: int) -> int:
     return max(by_place.values(), default=0)
 
 
-def _variable_holding(size: int, holders: Sequence[Holder]) -> str | None:
-    """The name of a variable that reaches just about so many bytes."""
-    for holder in holders:
-        if size * 0.95 <= holder.bytes <= size * 1.2:
-            return holder.path.split(" ", 1)[0]
-    return None
+def _variables_holding(size: int, holders: Sequence[Holder]) -> list[str]:
+    """The names of tensors that reach so many bytes and not much more: two at most, the closest first."""
+    close = [
+        each for each in holders if size * 0.95 <= each.bytes <= size * 1.5 and each.path.endswith("(Tensor)")
+    ]
+    close.sort(key=lambda each: each.bytes)
+    return list(dict.fromkeys(each.path.split(" ", 1)[0] for each in close))[:2]
 
 
 def _share(size: int, evidence: Evidence) -> str:

@@ -13,7 +13,7 @@ def source_line(sources: Sources, file: str | None, line: int | None) -> str:
     return clean(sources.get(file, {}).get(line, "")).strip()
 
 
-def code_frame(sources: Sources, file: str, line: int, *, width: int = 80) -> Text | None:
+def code_frame(sources: Sources, file: str, line: int) -> Text | None:
     """The line marked, two before and two after it; None where it was not kept."""
     lines = sources.get(file, {})
     if line not in lines:
@@ -22,12 +22,11 @@ def code_frame(sources: Sources, file: str, line: int, *, width: int = 80) -> Te
     texts = {number: clean(lines[number].replace("\t", "    ")).rstrip() for number in numbers}
     indent = min((len(text) - len(text.lstrip()) for text in texts.values() if text.strip()), default=0)
     digits = len(str(numbers[-1]))
-    frame = Text()
+    frame = Text(no_wrap=True, overflow="ellipsis")
     for number in numbers:
         marked = number == line
         head = f"  {'❱' if marked else ' '} {number:>{digits}} │ "
-        body = texts[number][indent:][: width - len(head)]
-        frame.append(f"{head}{body}".rstrip(), style="bold" if marked else "dim")
+        frame.append(f"{head}{texts[number][indent:]}".rstrip(), style="bold" if marked else "dim")
         if number != numbers[-1]:
             frame.append("\n")
     return frame

@@ -224,3 +224,27 @@ def test_everything_is_as_before_after_a_run(run):
     before = (sys.argv, list(sys.path), sys.modules["__main__"], os._exit, torch.cuda.is_available)
     run(FAILS, "--gpu", "64MiB")
     assert (sys.argv, list(sys.path), sys.modules["__main__"], os._exit, torch.cuda.is_available) == before
+
+
+def test_our_own_trouble_does_not_change_the_exit_code(run, monkeypatch):
+    def broken(*args, **kwargs):
+        raise TypeError("our bug")
+
+    monkeypatch.setattr("legroom.cli.recording.run_report", broken)
+    code, _, err = run("raise SystemExit(3)", "--gpu", "64MiB")
+    assert code == 3
+    assert "legroom: the report could not be made (TypeError: our bug); the run itself is not affected" in err
+
+
+def test_a_name_taken_at_the_last_moment_is_passed_over(run, monkeypatch, tmp_path):
+    (tmp_path / "train.legroom").write_bytes(b"another rank's")
+    real, calls = os.path.lexists, []
+
+    def lexists(path):
+        calls.append(path)
+        return False if len(calls) == 1 else real(path)
+
+    monkeypatch.setattr("legroom.cli.capture_place.os.path.lexists", lexists)
+    run("print()", "--gpu", "64MiB")
+    assert (tmp_path / "train.legroom").read_bytes() == b"another rank's"
+    assert (tmp_path / "train-2.legroom").exists()

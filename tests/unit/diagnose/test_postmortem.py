@@ -156,7 +156,7 @@ def test_a_result_held_through_the_backward_pass(training):
     training.alloc(100, TEMPORARY, line=33)
     training.phase = Phase.BACKWARD
     training.oom(100)
-    training.holder("logits (Tensor)", 100)
+    training.holder("logits (Tensor)", 105)
     finding = training.advice()["LG102"]
     assert (finding.line, finding.saves) == (33, 100 * MiB)
     assert "`del logits`" in finding.fix
