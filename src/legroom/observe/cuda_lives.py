@@ -7,9 +7,10 @@ The allocator's history is read after the fact, so both questions are answered w
 - *Workspace*: the first block of a known cuBLAS or cuBLASLt workspace size on a stream and side (forward or backward)
   that nothing was seen to claim and that was never given back. Told by size: a tensor of exactly that size, made by
   the same kind of code before the first matrix product and kept for good, would be taken for one.
-- *Activation*: born outside the backward pass and freed inside it, by the engine; or born in a forward pass with
-  gradients and still there when the backward pass began. One that sees a second backward pass begin and is not freed by
-  the engine is held by a variable, and no activation. What a checkpoint recomputes and keeps is one, too.
+- *Activation*: born outside the backward pass and given back by the engine inside it; or, while that is still to come,
+  born in a forward pass with gradients that no backward pass has followed. What a checkpoint computes again, and keeps
+  until the engine gives it back, is one, too. A result that the program gives back itself was held by a variable: it
+  is temporary, even if the graph held it as well.
 - *Input*: brought to the device outside of any pass, of exactly the size of a tensor in the loader's last batch.
 - *Temporary*: the rest.
 
@@ -85,7 +86,7 @@ class Life:
         self.passes_at_birth = 0
         """Backward passes begun before it was born."""
         self.passes_seen = 0
-        """Backward passes begun while it lived."""
+        """Backward passes begun since, while it lived."""
         self.freed_in: str | None = None
         """The activity at its end; None while it lives."""
         self.freed_by_module = False
@@ -135,7 +136,8 @@ def category_of(life: Life, workspaces: Workspaces) -> Category:
         return Category.ACTIVATION if recomputed and kept else Category.TEMPORARY
     if life.freed_in == BACKWARD:
         return Category.ACTIVATION
-    if life.phase is Phase.FORWARD and life.activity in (FORWARD, OTHER) and life.passes_seen == 1:
+    awaits_backward = life.freed_in is None and life.passes_seen == 0
+    if awaits_backward and life.phase is Phase.FORWARD and life.activity in (FORWARD, OTHER):
         return Category.ACTIVATION
     if life.is_batch_sized and life.phase is Phase.OTHER:
         return Category.INPUT

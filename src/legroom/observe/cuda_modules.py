@@ -1,5 +1,6 @@
 """The module at work, stamped into the CUDA history: twice per module and step, so every microsecond counts here."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +31,13 @@ class StampedModules(ModuleStack):
         self._activity_outside = activity_outside
         self._recomputes = False
         """Whether a checkpoint, in the backward pass, computes again what it had not kept."""
+
+    def attach(self) -> None:
+        # Torch warns a script that compiles a module of hooks that are not the script's.
+        warnings.filterwarnings(
+            "ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks"
+        )
+        super().attach()
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if _is_compiling():
@@ -63,11 +71,21 @@ class StampedModules(ModuleStack):
         return FORWARD if _is_grad_enabled() else INFERENCE
 
     def _begin_root(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        self._names = self._names_under(module)
-        self.path = path = type(module).__name__
-        self.stack.append(path)
         self._recomputes = current_node() is not None
         if self._recomputes:
+            self._names = self._names_around(module)
+            self.path = path = self._names.get(id(module)) or type(module).__name__
+            self.stack.append(path)
             self._marks.at_work(BACKWARD, path)
         else:
+            self._names = self._names_under(module)
+            self.path = path = type(module).__name__
+            self.stack.append(path)
             self._on_root(module, args, self._activity(), path)
+
+    def _names_around(self, module: nn.Module) -> dict[int, str]:
+        """A checkpoint runs part of a model: its names are those in the model that ran forward."""
+        for root, names in self._roots.values():
+            if id(module) in names and root() is not None:
+                return names
+        return self._names_under(module)

@@ -1,0 +1,125 @@
+"""What blocks are charged, against histories of the real allocator."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from legroom.memory.allocator_settings import AllocatorSettings
+from legroom.observe.cuda_beginning import beginning
+from legroom.observe.cuda_blocks import Blocks
+from legroom.units import MiB
+
+HISTORIES = sorted((Path(__file__).parents[2] / "data" / "histories").glob("h200_*.json.gz"))
+
+
+def load(path: Path) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
+    return data
+
+
+def entries(rows: list[list[Any]]) -> list[dict[str, Any]]:
+    return [
+        {"action": action, "addr": addr, "size": size, "stream": stream}
+        for action, addr, size, stream in rows
+    ]
+
+
+def segments(data: dict[str, Any]) -> list[dict[str, Any]]:
+    return [
+        segment
+        | {
+            "blocks": [
+                dict(zip(("address", "size", "requested_size", "state"), b, strict=True))
+                for b in segment["blocks"]
+            ]
+        }
+        for segment in data["segments"]
+    ]
+
+
+def follow(blocks: Blocks, rows: list[dict[str, Any]]) -> tuple[int, int]:
+    """The highest that was charged at once, and all that was charged."""
+    peak, total = blocks.allocated, 0
+    for row in rows:
+        if row["action"] == "alloc":
+            total += blocks.add(row["addr"], row["size"])
+            peak = max(peak, blocks.allocated)
+        elif row["action"] == "free_requested":
+            blocks.remove(row["addr"])
+        elif row["action"] == "segment_alloc":
+            blocks.add_segment(row["addr"], row["size"])
+        elif row["action"] == "segment_free":
+            blocks.remove_segment(row["addr"])
+    return peak, total
+
+
+@pytest.mark.parametrize("path", HISTORIES, ids=lambda path: path.name.split(".")[0])
+def test_every_charge_of_a_real_history_is_found(path: Path) -> None:
+    data = load(path)
+    peak, total = follow(Blocks(AllocatorSettings.parse(data["conf"])), entries(data["rows"]))
+    assert peak == data["peak_alloc"]
+    if "stats" in data:
+        assert total == data["stats"]["allocated_bytes.all.allocated"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in HISTORIES if "_step_" not in path.name][::3],
+    ids=lambda path: path.name.split(".")[0],
+)
+def test_the_state_before_a_history_follows_from_what_comes_after(path: Path) -> None:
+    """The second half, read alone, starts from where the first half ended."""
+    data = load(path)
+    rows = entries(data["rows"])
+    settings = AllocatorSettings.parse(data["conf"])
+    first, second = rows[: len(rows) // 2], rows[len(rows) // 2 :]
+    whole = Blocks(settings)
+    follow(whole, first)
+    start = beginning(second, segments(data))
+    half = Blocks(settings)
+    for address, size in start.segments.items():
+        half.add_segment(address, size)
+    for address in sorted(start.blocks, reverse=True):
+        half.add(address, start.blocks[address].requested, start.blocks[address].charged)
+    assert half.allocated == pytest.approx(whole.allocated, rel=0.01)
+    assert follow(half, second)[0] == pytest.approx(follow(whole, second)[0], rel=0.01)
+
+
+def test_a_rest_too_small_for_a_block_is_charged() -> None:
+    blocks = Blocks()
+    blocks.add_segment(0, 20 * MiB)
+    assert blocks.add(0, 19 * MiB + 1) == 20 * MiB
+
+
+def test_a_rest_worth_a_block_is_not_charged() -> None:
+    blocks = Blocks()
+    blocks.add_segment(0, 20 * MiB)
+    assert blocks.add(0, 18 * MiB) == 18 * MiB
+
+
+def test_the_next_segment_is_no_rest() -> None:
+    """Two segments may lie side by side."""
+    blocks = Blocks()
+    blocks.add_segment(0, 20 * MiB)
+    blocks.add_segment(20 * MiB, 20 * MiB)
+    assert blocks.add(0, 20 * MiB) == 20 * MiB
+
+
+def test_a_block_is_found_by_any_address_in_it() -> None:
+    blocks = Blocks()
+    blocks.add(1000, 512)
+    assert blocks.holding(1000) == 1000
+    assert blocks.holding(1511) == 1000
+    assert blocks.holding(1512) is None
+    assert blocks.holding(999) is None
+
+
+def test_the_largest_gap_lies_between_blocks_or_behind_them() -> None:
+    blocks = Blocks()
+    blocks.add_segment(0, 20 * MiB)
+    blocks.add(4 * MiB, 2 * MiB)
+    blocks.add(15 * MiB, 2 * MiB)
+    assert blocks.largest_gap() == 9 * MiB

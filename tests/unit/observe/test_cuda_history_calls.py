@@ -1,0 +1,137 @@
+"""The doors to torch, as far as they can be tried without a GPU."""
+
+import pytest
+import torch
+
+from legroom.observe import cuda_stacks
+from legroom.observe.cuda_calls import CudaCalls, workspace_sizes
+from legroom.observe.cuda_history import settings_of
+from legroom.observe.cuda_marks import FORWARD, OPTIMIZER, OTHER, Marks
+from legroom.units import MiB
+
+
+def test_cuda_is_not_initialised_for_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    queued = []
+    monkeypatch.setattr(torch.cuda, "_lazy_call", queued.append)
+    called = []
+    CudaCalls().when_ready(lambda: called.append(True))
+    assert (len(queued), called) == (1, [])
+
+
+@pytest.mark.parametrize(
+    ("capability", "environ", "sizes"),
+    [
+        ((9, 0), {}, {32 * MiB, MiB}),
+        ((8, 0), {}, {8320 * 1024, MiB}),
+        ((9, 0), {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}, {32 * MiB, MiB}),
+        ((9, 0), {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}, {128 * 1024, MiB}),
+        ((9, 0), {"CUBLAS_WORKSPACE_CONFIG": ":4096:2:16:8"}, {8320 * 1024, MiB}),
+        (
+            (9, 0),
+            {"CUBLAS_WORKSPACE_CONFIG": "nonsense", "CUBLASLT_WORKSPACE_SIZE": "64"},
+            {32 * MiB, 64 * 1024},
+        ),
+    ],
+)
+def test_workspaces_have_the_sizes_that_torch_gives_them(
+    capability: tuple[int, int], environ: dict[str, str], sizes: set[int]
+) -> None:
+    assert workspace_sizes(capability, environ) == sizes
+
+
+def test_settings_are_read_as_a_snapshot_tells_them() -> None:
+    divisions = {str(1 << power): 4 for power in range(16)}
+    settings = settings_of(
+        {"max_split_size": 64 * MiB, "roundup_power2_divisions": divisions, "expandable_segments": True}
+    )
+    assert settings.max_split_size == 64 * MiB
+    assert settings.roundup_power2_divisions == (4,) * 16
+    assert settings.expandable_segments
+
+
+def test_no_largest_size_to_split_is_none() -> None:
+    assert settings_of({"max_split_size": -1}).max_split_size is None
+
+
+def test_stamps_name_tick_activity_and_module() -> None:
+    stamps: list[str] = []
+    marks = Marks()
+    marks.start(stamps.append)
+    marks.step = 3
+    tick = marks.advance(FORWARD, "Net")
+    marks.at_work(FORWARD, "Net.layer one")
+    mark = marks.read(stamps[-1], 0)
+    assert mark == (tick, 3, FORWARD, "Net.layer one")
+
+
+def test_a_stamp_that_is_not_ours_says_nothing() -> None:
+    marks = Marks()
+    marks.start(lambda text: None)
+    assert marks.read("set by the script", 0) is None
+    assert marks.read("", 0) is None
+
+
+def test_without_stamps_the_time_tells() -> None:
+    now = 0
+
+    def clock() -> int:
+        return now * 1000
+
+    marks = Marks(clock)
+    marks.start(None)
+    now = 10
+    marks.advance(OPTIMIZER)
+    now = 20
+    marks.advance(OTHER)
+    assert [marks.read("", at).activity for at in (5, 10, 19, 20, 99)] == [
+        OTHER,
+        OPTIMIZER,
+        OPTIMIZER,
+        OTHER,
+        OTHER,
+    ]
+
+
+def frame(file: str, line: int = 1, name: str = "f") -> dict[str, object]:
+    return {"filename": file, "line": line, "name": name}
+
+
+TORCH = torch.__path__[0]
+
+
+def test_the_line_is_the_users_innermost() -> None:
+    stack = cuda_stacks.Stacks().read(
+        [
+            frame(f"{TORCH}/nn/functional.py", 5, "relu"),
+            frame("/home/me/net.py", 7),
+            frame("/home/me/train.py", 9),
+        ]
+    )
+    assert stack.frame is not None
+    assert (stack.frame.file, stack.frame.line, stack.op) == ("/home/me/net.py", 7, "functional.relu")
+    assert not stack.from_engine
+
+
+def test_a_library_stands_in_where_no_line_is_the_users() -> None:
+    stack = cuda_stacks.Stacks().read([frame(f"{TORCH}/x.py"), frame("/venv/site-packages/lib/model.py", 3)])
+    assert stack.frame is not None
+    assert stack.frame.file == "/venv/site-packages/lib/model.py"
+
+
+def test_code_that_the_compiler_wrote_is_nobodys_line() -> None:
+    stack = cuda_stacks.Stacks().read(
+        [frame("/tmp/torchinductor_me/ab/cab.py"), frame(f"{TORCH}/x.py"), frame("/home/me/train.py", 9)]
+    )
+    assert stack.frame is not None
+    assert stack.frame.file == "/home/me/train.py"
+
+
+def test_an_entry_without_a_stack_is_the_engines() -> None:
+    assert cuda_stacks.Stacks().read([]).from_engine
+    assert cuda_stacks.Stacks().read([frame(f"{TORCH}/autograd/function.py", 1, "apply")]).from_engine
+
+
+def test_a_backward_pass_is_seen_from_the_program() -> None:
+    stack = cuda_stacks.Stacks().read([frame(f"{TORCH}/autograd/__init__.py"), frame("/home/me/train.py", 9)])
+    assert stack.in_backward
+    assert not stack.from_engine

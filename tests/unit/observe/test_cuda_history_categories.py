@@ -1,0 +1,332 @@
+"""What blocks are and where they belong, told from simulated histories of real programs."""
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from simulated_cuda import SimulatedCuda, Simulation
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
+
+from legroom.memory.events import Alloc, Category, Event, Frame, Note, Phase, Step
+from legroom.memory.ledger import Ledger
+from legroom.observe.cuda_history import CudaHistory
+from legroom.observe.cuda_peaks import Peaks
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 256) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, width)
+        self.second = nn.Linear(width, 8)
+        self.register_buffer("scale", torch.ones(77))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)  # first
+        hidden = torch.relu(hidden)  # relu
+        return self.second(hidden)  # second
+
+
+def train(simulation: Simulation, steps: int = 3) -> Net:
+    with simulation:
+        model = Net()
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(steps):
+            x = torch.randn(32, 64)  # input
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return model
+
+
+def line(mark: str) -> int:
+    lines = Path(__file__).read_text().splitlines()
+    return next(number for number, text in enumerate(lines, 1) if text.endswith(f"# {mark}"))
+
+
+def allocs(events: list[Event], **wanted: Any) -> list[Alloc]:
+    return [
+        event
+        for event in events
+        if isinstance(event, Alloc) and all(getattr(event, name) == value for name, value in wanted.items())
+    ]
+
+
+def lines_of(found: list[Alloc]) -> set[int]:
+    return {event.frame.line for event in found if isinstance(event.frame, Frame)}
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[Event]:
+    simulation = Simulation(monkeypatch)
+    train(simulation)
+    return simulation.events
+
+
+def sizes_of_parameters() -> list[int]:
+    return sorted(parameter.nbytes for parameter in Net().parameters())
+
+
+def test_parameters_are_told_by_identity(events: list[Event]) -> None:
+    assert (
+        sorted(event.bytes for event in allocs(events, category=Category.PARAMETER)) == sizes_of_parameters()
+    )
+
+
+def test_buffers_are_told_by_identity(events: list[Event]) -> None:
+    assert [event.bytes for event in allocs(events, category=Category.BUFFER)] == [77 * 4]
+
+
+def test_gradients_of_every_step_are_told_though_they_are_gone_by_the_end(events: list[Event]) -> None:
+    for step in range(3):
+        found = allocs(events, category=Category.GRADIENT, step=step)
+        assert sorted(event.bytes for event in found) == sizes_of_parameters()
+
+
+def test_optimizer_state_is_told_by_identity(events: list[Event]) -> None:
+    found = allocs(events, category=Category.OPTIMIZER_STATE)
+    counters = [event for event in found if event.bytes == 4]
+    assert sum(event.bytes for event in found if event not in counters) == 2 * sum(sizes_of_parameters())
+
+
+def test_what_the_root_module_is_given_is_input(events: list[Event]) -> None:
+    found = allocs(events, category=Category.INPUT)
+    assert [event.bytes for event in found] == [32 * 64 * 4] * 3
+    assert lines_of(found) == {line("input")}
+
+
+def test_what_lives_until_the_backward_pass_is_an_activation(events: list[Event]) -> None:
+    found = [
+        event for event in allocs(events, category=Category.ACTIVATION, step=1) if event.bytes == 32 * 256 * 4
+    ]
+    assert lines_of(found) == {line("relu")}
+
+
+def test_what_the_forward_pass_drops_at_once_is_temporary(events: list[Event]) -> None:
+    found = [
+        event for event in allocs(events, phase=Phase.FORWARD, step=1) if event.frame.line == line("first")
+    ]
+    assert {event.category for event in found} == {Category.TEMPORARY}
+
+
+def test_phases_follow_the_loop(events: list[Event]) -> None:
+    phases = [event.phase for event in allocs(events, step=2)]
+    order = [
+        phase for position, phase in enumerate(phases) if position == 0 or phases[position - 1] is not phase
+    ]
+    assert order == [Phase.OTHER, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER]
+
+
+def test_a_gradient_belongs_to_its_module_and_the_line_that_ran_it(events: list[Event]) -> None:
+    by_module = {
+        event.module: event.frame.line for event in allocs(events, category=Category.GRADIENT, step=1)
+    }
+    assert by_module == {"first": line("first"), "second": line("second")}
+
+
+def test_every_block_of_the_backward_pass_has_a_line_of_the_forward_pass(events: list[Event]) -> None:
+    found = allocs(events, phase=Phase.BACKWARD)
+    forward = {line("first"), line("relu"), line("second")}
+    assert all(event.frame is not None for event in found)
+    assert sum(event.bytes for event in found if event.frame.line in forward) > 0.99 * sum(
+        e.bytes for e in found
+    )
+
+
+def test_what_relu_allocates_in_the_backward_pass_belongs_to_its_line(events: list[Event]) -> None:
+    found = [
+        e
+        for e in allocs(events, phase=Phase.BACKWARD, step=1, category=Category.TEMPORARY)
+        if e.bytes == 32 * 256 * 4
+    ]
+    assert line("relu") in lines_of(found)
+
+
+def test_forward_blocks_carry_the_module_at_work(events: list[Event]) -> None:
+    found = allocs(events, phase=Phase.FORWARD, step=1)
+    assert {event.module for event in found if event.frame.line == line("first")} == {"first"}
+    assert {event.module for event in found if event.frame.line == line("relu")} == {"Net"}
+
+
+def test_the_record_agrees_with_the_allocators_figures(events: list[Event]) -> None:
+    ledger = Ledger(events)
+    steps = ledger.steps(0)
+    assert [step.step for step in steps] == [0, 1, 2]
+    assert ledger.peak().bytes == max(step.peak_allocated for step in steps)
+    assert ledger.peak(of="reserved").bytes == max(step.peak_reserved for step in steps)
+    for step in steps:
+        assert ledger.at_step(step.step).allocated == step.allocated
+
+
+def test_without_stamps_the_times_of_entries_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = Simulation(monkeypatch, can_stamp=False)
+    train(simulation)
+    for step in range(3):
+        found = allocs(simulation.events, category=Category.GRADIENT, step=step)
+        assert sorted(event.bytes for event in found) == sizes_of_parameters()
+    assert lines_of(allocs(simulation.events, category=Category.INPUT)) == {line("input")}
+    activations = allocs(simulation.events, category=Category.ACTIVATION, step=1)
+    assert line("relu") in lines_of(activations)
+
+
+def test_what_a_model_seen_by_keyword_is_given_is_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Keyword(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(64, 64)
+
+        def forward(self, *, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x)
+
+    simulation = Simulation(monkeypatch)
+    with simulation:
+        model = Keyword()
+        for _ in range(2):
+            model(x=torch.randn(16, 64)).sum().backward()
+    assert [event.bytes for event in allocs(simulation.events, category=Category.INPUT)] == [16 * 64 * 4] * 2
+
+
+def test_a_copy_of_a_tensor_in_the_loaders_batch_is_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = Simulation(monkeypatch)
+    data = TensorDataset(torch.randn(64, 64), torch.randn(64, 333))
+    with simulation:
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for x, other in DataLoader(data, batch_size=16):
+            brought = other.clone()
+            model(x.clone()).sum().backward()
+            optimizer.step()
+            del brought
+    found = [
+        event for event in allocs(simulation.events, category=Category.INPUT) if event.bytes == 16 * 333 * 4
+    ]
+    assert len(found) >= 4
+
+
+def test_a_forward_pass_without_gradients_leaves_no_activations(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = Simulation(monkeypatch)
+    kept = []
+    with simulation:
+        model = Net()
+        with torch.no_grad():
+            for _ in range(3):
+                kept.append(model(torch.randn(33, 64)))
+        model(torch.randn(4, 64)).sum().backward()
+    found = allocs(simulation.events, bytes=33 * 8 * 4)
+    assert [event.category for event in found] == [Category.TEMPORARY] * 3
+
+
+def test_a_result_kept_over_several_steps_is_no_activation(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = Simulation(monkeypatch)
+    history = []
+    with simulation:
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(8):
+            out = model(torch.randn(32, 64))
+            loss = out.square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            history.append(out)
+    ledger = Ledger(simulation.events)
+    growing = ledger.growth()
+    assert [row.line for row in growing if row.bytes_per_step >= 1024] == [line("second")]
+    kept = [
+        event
+        for event in allocs(simulation.events, phase=Phase.FORWARD)
+        if event.frame.line == line("second")
+    ]
+    assert {event.category for event in kept} == {Category.TEMPORARY}
+
+
+def test_what_a_checkpoint_computes_again_is_an_activation(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(
+                nn.Sequential(nn.Linear(64, 999), nn.Tanh(), nn.Linear(999, 64)) for _ in range(2)
+            )
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = checkpoint(layer, x, use_reentrant=False)
+            return x
+
+    simulation = Simulation(monkeypatch)
+    with simulation:
+        model = Checkpointed()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            model(torch.randn(32, 64)).sum().backward()
+            optimizer.step()
+    again = allocs(simulation.events, phase=Phase.BACKWARD, bytes=32 * 999 * 4, category=Category.ACTIVATION)
+    assert {event.module.rpartition(".")[0] for event in again} >= {"layers.0", "layers.1"}
+
+
+def test_a_large_part_of_a_bucket_makes_the_bucket_a_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in distributed training: gradients are views of one block."""
+    simulation = Simulation(monkeypatch)
+    with simulation:
+        layer = nn.Linear(128, 128, bias=False)
+        bucket = torch.zeros(2 * 128 * 128)
+        layer.weight.grad = bucket[128 * 128 :].view(128, 128)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+        layer(torch.randn(4, 128)).sum().backward()
+        optimizer.step()
+    assert [event.category for event in allocs(simulation.events, bytes=bucket.nbytes)] == [Category.GRADIENT]
+
+
+def test_a_model_that_is_gone_at_the_end_is_known_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = Simulation(monkeypatch)
+    with simulation:
+
+        def short_life() -> None:
+            model = Net()
+            optimizer = torch.optim.Adam(model.parameters())
+            model(torch.randn(32, 64)).sum().backward()
+            optimizer.step()
+
+        short_life()
+        gc.collect()
+    found = allocs(simulation.events, category=Category.PARAMETER)
+    assert sorted(event.bytes for event in found) == sizes_of_parameters()
+    assert allocs(simulation.events, category=Category.OPTIMIZER_STATE)
+
+
+def test_nothing_is_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = Simulation(monkeypatch)
+    with simulation:
+        model = Net()
+        optimizer = torch.optim.Adam(model.parameters())
+        x = torch.randn(32, 64)
+        out = model(x)
+        out.sum().backward()
+        optimizer.step()
+        watched = [weakref.ref(thing) for thing in (model, optimizer, x, out, model.first.weight.grad)]
+        optimizer.zero_grad()
+        del model, optimizer, x, out
+        gc.collect()
+        assert [reference() for reference in watched] == [None] * 5
+
+
+def test_two_runs_of_one_process_do_not_disturb_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    train(Simulation(monkeypatch))
+    second = Simulation(monkeypatch)
+    train(second)
+    assert len([event for event in second.events if isinstance(event, Step)]) == 3
+
+
+def test_a_compiled_step_passes_through_without_a_break() -> None:
+    cuda, events = SimulatedCuda(), list[Event]()
+    with CudaHistory(events.append, cuda, Peaks(cuda)):
+        model = torch.compile(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), backend="eager", fullgraph=True)
+        for _ in range(3):
+            F.mse_loss(model(torch.randn(4, 8)), torch.zeros(4, 8)).backward()
+    assert not [event for event in events if isinstance(event, Note) and event.kind == "trouble"]

@@ -1,0 +1,196 @@
+"""Memory that runs out: which failures are told, where they stood, and who held what."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from simulated_cuda import CAPACITY, SimulatedCuda, Simulation
+from torch import nn
+
+from legroom.memory.events import Category, Event, Note, Oom, Phase
+from legroom.memory.ledger import Ledger
+from legroom.observe.cuda_history import CudaHistory
+from legroom.observe.cuda_peaks import Peaks
+
+MiB = 1 << 20
+
+
+class Wide(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(512, 512, bias=False) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))  # layer
+        return x
+
+
+def line(mark: str) -> int:
+    lines = Path(__file__).read_text().splitlines()
+    return next(number for number, text in enumerate(lines, 1) if text.endswith(f"# {mark}"))
+
+
+def run_out(simulation: Simulation, rows: int, optimizer: str = "SGD") -> Ledger:
+    """A step on a device too small for it."""
+    with simulation:
+        model = Wide()
+        stepper = getattr(torch.optim, optimizer)(model.parameters(), lr=0.1)
+        with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
+            step(model, stepper, rows)
+    return Ledger(simulation.events)
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, rows: int) -> None:
+    batch = torch.randn(rows, 512)
+    model(batch).sum().backward()
+    optimizer.step()  # step
+
+
+def test_in_the_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = run_out(Simulation(monkeypatch, limit=24 * MiB), rows=2048)
+    (oom,) = ledger.ooms()
+    assert (oom.phase, oom.frame.line, oom.requested) == (Phase.FORWARD, line("layer"), 4 * MiB)
+    assert oom.module == "Wide"
+    sizes = ledger.at_oom().by_category()
+    assert sizes[Category.ACTIVATION] == 8 * MiB
+    assert sizes[Category.PARAMETER] == 4 * MiB
+
+
+def test_in_the_backward_pass_at_the_line_of_the_forward_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = run_out(Simulation(monkeypatch, limit=6 * MiB + MiB // 2), rows=64)
+    (oom,) = ledger.ooms()
+    assert (oom.phase, oom.frame.line) == (Phase.BACKWARD, line("layer"))
+    assert oom.module == "layers.2"
+    assert oom.op == "MmBackward0"
+    assert ledger.at_oom().by_category()[Category.GRADIENT] == MiB
+
+
+def test_in_the_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = run_out(Simulation(monkeypatch, limit=12 * MiB), rows=64, optimizer="Adam")
+    (oom,) = ledger.ooms()
+    assert (oom.phase, oom.frame.line) == (Phase.OPTIMIZER, line("step"))
+    sizes = ledger.at_oom().by_category()
+    assert sizes[Category.GRADIENT] == 4 * MiB
+    assert sizes[Category.OPTIMIZER_STATE] >= 3 * MiB
+
+
+def test_the_figures_are_of_that_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = run_out(Simulation(monkeypatch, limit=24 * MiB), rows=2048)
+    (oom,) = ledger.ooms()
+    assert (oom.capacity, oom.limit) == (CAPACITY, 24 * MiB)
+    assert ledger.at_oom().allocated == oom.allocated == oom.reserved - oom.cached - oom.fragmented
+    assert oom.message == f"CUDA out of memory. Tried to allocate {4 * MiB} bytes."
+
+
+def test_variables_that_hold_memory_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = run_out(Simulation(monkeypatch, limit=24 * MiB), rows=2048)
+    held = {holder.path.split(" ")[0]: holder.bytes for holder in ledger.holders()}
+    assert held["batch"] == 4 * MiB
+    assert held["model"] == 4 * MiB
+
+
+def test_the_run_goes_on_after_an_error_that_was_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = Simulation(monkeypatch, limit=24 * MiB)
+    with simulation:
+        model = Wide()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for rows in (64, 2048, 64, 64):
+            caught = False
+            try:
+                step(model, optimizer, rows)
+            except torch.OutOfMemoryError:
+                caught = True
+            if caught:
+                model.zero_grad()
+    ledger = Ledger(simulation.events)
+    assert [oom.step for oom in ledger.ooms()] == [1]
+    assert [end.step for end in ledger.steps(0)] == [0, 1, 2]
+    for end in ledger.steps(0):
+        assert ledger.at_step(end.step).allocated == end.allocated
+
+
+def test_an_optimizer_that_failed_is_at_work_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = Simulation(monkeypatch, limit=12 * MiB)
+    with simulation:
+        model = Wide()
+        optimizer = torch.optim.Adam(model.parameters())
+        with pytest.raises(torch.OutOfMemoryError):
+            step(model, optimizer, 64)
+        optimizer.state.clear()
+        model.zero_grad()
+        later = torch.zeros(1234)  # later
+        del later
+    found = [event for event in simulation.events if getattr(event, "bytes", 0) == 4 * 1234]
+    assert [event.phase for event in found] == [Phase.OTHER]
+
+
+def test_a_failure_that_a_library_swallows_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = Simulation(monkeypatch)
+    with simulation:
+        simulation.cuda.fail(MiB)
+        simulation.cuda.fail(2 * MiB)
+        torch.zeros(5)
+    assert not [event for event in simulation.events if isinstance(event, Oom)]
+    (note,) = [event for event in simulation.events if isinstance(event, Note)]
+    assert (note.kind, note.text.split(",")[0]) == ("retry", "2 allocations failed inside a library")
+
+
+def test_an_error_that_no_failure_preceded_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = Simulation(monkeypatch)
+    with simulation:
+        torch.zeros(5)
+        with pytest.raises(torch.OutOfMemoryError):
+            raise torch.OutOfMemoryError("made by hand")
+    assert not [event for event in simulation.events if isinstance(event, Oom)]
+
+
+def test_swallowed_failures_before_an_error_are_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = Simulation(monkeypatch, limit=MiB)
+    with simulation:
+        simulation.cuda.fail(7 * MiB)
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.zeros(MiB)
+    ledger = Ledger(simulation.events)
+    assert [oom.requested for oom in ledger.ooms()] == [4 * MiB]
+    assert [event.text[0] for event in simulation.events if isinstance(event, Note)] == ["1"]
+
+
+def test_the_class_of_errors_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.OutOfMemoryError.__init__
+    simulation = Simulation(monkeypatch)
+    with simulation:
+        assert torch.OutOfMemoryError.__init__ is not before
+        torch.zeros(5)
+    assert torch.OutOfMemoryError.__init__ is before
+    assert "__init__" not in vars(torch.OutOfMemoryError)
+
+
+def test_trouble_of_ours_ends_the_watching_and_not_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = Simulation(monkeypatch)
+
+    def broken(*args: object) -> None:
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr(simulation.history._sightings, "root_begins", broken)
+    with simulation:
+        model = Wide()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        step(model, optimizer, 8)
+    notes = [event for event in simulation.events if isinstance(event, Note)]
+    assert [note.kind for note in notes] == ["trouble"]
+    assert "ZeroDivisionError: ours" in notes[0].text
+
+
+def test_without_a_history_the_steps_remain() -> None:
+    class NoHistory(SimulatedCuda):
+        def start(self, entries: int) -> str | None:
+            return "cudaMallocAsync keeps none"
+
+    cuda, events = NoHistory(), list[Event]()
+    with CudaHistory(events.append, cuda, Peaks(cuda)):
+        model = Wide()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        step(model, optimizer, 8)
+    assert [type(event).__name__ for event in events] == ["Note", "Step"]
+    assert "cudaMallocAsync keeps none" in events[0].text

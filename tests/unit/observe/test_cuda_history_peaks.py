@@ -1,0 +1,93 @@
+"""The peak of each step, beside the peaks that the script reads."""
+
+from typing import Any
+
+import pytest
+
+from legroom.observe.cuda_peaks import Peaks
+
+
+class Torch:
+    """torch._C, with one device."""
+
+    def __init__(self) -> None:
+        self.allocated = self.peak = 0
+        self._cuda_memoryStats = self.read
+        self._cuda_resetPeakMemoryStats = self.reset
+
+    def use(self, size: int) -> None:
+        self.allocated += size
+        self.peak = max(self.peak, self.allocated)
+
+    def read(self, device: int) -> dict[str, Any]:
+        figures = {"current": self.allocated, "peak": self.peak}
+        return {"allocated_bytes": {"all": figures}, "reserved_bytes": {"all": dict(figures)}, "num_ooms": 0}
+
+    def reset(self, device: int) -> None:
+        self.peak = self.allocated
+
+
+@pytest.fixture
+def torch() -> Torch:
+    return Torch()
+
+
+@pytest.fixture
+def peaks(torch: Torch) -> Peaks:
+    peaks = Peaks(torch)
+    peaks.install()
+    return peaks
+
+
+def scripts_peak(torch: Torch) -> int:
+    """As the script would read it."""
+    peak: int = torch._cuda_memoryStats(0)["allocated_bytes"]["all"]["peak"]
+    return peak
+
+
+def spike(torch: Torch, size: int) -> None:
+    torch.use(size)
+    torch.use(-size)
+
+
+def test_each_step_has_its_own_peak(torch: Torch, peaks: Peaks) -> None:
+    spike(torch, 100)
+    assert peaks.end_step(0)[1:] == (100, 100)
+    spike(torch, 30)
+    assert peaks.end_step(0)[1:] == (30, 30)
+
+
+def test_the_script_reads_the_peak_of_the_whole_run(torch: Torch, peaks: Peaks) -> None:
+    spike(torch, 100)
+    peaks.end_step(0)
+    spike(torch, 30)
+    assert scripts_peak(torch) == 100
+
+
+def test_a_reset_by_the_script_holds(torch: Torch, peaks: Peaks) -> None:
+    spike(torch, 100)
+    peaks.end_step(0)
+    torch._cuda_resetPeakMemoryStats(0)
+    spike(torch, 30)
+    assert scripts_peak(torch) == 30
+    peaks.end_step(0)
+    assert scripts_peak(torch) == 30
+
+
+def test_a_reset_by_the_script_hides_nothing_from_the_step(torch: Torch, peaks: Peaks) -> None:
+    spike(torch, 100)
+    torch._cuda_resetPeakMemoryStats(0)
+    spike(torch, 30)
+    assert peaks.end_step(0)[1:] == (100, 100)
+
+
+def test_devices_are_kept_apart(torch: Torch, peaks: Peaks) -> None:
+    spike(torch, 100)
+    peaks.end_step(0)
+    assert torch._cuda_memoryStats(1)["allocated_bytes"]["all"]["peak"] == 0
+
+
+def test_torch_answers_for_itself_in_the_end(torch: Torch, peaks: Peaks) -> None:
+    peaks.restore()
+    assert torch._cuda_memoryStats == torch.read
+    assert torch._cuda_resetPeakMemoryStats == torch.reset

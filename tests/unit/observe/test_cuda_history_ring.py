@@ -1,0 +1,171 @@
+"""A history of bounded length: what is read when, and what is known of the rest."""
+
+import os
+
+import pytest
+import torch
+from simulated_cuda import SimulatedCuda, Simulation
+from torch import nn
+
+from legroom.memory.events import Alloc, Category, Event, Note, Step
+from legroom.memory.ledger import Ledger
+from legroom.observe.cuda_history import CudaHistory
+from legroom.observe.cuda_peaks import Peaks
+
+
+def train(simulation: Simulation, rows: list[int]) -> None:
+    """One step for each number of rows."""
+    with simulation:
+        loop(rows)
+
+
+def loop(rows: list[int]) -> None:
+    model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number in rows:
+        model(torch.randn(number, 32)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def entries_of_a_step(monkeypatch: pytest.MonkeyPatch) -> int:
+    simulation = Simulation(monkeypatch)
+    train(simulation, [8, 8, 8])
+    return sum(isinstance(event, Alloc) and event.step == 1 for event in simulation.events) * 2
+
+
+def notes(events: list[Event]) -> list[str]:
+    return [event.kind for event in events if isinstance(event, Note)]
+
+
+def test_a_short_run_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = Simulation(monkeypatch)
+    train(simulation, [8] * 5)
+    assert simulation.cuda.snapshots == 1
+    assert notes(simulation.events) == []
+
+
+def test_the_peak_is_read_before_it_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    length = entries_of_a_step(monkeypatch)
+    simulation = Simulation(monkeypatch, entries=length * 8)
+    train(simulation, [8, 8, 500, *[8] * 60])
+    ledger = Ledger(simulation.events)
+    assert ledger.peak().step == 2
+    assert ledger.peak().bytes == max(step.peak_allocated for step in ledger.steps(0))
+    assert ledger.at(ledger.peak().index).by_category()[Category.PARAMETER] > 0
+    assert simulation.cuda.snapshots == 2
+
+
+def test_steps_that_were_overwritten_keep_their_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    length = entries_of_a_step(monkeypatch)
+    simulation = Simulation(monkeypatch, entries=length * 8)
+    train(simulation, [8, 8, 500, *[8] * 60])
+    assert [event.step for event in simulation.events if isinstance(event, Step)] == list(range(63))
+    gaps = notes(simulation.events)
+    assert gaps == ["dropped", "resumed"] * (len(gaps) // 2)
+    assert gaps
+
+
+def test_after_a_gap_the_record_agrees_with_the_figures_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    length = entries_of_a_step(monkeypatch)
+    simulation = Simulation(monkeypatch, entries=length * 8)
+    kept = []
+    with simulation:
+        loop([8, 500])
+        kept.append(torch.zeros(5000))
+        loop([8] * 50)
+        kept.append(torch.zeros(6000))
+        loop([8] * 20)
+    ledger = Ledger(simulation.events)
+    last = ledger.steps(0)[-1]
+    assert ledger.at_step(last.step).allocated == last.allocated
+    assert {20_000, 24_000} <= {alloc.bytes for alloc in ledger.now().live}
+
+
+def test_steps_long_gone_are_told_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a run that is killed has told of them."""
+    length = entries_of_a_step(monkeypatch)
+    simulation = Simulation(monkeypatch, entries=length * 8)
+    with simulation:
+        loop([500, *[8] * 60])
+        told = [event.step for event in simulation.events if isinstance(event, Step)]
+        assert told == list(range(len(told)))
+        assert len(told) > 45
+
+
+def test_where_every_step_is_the_highest_nothing_is_read_before_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    length = entries_of_a_step(monkeypatch)
+    simulation = Simulation(monkeypatch, entries=length * 8)
+    train(simulation, [8 + 8 * number for number in range(40)])
+    assert simulation.cuda.snapshots == 1
+    ledger = Ledger(simulation.events)
+    assert ledger.peak().bytes == max(step.peak_allocated for step in ledger.steps(0))
+
+
+def test_inference_without_steps_loses_no_peak_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = Simulation(monkeypatch, entries=80)
+    monkeypatch.setattr("legroom.observe.cuda_history.LOOK_SECONDS", -1)
+    with simulation, torch.no_grad():
+        model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 4))
+        for rows in (8, 5000, *[8] * 200):
+            model(torch.randn(rows, 32))
+    ledger = Ledger(simulation.events)
+    assert ledger.peak().bytes > 5000 * 64 * 4
+
+
+def test_the_progress_of_the_run_is_known_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = Simulation(monkeypatch)
+    with simulation:
+        loop([8, 8, 8])
+        steps, seconds = simulation.history.progress
+        assert steps == 3
+        assert seconds > 0
+        allocated, reserved, peak_allocated, peak_reserved = simulation.history.figures(0)
+        assert 0 <= allocated <= peak_allocated <= peak_reserved
+        assert reserved == peak_reserved
+
+
+def test_finishing_twice_tells_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = Simulation(monkeypatch)
+    with simulation:
+        loop([8])
+        simulation.history.finish()
+        told = len(simulation.events)
+        simulation.history.finish()
+    assert len(simulation.events) == told
+
+
+def test_before_cuda_is_initialised_nothing_is_asked_of_it() -> None:
+    class Untouched(SimulatedCuda):
+        def when_ready(self, callback: object) -> None:
+            """The script never uses CUDA."""
+
+        def snapshot(self) -> dict[str, object]:
+            raise AssertionError("CUDA was touched")
+
+        statistics = capacity = stop = snapshot  # type: ignore[assignment]
+
+    events: list[Event] = []
+    cuda = Untouched()
+    with CudaHistory(events.append, cuda, Peaks(cuda)) as history:
+        loop([8, 8])
+        assert history.figures(0) == (0, 0, 0, 0)
+    assert [event.step for event in events if isinstance(event, Step)] == [0, 1]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_forked_child_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = Simulation(monkeypatch)
+    with simulation:
+        loop([8])
+        child = os.fork()
+        if child == 0:
+            loop([8, 8])
+            simulation.history.finish()
+            os._exit(len(simulation.events))
+        _, status = os.waitpid(child, 0)
+        loop([8])
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert [event.step for event in simulation.events if isinstance(event, Step)] == [0, 1]
