@@ -106,8 +106,11 @@ def _leak(rows: Sequence[Growth], kind: str, device: int, holders: Sequence[Hold
 
 def _holder_of(size: int, holders: Sequence[Holder]) -> str | None:
     """The container that reaches at least half of what grew; of several, the one that reaches least besides."""
-    containers = [holder for holder in holders if " items)" in holder.path and holder.bytes >= size / 2]
-    if not containers:
-        return None
-    name, _, kind = min(containers, key=lambda holder: holder.bytes).path.partition(" ")
+    containers = [holder for holder in holders if " item" in holder.path and holder.bytes >= size / 2]
+    return describe_holder(min(containers, key=lambda holder: holder.bytes)) if containers else None
+
+
+def describe_holder(holder: Holder) -> str:
+    """`losses` (list, 412 items)."""
+    name, _, kind = holder.path.partition(" ")
     return f"`{name}` {kind}"

@@ -109,6 +109,16 @@ def picture_at_oom(state: State, oom: Oom) -> Picture:
     )
 
 
+def budget_of(oom: Oom) -> int:
+    """What PyTorch may take of the device in all."""
+    return min(oom.limit, oom.capacity - oom.other)
+
+
+def free_at(oom: Oom) -> int:
+    """What an allocation could still have got, cached segments that could be given back included."""
+    return max(budget_of(oom) - oom.reserved, 0) + oom.cached
+
+
 def _category_shares(state: State) -> list[Share]:
     return [Share(str(category), size, category) for category, size in state.by_category().items()]
 

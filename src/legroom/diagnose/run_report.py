@@ -14,9 +14,10 @@ from legroom.diagnose import sources
 from legroom.diagnose.batch_argument import find_batch_argument
 from legroom.diagnose.command import Command
 from legroom.diagnose.ending import RunEnding
+from legroom.diagnose.evidence import Evidence
 from legroom.diagnose.leaks import Leak, find_leaks
-from legroom.diagnose.picture import Picture, picture_at_oom, picture_at_peak, row_as_dict
-from legroom.diagnose.postmortem import Evidence, advise
+from legroom.diagnose.picture import Picture, free_at, picture_at_oom, picture_at_peak, row_as_dict
+from legroom.diagnose.postmortem import advise
 from legroom.diagnose.sources import Sources
 from legroom.findings import Finding
 from legroom.memory.capture import Capture
@@ -69,10 +70,8 @@ class OomReport:
 
     @property
     def free(self) -> int:
-        """What the device still had for this process at that moment, cached blocks that could be returned included."""
-        event = self.event
-        room = min(event.limit, event.capacity - event.other) - event.reserved
-        return max(room, 0) + event.cached
+        """What the device still had for this process."""
+        return free_at(self.event)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +193,7 @@ def run_report(capture: Capture, *, path: str | None = None) -> RunReport:
         steps=max((step.step + 1 for step in steps), default=0),
         history=tuple(step for step in steps if device is not None and step.device == device.index),
         peak=picture_at_peak(ledger, device.index, device.capacity, other=device.other) if device else None,
-        oom=_last_oom(capture, ledger, ending, holders, steps, leaks, command) if ooms else None,
+        oom=_last_oom(capture, ledger, ending, holders, leaks, command) if ooms else None,
         oom_count=len(ooms),
         leaks=leaks,
         capture=path,
@@ -209,7 +208,6 @@ def _last_oom(
     ledger: Ledger,
     ending: RunEnding,
     holders: Sequence[Holder],
-    steps: Sequence[Step],
     leaks: Sequence[Leak],
     command: Command,
 ) -> OomReport:
@@ -221,8 +219,7 @@ def _last_oom(
         state=state,
         events=capture.events[:position],
         holders=holders,
-        steps=steps,
-        leaks=leaks,
+        leaks=[leak for leak in leaks if leak.device == event.device],
         batch=find_batch_argument(command.arguments),
     )
     return OomReport(

@@ -147,11 +147,12 @@ def _ending_words(report: RunReport) -> str:
 
 def _oom_sentence(oom: OomReport) -> str:
     event = oom.event
+    where = f", on {frame_place(event.frame)}" if event.frame else ""
     block = ""
     if oom.free >= event.requested:  # then the figures alone would not say why
         block = f", which takes a block of {format_size(oom.block)},"
     return (
-        f"Out of memory at step {event.step}, {phase_words(event.phase)}, on {frame_place(event.frame)}: "
+        f"Out of memory at step {event.step}, {phase_words(event.phase)}{where}: "
         f"{format_size(event.requested)} were asked for{block} and {format_size(oom.free)} of "
         f"{format_size(event.capacity)} were free."
     )

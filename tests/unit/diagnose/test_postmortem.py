@@ -67,7 +67,7 @@ def test_activations_can_be_halved_or_recomputed(training):
     advice = training.advice()
     assert advice["LG401"].saves == pytest.approx(800 * MiB * 0.4, rel=0.01)
     assert advice["LG604"].saves == pytest.approx(800 * MiB * 0.6, rel=0.01)
-    assert "wrap encoder.layers" in advice["LG604"].fix
+    assert "wrap the blocks of encoder.layers" in advice["LG604"].fix
 
 
 def test_the_cheapest_means_comes_first(training):
@@ -132,6 +132,7 @@ def test_evaluation_without_no_grad(training):
     finding = training.advice()["LG201"]
     assert "torch.no_grad()" in finding.fix
     assert finding.evidence == {"batches_without_backward": 3}
+    assert finding.line == 40  # the loop, not the model
 
 
 def test_a_backward_pass_between_batches_is_training(training):
@@ -247,3 +248,43 @@ def test_every_finding_is_a_sentence_with_a_remedy(training):
         assert finding.message.endswith(".")
         assert finding.fix.endswith((".", "`."))
         assert finding.saves > 0
+
+
+def test_a_container_of_results(make_run):
+    run = make_run()
+    run.phase = Phase.OTHER
+    run.alloc(100, PARAMETER)
+    for _ in range(8):
+        run.alloc(100, TEMPORARY, line=50)
+    run.oom(200)
+    run.holder("predictions (list, 8 items)", 800)
+    finding = run.advice()["LG105"]
+    assert finding.message == "`predictions` (list, 8 items) reaches 800.0 MiB on the device."
+
+
+def test_a_container_of_models_is_as_it_should_be(make_run):
+    run = make_run()
+    run.phase = Phase.OTHER
+    run.alloc(800, PARAMETER)
+    run.alloc(100, TEMPORARY)
+    run.oom(200)
+    run.holder("models (list, 2 items)", 800)
+    assert "LG105" not in run.advice()
+
+
+def test_autocast_is_not_advised_to_who_has_it(make_run):
+    run = make_run()
+    for layer in range(3):
+        run.alloc(50, ACTIVATION, module=f"layer{layer}", op="aten._to_copy")
+        run.alloc(250, ACTIVATION, module=f"layer{layer}")
+    run.oom(200)
+    assert "LG401" not in run.advice()
+
+
+def test_inference_too_asks_for_a_smaller_batch(make_run):
+    run = make_run(arguments=["--batch-size", "64"])
+    run.alloc(100, PARAMETER)
+    run.alloc(20, INPUT)
+    run.alloc(800, TEMPORARY)
+    run.oom(200)
+    assert "`--batch-size 32`" in run.advice()["LG603"].fix

@@ -1,0 +1,93 @@
+"""All that is known of one out-of-memory error, for the rules that look for its cause."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from legroom.diagnose.batch_argument import BatchArgument
+from legroom.diagnose.leaks import Leak
+from legroom.diagnose.picture import budget_of, free_at
+from legroom.findings import Finding
+from legroom.memory.events import Alloc, Category, Event, Frame, Holder, Oom, Tag
+from legroom.memory.state import State
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """All that is known of one failure."""
+
+    oom: Oom
+    state: State
+    """At the failure."""
+    events: Sequence[Event]
+    """Everything up to the failure."""
+    holders: Sequence[Holder] = ()
+    leaks: Sequence[Leak] = ()
+    """Of the device that is full."""
+    batch: BatchArgument | None = None
+    """The script's own argument for its batch size, where one is recognised."""
+
+    def held(self, *categories: Category) -> int:
+        """Live bytes of these categories."""
+        return sum(self._by_category.get(category, 0) for category in categories)
+
+    def live(self, *categories: Category) -> list[Alloc]:
+        """Live storages of these categories."""
+        return [each for each in self.state.live if each.category in categories]
+
+    def births(self) -> Iterator[Alloc]:
+        """Storages born on the full device, the newest first, with what they turned out to be."""
+        tags = {event.id: event.category for event in self.events if isinstance(event, Tag)}
+        for event in reversed(self.events):
+            if isinstance(event, Alloc) and event.device == self.oom.device:
+                yield event._replace(category=tags.get(event.id, event.category))
+
+    @property
+    def budget(self) -> int:
+        """What PyTorch may take of the device in all."""
+        return budget_of(self.oom)
+
+    @property
+    def shortfall(self) -> int:
+        """How much more had to be free, at least."""
+        return max(self.oom.requested - free_at(self.oom), 0)
+
+    @cached_property
+    def trained(self) -> int:
+        """Bytes that do not shrink with the batch, those that a first step has yet to make included."""
+        parameters = self.held(Category.PARAMETER)
+        gradients = self.held(Category.GRADIENT)
+        optimizer = self.held(Category.OPTIMIZER_STATE)
+        if self.held(Category.ACTIVATION) or gradients:  # it trains
+            gradients = max(gradients, parameters)
+            if self.oom.step == 0:  # two copies, as Adam keeps them: the usual choice, and the larger one
+                optimizer = max(optimizer, 2 * parameters)
+        return parameters + gradients + optimizer + self.held(Category.BUFFER, Category.WORKSPACE)
+
+    @cached_property
+    def _by_category(self) -> dict[Category, int]:
+        return self.state.by_category()
+
+
+Rule = Callable[[Evidence], Iterator[Finding]]
+"""Looks for one cause, and yields a finding where it sees its signs."""
+
+
+def bytes_of(allocations: Sequence[Alloc]) -> int:
+    return sum(each.block_bytes for each in allocations)
+
+
+def heaviest_frame(allocations: Sequence[Alloc]) -> Frame | None:
+    """The line that most of the bytes come from."""
+    sizes: Counter[Frame] = Counter()
+    for each in allocations:
+        if each.frame is not None:
+            sizes[each.frame] += each.block_bytes
+    return sizes.most_common(1)[0][0] if sizes else None
+
+
+def at(frame: Frame | None) -> dict[str, Any]:
+    """A finding's place."""
+    return {"file": frame.file, "line": frame.line} if frame else {}
