@@ -71,8 +71,10 @@ def row_as_dict(row: Holding) -> dict[str, Any]:
     }
 
 
-def picture_at_peak(ledger: Ledger, device: int, capacity: int, *, other: int = 0) -> Picture | None:
-    """The moment of most live bytes; None where the device never held any."""
+def picture_at_peak(
+    ledger: Ledger, device: int, capacity: int, *, other: int = 0, rest: str = "free"
+) -> Picture | None:
+    """The moment of most live bytes; None where the device never held any. `rest` is what to call the remainder."""
     peak = ledger.peak(device)
     if peak.bytes <= 0:
         return None
@@ -82,7 +84,9 @@ def picture_at_peak(ledger: Ledger, device: int, capacity: int, *, other: int = 
         *_category_shares(state),
         Share("reserved, not in use", max(state.reserved - state.allocated, 0)),
     ]
-    return _picture(state, device, capacity, shares, step=peak.step, phase=str(peak.phase), time=peak.time)
+    return _picture(
+        state, device, capacity, shares, step=peak.step, phase=str(peak.phase), time=peak.time, rest=rest
+    )
 
 
 def picture_at_oom(state: State, oom: Oom) -> Picture:
@@ -133,10 +137,11 @@ def _picture(
     phase: str,
     time: float,
     reserved: int | None = None,
+    rest: str = "free",
 ) -> Picture:
     told = sum(share.bytes for share in shares)
     if capacity > told:
-        shares = [*shares, Share("free", capacity - told, is_free=True)]
+        shares = [*shares, Share(rest, capacity - told, is_free=True)]
     return Picture(
         device=device,
         capacity=max(capacity, told),

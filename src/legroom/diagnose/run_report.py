@@ -26,6 +26,8 @@ from legroom.memory.ledger import Ledger
 from legroom.units import parse_size
 
 SCHEMA = "legroom.run/1"
+_REMARKS = ("history", "retry", "trouble")
+"""Kinds of notes that a person should see."""
 _TRIED = re.compile(r"Tried to allocate (\d+\.\d+ [KMG]iB)")
 
 
@@ -95,6 +97,8 @@ class RunReport:
     capture: str | None
     truncated: bool
     dropped: int
+    remarks: tuple[str, ...]
+    """What the watcher had to say of itself: what it could not see, and why."""
     sources: Sources = field(default_factory=dict)
     """Lines of the user's code that the report speaks of."""
 
@@ -117,6 +121,7 @@ class RunReport:
             "oom_count": self.oom_count,
             "truncated": self.truncated,
             "dropped_events": self.dropped,
+            "remarks": list(self.remarks),
             "peak": self.peak.as_dict() if self.peak else None,
             "devices": [
                 {
@@ -192,15 +197,22 @@ def run_report(capture: Capture, *, path: str | None = None) -> RunReport:
         or max((getattr(event, "time", 0.0) for event in capture.events[-50:]), default=0.0),
         steps=max((step.step + 1 for step in steps), default=0),
         history=tuple(step for step in steps if device is not None and step.device == device.index),
-        peak=picture_at_peak(ledger, device.index, device.capacity, other=device.other) if device else None,
+        peak=_peak(ledger, device) if device else None,
         oom=_last_oom(capture, ledger, ending, holders, leaks, command) if ooms else None,
         oom_count=len(ooms),
         leaks=leaks,
         capture=path,
         truncated=capture.truncated,
         dropped=capture.dropped,
+        remarks=tuple(dict.fromkeys(note.text for note in notes if note.kind in _REMARKS)),
         sources=sources.from_notes(notes),
     )
+
+
+def _peak(ledger: Ledger, device: Device) -> Picture | None:
+    # Only a virtual device is known to hold nothing else: who else is on a real one was not asked at that moment.
+    rest = "free" if device.kind == "virtual" else "free, or not PyTorch's"
+    return picture_at_peak(ledger, device.index, device.capacity, other=device.other, rest=rest)
 
 
 def _last_oom(

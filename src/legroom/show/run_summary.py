@@ -25,6 +25,7 @@ from legroom.units import format_size
 TOP_LINES = 6
 TOP_HOLDERS = 6
 TOP_FINDINGS = 4
+TOP_REMARKS = 3
 
 
 def report_words(report: RunReport) -> RenderableType:
@@ -74,8 +75,8 @@ def _oom_parts(report: RunReport, oom: OomReport) -> Iterator[RenderableType]:
     if frame is not None:
         code = code_frame(report.sources, frame.file, frame.line)
         if code is not None:
-            inside = oom.event.op + (f", module {oom.event.module}" if oom.event.module else "")
-            yield from _section("What failed", clean(inside))
+            inside = [oom.event.op, f"module {oom.event.module}" if oom.event.module else ""]
+            yield from _section("What failed", clean(", ".join(filter(None, inside))))
             yield code
     yield from _section("Who held the memory", _device_words(report.device))
     yield MemoryBar(oom.picture)
@@ -95,6 +96,8 @@ def _closing_parts(report: RunReport, complaint: str) -> Iterator[RenderableType
     yield Text("")
     if complaint:
         yield Text(f"{complaint[0].upper()}{complaint[1:]}.", style="yellow")
+    for remark in report.remarks[:TOP_REMARKS]:
+        yield Text(f"{clean(remark[:1].upper() + remark[1:])}.", style="yellow")
     if report.dropped:
         yield Text(f"To keep the capture small, {report.dropped:,} events were left out of it.", style="dim")
     if report.capture:

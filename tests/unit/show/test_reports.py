@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import RenderableType
 
-from legroom.memory.events import Category, Phase
+from legroom.memory.events import Category, Note, Phase
 from legroom.show.run_summary import oom_words, report_words, run_words
 from legroom.show.terminal import rendered
 
@@ -134,3 +134,19 @@ def test_no_line_is_wider_than_the_terminal(trained):
             max(len(line) for line in rendered(run_words(trained.report()), width=width).splitlines())
             <= width
         )
+
+
+def test_what_the_watcher_could_not_see_is_said(trained):
+    trained.events.append(Note(1.0, "trouble", "watching the GPU ended early"))
+    trained.ends(0, "finished")
+    assert "Watching the GPU ended early.\n" in rendered(report_words(trained.report()))
+
+
+def test_an_unknown_line_is_left_out_of_the_sentence(make_run):
+    run = make_run()
+    run.alloc(900)
+    run.oom(200)
+    run.events[-1] = run.events[-1]._replace(frame=None, op="")
+    run.ends(1, "raised")
+    first = rendered(oom_words(run.report())).splitlines()[0]
+    assert first.startswith("Out of memory at step 0, in the forward pass: 200.0 MiB were asked for")
