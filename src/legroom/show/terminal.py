@@ -5,7 +5,7 @@ import os
 import sys
 from typing import TextIO
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from legroom.show.words import clean
@@ -42,7 +42,7 @@ def rendered(
         legacy_windows=False,
     )
     for part in parts:
-        console.print(part, crop=False)
+        console.print(Group(part), crop=False)  # a bare Text would be wrapped whatever it says of itself
     text = buffer.getvalue()
     if not colour:
         text = "".join(f"{line.rstrip()}\n" for line in text.splitlines())
@@ -81,6 +81,9 @@ def _width(stream: TextIO) -> int:
     if not _is_terminal(stream):
         return PLAIN_WIDTH
     try:
-        return max(40, min(os.get_terminal_size(stream.fileno()).columns, WIDEST))
+        columns = (
+            os.get_terminal_size(stream.fileno()).columns or PLAIN_WIDTH
+        )  # 0: a terminal that does not know
+        return max(40, min(columns, WIDEST))
     except (OSError, ValueError):
         return PLAIN_WIDTH
