@@ -26,7 +26,9 @@ def main() -> int:
     second = legroom(mended, capture="demo-mended.legroom")
     if second != 0:
         return complain(f"the second run should have trained to its end, not ended with {second}")
-    print("\nThat was the demo. Your own script, on a GPU of any size:  .venv/bin/legroom run --gpu 8GiB train.py")
+    print(
+        "\nThat was the demo. Your own script, on a GPU of any size:  .venv/bin/legroom run --gpu 8GiB train.py"
+    )
     return 0
 
 

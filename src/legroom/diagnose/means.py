@@ -55,8 +55,8 @@ def weights_do_not_fit(evidence: Evidence) -> Iterator[Finding]:
 
 
 def data_set_on_device(evidence: Evidence) -> Iterator[Finding]:
-    largest = max(evidence.live(Category.INPUT), key=lambda each: each.block_bytes, default=None)
-    if largest is None or largest.block_bytes < evidence.budget * 0.25:
+    largest = max(_data_sets(evidence), key=lambda each: each.block_bytes, default=None)
+    if largest is None:
         return
     size = largest.block_bytes
     yield Finding(
@@ -156,8 +156,12 @@ def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
     oom = evidence.oom
     if oom.phase is Phase.OPTIMIZER or not (evidence.held(Category.ACTIVATION) or oom.phase is Phase.FORWARD):
         return
-    scaling = evidence.held(Category.ACTIVATION, Category.INPUT, Category.TEMPORARY) + oom.requested
-    room = evidence.budget - evidence.trained
+    data_sets = bytes_of(_data_sets(evidence))
+    fixed = evidence.trained + data_sets
+    scaling = (
+        evidence.held(Category.ACTIVATION, Category.INPUT, Category.TEMPORARY) - data_sets + oom.requested
+    )
+    room = evidence.budget - fixed
     if scaling < evidence.budget * 0.2 or room <= 0:
         return
     unfinished = oom.phase is not Phase.BACKWARD
@@ -179,7 +183,7 @@ def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
         evidence={
             "fraction": round(fraction, 3),
             "argument": smaller.words if smaller else None,
-            "fixed_bytes": evidence.trained,
+            "fixed_bytes": fixed,
             "scaling_bytes": scaling,
         },
     )
@@ -215,6 +219,11 @@ def checkpoint_activations(evidence: Evidence) -> Iterator[Finding]:
         saves=int(size * CHECKPOINTING_FREES),
         evidence={"module": block or None},
     )
+
+
+def _data_sets(evidence: Evidence) -> list[Alloc]:
+    """Inputs too large to be one batch of many."""
+    return [each for each in evidence.live(Category.INPUT) if each.block_bytes >= evidence.budget * 0.25]
 
 
 def _casts(evidence: Evidence) -> bool:

@@ -150,7 +150,11 @@ def test_a_data_set_on_the_device(make_run):
     run.alloc(600, INPUT, line=3)
     run.alloc(300, ACTIVATION)
     run.oom(200)
-    assert run.advice()["LG609"].line == 3
+    advice = run.advice()
+    assert advice["LG609"].line == 3
+    assert (
+        advice["LG603"].evidence["scaling_bytes"] == 500 * MiB
+    )  # the data set does not shrink with the batch
 
 
 def test_a_result_held_through_the_backward_pass(training):
