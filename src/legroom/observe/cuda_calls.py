@@ -81,9 +81,15 @@ class CudaCalls:
             return f"torch keeps no history here: {str(error).splitlines()[0]}"
         return None
 
-    def snapshot(self) -> dict[str, Any]:
-        """All blocks, and the history since the last call of this."""
+    def grow(self, entries: int) -> None:
+        """Let the history become longer. Only while nothing has been overwritten: torch would mix up the order."""
+        self._options["max_entries"] = entries
+        torch.cuda.memory._record_memory_history("all", **self._options)
+
+    def snapshot(self, entries: int) -> dict[str, Any]:
+        """All blocks, and the history since the last call of this; from now on, record the last `entries`."""
         taken: dict[str, Any] = torch.cuda.memory._snapshot()
+        self._options["max_entries"] = entries
         record = torch.cuda.memory._record_memory_history
         if "clear_history" in inspect.signature(record).parameters:
             record("all", clear_history=True, **self._options)

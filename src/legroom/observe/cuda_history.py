@@ -9,19 +9,21 @@ The ring is read, and turned into events (`cuda_trace`), at three moments only:
 
 - at the end of the run;
 - when the script gets a `torch.OutOfMemoryError` (`cuda_failures`);
-- when the step with the highest peak so far is about to be overwritten, because it began `DUE` entries ago. So the peak
-  is never lost; and where each step is higher than the one before (a leak), the newest is the highest, and nothing is
-  ever due.
+- when the step with the highest peak so far is about to be overwritten: it began three quarters of a ring ago. So the
+  peak is never lost; and where each step is higher than the one before (a leak), the newest is the highest, and nothing
+  is ever due.
 
 Events therefore arrive late but in order. Of steps whose entries were overwritten, the `Step` itself remains.
 """
 
+import contextlib
 import functools
+import gc
 import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Any
 
@@ -39,11 +41,16 @@ from legroom.observe.cuda_sightings import Sightings, tensors_in
 from legroom.observe.cuda_trace import Batch, DeviceHistory, Failure, Moment, Pending, Timed
 from legroom.observe.training import TrainingClock
 
-ENTRIES = 100_000
-"""Length of each device's ring. A step of ResNet-50 makes about 2,000 entries, one of a large language model some
-20,000; an entry with its stack takes about half a KiB of host memory, and reading a full ring about a second."""
-DUE = ENTRIES * 3 // 4
-"""A peak this far back is read before it is lost; the last quarter is room for the step in progress."""
+FIRST_ENTRIES = 20_000
+"""Length of each device's ring until it is known how many entries a step makes."""
+RING_STEPS = 8
+"""How many steps the ring should hold: enough to see what grows. (A step of ResNet-50 makes about 2,700 entries, one of
+a large language model 20,000.) Reading costs about twice the time of the steps that are read, so it should hold no
+more than that."""
+LEAST_ENTRIES, MOST_ENTRIES = 5_000, 100_000
+"""An entry with its stack takes about 0.7 KiB of host memory."""
+LEARNING_STEPS = 4
+"""The first steps tell how many entries a step makes."""
 LOOK_SECONDS = 0.5
 """Where no step ends (inference without a loader), the statistics are read this often instead, as modules run."""
 
@@ -80,6 +87,11 @@ class CudaHistory:
         self._histories: dict[int, DeviceHistory] = {}
         self._rings: dict[int, _Ring] = {}
         self._numbers = count(1)
+        self._entries = FIRST_ENTRIES
+        """Length of the rings."""
+        self._next_entries = FIRST_ENTRIES
+        """... after the next reading."""
+        self._most_per_step = 0
         self._batches: deque[Batch] = deque(maxlen=Sightings.KEEP_PASSING)
         self._pending: deque[tuple[int, Pending]] = deque()
         """Each with the entries that its device had had by then."""
@@ -135,7 +147,7 @@ class CudaHistory:
     @_harmless
     def _begin(self) -> None:
         """CUDA is initialised."""
-        reason = self._calls.start(ENTRIES)
+        reason = self._calls.start(self._entries)
         self._records = reason is None
         if reason is not None:
             self._later(
@@ -236,9 +248,24 @@ class CudaHistory:
             )  # fmt: skip
             self._later(figures.entries, event)
             self._consider(device, figures, peak_allocated, peak_reserved)
+        if step < LEARNING_STEPS:
+            self._fit_rings()
         self._look_done()
 
     # --- when to read
+
+    def _fit_rings(self) -> None:
+        """Make the rings as long as the largest step so far wants them: longer now, shorter at the next reading."""
+        if not self._records:
+            return
+        self._most_per_step = max([self._most_per_step, *(ring.last for ring in self._rings.values())])
+        self._next_entries = min(max(RING_STEPS * self._most_per_step, LEAST_ENTRIES), MOST_ENTRIES)
+        if self._next_entries > self._entries:
+            if all(ring.since_reading < self._entries for ring in self._rings.values()):
+                self._calls.grow(self._next_entries)
+                self._entries = self._next_entries
+            else:
+                self._read()
 
     def _look(self) -> None:
         """Between steps: is there a peak to be read before it is lost?"""
@@ -249,7 +276,7 @@ class CudaHistory:
 
     def _look_done(self) -> None:
         self._looked = time.perf_counter()
-        if any(ring.is_due for ring in self._rings.values()):
+        if any(ring.age_of_peak >= self._entries * 3 // 4 for ring in self._rings.values()):
             self._read()
         self._tell_lost_steps()
 
@@ -269,7 +296,7 @@ class CudaHistory:
             entries, pending = self._pending[0]
             device = getattr(pending.event, "device", 0)
             ring = self._rings.get(device)
-            if ring is None or ring.entries - entries <= ENTRIES:
+            if ring is None or ring.entries - entries <= self._entries:
                 return
             self._pending.popleft()
             self._begin_gap()
@@ -278,7 +305,7 @@ class CudaHistory:
     def _begin_gap(self) -> None:
         if not self._in_gap:
             self._in_gap = True
-            self._tell(Note(self._told_until, "dropped", _GAP_WORDS))
+            self._tell(Note(self._told_until, "dropped", _gap_words(self._entries)))
 
     # --- reading
 
@@ -295,17 +322,31 @@ class CudaHistory:
         swallowed = self._failures.take_swallowed()
         if swallowed:
             moments.append(Pending(self._marks.tick, Note(self._seconds, "retry", _retry_words(swallowed))))
-        snapshot = self._calls.snapshot()
-        settings = settings_of(snapshot.get("allocator_settings", {}))
-        if any(len(trace) >= ENTRIES for trace in snapshot["device_traces"]):
+        with _no_garbage_collection():  # it would look through a million small objects, again and again
+            snapshot = self._calls.snapshot(self._next_entries)
+            told = self._events_of(snapshot, moments, failure)
+            del snapshot
+        self._marks.forget_stamps()
+        for device, ring in self._rings.items():
+            ring.was_read(self._calls.figures(device).entries)
+        self._entries = self._next_entries
+        for _, event in told:
+            self._tell(event)
+
+    def _events_of(
+        self, snapshot: dict[str, Any], moments: Sequence[Moment], failure: Failure | None
+    ) -> list[Timed]:
+        """What every device's history tells, in order."""
+        traces = snapshot["device_traces"]
+        if any(self._is_overwritten(device, trace) for device, trace in enumerate(traces)):
             self._begin_gap()
         after_gap, self._in_gap = self._in_gap, False
+        settings = settings_of(snapshot.get("allocator_settings", {}))
         told: list[Timed] = []
-        for device, trace in enumerate(snapshot["device_traces"]):
+        for device, trace in enumerate(traces):
             segments = [segment for segment in snapshot["segments"] if segment.get("device", 0) == device]
             if trace or segments or device in self._histories or device == 0:
-                history = self._history_of(device)
-                told += history.read(
+                told += self._history_of(device).read(
                     trace,
                     segments,
                     began=self._began,
@@ -314,13 +355,14 @@ class CudaHistory:
                     failure=failure if failure is not None and failure.device == device else None,
                     after_gap=after_gap,
                 )
-        del snapshot
-        self._marks.forget_stamps()
-        for ring in self._rings.values():
-            ring.was_read()
         told.sort(key=lambda timed: timed[0])
-        for _, event in told:
-            self._tell(event)
+        return told
+
+    def _is_overwritten(self, device: int, trace: Sequence[Any]) -> bool:
+        """Whether entries are missing: the ring was full, or the script itself has meddled with the history."""
+        ring = self._rings.get(device)
+        made = 0 if ring is None else self._calls.figures(device).entries - ring.read_at
+        return len(trace) >= self._entries or made > 64 + len(trace) * 1.02
 
     def _moments(self, nodes: Sequence[Any]) -> list[Moment]:
         """Everything noted since the last reading, in order, and what can be seen now."""
@@ -363,10 +405,14 @@ class _Ring:
 
     def __init__(self) -> None:
         self.entries = 0
+        """Made so far, up to the last time that it was asked."""
+        self.last = 0
+        """Made in the last step."""
+        self.read_at = 0
         self.peak_allocated = 0
         self.peak_reserved = 0
         self._peak_began: int | None = None
-        """The entries before the step with the highest peak; None once that was read."""
+        """The entries made before the step with the highest peak; None once that was read."""
 
     def consider(self, entries: int, peak_allocated: int, peak_reserved: int) -> None:
         """A step (or a stretch of the run without steps) has ended, with these peaks."""
@@ -374,14 +420,21 @@ class _Ring:
             self.peak_allocated = max(peak_allocated, self.peak_allocated)
             self.peak_reserved = max(peak_reserved, self.peak_reserved)
             self._peak_began = self.entries
+        self.last = entries - self.entries
         self.entries = entries
 
     @property
-    def is_due(self) -> bool:
-        return self._peak_began is not None and self.entries - self._peak_began >= DUE
+    def age_of_peak(self) -> int:
+        """Entries made since the highest step began; 0 when that was read."""
+        return 0 if self._peak_began is None else self.entries - self._peak_began
 
-    def was_read(self) -> None:
+    @property
+    def since_reading(self) -> int:
+        return self.entries - self.read_at
+
+    def was_read(self, entries: int) -> None:
         self._peak_began = None
+        self.read_at = entries
 
 
 def settings_of(said: dict[str, Any]) -> AllocatorSettings:
@@ -403,12 +456,24 @@ def _concerns(moment: Moment, device: int) -> bool:
     return not isinstance(moment, Pending) or getattr(moment.event, "device", 0) == device
 
 
-_GAP_WORDS = f"the allocator's history holds {ENTRIES:,} entries: of some steps before the last ones, only the figures are known"
+def _gap_words(entries: int) -> str:
+    return f"the allocator's history holds {entries:,} entries: of some steps before the last, only figures are known"
 
 
 def _retry_words(number: int) -> str:
     what = "allocation" if number == 1 else "allocations"
     return f"{number:,} {what} failed inside a library, such as cuDNN trying faster algorithms, which went on with less"
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _silence_in_children(history: CudaHistory) -> None:

@@ -1,6 +1,7 @@
 """The Python stacks of a CUDA history, read for what matters: the user's line, and what was at work below it."""
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
@@ -48,30 +49,30 @@ class Stacks:
 
 
 def _read(frames: Sequence[Mapping[str, Any]]) -> Stack:
+    """Up to the user's innermost line: torch's own functions at work lie below it."""
     line: Frame | None = None
     library: Frame | None = None
     in_backward = False
     for frame in frames:
         file = frame["filename"]
+        if _is_user_line(file):
+            line = Frame(file, frame["line"], frame["name"])
+            break
         if file == _AUTOGRAD:
             in_backward = True
-        if line is None and _is_user_line(file):
-            line = Frame(file, frame["line"], frame["name"])
         elif library is None and not file.startswith(_TORCH) and any(part in file for part in _LIBRARIES):
             library = Frame(file, frame["line"], frame["name"])
-    innermost = frames[0]
-    op = ""
-    if innermost["filename"].startswith(_TORCH):
-        op = f"{PurePath(innermost['filename']).stem}.{innermost['name']}"
+    innermost = frames[0]["filename"]
+    op = f"{_stem(innermost)}.{frames[0]['name']}" if innermost.startswith(_TORCH) else ""
     return Stack(line or library, op, frames[-1]["filename"].startswith(_TORCH), in_backward)
 
 
-_verdicts: dict[str, bool] = {}
+@lru_cache(maxsize=4096)
+def _stem(file: str) -> str:
+    return PurePath(file).stem
 
 
+@lru_cache(maxsize=65536)
 def _is_user_line(file: str) -> bool:
     """Code that torch's compiler wrote lies in a folder of its own, but is nobody's source."""
-    verdict = _verdicts.get(file)
-    if verdict is None:
-        verdict = _verdicts[file] = is_user_file(file) and "/torchinductor_" not in file
-    return verdict
+    return is_user_file(file) and "/torchinductor_" not in file

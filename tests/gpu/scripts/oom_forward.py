@@ -20,7 +20,7 @@ class Net(nn.Module):
 
 model = Net().cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-for rows in (1024, 1024, 65536):
+for rows in (1024, 1024, 16384):
     x = torch.randn(rows, 2048, device="cuda")
     loss = model(x).mean()
     loss.backward()

@@ -58,10 +58,13 @@ class SimulatedCuda(CudaCalls):
         self._ring = deque(maxlen=entries)
         return None
 
-    def snapshot(self) -> dict[str, Any]:
+    def grow(self, entries: int) -> None:
+        self._ring = deque(self._ring, maxlen=entries)
+
+    def snapshot(self, entries: int) -> dict[str, Any]:
         self.snapshots += 1
         trace = list(self._ring)
-        self._ring.clear()
+        self._ring = deque(maxlen=entries)
         blocks = [
             {
                 "address": a,
@@ -199,8 +202,8 @@ class Simulation:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, entries: int | None = None, **options: Any) -> None:
         if entries is not None:
-            monkeypatch.setattr(cuda_history, "ENTRIES", entries)
-            monkeypatch.setattr(cuda_history, "DUE", entries * 3 // 4)
+            for name in ("FIRST_ENTRIES", "LEAST_ENTRIES", "MOST_ENTRIES"):
+                monkeypatch.setattr(cuda_history, name, entries)
         self.cuda = SimulatedCuda(**options)
         self.events: list[Event] = []
         self.history = CudaHistory(self.events.append, self.cuda, Peaks(self.cuda))

@@ -104,6 +104,17 @@ def test_where_every_step_is_the_highest_nothing_is_read_before_the_end(
     assert ledger.peak().bytes == max(step.peak_allocated for step in ledger.steps(0))
 
 
+def test_the_ring_grows_with_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight steps are there to be read, though the ring began too short for them."""
+    length = entries_of_a_step(monkeypatch)
+    simulation = Simulation(monkeypatch, entries=length * 5)
+    monkeypatch.setattr("legroom.observe.cuda_history.MOST_ENTRIES", length * 100)
+    train(simulation, [8] * 30)
+    read = {event.step for event in simulation.events if isinstance(event, Alloc)}
+    assert set(range(23, 30)) <= read
+    assert simulation.cuda.snapshots == 2
+
+
 def test_inference_without_steps_loses_no_peak_either(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = Simulation(monkeypatch, entries=80)
     monkeypatch.setattr("legroom.observe.cuda_history.LOOK_SECONDS", -1)
@@ -142,7 +153,7 @@ def test_before_cuda_is_initialised_nothing_is_asked_of_it() -> None:
         def when_ready(self, callback: object) -> None:
             """The script never uses CUDA."""
 
-        def snapshot(self) -> dict[str, object]:
+        def snapshot(self, entries: int = 0) -> dict[str, object]:
             raise AssertionError("CUDA was touched")
 
         statistics = capacity = stop = snapshot  # type: ignore[assignment]

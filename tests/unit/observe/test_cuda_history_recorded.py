@@ -1,0 +1,99 @@
+"""Histories recorded on a real GPU (the scripts of tests/gpu, on an H200 with torch 2.11), read without one."""
+
+from itertools import count
+from pathlib import Path
+
+import pytest
+from tests.gpu import readings
+
+from legroom.memory.allocator_settings import AllocatorSettings
+from legroom.memory.events import Alloc, Category, Event, Phase
+from legroom.memory.ledger import Ledger
+from legroom.observe.cuda_calls import workspace_sizes
+from legroom.observe.cuda_trace import DeviceHistory
+from legroom.units import MiB
+
+FOLDER = Path(__file__).parents[2] / "data" / "cuda_readings"
+SCRIPTS = Path(__file__).parents[2] / "gpu" / "scripts"
+
+
+def events_of(name: str) -> list[Event]:
+    reading = readings.load(FOLDER / f"h200_{name}.json.gz")
+    history = DeviceHistory(0, reading.new_marks(), count(1), workspace_sizes((9, 0), {}))
+    told = history.read(
+        reading.trace,
+        reading.segments,
+        began=reading.began,
+        moments=reading.moments,
+        settings=AllocatorSettings.from_dict(reading.settings),
+        after_gap=reading.after_gap,
+    )
+    return [event for _, event in told]
+
+
+def line(script: str, text: str) -> int:
+    lines = (SCRIPTS / f"{script}.py").read_text().splitlines()
+    return next(number for number, code in enumerate(lines, 1) if text in code)
+
+
+@pytest.fixture(scope="module")
+def healthy() -> Ledger:
+    return Ledger(events_of("healthy"))
+
+
+@pytest.mark.parametrize("name", ["healthy", "leak", "checkpointed"])
+def test_the_record_agrees_with_the_allocators_own_figures(name: str) -> None:
+    ledger = Ledger(events_of(name))
+    steps = ledger.steps(0)
+    assert ledger.peak().bytes == max(step.peak_allocated for step in steps)
+    assert ledger.peak(of="reserved").bytes == max(step.peak_reserved for step in steps)
+    for step in steps:
+        assert ledger.at_step(step.step).allocated == step.allocated
+
+
+@pytest.mark.parametrize("name", ["healthy", "leak", "checkpointed"])
+def test_every_byte_at_the_peak_has_a_line(name: str) -> None:
+    ledger = Ledger(events_of(name))
+    assert ledger.at(ledger.peak().index).coverage() == 1.0
+
+
+def test_the_state_of_a_step_divides_as_the_model_does(healthy: Ledger) -> None:
+    sizes = healthy.at_step(11).by_category()
+    assert 45 * MiB < sizes[Category.PARAMETER] < 46 * MiB
+    assert sizes[Category.GRADIENT] == sizes[Category.PARAMETER]
+    assert sizes[Category.OPTIMIZER_STATE] == pytest.approx(2 * sizes[Category.PARAMETER], rel=0.01)
+    assert sizes[Category.WORKSPACE] == 65 * MiB
+
+
+def test_activations_dominate_the_peak(healthy: Ledger) -> None:
+    peak = healthy.at(healthy.peak().index)
+    assert next(iter(peak.by_category())) is Category.ACTIVATION
+
+
+def test_gradients_lie_at_the_line_that_ran_their_module(healthy: Ledger) -> None:
+    gradients = [alloc for alloc in healthy.at_step(5).live if alloc.category is Category.GRADIENT]
+    lines = {alloc.module: alloc.frame.line for alloc in gradients if alloc.frame is not None}
+    assert lines["blocks.3.convolution"] == line("healthy", "self.norm(self.convolution(x))")
+    assert lines["head"] == line("healthy", "self.head(x)")
+
+
+def test_what_the_loader_brought_is_input(healthy: Ledger) -> None:
+    peak = healthy.at(healthy.peak().index)
+    inputs = [alloc for alloc in peak.live if alloc.category is Category.INPUT]
+    assert sorted(alloc.bytes for alloc in inputs) == [64 * 8, 64 * 3 * 64 * 64 * 4]
+
+
+def test_a_leak_is_seen_at_its_line() -> None:
+    growing = Ledger(events_of("leak")).growth()
+    assert [(row.line, row.bytes_per_step) for row in growing] == [(line("leak", "# <- keeps"), 2 * MiB)]
+
+
+def test_what_a_checkpoint_computes_again_is_told_by_its_module() -> None:
+    again = [
+        event
+        for event in events_of("checkpointed")
+        if isinstance(event, Alloc)
+        and event.phase is Phase.BACKWARD
+        and event.category is Category.ACTIVATION
+    ]
+    assert {event.module.split(".")[0] for event in again} == {"layers"}

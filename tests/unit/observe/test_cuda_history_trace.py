@@ -1,0 +1,237 @@
+"""Single histories, written by hand: workspaces, blocks from before, several devices, odd entries."""
+
+from itertools import count
+from typing import Any
+
+import pytest
+
+from legroom.memory.events import Alloc, Category, Event, Free, Note, Oom, Phase, Segment, Step, Tag
+from legroom.observe.cuda_marks import FORWARD, OPTIMIZER, OTHER, Marks
+from legroom.observe.cuda_sightings import Sighting
+from legroom.observe.cuda_trace import Batch, DeviceHistory, Failure, Pending
+from legroom.units import MiB
+
+STACK = [{"filename": "/home/me/train.py", "line": 7, "name": "main"}]
+WORKSPACE = 32 * MiB
+
+
+class Program:
+    """Writes entries as a program on one device would leave them."""
+
+    def __init__(self, **options: Any) -> None:
+        self.stamp = ""
+        self.marks = Marks()
+        self.marks.start(self._set)
+        self.trace: list[dict[str, Any]] = []
+        self.history = DeviceHistory(0, self.marks, count(1), frozenset({WORKSPACE}))
+        self._clock = 0
+
+    def _set(self, text: str) -> None:
+        self.stamp = text
+
+    def note(self, action: str, address: int, size: int, *, engine: bool = False) -> None:
+        self._clock += 1_000_000
+        self.trace.append(
+            {
+                "action": action,
+                "addr": address,
+                "size": size,
+                "stream": 0,
+                "time_us": self._clock,
+                "frames": [] if engine else STACK,
+                "user_metadata": "" if engine else self.stamp,
+            }
+        )
+
+    def alloc(self, address: int, size: int, *, engine: bool = False) -> None:
+        self.note("alloc", address, size, engine=engine)
+
+    def free(self, address: int, size: int, *, engine: bool = False) -> None:
+        self.note("free_requested", address, size, engine=engine)
+
+    def read(self, *blocks: tuple[int, int], reserved: int = 0, **options: Any) -> list[Event]:
+        """`blocks`: address and size of those still in use."""
+        segment = {
+            "address": 0,
+            "total_size": reserved,
+            "stream": 0,
+            "is_expandable": True,
+            "blocks": [
+                {
+                    "address": address,
+                    "size": size,
+                    "requested_size": size,
+                    "state": "active_allocated",
+                    "frames": STACK,
+                }
+                for address, size in blocks
+            ],
+        }
+        told = self.history.read(self.trace, [segment] if reserved or blocks else [], **options)
+        self.trace = []
+        assert [time for time, _ in told] == sorted(time for time, _ in told)
+        return [event for _, event in told]
+
+
+@pytest.fixture
+def program() -> Program:
+    return Program()
+
+
+def categories(events: list[Event]) -> list[Category]:
+    return [event.category for event in events if isinstance(event, Alloc)]
+
+
+def test_a_block_of_a_workspaces_size_that_stays_is_a_workspace(program: Program) -> None:
+    program.marks.advance(FORWARD, "Net")
+    program.alloc(MiB, WORKSPACE)
+    program.alloc(100 * MiB, WORKSPACE, engine=True)
+    events = program.read((MiB, WORKSPACE), (100 * MiB, WORKSPACE))
+    assert categories(events) == [Category.WORKSPACE] * 2
+
+
+def test_a_second_one_on_the_same_side_is_none(program: Program) -> None:
+    program.marks.advance(FORWARD, "Net")
+    program.alloc(MiB, WORKSPACE)
+    program.alloc(100 * MiB, WORKSPACE)
+    program.marks.advance(OTHER)
+    program.alloc(900 * MiB, 512, engine=True)
+    events = program.read((MiB, WORKSPACE), (100 * MiB, WORKSPACE))
+    assert categories(events)[:2] == [Category.WORKSPACE, Category.TEMPORARY]
+
+
+def test_one_that_is_given_back_is_none(program: Program) -> None:
+    program.alloc(MiB, WORKSPACE)
+    program.free(MiB, WORKSPACE)
+    program.alloc(MiB, WORKSPACE)
+    assert categories(program.read((MiB, WORKSPACE))) == [Category.TEMPORARY, Category.WORKSPACE]
+
+
+def test_one_that_turns_out_none_later_is_told_so(program: Program) -> None:
+    program.alloc(MiB, WORKSPACE)
+    (alloc,) = program.read((MiB, WORKSPACE))
+    program.free(MiB, WORKSPACE)
+    events = program.read()
+    assert events == [Tag(alloc.id, Category.TEMPORARY), Free(2.0, alloc.id)]
+
+
+def test_a_parameter_of_that_size_is_a_parameter(program: Program) -> None:
+    program.alloc(MiB, WORKSPACE)
+    seen = Sighting(program.marks.tick + 1, Category.PARAMETER, [MiB], [(WORKSPACE, "Net")])
+    assert categories(program.read((MiB, WORKSPACE), moments=[seen])) == [Category.PARAMETER]
+
+
+def test_blocks_from_before_the_history_are_told_first(program: Program) -> None:
+    program.free(4096, 1000)
+    program.alloc(8192, 512)
+    events = program.read((8192, 512), (16384, 700))
+    assert [(type(event).__name__, event.bytes) for event in events if isinstance(event, Alloc)] == [
+        ("Alloc", 700),
+        ("Alloc", 1000),
+        ("Alloc", 512),
+    ]
+    assert isinstance(events[2], Free)
+
+
+def test_what_the_sink_was_told_is_not_told_again(program: Program) -> None:
+    program.alloc(4096, 1000)
+    program.read((4096, 1000), reserved=2 * MiB)
+    program.alloc(8192, 512)
+    assert [type(event) for event in program.read((4096, 1000), (8192, 512), reserved=2 * MiB)] == [Alloc]
+
+
+def test_blocks_that_came_and_went_unseen_are_corrected_after_a_gap(program: Program) -> None:
+    program.alloc(4096, 1000)
+    program.read((4096, 1000))
+    program.alloc(8192, 512)
+    events = program.read((8192, 512), (16384, 4000), after_gap=True)
+    assert [type(event).__name__ for event in events] == ["Free", "Alloc", "Note", "Alloc"]
+    assert isinstance(events[2], Note)
+    assert events[2].kind == "resumed"
+
+
+def test_a_gradient_of_a_lost_step_makes_no_gradient_of_what_lies_there_now(program: Program) -> None:
+    stale = Sighting(program.marks.advance(OPTIMIZER), Category.GRADIENT, [4096], [(512, "Net")])
+    program.marks.advance(OTHER)
+    program.alloc(8192, 512)
+    events = program.read((4096, 512), (8192, 512), moments=[stale], after_gap=True)
+    assert Category.GRADIENT not in categories(events)
+
+
+def test_memory_taken_and_given_back_adds_up(program: Program) -> None:
+    program.note("segment_alloc", 0, 2 * MiB)
+    program.note("segment_free", 0, 2 * MiB)
+    program.note("segment_map", 0, 20 * MiB)
+    events = program.read(reserved=20 * MiB)
+    assert [event.bytes for event in events if isinstance(event, Segment)] == [2 * MiB, -2 * MiB, 20 * MiB]
+
+
+def test_memory_reserved_before_the_history_is_told(program: Program) -> None:
+    assert [event.bytes for event in program.read(reserved=6 * MiB) if isinstance(event, Segment)] == [
+        6 * MiB
+    ]
+
+
+def test_a_step_stands_where_it_ended(program: Program) -> None:
+    program.marks.advance(FORWARD)
+    program.alloc(4096, 512)
+    program.marks.step = 1
+    tick = program.marks.advance(OTHER)
+    program.alloc(8192, 512)
+    step = Step(0.5, 0, 0.1, 0, 0, 0, 0, 0)
+    events = program.read((4096, 512), (8192, 512), moments=[Pending(tick, step)])
+    assert [type(event).__name__ for event in events] == ["Alloc", "Step", "Alloc"]
+    assert [event.step for event in events] == [0, 0, 1]
+
+
+def test_what_was_seen_at_a_tick_is_about_the_block_of_that_moment(program: Program) -> None:
+    """The same address held three blocks in turn."""
+    program.alloc(4096, 512)
+    program.free(4096, 512)
+    program.marks.advance(OTHER)
+    program.alloc(4096, 512)
+    seen = Sighting(program.marks.advance(OPTIMIZER), Category.GRADIENT, [4096], [(512, "Net")])
+    program.free(4096, 512)
+    program.alloc(4096, 512)
+    events = program.read((4096, 512), moments=[seen])
+    assert categories(events) == [Category.TEMPORARY, Category.GRADIENT, Category.TEMPORARY]
+
+
+def test_a_batchs_sizes_hold_until_the_next_batch(program: Program) -> None:
+    batches = [Batch(program.marks.advance(OTHER), frozenset({1000}))]
+    program.alloc(4096, 1000)
+    batches.append(Batch(program.marks.advance(OTHER), frozenset({2000})))
+    program.alloc(8192, 1000)
+    events = program.read((4096, 1000), (8192, 1000), moments=batches)
+    assert categories(events) == [Category.INPUT, Category.TEMPORARY]
+
+
+def test_an_engine_thread_that_was_stamped_long_ago_turns_back_no_clock(program: Program) -> None:
+    """A checkpoint stamped it in an earlier step, and its stamp stayed."""
+    program.marks.advance(OTHER)
+    program.marks.at_work("b", "")
+    old = program.stamp
+    program.marks.step = 5
+    program.marks.advance(FORWARD, "Net")
+    program.alloc(4096, 512)
+    fresh, program.stamp = program.stamp, old
+    program.alloc(8192, 512)
+    program.stamp = fresh
+    program.alloc(12288, 512)
+    events = program.read((4096, 512), (8192, 512), (12288, 512))
+    assert [event.step for event in events] == [5, 5, 5]
+    assert [event.phase for event in events] == [Phase.FORWARD, Phase.BACKWARD, Phase.FORWARD]
+
+
+def test_a_failure_without_an_entry_is_told_all_the_same(program: Program) -> None:
+    failure = Failure(0, 20 * MiB, 100 * MiB, 200 * MiB, 50 * MiB, MiB, 2 * MiB, 0, MiB, "", "", "no memory")
+    (oom,) = program.read(failure=failure)
+    assert isinstance(oom, Oom)
+    assert (oom.requested, oom.limit, oom.other, oom.message) == (20 * MiB, 100 * MiB, 148 * MiB, "no memory")
+
+
+def test_an_end_that_is_missing_is_made_up_for(program: Program) -> None:
+    program.alloc(4096, 512)
+    program.alloc(4096, 1024)
+    events = program.read((4096, 1024))
+    assert [type(event).__name__ for event in events] == ["Alloc", "Free", "Alloc"]
