@@ -16,7 +16,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import nn
@@ -26,6 +26,10 @@ from legroom.memory.allocator import AllocationFailed
 from legroom.memory.events import Alloc, Category, Event, Free, Phase, Segment, Sink, Step, Tag
 from legroom.observe import autograd_graph
 from legroom.observe.attribution import ModuleStack, Origins, Place, current_node, user_frame
+from legroom.observe.cuda_rules.plan import Plan
+from legroom.observe.cuda_rules.rules import CudaRules
+from legroom.observe.kernel_memory import KernelMemory
+from legroom.observe.stand_ins import StandIns
 from legroom.observe.training import TrainingClock
 
 HOST = -1
@@ -103,11 +107,15 @@ class Recorder:
         everywhere: bool = False,
         eager: bool = False,
         stream_on: Callable[[int], int] | None = None,
+        rules: CudaRules | None = None,
+        stand_ins: StandIns | None = None,
         on_failure: Callable[["Recorder", AllocationFailed, int, Place, str], BaseException] | None = None,
     ) -> None:
         """`everywhere`: every storage counts, on device 0 (watching the host). `eager`: nothing the program runs
-        is compiled by `torch.compile`, which makes each operation cheaper to watch. `stream_on(device)`: the stream at work there, for several. `on_failure(recorder, failure,
-        device, place, op)` turns a failed allocation into the exception that the operation raises."""
+        is compiled by `torch.compile`, which makes each operation cheaper to watch. `stream_on(device)`: the stream
+        at work there, for several. `rules`: what CUDA's kernels take beyond their results is counted too.
+        `stand_ins`: device tensors have no data (see there). `on_failure(recorder, failure, device, place, op)` turns
+        a failed allocation into the exception that the operation raises."""
         self.sink = sink
         self.devices = devices
         self.everywhere = everywhere
@@ -120,6 +128,10 @@ class Recorder:
         self.origins = Origins()
         self._eager = eager
         self._stream_on = stream_on
+        self._kernels = KernelMemory(rules) if rules is not None else None
+        self.stand_ins = stand_ins
+        self.doubtful_peak = 0
+        """The highest sum of what was allocated and what kernels may have held beyond what is known of them."""
         self._on_failure = on_failure
         self._host_roles: dict[int, tuple[weakref.ref[Any], Category]] = {}
         self._lock = threading.RLock()
@@ -184,16 +196,23 @@ class Recorder:
                     fresh = fresh or []
                     if all(storage._cdata != key for key, _ in fresh):
                         fresh.append((storage._cdata, storage))
-        if fresh is None:
+        plan = None if self._kernels is None else self._kernels.rules.plan(func, args, kwargs, out)
+        if fresh is None and plan is None:
             if func is _DETACH:
                 self._maybe_gradient(out)
             elif self._in_backward and current_node() is None:
                 self._in_backward = False
             return
-        self._births(func, args, kwargs, fresh)
+        self._births(func, args, kwargs, fresh or [], out, plan)
 
     def _births(
-        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None, fresh: list[tuple[int, Any]]
+        self,
+        func: Any,
+        args: Sequence[Any],
+        kwargs: dict[str, Any] | None,
+        fresh: list[tuple[int, Any]],
+        out: Any,
+        plan: Plan | None,
     ) -> None:
         target = self.context.target
         if self.everywhere:
@@ -215,8 +234,43 @@ class Recorder:
             place = self._locate(args, depth=4)
             if place.phase is Phase.BACKWARD:
                 self._backward_device = device
+            if plan is not None and self._kernels is not None:
+                self._kernels.play(plan, self, device, place, func, out, dict(fresh))
+                return
             for key, storage in fresh:
                 self._born(key, storage, device, place, func)
+
+    def take(self, nbytes: int, device: int, place: Place, func: Any) -> tuple[int, Any]:
+        """Memory that a kernel takes for itself: its number and block, for `give`."""
+        number = self._count = self._count + 1
+        stream = 0 if self._stream_on is None else self._stream_on(device)
+        try:
+            block = self.devices[device].allocator.malloc(nbytes, stream)
+        except AllocationFailed as failure:
+            failed = failure.with_traceback(None)
+        else:
+            self._note_peaks(device)
+            self.sink(
+                Alloc(
+                    self.seconds, number, nbytes, block.size, device, stream, Category.WORKSPACE, place.phase,
+                    self.clock.step, place.module, place.frame, _op_name(func),
+                )
+            )  # fmt: skip
+            return number, block
+        return self._fail(failed, device, place, func)
+
+    def note_doubt(self, device: int, doubt: int) -> None:
+        """An operation may have held so much more: the highest such sum is kept beside the peak."""
+        self.doubtful_peak = max(self.doubtful_peak, self.devices[device].allocator.allocated + doubt)
+
+    def give(self, number: int, block: Any, device: int) -> None:
+        """A kernel gives back what it took."""
+        self.devices[device].allocator.free(block)
+        self.sink(Free(self.seconds, number))
+
+    def born(self, key: int, storage: Any, device: int, place: Place, func: Any) -> None:
+        """A result of the operation in progress is allocated now."""
+        self._born(key, storage, device, place, func)
 
     def mark(self, storage: Any, device: int, category: Category | None = None) -> None:
         """A storage made outside any operation (loaded, copied, shared) lives on `device` from now on."""
@@ -255,11 +309,7 @@ class Recorder:
             failed = failure.with_traceback(None)  # or it and this frame would hold each other
         else:
             self.live[key] = live
-            peaks = self._peaks[device]
-            if allocator.allocated > peaks[0]:
-                peaks[0] = allocator.allocated
-                if allocator.reserved > peaks[1]:
-                    peaks[1] = allocator.reserved
+            self._note_peaks(device)
             self.sink(
                 _new(
                     Alloc,
@@ -272,7 +322,14 @@ class Recorder:
             return
         self._fail(failed, device, place, func)
 
-    def _fail(self, failure: AllocationFailed, device: int, place: Place, func: Any) -> None:
+    def _note_peaks(self, device: int) -> None:
+        allocator, peaks = self.devices[device].allocator, self._peaks[device]
+        if allocator.allocated > peaks[0]:
+            peaks[0] = allocator.allocated
+            if allocator.reserved > peaks[1]:
+                peaks[1] = allocator.reserved
+
+    def _fail(self, failure: AllocationFailed, device: int, place: Place, func: Any) -> NoReturn:
         if self._on_failure is None:
             raise failure
         error = self._on_failure(self, failure, device, place, _op_name(func))
@@ -558,7 +615,11 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         with torch._C.DisableTorchFunction():
-            out = func(*args, **kwargs) if kwargs else func(*args)
+            stand_ins = self._recorder.stand_ins
+            if stand_ins is None:
+                out = func(*args, **kwargs) if kwargs else func(*args)
+            else:
+                out = stand_ins.run(func, args, kwargs or {}, self._recorder.context.target >= 0)
             try:
                 self._recorder.after(func, args, kwargs, out)
             except BaseException as error:

@@ -27,13 +27,20 @@ from legroom.memory.allocator import AllocationFailed, Allocator
 from legroom.memory.allocator_settings import AllocatorSettings
 from legroom.memory.events import Event, Sink
 from legroom.observe.attribution import Place
+from legroom.observe.cuda_rules.rules import CudaRules
 from legroom.observe.recorder import Recorder
+from legroom.observe.stand_ins import StandIns
 from legroom.observe.virtual import optimizers
 from legroom.observe.virtual.cuda_api import patches
 from legroom.observe.virtual.device_type import numbers_name_devices
 from legroom.observe.virtual.oom import report_out_of_memory
 from legroom.observe.virtual.patching import replaced
-from legroom.observe.virtual.placement import Placement, default_device_is_ours, in_callbacks_too
+from legroom.observe.virtual.placement import (
+    Placement,
+    default_device_is_ours,
+    in_callbacks_too,
+    stand_ins_say_where,
+)
 from legroom.observe.virtual.streams import current_stream_id
 from legroom.units import parse_size
 
@@ -70,18 +77,27 @@ class VirtualGPU:
         sink: Sink | None = None,
         context: str | int | None = None,
         settings: AllocatorSettings | None = None,
+        rules: CudaRules | None = None,
+        stand_ins: StandIns | None = None,
+        bounded: bool = True,
     ) -> None:
+        """The rest is for estimates. `rules`: count what CUDA's kernels take beyond their results, too. `stand_ins`:
+        device tensors without data. `bounded=False`: never fail; the sizes are only what the devices say of themselves."""
         if not sizes:
             raise UsageError("a virtual GPU needs a size, such as VirtualGPU('8GiB')")
         capacities = [parse_size(part) for size in sizes for part in _parts(size)]
         context_bytes = 0 if context is None else parse_size(context)
         settings = settings or AllocatorSettings.from_environment(os.environ, torch.__version__)
         self.devices: list[VirtualDevice] = []
+        self.stand_ins = stand_ins
+        self._rules = rules
         self.recorder = Recorder(
             sink or _nowhere,
             self.devices,
             eager=True,
             stream_on=current_stream_id,
+            rules=rules,
+            stand_ins=stand_ins,
             on_failure=self._out_of_memory,
         )
         for index, capacity in enumerate(capacities):
@@ -90,7 +106,7 @@ class VirtualGPU:
                     f"a CUDA context of {context_bytes} bytes leaves nothing of a GPU of {capacity}"
                 )
             allocator = Allocator(
-                capacity - context_bytes,
+                capacity - context_bytes if bounded else None,
                 total=capacity,
                 settings=settings,
                 on_segment=partial(self.recorder.segment_changed, index),
@@ -115,6 +131,13 @@ class VirtualGPU:
             entering.enter_context(_threads_follow(self))
             self.recorder.attach()
             entering.callback(self.recorder.detach)
+            if self._rules is not None:
+                entering.enter_context(
+                    self._rules.installed(lambda tensor: self.device_of(tensor) is not None)
+                )
+            if self.stand_ins is not None:
+                entering.enter_context(self.stand_ins.models_without_data())
+                entering.enter_context(stand_ins_say_where(self))
             entering.enter_context(in_callbacks_too(lambda: Placement(self, self.recorder)))
             entering.enter_context(Placement(self, self.recorder))
             _silence_forks(self.recorder)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import overrides
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _device as _device_module
 
@@ -47,6 +48,7 @@ class Placement(TorchFunctionMode):
             Tensor.type: self._type,
             Tensor.numpy: self._numpy,
             Tensor.__array__: self._array,
+            Tensor.tolist: self._tolist,
             Tensor.__deepcopy__: self._deepcopy,
             Tensor.__repr__: self._repr,
             torch.as_tensor: self._as_tensor,
@@ -119,6 +121,12 @@ class Placement(TorchFunctionMode):
         self._refuse_numpy(tensor)
         return tensor.__array__(*args, **kwargs)
 
+    def _tolist(self, tensor: Any) -> Any:
+        stand_ins = self._recorder.stand_ins
+        if stand_ins is not None and isinstance(tensor, FakeTensor):
+            return stand_ins.as_list(tensor)
+        return tensor.tolist()
+
     def _refuse_numpy(self, tensor: Any) -> None:
         index = self._where(tensor)
         if index is not None:
@@ -176,6 +184,9 @@ class Placement(TorchFunctionMode):
         return self._copy(tensor, there, options)
 
     def _copy(self, tensor: Any, there: int | None, options: dict[str, Any]) -> Any:
+        stand_ins = self._recorder.stand_ins
+        if there is None and stand_ins is not None:
+            return stand_ins.on_host(tensor, **options)
         category = None if there is None else self._recorder.role_of_copy(tensor)
         return self._placed(there, category, Tensor.to, (tensor, "cpu"), options)
 
@@ -285,6 +296,23 @@ class Placement(TorchFunctionMode):
         if not 0 <= index < len(self._host.devices):
             raise _invalid_ordinal()
         return index
+
+
+@contextlib.contextmanager
+def stand_ins_say_where(host: Host) -> Iterator[None]:
+    """A tensor without data has a `device` property of its own, which no function mode sees."""
+    original: Any = FakeTensor.device
+
+    def device(tensor: Any) -> torch.device:
+        if torch._C._is_torch_function_mode_enabled() and _is_on():
+            index = host.device_of(tensor)
+            if index is not None:
+                return torch.device("cuda", index)
+        place: torch.device = original.__get__(tensor)
+        return place
+
+    with replaced(table(FakeTensor, {"device": property(device, original.fset)})):
+        yield
 
 
 class _Move(torch.autograd.Function):

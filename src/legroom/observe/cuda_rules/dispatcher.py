@@ -1,0 +1,69 @@
+"""Teaches torch's dispatcher to take CUDA's path for tensors that stand for CUDA ones.
+
+Some operations are made of others, and of which depends on the device: attention, dropout, recurrent layers,
+everything under autocast. On stand-in tensors (CPU tensors underneath) they would take the CPU's path, and other
+tensors would be saved for the backward pass. So while `Overrides` is active, these operations have kernels of ours
+that take CUDA's. Whatever lies below them is as it was, and closing it puts everything back.
+"""
+
+import warnings
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import torch
+
+COMPOSITE = ("AutogradCPU", "CPU")
+"""Where to put a kernel for an operation that is made of others: with gradients and without."""
+
+
+class Overrides:
+    """Kernels for aten operations, in force while it is open."""
+
+    def __init__(self, stands_for_cuda: Callable[[torch.Tensor], bool]) -> None:
+        """`stands_for_cuda` tells a tensor that stands for a CUDA one from one of the host's own."""
+        self.stands_for_cuda = stands_for_cuda
+        self._library = torch.library.Library("aten", "IMPL")
+
+    def put(self, name: str, kernel: Callable[..., Any], *keys: str) -> None:
+        """From now on `name` (`dropout`, `softmax.int`) runs `kernel`. Skipped where torch has no such operation."""
+        if overload(name) is None:
+            return
+        for key in keys:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # it is meant to replace one
+                self._library.impl(name, kernel, key)
+
+    def composite(self, name: str, decide: Callable[..., Any]) -> None:
+        """`decide(original, *args, **kwargs)` runs instead of `name` for stand-in tensors; hosts' own go on as ever.
+
+        The first argument of the operation tells which it is.
+        """
+        original = overload(name)
+        if original is None:
+            return
+
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            if isinstance(args[0], torch.Tensor) and self.stands_for_cuda(args[0]):
+                return decide(original, *args, **kwargs)
+            return original.decompose(*args, **kwargs)
+
+        self.put(name, kernel, *COMPOSITE)
+
+    def close(self) -> None:
+        self._library._destroy()
+
+    def __enter__(self) -> "Overrides":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def overload(name: str) -> Any:
+    """The aten operation `name` or `name.overload`; None where this torch has none."""
+    base, _, variant = name.partition(".")
+    packet = getattr(torch.ops.aten, base, None)
+    return getattr(packet, variant or "default", None)

@@ -1,0 +1,23 @@
+"""Dropout: CUDA runs one fused kernel that saves a mask of booleans; the CPU multiplies by a mask of its own dtype.
+
+Source: `is_fused_kernel_acceptable` in ATen/native/Dropout.cpp. `dropout_` and the dropouts of whole channels have no
+fused kernel on either.
+"""
+
+from typing import Any
+
+import torch
+
+from legroom.observe.cuda_rules.dispatcher import Overrides
+
+
+def install(overrides: Overrides) -> None:
+    overrides.composite("dropout", _dropout)
+
+
+def _dropout(original: Any, input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    if train and 0 < p < 1 and input.numel():
+        out: torch.Tensor = torch.ops.aten.native_dropout(input, p, True)[0]
+        return out
+    kept: torch.Tensor = original.decompose(input, p, train)
+    return kept

@@ -1,0 +1,85 @@
+"""The vocabulary of the rules: what an operation does to memory on CUDA, step by step.
+
+The order matters as much as the sizes: the caching allocator answers each request from what is free at that moment,
+so an operation that takes scratch before its result leaves other holes than one that takes it after.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from legroom.observe.gpus import Gpu
+
+
+class Output(NamedTuple):
+    """The operation's `index`-th result is allocated now (if it is new memory)."""
+
+    index: int
+    bytes: int | None = None
+    """Where CUDA gives it more memory than its elements need."""
+
+
+class Take(NamedTuple):
+    """Scratch is allocated now; given back by a `Give` of the same name, or when the operation ends.
+
+    What is left at the end is given back in the reverse order of taking, as C++ does with what a function holds.
+    """
+
+    name: str
+    bytes: int
+
+
+class Give(NamedTuple):
+    """Scratch is given back now."""
+
+    name: str
+
+
+class Keep(NamedTuple):
+    """Memory that a library takes the first time and keeps: only the first `Keep` of a name allocates."""
+
+    name: str
+    bytes: int
+
+
+Step = Output | Take | Give | Keep
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one operation does, in order. Results that no step names are allocated before the first step.
+
+    `doubt`: bytes that the operation may hold beyond this, where a kernel's inside is not known. They widen a safe
+    bound; they are no part of the estimate.
+    """
+
+    steps: Sequence[Step] = ()
+    doubt: int = 0
+
+
+@dataclass(slots=True)
+class Call:
+    """One operation that has run on stand-in tensors, seen as CUDA would run it."""
+
+    func: Any
+    arguments: dict[str, Any]
+    """By the names of the operation's schema; defaults filled in."""
+    result: Any
+    gpu: Gpu
+    in_backward: bool
+    """Whether the autograd engine runs it: there it is another thread, with its own library handles."""
+
+
+Rule = Callable[[Call], Plan | None]
+
+
+def scratch(*sizes: int, doubt: int = 0) -> Plan | None:
+    """The commonest plan: results first, then scratch of these sizes, all given back at the end."""
+    steps = [Take(str(index), size) for index, size in enumerate(sizes) if size > 0]
+    return Plan(steps, doubt) if steps or doubt else None
+
+
+def size_of(tensor: Any) -> int:
+    """Bytes of a tensor's elements, densely packed."""
+    count: int = tensor.numel() * tensor.element_size()
+    return count

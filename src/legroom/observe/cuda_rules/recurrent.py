@@ -1,0 +1,267 @@
+"""LSTM, GRU and RNN layers: one cuDNN call for the whole module, where the CPU unrolls it step by step.
+
+Source: ATen/native/cudnn/RNN.cpp. On CUDA the weights of a module lie in one buffer (`flatten_parameters`), their
+gradients in another, and what the backward pass needs is one opaque reserve. Under autocast the weights are cast into
+a fresh buffer at every call. torch's own shape rules for these operations leave the reserve empty and know no backward,
+so both are given here.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import nn
+
+from legroom.observe.cuda_rules.dispatcher import Overrides
+from legroom.observe.cuda_rules.plan import Call, Give, Keep, Output, Plan, Rule, Step, Take, size_of
+from legroom.observe.cuda_rules.recurrent_sizes import LSTM, RNN_MODES, Layer, dropout_state, reserve, workspace
+
+aten = torch.ops.aten
+Tensor = torch.Tensor
+
+
+@contextlib.contextmanager
+def installed(overrides: Overrides) -> Iterator[None]:
+    """Recurrent layers take cuDNN's path; modules lay their weights out in one buffer."""
+    overrides.put("_cudnn_rnn", _forward_shapes, "Meta")
+    overrides.put("_cudnn_rnn_backward", _backward_shapes, "Meta")
+    for mode, name in enumerate(RNN_MODES):
+        overrides.composite(f"{name}.input", _whole(mode, overrides))
+        overrides.composite(f"{name}.data", _packed(mode, overrides))
+    original: Any = nn.RNNBase.flatten_parameters
+
+    def flatten_parameters(module: nn.RNNBase) -> None:
+        original(module)
+        weights = [w for w in getattr(module, "_flat_weights", ()) if isinstance(w, Tensor)]
+        if weights and all(overrides.stands_for_cuda(w) for w in weights):
+            _flatten(weights)
+
+    nn.RNNBase.flatten_parameters = flatten_parameters  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.RNNBase.flatten_parameters = original  # type: ignore[method-assign]
+
+
+def _flatten(weights: Sequence[Tensor]) -> None:
+    """Let all weights be parts of one buffer, as cuDNN wants them."""
+    if len({w.untyped_storage()._cdata for w in weights}) == 1:
+        return
+    if len({w.dtype for w in weights}) > 1:
+        return
+    with torch.no_grad():
+        buffer = weights[0].new_empty(sum(w.numel() for w in weights))
+        for weight, part in zip(weights, _parts(buffer, [w.shape for w in weights]), strict=True):
+            weight.set_(part)  # type: ignore[call-overload]
+
+
+def _parts(buffer: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+    offset, parts = 0, []
+    for shape in shapes:
+        parts.append(buffer.narrow(0, offset, prod(shape)).view(*shape))
+        offset += prod(shape)
+    return parts
+
+
+def _whole(mode: int, overrides: Overrides) -> Callable[..., Any]:
+    """For sequences of one length: `lstm(input, hx, params, has_biases, num_layers, ...)`."""
+
+    def run(
+        original: Any,
+        input: Tensor,
+        hx: Any,
+        params: Sequence[Tensor],
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+        batch_first: bool,
+    ) -> Any:
+        return _call(
+            mode, input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first, []
+        )
+
+    return run
+
+
+def _packed(mode: int, overrides: Overrides) -> Callable[..., Any]:
+    """For packed sequences: `lstm(data, batch_sizes, hx, params, ...)`."""
+
+    def run(
+        original: Any,
+        data: Tensor,
+        batch_sizes: Tensor,
+        hx: Any,
+        params: Sequence[Tensor],
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+    ) -> Any:
+        sizes = batch_sizes.tolist()
+        return _call(mode, data, hx, params, has_biases, num_layers, dropout, train, bidirectional, False, sizes)
+
+    return run
+
+
+def _call(
+    mode: int,
+    input: Tensor,
+    hx: Any,
+    params: Sequence[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+    batch_sizes: list[int],
+) -> Any:
+    state, cell = hx if mode == LSTM else (hx, None)
+    weights = list(params)
+    per_layer = (4 if has_biases else 2) + (1 if mode == LSTM and state.shape[-1] != cell.shape[-1] else 0)
+    hidden = (cell if cell is not None else state).shape[-1]
+    projected = state.shape[-1] if state.shape[-1] != hidden else 0
+    buffer = _buffer_of(weights)
+    autocasts = torch.is_autocast_enabled("cpu") and input.is_floating_point()
+    with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST) if autocasts else contextlib.nullcontext():
+        if autocasts:
+            dtype = torch.get_autocast_dtype("cpu")
+            buffer, weights = _cast_weights(weights, dtype)
+            cell = None if cell is None else cell.to(dtype)
+            state, input = state.to(dtype), input.to(dtype)
+        out, last_state, last_cell, _, _ = aten._cudnn_rnn(
+            input, weights, per_layer, buffer, state, cell, mode, hidden, projected, num_layers, batch_first, dropout,
+            train, bidirectional, batch_sizes, None,
+        )  # fmt: skip
+    return (out, last_state, last_cell) if mode == LSTM else (out, last_state)
+
+
+def _buffer_of(weights: Sequence[Tensor]) -> Tensor | None:
+    """The buffer that all weights are parts of; None where each lies by itself."""
+    if len({w.untyped_storage()._cdata for w in weights}) > 1:
+        return None
+    return weights[0].detach().as_strided((sum(w.numel() for w in weights),), (1,), 0)
+
+
+def _cast_weights(weights: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
+    """`_cudnn_rnn_cast_reflatten`: copies in the lower precision, in one fresh buffer."""
+    with torch.no_grad():
+        buffer = torch.zeros(sum(w.numel() for w in weights), dtype=dtype, device=weights[0].device)
+        parts = [part.detach() for part in _parts(buffer, [(w.numel(), 1) for w in weights])]
+    for part, weight in zip(parts, weights, strict=True):
+        part.copy_(weight.reshape(-1, 1))
+    return buffer, parts
+
+
+# Shapes, as the CUDA operations give them
+
+
+def _layer(arguments: dict[str, Any], input: Tensor) -> Layer:
+    sizes = arguments["batch_sizes"]
+    if sizes:
+        steps, batch = len(sizes), sizes[0]
+    else:
+        steps, batch = input.shape[:2] if not arguments["batch_first"] else (input.shape[1], input.shape[0])
+    return Layer(
+        mode=arguments["mode"],
+        steps=steps,
+        batch=batch,
+        inputs=input.shape[-1],
+        hidden=arguments["hidden_size"],
+        layers=arguments["num_layers"],
+        directions=2 if arguments["bidirectional"] else 1,
+        element=input.element_size(),
+        training=arguments["train"],
+        dropout=arguments["dropout"] > 0,
+    )
+
+
+def _forward_shapes(*args: Any) -> tuple[Tensor, ...]:
+    arguments = dict(zip(_FORWARD_NAMES, args, strict=False))
+    input, hx, cx = arguments["input"], arguments["hx"], arguments["cx"]
+    layer = _layer(arguments, input)
+    width = (arguments["proj_size"] or layer.hidden) * layer.directions
+    if arguments["batch_sizes"]:
+        out = input.new_empty(input.shape[0], width)
+    else:
+        out = input.new_empty(layer.steps, layer.batch, width)
+        out = out.transpose(0, 1) if arguments["batch_first"] else out
+    depth = layer.layers * layer.directions
+    state = hx.new_empty(depth, layer.batch, arguments["proj_size"] or layer.hidden)
+    cell = input.new_empty(0) if cx is None else cx.new_empty(depth, layer.batch, layer.hidden)
+    kept = input.new_empty(reserve(layer), dtype=torch.uint8)
+    buffer = arguments["weight_buf"]
+    if buffer is None:
+        buffer = input.new_empty(sum(w.numel() for w in arguments["weight"]))
+    return out, state, cell, kept, buffer
+
+
+def _backward_shapes(*args: Any) -> tuple[Any, ...]:
+    arguments = dict(zip(_BACKWARD_NAMES, args, strict=False))
+    input, hx, cx = arguments["input"], arguments["hx"], arguments["cx"]
+    need_input, need_state, need_cell, need_weights = arguments["output_mask"]
+    if arguments["batch_first"] and not arguments["batch_sizes"]:
+        grad_input = input.new_empty(input.shape[1], input.shape[0], input.shape[2]).transpose(0, 1)
+    else:
+        grad_input = input.new_empty(input.shape)
+    flat = input.new_empty(sum(w.numel() for w in arguments["weight"]))
+    return (
+        grad_input if need_input else None,
+        hx.new_empty(hx.shape) if need_state or need_input else None,
+        cx.new_empty(cx.shape) if cx is not None and (need_cell or need_input) else None,
+        _parts(flat, [w.shape for w in arguments["weight"]]) if need_weights else [],
+    )
+
+
+# What the operations take
+
+
+def _forward(call: Call) -> Plan:
+    """The input in steps × batch order, results, workspace, reserve: in the order of the measured histories."""
+    arguments = call.arguments
+    layer = _layer(arguments, arguments["input"])
+    steps: list[Step] = []
+    if layer.dropout and layer.training:
+        steps.append(Keep("cudnn dropout", dropout_state(call.gpu)))
+    if _reordered(arguments):
+        steps.append(Take("input", size_of(arguments["input"])))
+    steps += [Output(0), Output(1), Output(2), Output(4), Take("workspace", workspace(layer)), Output(3)]
+    return Plan(steps)
+
+
+def _backward(call: Call) -> Plan:
+    """First the gradients of the inputs, then those of the weights: the workspace is taken twice."""
+    arguments = call.arguments
+    layer = _layer(arguments, arguments["input"])
+    scratch = workspace(layer)
+    steps: list[Step] = [Output(1), Output(2), Output(0)]
+    grad = arguments["grad_output"]
+    if grad is not None and _reordered(arguments):
+        steps.append(Take("gradient", size_of(grad)))
+    copied = [Take("input", size_of(arguments["input"]))] if _reordered(arguments) else []
+    steps += copied
+    for name in ("hx", "cx"):
+        if arguments[f"grad_{name[0]}y"] is None and arguments[name] is not None:
+            steps.append(Take(name, size_of(arguments[name])))
+    steps += [Take("workspace", scratch), Give("workspace")]
+    steps += [Give(taken.name) for taken in steps if isinstance(taken, Take) and taken.name in ("gradient", "input")]
+    if arguments["output_mask"][3]:
+        steps += [*copied, Output(3), Take("workspace", scratch)]
+    return Plan(steps)
+
+
+def _reordered(arguments: dict[str, Any]) -> bool:
+    """Whether the input must be copied to put the steps first."""
+    return bool(arguments["batch_first"]) and not arguments["batch_sizes"]
+
+
+RULES: dict[str, Rule] = {"aten::_cudnn_rnn": _forward, "aten::_cudnn_rnn_backward": _backward}
+
+_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+_FORWARD_NAMES = [argument.name for argument in aten._cudnn_rnn.default._schema.arguments]
+_BACKWARD_NAMES = [argument.name for argument in aten._cudnn_rnn_backward.default._schema.arguments]

@@ -1,0 +1,93 @@
+"""All rules for one GPU, behind two doors: what an operation does to memory, and CUDA's path for those made of others."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from legroom.observe.cuda_rules import (
+    attention,
+    autocast,
+    convolution,
+    dropout,
+    embedding,
+    matmul,
+    normalization,
+    optimizers,
+    recurrent,
+    reductions,
+    softmax,
+    temporaries,
+)
+from legroom.observe.cuda_rules.dispatcher import Overrides
+from legroom.observe.cuda_rules.plan import Call, Plan, Rule
+from legroom.observe.gpus import Gpu
+
+MEASURED_RELEASE = (2, 11)
+"""The release of torch whose CUDA kernels the rules describe where releases differ: the newest one measured."""
+
+
+class CudaRules:
+    """What CUDA would do on `gpu` where a trace over CPU or fake tensors does otherwise."""
+
+    def __init__(self, gpu: Gpu, *, release: tuple[int, int] = MEASURED_RELEASE) -> None:
+        self.gpu = gpu
+        self.release = release
+        self._known: dict[int, tuple[Rule, list[tuple[str, Any]]] | None] = {}
+
+    def plan(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None, result: Any) -> Plan | None:
+        """What the operation does to memory; None where it only makes its results."""
+        try:
+            known = self._known[id(func)]
+        except KeyError:
+            known = self._known[id(func)] = _rule_for(func)
+        if known is None:
+            return None
+        rule, parameters = known
+        arguments = {
+            name: args[index] if index < len(args) else kwargs.get(name, default) if kwargs else default
+            for index, (name, default) in enumerate(parameters)
+        }
+        return rule(Call(func, arguments, result, self.gpu, _in_backward()))
+
+    @contextlib.contextmanager
+    def installed(self, stands_for_cuda: Callable[[torch.Tensor], bool]) -> Iterator[None]:
+        """Within the block, operations that are made of others take CUDA's path for stand-in tensors."""
+        with Overrides(stands_for_cuda) as overrides:
+            dropout.install(overrides)
+            softmax.install(overrides)
+            attention.install(overrides, self.gpu, self.release)
+            with optimizers.installed(), recurrent.installed(overrides), autocast.installed(overrides):
+                yield
+
+
+def _rule_for(func: Any) -> tuple[Rule, list[tuple[str, Any]]] | None:
+    """The rule for an operation, and its parameters with their defaults."""
+    schema = getattr(func, "_schema", None)
+    rule = None if schema is None else _RULES.get(schema.name)
+    if rule is None or schema is None:
+        return None
+    parameters = [
+        (argument.name, argument.default_value if argument.has_default_value() else None)
+        for argument in schema.arguments
+    ]
+    return rule, parameters
+
+
+def _in_backward() -> bool:
+    """Whether the autograd engine is at work: private, and without it everything counts as forward."""
+    ask = getattr(torch._C, "_current_graph_task_id", None)
+    return ask is not None and ask() != -1
+
+
+_RULES: dict[str, Rule] = {
+    **reductions.RULES,
+    **matmul.RULES,
+    **convolution.RULES,
+    **recurrent.RULES,
+    **attention.RULES,
+    **normalization.RULES,
+    **embedding.RULES,
+    **temporaries.RULES,
+}

@@ -1,0 +1,74 @@
+"""Plays what CUDA's kernels take beyond their results (`cuda_rules` says what and when) through the allocator."""
+
+from typing import Any, Protocol
+
+import torch
+
+from legroom.observe.attribution import Place
+from legroom.observe.cuda_rules.plan import Give, Keep, Output, Plan, Take
+from legroom.observe.cuda_rules.rules import CudaRules
+
+
+class Ledgerkeeper(Protocol):
+    """The recorder, as far as it is needed here."""
+
+    def take(self, nbytes: int, device: int, place: Place, func: Any) -> tuple[int, Any]: ...
+
+    def give(self, number: int, block: Any, device: int) -> None: ...
+
+    def born(self, key: int, storage: Any, device: int, place: Place, func: Any) -> None: ...
+
+    def note_doubt(self, device: int, doubt: int) -> None: ...
+
+
+class KernelMemory:
+    """The memory of kernels over one run: what libraries keep, once taken, stays taken."""
+
+    def __init__(self, rules: CudaRules) -> None:
+        self.rules = rules
+        self._kept: set[tuple[int, str]] = set()
+
+    def play(
+        self,
+        plan: Plan,
+        recorder: Ledgerkeeper,
+        device: int,
+        place: Place,
+        func: Any,
+        out: Any,
+        fresh: dict[int, Any],
+    ) -> None:
+        """One operation, step by step. `fresh`: key → storage of its results that are new memory."""
+        by_index = _keys_by_index(out)
+        named = {by_index.get(step.index) for step in plan.steps if isinstance(step, Output)}
+        for key in [key for key in fresh if key not in named]:
+            recorder.born(key, fresh.pop(key), device, place, func)
+        taken: dict[str, tuple[int, Any]] = {}
+        try:
+            for step in plan.steps:
+                if isinstance(step, Output):
+                    key = by_index.get(step.index, 0)
+                    if key in fresh:
+                        recorder.born(key, fresh.pop(key), device, place, func)
+                elif isinstance(step, Take):
+                    taken[step.name] = recorder.take(step.bytes, device, place, func)
+                elif isinstance(step, Give):
+                    recorder.give(*taken.pop(step.name), device)
+                elif isinstance(step, Keep) and (device, step.name) not in self._kept:
+                    recorder.take(step.bytes, device, place, func)
+                    self._kept.add((device, step.name))
+            if plan.doubt:
+                recorder.note_doubt(device, plan.doubt)
+        finally:
+            for number, block in taken.values():
+                recorder.give(number, block, device)
+
+
+def _keys_by_index(out: Any) -> dict[int, int]:
+    """Which storage is the operation's n-th result."""
+    results = out if isinstance(out, tuple | list) else (out,)
+    return {
+        index: result.untyped_storage()._cdata
+        for index, result in enumerate(results)
+        if isinstance(result, torch.Tensor)
+    }

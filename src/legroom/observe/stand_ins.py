@@ -1,0 +1,159 @@
+"""Device tensors without data: operations on them give shapes and nothing else, in no time and no memory.
+
+What lives on a device is a fake tensor; what lives on the host is real, so that data loading, sampling and logging run
+as they are. Where the two meet, values must be made up: `.item()` gives 1, or False; `.cpu()` gives ones.
+
+Models are built on the host first and would take time and memory there: what a module makes while it is constructed
+is fake from the beginning, and so is every parameter and buffer it registers.
+"""
+
+import contextlib
+import math
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+SMALL = 64 * 1024
+"""Bytes below which a tensor made during a module's construction stays real: its values may steer the construction
+(`[rate.item() for rate in torch.linspace(0, 0.1, depth)]`), and it costs nothing."""
+
+_ITEM = torch.ops.aten._local_scalar_dense.default
+_CHECK_INF = getattr(torch.ops.aten, "_amp_foreach_non_finite_check_and_unscale_", None)
+
+
+class StandIns:
+    """Runs operations on data-less tensors, and makes up the values that a program asks for."""
+
+    def __init__(self) -> None:
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.made_up = 0
+        """How many values were made up."""
+        self._infinities: set[int] = set()
+
+    def run(self, func: Any, args: Any, kwargs: dict[str, Any], to_device: bool) -> Any:
+        """One operation. `to_device`: its results live on a device, whatever its inputs are."""
+        if func is _ITEM and isinstance(args[0], FakeTensor):
+            return self._value(args[0])
+        if to_device or _any_fake(args) or _any_fake(kwargs.values()) or _is_building(func, args, kwargs):
+            if _CHECK_INF is not None and func is _CHECK_INF.default:
+                self._infinities.add(args[1].untyped_storage()._cdata)
+            with self.mode:
+                return func(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def on_host(self, tensor: torch.Tensor, **options: Any) -> torch.Tensor:
+        """What a data-less tensor becomes when it is copied to the host: real, and made up."""
+        self.made_up += 1
+        dtype = options.get("dtype") or tensor.dtype
+        return torch.ones(tensor.shape, dtype=dtype).requires_grad_(False)
+
+    def as_list(self, tensor: torch.Tensor) -> Any:
+        return self.on_host(tensor).tolist()
+
+    def _value(self, tensor: FakeTensor) -> float | int | bool:
+        self.made_up += 1
+        if (
+            tensor.untyped_storage()._cdata in self._infinities
+        ):  # GradScaler asks whether gradients overflowed
+            return 0.0
+        if tensor.dtype is torch.bool:
+            return False
+        return 1.0 if tensor.dtype.is_floating_point else 1
+
+    @contextlib.contextmanager
+    def models_without_data(self) -> Iterator[None]:
+        """While active, whatever modules register is a stand-in."""
+        made: dict[int, Any] = {}
+
+        def registered(module: nn.Module, name: str, tensor: Any) -> Any:
+            if (
+                tensor is None
+                or isinstance(tensor, FakeTensor)
+                or type(tensor) not in (torch.Tensor, nn.Parameter)
+            ):
+                return None
+            if id(tensor) not in made:
+                with self.mode, torch.no_grad():
+                    fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+                if isinstance(tensor, nn.Parameter):
+                    fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
+                made[id(tensor)] = (
+                    tensor,
+                    fake,
+                )  # the original is kept: another may not take its id meanwhile
+            return made[id(tensor)][1]
+
+        hooks = (
+            nn.modules.module.register_module_parameter_registration_hook(registered),
+            nn.modules.module.register_module_buffer_registration_hook(registered),
+        )
+        swap = torch.utils.swap_tensors
+
+        def take_over(tensor: Any, other: Any) -> None:
+            """`Module.to` swaps stand-ins, which fails where a weak reference looks at one: take its memory instead."""
+            if isinstance(tensor, FakeTensor) and isinstance(other, FakeTensor):
+                tensor.data = other.data
+            else:
+                swap(tensor, other)
+
+        torch.utils.swap_tensors = take_over
+        try:
+            yield
+        finally:
+            torch.utils.swap_tensors = swap
+            for hook in hooks:
+                hook.remove()
+
+
+def _any_fake(values: Any) -> bool:
+    for value in values:
+        if isinstance(value, FakeTensor):
+            return True
+        if isinstance(value, tuple | list) and _any_fake(value):
+            return True
+    return False
+
+
+_FACTORIES = frozenset(
+    id(getattr(packet, overload))
+    for name in (
+        "empty",
+        "empty_strided",
+        "zeros",
+        "ones",
+        "full",
+        "rand",
+        "randn",
+        "randint",
+        "arange",
+        "eye",
+    )
+    for packet in (getattr(torch.ops.aten, name),)
+    for overload in packet.overloads()
+)
+
+
+def _is_building(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a large tensor is about to be made from nothing inside the construction of a module."""
+    if id(func) not in _FACTORIES or _bytes_asked_for(args, kwargs) < SMALL:
+        return False
+    frame = sys._getframe(3)
+    while frame is not None:
+        if frame.f_code.co_name == "__init__" and frame.f_code.co_argcount:
+            first = frame.f_code.co_varnames[0]
+            if isinstance(frame.f_locals.get(first), nn.Module):
+                return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def _bytes_asked_for(args: Any, kwargs: dict[str, Any]) -> int:
+    shape = next((value for value in args if isinstance(value, list | tuple)), None)
+    if shape is None:
+        return 0
+    dtype = kwargs.get("dtype") or torch.get_default_dtype()
+    return math.prod(int(size) for size in shape) * dtype.itemsize
