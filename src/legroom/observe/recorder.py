@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from legroom.memory.allocator import AllocationFailed
 from legroom.memory.events import Alloc, Category, Event, Free, Phase, Segment, Sink, Step, Tag
-from legroom.observe import autograd_graph
+from legroom.observe import autograd_graph, meeting
 from legroom.observe.attribution import ModuleStack, Origins, Place, current_node, user_frame
 from legroom.observe.cuda_rules.plan import Plan
 from legroom.observe.cuda_rules.rules import CudaRules
@@ -77,6 +77,8 @@ class Context(threading.local):
     """Where results of an operation without tensor inputs live: such are made inside larger ones (a causal mask
     inside attention). INHERIT outside any call: the engine made it, and it lives where the backward pass is."""
     category: Category | None = None
+    call: tuple[Any, Any, Any] | None = None
+    """The torch function that the program called, its arguments and its named arguments, while it runs."""
 
 
 class Live(weakref.ref):  # type: ignore[type-arg]
@@ -190,7 +192,7 @@ class Recorder:
                 elif id(func) in _RESIZING:
                     self._maybe_resized(storage, func)
         elif isinstance(out, tuple | list):
-            for tensor in _tensors(out):
+            for tensor in _tensors(out if id(func) not in meeting.HOST_LAST else out[:-1]):
                 storage = _storage_of(tensor)
                 if storage is not None and storage._cdata not in live:
                     fresh = fresh or []
@@ -198,6 +200,8 @@ class Recorder:
                         fresh.append((storage._cdata, storage))
         plan = None if self._kernels is None else self._kernels.rules.plan(func, args, kwargs, out)
         if fresh is None and plan is None:
+            if id(func) in meeting.MUTATING and not self.everywhere:
+                self._place_of_inputs(func, args, kwargs)
             if func is _DETACH:
                 self._maybe_gradient(out)
             elif self._in_backward and current_node() is None:
@@ -401,8 +405,7 @@ class Recorder:
         """
         device: int | None = None
         hosts: set[int] = set()
-        stranger: torch.Tensor | None = None
-        any_tensor = False
+        mixed = any_tensor = False
         for tensor in _tensors((args, kwargs.values()) if kwargs else args):
             storage = _storage_of(tensor)
             if storage is None:
@@ -411,20 +414,28 @@ class Recorder:
             known = self.live.get(storage._cdata)
             if known is None:
                 hosts.add(storage._cdata)
-                if tensor.dim():
-                    stranger = tensor
             elif device is None:
                 device = known.device
-            elif device != known.device and tensor.dim() and id(func) not in _CROSSING:
-                raise _devices_meet(device, f"cuda:{known.device}")
-        if device is not None and stranger is not None and id(func) not in _CROSSING:
-            raise _devices_meet(device, "cpu")
+            elif device != known.device:
+                mixed = True
+        if device is not None and (mixed or hosts):
+            self._check_meeting(func, args, kwargs)
         if device is None and not any_tensor:
             orphans = self.context.orphans
             if orphans == INHERIT:
                 orphans = self._backward_device if self._in_backward else HOST
             device = None if orphans == HOST else orphans
         return device, hosts
+
+    def _check_meeting(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> None:
+        call = self.context.call
+        meeting.check(
+            func,
+            args,
+            _tensors((args, kwargs.values()) if kwargs else args),
+            self.device_of,
+            None if call is None else (call[0], _tensors((call[1], (call[2] or {}).values()))),
+        )
 
     def _locate(self, args: Sequence[Any], depth: int) -> Place:
         """Where the operation in progress stands. `depth`: how many frames above this one are ours."""
@@ -637,9 +648,21 @@ _EagerMode.__torch_dispatch__ = inspect.unwrap(_Mode.__torch_dispatch__)  # type
 
 
 def _storage_of(tensor: Any) -> Any:
-    """A tensor's storage, or None for one that has none (sparse, functional wrappers)."""
+    """A tensor's storage, or None for one that has none (functional wrappers). A sparse tensor's is its values'."""
     try:
         return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError, AttributeError):
+        return _storage_of_values(tensor)
+
+
+def _storage_of_values(tensor: Any) -> Any:
+    """Of what a sparse tensor is made of, the values; its indices are not counted where an operation made them."""
+    layout = getattr(tensor, "layout", torch.strided)
+    if layout is torch.strided or isinstance(tensor, torch._subclasses.FakeTensor):
+        return None
+    try:
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            return (tensor._values() if layout is torch.sparse_coo else tensor.values()).untyped_storage()
     except (NotImplementedError, RuntimeError, AttributeError):
         return None
 
@@ -687,33 +710,10 @@ def _op_name(func: Any) -> str:
     return name
 
 
-def _devices_meet(device: int, other: str) -> RuntimeError:
-    return RuntimeError(
-        f"Expected all tensors to be on the same device, but found at least two devices, cuda:{device} and {other}!"
-    )
-
-
-def _overloads(*names: str) -> frozenset[int]:
-    """Every overload of the named aten operations that this torch has, by `id`: they live for ever, and hashing
-    one itself calls into Python."""
-    found: list[int] = []
-    for name in names:
-        packet = getattr(torch.ops.aten, name, None)
-        if packet is not None:
-            found.extend(id(getattr(packet, overload)) for overload in packet.overloads())
-    return frozenset(found)
-
-
 _DETACH = torch.ops.aten.detach.default
 _GUESSES = (Category.TEMPORARY, Category.INPUT)
-_RESIZING = _overloads("resize_", "resize_as_", "set_")
-_CROSSING = _overloads(
-    # copies between devices, and operations that accept host indices or lengths beside device data
-    "copy_", "_to_copy", "copy", "_copy_from", "index", "index_put", "index_put_", "_index_put_impl_",
-    "_unsafe_index", "_unsafe_index_put", "_pack_padded_sequence", "_pack_padded_sequence_backward", "set_", "_pin_memory",
-    "_foreach_copy_", "masked_scatter", "tensor_split", "_reshape_alias", "lift_fresh", "embedding_bag", "_ctc_loss",
-)  # fmt: skip
-_FACTORIES = _overloads(
+_RESIZING = meeting.overloads("resize_", "resize_as_", "set_")
+_FACTORIES = meeting.overloads(
     "empty", "empty_strided", "zeros", "ones", "full", "rand", "randn", "randint", "randperm", "arange", "linspace",
     "logspace", "eye", "normal", "scalar_tensor", "tril_indices", "triu_indices", "_to_copy", "clone", "lift_fresh",
 )  # fmt: skip

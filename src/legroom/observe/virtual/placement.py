@@ -46,6 +46,7 @@ class Placement(TorchFunctionMode):
             Tensor.cuda: self._cuda,
             Tensor.cpu: self._cpu,
             Tensor.type: self._type,
+            Tensor.type_as: lambda tensor, other: self._to(tensor, other),
             Tensor.numpy: self._numpy,
             Tensor.__array__: self._array,
             Tensor.tolist: self._tolist,
@@ -62,8 +63,11 @@ class Placement(TorchFunctionMode):
             handler = self._handlers.get(func)
             if handler is not None:
                 return handler(*args, **kwargs) if kwargs else handler(*args)
-            if kwargs and (kwargs.get("device") is not None or kwargs.get("pin_memory")):
-                return self._made_on(func, args, dict(kwargs))
+            if kwargs:
+                if kwargs.get("device") is not None or kwargs.get("pin_memory"):
+                    return self._made_on(func, args, dict(kwargs))
+                if kwargs.get("generator") is not None and _device_module.CURRENT_DEVICE is None:
+                    self._check_generator(kwargs["generator"], self._where_of_first(args))
             if _device_module.CURRENT_DEVICE is not None and func in _constructors():
                 return self._made_on(func, args, {**(kwargs or {}), "device": _device_module.CURRENT_DEVICE})
             return self._inside(func, args, kwargs)
@@ -210,6 +214,12 @@ class Placement(TorchFunctionMode):
         if named is None or not self._is_ours_or_cpu(named):
             return func(*args, **kwargs)
         there = self._index(named)
+        if kwargs.get("generator") is not None:
+            self._check_generator(kwargs["generator"], there)
+        if (
+            there is not None and func in _SPARSE
+        ):  # it keeps the tensors it is given: they must be the device's own
+            args = tuple(self._to(value, named) if isinstance(value, Tensor) else value for value in args)
         kwargs["device"] = "cpu"
         made = self._placed(there, None, func, args, kwargs)
         if there is not None:
@@ -218,7 +228,7 @@ class Placement(TorchFunctionMode):
 
     def _as_tensor(self, data: Any, *args: Any, **kwargs: Any) -> Any:
         kwargs = dict(kwargs)
-        named = kwargs.pop("device", None)
+        named = kwargs.pop("device", None) or _device_module.CURRENT_DEVICE
         if isinstance(data, Tensor):
             if named is None:
                 return torch.as_tensor(data, *args, **kwargs)
@@ -230,8 +240,8 @@ class Placement(TorchFunctionMode):
     def _inside(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         """Run a torch function: what it makes from nothing lives where its arguments live."""
         context = self._recorder.context
-        outer = context.orphans
-        context.orphans = HOST
+        outer = context.orphans, context.call
+        context.orphans, context.call = HOST, (func, args, kwargs)
         for value in args:
             if isinstance(value, Tensor):
                 index = self._where(value)
@@ -248,7 +258,7 @@ class Placement(TorchFunctionMode):
             kwargs = None
             raise
         finally:
-            context.orphans = outer
+            context.orphans, context.call = outer
 
     # --- the parts above in common
 
@@ -271,10 +281,19 @@ class Placement(TorchFunctionMode):
     def _claim(self, made: Any, there: int, category: Category | None = None) -> None:
         """Mark results whose memory no operation reported (`torch.tensor`, storage copies)."""
         if isinstance(made, Tensor):
-            self._recorder.mark(made.untyped_storage(), there, category or Category.INPUT)
+            if made.layout is torch.strided:
+                self._recorder.mark(made.untyped_storage(), there, category or Category.INPUT)
         elif isinstance(made, tuple | list):
             for item in made:
                 self._claim(item, there, category)
+
+    def _where_of_first(self, args: tuple[Any, ...]) -> int | None:
+        return self._where(args[0]) if args and isinstance(args[0], Tensor) else None
+
+    def _check_generator(self, generator: torch.Generator, there: int | None) -> None:
+        expected, found = "cpu" if there is None else "cuda", generator.device.type
+        if expected != found:
+            raise RuntimeError(f"Expected a '{expected}' device type for generator but found '{found}'")
 
     def _is_ours_or_cpu(self, named: Any) -> bool:
         if isinstance(named, int):
@@ -313,6 +332,16 @@ def stand_ins_say_where(host: Host) -> Iterator[None]:
 
     with replaced(table(FakeTensor, {"device": property(device, original.fset)})):
         yield
+
+
+_SPARSE = (
+    torch.sparse_coo_tensor,
+    torch.sparse_csr_tensor,
+    torch.sparse_csc_tensor,
+    torch.sparse_bsr_tensor,
+    torch.sparse_bsc_tensor,
+    torch.sparse_compressed_tensor,
+)
 
 
 class _Move(torch.autograd.Function):
@@ -374,6 +403,21 @@ def in_callbacks_too(make_mode: Callable[[], Placement]) -> Iterator[None]:
 
         return with_mode
 
+    def run_engine(engine: Callable[..., Any]) -> Callable[..., Any]:
+        def with_mode(roots: Any, *args: Any, **kwargs: Any) -> Any:
+            mode = make_mode()
+            context = mode._recorder.context
+            outer = context.orphans, context.call
+            # What the engine itself makes (zeros for a gradient that nobody gave) lives where the backward pass began.
+            index = mode._where(roots[0]) if roots else None
+            context.orphans, context.call = HOST if index is None else index, None
+            try:
+                return on(engine)(roots, *args, **kwargs)
+            finally:
+                context.orphans, context.call = outer
+
+        return with_mode
+
     def take_hooks(hooks: Any, pack_hook: Callable[..., Any], unpack_hook: Callable[..., Any]) -> None:
         original_init(hooks, on(pack_hook), on(unpack_hook))
 
@@ -383,7 +427,7 @@ def in_callbacks_too(make_mode: Callable[[], Placement]) -> Iterator[None]:
     for module in (torch.autograd, graph):
         engine = getattr(module, "_engine_run_backward", None)
         if engine is not None:
-            replacements += table(module, {"_engine_run_backward": on(engine)})
+            replacements += table(module, {"_engine_run_backward": run_engine(engine)})
     with replaced(replacements):
         yield
 
