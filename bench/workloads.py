@@ -47,13 +47,16 @@ class Case:
     benchmark: bool = False
     """`torch.backends.cudnn.benchmark`."""
 
+    inputs_first: bool = False
+    """The batch is made before gradients are cleared and lives until the step has ended. Not part of the name."""
+
     @property
     def key(self) -> str:
         """The name of the case in tables: `resnet50/sgdm/fp32/b16`, then the habits that are switched on."""
         habits = [
             name if value is True else f"{name}{value}"
             for name, value in asdict(self).items()
-            if name not in ("model", "optimizer", "precision", "batch")
+            if name not in ("model", "optimizer", "precision", "batch", "inputs_first")
             and value != type(self).__dataclass_fields__[name].default
         ]
         return "/".join([self.model, self.optimizer, self.precision, f"b{self.batch}", *habits])
@@ -136,24 +139,34 @@ def build(
             )
         return contextlib.nullcontext()
 
-    def micro_step() -> torch.Tensor:
+    def make_batch() -> list[torch.Tensor]:
         inputs = spec.batch(case.batch, device)
         if case.precision == "bf16":
             inputs = [x.to(torch.bfloat16) if x.is_floating_point() else x for x in inputs]
         if case.channels_last:
             inputs = [x.to(memory_format=torch.channels_last) if x.dim() == 4 else x for x in inputs]
+        return inputs
+
+    def forward_and_backward(inputs: list[torch.Tensor]) -> torch.Tensor:
         with precision():
-            loss = spec.loss(model, *inputs) / case.accumulate
+            loss = spec.loss(model, *inputs)
+            if not case.inputs_first:
+                loss = loss / case.accumulate
         if scaler is not None:
             scaler.scale(loss).backward()
         else:
             loss.backward()
-        return loss.detach()
+        return loss
 
     def step() -> torch.Tensor:
-        optimizer.zero_grad(set_to_none=not case.keep_grads)
-        for _ in range(case.accumulate):
-            loss = micro_step()
+        if case.inputs_first:
+            inputs = make_batch()
+            optimizer.zero_grad()
+            loss = forward_and_backward(inputs)
+        else:
+            optimizer.zero_grad(set_to_none=not case.keep_grads)
+            for _ in range(case.accumulate):
+                loss = forward_and_backward(make_batch()).detach()
         if case.clip:
             if scaler is not None:
                 scaler.unscale_(optimizer)
@@ -167,14 +180,14 @@ def build(
             with torch.no_grad():
                 for old, new in zip(average.parameters(), model.parameters(), strict=True):
                     old.lerp_(new, 0.001)
-        return loss
+        return loss.detach()
 
     return model, optimizer, step
 
 
 def _grid(model: str, batches: tuple[int, ...], *combinations: tuple[str, str]) -> list[Case]:
     return [
-        Case(model=model, optimizer=optimizer, precision=precision, batch=batch)
+        Case(model=model, optimizer=optimizer, precision=precision, batch=batch, inputs_first=True)
         for optimizer, precision in combinations
         for batch in batches
     ]

@@ -16,7 +16,14 @@ from torch import nn
 
 from legroom.observe.cuda_rules.dispatcher import Overrides
 from legroom.observe.cuda_rules.plan import Call, Give, Keep, Output, Plan, Rule, Step, Take, size_of
-from legroom.observe.cuda_rules.recurrent_sizes import LSTM, RNN_MODES, Layer, dropout_state, reserve, workspace
+from legroom.observe.cuda_rules.recurrent_sizes import (
+    LSTM,
+    RNN_MODES,
+    Layer,
+    dropout_state,
+    reserve,
+    workspace,
+)
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -103,7 +110,9 @@ def _packed(mode: int, overrides: Overrides) -> Callable[..., Any]:
         bidirectional: bool,
     ) -> Any:
         sizes = batch_sizes.tolist()
-        return _call(mode, data, hx, params, has_biases, num_layers, dropout, train, bidirectional, False, sizes)
+        return _call(
+            mode, data, hx, params, has_biases, num_layers, dropout, train, bidirectional, False, sizes
+        )
 
     return run
 
@@ -249,7 +258,9 @@ def _backward(call: Call) -> Plan:
         if arguments[f"grad_{name[0]}y"] is None and arguments[name] is not None:
             steps.append(Take(name, size_of(arguments[name])))
     steps += [Take("workspace", scratch), Give("workspace")]
-    steps += [Give(taken.name) for taken in steps if isinstance(taken, Take) and taken.name in ("gradient", "input")]
+    steps += [
+        Give(taken.name) for taken in steps if isinstance(taken, Take) and taken.name in ("gradient", "input")
+    ]
     if arguments["output_mask"][3]:
         steps += [*copied, Output(3), Take("workspace", scratch)]
     return Plan(steps)

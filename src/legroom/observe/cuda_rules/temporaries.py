@@ -3,7 +3,6 @@
 Each was seen in the histories of single operations on an H200; the reason stands beside it.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,7 +26,9 @@ def _contiguous_in_its_format(name: str) -> Rule:
 
     def rule(call: Call) -> Plan | None:
         tensor = call.arguments[name]
-        if tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)):
+        if tensor.is_contiguous() or (
+            tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+        ):
             return None
         return scratch(size_of(tensor))
 
@@ -93,7 +94,11 @@ def _topk(call: Call) -> Plan | None:
     """Rows too long for one block are counted digit by digit, by several: a few words for each 4096 values or so."""
     tensor = call.arguments["self"]
     rows = tensor.numel() // max(1, tensor.shape[call.arguments["dim"]])
-    return scratch(rows * 512, rows * 1024) if rows > 1024 and tensor.shape[call.arguments["dim"]] > 512 else None
+    return (
+        scratch(rows * 512, rows * 1024)
+        if rows > 1024 and tensor.shape[call.arguments["dim"]] > 512
+        else None
+    )
 
 
 def _masked_index(call: Call) -> Plan | None:
@@ -118,7 +123,12 @@ def _index_put(call: Call) -> Plan | None:
     steps: list[Step] = [Output(0), Take("linear", count * 8)]
     if not call.arguments["values"].is_contiguous():
         steps.append(Take("values", values))
-    steps += [Take("sorted", count * 8), Take("places", count * 8), Take("range", count * 8), Take("sort", count * 16)]
+    steps += [
+        Take("sorted", count * 8),
+        Take("places", count * 8),
+        Take("range", count * 8),
+        Take("sort", count * 16),
+    ]
     return Plan([*steps, Give("sort")])
 
 
@@ -185,12 +195,21 @@ RULES: dict[str, Rule] = {
     "aten::im2col": _unfold,
     "aten::col2im": _fold,
     "aten::abs": _complex_abs,
-    **{f"aten::{name}": _contiguous("self") for name in ("reflection_pad1d", "reflection_pad2d", "replication_pad2d")},
+    **{
+        f"aten::{name}": _contiguous("self")
+        for name in ("reflection_pad1d", "reflection_pad2d", "replication_pad2d")
+    },
     **{
         f"aten::upsample_{mode}_backward": _contiguous_in_its_format("grad_output")
-        for mode in ("nearest1d", "nearest2d", "bilinear2d", "_nearest_exact2d", "linear1d", "trilinear3d", "nearest3d")
+        for mode in (
+            "nearest1d",
+            "nearest2d",
+            "bilinear2d",
+            "_nearest_exact2d",
+            "linear1d",
+            "trilinear3d",
+            "nearest3d",
+        )
     },
     "aten::upsample_bicubic2d_backward": _contiguous("grad_output"),
 }
-
-_ = Callable

@@ -1,0 +1,122 @@
+"""Convolutions: cuDNN's workspaces, in the order in which torch asks for them.
+
+Source: ATen/native/ConvUtils.h and Convolution.cpp, cudnn/ConvShared.cpp. Forward: the result, then the workspace. Backward:
+the input's gradient and its workspace, the weights' gradient and its workspace, then the bias's gradient, which is a
+sum (see reductions). Depthwise convolutions in the usual layout have kernels of torch's own.
+"""
+
+from math import prod
+from typing import Any
+
+import torch
+
+from legroom.observe.cuda_rules import convolution_workspace as workspace
+from legroom.observe.cuda_rules import reductions
+from legroom.observe.cuda_rules.convolution_workspace import Convolution
+from legroom.observe.cuda_rules.plan import Call, Give, Output, Plan, Rule, Step, Take, size_of
+
+NARROWEST = 1 << 20
+"""Kernels differ by a few more bytes than are told here; what is smaller than this is in doubt anyway."""
+
+
+def _forward(call: Call) -> Plan:
+    arguments = call.arguments
+    input, weight = arguments["input"], arguments["weight"]
+    result = call.result if isinstance(call.result, torch.Tensor) else call.result[0]
+    found = _describe(arguments, input, weight, result)
+    steps: list[Step] = [Output(0), *_copies(found, input=input, weight=weight)]
+    size = workspace.forward(found)
+    if size:
+        steps.append(Take("workspace", size))
+    return Plan(steps, doubt=_doubt(found, size))
+
+
+def _backward(call: Call) -> Plan:
+    arguments = call.arguments
+    gradient, input, weight = arguments["grad_output"], arguments["input"], arguments["weight"]
+    mask = arguments["output_mask"] or (True, True, True)
+    found = _describe(arguments, input, weight, gradient)
+    steps: list[Step] = _copies(found, gradient=gradient)
+    native = found.depthwise and not _depthwise_by_cudnn(found, input, weight)
+    if native:
+        steps += [Output(_position(mask, index)) for index in (1, 0) if mask[index]]
+    else:
+        if mask[0]:
+            steps += [Output(0), *_held("input gradient", workspace.input_gradient(found))]
+        if mask[1]:
+            size = workspace.weight_gradient(found, call.gpu)
+            steps += [Output(_position(mask, 1)), *_held("weight gradient", size)]
+    if mask[2]:
+        steps.append(Output(_position(mask, 2)))
+        dims = [0, *range(2, gradient.dim())]
+        for index, size in enumerate(reductions.of_tensor(gradient, dims, call.gpu, accumulator=4)):
+            if size:
+                steps.append(Take(f"bias {index}", size))
+    return Plan(steps, doubt=_doubt(found, 0))
+
+
+def _depthwise_by_cudnn(found: Convolution, input: Any, weight: Any) -> bool:
+    """Channels last always; else only float16 with small square kernels (`use_cudnn_depthwise`). torch's own kernels
+    allocate the weights' gradient first."""
+    if found.channels_last:
+        return True
+    return (
+        input.dtype == torch.float16
+        and found.stride == 1
+        and weight.shape[-1] in (1, 3, 5)
+        and found.inputs >= 32
+    )
+
+
+def _position(mask: Any, index: int) -> int:
+    """Results that were not asked for are not there to be counted."""
+    return sum(bool(wanted) for wanted in mask[:index])
+
+
+def _held(name: str, size: int) -> list[Step]:
+    return [Take(name, size), Give(name)] if size else []
+
+
+def _describe(arguments: dict[str, Any], input: Any, weight: Any, output: Any) -> Convolution:
+    transposed = bool(arguments.get("transposed"))
+    groups = arguments.get("groups") or max(1, input.shape[1] // weight.shape[1])
+    return Convolution(
+        element=input.element_size(),
+        channels_last=_last(input) or _last(weight),
+        batch=input.shape[0],
+        inputs=input.shape[1],
+        outputs=output.shape[1],
+        input_area=prod(input.shape[2:]),
+        output_area=prod(output.shape[2:]),
+        kernel_area=prod(weight.shape[2:]),
+        stride=max(arguments["stride"] or (1,)),
+        groups=groups,
+        transposed=transposed,
+    )
+
+
+def _copies(found: Convolution, **tensors: Any) -> list[Step]:
+    """What does not lie in the layout that the convolution runs in is copied first."""
+    steps: list[Step] = []
+    for name, tensor in tensors.items():
+        wanted = torch.contiguous_format
+        if found.channels_last and tensor.dim() in (4, 5):
+            wanted = torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
+        if not tensor.is_contiguous(memory_format=wanted):
+            steps.append(Take(name, size_of(tensor)))
+    return steps
+
+
+def _last(tensor: Any) -> bool:
+    if tensor.dim() not in (4, 5) or tensor.is_contiguous():
+        return False
+    form = torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
+    return bool(tensor.is_contiguous(memory_format=form))
+
+
+def _doubt(found: Convolution, size: int) -> int:
+    """At worst everything is converted: what of that is not counted already."""
+    return max(0, found.converted() - size) if not found.depthwise else 0
+
+
+RULES: dict[str, Rule] = {"aten::convolution": _forward, "aten::convolution_backward": _backward}
