@@ -31,7 +31,7 @@ class TrainingClock:
         self.trains = False
         """Set once a backward pass or an optimizer step was seen: from then on, batches are no steps."""
         self.optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
-        self._on_step_end = on_step_end
+        self.on_step_end = on_step_end
         self._on_optimizer = on_optimizer
         self._on_batch = on_batch
         self._batches = 0
@@ -101,8 +101,8 @@ class TrainingClock:
     def _end_step(self) -> None:
         now = time.perf_counter()
         ended, self.step = self.step, self.step + 1
-        if self._on_step_end is not None:
-            self._on_step_end(ended, now - self._began)
+        if self.on_step_end is not None:
+            self.on_step_end(ended, now - self._began)
         self._began = time.perf_counter()
 
 

@@ -1,0 +1,177 @@
+"""The process in which an unmodified script is traced: it runs up to its first batch once, and from there as often as asked.
+
+At the first batch (or the first forward pass, where there is no DataLoader) it stops and takes requests. Each is served by
+a fork that goes on from there: with another batch size, or with a means of saving memory in force. A fork that has
+made its steps writes what it saw and is gone at once, so nothing the script would do afterwards happens: no
+checkpoint, no `finally`, no exit handler.
+
+Requests and replies are lines of JSON on two file descriptors; a trace itself is a capture file.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+import psutil
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data import dataloader as _dataloader
+
+from legroom.memory.capture import CaptureWriter
+from legroom.observe.gpus import find_gpu
+from legroom.observe.script import Script, execute, installed
+from legroom.observe.virtual.gpu import VirtualGPU
+from legroom.predict.means import Means, apply
+from legroom.predict.resize import batch_size_of, resized
+from legroom.predict.trace import Trace, finish, make_device
+
+
+class TracingProcess:
+    """One script, traced on request."""
+
+    def __init__(self, order: dict[str, Any], requests: int, replies: int) -> None:
+        self.script = Script(order["script"], tuple(order["arguments"]), order["is_module"])
+        self.steps: int = order["steps"]
+        self.trace = Trace(gpu=find_gpu(order["gpu"]), mode=order["mode"])
+        self.device: VirtualGPU = make_device(self.trace.gpu, self.trace.mode, self.trace.events.append)
+        self._requests = os.fdopen(requests, "r")
+        self._replies = os.fdopen(replies, "w")
+        self._waiting = True
+        self._path: str | None = None
+        self._batch_size: int | None = None
+        self._loader: Any = None
+
+    def run(self) -> NoReturn:
+        torch.set_num_threads(1)  # a fork has none of its parent's threads
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._loaders_watched())
+            stack.enter_context(self.device)
+            self._count_steps()
+            hook = torch.nn.modules.module.register_module_forward_pre_hook(self._first_forward)
+            stack.callback(hook.remove)
+            torch.save = _save_nothing
+            with installed(self.script):
+                outcome = execute(self.script, uncaught=_describe)
+            self._end(
+                "ended" if outcome.exit_code == 0 else "crashed",
+                outcome.traceback or outcome.error,
+                outcome.exit_code,
+            )
+
+    # --- waiting for requests, and serving them
+
+    def _serve(self) -> None:
+        """Waits at the first batch; returns in the fork that is to go on."""
+        if not self._waiting:
+            return
+        self._say({"event": "ready", "batch_size": self._batch_size})
+        while line := self._requests.readline():
+            request = json.loads(line)
+            child = os.fork()
+            if child == 0:
+                self._waiting = False
+                self.device.recorder.sink = self.trace.events.append  # a fork's events go nowhere otherwise
+                self._path = request["path"]
+                self._batch_size = request["batch_size"] or self._batch_size
+                self._resize_to = request["batch_size"]
+                apply(Means(request["means"]), self.device)
+                return
+            _, status = os.waitpid(child, 0)
+            self._say({"event": "done", "status": os.waitstatus_to_exitcode(status)})
+        os._exit(0)
+
+    _resize_to: int | None = None
+
+    def _say(self, reply: dict[str, Any]) -> None:
+        self._replies.write(json.dumps(reply) + "\n")
+        self._replies.flush()
+
+    # --- the moments that matter
+
+    @contextlib.contextmanager
+    def _loaders_watched(self) -> Any:
+        plain_iter, plain_next = DataLoader.__iter__, _dataloader._BaseDataLoaderIter.__next__
+
+        def iterate(loader: Any) -> Any:
+            if self._loader is None:
+                self._loader = loader
+                self._batch_size = loader.batch_size
+                self._serve()
+            iterator: Any = plain_iter(loader)
+            if loader is self._loader:
+                iterator._legroom_resizes = True
+            return iterator
+
+        def give(iterator: Any) -> Any:
+            batch = plain_next(iterator)
+            if getattr(iterator, "_legroom_resizes", False):
+                if self._resize_to is not None:
+                    batch = resized(batch, self._resize_to)
+                self._batch_size = batch_size_of(batch) or self._batch_size
+            return batch
+
+        DataLoader.__iter__ = iterate  # type: ignore[method-assign]
+        _dataloader._BaseDataLoaderIter.__next__ = give  # type: ignore[method-assign,assignment]
+        yield
+        DataLoader.__iter__ = plain_iter  # type: ignore[method-assign]
+        _dataloader._BaseDataLoaderIter.__next__ = plain_next  # type: ignore[method-assign]
+
+    def _first_forward(self, module: Any, args: Any) -> None:
+        if self._waiting and self._loader is None:
+            self._loader = module  # there is no loader: later ones are not the training's
+            self._serve()
+
+    def _count_steps(self) -> None:
+        clock = self.device.recorder.clock
+        tell = clock.on_step_end
+
+        def step_ended(step: int, seconds: float) -> None:
+            if tell is not None:
+                tell(step, seconds)
+            if step + 1 >= self.steps:
+                self._end("stepped")
+
+        clock.on_step_end = step_ended
+
+    def _end(self, how: str, text: str = "", exit_code: int = 0) -> NoReturn:
+        """Write what was seen and be gone, whatever the script would still do."""
+        trace = finish(self.trace, self.device)
+        trace.batch_size = self._batch_size
+        facts = {
+            "how": how, "text": text, "exit_code": exit_code, "steps": trace.steps, "trains": trace.trains,
+            "batch_size": trace.batch_size, "doubt": trace.doubt, "made_up": trace.made_up, "notes": trace.notes,
+        }  # fmt: skip
+        if self._path is None:
+            self._say({"event": "over", **facts})
+        else:
+            self.device.recorder.sink = _nowhere
+            with CaptureWriter(Path(self._path), run=facts, force=True, max_bytes=1 << 30) as writer:
+                for event in trace.events:
+                    writer.write(event)
+        for child in psutil.Process().children(recursive=True):  # the loader's workers
+            with contextlib.suppress(psutil.Error):
+                child.kill()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def _describe(error: BaseException, hooked: bool) -> tuple[str, str]:
+    text = "".join(traceback.format_exception_only(error)).strip()
+    return text, "".join(traceback.format_exception(error))
+
+
+def _save_nothing(*_arguments: Any, **_options: Any) -> None:
+    """An estimate writes no checkpoint."""
+
+
+def _nowhere(event: object) -> None:
+    pass
+
+
+if __name__ == "__main__":
+    TracingProcess(json.loads(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])).run()
