@@ -172,6 +172,8 @@ def leak(run: Run) -> Check:
 def oom_forward(run: Run) -> Check:
     yield from _out_of_memory(run, Phase.FORWARD)
     yield "the script fails", run.exit_code == 1, str(run.exit_code)
+    oom = run.ledger.ooms()[0]
+    yield "the failing operation is named", oom.op in ("relu", "linear"), oom.op
     state = run.ledger.at_oom()
     dominant = next(iter(state.by_category()))
     yield "activations hold the memory", dominant is Category.ACTIVATION, str(dominant)

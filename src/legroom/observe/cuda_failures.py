@@ -6,6 +6,8 @@ notes figures; when a `torch.OutOfMemoryError` comes into being, the last failur
 By then the failed operation's own temporaries are gone, but the history still knows them.
 """
 
+import linecache
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -15,6 +17,7 @@ from typing import Any
 import torch
 
 from legroom.memory.events import Holder
+from legroom.observe import cuda_calls
 from legroom.observe.attribution import current_node
 from legroom.observe.cuda_calls import CudaCalls
 from legroom.observe.cuda_sightings import Sightings
@@ -67,7 +70,7 @@ class Failures:
             self._swallowed += self._last is not None
             self._last = Failure(
                 device, wanted, limit, self._calls.capacity(device), free, figures.allocated, figures.reserved,
-                figures.reserved - figures.active - figures.inactive_split, figures.inactive_split, module, op,
+                figures.reserved - figures.active - figures.inactive_split, figures.inactive_split, module, op != "", op,
             )  # fmt: skip
             if self._restore is None:
                 self._error_made("")
@@ -80,7 +83,8 @@ class Failures:
             return
         try:
             holders, nodes = self._look_around()
-            self._on_error(failure._replace(message=text, holders=holders), nodes)
+            op = failure.op or operation_at(_innermost_frame())
+            self._on_error(failure._replace(message=text, holders=holders, op=op), nodes)
         except Exception:  # as above: an error in an error would take its place
             return
 
@@ -118,6 +122,37 @@ def _script_frame() -> FrameType | None:
     if threading.current_thread() is threading.main_thread():
         return sys._getframe(1)
     return sys._current_frames().get(threading.main_thread().ident or 0)
+
+
+def _innermost_frame() -> FrameType | None:
+    """The Python frame whose call failed: the first that is not ours."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename in (__file__, cuda_calls.__file__):
+        frame = frame.f_back
+    return frame
+
+
+def operation_at(frame: FrameType | None) -> str:
+    """The name of the function that a frame is calling, as its source says it: `relu` in `layer(x).relu()`.
+
+    The allocator does not name operations. Empty where the source is not at hand, or calls by an operator's sign.
+    """
+    if frame is None:
+        return ""
+    positions = list(frame.f_code.co_positions())
+    line, end_line, column, end_column = positions[frame.f_lasti // 2]
+    if line is None or line != end_line or column is None or end_column is None:
+        return ""
+    source = (
+        linecache.getline(frame.f_code.co_filename, line).encode()[column:end_column].decode(errors="replace")
+    )
+    depth = 0
+    for position in reversed(range(len(source))):
+        depth += (source[position] == ")") - (source[position] == "(")
+        if depth == 0:
+            name = re.search(r"(\w+)\s*$", source[:position])
+            return name.group(1) if source.endswith(")") and name is not None else ""
+    return ""
 
 
 def _measure(tensor: torch.Tensor) -> tuple[int, int] | None:

@@ -59,8 +59,10 @@ class Failure(NamedTuple):
     fragmented: int
     module: str
     """Of the backward operation that failed, as far as its graph tells."""
+    in_backward: bool
+    """Whether an operation of the backward pass failed."""
     op: str
-    """The autograd node at work; "" outside a backward pass."""
+    """The autograd node at work, or the function called; "" where unknown."""
     message: str = ""
     holders: tuple[Holder, ...] = ()
 
@@ -311,7 +313,7 @@ class _Reading:
 
     def _failed(self, failure: Failure, requested: int, stack: Stack) -> None:
         """Memory ran out here. A backward operation's line is found when all places are (see `told`)."""
-        in_backward = failure.op != "" or stack.in_backward
+        in_backward = failure.in_backward or stack.in_backward
         oom = Oom(
             self._time, failure.device, requested, failure.capacity, failure.limit, failure.allocated,
             failure.reserved, failure.cached, failure.fragmented,

@@ -1,5 +1,6 @@
 """Memory that runs out: which failures are told, where they stood, and who held what."""
 
+import linecache
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from torch import nn
 
 from legroom.memory.events import Category, Event, Note, Oom, Phase
 from legroom.memory.ledger import Ledger
+from legroom.observe.cuda_failures import operation_at
 from legroom.observe.cuda_history import CudaHistory
 from legroom.observe.cuda_peaks import Peaks
 
@@ -194,3 +196,32 @@ def test_without_a_history_the_steps_remain() -> None:
         step(model, optimizer, 8)
     assert [type(event).__name__ for event in events] == ["Note", "Step"]
     assert "cudaMallocAsync keeps none" in events[0].text
+
+
+def calling(source: str) -> str:
+    """What is found for the call in one line of source that raises out of C."""
+    namespace = {"torch": torch, "x": torch.zeros(2, 3), "y": torch.zeros(2, 3)}
+    file = f"<test {source}>"
+    linecache.cache[file] = (len(source), None, [source + "\n"], file)
+    try:
+        exec(compile(source, file, "exec"), namespace)
+    except RuntimeError as error:
+        traceback = error.__traceback__
+        while traceback.tb_next is not None:
+            traceback = traceback.tb_next
+        return operation_at(traceback.tb_frame)
+    raise AssertionError("nothing failed")
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("torch.mm(x, y)", "mm"),
+        ("print(x.relu().mm (y.relu()))", "mm"),
+        ("é = [1]; x.view(len(é), -7)", "view"),
+        ("x @ y", ""),
+        ("x.mm(\n y)", ""),
+    ],
+)
+def test_the_operation_that_failed_is_named_as_the_source_does(source: str, name: str) -> None:
+    assert calling(source) == name

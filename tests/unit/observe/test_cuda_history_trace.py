@@ -224,7 +224,9 @@ def test_an_engine_thread_that_was_stamped_long_ago_turns_back_no_clock(program:
 
 
 def test_a_failure_without_an_entry_is_told_all_the_same(program: Program) -> None:
-    failure = Failure(0, 20 * MiB, 100 * MiB, 200 * MiB, 50 * MiB, MiB, 2 * MiB, 0, MiB, "", "", "no memory")
+    failure = Failure(
+        0, 20 * MiB, 100 * MiB, 200 * MiB, 50 * MiB, MiB, 2 * MiB, 0, MiB, "", False, "", "no memory"
+    )
     (oom,) = program.read(failure=failure)
     assert isinstance(oom, Oom)
     assert (oom.requested, oom.limit, oom.other, oom.message) == (20 * MiB, 100 * MiB, 148 * MiB, "no memory")
