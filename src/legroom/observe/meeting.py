@@ -37,18 +37,18 @@ _INDEXING = overloads(
 )
 _JOINING = overloads("cat", "stack", "_foreach_norm")
 """Operations that take tensors of no dimension as tensors, not as numbers: a host one is no number to them."""
-MUTATING = overloads(
-    "add_", "sub_", "mul_", "div_", "addcmul_", "addcdiv_", "lerp_", "masked_fill_", "masked_scatter_", "index_add_",
+WITHOUT_RESULT = overloads(
+    "equal", "allclose", "add_", "sub_", "mul_", "div_", "addcmul_", "addcdiv_", "lerp_", "masked_fill_", "masked_scatter_", "index_add_",
     "index_copy_", "scatter_", "scatter_add_", "scatter_reduce_", "addmm_", "baddbmm_", "eq_", "pow_", "index_put_",
     "_index_put_impl_",
 )  # fmt: skip
-"""Operations in place, which make no storage, whose inputs are worth a look all the same."""
+"""Operations that make no storage, mostly in place, whose inputs are worth a look all the same."""
 HOST_LAST = overloads("_pack_padded_sequence")
 """Operations whose last result is host memory wherever their inputs live."""
-_CALLS = frozenset(
-    # What programs call with tensors of several devices, on purpose
-    ("ctc_loss", "lstm", "gru", "rnn_tanh", "rnn_relu", "_pad_packed_sequence", "backward", "grad", "apply", "__get__", "__set__")
-)  # fmt: skip
+_TAKE_LENGTHS = frozenset(("ctc_loss", "lstm", "gru", "rnn_tanh", "rnn_relu", "_pad_packed_sequence"))
+"""Functions that take lengths, which are whole numbers of the host, beside a device's data."""
+_GO_BETWEEN = frozenset(("backward", "grad", "apply", "__get__", "__set__"))
+"""Functions that may be given tensors of several devices."""
 
 
 def check(
@@ -62,14 +62,20 @@ def check(
 
     `call`: the function that the program called and its tensors; None where it called none that is known.
     """
-    if id(func) in ACROSS or call is None or getattr(call[0], "__name__", "") in _CALLS:
+    if id(func) in ACROSS or call is None:
         return
+    name = getattr(call[0], "__name__", "")
+    if name in _GO_BETWEEN:
+        return
+    given = call[1]
+    if name in _TAKE_LENGTHS:
+        given = [tensor for tensor in given if tensor.is_floating_point()]
     if id(func) in _INDEXING:
         _check_indexing(args, device_of)
         return
     numbers_allowed = id(func) not in _JOINING
     met = _met(tensors, device_of, numbers_allowed)
-    if met is not None and _met(call[1], device_of, numbers_allowed) is not None:
+    if met is not None and _met(given, device_of, numbers_allowed) is not None:
         raise RuntimeError(
             "Expected all tensors to be on the same device, but found at least two devices, "
             f"{_name(met[0])} and {_name(met[1])}!"

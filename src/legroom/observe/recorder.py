@@ -200,7 +200,7 @@ class Recorder:
                         fresh.append((storage._cdata, storage))
         plan = None if self._kernels is None else self._kernels.rules.plan(func, args, kwargs, out)
         if fresh is None and plan is None:
-            if id(func) in meeting.MUTATING and not self.everywhere:
+            if id(func) in meeting.WITHOUT_RESULT and not self.everywhere:
                 self._place_of_inputs(func, args, kwargs)
             if func is _DETACH:
                 self._maybe_gradient(out)
@@ -406,7 +406,7 @@ class Recorder:
         device: int | None = None
         hosts: set[int] = set()
         mixed = any_tensor = False
-        for tensor in _tensors((args, kwargs.values()) if kwargs else args):
+        for tensor in _tensors((args, kwargs) if kwargs else args):
             storage = _storage_of(tensor)
             if storage is None:
                 continue
@@ -432,9 +432,9 @@ class Recorder:
         meeting.check(
             func,
             args,
-            _tensors((args, kwargs.values()) if kwargs else args),
+            _tensors((args, kwargs) if kwargs else args),
             self.device_of,
-            None if call is None else (call[0], _tensors((call[1], (call[2] or {}).values()))),
+            None if call is None else (call[0], _tensors((call[1], call[2] or {}))),
         )
 
     def _locate(self, args: Sequence[Any], depth: int) -> Place:

@@ -50,8 +50,12 @@ class Placement(TorchFunctionMode):
             Tensor.numpy: self._numpy,
             Tensor.__array__: self._array,
             Tensor.tolist: self._tolist,
+            Tensor.new: self._new,
+            Tensor.new_tensor: self._new_tensor,
             Tensor.__deepcopy__: self._deepcopy,
             Tensor.__repr__: self._repr,
+            said_by.grad.__set__: self._set_grad,
+            torch._VF._pack_padded_sequence: self._pack,
             torch.as_tensor: self._as_tensor,
             torch.asarray: self._as_tensor,
         }
@@ -138,6 +142,20 @@ class Placement(TorchFunctionMode):
                 f"can't convert cuda:{index} device type tensor to numpy. "
                 "Use Tensor.cpu() to copy the tensor to host memory first."
             )
+
+    def _set_grad(self, tensor: Any, gradient: Any) -> None:
+        if isinstance(gradient, Tensor) and self._where(gradient) != self._where(tensor):
+            raise RuntimeError("assigned grad has data located on a different device")
+        tensor.grad = gradient
+
+    def _pack(self, data: Any, lengths: Any, *args: Any, **kwargs: Any) -> Any:
+        index = self._where(lengths)
+        if index is not None:
+            raise RuntimeError(
+                "'lengths' argument should be a 1D CPU int64 tensor, "
+                f"but got {lengths.dim()}D cuda:{index} {lengths.type().removeprefix('torch.').removesuffix('Tensor')} tensor"
+            )
+        return self._inside(torch._VF._pack_padded_sequence, (data, lengths, *args), kwargs)
 
     # --- moving
 
@@ -226,6 +244,20 @@ class Placement(TorchFunctionMode):
             self._claim(made, there)
         return made
 
+    def _new(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        """The oldest way to make a tensor like another one, of sizes or of values."""
+        made = self._inside(Tensor.new, (tensor, *args), kwargs)
+        index = self._where(tensor)
+        if index is not None:
+            self._claim(made, index, Category.TEMPORARY)
+        return made
+
+    def _new_tensor(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        index = self._where(tensor)
+        if index is None or kwargs.get("device") is not None:
+            return self._made_on(Tensor.new_tensor, (tensor, *args), kwargs)
+        return self._made_on(Tensor.new_tensor, (tensor, *args), {**kwargs, "device": index})
+
     def _as_tensor(self, data: Any, *args: Any, **kwargs: Any) -> Any:
         kwargs = dict(kwargs)
         named = kwargs.pop("device", None) or _device_module.CURRENT_DEVICE
@@ -243,6 +275,8 @@ class Placement(TorchFunctionMode):
         outer = context.orphans, context.call
         context.orphans, context.call = HOST, (func, args, kwargs)
         for value in args:
+            if isinstance(value, list | tuple) and value:
+                value = value[0]
             if isinstance(value, Tensor):
                 index = self._where(value)
                 if index is not None:
