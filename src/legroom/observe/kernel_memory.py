@@ -1,5 +1,6 @@
 """Plays what CUDA's kernels take beyond their results (`cuda_rules` says what and when) through the allocator."""
 
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
@@ -60,15 +61,18 @@ class KernelMemory:
             if plan.doubt:
                 recorder.note_doubt(device, plan.doubt)
         finally:
-            for number, block in taken.values():
+            for number, block in reversed(taken.values()):  # as C++ destroys what a function holds
                 recorder.give(number, block, device)
 
 
 def _keys_by_index(out: Any) -> dict[int, int]:
-    """Which storage is the operation's n-th result."""
-    results = out if isinstance(out, tuple | list) else (out,)
-    return {
-        index: result.untyped_storage()._cdata
-        for index, result in enumerate(results)
-        if isinstance(result, torch.Tensor)
-    }
+    """Which storage is the operation's n-th result, lists of results counted through."""
+    return {index: tensor.untyped_storage()._cdata for index, tensor in enumerate(_flat(out))}
+
+
+def _flat(out: Any) -> Iterator[torch.Tensor]:
+    if isinstance(out, torch.Tensor):
+        yield out
+    elif isinstance(out, tuple | list):
+        for item in out:
+            yield from _flat(item)

@@ -129,7 +129,7 @@ def _efficient(request: Request, gpu: Gpu, release: tuple[int, int]) -> bool:
         return False
     if release < (2, 13) and _heads(request) != {query.shape[1]}:
         return False  # grouped heads came later
-    if query.shape[-1] != key.shape[-1] or any(t.stride(-1) != 1 for t in (query, key, value)):
+    if query.shape[-1] != key.shape[-1]:
         return False
     alignment = _alignment(query.dtype, gpu)
     return not any(t.shape[-1] % alignment for t in (query, value))
@@ -144,9 +144,13 @@ def _alignment(dtype: torch.dtype, gpu: Gpu) -> int:
 
 
 def _dense(request: Request) -> bool:
-    """Four dimensions, none empty, one batch size, one dtype; the heads may be grouped where that is asked for."""
+    """Four dimensions, none empty, one batch size, one dtype, rows without gaps (those of the mask as well); the heads
+    may be grouped where that is asked for."""
     tensors = (request.query, request.key, request.value)
     if any(tensor.dim() != 4 or not tensor.numel() for tensor in tensors):
+        return False
+    rows = tensors if request.mask is None else (*tensors, request.mask)
+    if any(tensor.stride(-1) != 1 for tensor in rows):
         return False
     if len({tensor.shape[0] for tensor in tensors}) > 1 or len({tensor.dtype for tensor in tensors}) > 1:
         return False

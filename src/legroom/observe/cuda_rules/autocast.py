@@ -155,9 +155,9 @@ class Casts:
         return self._all(args, kwargs, torch.float32 if single else torch.get_autocast_dtype("cpu"))
 
     def _all(self, args: Any, kwargs: Any, dtype: torch.dtype) -> tuple[Any, Any]:
-        return [self._cast(value, dtype) for value in args], {
-            name: self._cast(value, dtype) for name, value in kwargs.items()
-        }
+        """The last argument first: so compilers evaluate the casts in torch's own call, and the allocator sees it."""
+        named = {name: self._cast(value, dtype) for name, value in reversed(kwargs.items())}
+        return [self._cast(value, dtype) for value in reversed(args)][::-1], named
 
     def _cast(self, value: Any, dtype: torch.dtype) -> Any:
         if isinstance(value, list | tuple):

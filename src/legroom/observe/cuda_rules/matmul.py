@@ -60,7 +60,9 @@ def _readable(matrix: Any) -> bool:
         return True
     rows, columns = matrix.shape[-2:]
     down, across = matrix.stride()[-2:]
-    return (down == 1 and across >= max(1, rows)) or (across == 1 and down >= max(1, columns))
+    by_columns = (down == 1 or rows == 1) and (across >= max(1, rows) or columns == 1)
+    by_rows = (across == 1 or columns == 1) and (down >= max(1, columns) or rows == 1)
+    return bool(by_columns or by_rows)
 
 
 RULES: dict[str, Rule] = {

@@ -132,9 +132,9 @@ def _call(
 ) -> Any:
     state, cell = hx if mode == LSTM else (hx, None)
     weights = list(params)
-    per_layer = (4 if has_biases else 2) + (1 if mode == LSTM and state.shape[-1] != cell.shape[-1] else 0)
-    hidden = (cell if cell is not None else state).shape[-1]
+    hidden = (state if cell is None else cell).shape[-1]
     projected = state.shape[-1] if state.shape[-1] != hidden else 0
+    per_layer = (4 if has_biases else 2) + (1 if projected else 0)
     buffer = _buffer_of(weights)
     autocasts = torch.is_autocast_enabled("cpu") and input.is_floating_point()
     with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST) if autocasts else contextlib.nullcontext():
@@ -160,7 +160,7 @@ def _buffer_of(weights: Sequence[Tensor]) -> Tensor | None:
 def _cast_weights(weights: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
     """`_cudnn_rnn_cast_reflatten`: copies in the lower precision, in one fresh buffer."""
     with torch.no_grad():
-        buffer = torch.zeros(sum(w.numel() for w in weights), dtype=dtype, device=weights[0].device)
+        buffer = weights[0].new_zeros(sum(w.numel() for w in weights), dtype=dtype)
         parts = [part.detach() for part in _parts(buffer, [(w.numel(), 1) for w in weights])]
     for part, weight in zip(parts, weights, strict=True):
         part.copy_(weight.reshape(-1, 1))

@@ -17,6 +17,7 @@ from legroom.observe.cuda_rules import (
     optimizers,
     recurrent,
     reductions,
+    rms_norm,
     softmax,
     temporaries,
 )
@@ -57,6 +58,7 @@ class CudaRules:
         with Overrides(stands_for_cuda) as overrides:
             dropout.install(overrides)
             softmax.install(overrides)
+            rms_norm.install(overrides, self.release)
             attention.install(overrides, self.gpu, self.release)
             with optimizers.installed(), recurrent.installed(overrides), autocast.installed(overrides):
                 yield
