@@ -1,0 +1,60 @@
+"""`torch.distributed` on virtual GPUs: what a script asks of NCCL is served by gloo, which talks between CPU tensors.
+
+Processes of one machine or of several meet as ever; each has its own virtual GPUs. What is lost: `get_backend()` says
+gloo, and NCCL's own buffers, some hundreds of MiB of a real device, are not counted.
+"""
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+from legroom.observe.virtual.patching import Replacement, answer, optional_module, table
+
+
+def replacements() -> Iterable[Replacement]:
+    """Groups are made with gloo; collectives forget which device they were bound to."""
+    distributed, c10d = (
+        optional_module("torch.distributed"),
+        optional_module("torch.distributed.distributed_c10d"),
+    )
+    for name, position in (("init_process_group", 0), ("new_group", 2)):
+        plain = getattr(c10d, name, None)
+        if plain is not None:
+            with_gloo = _with_gloo(plain, position)
+            yield from table(c10d, {name: with_gloo})
+            yield from table(distributed, {name: with_gloo})
+    barrier = getattr(c10d, "barrier", None)
+    if barrier is not None:
+        anywhere = _without(barrier, "device_ids")
+        yield from table(c10d, {"barrier": anywhere})
+        yield from table(distributed, {"barrier": anywhere})
+    for owner in (c10d, distributed):
+        yield from table(owner, {"is_nccl_available": answer(True)})
+
+
+def _with_gloo(plain: Any, position: int) -> Any:
+    @functools.wraps(plain)
+    def make_group(*arguments: Any, **options: Any) -> Any:
+        options.pop("device_id", None)
+        options.pop("pg_options", None)
+        if len(arguments) > position:
+            words = list(arguments)
+            words[position] = _gloo(words[position])
+            return plain(*words, **options)
+        return plain(*arguments, **{**options, "backend": _gloo(options.get("backend"))})
+
+    return make_group
+
+
+def _gloo(backend: Any) -> Any:
+    """gloo for NCCL, for a list of devices with NCCL among them, and for no wish at all."""
+    return "gloo" if backend is None or "nccl" in str(backend).lower() else backend
+
+
+def _without(plain: Any, option: str) -> Any:
+    @functools.wraps(plain)
+    def call(*arguments: Any, **options: Any) -> Any:
+        options.pop(option, None)
+        return plain(*arguments, **options)
+
+    return call

@@ -1,0 +1,115 @@
+"""Scripts as people write them for CUDA run unmodified on a virtual GPU and print what they print on the CPU.
+
+Every script stands in scripts_in_the_wild/. All run once, in one process that forks for each (see `wild_harness`);
+the tests below look at what came back. Lines that begin with "memory" are a device's own figures, and not compared.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from legroom.units import parse_size
+
+HERE = Path(__file__).parent
+NAMES = sorted(path.stem for path in (HERE / "scripts_in_the_wild").glob("*.py"))
+SIZES = {"oom_halving": "96MiB", "oom_dies": "96MiB", "model_parallel": "2GiB,2GiB", "data_parallel": "2GiB"}
+NEEDS = {"hf_loop": ["transformers"], "hf_trainer": ["transformers", "accelerate"]}
+DIES = {"oom_dies"}
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One script's two runs."""
+
+    exit_codes: tuple[int, int]
+    """On the virtual GPU, and ported to the CPU."""
+    on_gpu: list[str]
+    on_cpu: list[str]
+    errors: str
+    """What the run on the virtual GPU wrote to stderr."""
+    report: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ran]:
+    """What came of a script; the first question runs them all."""
+    folder = tmp_path_factory.mktemp("wild")
+    wanted = [(name, SIZES.get(name, "2GiB")) for name in NAMES if not _missing(name)]
+    done = subprocess.run(
+        [sys.executable, HERE / "wild_harness.py", folder],
+        input=json.dumps(wanted),
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+
+    def ran(name: str) -> Ran:
+        if missing := _missing(name):
+            pytest.skip(f"{missing} is not installed")
+        found = json.loads((folder / f"{name}.json").read_text())
+        return Ran(
+            (found["virtual"], found["cpu"]),
+            (folder / f"{name}.virtual.out").read_text().splitlines(),
+            (folder / f"{name}.cpu.out").read_text().splitlines(),
+            (folder / f"{name}.virtual.err").read_text(),
+            found["report"],
+        )
+
+    return ran
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in DIES])
+def test_script_prints_on_a_virtual_gpu_what_it_prints_on_the_cpu(
+    name: str, ran: Callable[[str], Ran]
+) -> None:
+    run = ran(name)
+    assert run.exit_codes == (0, 0), run.errors
+    assert _compared(run.on_gpu) == _compared(run.on_cpu)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_memory_of_the_run_is_plausible(name: str, ran: Callable[[str], Ran]) -> None:
+    report = ran(name).report
+    size = parse_size(SIZES.get(name, "2GiB").split(",")[0])
+    assert 0 < report["peak_allocated_bytes"] <= report["peak_reserved_bytes"] <= size
+
+
+def test_script_that_runs_out_of_memory_dies_of_it_after_the_same_steps(ran: Callable[[str], Ran]) -> None:
+    run = ran("oom_dies")
+    assert run.exit_codes == (1, 0)
+    assert run.report["oom"]["file"].endswith("oom_dies.py")
+    assert "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate" in run.errors
+    assert 0 < len(run.on_gpu) < len(run.on_cpu)
+    assert run.on_gpu == run.on_cpu[: len(run.on_gpu)]
+
+
+def test_script_that_halves_its_batch_after_an_oom_goes_on(ran: Callable[[str], Ran]) -> None:
+    figures = [line for line in ran("oom_halving").on_gpu if line.startswith("memory")]
+    assert "after [8192" in figures[0]
+    assert "ran out after" in figures[1]
+
+
+def test_checkpointing_lowers_the_peak(ran: Callable[[str], Ran]) -> None:
+    figures = [line.split() for line in ran("checkpoint_both_modes").on_gpu if line.startswith("memory")]
+    peaks = {words[1]: int(words[2]) for words in figures[:3]}
+    assert peaks["reentrant"] < peaks["plain"]
+    assert peaks["non-reentrant"] < peaks["plain"]
+
+
+def _compared(lines: list[str]) -> list[str]:
+    return [line for line in lines if not line.startswith("memory")]
+
+
+def _missing(name: str) -> str:
+    """The library that this script needs and that is not here; "" for none."""
+    return next((library for library in NEEDS.get(name, ()) if find_spec(library) is None), "")

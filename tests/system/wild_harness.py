@@ -1,0 +1,186 @@
+"""Runs scripts twice each, fast: under `legroom run --gpu SIZE`, unmodified, and ported to the CPU as a person would.
+
+    python wild_harness.py FOLDER < [[name, gpu], ...]
+
+torch is imported once and every run is a fork of that process, two at a time, so that each has a process of its own at
+the price of a fork. FOLDER receives, for each script, `name.virtual.out`, `name.cpu.out` (stdout), `name.*.err`, and
+`name.json`: the two exit codes and what `legroom run` found out.
+
+The port to the CPU is a rewriting of the source: devices are renamed, `.cuda()` and `.pin_memory()` go, and what
+remains of `torch.cuda` is a stand-in that knows nothing. It shares no code with the virtual GPU.
+"""
+
+import json
+import os
+import re
+import runpy
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+SCRIPTS = Path(__file__).parent / "scripts_in_the_wild"
+AT_ONCE = 2
+PORT = [
+    (r'f"cuda:\{[^}]*\}"', '"cpu"'),
+    (r'"cuda(:\d)?"', '"cpu"'),
+    (r"\.cuda\([^()]*\)", ".cpu()"),
+    (r"\.pin_memory\(\)", ""),
+    (r"pin_memory=True", "pin_memory=False"),
+    (r"torch\.cuda\.amp\.GradScaler\(", 'torch.amp.GradScaler("cpu", '),
+    (r"torch\.cuda\.amp\.autocast\(", 'torch.autocast("cpu", dtype=torch.float16, '),
+    (r"from torch\.cuda\.amp import GradScaler, autocast", "from functools import partial\n"
+     'GradScaler = partial(torch.amp.GradScaler, "cpu")\n'
+     'autocast = partial(torch.autocast, "cpu", dtype=torch.float16)'),
+    (r"torch\.cuda\.(\w+Tensor)", r"torch.\1"),
+    (r"torch\.cuda\b", "no_cuda"),
+    (r"\w+\.record_stream\(.*\)", "pass"),
+    (r"torch\.device\(\"cpu\", [^()]*(\(\))?\)", 'torch.device("cpu")'),
+    (r"device_ids=\[local_rank\], output_device=local_rank", ""),
+    (r"device_ids=\[gpu\]", ""),
+    (r'"nccl"', '"gloo"'),
+    (r"\.to\(0\)", ""),
+    (r"devices=\[0\]", "devices=[]"),
+]  # fmt: skip
+IMPORTED = "from wild_harness import NoCuda; no_cuda = NoCuda()\n"
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    wanted = json.load(sys.stdin)
+    import numpy  # noqa: F401
+    import torch._dynamo  # noqa: F401  (making an optimizer loads it)
+
+    import legroom.cli.recording  # noqa: F401
+
+    try:
+        import torchvision  # noqa: F401
+    except (ImportError, RuntimeError):  # one that does not fit this torch: transformers must not try it
+        sys.modules["torchvision"] = None  # type: ignore[assignment]
+
+    jobs: list[tuple[str, str, Callable[[], int]]] = []
+    for name, gpu in wanted:
+        jobs.append((name, "virtual", lambda name=name, gpu=gpu: on_virtual_gpu(name, gpu, folder)))
+        jobs.append((name, "cpu", lambda name=name: on_cpu(name)))
+    codes: dict[str, dict[str, Any]] = {name: {} for name, _ in wanted}
+    running: dict[int, tuple[str, str, float]] = {}
+    while jobs or running:
+        while jobs and len(running) < AT_ONCE:
+            name, kind, work = jobs.pop(0)
+            running[start(work, folder / f"{name}.{kind}")] = name, kind, time.perf_counter()
+        pid, status = os.wait()
+        name, kind, began = running.pop(pid)
+        codes[name][kind] = os.waitstatus_to_exitcode(status)
+        codes[name][f"{kind}_seconds"] = round(time.perf_counter() - began, 2)
+    for name, found in codes.items():
+        report = folder / f"{name}.report.json"
+        found["report"] = json.loads(report.read_text()) if report.exists() else None
+        (folder / f"{name}.json").write_text(json.dumps(found))
+
+
+def start(work: Callable[[], int], prefix: Path) -> int:
+    """A fork that does the work in a folder of its own, with its output in files."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 70
+    try:
+        for descriptor, ending in ((1, "out"), (2, "err")):
+            os.dup2(os.open(f"{prefix}.{ending}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.chdir(tempfile.mkdtemp(dir=prefix.parent))
+        code = work()
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def on_virtual_gpu(name: str, gpu: str, folder: Path) -> int:
+    from legroom.cli import main as legroom
+    from legroom.diagnose.run_report import run_report
+    from legroom.memory.capture import read_capture
+
+    code = legroom(["run", "--gpu", gpu, "-o", "run.legroom", str(SCRIPTS / f"{name}.py")])
+    report = run_report(read_capture("run.legroom"), path="run.legroom").as_json()
+    (folder / f"{name}.report.json").write_text(json.dumps(report))
+    return code
+
+
+def on_cpu(name: str) -> int:
+    """The script as it reads after porting."""
+    source = (SCRIPTS / f"{name}.py").read_text()
+    for pattern, replacement in PORT:
+        source = re.sub(pattern, replacement, source)
+    Path(f"{name}.py").write_text(source.replace("\nimport torch\n", "\nimport torch\n" + IMPORTED, 1))
+    if "spawn(" in source:  # which imports the script by its name, in processes of its own
+        os.environ["PYTHONPATH"] = str(Path(__file__).parent)
+        os.execv(sys.executable, [sys.executable, f"{name}.py"])
+    import torch
+
+    torch._dynamo.config.disable = True  # as on a virtual GPU, which runs the eager step
+    sys.argv = [f"{name}.py"]
+    runpy.run_path(f"{name}.py", run_name="__main__")
+    return 0
+
+
+class NoCuda:
+    """`torch.cuda` for a ported script: there is nothing to wait for, to choose or to count."""
+
+    def __getattr__(self, name: str) -> Any:
+        import torch
+
+        known: dict[str, Any] = {
+            "is_available": lambda: True,
+            "is_bf16_supported": lambda: True,
+            "device_count": lambda: 1,
+            "memory_snapshot": list,
+            "memory_stats": dict,
+            "mem_get_info": lambda *_: (1 << 40, 1 << 40),
+            "get_device_properties": _Anything,
+            "get_rng_state": torch.get_rng_state,
+            "get_rng_state_all": lambda: [torch.get_rng_state()],
+            "OutOfMemoryError": torch.OutOfMemoryError,
+            "nvtx": _Anything(),
+            "amp": _Anything(),
+        }
+        return known.get(name) or (_Anything if name in _CLASSES else lambda *_args, **_options: 0)
+
+
+_CLASSES = ("Stream", "Event", "stream", "current_stream", "device")
+
+
+class _Anything:
+    """A stream, an event, a device, its properties: whatever is asked of it, it is there."""
+
+    total_memory = 0
+
+    def __init__(self, *_args: Any, **_options: Any) -> None: ...
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_error: object) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, _other: Any) -> float:
+        return 0.0
+
+    def record_event(self, *_args: Any) -> "_Anything":
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_args, **_options: None
+
+
+if __name__ == "__main__":
+    main()
