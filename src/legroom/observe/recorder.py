@@ -201,7 +201,11 @@ class Recorder:
         plan = None if self._kernels is None else self._kernels.rules.plan(func, args, kwargs, out)
         if fresh is None and plan is None:
             if id(func) in meeting.WITHOUT_RESULT and not self.everywhere:
-                self._place_of_inputs(func, args, kwargs)
+                here = self.device_of(args[0])
+                for other in args[1:]:
+                    if isinstance(other, torch.Tensor) and self.device_of(other) != here:
+                        self._check_meeting(func, args, kwargs)
+                        break
             if func is _DETACH:
                 self._maybe_gradient(out)
             elif self._in_backward and current_node() is None:

@@ -13,7 +13,7 @@ batch_size, block_size, gradient_accumulation_steps, max_iters = 4, 16, 2, 4
 n_layer, n_head, n_embd, vocab_size, dropout = 2, 2, 32, 65, 0.1
 learning_rate, warmup_iters, min_lr, grad_clip = 1e-3, 2, 1e-4, 1.0
 device = "cuda"
-dtype = "bfloat16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "bfloat16"
+dtype = "bfloat16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "float16"
 compile = True
 
 torch.manual_seed(1337)
