@@ -8,11 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from legroom.observe.virtual.gpu import VirtualGPU as VirtualGPU
+    from legroom.predict.api import estimate as estimate
+    from legroom.predict.api import max_batch as max_batch
+    from legroom.predict.api import plan as plan
 
 __version__ = "0.1.0.dev0"
 
-_PUBLIC = {"VirtualGPU": "legroom.observe.virtual.gpu"}
-__all__ = ["VirtualGPU", "__version__"]
+_PUBLIC = {
+    "VirtualGPU": "legroom.observe.virtual.gpu",
+    "estimate": "legroom.predict.api",
+    "max_batch": "legroom.predict.api",
+    "plan": "legroom.predict.api",
+}
+__all__ = ["VirtualGPU", "__version__", "estimate", "max_batch", "plan"]
 
 
 def __getattr__(name: str) -> Any:

@@ -11,6 +11,7 @@ from typing import Annotated, cast
 
 import typer
 
+from legroom.cli.estimate import estimate
 from legroom.cli.report import report
 from legroom.cli.run import ScriptCommand, run
 from legroom.errors import LegroomError
@@ -81,4 +82,10 @@ app.command(
     context_settings={"allow_interspersed_args": False},
     options_metavar="[OPTIONS]",
 )(run)
+app.command(
+    "estimate",
+    cls=ScriptCommand,
+    context_settings={"allow_interspersed_args": False},
+    options_metavar="[OPTIONS]",
+)(estimate)
 app.command("report")(report)

@@ -82,7 +82,7 @@ class ScriptCommand(typer.core.TyperCommand):
         return super().parse_args(ctx, end_options_after_module(args))
 
 
-_TAKES_VALUE = ("--gpu", "-o", "--output", "--format")
+_TAKES_VALUE = ("--gpu", "-o", "--output", "--format", "--batch-size", "--steps", "--multiple-of")
 
 
 def end_options_after_module(args: list[str]) -> list[str]:

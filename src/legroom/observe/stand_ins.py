@@ -98,7 +98,7 @@ class StandIns:
             if isinstance(tensor, FakeTensor) and isinstance(other, FakeTensor):
                 tensor.data = other.data
             else:
-                swap(tensor, other)
+                swap(tensor, other)  # type: ignore[no-untyped-call]
 
         torch.utils.swap_tensors = take_over
         try:

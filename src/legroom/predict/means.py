@@ -2,7 +2,7 @@
 
 import contextlib
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from typing import Any
 
@@ -10,8 +10,6 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.checkpoint import checkpoint
-
-from legroom.observe.virtual.gpu import VirtualGPU
 
 
 class Means(StrEnum):
@@ -26,16 +24,19 @@ class Means(StrEnum):
     FREEZE = "frozen backbone"
 
 
-def apply(means: Means, device: VirtualGPU) -> None:
-    """Put `means` in force for everything that this process runs from now on."""
-    _ACTIONS[means](device)
+@contextlib.contextmanager
+def in_force(means: Means) -> Iterator[None]:
+    """`means` holds for everything that runs inside."""
+    with contextlib.ExitStack() as undo:
+        _ACTIONS[means](undo)
+        yield
 
 
-def _nothing(device: VirtualGPU) -> None:
+def _nothing(undo: contextlib.ExitStack) -> None:
     pass
 
 
-def _at_first_root(act: Callable[[nn.Module], None]) -> None:
+def _at_first_root(act: Callable[[nn.Module], None], undo: contextlib.ExitStack) -> None:
     """Do something to the model when its first forward pass begins."""
     done: list[bool] = []
 
@@ -44,10 +45,10 @@ def _at_first_root(act: Callable[[nn.Module], None]) -> None:
             done.append(True)
             act(module)
 
-    nn.modules.module.register_module_forward_pre_hook(first)
+    undo.callback(nn.modules.module.register_module_forward_pre_hook(first).remove)
 
 
-def _fused(device: VirtualGPU) -> None:
+def _fused(undo: contextlib.ExitStack) -> None:
     """Optimizers that have a fused form use it: no temporaries beside the parameters."""
 
     def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -57,10 +58,10 @@ def _fused(device: VirtualGPU) -> None:
             elif "foreach" in group:
                 group["foreach"] = False
 
-    register_optimizer_step_pre_hook(before)
+    undo.callback(register_optimizer_step_pre_hook(before).remove)
 
 
-def _autocast(device: VirtualGPU) -> None:
+def _autocast(undo: contextlib.ExitStack) -> None:
     """The forward pass of whichever model is called runs under bf16 autocast."""
     contexts: list[Any] = []
     depth = [0]
@@ -76,11 +77,11 @@ def _autocast(device: VirtualGPU) -> None:
         if depth[0] == 0 and contexts:
             contexts.pop().__exit__(None, None, None)
 
-    nn.modules.module.register_module_forward_pre_hook(enter)
-    nn.modules.module.register_module_forward_hook(leave, always_call=True)
+    undo.callback(nn.modules.module.register_module_forward_pre_hook(enter).remove)
+    undo.callback(nn.modules.module.register_module_forward_hook(leave, always_call=True).remove)
 
 
-def _checkpoint(device: VirtualGPU) -> None:
+def _checkpoint(undo: contextlib.ExitStack) -> None:
     """Each repeated block of the model keeps only its input and is run again in the backward pass."""
 
     def wrap(model: nn.Module) -> None:
@@ -94,7 +95,7 @@ def _checkpoint(device: VirtualGPU) -> None:
 
             block.forward = again
 
-    _at_first_root(wrap)
+    _at_first_root(wrap, undo)
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
@@ -115,7 +116,7 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
     return found
 
 
-def _lighter(device: VirtualGPU) -> None:
+def _lighter(undo: contextlib.ExitStack) -> None:
     """Every optimizer keeps two states of one byte per parameter, as 8-bit Adam does, and no temporaries."""
 
     def step(optimizer: Any, closure: Any = None) -> None:
@@ -127,18 +128,19 @@ def _lighter(device: VirtualGPU) -> None:
                         for name in ("first", "second"):
                             state[name] = torch.zeros_like(parameter, dtype=torch.uint8)
 
-    def first(module: nn.Module, args: Any) -> None:
-        for thing in gc.get_objects():
-            if isinstance(thing, torch.optim.Optimizer) and type(thing).step is not light_step:
-                type(thing).step = light_step  # type: ignore[method-assign,assignment]
-
     light_step = torch.optim.Optimizer.profile_hook_step(step)
-    _at_first_root(lambda model: first(model, ()))
+
+    def lighten(model: nn.Module) -> None:
+        kinds = {type(thing) for thing in gc.get_objects() if issubclass(type(thing), torch.optim.Optimizer)}
+        for kind in kinds:
+            undo.callback(setattr, kind, "step", kind.step)
+            setattr(kind, "step", light_step)  # noqa: B010
+
+    _at_first_root(lighten, undo)
 
 
-def _spill(device: VirtualGPU) -> None:
+def _spill(undo: contextlib.ExitStack) -> None:
     """What autograd saves is copied to host memory and back: on the device it lives only while it is used."""
-    hooks = contextlib.ExitStack()
 
     def pack(tensor: torch.Tensor) -> Any:
         if tensor.is_cuda and not isinstance(tensor, nn.Parameter) and tensor.numel() > 1024:
@@ -151,10 +153,10 @@ def _spill(device: VirtualGPU) -> None:
         shape, dtype, index = packed
         return torch.empty(shape, dtype=dtype, device=f"cuda:{index}")
 
-    hooks.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, unpack))
+    undo.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, unpack))
 
 
-def _freeze(device: VirtualGPU) -> None:
+def _freeze(undo: contextlib.ExitStack) -> None:
     """Only the last part of the model that has parameters is trained."""
 
     def freeze(model: nn.Module) -> None:
@@ -164,10 +166,10 @@ def _freeze(device: VirtualGPU) -> None:
             if id(parameter) not in head and len(parts) > 1:
                 parameter.requires_grad_(False)
 
-    _at_first_root(freeze)
+    _at_first_root(freeze, undo)
 
 
-_ACTIONS: dict[Means, Callable[[VirtualGPU], None]] = {
+_ACTIONS: dict[Means, Callable[[contextlib.ExitStack], None]] = {
     Means.NONE: _nothing,
     Means.FUSED: _fused,
     Means.AUTOCAST: _autocast,

@@ -25,7 +25,7 @@ from legroom.memory.capture import CaptureWriter
 from legroom.observe.gpus import find_gpu
 from legroom.observe.script import Script, execute, installed
 from legroom.observe.virtual.gpu import VirtualGPU
-from legroom.predict.means import Means, apply
+from legroom.predict.means import Means, in_force
 from legroom.predict.resize import batch_size_of, resized
 from legroom.predict.trace import Trace, finish, make_device
 
@@ -78,13 +78,15 @@ class TracingProcess:
                 self._path = request["path"]
                 self._batch_size = request["batch_size"] or self._batch_size
                 self._resize_to = request["batch_size"]
-                apply(Means(request["means"]), self.device)
+                self._means = in_force(Means(request["means"]))  # for good: this process ends with the trace
+                self._means.__enter__()
                 return
             _, status = os.waitpid(child, 0)
             self._say({"event": "done", "status": os.waitstatus_to_exitcode(status)})
         os._exit(0)
 
     _resize_to: int | None = None
+    _means: Any = None
 
     def _say(self, reply: dict[str, Any]) -> None:
         self._replies.write(json.dumps(reply) + "\n")

@@ -11,18 +11,17 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from legroom.diagnose.picture import Picture
 from legroom.diagnose.run_report import Device, OomReport, RunReport
 from legroom.findings import Finding
 from legroom.memory.events import Holder
-from legroom.show.code_frame import code_frame, source_line
+from legroom.show.code_frame import code_frame
 from legroom.show.history import HistoryLine
-from legroom.show.memory_bar import COLOURS, MemoryBar
+from legroom.show.memory_bar import MemoryBar
+from legroom.show.sections import by_line, section
 from legroom.show.terminal import verbatim
 from legroom.show.words import clean, counted, frame_place, phase_words, place, seconds_words
 from legroom.units import format_size
 
-TOP_LINES = 6
 TOP_HOLDERS = 6
 TOP_FINDINGS = 4
 TOP_REMARKS = 3
@@ -61,9 +60,9 @@ def _run_parts(report: RunReport) -> Iterator[RenderableType]:
     if report.peak is None:
         yield Text('Was anything moved to the device? Look for device="cuda" or .to(device) in the script.')
         return
-    yield from _section("Who held the memory at the peak", _device_words(report.device))
+    yield from section("Who held the memory at the peak", _device_words(report.device))
     yield MemoryBar(report.peak)
-    yield from _lines(report, report.peak)
+    yield from by_line(report.peak.top, report.sources)
     yield from _history(report)
     yield from _leaks(report)
     yield from _other_devices(report)
@@ -76,17 +75,17 @@ def _oom_parts(report: RunReport, oom: OomReport) -> Iterator[RenderableType]:
         code = code_frame(report.sources, frame.file, frame.line)
         if code is not None:
             inside = [oom.event.op, f"module {oom.event.module}" if oom.event.module else ""]
-            yield from _section("What failed", clean(", ".join(filter(None, inside))))
+            yield from section("What failed", clean(", ".join(filter(None, inside))))
             yield code
-    yield from _section("Who held the memory", _device_words(report.device))
+    yield from section("Who held the memory", _device_words(report.device))
     yield MemoryBar(oom.picture)
-    yield from _lines(report, oom.picture)
+    yield from by_line(oom.picture.top, report.sources)
     if oom.holders:
-        yield from _section("By variable", "what each reaches; two may reach the same")
+        yield from section("By variable", "what each reaches; two may reach the same")
         yield _holder_table(oom.holders[:TOP_HOLDERS])
     yield from _history(report)
     if oom.advice:
-        yield from _section("What to change", "most useful first")
+        yield from section("What to change", "most useful first")
         for number, finding in enumerate(oom.advice[:TOP_FINDINGS], 1):
             yield _finding(number, finding)
     yield from _other_devices(report)
@@ -176,37 +175,6 @@ def _device_words(device: Device | None) -> str:
 # --- sections ----------------------------------------------------------------------------------------------------
 
 
-def _section(title: str, remark: str = "") -> Iterator[RenderableType]:
-    heading = Text(f"\n{title}", style="bold")
-    if remark:
-        heading.append(f"  {remark}", style="not bold dim")
-    yield heading
-
-
-def _lines(report: RunReport, picture: Picture) -> Iterator[RenderableType]:
-    if not picture.top:
-        return
-    yield from _section("By line")
-    table = Table.grid(padding=(0, 1))
-    table.add_column(justify="right", no_wrap=True, min_width=11)
-    table.add_column(no_wrap=True, min_width=max(len(row.category) for row in picture.top[:TOP_LINES]))
-    table.add_column()  # the one to give way where there is little room
-    for row in picture.top[:TOP_LINES]:
-        where = Text(place(row.file, row.line), no_wrap=True, overflow="ellipsis")
-        if row.module:
-            where.append(f"  {clean(row.module)}", style="dim")
-        if row.count > 1:
-            where.append(f"  ×{row.count:,}", style="dim")  # noqa: RUF001
-        table.add_row(format_size(row.bytes), Text(str(row.category), style=COLOURS[row.category]), where)
-        code = source_line(report.sources, row.file, row.line)
-        if code:
-            table.add_row("", "", Text(f"  {code}", style="dim italic", no_wrap=True, overflow="ellipsis"))
-    yield table
-    rest = len(picture.top) - TOP_LINES
-    if rest > 0:
-        yield Text(f"  and {counted(rest, 'smaller one')}", style="dim")
-
-
 def _holder_table(holders: tuple[Holder, ...]) -> Table:
     table = Table.grid(padding=(0, 1))
     table.add_column(justify="right", no_wrap=True, min_width=11)
@@ -234,14 +202,14 @@ def _finding(number: int, finding: Finding) -> RenderableType:
 
 def _history(report: RunReport) -> Iterator[RenderableType]:
     if len(report.history) >= 2:
-        yield from _section("Peak of each step")
+        yield from section("Peak of each step")
         yield HistoryLine(report.history)
 
 
 def _leaks(report: RunReport) -> Iterator[RenderableType]:
     if not report.leaks:
         return
-    yield from _section("Memory grows with every step")
+    yield from section("Memory grows with every step")
     for leak in report.leaks[:TOP_FINDINGS]:
         head = Text("  ")
         head.append("LG101", style="bold cyan")
@@ -258,7 +226,7 @@ def _leaks(report: RunReport) -> Iterator[RenderableType]:
 def _other_devices(report: RunReport) -> Iterator[RenderableType]:
     others = [device for device in report.devices if device is not report.device and device.peak_reserved]
     if others:
-        yield from _section("Other devices")
+        yield from section("Other devices")
     for device in others:
         yield Text(
             f"  {device.title}: peak {format_size(device.peak_allocated)} allocated, "

@@ -1,0 +1,79 @@
+"""`legroom estimate`: whether a script fits a GPU, and its largest batch, before it runs."""
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+from legroom.cli.options import Format, FormatOption
+from legroom.errors import UsageError
+
+EXIT_CODES = {"fits": 0, "does-not-fit": 1, "uncertain": 3}
+
+
+def estimate(
+    script: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SCRIPT [ARGS]...",
+            help="The script; everything after it is the script's own.",
+            show_default=False,
+        ),
+    ] = None,
+    module: Annotated[
+        str | None,
+        typer.Option("-m", metavar="MODULE", help="A module, as python -m runs it.", show_default=False),
+    ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            "--gpu",
+            metavar="NAME|SIZE",
+            help="The GPU: rtx4090, a100-80gb, t4, or a size such as 24GiB.",
+            show_default=False,
+        ),
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            "--batch-size", min=1, metavar="N", help="Instead of the DataLoader's own.", show_default=False
+        ),
+    ] = None,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="How many training steps to trace.")] = 2,
+    multiple_of: Annotated[
+        int, typer.Option("--multiple-of", min=1, metavar="N", help="Of the largest batch.")
+    ] = 1,
+    format: FormatOption = Format.TEXT,
+) -> int:
+    """Say whether SCRIPT fits a GPU, where its peak is, its largest batch, and what would save memory.
+
+    The script runs unmodified, without data on the device, until it has taken two optimizer steps; no GPU is needed.
+    Exit code: 0 fits, 1 does not, 3 uncertain.
+    """
+    words = list(script or ())
+    if module is None and not words:
+        raise UsageError("which script? write legroom estimate --gpu 24GiB train.py")
+    if gpu is None:
+        raise UsageError("which GPU? write --gpu 24GiB, or a name such as --gpu rtx4090")
+
+    from legroom.observe.script import Script  # torch and the rest, only now
+    from legroom.predict.job import estimate_script
+    from legroom.show.estimate_summary import estimate_words
+    from legroom.show.progress import said_on
+    from legroom.show.terminal import print_to
+
+    target = (
+        Script(module, tuple(words), is_module=True)
+        if module is not None
+        else Script(words[0], tuple(words[1:]))
+    )
+    with said_on(sys.stderr, quiet=format == Format.JSON) as say:
+        told = estimate_script(
+            target, gpu, batch_size=batch_size, steps=steps, multiple_of=multiple_of, say=say
+        )
+    if format == Format.JSON:
+        print(json.dumps(told.as_json(), indent=2))
+    else:
+        print_to(sys.stdout, estimate_words(told))
+    return EXIT_CODES[told.estimate.verdict]

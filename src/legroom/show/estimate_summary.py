@@ -1,0 +1,112 @@
+"""An estimate as text: the verdict in a sentence, the picture at the peak, the largest batch, what would save memory."""
+
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from legroom.diagnose.picture import picture_at_peak
+from legroom.diagnose.sources import read_sources
+from legroom.memory.events import Frame
+from legroom.memory.ledger import Ledger
+from legroom.predict.estimate import Estimate
+from legroom.predict.job import Told
+from legroom.predict.plan import Option
+from legroom.show.memory_bar import MemoryBar
+from legroom.show.sections import by_line, section
+from legroom.show.terminal import verbatim
+from legroom.show.words import clean, place
+from legroom.units import format_size
+
+STYLES = {"fits": "bold green", "uncertain": "bold yellow", "does-not-fit": "bold red"}
+
+
+def estimate_words(told: Told) -> RenderableType:
+    return Group(*_parts(told))
+
+
+def _parts(told: Told) -> Iterator[RenderableType]:
+    now = told.estimate
+    yield Text(_verdict(now), style=STYLES[now.verdict])
+    yield Text(_batch(told))
+    whole = max(now.gpu.memory, now.peak_device)
+    picture = picture_at_peak(Ledger(now.trace.events), 0, whole, other=now.gpu.context)
+    if picture is not None:
+        yield from section(
+            "Who holds the memory at the peak", f"{now.gpu.name}, {format_size(now.gpu.memory)}"
+        )
+        yield MemoryBar(picture)
+        frames = [
+            Frame(row.file, row.line, row.function or "") for row in picture.top if row.file and row.line
+        ]
+        yield from by_line(picture.top, read_sources(frames))
+    if told.options:
+        title = "What would save memory" if now.fits else "What would make it fit"
+        yield from section(title, "each traced, cheapest first")
+        yield _options(told.options)
+    yield Text("")
+    for note in now.notes:
+        yield Text(f"{clean(note)}.", style="yellow")
+    if now.mode == "fake" and now.trace.made_up:
+        yield Text(
+            f"The script read {now.trace.made_up} values from the device; they were made up (1, or False).",
+            style="dim",
+        )
+    yield Text("Next, on a virtual GPU with that much for PyTorch:")
+    yield verbatim(f"  {_next(told)}", style="bold cyan")
+
+
+def _verdict(now: Estimate) -> str:
+    sizes = f"{format_size(now.peak_device)} of {format_size(now.gpu.memory)}"
+    bound = f"at most {format_size(now.safe)}"
+    top = next((row for row in now.state.top(5) if row.file), None)
+    where = "" if top is None else f", the largest part from {place(top.file, top.line)}"
+    match now.verdict:
+        case "fits":
+            return f"Fits: needs {sizes} ({bound}), its peak{where}."
+        case "uncertain":
+            return f"May not fit: needs about {sizes}, but up to {format_size(now.safe)}{where}."
+    over = now.peak_device - now.gpu.memory
+    missing = f"{format_size(over)} too much" if over > 0 else "and not in the pieces that are free"
+    return f"Does not fit: needs {sizes}, {missing}{where}."
+
+
+def _batch(told: Told) -> str:
+    now = told.estimate
+    if now.batch_size is None:
+        return "No DataLoader gave its batches, so no other batch size was tried."
+    if told.search is None:
+        return f"Traced with a batch of {now.batch_size}."
+    if now.max_batch_size is None:
+        return f"Not even a batch of {min(told.search.tried)} fits (today: {now.batch_size})."
+    return f"Largest batch that fits: {now.max_batch_size} (today: {now.batch_size}); traced at that size."
+
+
+def _options(options: tuple[Option, ...]) -> RenderableType:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column()
+    for option in options:
+        mark = Text("fits", style="green") if option.fits else Text("")
+        table.add_row(
+            f"  {option.means}",
+            format_size(option.peak_device),
+            mark,
+            Text(f"costs {option.price}", style="dim"),
+        )
+        table.add_row("", "", "", Text(option.how))
+    return Padding(table, 0)
+
+
+def _gpu_words(now: Estimate) -> str:
+    size = format_size(now.gpu.memory)
+    return f"a GPU of {size}" if now.gpu.name == size else f"{now.gpu.name}, {size}"
+
+
+def _next(told: Told) -> str:
+    memory = told.estimate.gpu.memory - told.estimate.gpu.context
+    return f"legroom run --gpu {memory // (1 << 20)}MiB {told.script}"
