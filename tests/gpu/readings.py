@@ -35,10 +35,19 @@ class Reading:
     after_gap: bool
 
     def new_marks(self) -> Marks:
-        """Marks as they were when the reading was made."""
+        """Marks as they were when the reading was made, with the entries stamped as they stamp."""
+        stamps: list[str] = []
         marks = Marks()
-        marks._stamp = lambda text: None
+        marks.start(stamps.append)
         marks._marks = [Mark(*mark) for mark in self.marks]
+        for entry in self.trace:
+            if entry["mark"] is None:
+                entry["user_metadata"] = ""
+            else:
+                tick, activity, module = entry["mark"]
+                marks._prefix = f"L{tick}"
+                marks.at_work(activity, module)
+                entry["user_metadata"] = stamps[-1]
         marks.tick = self.marks[-1].tick
         return marks
 
@@ -54,8 +63,12 @@ def save(
         kept = {key: value for key, value in item.items() if key in _KEPT}
         return kept | {"stack": stacks.setdefault(json.dumps(frames), len(stacks))}
 
+    def stamped(entry: Mapping[str, Any]) -> dict[str, Any]:
+        mark = marks.read(entry.get("user_metadata") or "", entry["time_us"])
+        return packed(entry) | {"mark": mark and [mark.tick, mark.activity, mark.module]}
+
     data = {
-        "trace": [packed(entry) for entry in reading["trace"]],
+        "trace": [stamped(entry) for entry in reading["trace"]],
         "segments": [
             packed(segment) | {"blocks": [packed(block) for block in segment["blocks"]]}
             for segment in reading["segments"]
@@ -106,7 +119,6 @@ _KEPT = frozenset(
         "size",
         "stream",
         "time_us",
-        "user_metadata",
         "total_size",
         "requested_size",
         "state",

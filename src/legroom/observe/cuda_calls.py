@@ -13,9 +13,12 @@ What is lost without one:
 Nothing here synchronises the device, and nothing here allocates on it.
 """
 
+import contextlib
 import inspect
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -88,7 +91,8 @@ class CudaCalls:
 
     def snapshot(self, entries: int) -> dict[str, Any]:
         """All blocks, and the history since the last call of this; from now on, record the last `entries`."""
-        taken: dict[str, Any] = torch.cuda.memory._snapshot()
+        with _compiler_left_alone():
+            taken: dict[str, Any] = torch.cuda.memory._snapshot()
         self._options["max_entries"] = entries
         record = torch.cuda.memory._record_memory_history
         if "clear_history" in inspect.signature(record).parameters:
@@ -167,6 +171,22 @@ class CudaCalls:
                 del error.__init__
 
         return restore
+
+
+@contextlib.contextmanager
+def _compiler_left_alone() -> Iterator[None]:
+    """To name frames, torch asks whether its compiler is there in a way that imports it, which takes seconds.
+
+    A program that has not imported it has no code that it wrote, so there is nothing to ask.
+    """
+    if "torch._inductor" in sys.modules:
+        yield
+        return
+    vars(torch)["_inductor"] = SimpleNamespace()
+    try:
+        yield
+    finally:
+        vars(torch).pop("_inductor", None)
 
 
 def workspace_sizes(capability: tuple[int, int], environ: Any) -> frozenset[int]:

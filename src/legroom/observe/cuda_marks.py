@@ -1,7 +1,7 @@
 """Where the training loop is, written into the CUDA allocator's history while it is made.
 
-The allocator stamps every entry of its history with a text that the thread at work has set. Ours names the activity
-(forward, optimizer, ...), the module at work and a *tick*: a number that grows at each moment worth finding again
+The allocator stamps every entry of its history with a text that the thread at work has set. Ours (`L1234f56`: short, so
+that C++ copies it without allocating) names the activity, the module at work and a *tick*: a number that grows at each moment worth finding again
 (a root module begins, an optimizer steps, a step ends). So what was seen at a tick finds its place among the entries
 exactly, whatever the clocks say. A torch that cannot stamp entries (before 2.9) leaves their times: then every change
 is a tick of its own, found by time, and two changes within a microsecond or so may be confused.
@@ -9,6 +9,7 @@ is a tick of its own, found by time, and two changes within a microsecond or so 
 A stamp belongs to one thread. Entries made by the autograd engine's threads carry none, and that is how they are told.
 """
 
+import re
 import time
 from bisect import bisect_right
 from collections.abc import Callable
@@ -32,7 +33,7 @@ PHASES: dict[str, Phase] = {
     OTHER: Phase.OTHER,
 }
 
-_SIGNATURE = "legroom "
+_STAMP = re.compile(r"L(\d+)([fnbpo])(\d+)")
 
 
 class Mark(NamedTuple):
@@ -57,6 +58,9 @@ class Marks:
         self._stamp: Callable[[str], None] | None = None
         self._recording = False
         self._prefix = ""
+        self._modules: list[str] = []
+        self._codes: dict[str, str] = {}
+        """Module → how stamps name it: its place in the list."""
         self._marks = [Mark(0, 0, OTHER, "")]
         self._times = [clock() // 1000]
         self._known: dict[str, Mark] = {}
@@ -80,14 +84,18 @@ class Marks:
         if len(self._marks) > 2 * self.KEEP:
             del self._marks[: self.KEEP], self._times[: self.KEEP]
         if self._stamp is not None:
-            self._prefix = f"{_SIGNATURE}{tick} "
-            self._stamp(f"{self._prefix}{activity} {module}")
+            self._prefix = f"L{tick}"
+            self.at_work(activity, module)
         return tick
 
     def at_work(self, activity: str, module: str) -> None:
         """Another module is at work."""
         if self._stamp is not None:
-            self._stamp(self._prefix + activity + " " + module)
+            code = self._codes.get(module)
+            if code is None:
+                code = self._codes[module] = str(len(self._modules))
+                self._modules.append(module)
+            self._stamp(self._prefix + activity + code)
         elif self._recording:
             self.advance(activity, module)
 
@@ -97,10 +105,12 @@ class Marks:
             return self._marks[max(bisect_right(self._times, microseconds) - 1, 0)]
         known = self._known.get(stamp)
         if known is None:
-            if not stamp.startswith(_SIGNATURE):
+            found = _STAMP.fullmatch(stamp)
+            if found is None:
                 return None
-            tick, activity, module = stamp[len(_SIGNATURE) :].split(" ", 2)
-            known = self._known[stamp] = Mark(int(tick), self.at(int(tick)).step, activity, module)
+            tick, activity, module = found.groups()
+            known = Mark(int(tick), self.at(int(tick)).step, activity, self._modules[int(module)])
+            self._known[stamp] = known
         return known
 
     def at(self, tick: int) -> Mark:

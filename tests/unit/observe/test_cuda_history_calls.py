@@ -1,5 +1,8 @@
 """The doors to torch, as far as they can be tried without a GPU."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -16,6 +19,22 @@ def test_cuda_is_not_initialised_for_us(monkeypatch: pytest.MonkeyPatch) -> None
     called = []
     CudaCalls().when_ready(lambda: called.append(True))
     assert (len(queued), called) == (1, [])
+
+
+def test_naming_frames_does_not_import_the_compiler() -> None:
+    """Seen with torch's own naming of frames, which a snapshot goes through; the second one shows that it would."""
+    code = """
+import sys, torch
+from torch._C._profiler import gather_traceback, symbolize_tracebacks
+from legroom.observe.cuda_calls import _compiler_left_alone
+with _compiler_left_alone():
+    symbolize_tracebacks([gather_traceback(True, True, False)])
+print("torch._inductor" in sys.modules, "_inductor" in vars(torch))
+symbolize_tracebacks([gather_traceback(True, True, False)])
+print("torch._inductor" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False", "True"]
 
 
 @pytest.mark.parametrize(
@@ -59,9 +78,9 @@ def test_stamps_name_tick_activity_and_module() -> None:
     marks.start(stamps.append)
     marks.step = 3
     tick = marks.advance(FORWARD, "Net")
-    marks.at_work(FORWARD, "Net.layer one")
+    marks.at_work(FORWARD, "Net.layer")
     mark = marks.read(stamps[-1], 0)
-    assert mark == (tick, 3, FORWARD, "Net.layer one")
+    assert mark == (tick, 3, FORWARD, "Net.layer")
 
 
 def test_a_stamp_that_is_not_ours_says_nothing() -> None:
