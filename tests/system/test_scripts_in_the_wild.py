@@ -21,7 +21,11 @@ from legroom.units import parse_size
 HERE = Path(__file__).parent
 NAMES = sorted(path.stem for path in (HERE / "scripts_in_the_wild").glob("*.py"))
 SIZES = {"oom_halving": "96MiB", "oom_dies": "96MiB", "model_parallel": "2GiB,2GiB", "data_parallel": "2GiB"}
-NEEDS = {"hf_loop": ["transformers"], "hf_trainer": ["transformers", "accelerate"]}
+NEEDS = {
+    "hf_loop": ["transformers"],
+    "hf_trainer": ["transformers", "accelerate"],
+    "accelerate_loop": ["accelerate"],
+}
 DIES = {"oom_dies"}
 
 

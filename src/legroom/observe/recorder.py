@@ -373,6 +373,11 @@ class Recorder:
                 self.devices[dead.device].allocator.free(dead.block)
                 self.sink(_new(Free, (_now() - self._started, dead.id)))
 
+    def resized(self, storage: Any) -> None:
+        """A storage was given other memory outside any operation."""
+        if storage._cdata in self.live:
+            self._maybe_resized(storage, None)
+
     def _maybe_resized(self, storage: Any, func: Any) -> None:
         """`resize_` and friends give a storage other memory while it lives."""
         known = self.live[storage._cdata]
@@ -621,6 +626,9 @@ class Recorder:
 
 class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """One thread's view: runs each operation, then tells the recorder."""
+
+    supports_higher_order_operators = True
+    """An operation that takes functions (flex attention) is one operation, as its kernel on CUDA is."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -183,6 +183,9 @@ class VirtualGPU:
     def mark(self, storage: torch.UntypedStorage, index: int) -> None:
         self.recorder.mark(storage, index)
 
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        self.recorder.resized(storage)
+
     def empty_cache(self) -> None:
         for device in self.devices:
             device.allocator.empty_cache()

@@ -52,6 +52,9 @@ class Host(Protocol):
     def mark(self, storage: torch.UntypedStorage, index: int) -> None:
         """This storage, made on the CPU, now stands for memory of a device. May raise torch.OutOfMemoryError."""
 
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """This storage may have been given other memory. May raise torch.OutOfMemoryError."""
+
     def empty_cache(self) -> None: ...
 
     def reset_peaks(self, index: int) -> None: ...

@@ -23,7 +23,7 @@ from torch.utils import _device as _device_module
 from legroom.memory.events import Category
 from legroom.observe.recorder import HOST, Recorder
 from legroom.observe.virtual.host import Host
-from legroom.observe.virtual.patching import replaced, table
+from legroom.observe.virtual.patching import Replacement, replaced, table
 from legroom.observe.virtual.pinned import count_as_pinned
 
 Tensor = torch.Tensor
@@ -115,11 +115,10 @@ class Placement(TorchFunctionMode):
         return self._to(tensor, "cuda", element)
 
     def _repr(self, tensor: Any, **kwargs: Any) -> str:
-        text: str = Tensor.__repr__(tensor, **kwargs)  # type: ignore[no-untyped-call]
         index = self._where(tensor)
-        if index is None or not text.endswith(")"):
-            return text
-        return f"{text[:-1]}, device='cuda:{index}')"
+        with replaced(() if index is None else _device_in_text(index)):
+            text: str = Tensor.__repr__(tensor, **kwargs)  # type: ignore[no-untyped-call]
+        return text
 
     def _numpy(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         self._refuse_numpy(tensor)
@@ -366,6 +365,18 @@ def stand_ins_say_where(host: Host) -> Iterator[None]:
 
     with replaced(table(FakeTensor, {"device": property(device, original.fset)})):
         yield
+
+
+def _device_in_text(index: int) -> list[Replacement]:
+    """torch's printing adds the device itself, where a line has room for it. Without its private function, none."""
+    printing: Any = torch._tensor_str
+    plain = getattr(printing, "_add_suffixes", None)
+
+    def add(text: str, suffixes: list[str], *args: Any, **kwargs: Any) -> Any:
+        assert plain is not None
+        return plain(text, [f"device='cuda:{index}'", *suffixes], *args, **kwargs)
+
+    return table(printing, {"_add_suffixes": add})
 
 
 _SPARSE = (

@@ -26,6 +26,7 @@ def replacements(host: Host) -> Iterable[Replacement]:
     """The ways by which a storage makes another one."""
     plain_clone: Any = torch.UntypedStorage.clone
     plain_to = torch.UntypedStorage.to
+    plain_resize: Any = torch.UntypedStorage.resize_
 
     def clone(storage: torch.UntypedStorage) -> torch.UntypedStorage:
         return _copy(storage, host.device_of(storage))
@@ -53,7 +54,14 @@ def replacements(host: Host) -> Iterable[Replacement]:
             return cpu(storage)
         return plain_to(storage, device=device, non_blocking=non_blocking)
 
-    yield from table(torch.UntypedStorage, {"clone": clone, "cuda": cuda, "cpu": cpu, "to": to})
+    def resize_(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+        """Sharded training empties and refills the storages of its parameters so."""
+        resized: torch.UntypedStorage = plain_resize(storage, size)
+        host.resized(storage)
+        return resized
+
+    methods = {"clone": clone, "cuda": cuda, "cpu": cpu, "to": to, "resize_": resize_}
+    yield from table(torch.UntypedStorage, methods)
 
 
 @contextlib.contextmanager

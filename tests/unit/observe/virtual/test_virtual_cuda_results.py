@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from legroom import VirtualGPU
+from legroom.errors import Unsupported
 
 Made = Callable[[torch.Tensor, torch.Tensor], Any]
 """From a 4 by 4 matrix of numbers in (0, 1) and four indices below four."""
@@ -42,6 +43,8 @@ MAKERS: dict[str, Made] = {
     "sparse rows": lambda x, i: x.to_sparse_csr(),
     "dense again": lambda x, i: x.to_sparse().to_dense(),
     "nested": lambda x, i: torch.nested.nested_tensor([x, x]).to_padded_tensor(0.0),
+    "nested on the device": lambda x, i: torch.nested.nested_tensor([[1.0]], device="cuda").to_padded_tensor(0),
+    "flex attention": lambda x, i: _flex_attention(x[None, None]),
     "distributions": lambda x, i: [
         torch.distributions.Normal(x, 1.0).rsample(),
         torch.distributions.Categorical(x).sample(),
@@ -95,6 +98,32 @@ def test_a_scripted_model_loads_to_the_device(tmp_path: Any) -> None:
     torch.jit.save(torch.jit.script(nn.Linear(2, 2)), tmp_path / "model.pt")
     model = torch.jit.load(tmp_path / "model.pt", map_location="cuda:0")
     assert model(torch.ones(1, 2, device="cuda")).device == torch.device("cuda:0")
+
+
+def test_a_tensor_is_printed_as_torch_prints_one_of_cuda() -> None:
+    x = torch.ones(2, device="cuda", dtype=torch.float64, requires_grad=True)
+    assert repr(x) == "tensor([1., 1.], device='cuda:0', dtype=torch.float64, requires_grad=True)"
+    assert repr(x[0].detach()) == "tensor(1., device='cuda:0', dtype=torch.float64)"
+
+
+def test_a_storage_emptied_by_hand_gives_its_memory_back() -> None:
+    x = torch.ones(1 << 20, device="cuda")
+    held = torch.cuda.memory_allocated()
+    x.untyped_storage().resize_(0)
+    assert held - torch.cuda.memory_allocated() == 1 << 22
+    x.untyped_storage().resize_(1 << 22)
+    assert torch.cuda.memory_allocated() == held
+
+
+def test_exporting_a_model_is_refused_with_the_remedy() -> None:
+    with pytest.raises(Unsupported, match=r"model\.cpu\(\)"):
+        torch.export.export(nn.Linear(2, 2).cuda(), (torch.ones(1, 2, device="cuda"),))
+
+
+def _flex_attention(x: torch.Tensor) -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return flex_attention(x, x, x)
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

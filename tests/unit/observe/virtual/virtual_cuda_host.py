@@ -48,6 +48,9 @@ class FakeHost:
         storage = value.untyped_storage() if isinstance(value, torch.Tensor) else value
         return self.homes.get(storage._cdata)
 
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """No allocator follows sizes here."""
+
     def mark(self, storage: torch.UntypedStorage, index: int) -> None:
         allocator, key, homes = self.devices[index].allocator, storage._cdata, self.homes
         try:
