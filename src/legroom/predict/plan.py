@@ -54,7 +54,7 @@ _WORDS: dict[Means, tuple[str, str]] = {
         "run the forward pass under `torch.autograd.graph.save_on_cpu(pin_memory=True)`",
     ),
     Means.FREEZE: (
-        "the frozen part is not trained",
+        "training of the frozen part",
         "set `requires_grad_(False)` on all but the last part, and give the optimizer only the rest",
     ),
 }

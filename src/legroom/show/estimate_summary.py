@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from legroom.diagnose.picture import picture_at_peak
@@ -34,9 +33,7 @@ def _parts(told: Told) -> Iterator[RenderableType]:
     whole = max(now.gpu.memory, now.peak_device)
     picture = picture_at_peak(Ledger(now.trace.events), 0, whole, other=now.gpu.context)
     if picture is not None:
-        yield from section(
-            "Who holds the memory at the peak", f"{now.gpu.name}, {format_size(now.gpu.memory)}"
-        )
+        yield from section("Who holds the memory at the peak", _gpu_words(now))
         yield MemoryBar(picture)
         frames = [
             Frame(row.file, row.line, row.function or "") for row in picture.top if row.file and row.line
@@ -45,7 +42,7 @@ def _parts(told: Told) -> Iterator[RenderableType]:
     if told.options:
         title = "What would save memory" if now.fits else "What would make it fit"
         yield from section(title, "each traced, cheapest first")
-        yield _options(told.options)
+        yield from _options(told.options)
     yield Text("")
     for note in now.notes:
         yield Text(f"{clean(note)}.", style="yellow")
@@ -84,22 +81,14 @@ def _batch(told: Told) -> str:
     return f"Largest batch that fits: {now.max_batch_size} (today: {now.batch_size}); traced at that size."
 
 
-def _options(options: tuple[Option, ...]) -> RenderableType:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column()
+def _options(options: tuple[Option, ...]) -> Iterator[RenderableType]:
+    widest = max(len(option.means) for option in options)
     for option in options:
-        mark = Text("fits", style="green") if option.fits else Text("")
-        table.add_row(
-            f"  {option.means}",
-            format_size(option.peak_device),
-            mark,
-            Text(f"costs {option.price}", style="dim"),
-        )
-        table.add_row("", "", "", Text(option.how))
-    return Padding(table, 0)
+        head = Text(f"  {option.means:<{widest}}  {format_size(option.peak_device):>9}  ")
+        head.append("fits" if option.fits else "not enough alone", style="green" if option.fits else "dim")
+        yield head
+        yield Padding(Text(f"{option.how[:1].upper()}{option.how[1:]}."), (0, 0, 0, 6))
+        yield Padding(Text(f"Costs {option.price}.", style="dim"), (0, 0, 0, 6))
 
 
 def _gpu_words(now: Estimate) -> str:

@@ -55,8 +55,8 @@ def reserve(layer: Layer) -> int:
     per_layer = {"lstm": 5, "gru": 6}.get(RNN_MODES[layer.mode], 1)
     between = layer.layers - 1
     sequences = (per_layer * layer.layers + between) * layer.directions
-    bits = between * layer.directions * layer.sequence // layer.element // 8 if layer.dropout else 0
-    return sequences * layer.sequence + 256 + bits
+    masks = between * layer.directions * layer.sequence // layer.element // 8 if layer.dropout else 0
+    return sequences * layer.sequence + 256 + -(-masks // 32) * 32
 
 
 def workspace(layer: Layer) -> int:
@@ -74,6 +74,8 @@ def workspace(layer: Layer) -> int:
         + sequences * layer.sequence
         + inputs
         + states * layer.layers * state
+        + 8 * layer.batch
+        + 256
     )
 
 

@@ -12,6 +12,7 @@ from legroom.observe.cuda_rules import (
     convolution,
     dropout,
     embedding,
+    libraries,
     matmul,
     normalization,
     optimizers,
@@ -36,6 +37,8 @@ class CudaRules:
         self.gpu = gpu
         self.release = release
         self._known: dict[int, tuple[Rule, list[tuple[str, Any]]] | None] = {}
+        self._unseen = libraries.FakesUnseen()
+        self._installed = False
 
     def plan(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None, result: Any) -> Plan | None:
         """What the operation does to memory; None where it only makes its results."""
@@ -43,6 +46,8 @@ class CudaRules:
             known = self._known[id(func)]
         except KeyError:
             known = self._known[id(func)] = _rule_for(func)
+            if self._installed:  # an operation not seen before: libraries may have been loaded since
+                self._unseen.check()
         if known is None:
             return None
         rule, parameters = known
@@ -60,8 +65,17 @@ class CudaRules:
             softmax.install(overrides)
             rms_norm.install(overrides, self.release)
             attention.install(overrides, self.gpu, self.release)
-            with optimizers.installed(), recurrent.installed(overrides), autocast.installed(overrides):
-                yield
+            with (
+                optimizers.installed(),
+                recurrent.installed(overrides),
+                autocast.installed(overrides),
+                self._unseen.active(),
+            ):
+                self._installed = True
+                try:
+                    yield
+                finally:
+                    self._installed = False
 
 
 def _rule_for(func: Any) -> tuple[Rule, list[tuple[str, Any]]] | None:
