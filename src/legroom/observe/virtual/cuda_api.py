@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from legroom.observe.virtual import (
     autocast,
     backends,
+    custom_ops,
     devices,
     distributed,
     fast_paths,
@@ -62,6 +63,7 @@ def patches(host: Host) -> Iterator[None]:
             fast_paths.replacements(),
             scripted.replacements(),
             nested.replacements(),
+            custom_ops.replacements(),
             distributed.replacements(),
             spawned.replacements(host),
             backends.replacements(),

@@ -115,6 +115,15 @@ def test_a_storage_emptied_by_hand_gives_its_memory_back() -> None:
     assert torch.cuda.memory_allocated() == held
 
 
+def test_an_operation_of_the_scripts_own_for_cuda_runs() -> None:
+    @torch.library.custom_op("legroom_tests::twice", mutates_args=(), device_types="cuda")
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    doubled = twice(torch.ones(2, device="cuda"))
+    assert (doubled.device.type, doubled.sum().item()) == ("cuda", 4)
+
+
 def test_exporting_a_model_is_refused_with_the_remedy() -> None:
     with pytest.raises(Unsupported, match=r"model\.cpu\(\)"):
         torch.export.export(nn.Linear(2, 2).cuda(), (torch.ones(1, 2, device="cuda"),))
