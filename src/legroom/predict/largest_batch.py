@@ -13,6 +13,8 @@ from legroom.predict.trace import Trace
 
 MOST = 1 << 20
 """No batch is larger than this."""
+CLOSE = 0.001
+"""Of the answer: a search between thousands ends when what is left open is less."""
 
 
 @dataclass(slots=True)
@@ -35,7 +37,7 @@ def largest_batch(
     start: int,
     known: Trace | None = None,
     multiple_of: int = 1,
-    most_traces: int = 14,
+    most_traces: int = 20,
     safe: bool = False,
 ) -> Search:
     """Search from `start`. `known`: its trace, if there is one. `safe`: the safe bound must fit too.
@@ -69,7 +71,7 @@ def largest_batch(
             yield (low + high) / 2 if high <= MOST else low * 2
 
     for candidate in candidates():
-        if high - low <= multiple_of or len(search.tried) >= most_traces:
+        if high - low <= max(multiple_of, low * CLOSE) or len(search.tried) >= most_traces:
             break
         size = max(multiple_of, min(MOST, int(candidate) // multiple_of * multiple_of))
         if size <= low:

@@ -99,21 +99,12 @@ def _checkpoint(undo: contextlib.ExitStack) -> None:
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """The blocks that a model is made of: the outermost lists of modules that hold parameters."""
-    found: list[nn.Module] = []
-
-    def look(module: nn.Module) -> None:
-        for child in module.children():
-            blocks = [block for block in child.children() if any(True for _ in block.parameters())]
-            if isinstance(child, nn.ModuleList | nn.Sequential) and len(blocks) > 1:
-                found.extend(blocks)
-            else:
-                look(child)
-
-    look(model)
-    if not found and isinstance(model, nn.Sequential):
-        found = [block for block in model if any(True for _ in block.parameters())]
-    return found
+    """The blocks that a model is made of: what the outermost lists of modules with parameters hold."""
+    if isinstance(model, nn.ModuleList | nn.Sequential):
+        blocks = [block for block in model if any(True for _ in block.parameters())]
+        if len(blocks) > 1:
+            return blocks
+    return [block for child in model.children() for block in repeated_blocks(child)]
 
 
 def _lighter(undo: contextlib.ExitStack) -> None:

@@ -1,0 +1,133 @@
+"""`legroom.estimate` and its kin on models and steps of one's own."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import legroom
+from legroom.errors import UsageError
+from legroom.predict.fit import replay
+from legroom.units import MiB
+
+
+def model_and_batch() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
+    model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Dropout(0.1), nn.Linear(512, 10))
+    return model, (torch.randn(32, 256), torch.randint(0, 10, (32,)))
+
+
+def test_a_model_and_a_batch() -> None:
+    model, batch = model_and_batch()
+    told = legroom.estimate(model, batch, gpu="1GiB")
+    parameters = sum(p.numel() for p in model.parameters()) * 4
+    assert told.fits
+    assert told.by_category["parameter"] >= parameters
+    assert told.by_category["optimizer state"] >= 2 * parameters
+    assert told.peak_requested <= told.peak_allocated <= told.peak_reserved < told.peak_device <= told.safe
+    assert told.batch_size == 32
+    assert told.max_batch_size is not None
+    assert told.max_batch_size > 1000
+
+
+def test_nothing_of_the_users_is_changed() -> None:
+    model, batch = model_and_batch()
+    before = [p.clone() for p in model.parameters()]
+    random = torch.get_rng_state()
+    legroom.estimate(model, batch, gpu="1GiB", search=False)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert all(type(p) is nn.Parameter and p.grad is None for p in model.parameters())
+    assert torch.equal(random, torch.get_rng_state())
+    assert not torch.cuda.is_available()
+
+
+def test_a_step_of_ones_own_with_its_closure() -> None:
+    model, batch = model_and_batch()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    device = torch.device("cpu")
+    seen: list[float] = []
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        x, y = x.to(device), y.to(device)
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        seen.append(loss.item())
+
+    told = legroom.estimate(step, *batch, gpu="1GiB", search=False)
+    parameters = sum(p.numel() for p in model.parameters()) * 4
+    assert parameters <= told.by_category["optimizer state"] < 1.2 * parameters, "momentum is one copy"
+    assert not optimizer.state
+    assert seen == []
+    assert any(row["line"] == step.__code__.co_firstlineno + 4 for row in told.top)
+
+
+def test_the_largest_batch_fits_and_a_thousandth_more_does_not() -> None:
+    model, batch = model_and_batch()
+    largest = legroom.max_batch(model, batch, gpu="600MiB")
+    assert largest is not None
+    room = legroom.estimate(model, batch, gpu="600MiB", search=False).gpu
+    for size, fits in ((largest, True), (largest + largest // 1000 + 1, False)):
+        bigger = (torch.zeros(size, 256), torch.zeros(size, dtype=torch.long))
+        trace = legroom.estimate(model, bigger, gpu="600MiB", search=False).trace
+        assert (replay(trace, room.memory - room.context).failed_at is None) is fits
+
+
+def test_it_says_when_it_does_not_fit() -> None:
+    model = nn.Linear(8192, 8192)
+    told = legroom.estimate(model, torch.zeros(4, 8192), gpu="1GiB", search=False)
+    assert told.verdict == "does-not-fit"
+    assert told.peak_device > told.gpu.memory
+
+
+def test_a_plan_has_means_that_were_traced_in_the_order_of_their_price() -> None:
+    model = nn.Sequential(
+        *[nn.Sequential(nn.Linear(512, 512), nn.Tanh(), nn.Linear(512, 512), nn.Tanh()) for _ in range(6)]
+    )
+    options = legroom.plan(model, torch.zeros(20_000, 512), gpu="2GiB")
+    means = [option.means for option in options]
+    assert "activation checkpointing" in means
+    assert "activations in host memory" in means
+    assert means == sorted(
+        means,
+        key=[
+            "fused optimizer",
+            "bf16 autocast",
+            "activation checkpointing",
+            "8-bit optimizer state",
+            "activations in host memory",
+            "frozen backbone",
+        ].index,
+    )
+    assert all(option.saves > 0 and option.price and option.how for option in options)
+
+
+def test_a_big_model_needs_no_memory_of_its_own() -> None:
+    import psutil
+
+    with torch.device("meta"):
+        model = nn.Sequential(*[nn.Linear(8192, 8192, bias=False) for _ in range(8)])  # 2 GiB of parameters
+    before = psutil.Process().memory_info().rss
+    told = legroom.estimate(model, torch.zeros(8, 8192), gpu="80GiB", search=False)
+    assert told.by_category["parameter"] == 8 * 8192 * 8192 * 4
+    assert psutil.Process().memory_info().rss - before < 300 * MiB
+
+
+def test_html_for_notebooks() -> None:
+    model, batch = model_and_batch()
+    page = legroom.estimate(model, batch, gpu="rtx4090", search=False)._repr_html_()
+    assert "Fits" in page
+    assert "rtx4090" in page
+
+
+@pytest.mark.parametrize(
+    ("target", "args", "sentence"),
+    [
+        (3, (), "give a model or a step function, not a int"),
+        (nn.Linear(2, 2), (), "give a model and one batch"),
+    ],
+)
+def test_bad_input_is_one_sentence(target: Any, args: tuple[Any, ...], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        legroom.estimate(target, *args, gpu="1GiB")
