@@ -1,0 +1,311 @@
+"""Asks cuDNN, on a real GPU, how much workspace it takes for the convolutions of well-known networks, and for random ones.
+
+    python bench/convolution_survey.py OUT [--jobs 12] [--seconds 150]
+
+The heuristic by which cuDNN chooses a kernel is not published, so its choices are looked up where they were measured and
+guessed elsewhere. Needs torch and torchvision, not Legroom. Writes OUT/convolutions-<part>.jsonl.gz, one row for each
+convolution: [dtype, layout, batch, inputs, outputs, sizes, kernel, stride, padding, dilation, groups, transposed, forward,
+input gradient, weight gradient], the last three in bytes (null where it did not run). OUT/benchmarked-<part>.jsonl.gz
+holds the same for a few of them with `torch.backends.cudnn.benchmark` on, where the first call tries every kernel.
+"""
+
+import argparse
+import gzip
+import itertools
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+LARGEST = 1 << 30
+"""Bytes of the largest tensor that a surveyed convolution may have."""
+
+PICTURES = (
+    "alexnet", "vgg11", "vgg16", "resnet18", "resnet50", "resnet101", "resnext50_32x4d", "wide_resnet50_2", "densenet121",
+    "densenet169", "googlenet", "inception_v3", "mobilenet_v2", "mobilenet_v3_small", "mobilenet_v3_large", "mnasnet1_0",
+    "shufflenet_v2_x1_0", "squeezenet1_1", "efficientnet_b0", "efficientnet_b1", "efficientnet_b3", "efficientnet_v2_s",
+    "regnet_x_400mf", "regnet_x_1_6gf", "regnet_x_3_2gf", "regnet_y_400mf", "regnet_y_800mf", "regnet_y_1_6gf",
+    "regnet_y_3_2gf", "convnext_tiny", "convnext_small", "convnext_base", "vit_b_16", "vit_b_32", "swin_t",
+)  # fmt: skip
+
+
+class Layer(NamedTuple):
+    """A convolution without its batch, dtype and layout."""
+
+    inputs: int
+    outputs: int
+    sizes: tuple[int, ...]
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    transposed: bool
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--jobs", type=int, default=12)
+    parser.add_argument("--seconds", type=float, default=150, help="stop after so long, whatever is left")
+    parser.add_argument("--part", default="")
+    options = parser.parse_args(argv)
+    options.out.mkdir(parents=True, exist_ok=True)
+    if options.part:
+        return survey(options.out, options.part, options.seconds)
+    workers = [
+        subprocess.Popen(
+            [sys.executable, __file__, str(options.out), "--seconds", str(options.seconds), "--part", f"{i}/{options.jobs}"],
+            env=dict(os.environ, OMP_NUM_THREADS="1"),
+        )
+        for i in range(options.jobs)
+    ]  # fmt: skip
+    return max(worker.wait() for worker in workers)
+
+
+def survey(out: Path, part: str, seconds: float) -> int:
+    index, count = map(int, part.split("/"))
+    end = time.monotonic() + seconds
+    torch.cuda.memory._record_memory_history(max_entries=100_000, context=None)
+    with gzip.open(out / f"convolutions-{index}.jsonl.gz", "wt") as file:
+        for request in requests()[index::count]:
+            if time.monotonic() > end:
+                print(f"part {index}: out of time", flush=True)
+                break
+            file.write(json.dumps([*flat(request), *measure(*request)]) + "\n")
+    torch.backends.cudnn.benchmark = True
+    with gzip.open(out / f"benchmarked-{index}.jsonl.gz", "wt") as file:
+        for request in tried_out()[index::count]:
+            if time.monotonic() > end + 25:
+                break
+            file.write(json.dumps([*flat(request), *measure(*request)]) + "\n")
+    return 0
+
+
+def tried_out() -> list[tuple[Layer, int, str, bool]]:
+    """A few layers of two well-known networks."""
+    layers = sorted(
+        {layer for layer in layers_of_networks() if layer.groups == 1 and layer.inputs in (64, 128, 256, 512)}
+    )
+    picked = random.Random(5).sample(layers, 48)
+    rows = [(layer, 32, dtype, False) for layer in picked for dtype in ("float32", "float16")]
+    return [row for row in rows if fits(*row[:3])]
+
+
+def flat(request: tuple[Layer, int, str, bool]) -> list[Any]:
+    layer, batch, dtype, last = request
+    return [
+        dtype,
+        "last" if last else "first",
+        batch,
+        *(list(v) if isinstance(v, tuple) else v for v in layer),
+    ]
+
+
+def requests() -> list[tuple[Layer, int, str, bool]]:
+    """The whole list, in an order that is random but the same everywhere: whatever time allows is a fair sample."""
+    known = sorted(set(layers_of_networks()) | set(layers_of_generators()))
+    rows = [
+        (layer, batch, dtype, last)
+        for layer in known
+        for dtype, last, batches in (
+            ("float32", False, (4, 16, 64, 256)),
+            ("float16", False, (4, 16, 64, 256)),
+            ("bfloat16", False, (32,)),
+            ("float16", True, (16, 64, 256)),
+            ("float32", True, (32, 128)),
+        )
+        for batch in batches
+        if not last or len(layer.sizes) == 2
+    ]
+    rows += drawn_at_random(2500)
+    rows = [row for row in rows if fits(*row[:3])]
+    random.Random(3).shuffle(rows)
+    return rows
+
+
+def fits(layer: Layer, batch: int, dtype: str) -> bool:
+    width = 4 if dtype == "float32" else 2
+    grown = math.prod(layer.sizes) * (math.prod(layer.stride) if layer.transposed else 1)
+    return batch * max(layer.inputs * math.prod(layer.sizes), layer.outputs * grown) * width <= LARGEST
+
+
+def layers_of_networks() -> Iterator[Layer]:
+    """Every convolution of torchvision's best-known networks, found by running them without data."""
+    from torchvision import models
+    from torchvision.models import segmentation
+
+    found: list[Layer] = []
+
+    def note(module: Any, inputs: Any, _output: Any) -> None:
+        if module.groups in (1, module.in_channels) and module.groups > 1:
+            return  # depthwise convolutions take no workspace in the usual layout
+        found.append(
+            Layer(
+                module.in_channels, module.out_channels, tuple(inputs[0].shape[2:]), tuple(module.kernel_size),
+                tuple(module.stride), tuple(module.padding), tuple(module.dilation), module.groups, False,
+            )
+        )  # fmt: skip
+
+    for name in PICTURES:
+        size = {"inception_v3": 299, "efficientnet_b1": 240, "efficientnet_b3": 300}.get(name, 224)
+        options = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
+        # regnets compute their widths with tensors, so they are built with data
+        with torch.device("cpu" if name.startswith("regnet") else "meta"):
+            network = getattr(models, name)(weights=None, **options)
+        run(network, (2, 3, size, size), note)
+    for name in ("fcn_resnet50", "deeplabv3_resnet50"):
+        for size in (256, 512):
+            with torch.device("meta"):
+                network = getattr(segmentation, name)(weights=None, weights_backbone=None)
+            run(network, (2, 3, size, size), note)
+    for size in (32, 64, 128):
+        with torch.device("meta"):
+            network = models.resnet18(weights=None)
+        run(network, (2, 3, size, size), note)
+    yield from found
+
+
+def run(network: nn.Module, shape: tuple[int, ...], note: Any) -> None:
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            module.register_forward_hook(note)
+    with torch.no_grad():
+        network.to("meta").eval()(torch.empty(shape, device="meta"))
+
+
+def layers_of_generators() -> Iterator[Layer]:
+    """What U-Nets, diffusion models, autoencoders, GANs, audio and video networks are made of."""
+
+    def square(inputs: int, outputs: int, size: int, kernel: int, stride: int = 1, padding: int | None = None,
+               transposed: bool = False) -> Layer:  # fmt: skip
+        edge = kernel // 2 if padding is None else padding
+        return Layer(
+            inputs, outputs, (size, size), (kernel,) * 2, (stride,) * 2, (edge,) * 2, (1, 1), 1, transposed
+        )
+
+    for width, size in (
+        (64, 256),
+        (64, 192),
+        (64, 128),
+        (64, 96),
+        (32, 256),
+        (32, 128),
+        (128, 64),
+        (96, 64),
+        (128, 32),
+    ):
+        for level in range(4):
+            channels, side = width * 2**level, size >> level
+            yield square(channels, channels, side, 3)
+            yield square(2 * channels, channels, side, 3)
+            yield square(3 * channels, channels, side, 3)
+            yield square(channels, 2 * channels, side // 2, 3)
+            yield square(channels, channels, side, 3, 2)
+            yield square(2 * channels, channels, side, 1)
+            yield square(3 * channels, channels, side, 1)
+            yield square(channels, 3 * channels, side, 1)
+            yield square(2 * channels, channels, side // 2, 2, 2, 0, True)
+            yield square(2 * channels, channels, side // 2, 4, 2, 1, True)
+            yield square(channels, 2 * channels, side, 4, 2, 1)
+        for edge in (1, 3, 4):
+            yield square(edge, width, size, 3)
+            yield square(width, edge, size, 3)
+            yield square(width, edge, size, 1)
+            yield square(edge, width, size, 4, 2, 1)
+            yield square(width, edge, size // 2, 4, 2, 1, True)
+    for width, length in itertools.product((32, 64, 128, 256, 512), (500, 1000, 3000, 8000, 16000)):
+        for kernel, stride, dilation in (
+            (1, 1, 1),
+            (3, 1, 1),
+            (3, 1, 2),
+            (3, 1, 16),
+            (3, 2, 1),
+            (5, 1, 1),
+            (8, 4, 1),
+        ):
+            for outputs in (width, 2 * width):
+                yield Layer(
+                    width, outputs, (length,), (kernel,), (stride,), (dilation * (kernel - 1) // 2,), (dilation,), 1, False
+                )  # fmt: skip
+    for inputs, outputs, depth, side in ((3, 32, 16, 112), (3, 64, 16, 112), (32, 64, 16, 56), (64, 64, 16, 56),
+                                         (64, 128, 8, 28), (128, 128, 8, 28), (128, 256, 4, 14), (256, 512, 2, 7)):  # fmt: skip
+        yield Layer(inputs, outputs, (depth, side, side), (3,) * 3, (1,) * 3, (1,) * 3, (1,) * 3, 1, False)
+
+
+def drawn_at_random(count: int) -> list[tuple[Layer, int, str, bool]]:
+    dice = random.Random(11)
+    rows = []
+    for _ in range(count):
+        kernel = dice.choice((1, 1, 3, 3, 3, 3, 5, 7))
+        inputs, outputs = (
+            dice.choice((8, 16, 24, 32, 40, 48, 64, 72, 80, 96, 112, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024, 1536, 2048))
+            for _ in "io"
+        )  # fmt: skip
+        size = dice.choice(
+            (4, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+        )
+        stride = dice.choice((1, 1, 1, 2))
+        layer = Layer(
+            inputs, outputs, (size, size), (kernel,) * 2, (stride,) * 2, (kernel // 2,) * 2, (1, 1), 1, False
+        )
+        batch = dice.choice(
+            (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 192, 256, 512)
+        )
+        rows.append(
+            (layer, batch, dice.choice(("float32", "float32", "float16", "bfloat16")), dice.random() < 0.25)
+        )
+    return rows
+
+
+def measure(layer: Layer, batch: int, name: str, last: bool) -> list[int | None]:
+    """Bytes of scratch of the three operations; None where one failed."""
+    dtype = getattr(torch, name)
+    shape = (
+        (layer.inputs, layer.outputs // layer.groups)
+        if layer.transposed
+        else (layer.outputs, layer.inputs // layer.groups)
+    )
+    form = torch.channels_last if last else torch.contiguous_format
+    try:
+        x = torch.empty(batch, layer.inputs, *layer.sizes, dtype=dtype, device="cuda").to(memory_format=form)
+        weight = torch.empty(*shape, *layer.kernel, dtype=dtype, device="cuda").to(memory_format=form)
+        settings = (list(layer.stride), list(layer.padding), list(layer.dilation), layer.transposed,
+                    [0] * len(layer.sizes), layer.groups)  # fmt: skip
+        forward, y = scratch(lambda: torch.ops.aten.convolution(x, weight, None, *settings))
+        back = lambda mask: torch.ops.aten.convolution_backward(y, x, weight, [0], *settings, mask)  # noqa: E731
+        return [
+            forward,
+            scratch(lambda: back([True, False, False]))[0],
+            scratch(lambda: back([False, True, False]))[0],
+        ]
+    except (RuntimeError, torch.OutOfMemoryError):
+        torch.cuda.empty_cache()
+        return [None, None, None]
+
+
+def scratch(operation: Any) -> tuple[int, Any]:
+    """The largest piece that an operation took and gave back, and its result."""
+    torch.cuda.memory._record_memory_history(enabled=None)
+    torch.cuda.memory._record_memory_history(max_entries=100_000, context=None)
+    result = operation()
+    events = torch.cuda.memory._snapshot()["device_traces"][0]
+    given_back = [event["size"] for event in events if event["action"] == "free_completed"]
+    if torch.cuda.memory_reserved() > 6 << 30:
+        torch.cuda.empty_cache()
+    return max(given_back, default=0), result
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
