@@ -11,6 +11,7 @@ Requests and replies are lines of JSON on two file descriptors; a trace itself i
 import contextlib
 import json
 import os
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -154,7 +155,8 @@ class TracingProcess:
             with CaptureWriter(Path(self._path), run=facts, force=True, max_bytes=1 << 30) as writer:
                 for event in trace.events:
                     writer.write(event)
-        for child in psutil.Process().children(recursive=True):  # the loader's workers
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a loader would take its workers' end for a failure
+        for child in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 child.kill()
         sys.stdout.flush()

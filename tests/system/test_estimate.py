@@ -1,0 +1,145 @@
+"""`legroom estimate` on scripts as people write them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TRAINING = """
+import argparse
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int, default=64)
+parser.add_argument("--workers", type=int, default=0)
+arguments = parser.parse_args()
+device = "cuda" if torch.cuda.is_available() else "cpu"
+data = TensorDataset(torch.randn(300, 256), torch.randint(0, 10, (300,)))
+loader = DataLoader(data, arguments.batch_size, shuffle=True, num_workers=arguments.workers)
+model = nn.Sequential(nn.Linear(256, 2048), nn.ReLU(), nn.Linear(2048, 10)).to(device)
+optimizer = torch.optim.Adam(model.parameters())
+try:
+    for epoch in range(3):
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x.to(device)), y.to(device))
+            loss.backward()
+            optimizer.step()
+            if loss.item() > 100:
+                break
+        torch.save(model.state_dict(), "checkpoint.pt")
+finally:
+    open("finished", "w").write("yes")
+"""
+
+
+def estimate(
+    folder: Path, script: str, *words: str, gpu: str = "2GiB", before: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    (folder / "train.py").write_text(script)
+    command = [
+        sys.executable,
+        "-m",
+        "legroom",
+        "estimate",
+        "--gpu",
+        gpu,
+        "--format",
+        "json",
+        *before,
+        "train.py",
+        *words,
+    ]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
+
+
+def told(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert done.stdout, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def test_an_unmodified_script_is_judged_and_nothing_of_it_happens(tmp_path: Path) -> None:
+    done = estimate(tmp_path, TRAINING, "--batch-size", "32")
+    answer = told(done)
+    assert done.returncode == 0
+    assert answer["verdict"] == "fits"
+    assert (answer["batch_size"], answer["steps"], answer["mode"]) == (32, 2, "fake")
+    assert answer["max_batch_size"] > 10_000, "far beyond what the data set holds"
+    assert answer["by_category"]["parameter"] >= (256 * 2048 + 2048 + 20480 + 10) * 4
+    assert answer["top"][0]["file"].endswith("train.py")
+    assert all(option["saves_bytes"] > 0 for option in answer["options"])
+    assert sorted(os.listdir(tmp_path)) == ["train.py"], "no checkpoint, no finally"
+
+
+def test_the_batch_size_can_be_set_from_outside(tmp_path: Path) -> None:
+    small = told(estimate(tmp_path, TRAINING, before=("--batch-size", "16")))
+    large = told(estimate(tmp_path, TRAINING, before=("--batch-size", "4096"), gpu="4GiB"))
+    assert (small["batch_size"], large["batch_size"]) == (16, 4096)
+    assert large["peak_allocated_bytes"] > small["peak_allocated_bytes"]
+
+
+def test_loader_workers_end_with_the_trace(tmp_path: Path) -> None:
+    done = estimate(tmp_path, TRAINING, "--workers", "2")
+    assert told(done)["verdict"] == "fits"
+
+
+def test_what_does_not_fit_says_so_by_its_exit_code(tmp_path: Path) -> None:
+    script = TRAINING.replace("2048", "32768")
+    done = estimate(tmp_path, script, gpu="600MiB")
+    answer = told(done)
+    assert (done.returncode, answer["verdict"], answer["max_batch_size"]) == (1, "does-not-fit", None)
+
+
+def test_inference_is_the_peak_of_the_forward_pass(tmp_path: Path) -> None:
+    script = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+model = nn.Sequential(nn.Linear(64, 4096), nn.ReLU(), nn.Linear(4096, 8)).cuda().eval()
+with torch.no_grad():
+    for (x,) in DataLoader(TensorDataset(torch.randn(1000, 64)), batch_size=100):
+        print(model(x.cuda()).argmax(1).cpu().numpy().sum())
+"""
+    answer = told(estimate(tmp_path, script))
+    assert answer["steps"] == 2
+    assert answer["by_category"]["gradient"] == 0
+    assert answer["by_category"]["activation"] == 0
+
+
+def test_a_script_that_needs_its_data_is_computed_on_the_cpu(tmp_path: Path) -> None:
+    script = TRAINING.replace(
+        "model(x.to(device))", "model(x.to(device)[torch.randn(len(x), device=device) > -9])"
+    )
+    answer = told(estimate(tmp_path, script))
+    assert answer["mode"] == "cpu"
+    assert "real arithmetic on the CPU" in answer["notes"][0]
+    assert answer["verdict"] == "fits"
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "sentence"),
+    [
+        ("print('no training here')", (), "ended without an optimizer step"),
+        (
+            "import torch\nraise ValueError('my own mistake')",
+            (),
+            "failed by itself after 0 steps: ValueError: my own mistake",
+        ),
+        (TRAINING, ("--no-such-argument",), "exit code 2"),
+    ],
+)
+def test_what_cannot_be_traced_is_said_in_a_sentence(
+    tmp_path: Path, script: str, words: tuple[str, ...], sentence: str
+) -> None:
+    done = estimate(tmp_path, script, *words)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr.split("What it printed")[0]
