@@ -24,8 +24,25 @@ class Spec:
     loss: Callable[..., Tensor]
 
 
+_definitions: list[Any] = []
+
+
+def _torchvision() -> Any:
+    """torchvision, of which only models are needed: it imports beside a torch that its own operations were not built for
+    once two of those are declared."""
+    try:
+        import torchvision
+    except RuntimeError:
+        declared = torch.library.Library("torchvision", "DEF")
+        for name in ("nms", "qnms"):
+            declared.define(f"{name}(Tensor boxes, Tensor scores, float threshold) -> Tensor")
+        _definitions.append(declared)  # what is declared lives as long as this
+        import torchvision
+    return torchvision
+
+
 def _vision(name: str, *, size: int = 224, classes: int = 1000) -> Spec:
-    from torchvision import models
+    models = _torchvision().models
 
     kwargs = {"aux_logits": False, "init_weights": False} if name == "inception_v3" else {}
     model = getattr(models, name)(weights=None, num_classes=classes, **kwargs)
@@ -40,8 +57,7 @@ def _vision(name: str, *, size: int = 224, classes: int = 1000) -> Spec:
 
 
 def _segmentation(name: str, *, size: int = 256, classes: int = 21) -> Spec:
-    from torchvision.models import segmentation
-
+    segmentation = _torchvision().models.segmentation
     model = getattr(segmentation, name)(weights=None, weights_backbone=None, num_classes=classes)
 
     def batch(count: int, device: str) -> list[Tensor]:

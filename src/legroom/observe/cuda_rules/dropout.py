@@ -16,8 +16,10 @@ def install(overrides: Overrides) -> None:
 
 
 def _dropout(original: Any, input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-    if train and 0 < p < 1 and input.numel():
+    if not train or p == 0 or not input.numel():
+        return input
+    if p < 1:
         out: torch.Tensor = torch.ops.aten.native_dropout(input, p, True)[0]
         return out
-    kept: torch.Tensor = original.decompose(input, p, train)
-    return kept
+    zero: torch.Tensor = original.decompose(input, p, train)
+    return zero

@@ -61,18 +61,21 @@ def _in_two_passes(call: Call, input: Any, wanted: tuple[str, ...]) -> list[Step
     return steps
 
 
-def _batch_norm_last(call: Call) -> Plan | None:
-    """Channels last: partial sums by blocks of rows, a few MiB at most (cuDNN's and torch's own kernel alike).
+def _batch_norm(call: Call) -> Plan | None:
+    """Channels last, cuDNN keeps partial sums in proportion to the picture, channels padded to 64: a value of single
+    precision for each 32 inputs (half precision: 80), and for each 48 in the backward pass. Measured on an H200.
 
-    Sizes measured on an H200 lie between 0.2 and 4 MiB and follow no rule that we know; half of the most is taken.
+    bfloat16, and weights in half precision, go to torch's own kernel, whose partial sums are small.
     """
-    input = call.arguments["input"]
-    if not _channels_last(input):
+    input, weight = call.arguments["input"], call.arguments["weight"]
+    by_cudnn = input.dtype in (torch.float32, torch.float16) and (weight is None or weight.dtype == torch.float32)
+    if not by_cudnn or not _channels_last(input):
         return None
-    return Plan([Output(0), Output(1), Output(2), Take("partial", min(size_of(input), _PARTIAL_SUMS))])
-
-
-_PARTIAL_SUMS = 2 << 20
+    backward = "backward" in call.func._schema.name
+    share = 12 if backward else 8 if input.dtype == torch.float32 else 20
+    channels = input.shape[1]
+    padded = input.numel() // channels * (-(-channels // 64) * 64)
+    return Plan([Output(0), Output(1), Output(2), Take("partial", padded // share)])
 
 
 def _channels_last(tensor: Any) -> bool:
@@ -87,8 +90,8 @@ RULES: dict[str, Rule] = {
     "aten::native_layer_norm": _layer_norm,
     "aten::native_layer_norm_backward": _layer_norm_backward,
     "aten::_fused_rms_norm_backward": _rms_norm_backward,
-    "aten::native_batch_norm": _batch_norm_last,
-    "aten::native_batch_norm_backward": _batch_norm_last,
-    "aten::cudnn_batch_norm": _batch_norm_last,
-    "aten::cudnn_batch_norm_backward": _batch_norm_last,
+    "aten::native_batch_norm": _batch_norm,
+    "aten::native_batch_norm_backward": _batch_norm,
+    "aten::cudnn_batch_norm": _batch_norm,
+    "aten::cudnn_batch_norm_backward": _batch_norm,
 }

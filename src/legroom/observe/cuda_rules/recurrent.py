@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from legroom.observe.cuda_rules.dispatcher import Overrides
-from legroom.observe.cuda_rules.plan import Call, Give, Keep, Output, Plan, Rule, Step, Take, size_of
+from legroom.observe.cuda_rules.plan import Call, Give, Output, Plan, Rule, Step, Take, size_of
 from legroom.observe.cuda_rules.recurrent_sizes import (
     LSTM,
     RNN_MODES,
@@ -24,19 +24,21 @@ from legroom.observe.cuda_rules.recurrent_sizes import (
     reserve,
     workspace,
 )
+from legroom.observe.gpus import Gpu
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
 
 
 @contextlib.contextmanager
-def installed(overrides: Overrides) -> Iterator[None]:
+def installed(overrides: Overrides, gpu: Gpu) -> Iterator[None]:
     """Recurrent layers take cuDNN's path; modules lay their weights out in one buffer."""
     overrides.put("_cudnn_rnn", _forward_shapes, "Meta")
     overrides.put("_cudnn_rnn_backward", _backward_shapes, "Meta")
+    generators = _Generators(gpu)
     for mode, name in enumerate(RNN_MODES):
-        overrides.composite(f"{name}.input", _whole(mode, overrides))
-        overrides.composite(f"{name}.data", _packed(mode, overrides))
+        overrides.composite(f"{name}.input", _whole(mode, generators))
+        overrides.composite(f"{name}.data", _packed(mode, generators))
     original: Any = nn.RNNBase.flatten_parameters
 
     def flatten_parameters(module: nn.RNNBase) -> None:
@@ -50,6 +52,19 @@ def installed(overrides: Overrides) -> Iterator[None]:
         yield
     finally:
         nn.RNNBase.flatten_parameters = original  # type: ignore[method-assign]
+
+
+class _Generators:
+    """The state of cuDNN's dropout: made at the first use, kept from then on."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._size = dropout_state(gpu)
+        self._state: Tensor | None = None
+
+    def need(self, like: Tensor) -> None:
+        if self._state is None:
+            with torch.no_grad():
+                self._state = like.new_empty(self._size, dtype=torch.uint8)
 
 
 def _flatten(weights: Sequence[Tensor]) -> None:
@@ -72,7 +87,7 @@ def _parts(buffer: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
     return parts
 
 
-def _whole(mode: int, overrides: Overrides) -> Callable[..., Any]:
+def _whole(mode: int, generators: _Generators) -> Callable[..., Any]:
     """For sequences of one length: `lstm(input, hx, params, has_biases, num_layers, ...)`."""
 
     def run(
@@ -87,6 +102,8 @@ def _whole(mode: int, overrides: Overrides) -> Callable[..., Any]:
         bidirectional: bool,
         batch_first: bool,
     ) -> Any:
+        if dropout and train:
+            generators.need(input)
         return _call(
             mode, input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first, []
         )
@@ -94,7 +111,7 @@ def _whole(mode: int, overrides: Overrides) -> Callable[..., Any]:
     return run
 
 
-def _packed(mode: int, overrides: Overrides) -> Callable[..., Any]:
+def _packed(mode: int, generators: _Generators) -> Callable[..., Any]:
     """For packed sequences: `lstm(data, batch_sizes, hx, params, ...)`."""
 
     def run(
@@ -109,6 +126,8 @@ def _packed(mode: int, overrides: Overrides) -> Callable[..., Any]:
         train: bool,
         bidirectional: bool,
     ) -> Any:
+        if dropout and train:
+            generators.need(data)
         sizes = batch_sizes.tolist()
         return _call(
             mode, data, hx, params, has_biases, num_layers, dropout, train, bidirectional, False, sizes
@@ -235,8 +254,6 @@ def _forward(call: Call) -> Plan:
     arguments = call.arguments
     layer = _layer(arguments, arguments["input"])
     steps: list[Step] = []
-    if layer.dropout and layer.training:
-        steps.append(Keep("cudnn dropout", dropout_state(call.gpu)))
     if _reordered(arguments):
         steps.append(Take("input", size_of(arguments["input"])))
     steps += [Output(0), Output(1), Output(2), Output(4), Take("workspace", workspace(layer)), Output(3)]
@@ -262,7 +279,8 @@ def _backward(call: Call) -> Plan:
         Give(taken.name) for taken in steps if isinstance(taken, Take) and taken.name in ("gradient", "input")
     ]
     if arguments["output_mask"][3]:
-        steps += [*copied, Output(3), Take("workspace", scratch)]
+        first_weight = 3 if arguments["cx"] is not None else 2
+        steps += [*copied, Output(first_weight), Take("workspace", scratch)]
     return Plan(steps)
 
 

@@ -19,7 +19,11 @@ def install(overrides: Overrides, release: tuple[int, int]) -> None:
 
 
 def _rms_norm(
-    original: Any, input: Tensor, normalized_shape: list[int], weight: Tensor | None = None, eps: float | None = None
+    original: Any,
+    input: Tensor,
+    normalized_shape: list[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
 ) -> Any:
     last = input.dim() in (4, 5) and not input.is_contiguous() and input.stride(1) == 1
     if last or (weight is not None and weight.dtype != input.dtype):

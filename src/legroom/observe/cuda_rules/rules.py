@@ -67,7 +67,7 @@ class CudaRules:
             attention.install(overrides, self.gpu, self.release)
             with (
                 optimizers.installed(),
-                recurrent.installed(overrides),
+                recurrent.installed(overrides, self.gpu),
                 autocast.installed(overrides),
                 self._unseen.active(),
             ):

@@ -1,0 +1,184 @@
+"""How near an estimate comes: predicted and measured peaks of training steps on an H200, case by case.
+
+    python -m bench.accuracy                          all cases whose measurements are kept in tests/data/truth_peaks.json
+    python -m bench.accuracy --cases study            one half only (reference, study, held-back)
+    python -m bench.accuracy --only resnet gpt2       cases with these words in their names
+    python -m bench.accuracy --truth FOLDER           measurements from FOLDER/peaks.json (or LEGROOM_TRUTH)
+    python -m bench.accuracy --markdown               tables as docs/accuracy.md has them
+
+The measured step ran on the GPU with torch 2.11; the predicted one is traced on this machine without data. Cases whose
+libraries are not installed here (torchvision, transformers) are named and left out.
+"""
+
+import argparse
+import gc
+import json
+import math
+import os
+import resource
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.table import print_table
+from bench.workloads import CASES, Case, build
+from legroom.observe.gpus import find_gpu
+from legroom.predict.fit import replay, slack
+from legroom.predict.trace import trace_steps
+
+KEPT = Path(__file__).parent.parent / "tests" / "data" / "truth_peaks.json"
+MEASURED_STEPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One case, predicted and measured. Sizes in bytes."""
+
+    half: str
+    key: str
+    allocated: int
+    real_allocated: int
+    reserved: int
+    real_reserved: int
+    safe: int
+    """What the estimate says reserved memory will not exceed."""
+    seconds: float
+
+    @property
+    def allocated_error(self) -> float:
+        return self.allocated / self.real_allocated - 1
+
+    @property
+    def reserved_error(self) -> float:
+        return self.reserved / self.real_reserved - 1
+
+
+def main(argv: Sequence[str] = ()) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cases", choices=sorted(CASES), action="append")
+    parser.add_argument("--only", nargs="*", default=[""])
+    parser.add_argument("--truth", type=Path, default=os.environ.get("LEGROOM_TRUTH"))
+    parser.add_argument("--markdown", action="store_true")
+    options = parser.parse_args(argv)
+    warnings.simplefilter("ignore")
+    rows: list[Row] = []
+    left_out: list[str] = []
+    for half in options.cases or CASES:
+        peaks = measured(half, options.truth)
+        for case in CASES[half]:
+            if case.key in peaks and any(word in case.key for word in options.only):
+                try:
+                    rows.append(compare(half, case, *peaks[case.key]))
+                except ImportError as error:
+                    left_out.append(f"{case.key}: {error}")
+                else:
+                    show_progress(rows[-1])
+    report(rows, markdown=options.markdown)
+    for line in left_out:
+        print(f"left out, {line}")
+    print(f"highest host memory: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB")
+    return 0
+
+
+def measured(half: str, folder: Path | None) -> dict[str, tuple[int, int]]:
+    """Measured peaks of allocated and reserved memory, by the name of the case."""
+    if folder is not None:
+        path = Path(folder) / ("peaks.json" if half == "reference" else f"peaks-{half}.json")
+        if not path.exists():
+            return {}
+        rows = json.loads(path.read_text())
+        return {row["key"]: (row["peak_alloc"], row["peak_reserved"]) for row in rows if "error" not in row}
+    kept = json.loads(KEPT.read_text())["peaks"].get(half, {})
+    return {key: (allocated, reserved) for key, (allocated, reserved) in kept.items()}
+
+
+def compare(half: str, case: Case, real_allocated: int, real_reserved: int) -> Row:
+    began = time.perf_counter()
+    trace = trace_steps(lambda: build(case, "cuda")[2], find_gpu("h200"), steps=MEASURED_STEPS)
+    peaks = replay(trace)
+    seconds = time.perf_counter() - began
+    safe = peaks.reserved + slack(trace, peaks)
+    del trace
+    gc.collect()
+    return Row(half, case.key, peaks.allocated, real_allocated, peaks.reserved, real_reserved, safe, seconds)
+
+
+def show_progress(row: Row) -> None:
+    if sys.stderr.isatty():
+        print(f"{row.key}: {row.allocated_error:+.2%} {row.reserved_error:+.2%}", file=sys.stderr)
+
+
+def report(rows: list[Row], *, markdown: bool) -> None:
+    for half in dict.fromkeys(row.half for row in rows):
+        chosen = [row for row in rows if row.half == half]
+        show(
+            f"{half}: {len(chosen)} cases, MiB",
+            ["case", "allocated", "real", "error", "reserved", "real", "error", "s"],
+            [
+                [
+                    row.key, f"{row.allocated / 2**20:.0f}", f"{row.real_allocated / 2**20:.0f}", f"{row.allocated_error:+.2%}",
+                    f"{row.reserved / 2**20:.0f}", f"{row.real_reserved / 2**20:.0f}", f"{row.reserved_error:+.2%}",
+                    f"{row.seconds:.1f}",
+                ]
+                for row in chosen
+            ],
+            markdown,
+        )  # fmt: skip
+    halves = {
+        half: [row for row in rows if row.half == half] for half in dict.fromkeys(row.half for row in rows)
+    }
+    if len(halves) > 1:
+        halves["all"] = rows
+    show("summary", SUMMARY, [[name, *summary(chosen)] for name, chosen in halves.items()], markdown)
+
+
+SUMMARY = [
+    "", "cases", "allocated: median", "p95", "worst under", "reserved: median", "p95", "worst under", "above safe bound",
+    "safe margin: median", "seconds: median", "most",
+]  # fmt: skip
+
+
+def summary(rows: list[Row]) -> list[str]:
+    if not rows:
+        return ["0", *[""] * (len(SUMMARY) - 2)]
+    allocated = [row.allocated_error for row in rows]
+    reserved = [row.reserved_error for row in rows]
+    above = sum(row.real_reserved > row.safe for row in rows)
+    return [
+        str(len(rows)),
+        *(f"{value:.2%}" for value in (median(allocated), percentile(allocated, 0.95), min(allocated))),
+        *(f"{value:.2%}" for value in (median(reserved), percentile(reserved, 0.95), min(reserved))),
+        f"{above} ({above / len(rows):.0%})",
+        f"{statistics.median(row.safe / row.reserved - 1 for row in rows):.1%}",
+        f"{statistics.median(row.seconds for row in rows):.1f}",
+        f"{max(row.seconds for row in rows):.1f}",
+    ]
+
+
+def median(errors: list[float]) -> float:
+    return statistics.median(map(abs, errors))
+
+
+def percentile(errors: list[float], share: float) -> float:
+    """The smallest error that `share` of all cases stay within."""
+    ordered = sorted(map(abs, errors))
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+def show(title: str, columns: list[str], rows: list[list[str]], markdown: bool) -> None:
+    if not markdown:
+        print_table(title, columns, rows)
+        return
+    print(f"\n### {title}\n")
+    for cells in (columns, ["---"] * len(columns), *rows):
+        print("| " + " | ".join(cells) + " |")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
