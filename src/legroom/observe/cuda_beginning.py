@@ -20,8 +20,7 @@ class Found(NamedTuple):
 
     requested: int
     charged: int | None
-    """None where nothing says, because the block is gone by now. Its addresses then tell all but a rest (of 1 MiB at
-    most) whose neighbour was free at that moment."""
+    """None where nothing says, because the block is gone by now: its addresses tell (see `cuda_blocks`)."""
     stream: int
     frames: Sequence[Mapping[str, Any]]
     """The stack that allocated it."""

@@ -32,6 +32,10 @@ class Blocks:
         self._charged: dict[int, int] = {}
         self._starts: list[int] = []
         self._sizes: dict[int, int] = {}
+        self._uncertain: set[int] = set()
+        """Large blocks from before the history that may have been charged a rest."""
+        self.corrected: dict[int, int] = {}
+        """Address → charge of those that turned out to have been; for the reader to take out."""
         self.allocated = 0
         """Charged for all blocks in use."""
 
@@ -45,11 +49,25 @@ class Blocks:
         if self._sizes.pop(address, None) is not None:
             del self._starts[bisect_left(self._starts, address)]
 
+    def add_earlier(self, address: int, requested: int, charged: int | None) -> int:
+        """A block was in use before the history began; `charged` where that is known.
+
+        They come from the top down: a rest reaches up to the next block in use, so that one must be there already.
+        Where the neighbour was free at that moment, a rest cannot be told from it until somebody moves in there.
+        """
+        is_known = charged is not None
+        charged = self.add(address, requested, charged)
+        if not is_known and charged > _LARGEST_SMALL:
+            self._uncertain.add(address)
+        return charged
+
     def add(self, address: int, requested: int, charged: int | None = None) -> int:
         """A block comes into use; gives what it is charged (`charged`, where that is known)."""
         if address in self._charged:
             self.remove(address)
         position = bisect_left(self._addresses, address)
+        if self._uncertain and position:
+            self._correct(self._addresses[position - 1], address)
         if charged is None:
             charged = self._rounded(requested)
             if charged > _LARGEST_SMALL:
@@ -62,9 +80,20 @@ class Blocks:
     def remove(self, address: int) -> None:
         """A block is given back."""
         charged = self._charged.pop(address, None)
+        self._uncertain.discard(address)
         if charged is not None:
             del self._addresses[bisect_left(self._addresses, address)]
             self.allocated -= charged
+
+    def _correct(self, before: int, address: int) -> None:
+        """A block begins at `address`: what lies between it and the one before cannot be free, if it is little."""
+        rest = address - before - self._charged[before]
+        if before in self._uncertain and 0 < rest <= _LARGEST_REST:
+            self._uncertain.remove(before)
+            if self._segment_end(before) == self._segment_end(address):
+                self._charged[before] += rest
+                self.allocated += rest
+                self.corrected[before] = self._charged[before]
 
     def holding(self, address: int) -> int | None:
         """The address of the block in use that `address` lies in."""

@@ -199,12 +199,14 @@ class CudaHistory:
     # --- what the script does
 
     @_harmless
-    def _root_begins(self, module: nn.Module, args: tuple[Any, ...], activity: str, path: str) -> None:
+    def _root_begins(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], activity: str, path: str
+    ) -> None:
         if not self._records:
             return
         tick = self._marks.advance(activity, path)
         with torch._C.DisableTorchFunction():
-            self._sightings.root_begins(module, args, tick)
+            self._sightings.root_begins(module, (args, kwargs), tick)
         if time.perf_counter() - self._looked > LOOK_SECONDS:
             self._look()
 

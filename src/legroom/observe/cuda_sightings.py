@@ -5,7 +5,6 @@ at, and their addresses noted with the tick (see `cuda_marks`): whatever block l
 for its whole life. Only addresses are kept; modules and optimizers are held weakly, tensors not at all.
 """
 
-import sys
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,7 +12,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.modules import module as _module
 
 from legroom.memory.events import Category
 from legroom.observe import autograd_graph
@@ -48,17 +46,13 @@ class Sightings:
 
     # --- moments
 
-    def root_begins(self, root: nn.Module, args: tuple[Any, ...], tick: int) -> None:
+    def root_begins(self, root: nn.Module, arguments: tuple[Any, ...], tick: int) -> None:
         """A module that no other called begins its forward pass."""
         known = self._roots.get(id(root))
         if known is None or known() is not root:
             self._roots[id(root)] = weakref.ref(root)
             self._see_module(root, tick)
-        inputs = [tensor for tensor in tensors_in(args) if tensor.is_cuda and tensor.grad_fn is None]
-        if not inputs:
-            inputs = [
-                tensor for tensor in tensors_in(_keywords()) if tensor.is_cuda and tensor.grad_fn is None
-            ]
+        inputs = [tensor for tensor in tensors_in(arguments) if tensor.is_cuda and tensor.grad_fn is None]
         if inputs:
             self.passing.append(_sighting(tick, Category.INPUT, ((tensor, "") for tensor in inputs)))
 
@@ -206,23 +200,3 @@ def tensors_in(value: Iterable[Any], depth: int = 4) -> Iterator[torch.Tensor]:
             yield from tensors_in(item, depth - 1)
         elif depth and isinstance(item, Mapping):
             yield from tensors_in(item.values(), depth - 1)
-
-
-def _keywords() -> list[Any]:
-    """The keyword arguments of the module call in progress, which torch's global hooks are not given.
-
-    Without torch's function `_call_impl` above this one, inputs passed by keyword are told by their size alone.
-    """
-    frame = sys._getframe(1)
-    for _ in range(8):
-        back = frame.f_back
-        if back is None:
-            return []
-        frame = back
-        if frame.f_code.co_filename == _module.__file__ and "kwargs" in frame.f_code.co_freevars:
-            variables = frame.f_locals
-            values = list(variables["kwargs"].values())
-            if sys.version_info < (3, 13):
-                variables.clear()  # a copy, which would keep the call's tensors for as long as its frame lives
-            return values
-    return []

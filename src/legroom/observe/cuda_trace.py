@@ -157,12 +157,11 @@ class _Reading:
             history.reserved = start.reserved
         for address, size in start.segments.items():
             self._blocks.add_segment(address, size)
-        # From the top down: a rest reaches up to the next block in use, so that one must be there already.
         for address in sorted(start.blocks, reverse=True):
             found = start.blocks[address]
             known = history.lives.get(address)
             charged = known.charged if known is not None else found.charged
-            charged = self._blocks.add(address, found.requested, charged)
+            charged = self._blocks.add_earlier(address, found.requested, charged)
             if known is None:
                 stack = self._stacks.read(found.frames)
                 self._born(address, found.requested, charged, found.stream, stack, OTHER, Phase.OTHER)
@@ -244,6 +243,9 @@ class _Reading:
             self._graph_open = activity == FORWARD or (self._graph_open and activity != OPTIMIZER)
         requested = entry["size"]
         charged = self._blocks.add(entry["addr"], requested)
+        while self._blocks.corrected:
+            address, corrected = self._blocks.corrected.popitem()
+            self._history.lives[address].charged = corrected
         phase = phase_of(activity, self._graph_open)
         life = self._born(entry["addr"], requested, charged, entry["stream"], stack, activity, phase)
         life.is_batch_sized = requested in self._batch

@@ -83,7 +83,7 @@ def test_the_state_before_a_history_follows_from_what_comes_after(path: Path) ->
     for address, size in start.segments.items():
         half.add_segment(address, size)
     for address in sorted(start.blocks, reverse=True):
-        half.add(address, start.blocks[address].requested, start.blocks[address].charged)
+        half.add_earlier(address, start.blocks[address].requested, start.blocks[address].charged)
     assert half.allocated == pytest.approx(whole.allocated, rel=0.01)
     assert follow(half, second)[0] == pytest.approx(follow(whole, second)[0], rel=0.01)
 
@@ -123,3 +123,19 @@ def test_the_largest_gap_lies_between_blocks_or_behind_them() -> None:
     blocks.add(4 * MiB, 2 * MiB)
     blocks.add(15 * MiB, 2 * MiB)
     assert blocks.largest_gap() == 9 * MiB
+
+
+def test_a_rest_from_before_is_found_when_a_neighbour_moves_in() -> None:
+    blocks = Blocks()
+    blocks.add_segment(0, 40 * MiB)
+    assert blocks.add_earlier(0, 10 * MiB, None) == 10 * MiB
+    blocks.add(10 * MiB + 512 * 1024, 5 * MiB)
+    assert blocks.corrected == {0: 10 * MiB + 512 * 1024}
+
+
+def test_a_neighbour_further_away_says_nothing() -> None:
+    blocks = Blocks()
+    blocks.add_segment(0, 40 * MiB)
+    blocks.add_earlier(0, 10 * MiB, None)
+    blocks.add(12 * MiB, 5 * MiB)
+    assert blocks.corrected == {}

@@ -330,3 +330,30 @@ def test_a_compiled_step_passes_through_without_a_break() -> None:
         for _ in range(3):
             F.mse_loss(model(torch.randn(4, 8)), torch.zeros(4, 8)).backward()
     assert not [event for event in events if isinstance(event, Note) and event.kind == "trouble"]
+
+
+def test_modules_are_called_as_before_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = nn.Module._call_impl
+    simulation = Simulation(monkeypatch)
+    with simulation:
+        assert nn.Module._call_impl is not before
+        nn.Linear(2, 2)(torch.zeros(1, 2))
+    assert nn.Module._call_impl is before
+
+
+def test_who_stood_in_for_calls_after_us_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = nn.Module._call_impl
+    simulation = Simulation(monkeypatch)
+    try:
+        with simulation:
+            ours = nn.Module._call_impl
+
+            def theirs(module: nn.Module, *args: Any) -> Any:
+                return ours(module, *args)
+
+            nn.Module._call_impl = theirs  # type: ignore[method-assign]
+            simulation.history.finish()
+            assert nn.Module._call_impl is theirs
+            nn.Linear(2, 2)(torch.zeros(1, 2))
+    finally:
+        nn.Module._call_impl = before  # type: ignore[method-assign]
