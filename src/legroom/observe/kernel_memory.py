@@ -17,7 +17,9 @@ class Ledgerkeeper(Protocol):
 
     def give(self, number: int, block: Any, device: int) -> None: ...
 
-    def born(self, key: int, storage: Any, device: int, place: Place, func: Any) -> None: ...
+    def born(
+        self, key: int, storage: Any, device: int, place: Place, func: Any, nbytes: int | None = None
+    ) -> None: ...
 
     def note_doubt(self, device: int, doubt: int) -> None: ...
 
@@ -50,7 +52,7 @@ class KernelMemory:
                 if isinstance(step, Output):
                     key = by_index.get(step.index, 0)
                     if key in fresh:
-                        recorder.born(key, fresh.pop(key), device, place, func)
+                        recorder.born(key, fresh.pop(key), device, place, func, step.bytes)
                 elif isinstance(step, Take):
                     taken[step.name] = recorder.take(step.bytes, device, place, func)
                 elif isinstance(step, Give):

@@ -276,9 +276,11 @@ class Recorder:
         self.devices[device].allocator.free(block)
         self.sink(Free(self.seconds, number))
 
-    def born(self, key: int, storage: Any, device: int, place: Place, func: Any) -> None:
-        """A result of the operation in progress is allocated now."""
-        self._born(key, storage, device, place, func)
+    def born(
+        self, key: int, storage: Any, device: int, place: Place, func: Any, nbytes: int | None = None
+    ) -> None:
+        """A result of the operation in progress is allocated now, with `nbytes` where that is not its own size."""
+        self._born(key, storage, device, place, func, nbytes=nbytes)
 
     def mark(self, storage: Any, device: int, category: Category | None = None) -> None:
         """A storage made outside any operation (loaded, copied, shared) lives on `device` from now on."""
@@ -293,9 +295,17 @@ class Recorder:
             self._born(key, storage, device, place, None, category)
 
     def _born(
-        self, key: int, storage: Any, device: int, place: Place, func: Any, category: Category | None = None
+        self,
+        key: int,
+        storage: Any,
+        device: int,
+        place: Place,
+        func: Any,
+        category: Category | None = None,
+        nbytes: int | None = None,
     ) -> None:
-        nbytes = storage.nbytes()
+        if nbytes is None:
+            nbytes = storage.nbytes()
         live = Live(storage, self._died)
         live.key = key
         live.device = device

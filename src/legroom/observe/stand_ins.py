@@ -1,7 +1,8 @@
 """Device tensors without data: operations on them give shapes and nothing else, in no time and no memory.
 
 What lives on a device is a fake tensor; what lives on the host is real, so that data loading, sampling and logging run
-as they are. Where the two meet, values must be made up: `.item()` gives 1, or False; `.cpu()` gives ones.
+as they are. Where the two meet, values must be made up: `.item()` gives 1, `all()` True and any other question False;
+`.cpu()` gives ones.
 
 Models are built on the host first and would take time and memory there: what a module makes while it is constructed
 is fake from the beginning, and so is every parameter and buffer it registers.
@@ -10,6 +11,7 @@ is fake from the beginning, and so is every parameter and buffer it registers.
 import contextlib
 import math
 import sys
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,6 +27,22 @@ _ITEM = torch.ops.aten._local_scalar_dense.default
 _CHECK_INF = getattr(torch.ops.aten, "_amp_foreach_non_finite_check_and_unscale_", None)
 
 
+class _Storages:
+    """A set of storages, held weakly and told apart by identity."""
+
+    def __init__(self) -> None:
+        self._references: dict[int, weakref.ref[Any]] = {}
+
+    def add(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        self._references[storage._cdata] = weakref.ref(storage)
+
+    def __contains__(self, tensor: torch.Tensor) -> bool:
+        storage = tensor.untyped_storage()
+        reference = self._references.get(storage._cdata)
+        return reference is not None and reference() is storage
+
+
 class StandIns:
     """Runs operations on data-less tensors, and makes up the values that a program asks for."""
 
@@ -32,15 +50,21 @@ class StandIns:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.made_up = 0
         """How many values were made up."""
-        self._infinities: set[int] = set()
+        self._infinities = _Storages()
+        self._true = _Storages()
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any], to_device: bool) -> Any:
         """One operation. `to_device`: its results live on a device, whatever its inputs are."""
         if func is _ITEM and isinstance(args[0], FakeTensor):
             return self._value(args[0])
+        if id(func) in _ALL and _any_fake(args):
+            with self.mode:
+                out = func(*args, **kwargs)
+            self._true.add(out)
+            return out
         if to_device or _any_fake(args) or _any_fake(kwargs.values()) or _is_building(func, args, kwargs):
             if _CHECK_INF is not None and func is _CHECK_INF.default:
-                self._infinities.add(args[1].untyped_storage()._cdata)
+                self._infinities.add(args[1])
             with self.mode:
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
@@ -61,7 +85,7 @@ class StandIns:
         ):  # GradScaler asks whether gradients overflowed
             return 0.0
         if tensor.dtype is torch.bool:
-            return False
+            return tensor in self._true  # "is all of it so?": masks usually are all ones
         return 1.0 if tensor.dtype.is_floating_point else 1
 
     @contextlib.contextmanager
@@ -118,6 +142,7 @@ def _any_fake(values: Any) -> bool:
     return False
 
 
+_ALL = frozenset(id(getattr(torch.ops.aten.all, overload)) for overload in torch.ops.aten.all.overloads())  # type: ignore[no-untyped-call]
 _FACTORIES = frozenset(
     id(getattr(packet, overload))
     for name in (

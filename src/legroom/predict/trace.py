@@ -1,16 +1,24 @@
 """What a training step asks of memory, as a list of requests that can be replayed on a GPU of any size."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
-from legroom.memory.events import Alloc, Event, Free
+from legroom.memory.events import Alloc, Event, Free, Step
 from legroom.observe.cuda_rules.rules import CudaRules
 from legroom.observe.gpus import Gpu
 from legroom.observe.stand_ins import StandIns
 from legroom.observe.virtual.gpu import VirtualGPU
 
 Mode = Literal["fake", "cpu"]
+
+
+class Request(NamedTuple):
+    """Memory asked for, or (`bytes` < 0) given back."""
+
+    id: int
+    bytes: int
+    stream: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,17 +40,58 @@ class Trace:
     """How many values the program asked for and was given a stand-in."""
     notes: list[str] = field(default_factory=list)
 
-    def requests(self, device: int = 0) -> list[tuple[int, int, int]]:
-        """In order: (id, bytes, stream) for each allocation, (id, -1, 0) for each free, of one device."""
-        alive: set[int] = set()
-        asked: list[tuple[int, int, int]] = []
+    def requests(self, device: int = 0, *, further_steps: int = 2) -> list[Request]:
+        """In order, all that one device is asked for; the last step once more, `further_steps` times.
+
+        The cache of the allocator may still grow in steps after those traced, since what one leaves behind lies
+        otherwise for the next; the steps themselves are alike.
+        """
+        asked: list[Request] = []
+        alive: dict[int, Alloc] = {}
+        ends: list[int] = []
         for event in self.events:
             if type(event) is Alloc and event.device == device:
-                alive.add(event.id)
-                asked.append((event.id, event.bytes, event.stream))
-            elif type(event) is Free and event.id in alive:
-                asked.append((event.id, -1, 0))
+                alive[event.id] = event
+                asked.append(Request(event.id, event.bytes, event.stream))
+            elif type(event) is Free and alive.pop(event.id, None) is not None:
+                asked.append(Request(event.id, -1, 0))
+            elif type(event) is Step and event.device == device:
+                ends.append(len(asked))
+        if len(ends) >= 2:
+            del asked[ends[-1] :]  # the end of the trace itself
+            asked.extend(_again(asked[ends[-2] :], self._described(), further_steps))
         return asked
+
+    def _described(self) -> dict[int, tuple[Any, ...]]:
+        """By which storages of two steps are told to be each other's counterparts."""
+        return {
+            event.id: (event.bytes, event.op, event.module, event.phase, event.frame)
+            for event in self.events
+            if type(event) is Alloc
+        }
+
+
+def _again(step: list[Request], described: dict[int, tuple[Any, ...]], times: int) -> Iterator[Request]:
+    """A step's requests, over and over: what it left behind dies in the next where its counterpart died in this."""
+    born = {request.id for request in step if request.bytes >= 0}
+    left = born - {request.id for request in step if request.bytes < 0}
+    number = max(described, default=0)
+    before = {id: id for id in born}
+    for _ in range(times):
+        now: dict[int, int] = {}
+        heirs: dict[tuple[Any, ...], list[int]] = {}
+        for id in left:
+            heirs.setdefault(described[id], []).append(before[id])
+        for request in step:
+            if request.bytes >= 0:
+                number += 1
+                now[request.id] = number
+                yield Request(number, request.bytes, request.stream)
+            elif request.id in born:
+                yield Request(now[request.id], -1, 0)
+            elif heirs.get(described[request.id]):
+                yield Request(heirs[described[request.id]].pop(), -1, 0)
+        before = now
 
 
 def make_device(gpu: Gpu, mode: Mode, sink: Callable[[Event], None]) -> VirtualGPU:

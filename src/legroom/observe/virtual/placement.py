@@ -213,12 +213,34 @@ class Placement(TorchFunctionMode):
 
     def _deepcopy(self, tensor: Any, memo: dict[int, Any]) -> Any:
         there = self._where(tensor)
+        if isinstance(tensor, FakeTensor):
+            return self._deepcopy_without_data(tensor, there, memo)
         if there is None:
             return tensor.__deepcopy__(memo)
         category = self._recorder.role_of_copy(tensor)
         copied = self._placed(there, category, Tensor.__deepcopy__, (tensor, memo), {})
         self._claim(copied, there, category)
         return copied
+
+    def _deepcopy_without_data(self, tensor: Any, there: int | None, memo: dict[int, Any]) -> Any:
+        """torch would copy what such a tensor belongs to as well, and its views would be no views any more."""
+        stand_ins = self._recorder.stand_ins
+        if stand_ins is None:
+            return tensor.__deepcopy__(memo)
+        shape = {"size": tensor.shape, "stride": tensor.stride(), "dtype": tensor.dtype}
+        with torch.no_grad():
+            if there is None:
+                with stand_ins.mode:
+                    made = torch.empty_strided(**shape)
+            else:
+                role = self._recorder.role_of_copy(tensor)
+                made = self._placed(there, role, torch.empty_strided, (), {**shape, "device": "cpu"})
+        if isinstance(tensor, torch.nn.Parameter):
+            made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
+        else:
+            made.requires_grad_(tensor.requires_grad)
+        memo[id(tensor)] = made
+        return made
 
     # --- making
 
