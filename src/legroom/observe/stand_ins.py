@@ -80,9 +80,7 @@ class StandIns:
 
     def _value(self, tensor: FakeTensor) -> float | int | bool:
         self.made_up += 1
-        if (
-            tensor.untyped_storage()._cdata in self._infinities
-        ):  # GradScaler asks whether gradients overflowed
+        if tensor in self._infinities:  # GradScaler asks whether gradients overflowed
             return 0.0
         if tensor.dtype is torch.bool:
             return tensor in self._true  # "is all of it so?": masks usually are all ones
