@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup demo test lint bench bench-accuracy clean
 
 setup: $(VENV)/.ready
 
@@ -27,6 +27,10 @@ lint: setup
 
 bench: setup
 	$(BIN)/python -m bench
+
+# Needs torchvision beside transformers for all cases; says which it leaves out.
+bench-accuracy: setup
+	$(BIN)/python -m bench.accuracy
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
