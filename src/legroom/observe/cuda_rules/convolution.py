@@ -12,11 +12,10 @@ import torch
 
 from legroom.observe.cuda_rules import convolution_workspace as workspace
 from legroom.observe.cuda_rules import reductions
+from legroom.observe.cuda_rules.convolution_table import Workspaces, look_up
 from legroom.observe.cuda_rules.convolution_workspace import Convolution
 from legroom.observe.cuda_rules.plan import Call, Give, Output, Plan, Rule, Step, Take, size_of
-
-NARROWEST = 1 << 20
-"""Kernels differ by a few more bytes than are told here; what is smaller than this is in doubt anyway."""
+from legroom.observe.gpus import Gpu
 
 
 def _forward(call: Call) -> Plan:
@@ -24,10 +23,8 @@ def _forward(call: Call) -> Plan:
     input, weight = arguments["input"], arguments["weight"]
     result = call.result if isinstance(call.result, torch.Tensor) else call.result[0]
     found = _describe(arguments, input, weight, result)
-    steps: list[Step] = [Output(0), *_copies(found, input=input, weight=weight)]
-    size = workspace.forward(found)
-    if size:
-        steps.append(Take("workspace", size))
+    size = _workspaces(found, arguments, input, weight, call.gpu).forward
+    steps = [Output(0), *_copies(found, input=input, weight=weight), *_held("workspace", size)]
     return Plan(steps, doubt=_doubt(found, size))
 
 
@@ -36,23 +33,47 @@ def _backward(call: Call) -> Plan:
     gradient, input, weight = arguments["grad_output"], arguments["input"], arguments["weight"]
     mask = arguments["output_mask"] or (True, True, True)
     found = _describe(arguments, input, weight, gradient)
+    sizes = _workspaces(found, arguments, input, weight, call.gpu)
     steps: list[Step] = _copies(found, gradient=gradient)
-    native = found.depthwise and not _depthwise_by_cudnn(found, input, weight)
-    if native:
+    if found.depthwise and not _depthwise_by_cudnn(found, input, weight):
         steps += [Output(_position(mask, index)) for index in (1, 0) if mask[index]]
     else:
         if mask[0]:
-            steps += [Output(0), *_held("input gradient", workspace.input_gradient(found))]
+            steps += [Output(0), *_held("input gradient", sizes.input_gradient)]
         if mask[1]:
-            size = workspace.weight_gradient(found, call.gpu)
-            steps += [Output(_position(mask, 1)), *_held("weight gradient", size)]
+            steps += [Output(_position(mask, 1)), *_held("weight gradient", sizes.weight_gradient)]
     if mask[2]:
         steps.append(Output(_position(mask, 2)))
         dims = [0, *range(2, gradient.dim())]
         for index, size in enumerate(reductions.of_tensor(gradient, dims, call.gpu, accumulator=4)):
             if size:
                 steps.append(Take(f"bias {index}", size))
-    return Plan(steps, doubt=_doubt(found, 0))
+    return Plan(steps, doubt=_doubt(found, max(sizes)))
+
+
+def _workspaces(
+    found: Convolution, arguments: dict[str, Any], input: Any, weight: Any, gpu: Gpu
+) -> Workspaces:
+    """As measured, where this layer was; else by rule."""
+    if not found.depthwise:
+        spread = len(weight.shape) - 2
+        key = (
+            found.element, found.channels_last, found.inputs, found.outputs, tuple(input.shape[2:]),
+            tuple(weight.shape[2:]), _each(arguments["stride"], spread), _each(arguments["dilation"], spread),
+            found.groups, found.transposed,
+        )  # fmt: skip
+        measured = look_up(key, found, gpu)
+        if measured is not None:
+            return measured
+    return Workspaces(
+        workspace.forward(found), workspace.input_gradient(found), workspace.weight_gradient(found, gpu)
+    )
+
+
+def _each(values: Any, dimensions: int) -> tuple[int, ...]:
+    """A setting as operations take it: one number for every dimension, or one for all."""
+    values = tuple(values or (1,))
+    return values * dimensions if len(values) == 1 else values
 
 
 def _depthwise_by_cudnn(found: Convolution, input: Any, weight: Any) -> bool:

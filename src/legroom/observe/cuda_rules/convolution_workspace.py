@@ -11,7 +11,6 @@ measured on an H200 (cuDNN 9.19), half of them of shapes drawn at random; the th
 """
 
 from dataclasses import dataclass
-from math import prod
 
 from legroom.observe.gpus import Gpu
 
@@ -50,13 +49,17 @@ class Convolution:
     def pointwise(self) -> bool:
         return self.kernel_area == 1
 
+    def padded_weights(self, to: int = 1) -> int:
+        """How many weights there are once channels are padded to a multiple of `to`."""
+        return _up(self.inputs, to) * _up(self.outputs, to) * self.kernel_area // self.groups
+
     def converted(self, *, input: bool = True, weight: bool = True, output: bool = True, to: int = 1) -> int:
         """Bytes of second copies. `to`: channels are padded to a multiple of it."""
         size = 0
         if input:
             size += self.batch * _up(self.inputs, to) * self.input_area
         if weight and not self.pointwise:
-            size += _up(self.inputs, to) * _up(self.outputs, to) * self.kernel_area // self.groups
+            size += self.padded_weights(to)
         if output:
             size += self.batch * _up(self.outputs, to) * self.output_area
         return size * self.element
@@ -163,7 +166,3 @@ def _partial_weights(c: Convolution, gpu: Gpu) -> int:
 
 def _up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
-
-
-def area(sizes: tuple[int, ...]) -> int:
-    return prod(sizes)

@@ -68,7 +68,9 @@ def _batch_norm(call: Call) -> Plan | None:
     bfloat16, and weights in half precision, go to torch's own kernel, whose partial sums are small.
     """
     input, weight = call.arguments["input"], call.arguments["weight"]
-    by_cudnn = input.dtype in (torch.float32, torch.float16) and (weight is None or weight.dtype == torch.float32)
+    by_cudnn = input.dtype in (torch.float32, torch.float16) and (
+        weight is None or weight.dtype == torch.float32
+    )
     if not by_cudnn or not _channels_last(input):
         return None
     backward = "backward" in call.func._schema.name

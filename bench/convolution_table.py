@@ -1,0 +1,119 @@
+"""Makes the table of cuDNN's workspaces from what `convolution_survey` measured.
+
+    python -m bench.convolution_table FOLDER          rewrites src/legroom/observe/cuda_rules/convolutions_h200.json.gz
+
+Each measured size is written as what it is made of (copies of input, weights, output, with channels padded; or a copy of
+the weights for each picture) and a remainder, so that it can be told for other batch sizes.
+"""
+
+import gzip
+import json
+import sys
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from legroom.observe.cuda_rules.convolution_table import KINDS, TABLE, UNIT, size_of
+from legroom.observe.cuda_rules.convolution_workspace import Convolution
+
+
+def main(argv: list[str]) -> int:
+    layers: dict[str, dict[int, list[int]]] = {}
+    for row in measured(Path(argv[0])):
+        key, batch, codes = encode(row)
+        layers.setdefault(json.dumps(key), {})[batch] = codes
+    rows = [
+        [*json.loads(key), [[batch, *codes] for batch, codes in sorted(batches.items())]]
+        for key, batches in sorted(layers.items())
+    ]
+    content = json.dumps({"gpu": "h200", "cudnn": "9.19", "layers": rows}, separators=(",", ":"))
+    with gzip.GzipFile(TABLE, "wb", compresslevel=9, mtime=0) as file:
+        file.write(content.encode())
+    print(
+        f"{len(rows)} layers, {sum(len(row[-1]) for row in rows)} sizes of batches, {TABLE.stat().st_size / 1024:.0f} KiB"
+    )
+    return 0
+
+
+def measured(folder: Path) -> Iterator[list[Any]]:
+    """Half precision last, so that float16 overwrites bfloat16 where both were measured."""
+    rows = []
+    for path in sorted(folder.glob("convolutions-*.jsonl.gz")):
+        with gzip.open(path, "rt") as file:
+            rows += [json.loads(line) for line in file]
+    yield from sorted((row for row in rows if row[-1] is not None), key=lambda row: row[0] == "float16")
+
+
+def encode(row: list[Any]) -> tuple[list[Any], int, list[int]]:
+    (
+        dtype,
+        layout,
+        batch,
+        inputs,
+        outputs,
+        sizes,
+        kernel,
+        stride,
+        padding,
+        dilation,
+        groups,
+        transposed,
+        *bytes_,
+    ) = row
+    element = 4 if dtype == "float32" else 2
+    last = layout == "last"
+    convolution = Convolution(
+        element=element,
+        channels_last=last,
+        batch=batch,
+        inputs=inputs,
+        outputs=outputs,
+        input_area=prod(sizes),
+        output_area=prod(output_sizes(sizes, kernel, stride, padding, dilation, transposed)),
+        kernel_area=prod(kernel),
+        stride=max(stride),
+        groups=groups,
+        transposed=transposed,
+    )
+    codes = [part for size in bytes_ for part in explain(size, convolution)]
+    return (
+        [element, int(last), inputs, outputs, sizes, kernel, stride, dilation, groups, int(transposed)],
+        batch,
+        codes,
+    )
+
+
+def explain(size: int, convolution: Convolution) -> tuple[int, int]:
+    """The kind that leaves the smallest remainder, and that remainder. Simpler kinds win where both leave little."""
+    best = min(
+        range(len(KINDS)),
+        key=lambda index: (rest_of(size, index, convolution) // (4 * UNIT), sum(KINDS[index][:3]), index),
+    )
+    rest = rest_of(size, best, convolution)
+    return best, -(-rest // UNIT)
+
+
+def rest_of(size: int, index: int, convolution: Convolution) -> int:
+    rest = size - size_of(KINDS[index], convolution)
+    return rest if rest >= 0 else 1 << 60  # what is more than was taken explains nothing
+
+
+def output_sizes(
+    sizes: list[int],
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+) -> list[int]:
+    edges = zip(sizes, kernel, stride, padding, dilation, strict=True)
+    if transposed:
+        return [
+            (size - 1) * step - 2 * edge + gap * (reach - 1) + 1 for size, reach, step, edge, gap in edges
+        ]
+    return [(size + 2 * edge - gap * (reach - 1) - 1) // step + 1 for size, reach, step, edge, gap in edges]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
