@@ -13,9 +13,8 @@ import inspect
 import sys
 import threading
 import time
-import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -23,26 +22,21 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from legroom.memory.allocator import AllocationFailed
-from legroom.memory.events import Alloc, Category, Event, Free, Phase, Segment, Sink, Step, Tag
-from legroom.observe import autograd_graph, meeting
+from legroom.memory.events import Alloc, Category, Event, Free, Phase, Segment, Sink, Step
+from legroom.observe import meeting
 from legroom.observe.attribution import ModuleStack, Origins, Place, current_node, user_frame
 from legroom.observe.cuda_rules.plan import Plan
 from legroom.observe.cuda_rules.rules import CudaRules
 from legroom.observe.kernel_memory import KernelMemory
+from legroom.observe.roles import Roles
 from legroom.observe.stand_ins import StandIns
+from legroom.observe.storages import Live, storage_of, tensors_in
 from legroom.observe.training import TrainingClock
 
 HOST = -1
 """`Context.target`: what the call makes lives in host memory."""
 INHERIT = -2
 """`Context.target`: what the call makes lives where its inputs live."""
-
-
-class Block(Protocol):
-    """A piece of device memory in use."""
-
-    @property
-    def size(self) -> int: ...
 
 
 class Memory(Protocol):
@@ -81,19 +75,6 @@ class Context(threading.local):
     """The torch function that the program called, its arguments and its named arguments, while it runs."""
 
 
-class Live(weakref.ref):  # type: ignore[type-arg]
-    """A storage on a device: a weak reference that knows what it watches (one object for each, as there are many)."""
-
-    __slots__ = ("block", "category", "device", "id", "key", "nbytes", "phase")
-    block: Block | None
-    category: Category
-    device: int
-    id: int
-    key: int
-    nbytes: int
-    phase: Phase
-
-
 class Recorder:
     """Keeps the live storages of one run and tells the sink of every birth, death and discovery.
 
@@ -122,11 +103,14 @@ class Recorder:
         self.devices = devices
         self.everywhere = everywhere
         self.context = Context()
-        self.modules = ModuleStack(self._module_entered)
-        self.clock = TrainingClock(
-            on_step_end=self._step_ended, on_optimizer=self._optimizer_at_work, on_batch=self._batch_given
-        )
         self.live: dict[int, Live] = {}
+        self.roles = Roles(self.live, self.emit, everywhere=everywhere)
+        self.modules = ModuleStack(self.roles.module_entered)
+        self.clock = TrainingClock(
+            on_step_end=self._step_ended,
+            on_optimizer=self.roles.optimizer_at_work,
+            on_batch=self.roles.batch_given,
+        )
         self.origins = Origins()
         self._eager = eager
         self._stream_on = stream_on
@@ -135,7 +119,6 @@ class Recorder:
         self.doubtful_peak = 0
         """The highest sum of what was allocated and what kernels may have held beyond what is known of them."""
         self._on_failure = on_failure
-        self._host_roles: dict[int, tuple[weakref.ref[Any], Category]] = {}
         self._lock = threading.RLock()
         self._dead: deque[Live] = deque()
         self._count = 0
@@ -156,8 +139,8 @@ class Recorder:
         self.clock.attach()
         self._exit.callback(self.clock.detach)
         for handle in (
-            nn.modules.module.register_module_parameter_registration_hook(self._parameter_registered),
-            nn.modules.module.register_module_buffer_registration_hook(self._buffer_registered),
+            nn.modules.module.register_module_parameter_registration_hook(self.roles.parameter_registered),
+            nn.modules.module.register_module_buffer_registration_hook(self.roles.buffer_registered),
         ):
             self._exit.callback(handle.remove)
         self._exit.enter_context(self.mode())
@@ -185,15 +168,15 @@ class Recorder:
         live = self.live
         fresh: list[tuple[int, Any]] | None = None
         if isinstance(out, torch.Tensor):
-            storage = _storage_of(out)
+            storage = storage_of(out)
             if storage is not None:
                 if storage._cdata not in live:
                     fresh = [(storage._cdata, storage)]
                 elif id(func) in _RESIZING:
                     self._maybe_resized(storage, func)
         elif isinstance(out, tuple | list):
-            for tensor in _tensors(out if id(func) not in meeting.HOST_LAST else out[:-1]):
-                storage = _storage_of(tensor)
+            for tensor in tensors_in(out if id(func) not in meeting.HOST_LAST else out[:-1]):
+                storage = storage_of(tensor)
                 if storage is not None and storage._cdata not in live:
                     fresh = fresh or []
                     if all(storage._cdata != key for key, _ in fresh):
@@ -207,7 +190,7 @@ class Recorder:
                         self._check_meeting(func, args, kwargs)
                         break
             if func is _DETACH:
-                self._maybe_gradient(out)
+                self.roles.maybe_gradient(out)
             elif self._in_backward and current_node() is None:
                 self._in_backward = False
             return
@@ -288,7 +271,7 @@ class Recorder:
         known = self.live.get(key)
         if known is not None:
             if category is not None:
-                self.tag(known, category)
+                self.roles.tag(known, category)
             return
         with self._lock:
             place = self._locate((), depth=2)
@@ -403,15 +386,20 @@ class Recorder:
 
     # --- where and what
 
+    def discover(self, tensors: Iterable[torch.Tensor] = ()) -> None:
+        """Tell all roles that can be told now: before a report of this very moment."""
+        known = (reference() for reference in self.clock.optimizers)
+        self.roles.discover(tensors, [optimizer for optimizer in known if optimizer is not None])
+
     def device_of(self, tensor: torch.Tensor) -> int | None:
         """The device a tensor lives on, or None for the host."""
-        storage = _storage_of(tensor)
+        storage = storage_of(tensor)
         known = self.live.get(storage._cdata) if storage is not None else None
         return None if known is None else known.device
 
     def measure(self, tensor: torch.Tensor) -> tuple[int, int] | None:
         """The key of a tensor's storage and the bytes it is charged, or None for the host."""
-        storage = _storage_of(tensor)
+        storage = storage_of(tensor)
         known = self.live.get(storage._cdata) if storage is not None else None
         return None if known is None or known.block is None else (storage._cdata, known.block.size)
 
@@ -425,8 +413,8 @@ class Recorder:
         device: int | None = None
         hosts: set[int] = set()
         mixed = any_tensor = False
-        for tensor in _tensors((args, kwargs) if kwargs else args):
-            storage = _storage_of(tensor)
+        for tensor in tensors_in((args, kwargs) if kwargs else args):
+            storage = storage_of(tensor)
             if storage is None:
                 continue
             any_tensor = True
@@ -451,9 +439,9 @@ class Recorder:
         meeting.check(
             func,
             args,
-            _tensors((args, kwargs) if kwargs else args),
+            tensors_in((args, kwargs) if kwargs else args),
             self.device_of,
-            None if call is None else (call[0], _tensors((call[1], call[2] or {}))),
+            None if call is None else (call[0], tensors_in((call[1], call[2] or {}))),
         )
 
     def _locate(self, args: Sequence[Any], depth: int) -> Place:
@@ -464,7 +452,7 @@ class Recorder:
         if node is not None:
             if not self._in_backward:
                 self._in_backward = self.clock.trains = True
-                self._find_activations([node])
+                self.roles.find_activations([node])
             if engine and not modules.stack:
                 origin = self.origins.find(node)
                 if origin is not None:
@@ -495,126 +483,6 @@ class Recorder:
         elif phase is Phase.OTHER and id(func) in _FACTORIES:
             return Category.INPUT
         return Category.TEMPORARY
-
-    def tag(self, storage: Live, category: Category) -> None:
-        if storage.category is not category:
-            storage.category = category
-            if storage.block is not None:
-                self.sink(Tag(storage.id, category))
-
-    def tag_tensor(self, tensor: Any, category: Category, *, over: Sequence[Category] | None = None) -> None:
-        """It became known what `tensor` is. With `over`, only if it was one of these so far."""
-        storage = _storage_of(tensor)
-        known = self.live.get(storage._cdata) if storage is not None else None
-        if known is not None and (over is None or known.category in over):
-            self.tag(known, category)
-
-    # --- what things are
-
-    def _maybe_gradient(self, out: torch.Tensor) -> None:
-        """The engine detaches what becomes `.grad`, from within a node that accumulates."""
-        node = current_node()
-        if node is not None and "AccumulateGrad" in node.name():
-            self.tag_tensor(out, Category.GRADIENT)
-
-    def _find_activations(self, roots: Iterable[Any]) -> None:
-        """Tag what the graph below `roots` saved for the backward pass.
-
-        Where pack hooks hide what is saved (checkpointing), what the forward pass made and is still alive is
-        taken for saved: its graph holds it.
-        """
-        hidden = False
-        for node in autograd_graph.nodes(roots):
-            for tensor in autograd_graph.saved_by(node):
-                self.tag_tensor(tensor, Category.ACTIVATION, over=(Category.TEMPORARY,))
-            hidden = hidden or autograd_graph.hides_tensors(node)
-        if hidden:
-            for storage in list(self.live.values()):
-                if storage.phase is Phase.FORWARD and storage.category is Category.TEMPORARY:
-                    self.tag(storage, Category.ACTIVATION)
-
-    def discover(self, tensors: Iterable[torch.Tensor] = ()) -> None:
-        """Look at everything whose role can be told by identity now: before a report of this very moment.
-
-        `tensors`: such as the locals of the frames at work, whose graphs hold the activations so far.
-        """
-        self._find_activations([tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None])
-        for reference in self.clock.optimizers:
-            optimizer = reference()
-            if optimizer is not None:
-                self._tag_optimizer(optimizer)
-
-    def _module_entered(self, module: nn.Module, args: tuple[Any, ...], is_root: bool) -> None:
-        with torch._C.DisableTorchFunction():
-            for parameter in module._parameters.values():
-                if parameter is not None:
-                    self.tag_tensor(parameter, Category.PARAMETER)
-            for buffer in module._buffers.values():
-                if buffer is not None:
-                    self.tag_tensor(buffer, Category.BUFFER, over=_GUESSES)
-            if is_root:
-                for tensor in _tensors(args):
-                    if tensor.grad_fn is None:
-                        self.tag_tensor(tensor, Category.INPUT, over=(Category.TEMPORARY,))
-
-    def _parameter_registered(self, module: nn.Module, name: str, parameter: Any) -> None:
-        if parameter is not None:
-            with torch._C.DisableTorchFunction():
-                self.tag_tensor(parameter, Category.PARAMETER)
-
-    def _buffer_registered(self, module: nn.Module, name: str, buffer: Any) -> None:
-        if buffer is not None:
-            with torch._C.DisableTorchFunction():
-                self.note_role(buffer, Category.BUFFER)
-
-    def _batch_given(self, batch: Any) -> None:
-        with torch._C.DisableTorchFunction():
-            for tensor in _tensors((batch,)):
-                self.note_role(tensor, Category.INPUT)
-
-    def note_role(self, tensor: torch.Tensor, category: Category) -> None:
-        """`tensor` has this role; if it lives on the host, its copies to a device will have it."""
-        storage = _storage_of(tensor)
-        if storage is None:
-            return
-        known = self.live.get(storage._cdata)
-        if known is not None:
-            self.tag(known, category)
-        elif not self.everywhere:
-            if len(self._host_roles) > 4096:
-                self._host_roles = {
-                    key: role for key, role in self._host_roles.items() if role[0]() is not None
-                }
-            self._host_roles[storage._cdata] = (weakref.ref(storage), category)
-
-    def role_of_copy(self, source: torch.Tensor) -> Category | None:
-        """What a copy of `source` to a device is, as far as the source tells."""
-        if isinstance(source, nn.Parameter):
-            return Category.PARAMETER
-        storage = _storage_of(source)
-        if storage is None:
-            return None
-        known = self.live.get(storage._cdata)
-        if known is not None:
-            return known.category
-        role = self._host_roles.get(storage._cdata)
-        if role is not None and role[0]() is storage:
-            return role[1]
-        return Category.INPUT if source.grad_fn is None else None
-
-    def _optimizer_at_work(self, optimizer: torch.optim.Optimizer, done: bool) -> None:
-        with torch._C.DisableTorchFunction():
-            self._tag_optimizer(optimizer)
-
-    def _tag_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                self.tag_tensor(parameter, Category.PARAMETER)
-                if parameter.grad is not None:
-                    self.tag_tensor(parameter.grad, Category.GRADIENT)
-        for state in optimizer.state.values():
-            for tensor in _tensors((state,)):
-                self.tag_tensor(tensor, Category.OPTIMIZER_STATE, over=_GUESSES)
 
     def _step_ended(self, step: int, seconds: float) -> None:
         with self._lock:
@@ -669,37 +537,6 @@ class _EagerMode(_Mode):  # type: ignore[no-untyped-call]
 _EagerMode.__torch_dispatch__ = inspect.unwrap(_Mode.__torch_dispatch__)  # type: ignore[method-assign]
 
 
-def _storage_of(tensor: Any) -> Any:
-    """A tensor's storage, or None for one that has none (functional wrappers). A sparse tensor's is its values'."""
-    try:
-        return tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError, AttributeError):
-        return _storage_of_values(tensor)
-
-
-def _storage_of_values(tensor: Any) -> Any:
-    """Of what a sparse tensor is made of, the values; its indices are not counted where an operation made them."""
-    layout = getattr(tensor, "layout", torch.strided)
-    if layout is torch.strided or isinstance(tensor, torch._subclasses.FakeTensor):
-        return None
-    try:
-        with torch.no_grad(), torch._C.DisableTorchFunction():
-            return (tensor._values() if layout is torch.sparse_coo else tensor.values()).untyped_storage()
-    except (NotImplementedError, RuntimeError, AttributeError):
-        return None
-
-
-def _tensors(value: Any, depth: int = 6) -> Iterator[torch.Tensor]:
-    """The tensors in nested tuples, lists, dicts and objects with `__dict__`-free mappings, in order."""
-    for item in value:
-        if isinstance(item, torch.Tensor):
-            yield item
-        elif depth and isinstance(item, tuple | list):
-            yield from _tensors(item, depth - 1)
-        elif depth and hasattr(item, "values") and callable(item.values):
-            yield from _tensors(item.values(), depth - 1)
-
-
 def _storage_that_outlives(key: int) -> Any:
     """The storage behind `key` if only its Python object died: torch 2.6 lets the cycle collector take that alone.
 
@@ -716,7 +553,7 @@ _outlives = (
 
 
 def _requires_grad(args: Sequence[Any]) -> bool:
-    return any(item.requires_grad for item in _tensors(args))
+    return any(item.requires_grad for item in tensors_in(args))
 
 
 _new = tuple.__new__
@@ -733,7 +570,6 @@ def _op_name(func: Any) -> str:
 
 
 _DETACH = torch.ops.aten.detach.default
-_GUESSES = (Category.TEMPORARY, Category.INPUT)
 _RESIZING = meeting.overloads("resize_", "resize_as_", "set_")
 _FACTORIES = meeting.overloads(
     "empty", "empty_strided", "zeros", "ones", "full", "rand", "randn", "randint", "randperm", "arange", "linspace",

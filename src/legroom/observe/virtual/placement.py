@@ -208,7 +208,7 @@ class Placement(TorchFunctionMode):
         stand_ins = self._recorder.stand_ins
         if there is None and stand_ins is not None:
             return stand_ins.on_host(tensor, **options)
-        category = None if there is None else self._recorder.role_of_copy(tensor)
+        category = None if there is None else self._recorder.roles.role_of_copy(tensor)
         return self._placed(there, category, Tensor.to, (tensor, "cpu"), options)
 
     def _deepcopy(self, tensor: Any, memo: dict[int, Any]) -> Any:
@@ -217,7 +217,7 @@ class Placement(TorchFunctionMode):
             return self._deepcopy_without_data(tensor, there, memo)
         if there is None:
             return tensor.__deepcopy__(memo)
-        category = self._recorder.role_of_copy(tensor)
+        category = self._recorder.roles.role_of_copy(tensor)
         copied = self._placed(there, category, Tensor.__deepcopy__, (tensor, memo), {})
         self._claim(copied, there, category)
         return copied
@@ -233,7 +233,7 @@ class Placement(TorchFunctionMode):
                 with stand_ins.mode:
                     made = torch.empty_strided(**shape)
             else:
-                role = self._recorder.role_of_copy(tensor)
+                role = self._recorder.roles.role_of_copy(tensor)
                 made = self._placed(there, role, torch.empty_strided, (), {**shape, "device": "cpu"})
         if isinstance(tensor, torch.nn.Parameter):
             made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)

@@ -1,0 +1,60 @@
+"""Storages on a device, followed by weak references, and how to get at one."""
+
+import weakref
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+
+from legroom.memory.events import Category, Phase
+
+
+class Block(Protocol):
+    """A piece of device memory in use."""
+
+    @property
+    def size(self) -> int: ...
+
+
+class Live(weakref.ref):  # type: ignore[type-arg]
+    """A storage on a device: a weak reference that knows what it watches (one object for each, as there are many)."""
+
+    __slots__ = ("block", "category", "device", "id", "key", "nbytes", "phase")
+    block: Block | None
+    category: Category
+    device: int
+    id: int
+    key: int
+    nbytes: int
+    phase: Phase
+
+
+def storage_of(tensor: Any) -> Any:
+    """A tensor's storage, or None for one that has none (functional wrappers). A sparse tensor's is its values'."""
+    try:
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError, AttributeError):
+        return _storage_of_values(tensor)
+
+
+def _storage_of_values(tensor: Any) -> Any:
+    """Of what a sparse tensor is made of, the values; its indices are not counted where an operation made them."""
+    layout = getattr(tensor, "layout", torch.strided)
+    if layout is torch.strided or isinstance(tensor, torch._subclasses.FakeTensor):
+        return None
+    try:
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            return (tensor._values() if layout is torch.sparse_coo else tensor.values()).untyped_storage()
+    except (NotImplementedError, RuntimeError, AttributeError):
+        return None
+
+
+def tensors_in(value: Any, depth: int = 6) -> Iterator[torch.Tensor]:
+    """The tensors in nested tuples, lists, dicts and objects with `__dict__`-free mappings, in order."""
+    for item in value:
+        if isinstance(item, torch.Tensor):
+            yield item
+        elif depth and isinstance(item, tuple | list):
+            yield from tensors_in(item, depth - 1)
+        elif depth and hasattr(item, "values") and callable(item.values):
+            yield from tensors_in(item.values(), depth - 1)
