@@ -143,8 +143,8 @@ class Recording:
         assert self._place is not None
         sizes = [format_size(device.capacity) for device in self._session.devices]
         what = {
-            "virtual": "a virtual GPU of ",
-            "cuda": "the GPU, ",
+            "virtual": "a virtual GPU of " if len(sizes) == 1 else "virtual GPUs of ",
+            "cuda": "the GPU, " if len(sizes) == 1 else "the GPUs, ",
             "host": "no GPU here: watching host memory, ",
         }
         where = f"recording to {self._place.name}" if self._place.name else self._place.complaint

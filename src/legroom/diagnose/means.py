@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from legroom.diagnose.evidence import Evidence, at, bytes_of
 from legroom.diagnose.picture import free_at
 from legroom.findings import Finding
-from legroom.memory.events import Alloc, Category, Phase
+from legroom.memory.events import Alloc, Category, Oom, Phase
 from legroom.units import GiB, MiB, format_size
 
 CHECKPOINTING_FREES = 0.6
@@ -75,11 +75,18 @@ def fragmentation(evidence: Evidence) -> Iterator[Finding]:
         return
     yield Finding(
         code="LG607",
-        message=f"{format_size(oom.fragmented)} are free but in pieces: the largest is "
-        f"{format_size(oom.largest_free_block)} and {format_size(oom.requested)} were asked for.",
+        message=f"{format_size(oom.fragmented)} are free but in pieces: {_why_pieces_do_not_serve(oom)}.",
         fix="Set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` in the environment.",
         bytes=oom.fragmented,
         saves=oom.fragmented,
+    )
+
+
+def _why_pieces_do_not_serve(oom: Oom) -> str:
+    if oom.largest_free_block < oom.requested:
+        return f"the largest is {format_size(oom.largest_free_block)} and {format_size(oom.requested)} were asked for"
+    return (
+        f"requests of up to 1 MiB have segments of their own, and {format_size(oom.requested)} were asked for"
     )
 
 
