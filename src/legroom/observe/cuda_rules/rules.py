@@ -1,4 +1,5 @@
-"""All rules for one GPU, behind two doors: what an operation does to memory, and CUDA's path for those made of others."""
+"""All rules for one GPU, behind three doors: what an operation does to memory, CUDA's path for operations made of others,
+and what would run if nobody watched."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -7,6 +8,7 @@ from typing import Any
 import torch
 
 from legroom.observe.cuda_rules import (
+    accumulation,
     attention,
     autocast,
     convolution,
@@ -37,8 +39,13 @@ class CudaRules:
         self.gpu = gpu
         self.release = release
         self._known: dict[int, tuple[Rule, list[tuple[str, Any]]] | None] = {}
+        self._accumulation = accumulation.Accumulation()
         self._unseen = libraries.FakesUnseen()
         self._installed = False
+
+    def instead_of(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> Any:
+        """The operation to run in place of `func`, before it is run: what torch would run were it not watched."""
+        return self._accumulation.instead_of(func, args, kwargs)
 
     def plan(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None, result: Any) -> Plan | None:
         """What the operation does to memory; None where it only makes its results."""

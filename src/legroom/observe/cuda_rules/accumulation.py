@@ -1,0 +1,93 @@
+"""Gradients that meet are added in place, where torch's engine may.
+
+Where two paths of the graph lead to one tensor (every residual connection), the autograd engine adds the second gradient
+to the first, in the first one's memory if nothing else holds it (`accumulate` in torch/csrc/autograd/input_buffer.cpp). It
+does not dare to while a dispatch mode watches or a tensor is of a subclass, and then makes a third tensor: the watched
+run takes memory that the real one does not. `instead_of` gives the operation that the engine would run unwatched.
+
+Whether anything else holds the first gradient is read off its reference counts, against those that an unshared one has
+here; `Accumulation()` finds these out by a tiny backward pass, so it must be made outside of any operation.
+"""
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_ADD = torch.ops.aten.add.Tensor
+_ADD_IN_PLACE = torch.ops.aten.add_.Tensor
+
+
+class Accumulation:
+    """Tells where the engine would add in place."""
+
+    def __init__(self) -> None:
+        self._unshared = _counts_of_an_unshared_gradient()
+
+    def instead_of(self, func: Any, args: Any, kwargs: dict[str, Any] | None) -> Any:
+        """The operation to run: another one only where the engine would add in place."""
+        if func is not _ADD or self._unshared is None or kwargs or len(args) != 2:
+            return func
+        if not _in_engine() or torch.is_grad_enabled():
+            return func
+        first, second = args
+        if not isinstance(first, torch.Tensor) or not isinstance(second, torch.Tensor):
+            return func
+        if first.shape != second.shape or first.dtype != second.dtype or not _dense(first):
+            return func
+        tensor, storage = _counts(first)
+        if tensor > self._unshared[0] or storage > self._unshared[1]:
+            return func
+        return _ADD_IN_PLACE
+
+
+def _in_engine() -> bool:
+    """Without torch's private id of the running backward pass, gradients are taken to be added out of place."""
+    ask = getattr(torch._C, "_current_graph_task_id", None)
+    return ask is not None and ask() != -1
+
+
+def _dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements fill its memory, each once, in whatever order."""
+    expected = 1
+    for stride, size in sorted(
+        (stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1
+    ):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _counts(tensor: torch.Tensor) -> tuple[int, int]:
+    """How many hold a tensor, and how many its storage."""
+    ask: Any = torch._C._storage_Use_Count
+    return tensor._use_count(), ask(tensor.untyped_storage()._cdata)
+
+
+class _Watch(TorchDispatchMode):
+    """Notes the counts of the first gradient where two meet."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: tuple[int, int] | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _ADD and _in_engine():
+            self.seen = _counts(args[0])
+        return func(*args, **(kwargs or {}))
+
+
+@lru_cache(maxsize=1)
+def _counts_of_an_unshared_gradient() -> tuple[int, int] | None:
+    """The counts of a gradient that nothing else holds; None where this torch does not tell."""
+    if not hasattr(torch._C, "_storage_Use_Count") or not hasattr(torch.Tensor, "_use_count"):
+        return None
+    with torch.utils._python_dispatch._disable_current_modes(), torch.enable_grad():
+        start = torch.ones(2, requires_grad=True)
+        middle = start * 2
+        end = (middle + middle.sin()).sum()
+        with _Watch() as watch:
+            end.backward()
+    return watch.seen
