@@ -1,8 +1,8 @@
 """A run on a real GPU, from the CUDA allocator's own history.
 
 While the script runs, almost nothing happens: the allocator notes what it does, with Python stacks, in a ring of
-bounded length, and torch's hooks stamp those notes with the step, phase and module (`cuda_marks`) and note a few
-addresses (`cuda_sightings`). No tensor is kept alive and the device is never synchronised. At the end of each step
+bounded length; calls of modules and optimizers stamp those notes with the step, phase and module (`cuda_marks`,
+`cuda_modules`), and a few addresses are noted (`cuda_sightings`). No tensor is kept alive and the device is never synchronised. At the end of each step
 the allocator's statistics are read once.
 
 The ring is read, and turned into events (`cuda_trace`), at three moments only:
@@ -45,8 +45,7 @@ FIRST_ENTRIES = 20_000
 """Length of each device's ring until it is known how many entries a step makes."""
 RING_STEPS = 8
 """How many steps the ring should hold: enough to see what grows. (A step of ResNet-50 makes about 2,700 entries, one of
-a large language model 20,000.) Reading costs about twice the time of the steps that are read, so it should hold no
-more than that."""
+a large language model 20,000.) Not more, because reading costs about 10 µs per entry, in the middle of the run."""
 LEAST_ENTRIES, MOST_ENTRIES = 5_000, 100_000
 """An entry with its stack takes about 0.7 KiB of host memory."""
 LEARNING_STEPS = 4
@@ -278,7 +277,9 @@ class CudaHistory:
 
     def _look_done(self) -> None:
         self._looked = time.perf_counter()
-        if any(ring.age_of_peak >= self._entries * 3 // 4 for ring in self._rings.values()):
+        if not self._records:
+            self._flush_pending()
+        elif any(ring.age_of_peak >= self._entries * 3 // 4 for ring in self._rings.values()):
             self._read()
         self._tell_lost_steps()
 
@@ -286,7 +287,7 @@ class CudaHistory:
         self._rings.setdefault(device, _Ring()).consider(figures.entries, peak_allocated, peak_reserved)
 
     def _devices_in_use(self) -> Sequence[int]:
-        """Those that hold memory; all are asked now and then, the others at every step."""
+        """Those that hold memory. Which ones do is asked anew now and then."""
         if not self._rings or self._progress[0] % 64 == 0:
             every = range(self._calls.device_count())
             return [device for device in every if self._calls.figures(device).reserved] or [0]

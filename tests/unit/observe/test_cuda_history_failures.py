@@ -193,8 +193,10 @@ def test_without_a_history_the_steps_remain() -> None:
     with CudaHistory(events.append, cuda, Peaks(cuda)):
         model = Wide()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        step(model, optimizer, 8)
-    assert [type(event).__name__ for event in events] == ["Note", "Step"]
+        for _ in range(3):
+            step(model, optimizer, 8)
+        assert len(events) == 4
+    assert [type(event).__name__ for event in events] == ["Note", "Step", "Step", "Step"]
     assert "cudaMallocAsync keeps none" in events[0].text
 
 
