@@ -38,7 +38,7 @@ def by_line(rows: Sequence[Holding], sources: Sources) -> Iterator[RenderableTyp
         if row.module:
             where.append(f"  {clean(row.module)}", style="dim")
         if row.count > 1:
-            where.append(f"  ×{row.count:,}", style="dim")  # noqa: RUF001
+            where.append(f"  ×{row.count:,}", style="dim")
         table.add_row(format_size(row.bytes), Text(str(row.category), style=COLOURS[row.category]), where)
         code = source_line(sources, row.file, row.line)
         if code:

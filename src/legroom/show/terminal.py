@@ -54,7 +54,7 @@ def verbatim(text: str, style: str = "") -> Text:
     return Text(clean(text), style=style, no_wrap=True, overflow="ignore")
 
 
-_ASCII = str.maketrans("█░│❱→×·▏▁▂▃▄▅▆▇", "#.|>>x-|_..--=+")  # noqa: RUF001
+_ASCII = str.maketrans("█░│❱→×·▏▁▂▃▄▅▆▇", "#.|>>x-|_..--=+")
 
 
 def _in_ascii(text: str) -> str:

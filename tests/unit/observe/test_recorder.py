@@ -125,7 +125,8 @@ def test_categories_follow_identity(watched: Watched) -> None:
 
 
 @pytest.mark.skipif(
-    not autograd_graph.can_read_saved(), reason="this torch tells nothing of saved tensors without unpacking them"
+    not autograd_graph.can_read_saved(),
+    reason="this torch tells nothing of saved tensors without unpacking them",
 )
 def test_activations_are_what_autograd_saved(watched: Watched) -> None:
     x = torch.ones(100, requires_grad=True)
