@@ -95,7 +95,10 @@ class StampedModules:
         known = self._roots.get(id(root))
         if known is not None and known[0]() is root:
             return known[1]
-        names = {id(module): name for name, module in root.named_modules() if name}
+        try:
+            names = {id(module): name for name, module in root.named_modules() if name}
+        except Exception:  # a module that cannot be looked through can still be called
+            names = {}
         if len(self._roots) > 256:
             self._roots.clear()
         self._roots[id(root)] = (weakref.ref(root), names)
