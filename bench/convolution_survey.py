@@ -1,6 +1,6 @@
 """Asks cuDNN, on a real GPU, how much workspace it takes for the convolutions of well-known networks, and for random ones.
 
-    python bench/convolution_survey.py OUT [--jobs 12] [--seconds 150]
+    python bench/convolution_survey.py OUT [--round 1] [--jobs 12] [--seconds 150]
 
 The heuristic by which cuDNN chooses a kernel is not published, so its choices are looked up where they were measured and
 guessed elsewhere. Needs torch and torchvision, not Legroom. Writes OUT/convolutions-<part>.jsonl.gz, one row for each
@@ -59,14 +59,18 @@ def main(argv: list[str]) -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--jobs", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=150, help="stop after so long, whatever is left")
+    parser.add_argument("--round", type=int, default=1, choices=sorted(ROUNDS))
     parser.add_argument("--part", default="")
     options = parser.parse_args(argv)
     options.out.mkdir(parents=True, exist_ok=True)
     if options.part:
-        return survey(options.out, options.part, options.seconds)
+        return survey(options.out, options.part, options.seconds, options.round)
     workers = [
         subprocess.Popen(
-            [sys.executable, __file__, str(options.out), "--seconds", str(options.seconds), "--part", f"{i}/{options.jobs}"],
+            [
+                sys.executable, __file__, str(options.out), "--seconds", str(options.seconds), "--round",
+                str(options.round), "--part", f"{i}/{options.jobs}",
+            ],
             env=dict(os.environ, OMP_NUM_THREADS="1"),
         )
         for i in range(options.jobs)
@@ -74,16 +78,18 @@ def main(argv: list[str]) -> int:
     return max(worker.wait() for worker in workers)
 
 
-def survey(out: Path, part: str, seconds: float) -> int:
+def survey(out: Path, part: str, seconds: float, part_of_survey: int) -> int:
     index, count = map(int, part.split("/"))
     end = time.monotonic() + seconds
     torch.cuda.memory._record_memory_history(max_entries=100_000, context=None)
-    with gzip.open(out / f"convolutions-{index}.jsonl.gz", "wt") as file:
-        for request in requests()[index::count]:
+    with gzip.open(out / f"convolutions-{part_of_survey}-{index}.jsonl.gz", "wt") as file:
+        for request in requests(part_of_survey)[index::count]:
             if time.monotonic() > end:
                 print(f"part {index}: out of time", flush=True)
                 break
             file.write(json.dumps([*flat(request), *measure(*request)]) + "\n")
+    if part_of_survey != 1:
+        return 0
     torch.backends.cudnn.benchmark = True
     with gzip.open(out / f"benchmarked-{index}.jsonl.gz", "wt") as file:
         for request in tried_out()[index::count]:
@@ -113,23 +119,44 @@ def flat(request: tuple[Layer, int, str, bool]) -> list[Any]:
     ]
 
 
-def requests() -> list[tuple[Layer, int, str, bool]]:
+ROUNDS: dict[int, dict[str, Any]] = {
+    1: {
+        "networks": (
+            ("float32", False, (4, 16, 64, 256)), ("float16", False, (4, 16, 64, 256)), ("bfloat16", False, (32,)),
+            ("float16", True, (16, 64, 256)), ("float32", True, (32, 128)),
+        ),
+        "generators": (
+            ("float32", False, (4, 16, 64, 256)), ("float16", False, (4, 16, 64, 256)), ("bfloat16", False, (32,)),
+            ("float16", True, (16, 64, 256)), ("float32", True, (32, 128)),
+        ),
+        "random": 2500,
+    },
+    2: {
+        "networks": (
+            ("float32", False, (8, 32, 96, 128)), ("float16", False, (8, 32, 96, 128)), ("bfloat16", False, (128,)),
+            ("float16", True, (32, 128)), ("float32", True, (16, 64)),
+        ),
+        "generators": (("float32", False, (2, 8, 32)), ("float16", False, (2, 8, 32))),
+        "random": 0,
+    },
+}  # fmt: skip
+"""Which batch sizes were measured at which time."""
+
+
+def requests(part_of_survey: int) -> list[tuple[Layer, int, str, bool]]:
     """The whole list, in an order that is random but the same everywhere: whatever time allows is a fair sample."""
-    known = sorted(set(layers_of_networks()) | set(layers_of_generators()))
+    wanted = ROUNDS[part_of_survey]
+    networks = set(layers_of_networks())
+    groups = {"networks": sorted(networks), "generators": sorted(set(layers_of_generators()) - networks)}
     rows = [
         (layer, batch, dtype, last)
-        for layer in known
-        for dtype, last, batches in (
-            ("float32", False, (4, 16, 64, 256)),
-            ("float16", False, (4, 16, 64, 256)),
-            ("bfloat16", False, (32,)),
-            ("float16", True, (16, 64, 256)),
-            ("float32", True, (32, 128)),
-        )
+        for name, layers in groups.items()
+        for layer in layers
+        for dtype, last, batches in wanted[name]
         for batch in batches
         if not last or len(layer.sizes) == 2
     ]
-    rows += drawn_at_random(2500)
+    rows += drawn_at_random(wanted["random"])
     rows = [row for row in rows if fits(*row[:3])]
     random.Random(3).shuffle(rows)
     return rows
@@ -239,6 +266,22 @@ def layers_of_generators() -> Iterator[Layer]:
                 yield Layer(
                     width, outputs, (length,), (kernel,), (stride,), (dilation * (kernel - 1) // 2,), (dilation,), 1, False
                 )  # fmt: skip
+    for inputs, outputs, length, kernel, stride in (
+        (1, 32, 16000, 7, 1), (1, 64, 16000, 80, 4), (1, 128, 8000, 7, 1), (2, 64, 44100, 7, 1), (80, 256, 1000, 5, 1),
+        (80, 384, 3000, 3, 1), (80, 512, 3000, 3, 1), (80, 768, 3000, 3, 1), (384, 384, 3000, 3, 2), (512, 512, 3000, 3, 2),
+        (768, 768, 3000, 3, 2), (128, 256, 8000, 1, 1), (12, 64, 5000, 15, 2),
+    ):  # fmt: skip
+        yield Layer(inputs, outputs, (length,), (kernel,), (stride,), (kernel // 2,), (1,), 1, False)
+    for dilation in (4, 8, 32, 64, 128, 256, 512):
+        for width, length in ((64, 8000), (64, 16000), (128, 8000)):
+            yield Layer(width, 2 * width, (length,), (3,), (1,), (dilation,), (dilation,), 1, False)
+            yield Layer(width, width, (length,), (3,), (1,), (dilation,), (dilation,), 1, False)
+    for side, widths in ((28, (1, 32, 64)), (32, (3, 32, 64, 128, 256)), (64, (3, 64, 128, 256, 512))):
+        for level, (inputs, outputs) in enumerate(itertools.pairwise(widths)):
+            yield square(inputs, outputs, side >> level, 3)
+            yield square(inputs, outputs, side >> level, 4, 2, 1)
+            yield square(inputs, outputs, side >> level, 5)
+            yield square(outputs, inputs, side >> (level + 1), 4, 2, 1, True)
     for inputs, outputs, depth, side in ((3, 32, 16, 112), (3, 64, 16, 112), (32, 64, 16, 56), (64, 64, 16, 56),
                                          (64, 128, 8, 28), (128, 128, 8, 28), (128, 256, 4, 14), (256, 512, 2, 7)):  # fmt: skip
         yield Layer(inputs, outputs, (depth, side, side), (3,) * 3, (1,) * 3, (1,) * 3, (1,) * 3, 1, False)
