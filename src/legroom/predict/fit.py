@@ -17,7 +17,7 @@ from legroom.predict.trace import Trace
 
 Verdict = Literal["fits", "uncertain", "does-not-fit"]
 
-MARGIN = 0.03
+MARGIN = 0.05
 """Of the peak: what the safe bound adds for what no rule knows (other versions of libraries, unseen kernels)."""
 
 
@@ -68,7 +68,7 @@ def default_settings() -> AllocatorSettings:
 
 def slack(trace: Trace, peaks: Peaks) -> int:
     """What the safe bound adds to the peak: the doubt of single kernels, and a share for the unknown."""
-    return trace.doubt + round(MARGIN * peaks.allocated)
+    return trace.doubt + round(MARGIN * peaks.reserved)
 
 
 def verdict(trace: Trace, capacity: int) -> Verdict:
