@@ -26,7 +26,7 @@ class Blocks:
 
     def __init__(self, settings: AllocatorSettings | None = None) -> None:
         settings = replace(settings or AllocatorSettings(), per_process_memory_fraction=1.0)
-        self._rounded: Callable[[int], int] = Allocator(settings=settings)._round
+        self._rounded: Callable[[int], int] = settings.rounded
         self._never_split = settings.max_split_size
         self._addresses: list[int] = []
         self._charged: dict[int, int] = {}
