@@ -16,7 +16,7 @@ from legroom.predict.plan import Option
 from legroom.show.memory_bar import MemoryBar
 from legroom.show.sections import by_line, section
 from legroom.show.terminal import verbatim
-from legroom.show.words import clean, place
+from legroom.show.words import clean, counted, place
 from legroom.units import format_size
 
 STYLES = {"fits": "bold green", "uncertain": "bold yellow", "does-not-fit": "bold red"}
@@ -48,7 +48,7 @@ def _parts(told: Told) -> Iterator[RenderableType]:
         yield Text(f"{clean(note)}.", style="yellow")
     if now.mode == "fake" and now.trace.made_up:
         yield Text(
-            f"The script read {now.trace.made_up} values from the device; they were made up (1, or False).",
+            f"The script read {counted(now.trace.made_up, 'value')} from the device: made up (1, or False).",
             style="dim",
         )
     yield Text("Next, on a virtual GPU with that much for PyTorch:")
@@ -62,7 +62,7 @@ def _verdict(now: Estimate) -> str:
     where = "" if top is None else f", the largest part from {place(top.file, top.line)}"
     match now.verdict:
         case "fits":
-            return f"Fits: needs {sizes} ({bound}), its peak{where}."
+            return f"Fits: needs {sizes} ({bound}){where}."
         case "uncertain":
             return f"May not fit: needs about {sizes}, but up to {format_size(now.safe)}{where}."
     over = now.peak_device - now.gpu.memory

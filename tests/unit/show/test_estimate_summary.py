@@ -1,0 +1,52 @@
+"""What people read of an estimate."""
+
+import torch
+from torch import nn
+
+from legroom.predict.api import _Job
+from legroom.predict.estimate import judge
+from legroom.predict.job import Told
+from legroom.predict.largest_batch import Search
+from legroom.predict.plan import Option
+from legroom.show.estimate_summary import estimate_words
+from legroom.show.terminal import rendered
+
+
+def words(gpu: str, *, options: tuple[Option, ...] = (), largest: int | None = 512) -> str:
+    model = nn.Sequential(nn.Linear(1024, 8192), nn.ReLU(), nn.Linear(8192, 10))
+    batch = (torch.zeros(64, 1024), torch.zeros(64, dtype=torch.long))
+    trace = _Job(model, (batch,), gpu, None, 2).trace()
+    search = Search(tried={64: True, 512: largest is not None})
+    told = Told(
+        script="train.py", estimate=judge(trace, max_batch_size=largest), search=search, options=options
+    )
+    return rendered(estimate_words(told), width=80)
+
+
+def test_the_first_line_is_the_verdict() -> None:
+    assert words("rtx4090").startswith("Fits: needs ")
+    assert words("500MiB").startswith("Does not fit: needs ")
+
+
+def test_the_largest_batch_stands_beside_todays() -> None:
+    assert "Largest batch that fits: 512 (today: 64); traced at that size." in words("rtx4090")
+    assert "Not even a batch of 64 fits (today: 64)." in words("500MiB", largest=None)
+
+
+def test_means_have_their_peak_their_price_and_what_to_change() -> None:
+    option = Option(
+        means="fused optimizer",
+        peak_device=1 << 30,
+        saves=1 << 28,
+        verdict="fits",
+        price="nothing",
+        how="give it `fused=True`",
+    )
+    text = words("rtx4090", options=(option,))
+    assert "fused optimizer   1.00 GiB  fits" in text
+    assert "Give it `fused=True`." in text
+    assert "Costs nothing." in text
+
+
+def test_no_line_is_wider_than_the_terminal() -> None:
+    assert max(map(len, words("a100-80gb").splitlines())) <= 80
