@@ -133,23 +133,13 @@ def main() -> None:
         plain.step()
         cpu: list[float] = []
         virtual: list[float] = []
-        gpu = VirtualGPU("64GiB")
-        with gpu:
-            there = Training("cuda", batch)
-            there.step()
-            for _ in range(3):
-                virtual.append(timed(there.step))
-            del there
-        for _ in range(3):
-            cpu.append(timed(plain.step))
-        with VirtualGPU("64GiB"):
-            there = Training("cuda", batch)
-            there.step()
-            for _ in range(3):
-                virtual.append(timed(there.step))
-            del there
-        for _ in range(3):
-            cpu.append(timed(plain.step))
+        for _ in range(2):
+            with VirtualGPU("64GiB"):
+                there = Training("cuda", batch)
+                there.step()
+                virtual += [timed(there.step) for _ in range(3)]
+                del there
+            cpu += [timed(plain.step) for _ in range(3)]
         a, b = statistics.median(cpu), statistics.median(virtual)
         rows.append([f"batch {batch}", f"{a:.3f} s", f"{b:.3f} s", f"{b / a:.2f}×"])
     print_table(

@@ -6,25 +6,15 @@ from typing import Annotated
 
 import typer
 
-from legroom.cli.options import Format, FormatOption
+from legroom.cli.options import Format, FormatOption, ModuleOption, ScriptWords
 from legroom.errors import UsageError
 
 EXIT_CODES = {"fits": 0, "does-not-fit": 1, "uncertain": 3}
 
 
 def estimate(
-    script: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="SCRIPT [ARGS]...",
-            help="The script; everything after it is the script's own.",
-            show_default=False,
-        ),
-    ] = None,
-    module: Annotated[
-        str | None,
-        typer.Option("-m", metavar="MODULE", help="A module, as python -m runs it.", show_default=False),
-    ] = None,
+    script: ScriptWords = None,
+    module: ModuleOption = None,
     gpu: Annotated[
         str | None,
         typer.Option(

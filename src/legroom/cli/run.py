@@ -6,24 +6,14 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
-from legroom.cli.options import Format, FormatOption, parse_gpus
+from legroom.cli.options import Format, FormatOption, ModuleOption, ScriptWords, parse_gpus
 from legroom.errors import UsageError
 
 
 def run(
     context: typer.Context,
-    script: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="SCRIPT [ARGS]...",
-            help="The script; everything after it is the script's own.",
-            show_default=False,
-        ),
-    ] = None,
-    module: Annotated[
-        str | None,
-        typer.Option("-m", metavar="MODULE", help="Run a module, as python -m does.", show_default=False),
-    ] = None,
+    script: ScriptWords = None,
+    module: ModuleOption = None,
     gpu: Annotated[
         str | None,
         typer.Option(
