@@ -62,8 +62,9 @@ def _dense(tensor: torch.Tensor) -> bool:
 
 def _counts(tensor: torch.Tensor) -> tuple[int, int]:
     """How many hold a tensor, and how many its storage."""
+    held: Any = tensor
     ask: Any = torch._C._storage_Use_Count
-    return tensor._use_count(), ask(tensor.untyped_storage()._cdata)
+    return held._use_count(), ask(held.untyped_storage()._cdata)
 
 
 class _Watch(TorchDispatchMode):
@@ -87,7 +88,8 @@ def _counts_of_an_unshared_gradient() -> tuple[int, int] | None:
     with torch.utils._python_dispatch._disable_current_modes(), torch.enable_grad():
         start = torch.ones(2, requires_grad=True)
         middle = start * 2
-        end = (middle + middle.sin()).sum()
-        with _Watch() as watch:
+        end: Any = (middle + middle.sin()).sum()
+        watch = _Watch()
+        with watch:
             end.backward()
     return watch.seen

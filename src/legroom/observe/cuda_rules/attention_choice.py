@@ -5,6 +5,7 @@ Blackwell, flash first elsewhere), and the first whose conditions hold is taken.
 backward pass: the plain one keeps matrices of queries × keys, the others only a row of sums.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -43,7 +44,7 @@ class Request:
 
 def choose(request: Request, gpu: Gpu, release: tuple[int, int]) -> Backend:
     """The kernel that torch `release` picks on `gpu`."""
-    tests = {
+    tests: dict[Backend, Callable[[], bool]] = {
         Backend.CUDNN: lambda: _cudnn(request, gpu, release),
         Backend.FLASH: lambda: _flash(request, gpu),
         Backend.EFFICIENT: lambda: _efficient(request, gpu, release),
@@ -60,7 +61,7 @@ def _order(gpu: Gpu) -> list[Backend]:
 
     Without torch's private getter the user's order is not known, and the default is taken.
     """
-    ask = getattr(torch._C, "_get_sdp_priority_order", None)
+    ask: Any = getattr(torch._C, "_get_sdp_priority_order", None)
     known = {backend.value: backend for backend in Backend}
     order = [known[number] for number in (ask() if ask else ()) if number in known]
     if order and order != _TORCH_DEFAULT:
@@ -75,7 +76,7 @@ _TORCH_DEFAULT = [Backend.FLASH, Backend.EFFICIENT, Backend.MATH, Backend.CUDNN]
 
 def _enabled(backend: Backend) -> bool:
     """Whether `sdpa_kernel` or `torch.backends.cuda` leaves it switched on."""
-    ask = {
+    ask: dict[Backend, Any] = {
         Backend.FLASH: torch.backends.cuda.flash_sdp_enabled,
         Backend.EFFICIENT: torch.backends.cuda.mem_efficient_sdp_enabled,
         Backend.MATH: torch.backends.cuda.math_sdp_enabled,

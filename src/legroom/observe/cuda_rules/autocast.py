@@ -108,6 +108,7 @@ class Casts:
 
     def kernel(self, name: str, operation: Any) -> Callable[..., Any]:
         """What runs instead of `operation` inside a region."""
+        change: Callable[[Any, Any], tuple[Any, Any]]
         if name in LOWER:
             change = self._lower
         elif name in OUT_SINGLE:

@@ -34,7 +34,8 @@ def _backward(call: Call) -> Plan:
     mask = arguments["output_mask"] or (True, True, True)
     found = _describe(arguments, input, weight, gradient)
     sizes = _workspaces(found, arguments, input, weight, call.gpu)
-    steps: list[Step] = _copies(found, gradient=gradient)
+    copies = _copies(found, gradient=gradient)
+    steps: list[Step] = [*copies]
     if found.depthwise and not _depthwise_by_cudnn(found, input, weight):
         steps += [Output(_position(mask, index)) for index in (1, 0) if mask[index]]
     else:
@@ -42,6 +43,7 @@ def _backward(call: Call) -> Plan:
             steps += [Output(0), *_held("input gradient", sizes.input_gradient)]
         if mask[1]:
             steps += [Output(_position(mask, 1)), *_held("weight gradient", sizes.weight_gradient)]
+    steps += [Give(copy.name) for copy in copies]
     if mask[2]:
         steps.append(Output(_position(mask, 2)))
         dims = [0, *range(2, gradient.dim())]
@@ -72,8 +74,8 @@ def _workspaces(
 
 def _each(values: Any, dimensions: int) -> tuple[int, ...]:
     """A setting as operations take it: one number for every dimension, or one for all."""
-    values = tuple(values or (1,))
-    return values * dimensions if len(values) == 1 else values
+    each: tuple[int, ...] = tuple(values or (1,))
+    return each * dimensions if len(each) == 1 else each
 
 
 def _depthwise_by_cudnn(found: Convolution, input: Any, weight: Any) -> bool:
@@ -116,9 +118,9 @@ def _describe(arguments: dict[str, Any], input: Any, weight: Any, output: Any) -
     )
 
 
-def _copies(found: Convolution, **tensors: Any) -> list[Step]:
+def _copies(found: Convolution, **tensors: Any) -> list[Take]:
     """What does not lie in the layout that the convolution runs in is copied first."""
-    steps: list[Step] = []
+    steps: list[Take] = []
     for name, tensor in tensors.items():
         wanted = torch.contiguous_format
         if found.channels_last and tensor.dim() in (4, 5):

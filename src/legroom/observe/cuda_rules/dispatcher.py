@@ -23,7 +23,8 @@ class Overrides:
     def __init__(self, stands_for_cuda: Callable[[torch.Tensor], bool]) -> None:
         """`stands_for_cuda` tells a tensor that stands for a CUDA one from one of the host's own."""
         self.stands_for_cuda = stands_for_cuda
-        self._library = torch.library.Library("aten", "IMPL")
+        library: Any = torch.library.Library
+        self._library = library("aten", "IMPL")
 
     def put(self, name: str, kernel: Callable[..., Any], *keys: str) -> None:
         """From now on `name` (`dropout`, `softmax.int`) runs `kernel`. Skipped where torch has no such operation."""

@@ -7,6 +7,7 @@ may be a class of torch's own (`FakeTensor`).
 
 import contextlib
 import importlib
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,13 +16,15 @@ from torch.utils import _foreach_utils
 
 @contextlib.contextmanager
 def installed() -> Iterator[None]:
-    """Optimizers and `clip_grad_norm_` treat CPU tensors as they would CUDA's.
+    """Optimizers, `clip_grad_norm_` and averaged models treat CPU tensors as they would CUDA's.
 
-    Without torch's private `_get_foreach_kernels_supported_devices`, optimizers are traced as loops and their
-    temporaries are missed.
+    What a virtual GPU puts in their way, to compute bit for bit as the CPU does, is set aside meanwhile: stand-ins
+    compute nothing. Without torch's private `_get_foreach_kernels_supported_devices`, optimizers are traced as loops and
+    their temporaries are missed.
     """
-    name = "_get_foreach_kernels_supported_devices"
-    ask: Any = getattr(_foreach_utils, name, None)
+    optimizer: Any = importlib.import_module("torch.optim.optimizer")
+    ask: Any = getattr(_foreach_utils, _DEVICES, None)
+    decide: Any = getattr(optimizer, _DECISION, None)
     if ask is None:
         yield
         return
@@ -29,23 +32,33 @@ def installed() -> Iterator[None]:
     def with_cpu() -> list[str]:
         return [*ask(), "cpu"]
 
-    names = ("torch.utils._foreach_utils", "torch.optim.optimizer", "torch.optim.swa_utils")
-    owners: list[Any] = [importlib.import_module(module) for module in names]
-    owners = [module for module in owners if getattr(module, name, None) is ask]
-    lists: list[list[Any]] = [getattr(module, "_foreach_supported_types", []) for module in owners]
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith("torch.optim")]
+    before = [
+        (module, name, getattr(module, name))
+        for module in (_foreach_utils, *modules)
+        for name in (_DEVICES, _DECISION)
+        if hasattr(module, name)
+    ]
     stand_in = _stand_in_type()
+    lists: list[list[Any]] = [
+        getattr(module, "_foreach_supported_types", []) for module in (_foreach_utils, optimizer)
+    ]
     lists = [types for types in lists if stand_in is not None and stand_in not in types]
-    for module in owners:
-        setattr(module, name, with_cpu)
+    for module, name, _ in before:
+        setattr(module, name, with_cpu if name == _DEVICES else decide)
     for types in lists:
         types.append(stand_in)
     try:
         yield
     finally:
-        for module in owners:
-            setattr(module, name, ask)
+        for module, name, original in before:
+            setattr(module, name, original)
         for types in lists:
             types.remove(stand_in)
+
+
+_DEVICES = "_get_foreach_kernels_supported_devices"
+_DECISION = "_default_to_fused_or_foreach"
 
 
 def _stand_in_type() -> Any:

@@ -14,7 +14,7 @@ from legroom.observe.gpus import Gpu
 class Output(NamedTuple):
     """The operation's `index`-th result is allocated now (if it is new memory)."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # (tuples have a method of that name, which nobody needs here)
     bytes: int | None = None
     """Where CUDA gives it more memory than its elements need."""
 

@@ -39,7 +39,8 @@ def installed(overrides: Overrides, gpu: Gpu) -> Iterator[None]:
     for mode, name in enumerate(RNN_MODES):
         overrides.composite(f"{name}.input", _whole(mode, generators))
         overrides.composite(f"{name}.data", _packed(mode, generators))
-    original: Any = nn.RNNBase.flatten_parameters
+    modules: Any = nn.RNNBase
+    original = modules.flatten_parameters
 
     def flatten_parameters(module: nn.RNNBase) -> None:
         original(module)
@@ -47,11 +48,11 @@ def installed(overrides: Overrides, gpu: Gpu) -> Iterator[None]:
         if weights and all(overrides.stands_for_cuda(w) for w in weights):
             _flatten(weights)
 
-    nn.RNNBase.flatten_parameters = flatten_parameters  # type: ignore[method-assign]
+    modules.flatten_parameters = flatten_parameters
     try:
         yield
     finally:
-        nn.RNNBase.flatten_parameters = original  # type: ignore[method-assign]
+        modules.flatten_parameters = original
 
 
 class _Generators:

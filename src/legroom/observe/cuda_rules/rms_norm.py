@@ -28,7 +28,8 @@ def _rms_norm(
     last = input.dim() in (4, 5) and not input.is_contiguous() and input.stride(1) == 1
     if last or (weight is not None and weight.dtype != input.dtype):
         return original.decompose(input, normalized_shape, weight, eps)
-    return _Fused.apply(input, weight, len(normalized_shape))
+    fused: Any = _Fused.apply
+    return fused(input, weight, len(normalized_shape))
 
 
 class _Fused(torch.autograd.Function):

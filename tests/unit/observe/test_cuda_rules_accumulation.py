@@ -1,0 +1,81 @@
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from legroom.observe.cuda_rules.accumulation import Accumulation, _dense
+
+
+class Swapping(TorchDispatchMode):
+    """Runs what the engine would run unwatched, and notes where that was another operation."""
+
+    def __init__(self):
+        super().__init__()
+        self.accumulation = Accumulation()
+        self.swapped = 0
+        self.added = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        instead = self.accumulation.instead_of(func, args, kwargs)
+        self.swapped += instead is not func
+        self.added += func is torch.ops.aten.add.Tensor
+        return instead(*args, **(kwargs or {}))
+
+
+def backward(make_loss, fake=True):
+    with FakeTensorMode() if fake else torch.enable_grad():
+        loss = make_loss()
+        with Swapping() as mode:
+            loss.backward()
+    return mode
+
+
+def residual():
+    x = torch.ones(4, 8, requires_grad=True)
+    h = x * 2
+    return ((h + h.sin()) * 3).sum()
+
+
+def test_the_gradients_of_a_residual_connection_meet_in_place():
+    mode = backward(residual)
+
+    assert mode.swapped == mode.added == 1
+
+
+def test_a_gradient_without_memory_of_its_own_is_not_added_to():
+    assert not _dense(torch.ones(1).expand(4, 8))
+    assert not _dense(torch.ones(4, 8)[:, ::2])
+
+
+def test_a_gradient_fills_its_memory_in_whatever_order():
+    assert _dense(torch.ones(4, 8).t())
+    assert _dense(torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last))
+
+
+def test_additions_of_the_forward_pass_are_not_touched():
+    with FakeTensorMode(), Swapping() as mode:
+        torch.ones(4, requires_grad=True) + torch.ones(4)
+
+    assert (mode.added, mode.swapped) == (1, 0)
+
+
+def test_real_gradients_are_the_same_either_way():
+    def gradient(mode):
+        x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0), requires_grad=True)
+        h = x * 2
+        loss = ((h + h.sin() + h.cos()) * 3).sum()
+        with mode:
+            loss.backward()
+        return x.grad
+
+    assert torch.equal(gradient(Swapping()), gradient(torch.enable_grad()))
+
+
+def test_double_backward_keeps_its_graph():
+    x = torch.ones(4, requires_grad=True)
+    h = x * 2
+    loss = ((h + h.sin()) * 3).sum()
+    with Swapping() as mode:
+        (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+
+    assert mode.swapped == 0
+    assert gradient.requires_grad

@@ -1,0 +1,131 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from cuda_rules_bench import traced
+
+from legroom.observe.cuda_rules import autocast
+
+
+def cast(run, dtype=torch.bfloat16):
+    """The dtype of what `run(x)` gives inside a region, for a single-precision picture."""
+    with traced(), torch.autocast("cpu", dtype=dtype):
+        return run(torch.empty(2, 8, 16, 16)).dtype
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda x: x @ x,
+        lambda x: F.conv2d(x, torch.empty(4, 8, 3, 3)),
+        lambda x: F.linear(x, torch.empty(4, 16)),
+        lambda x: torch.einsum("bchw,bchv->bcwv", x, x),
+        lambda x: torch.baddbmm(x[0], x[0], x[0]),
+        lambda x: F.scaled_dot_product_attention(x, x, x),
+    ],
+)
+def test_products_run_in_the_lower_precision(run):
+    assert cast(run) == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda x: F.softmax(x.bfloat16(), -1),
+        lambda x: F.layer_norm(x.bfloat16(), (16,)),
+        lambda x: F.group_norm(x.bfloat16(), 2),
+        lambda x: x.bfloat16().sum(1),
+        lambda x: x.bfloat16().norm(),
+        lambda x: x.bfloat16().exp(),
+        lambda x: x.bfloat16().pow(2),
+        lambda x: F.mse_loss(x.bfloat16(), x.bfloat16()),
+        lambda x: F.cross_entropy(x.bfloat16(), torch.zeros(2, 16, 16, dtype=torch.long)),
+        lambda x: F.interpolate(x.bfloat16(), scale_factor=2),
+        lambda x: torch.cumsum(x.bfloat16(), 0),
+    ],
+)
+def test_what_loses_too_much_runs_in_single_precision(run):
+    assert cast(run) == torch.float32
+
+
+@pytest.mark.parametrize(
+    "run", [lambda x: x.bfloat16() + 1, lambda x: F.relu(x.bfloat16()), lambda x: F.gelu(x.bfloat16())]
+)
+def test_everything_else_runs_in_what_it_is_given(run):
+    assert cast(run) == torch.bfloat16
+
+
+def test_the_cpus_own_list_is_not_in_force():
+    """On the CPU a pooling in three dimensions is computed in single precision; on CUDA it is not."""
+    assert cast(lambda x: F.avg_pool3d(x.bfloat16().unsqueeze(0), 2)) == torch.bfloat16
+
+
+def test_a_dtype_that_the_call_names_is_kept():
+    assert cast(lambda x: x.bfloat16().sum(1, dtype=torch.bfloat16)) == torch.bfloat16
+
+
+def test_arguments_of_different_precision_are_widened():
+    assert cast(lambda x: torch.addcmul(x.bfloat16(), x, x.bfloat16())) == torch.float32
+
+
+def test_half_precision_is_turned_into_single_by_softmax_itself():
+    with traced() as log, torch.autocast("cpu", dtype=torch.float16):
+        F.softmax(torch.empty(4, 16, dtype=torch.float16), -1)
+
+    assert log.names == ["empty", "_softmax"]
+
+
+def test_a_parameter_is_cast_once_until_the_outermost_region_ends():
+    with traced() as log:
+        weight = torch.nn.Parameter(torch.empty(16, 16))
+        x = torch.empty(4, 16)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            F.linear(x, weight)
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                F.linear(x, weight)
+            F.linear(x, weight)
+        copies = log.names.count("_to_copy")
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            F.linear(x, weight)
+
+    assert copies == 3 + 1  # the input each time, the weight once
+    assert log.names.count("_to_copy") == copies + 2
+
+
+def test_the_last_argument_is_cast_first():
+    with traced() as log, torch.autocast("cpu", dtype=torch.bfloat16):
+        F.linear(torch.empty(4, 8), torch.empty(16, 8), torch.empty(16))
+
+    casts = [shapes for name, _, shapes in log.calls if name == "_to_copy"]
+    assert [shape for shape, _ in casts] == [(16,), (16, 8), (4, 8)]
+
+
+def test_a_region_that_is_switched_off_casts_nothing():
+    with traced(), torch.autocast("cpu", dtype=torch.bfloat16), torch.autocast("cpu", enabled=False):
+        assert F.linear(torch.empty(4, 8), torch.empty(16, 8)).dtype == torch.float32
+
+
+def test_gradients_come_back_in_the_precision_of_their_parameters():
+    with traced():
+        weight = torch.nn.Parameter(torch.empty(16, 8))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = F.linear(torch.empty(4, 8), weight).sum()
+        loss.backward()
+
+        assert weight.grad.dtype == torch.float32
+
+
+def test_afterwards_the_cpus_list_is_in_force_again():
+    with traced():
+        pass
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert F.avg_pool3d(torch.ones(1, 1, 4, 4, 4, dtype=torch.bfloat16), 2).dtype == torch.float32
+
+
+def test_every_operation_that_cudas_autocast_knows_has_a_policy_that_runs():
+    """The lists name only operations that torch registers for CUDA, so that none is misspelt or out of date."""
+    named = autocast.LOWER | autocast.OUT_SINGLE | autocast.WIDEST | set(autocast.NORMS) | autocast.REFUSED
+    named_overloads = {
+        name for name in named if "Dimname" not in name and "dimname" not in name and "names" not in name
+    }
+
+    assert named_overloads <= autocast.cuda_operations()

@@ -1,0 +1,231 @@
+"""Convolutions: what is looked up, what is guessed, and the order in which torch asks for it."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from cuda_rules_bench import order, taken, traced
+from torch import nn
+
+from legroom.observe.cuda_rules import convolution_table, convolution_workspace
+from legroom.observe.cuda_rules.convolution_table import KINDS, Kind, look_up, size_of
+from legroom.observe.cuda_rules.convolution_workspace import Convolution
+from legroom.observe.gpus import find_gpu
+from legroom.units import MiB
+
+H200 = find_gpu("h200")
+
+
+def layer(batch, inputs, outputs, side, kernel, *, stride=1, element=4, last=False, groups=1):
+    return Convolution(
+        element=element, channels_last=last, batch=batch, inputs=inputs, outputs=outputs, input_area=side * side,
+        output_area=(side // stride) ** 2, kernel_area=kernel * kernel, stride=stride, groups=groups,
+    )  # fmt: skip
+
+
+def copies(c, **parts):
+    return c.converted(**parts)
+
+
+def test_an_ordinary_convolution_holds_input_weights_and_output_again():
+    c = layer(256, 64, 64, 56, 3)
+
+    assert convolution_workspace.forward(c) == copies(c) == 411189248
+
+
+def test_a_kernel_of_one_pixel_is_a_matrix_product_and_takes_nothing():
+    assert convolution_workspace.forward(layer(64, 256, 64, 56, 1)) == 0
+
+
+def test_a_kernel_of_one_pixel_that_skips_pixels_is_converted():
+    c = layer(128, 512, 1024, 28, 1, stride=2)
+
+    assert convolution_workspace.forward(c) == 294 * MiB
+
+
+def test_the_first_layer_of_a_network_has_a_kernel_of_its_own():
+    assert convolution_workspace.forward(layer(16, 3, 64, 224, 3)) == 0
+
+
+def test_pictures_that_lie_channels_last_need_no_conversion():
+    assert convolution_workspace.forward(layer(64, 64, 64, 56, 3, last=True)) == 0
+    assert convolution_workspace.input_gradient(layer(64, 64, 64, 56, 3, last=True, element=2)) == 0
+
+
+def test_channels_last_with_odd_channels_is_padded():
+    c = layer(64, 3, 64, 224, 7, stride=2, last=True, element=2)
+
+    assert convolution_workspace.forward(c) >= 64 * 8 * 224 * 224 * 2
+
+
+def test_depthwise_convolutions_in_the_usual_layout_take_nothing():
+    c = layer(64, 96, 96, 56, 7, groups=96)
+
+    assert convolution_workspace.forward(c) == convolution_workspace.weight_gradient(c, H200) == 0
+
+
+def test_depthwise_gradients_channels_last_are_summed_in_eight_parts():
+    c = layer(96, 768, 768, 7, 7, groups=768, last=True, element=2)
+
+    assert convolution_workspace.weight_gradient(c, H200) == 115605504
+
+
+def test_a_pointwise_weight_gradient_is_one_product_for_each_picture():
+    c = layer(200, 480, 112, 14, 1)
+
+    assert convolution_workspace.weight_gradient(c, H200) == 200 * 480 * 112 * 4
+
+
+def test_weight_gradients_are_summed_by_as_many_blocks_as_the_gpu_runs():
+    c = layer(128, 128, 128, 28, 3)
+    partial = convolution_workspace.weight_gradient(c, H200) - copies(c)
+
+    assert partial == 14 * 128 * 128 * 9 * 4
+    assert convolution_workspace.weight_gradient(c, find_gpu("t4")) < convolution_workspace.weight_gradient(
+        c, H200
+    )
+
+
+def test_half_precision_pads_channels_to_eight():
+    c = layer(16, 12, 64, 28, 3, element=2)
+
+    assert convolution_workspace.forward(c) == copies(c, to=8) > copies(c)
+
+
+# The table
+
+
+def key(c, side, kernel, stride=1):
+    return (
+        c.element, c.channels_last, c.inputs, c.outputs, (side, side), (kernel, kernel), (stride, stride), (1, 1), c.groups,
+        c.transposed,
+    )  # fmt: skip
+
+
+def test_a_measured_layer_is_looked_up():
+    c = layer(16, 512, 512, 28, 3)
+
+    found = look_up(key(c, 28, 3), c, H200)
+
+    assert found is not None
+    assert found.forward == pytest.approx(74 * MiB, abs=1024)
+
+
+def test_between_measured_batch_sizes_the_nearest_speaks_scaled():
+    c = layer(20, 512, 512, 28, 3)
+
+    found = look_up(key(c, 28, 3), c, H200)
+
+    assert found is not None
+    assert copies(c) <= found.forward < copies(c) + 20 * MiB
+
+
+def test_another_generation_is_not_told_what_hopper_did():
+    c = layer(16, 512, 512, 28, 3)
+
+    assert look_up(key(c, 28, 3), c, find_gpu("a100")) is None
+
+
+def test_a_layer_that_was_never_measured_is_not_in_the_table():
+    c = layer(16, 509, 503, 29, 3)
+
+    assert look_up(key(c, 29, 3), c, H200) is None
+
+
+def test_a_kind_that_copies_weights_for_each_picture_grows_with_the_batch():
+    kind = Kind(False, False, False, 1, True)
+
+    assert size_of(kind, layer(20, 8, 8, 14, 1)) == 2 * size_of(kind, layer(10, 8, 8, 14, 1))
+
+
+def test_the_table_reads_as_a_whole():
+    rows = [row for rows in convolution_table._table().values() for row in rows]
+
+    assert len(rows) > 20_000
+    assert all(row[place] in range(len(KINDS)) for row in rows for place in (1, 3, 5))
+
+
+# In the order in which torch asks
+
+
+def run(module, x, gpu="h200"):
+    with traced(gpu) as log:
+        module = module()
+        out = module(x().requires_grad_())
+        out.backward(torch.empty_like(out))
+    return log
+
+
+def test_forward_the_result_comes_before_the_workspace():
+    log = run(lambda: nn.Conv2d(64, 64, 3, padding=1), lambda: torch.empty(8, 64, 56, 56))
+
+    assert order(log.plan_of("convolution"))[:2] == [0, "workspace"]
+
+
+def test_backward_each_gradient_is_followed_by_its_workspace():
+    log = run(lambda: nn.Conv2d(64, 64, 3, padding=1), lambda: torch.empty(64, 64, 56, 56))
+
+    assert order(log.plan_of("convolution_backward"))[:7] == [
+        0, "input gradient", "-input gradient", 1, "weight gradient", "-weight gradient", 2,
+    ]  # fmt: skip
+
+
+def test_the_bias_gradient_of_a_channels_last_picture_reduces_like_a_tall_matrix():
+    with traced() as log:
+        x = torch.empty(16, 64, 28, 28).to(memory_format=torch.channels_last).requires_grad_()
+        bias = torch.empty(192, requires_grad=True)
+        out = F.conv2d(x, torch.empty(192, 64, 3, 3), bias, padding=1)
+        out.backward(torch.empty_like(out))
+
+    assert taken(log.plan_of("convolution_backward"))["bias 0"] == 19267584
+
+
+def test_a_first_layer_computes_no_gradient_of_its_input():
+    with traced() as log:
+        out = nn.Conv2d(3, 64, 3, bias=False)(torch.empty(8, 3, 32, 32))
+        out.backward(torch.empty_like(out))
+
+    assert 0 in order(log.plan_of("convolution_backward"))
+    assert "input gradient" not in taken(log.plan_of("convolution_backward"))
+
+
+def test_a_gradient_in_another_layout_is_copied_and_given_back_before_the_bias():
+    with traced() as log:
+        out = nn.Conv2d(64, 64, 3, padding=1)(torch.empty(8, 64, 28, 28, requires_grad=True))
+        out.backward(torch.empty(8, 28, 28, 64).permute(0, 3, 1, 2))
+
+    steps = order(log.plan_of("convolution_backward"))
+    assert steps[0] == "gradient"
+    assert steps.index("-gradient") < steps.index(2)
+
+
+def test_weights_that_are_not_channels_last_are_copied_for_a_picture_that_is():
+    with traced() as log:
+        x = torch.empty(8, 64, 28, 28).to(memory_format=torch.channels_last)
+        F.conv2d(x, torch.empty(64, 64, 3, 3))
+
+    assert taken(log.plan_of("convolution"))["weight"] == 64 * 64 * 9 * 4
+
+
+def test_depthwise_gradients_of_torchs_own_kernel_begin_with_the_weights():
+    log = run(lambda: nn.Conv2d(64, 64, 3, groups=64, bias=False), lambda: torch.empty(8, 64, 28, 28))
+
+    assert order(log.plan_of("convolution_backward"))[:7] == [1, 0]
+
+
+def test_what_may_be_converted_beyond_the_guess_is_in_doubt():
+    with traced("a100") as log:
+        F.conv2d(torch.empty(64, 256, 56, 56), torch.empty(64, 256, 1, 1))
+
+    plan = log.plan_of("convolution")
+    assert plan is not None
+    assert plan.doubt == 64 * (256 + 64) * 56 * 56 * 4
+    assert not taken(plan)
+
+
+def test_convolutions_in_one_and_three_dimensions_have_plans_too():
+    for module, shape in ((nn.Conv1d(16, 32, 3), (4, 16, 100)), (nn.Conv3d(8, 16, 3), (2, 8, 8, 16, 16))):
+        with traced() as log:
+            weights = [torch.empty(p.shape) for p in module.parameters()]
+            function = F.conv1d if len(shape) == 3 else F.conv3d
+            function(torch.empty(shape), *weights)
+        assert order(log.plan_of("convolution"))[0] == 0

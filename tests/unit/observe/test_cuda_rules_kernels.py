@@ -1,0 +1,176 @@
+"""Matrix products, norms, embeddings and other kernels that take more than their results."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from cuda_rules_bench import kept, order, taken, traced
+from torch import nn
+
+from legroom.observe.cuda_rules import matmul
+from legroom.observe.cuda_rules.plan import Output
+from legroom.observe.gpus import find_gpu
+from legroom.units import KiB, MiB
+
+
+def test_hopper_gives_cublas_32_mib_and_older_gpus_a_quarter():
+    assert matmul.workspace(find_gpu("h100")) == 32 * MiB
+    assert matmul.workspace(find_gpu("a100")) == 8320 * KiB
+
+
+def test_the_workspace_is_what_the_environment_says():
+    assert matmul.workspace(find_gpu("h100"), ":4096:8") == 32 * MiB
+    assert matmul.workspace(find_gpu("h100"), ":16:8:4096:2") == (16 * 8 + 4096 * 2) * KiB
+
+
+def test_forward_and_backward_have_a_workspace_each():
+    with traced() as log:
+        layer = nn.Linear(8, 8)
+        layer(torch.empty(4, 8)).sum().backward()
+
+    assert "cublas forward" in kept(log.plan_of("addmm"))
+    assert "cublas backward" in kept(log.plan_of("mm"))
+
+
+def test_a_product_with_a_bias_has_one_more():
+    with traced() as log:
+        nn.Linear(8, 8)(torch.empty(4, 8))
+        nn.Linear(8, 8, bias=False)(torch.empty(4, 8))
+
+    assert kept(log.plan_of("addmm"))["cublaslt forward"] == MiB
+    assert "cublaslt forward" not in kept(log.plan_of("mm"))
+
+
+def test_a_matrix_that_cublas_cannot_read_is_copied():
+    with traced() as log:
+        torch.mm(torch.empty(8, 1).expand(8, 16), torch.empty(16, 4))
+
+    assert taken(log.plan_of("mm")) == {"self": 8 * 16 * 4}
+
+
+@pytest.mark.parametrize(
+    "matrix", [lambda x: x, lambda x: x.t().contiguous().t(), lambda x: x[:, :8], lambda x: x[:1]]
+)
+def test_rows_or_columns_without_gaps_are_read_as_they_lie(matrix):
+    with traced() as log:
+        x = matrix(torch.empty(16, 16))
+        torch.mm(x, torch.empty(x.shape[1], 4))
+
+    assert not taken(log.plan_of("mm"))
+
+
+def test_layer_norm_copies_an_input_that_does_not_lie_in_rows():
+    with traced() as log:
+        F.layer_norm(torch.empty(8, 96, 56).transpose(1, 2), (96,))
+
+    assert order(log.plan_of("native_layer_norm")) == [0, "input", 1, 2]
+
+
+def test_layer_norm_over_many_short_rows_sums_its_weights_gradients_in_two_passes():
+    with traced() as log:
+        out = nn.LayerNorm(192)(torch.empty(96, 28, 28, 192, requires_grad=True))
+        out.backward(torch.empty_like(out))
+
+    sizes = taken(log.plan_of("native_layer_norm_backward"))
+    assert sizes["partial weight"] == sizes["partial bias"] == 1806336
+    assert sizes["weight 1"] == 3637248
+
+
+def test_layer_norm_over_few_rows_takes_nothing():
+    with traced() as log:
+        out = nn.LayerNorm(768)(torch.empty(8, 512, 768, requires_grad=True))
+        out.backward(torch.empty_like(out))
+
+    assert log.plan_of("native_layer_norm_backward") is None
+
+
+@pytest.mark.parametrize(
+    ("dtype", "forward"), [(torch.float32, 77070336 // 8), (torch.float16, 77070336 // 20)]
+)
+def test_batch_norm_channels_last_keeps_partial_sums(dtype, forward):
+    with traced() as log:
+        x = torch.empty(96, 64, 112, 112, dtype=dtype).to(memory_format=torch.channels_last)
+        F.batch_norm(x, None, None, torch.empty(64), torch.empty(64), training=True)
+
+    assert taken(log.plan_of("native_batch_norm"))["partial"] == forward
+
+
+def test_batch_norm_in_the_usual_layout_takes_nothing():
+    with traced() as log:
+        F.batch_norm(torch.empty(8, 64, 28, 28), None, None, training=True)
+
+    assert log.plan_of("native_batch_norm") is None
+
+
+def embed(count, rows=50257, width=768, **options):
+    with traced() as log:
+        table = nn.Embedding(rows, width)
+        ids = torch.zeros(count, dtype=torch.long)
+        out = table(ids)
+        out.backward(torch.empty_like(out))
+    return log.plan_of("embedding_dense_backward")
+
+
+def test_few_indices_are_added_up_by_one_kernel():
+    assert embed(3072) is None
+
+
+def test_many_indices_are_sorted_and_summed_in_pieces_of_ten():
+    assert taken(embed(12288))["sums"] == 41521152
+    assert taken(embed(11200, rows=10000, width=650))["sums"] == 28912000
+
+
+def test_the_sorted_indices_come_before_the_gradient_and_the_sums_after():
+    steps = order(embed(12288))
+
+    assert steps.index("sorted") < steps.index(0) < steps.index("sums")
+
+
+def test_softmax_backward_multiplies_first():
+    with traced() as log:
+        out = F.softmax(torch.empty(64, 100, requires_grad=True), -1)
+        out.backward(torch.empty_like(out))
+
+    assert taken(log.plan_of("_softmax_backward_data")) == {"0": 64 * 100 * 4}
+
+
+def test_the_mean_of_squared_errors_is_made_in_a_tensor_as_large_as_the_errors():
+    with traced() as log:
+        F.mse_loss(torch.empty(100, 10), torch.empty(100, 10))
+
+    plan = log.plan_of("mse_loss")
+    assert plan is not None
+    assert plan.steps[0] == Output(0, 4000)
+
+
+def test_rolling_two_dimensions_makes_a_tensor_in_between():
+    with traced() as log:
+        torch.roll(torch.empty(8, 8, 8), (1, 1), (0, 1))
+        torch.roll(torch.empty(8, 8, 8), (1,), (0,))
+
+    plans = [plan for name, plan, _ in log.calls if name == "roll"]
+    assert taken(plans[0]) == {"0": 2048}
+    assert plans[1] is None
+
+
+def test_upsampling_copies_a_gradient_that_is_a_slice():
+    with traced() as log:
+        x = torch.empty(2, 4, 8, 8, requires_grad=True)
+        torch.cat([F.interpolate(x, scale_factor=2), torch.empty(2, 4, 16, 16)], 1).backward(
+            torch.empty(2, 8, 16, 16)
+        )
+
+    assert taken(log.plan_of("upsample_nearest2d_backward")) == {"0": 2 * 4 * 16 * 16 * 4}
+
+
+def test_an_operation_without_a_rule_only_makes_its_result():
+    with traced() as log:
+        torch.empty(8) + 1
+
+    assert log.plan_of("add") is None
+
+
+def test_running_sums_of_booleans_are_widened_first():
+    with traced() as log:
+        torch.cumsum(torch.empty(2, 512, dtype=torch.bool), -1)
+
+    assert taken(log.plan_of("cumsum")) == {"0": 8192}

@@ -1,0 +1,159 @@
+"""Recurrent layers, held against histories of an H200 with cuDNN 9.19."""
+
+import pytest
+import torch
+from cuda_rules_bench import Log, order, traced
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from legroom.observe.cuda_rules import CudaRules
+from legroom.observe.cuda_rules.recurrent_sizes import Layer, dropout_state, reserve, workspace
+from legroom.observe.gpus import find_gpu
+
+MODES = {"LSTM": 2, "GRU": 3, "RNN": 1}
+
+
+def layer(kind, layers, inputs, hidden, batch, steps, *, element=4, both=False, training=True, dropout=False):
+    return Layer(
+        mode=MODES[kind], steps=steps, batch=batch, inputs=inputs, hidden=hidden, layers=layers,
+        directions=2 if both else 1, element=element, training=training, dropout=dropout,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("asked", "size"),
+    [
+        (layer("LSTM", 1, 128, 128, 32, 50), 4096256),
+        (layer("LSTM", 2, 650, 650, 160, 70), 320320256),
+        (layer("LSTM", 4, 256, 256, 64, 100), 150733056),
+        (layer("LSTM", 3, 256, 512, 128, 200, both=True), 1782579456),
+        (layer("LSTM", 2, 650, 650, 20, 70, dropout=True), 40154016),
+        (layer("LSTM", 2, 650, 650, 160, 70, element=2, dropout=True), 161070272),
+        (layer("LSTM", 2, 650, 650, 160, 70, training=False), 0),
+    ],
+)
+def test_the_reserve_is_what_was_measured(asked, size):
+    assert reserve(asked) == size
+
+
+@pytest.mark.parametrize(
+    ("asked", "size"),
+    [
+        (layer("LSTM", 2, 650, 650, 160, 70), 226858752),
+        (layer("LSTM", 2, 650, 650, 20, 70), 66697632),
+        (layer("LSTM", 3, 256, 512, 128, 200), 344458496),
+        (layer("LSTM", 2, 650, 650, 160, 70, dropout=True), 255978752),
+        (layer("GRU", 3, 256, 512, 128, 200, dropout=True), 334759168),
+    ],
+)
+def test_the_workspace_is_what_was_measured(asked, size):
+    assert workspace(asked) == size
+
+
+@pytest.mark.parametrize(
+    ("asked", "size"),
+    [
+        (layer("LSTM", 2, 650, 650, 160, 70, both=True), 557923968),
+        (layer("LSTM", 4, 256, 256, 64, 100, both=True), 194773760),
+        (layer("LSTM", 1, 512, 1024, 64, 100, both=True), 453509888),
+    ],
+)
+def test_the_workspace_of_both_directions_is_near_what_was_measured(asked, size):
+    assert workspace(asked) == pytest.approx(size, rel=0.001)
+
+
+def test_dropouts_generators_are_one_for_each_thread_of_the_gpu():
+    assert dropout_state(find_gpu("h200")) == 6488064
+
+
+def run(kind="LSTM", *, autocast=False, flatten=True, **options):
+    with traced() as log:
+        module = getattr(nn, kind)(16, 32, 2, batch_first=True, **options)
+        if flatten:
+            module.flatten_parameters()
+        x = torch.empty(4, 10, 16, requires_grad=True)
+        with torch.autocast("cpu", dtype=torch.float16, enabled=autocast):
+            out, _ = module(x)
+        out.backward(torch.empty_like(out))
+        log.module, log.out, log.x = module, out, x
+    return log
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_a_whole_module_is_one_operation(kind):
+    names = run(kind).names
+
+    assert names.count("_cudnn_rnn") == 1
+    assert names.count("_cudnn_rnn_backward") == 1
+
+
+def test_shapes_are_those_of_the_module():
+    log = run(bidirectional=True)
+
+    assert log.out.shape == (4, 10, 64)
+    assert log.x.grad.shape == (4, 10, 16)
+
+
+def test_flattened_weights_share_one_buffer():
+    weights = list(run().module.parameters())
+
+    assert len({weight.untyped_storage()._cdata for weight in weights}) == 1
+
+
+def test_gradients_of_all_weights_share_one_buffer():
+    gradients = [weight.grad for weight in run().module.parameters()]
+
+    assert [g.shape for g in gradients] == [w.shape for w in run().module.parameters()]
+    assert len({gradient.untyped_storage()._cdata for gradient in gradients}) == 1
+
+
+def test_weights_that_are_not_flat_get_a_buffer_at_every_call():
+    results = run(flatten=False).results_of("_cudnn_rnn")
+
+    assert results[4][0] == (sum(w.numel() for w in run().module.parameters()),)
+
+
+def test_the_reserve_is_kept_for_the_backward_pass():
+    reserved = run().results_of("_cudnn_rnn")[3]
+
+    assert reserved == ((reserve(layer("LSTM", 2, 16, 32, 4, 10)),), torch.uint8)
+
+
+def test_the_input_is_reordered_first_and_the_workspace_precedes_the_reserve():
+    plan = run().plan_of("_cudnn_rnn")
+
+    assert order(plan) == ["input", 0, 1, 2, 4, "workspace", 3]
+
+
+def test_the_backward_pass_takes_the_workspace_twice():
+    steps = order(run().plan_of("_cudnn_rnn_backward"))
+
+    assert steps.count("workspace") == 2
+    assert steps.index("-workspace") < steps.index(3) < len(steps) - 1
+
+
+def test_a_gru_has_no_cell_so_its_weights_come_earlier():
+    assert 2 in order(run("GRU").plan_of("_cudnn_rnn_backward"))[4:]
+
+
+def test_autocast_casts_all_weights_into_a_fresh_buffer():
+    log = run(autocast=True)
+
+    assert log.out.dtype == torch.float16
+    assert log.results_of("new_zeros")[1] == torch.float16
+    assert all(weight.grad.dtype == torch.float32 for weight in log.module.parameters())
+
+
+def test_packed_sequences_run_as_one_operation_too():
+    rules = CudaRules(find_gpu("h200"))
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    log = Log(rules)
+    with log, rules.installed(lambda tensor: isinstance(tensor, FakeTensor)):
+        with fake:
+            module = nn.GRU(16, 32)
+            data = torch.empty(9, 16)
+        out, last = module(nn.utils.rnn.PackedSequence(data, torch.tensor([4, 3, 2])))
+
+    assert log.names.count("_cudnn_rnn") == 1
+    assert out.data.shape == (9, 32)
+    assert last.shape == (1, 4, 32)
