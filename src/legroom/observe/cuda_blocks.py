@@ -11,7 +11,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from legroom.memory.allocator import Allocator
 from legroom.memory.allocator_settings import AllocatorSettings
 from legroom.units import MiB
 
