@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 import torch
 
+from legroom.memory.events import Category
 from legroom.observe.attribution import Place
 from legroom.observe.cuda_rules.plan import Give, Keep, Output, Plan, Take
 from legroom.observe.cuda_rules.rules import CudaRules
@@ -18,7 +19,14 @@ class Ledgerkeeper(Protocol):
     def give(self, number: int, block: Any, device: int) -> None: ...
 
     def born(
-        self, key: int, storage: Any, device: int, place: Place, func: Any, nbytes: int | None = None
+        self,
+        key: int,
+        storage: Any,
+        device: int,
+        place: Place,
+        func: Any,
+        category: Category | None = None,
+        nbytes: int | None = None,
     ) -> None: ...
 
     def note_doubt(self, device: int, doubt: int) -> None: ...
@@ -52,7 +60,7 @@ class KernelMemory:
                 if isinstance(step, Output):
                     key = by_index.get(step.index, 0)
                     if key in fresh:
-                        recorder.born(key, fresh.pop(key), device, place, func, step.bytes)
+                        recorder.born(key, fresh.pop(key), device, place, func, nbytes=step.bytes)
                 elif isinstance(step, Take):
                     taken[step.name] = recorder.take(step.bytes, device, place, func)
                 elif isinstance(step, Give):

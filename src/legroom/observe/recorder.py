@@ -229,26 +229,11 @@ class Recorder:
                 self._kernels.play(plan, self, device, place, func, out, dict(fresh))
                 return
             for key, storage in fresh:
-                self._born(key, storage, device, place, func)
+                self.born(key, storage, device, place, func)
 
     def take(self, nbytes: int, device: int, place: Place, func: Any) -> tuple[int, Any]:
         """Memory that a kernel takes for itself: its number and block, for `give`."""
-        number = self._count = self._count + 1
-        stream = 0 if self._stream_on is None else self._stream_on(device)
-        try:
-            block = self.devices[device].allocator.malloc(nbytes, stream)
-        except AllocationFailed as failure:
-            failed = failure.with_traceback(None)
-        else:
-            self._note_peaks(device)
-            self.sink(
-                Alloc(
-                    self.seconds, number, nbytes, block.size, device, stream, Category.WORKSPACE, place.phase,
-                    self.clock.step, place.module, place.frame, _op_name(func),
-                )
-            )  # fmt: skip
-            return number, block
-        return self._fail(failed, device, place, func)
+        return self._charge(nbytes, device, Category.WORKSPACE, place, func)
 
     def note_doubt(self, device: int, doubt: int) -> None:
         """An operation may have held so much more: the highest such sum is kept beside the peak."""
@@ -258,12 +243,6 @@ class Recorder:
         """A kernel gives back what it took."""
         self.devices[device].allocator.free(block)
         self.sink(Free(self.seconds, number))
-
-    def born(
-        self, key: int, storage: Any, device: int, place: Place, func: Any, nbytes: int | None = None
-    ) -> None:
-        """A result of the operation in progress is allocated now, with `nbytes` where that is not its own size."""
-        self._born(key, storage, device, place, func, nbytes=nbytes)
 
     def mark(self, storage: Any, device: int, category: Category | None = None) -> None:
         """A storage made outside any operation (loaded, copied, shared) lives on `device` from now on."""
@@ -275,9 +254,9 @@ class Recorder:
             return
         with self._lock:
             place = self._locate((), depth=2)
-            self._born(key, storage, device, place, None, category)
+            self.born(key, storage, device, place, None, category)
 
-    def _born(
+    def born(
         self,
         key: int,
         storage: Any,
@@ -287,6 +266,7 @@ class Recorder:
         category: Category | None = None,
         nbytes: int | None = None,
     ) -> None:
+        """A storage is allocated now, with `nbytes` where that is not its own size."""
         if nbytes is None:
             nbytes = storage.nbytes()
         live = Live(storage, self._died)
@@ -297,31 +277,36 @@ class Recorder:
         if category is None:
             category = self.context.category or self._category_at_birth(func, phase)
         live.category = category
-        live.id = number = self._count = self._count + 1
-        if not nbytes:  # lives somewhere, takes nothing
-            live.block = None
-            self.live[key] = live
-            return
+        if nbytes:
+            live.id, live.block = self._charge(nbytes, device, category, place, func)
+        else:  # lives somewhere, takes nothing
+            live.id, live.block = 0, None
+        self.live[key] = live
+
+    def _charge(
+        self, nbytes: int, device: int, category: Category, place: Place, func: Any
+    ) -> tuple[int, Any]:
+        """Take memory from the device's allocator and tell of it: the event's number, and the block."""
         allocator = self.devices[device].allocator
         stream = 0 if self._stream_on is None else self._stream_on(device)
         try:
-            live.block = block = allocator.malloc(nbytes, stream)
+            block = allocator.malloc(nbytes, stream)
         except AllocationFailed as failure:
             failed = failure.with_traceback(None)  # or it and this frame would hold each other
         else:
-            self.live[key] = live
+            number = self._count = self._count + 1
             self._note_peaks(device)
             self.sink(
                 _new(
                     Alloc,
                     (
                         _now() - self._started, number, nbytes, block.size, device, stream, category,
-                        phase, self.clock.step, place.module, place.frame, _op_name(func),
+                        place.phase, self.clock.step, place.module, place.frame, _op_name(func),
                     ),
                 )
             )  # fmt: skip
-            return
-        self._fail(failed, device, place, func)
+            return number, block
+        return self._fail(failed, device, place, func)
 
     def _note_peaks(self, device: int) -> None:
         allocator, peaks = self.devices[device].allocator, self._peaks[device]
@@ -382,7 +367,7 @@ class Recorder:
                 self.devices[known.device].allocator.free(known.block)
                 self.sink(Free(self.seconds, known.id))
             place = self._locate((), depth=4)
-            self._born(storage._cdata, storage, known.device, place, func, known.category)
+            self.born(storage._cdata, storage, known.device, place, func, known.category)
 
     # --- where and what
 

@@ -71,10 +71,10 @@ def slack(trace: Trace, peaks: Peaks) -> int:
     return trace.doubt + round(MARGIN * peaks.reserved)
 
 
-def verdict(trace: Trace, capacity: int) -> Verdict:
-    """Whether a trace fits `capacity` bytes (what the device has for PyTorch), and surely so."""
+def verdict(trace: Trace, peaks: Peaks, capacity: int) -> Verdict:
+    """Whether a trace with these `peaks` fits `capacity` bytes (what the device has for PyTorch), and surely so."""
     if replay(trace, capacity).failed_at is not None:
         return "does-not-fit"
-    if replay(trace, capacity, extra=slack(trace, replay(trace))).failed_at is not None:
+    if replay(trace, capacity, extra=slack(trace, peaks)).failed_at is not None:
         return "uncertain"
     return "fits"

@@ -1,7 +1,7 @@
 """All that `legroom estimate` answers about one script."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from legroom.observe.gpus import find_gpu
@@ -58,13 +58,7 @@ def estimate_script(
             f"{str(trouble)[:1].upper()}{str(trouble)[1:]}; so it was run with real arithmetic on the CPU"
         )
     told = _estimate(script, gpu_name, "cpu", batch_size, steps, multiple_of, say)
-    told.estimate.trace.notes.append(reason)
-    return Told(
-        script=told.script,
-        estimate=judge(told.estimate.trace, max_batch_size=told.estimate.max_batch_size),
-        search=told.search,
-        options=told.options,
-    )
+    return replace(told, estimate=replace(told.estimate, notes=(*told.estimate.notes, reason)))
 
 
 def _estimate(
