@@ -114,6 +114,7 @@ class Recorder:
         self.origins = Origins()
         self._eager = eager
         self._stream_on = stream_on
+        self.rules = rules
         self._kernels = KernelMemory(rules) if rules is not None else None
         self.stand_ins = stand_ins
         self.doubtful_peak = 0
@@ -157,6 +158,10 @@ class Recorder:
     @property
     def seconds(self) -> float:
         return _now() - self._started
+
+    @property
+    def allocations(self) -> int:
+        return self._count
 
     def emit(self, event: Event) -> None:
         self.sink(event)
@@ -502,6 +507,8 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         with torch._C.DisableTorchFunction():
             stand_ins = self._recorder.stand_ins
+            if self._recorder.rules is not None:
+                func = self._recorder.rules.instead_of(func, args, kwargs)
             if stand_ins is None:
                 out = func(*args, **kwargs) if kwargs else func(*args)
             else:

@@ -33,6 +33,7 @@ from legroom.observe.stand_ins import StandIns
 from legroom.observe.virtual import optimizers
 from legroom.observe.virtual.cuda_api import patches
 from legroom.observe.virtual.device_type import numbers_name_devices
+from legroom.observe.virtual.faults import Faults
 from legroom.observe.virtual.oom import report_out_of_memory
 from legroom.observe.virtual.patching import replaced
 from legroom.observe.virtual.placement import (
@@ -114,6 +115,7 @@ class VirtualGPU:
             name = f"Legroom virtual GPU {index}"
             self.devices.append(VirtualDevice(index, name, capacity, context_bytes, allocator))
         self._selected = _Selected()
+        self._faults: Faults | None = None
         self._exit = contextlib.ExitStack()
 
     # --- being active
@@ -162,6 +164,25 @@ class VirtualGPU:
         """A thread of the program joins: its operations count too."""
         with self.recorder.mode(), Placement(self, self.recorder):
             yield
+
+    # --- failing on purpose
+
+    @property
+    def allocations(self) -> int:
+        """How many allocations have succeeded so far, on all devices."""
+        return self.recorder.allocations
+
+    def fail_allocation(self, number: int = 1, *, times: int = 1, device: int | None = None) -> Faults:
+        """Let allocation `number` from now (1 is the next) run out of memory, and the `times - 1` after it.
+
+        The operation that asks raises `torch.OutOfMemoryError` as if the GPU were full. `device`: count and fail
+        there only. One set of faults at a time: a new one replaces it.
+        """
+        if self._faults is not None:
+            self._faults.disarm()
+        chosen = self.devices if device is None else [self.devices[device]]
+        self._faults = Faults([each.allocator for each in chosen], number, times)
+        return self._faults
 
     # --- what the torch.cuda API asks (see `host`)
 

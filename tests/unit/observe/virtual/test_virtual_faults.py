@@ -1,0 +1,49 @@
+"""Allocations that fail on purpose."""
+
+import pytest
+import torch
+
+from legroom import VirtualGPU
+from legroom.errors import UsageError
+
+
+def test_the_numbered_allocation_fails_with_torchs_error_and_the_others_do_not():
+    with VirtualGPU("1GiB") as gpu:
+        faults = gpu.fail_allocation(3)
+        kept = [torch.ones(4, device="cuda") for _ in range(2)]
+        assert not faults.happened
+        with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory. Tried to allocate"):
+            torch.ones(4, device="cuda")
+        assert faults.happened
+        kept.append(torch.ones(4, device="cuda"))
+        assert gpu.allocations == 3
+
+
+def test_several_in_a_row_can_fail():
+    with VirtualGPU("1GiB") as gpu:
+        gpu.fail_allocation(1, times=2)
+        for _ in range(2):
+            with pytest.raises(torch.OutOfMemoryError):
+                torch.ones(4, device="cuda")
+        torch.ones(4, device="cuda")
+
+
+def test_faults_on_one_device_leave_the_other_alone():
+    with VirtualGPU("1GiB", "1GiB") as gpu:
+        gpu.fail_allocation(1, device=1)
+        torch.ones(4, device="cuda:0")
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.ones(4, device="cuda:1")
+
+
+def test_new_faults_replace_the_old_and_disarmed_ones_do_nothing():
+    with VirtualGPU("1GiB") as gpu:
+        gpu.fail_allocation(1)
+        gpu.fail_allocation(2).disarm()
+        torch.ones(4, device="cuda")
+        torch.ones(4, device="cuda")
+
+
+def test_counting_starts_at_one():
+    with VirtualGPU("1GiB") as gpu, pytest.raises(UsageError, match="counted from 1"):
+        gpu.fail_allocation(0)
