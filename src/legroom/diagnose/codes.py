@@ -1,0 +1,111 @@
+"""Every code that Legroom can name, with its page: `LG101`, its title, what it means and what to write instead.
+
+The linter, the leak detector, the post-mortem, the explainer and the doctor share these codes. A page has one source: the
+docstring of the lint rule's module where there is a rule (read without importing it, so that a page can be shown where
+libcst is not installed), else a Markdown file in `code_pages`. `docs/codes` is written from here:
+
+    python -m legroom.diagnose.codes docs/codes
+"""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from legroom.errors import UsageError
+
+_RULES = Path(__file__).parent / "lint" / "rules"
+_PAGES = Path(__file__).parent / "code_pages"
+_HEADING = re.compile(r"(?:# )?(LG\d{3}): (.+)")
+
+KINDS = {
+    "1": "retention",
+    "2": "inference",
+    "3": "transfer and loading",
+    "4": "precision",
+    "5": "distributed",
+    "6": "fit",
+    "9": "environment",
+}
+"""What the first digit of a code says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodePage:
+    """What one code means."""
+
+    code: str
+    title: str
+    """A sentence without its full stop: `Memory grows with every step`."""
+    body: str
+    """Markdown, without the heading."""
+    is_lint_rule: bool
+    """Whether `legroom lint` can find it in source code."""
+
+    @property
+    def kind(self) -> str:
+        """`retention`, `inference`, ..."""
+        return KINDS.get(self.code[2], "other")
+
+    @property
+    def markdown(self) -> str:
+        """The whole page, as `docs/codes` has it."""
+        return f"# {self.code}: {self.title}\n\n{self.body}\n"
+
+
+def find_page(code: str) -> CodePage:
+    """The page of a code, in any case (`lg101`)."""
+    page = all_pages().get(code.strip().upper())
+    if page is None:
+        raise UsageError(f"there is no code {code}: codes go from LG101 to {max(all_pages())}")
+    return page
+
+
+@cache
+def all_pages() -> dict[str, CodePage]:
+    """Code → page, in the order of the codes."""
+    pages = [*_rule_pages(), *_written_pages()]
+    return {page.code: page for page in sorted(pages, key=lambda page: page.code)}
+
+
+def write_pages(folder: Path) -> list[Path]:
+    """Write every page as `LGnnn.md` into `folder`, remove pages of codes that are no more, and say which changed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    changed = []
+    for old in folder.glob("LG*.md"):
+        if old.stem not in all_pages():
+            old.unlink()
+            changed.append(old)
+    for page in all_pages().values():
+        file = folder / f"{page.code}.md"
+        if not file.exists() or file.read_text(encoding="utf-8") != page.markdown:
+            file.write_text(page.markdown, encoding="utf-8")
+            changed.append(file)
+    return changed
+
+
+def _rule_pages() -> Iterator[CodePage]:
+    for file in sorted(_RULES.glob("*.py")):
+        text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+        if _HEADING.match(text):
+            yield _page(text, is_lint_rule=True)
+
+
+def _written_pages() -> Iterator[CodePage]:
+    for file in sorted(_PAGES.glob("LG*.md")):
+        yield _page(file.read_text(encoding="utf-8"), is_lint_rule=False)
+
+
+def _page(text: str, *, is_lint_rule: bool) -> CodePage:
+    first, _, rest = text.partition("\n")
+    heading = _HEADING.fullmatch(first.strip())
+    assert heading, f"a page begins with its code and title, not with {first!r}"
+    return CodePage(code=heading[1], title=heading[2].strip(), body=rest.strip(), is_lint_rule=is_lint_rule)
+
+
+if __name__ == "__main__":
+    for path in write_pages(Path(sys.argv[1] if len(sys.argv) > 1 else "docs/codes")):
+        print(path)
