@@ -1,0 +1,92 @@
+"""The corpus as data: which programs there are, which lines leak, who holds what, and what a linter can see.
+
+A program is a script that runs in a second or so on a CPU, a virtual GPU or a real one. Its marks stand in comments
+at the end of the lines they speak of:
+
+    losses.append(loss)  # leak: holder=losses kind=graph lint=accumulate
+
+`leak:` marks the line that must be named; `holder` is the variable, attribute or function that keeps the memory (one of
+several, where `|` parts them); `kind` is `graph` (an autograd graph grows), `tensor` (plain tensors) or `larger` (one
+tensor, born anew and larger with each step). `also:` marks a second line that is right as well. `lint` (in a mark of
+either kind, or alone as `# lint: no-grad`) names what a linter should say of that line: a word of `LINT_WORDS`.
+
+Even-numbered programs may be looked at while a detector is improved; odd-numbered ones are held back to judge it.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+LINT_WORDS = {
+    "accumulate": "a loss or output with its graph is added up, or put into a container or attribute",
+    "no-grad": "evaluation with gradients on",
+    "hidden-state": "a recurrent state is carried on without detach",
+    "retain-graph": "retain_graph=True in a loop",
+    "create-graph": "create_graph=True in a loop, with backward()",
+    "hook-append": "a hook stores what it is given",
+    "lru-cache": "lru_cache or cache around a method or function that takes or gives tensors",
+    "stored-exception": "an exception is kept",
+    "retry-in-except": "a retry inside an except block",
+    "data": "the .data attribute",
+}
+_MARK = re.compile(r"#\s*(leak|also|lint):\s*(.+?)\s*$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """One script of the corpus."""
+
+    path: Path
+    leaks: bool
+    lines: frozenset[int]
+    """Naming one of these is right."""
+    holders: tuple[str, ...]
+    kind: str
+    lint: frozenset[tuple[int, str]]
+    """(line, word) that a linter should tell."""
+
+    @property
+    def number(self) -> int:
+        return int(self.path.name.partition("_")[0])
+
+    @property
+    def held_back(self) -> bool:
+        return self.number % 2 == 1
+
+
+def programs() -> list[Program]:
+    """All of them: the leaking ones first, each kind by number."""
+    return [
+        _read(path, leaks=folder == "leaking")
+        for folder in ("leaking", "healthy")
+        for path in sorted((FOLDER / folder).glob("[0-9]*.py"))
+    ]
+
+
+def _read(path: Path, *, leaks: bool) -> Program:
+    lines: set[int] = set()
+    lint: set[tuple[int, str]] = set()
+    marked: dict[str, str] = {}
+    for number, text in enumerate(path.read_text().splitlines(), start=1):
+        mark = _MARK.search(text)
+        if mark is None:
+            continue
+        kind, words = mark.groups()
+        fields = dict(word.partition("=")[::2] for word in words.split())
+        if kind == "lint":
+            lint.update((number, word) for word in words.split())
+            continue
+        lines.add(number)
+        if "lint" in fields:
+            lint.update((number, word) for word in fields["lint"].split(","))
+        if kind == "leak":
+            marked = fields
+    return Program(
+        path=path,
+        leaks=leaks,
+        lines=frozenset(lines),
+        holders=tuple(filter(None, marked.get("holder", "").split("|"))),
+        kind=marked.get("kind", ""),
+        lint=frozenset(lint),
+    )
