@@ -28,6 +28,7 @@ from legroom.diagnose import ending as endings
 from legroom.diagnose import sources
 from legroom.diagnose.command import Command
 from legroom.diagnose.ending import RunEnding
+from legroom.diagnose.oom import is_oom
 from legroom.diagnose.run_report import RunReport, run_report
 from legroom.errors import LegroomError
 from legroom.memory.capture import read_capture
@@ -168,7 +169,7 @@ class Recording:
         if isinstance(error, KeyboardInterrupt):
             return f"KeyboardInterrupt at {innermost_place(error, is_user_file)}", ""
         text = headline(error)
-        if not _is_out_of_memory(error):
+        if not is_oom(error):
             traceback = without_ours(error)
         else:
             traceback = shortened(error, is_user_file)
@@ -288,18 +289,6 @@ def _follow_forks(recording: Recording) -> None:
 def _in_child() -> None:
     for recording in _followed:
         recording.abandon()
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    """The error itself, or one that it came from."""
-    seen: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        if isinstance(link, torch.OutOfMemoryError):
-            return True
-        seen.add(id(link))
-        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
-    return False
 
 
 def _guarded(work: Callable[[], None]) -> None:

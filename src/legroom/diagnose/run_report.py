@@ -16,6 +16,7 @@ from legroom.diagnose.command import Command
 from legroom.diagnose.ending import RunEnding
 from legroom.diagnose.evidence import Evidence
 from legroom.diagnose.leaks import Leak, find_leaks
+from legroom.diagnose.oom import is_oom
 from legroom.diagnose.picture import Picture, free_at, picture_at_oom, picture_at_peak, row_as_dict
 from legroom.diagnose.postmortem import advise
 from legroom.diagnose.sources import Sources
@@ -239,8 +240,14 @@ def _last_oom(
         picture=picture_at_oom(state, event),
         holders=tuple(holders),
         advice=advise(evidence),
-        ended_run="OutOfMemoryError" in ending.error,
+        ended_run=_died_of_memory(ending),
     )
+
+
+def _died_of_memory(ending: RunEnding) -> bool:
+    """By the error that left the script, or one that it came from: the lines of a traceback that are not indented."""
+    chain = [line for line in ending.traceback.splitlines() if not line.startswith(" ")]
+    return is_oom(ending.error) or is_oom("\n".join(chain))
 
 
 def _named_once(holders: Sequence[Holder]) -> list[Holder]:

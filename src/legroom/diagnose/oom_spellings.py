@@ -1,0 +1,164 @@
+"""How running out of memory is spelled: by PyTorch, the drivers, the GPU libraries, Python and the system.
+
+A table, read from the top: the first entry that matches decides, so what names page-locked memory stands before what
+CUDA says of any memory, and what only sounds like memory before the vague. `disguised` spellings come with other causes
+too; who asks must look at the free memory before believing them. Spans are bounded: a text may be a log of many megabytes.
+"""
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Certainty(StrEnum):
+    """What an error has to do with memory."""
+
+    SURE = "sure"
+    """The memory of a device ran out."""
+    DISGUISED = "disguised"
+    """A library failed in a way that it often does for want of device memory."""
+    HOST = "host"
+    """The host's memory ran out, shared memory included."""
+    PINNED = "pinned"
+    """Page-locked host memory could not be had."""
+    NOT_MEMORY = "not-memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """One way to say it."""
+
+    certainty: Certainty
+    source: str
+    """Who says it."""
+    pattern: re.Pattern[str]
+    reason: str
+    """A sentence for people: what it means."""
+
+
+def find_spelling(text: str) -> tuple[Spelling, str] | None:
+    """The spelling that a text contains, and the line where it stands."""
+    for spelling in SPELLINGS:
+        match = spelling.pattern.search(text)
+        if match is not None:
+            begin = text.rfind("\n", 0, match.start()) + 1
+            end = text.find("\n", match.end())
+            return spelling, text[begin : end if end >= 0 else len(text)].strip()
+    return None
+
+
+def _says(certainty: Certainty, source: str, pattern: str, reason: str) -> Spelling:
+    return Spelling(certainty, source, re.compile(pattern, re.IGNORECASE | re.DOTALL), reason)
+
+
+_NOT, _SURE, _HOST = Certainty.NOT_MEMORY, Certainty.SURE, Certainty.HOST
+_PINNED, _HIDDEN = Certainty.PINNED, Certainty.DISGUISED
+
+_CUDA = "The GPU's memory could not serve an allocation."
+_LIBRARY = "The library could not allocate the GPU memory that it works in."
+_HANDLE = "The library could not be set up on the GPU, which it says when its own memory there cannot be had."
+_FAILED = "The library failed on the GPU and does not say why; too little memory is one of the causes."
+_ENGINE = "cuDNN found no algorithm whose workspace could be had; a type or layout that it does not know gives the same words."
+_SYSTEM = "The host's memory could not serve an allocation."
+_SHARED = "The shared memory (/dev/shm) that processes pass tensors through is full."
+_KILLED = "The system killed a process, as it does when the host's memory runs out; a person can do the same."
+
+SPELLINGS: tuple[Spelling, ...] = (
+    # --- which pool: page-locked memory
+    _says(
+        _PINNED, "CUDA", r"cudaHostAlloc|cudaMallocHost|hipHostMalloc|cuMemHostAlloc|cuMemAllocHost|could not allocate pinned host memory",
+        "Page-locked host memory could not be had: the host's memory, or what may be locked of it, is used up.",
+    ),
+    _says(
+        _PINNED, "CUDA", r"in pin memory thread .{0,4000}(?:out of memory|memory allocation)|bytes on host: CUDA_ERROR_OUT_OF_MEMORY",
+        "The thread that pins batches could not get page-locked host memory.",
+    ),
+    # --- a device's memory, beyond doubt
+    _says(_SURE, "CUDA", r"CUDA out of memory\b", _CUDA),
+    _says(_SURE, "HIP", r"HIP out of memory\b|HIP error: out of memory|hipErrorOutOfMemory|hipErrorMemoryAllocation", _CUDA),
+    _says(_SURE, "XPU", r"XPU out of memory\b|(?:UR_RESULT|ZE_RESULT|PI)_ERROR_OUT_OF_DEVICE_MEMORY", _CUDA),
+    _says(
+        _SURE, "MPS", r"MPS backend out of memory|kIOGPUCommandBufferCallbackErrorOutOfMemory|Invalid buffer size: ",
+        "The memory that the Mac's GPU may use could not serve an allocation.",
+    ),
+    _says(_SURE, "NCCL", r"Cuda failure (?:\d+ )?'out of memory'", _LIBRARY),
+    _says(
+        _SURE, "CUDA", r"CUDA (?:driver |runtime )?error[^\n]{0,12}: out of memory|cuda runtime error \(2\)\s*:|cudaErrorMemoryAllocation"
+        r"|CUDA_ERROR_OUT_OF_MEMORY|(?:cudaMalloc\w*|cuMemAlloc\w*|cuMemCreate|cuMemMap|cuMemSetAccess) failed: out of memory", _CUDA,
+    ),
+    _says(_SURE, "CUDA", r"Allocation on device\b.{0,60}(?:out of memory|exceed allowed memory)", _CUDA),
+    _says(
+        _SURE, "CUDA", r"torch\.(?:cuda\.)?OutOfMemoryError: \S|c10::\w*OutOfMemoryError|Caught OutOfMemoryError in",
+        "It is PyTorch's own out-of-memory error.",
+    ),
+    _says(
+        _SURE, "CUDA", r"NVML_SUCCESS == [^\n]{0,80}INTERNAL ASSERT FAILED at [^\n]{0,300}CUDACachingAllocator",
+        "An allocation failed, and then the driver library could not be asked for the figures of the message.",
+    ),
+    _says(_SURE, "cuBLAS", r"(?:CU|HIP)BLAS_STATUS_ALLOC_FAILED|rocblas_status_memory_error", _LIBRARY),
+    _says(
+        _SURE, "cuDNN", r"CUDNN_STATUS_ALLOC_FAILED|CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED|miopenStatusAllocFailed",
+        _LIBRARY,
+    ),
+    _says(_SURE, "cuSOLVER", r"(?:CU|HIP)SOLVER_STATUS_ALLOC_FAILED|MAGMA_ERR_DEVICE_ALLOC", _LIBRARY),
+    _says(_SURE, "cuFFT", r"(?:CU|HIP)FFT_ALLOC_FAILED", _LIBRARY),
+    _says(_SURE, "cuSPARSE", r"(?:CU|HIP)SPARSE_STATUS_ALLOC_FAILED", _LIBRARY),
+    _says(_SURE, "cuRAND", r"(?:CU|HIP)RAND_STATUS_ALLOCATION_FAILED", _LIBRARY),
+    _says(_SURE, "XLA", r"RESOURCE_EXHAUSTED: (?:Out of memory|Failed to allocate)", _CUDA),
+    # --- the host's memory
+    _says(_HOST, "shared memory", r"killed by signal: Bus error|out of shared memory|shared memory\(shm\)", _SHARED),
+    _says(_HOST, "shared memory", r"(?:unable to write to file <|/dev/shm|shared memory segment)[^\n]{0,300}No space left on device", _SHARED),
+    _says(_HOST, "shared memory", r"Error while (?:creating|attaching to) shared memory segment", _SHARED),
+    _says(
+        _HOST, "CPU", r"DefaultCPUAllocator|not enough memory: you tried to allocate|unable to mmap [^\n]{0,300}Cannot allocate memory", _SYSTEM,
+    ),
+    _says(_HOST, "cuDNN", r"CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED|(?:UR_RESULT|ZE_RESULT|PI)_ERROR_OUT_OF_HOST_MEMORY", _SYSTEM),
+    _says(_HOST, "NumPy", r"Unable to allocate [^\n]{0,40} for an array with shape", _SYSTEM),
+    _says(_HOST, "C++", r"std::bad_alloc|^(?:RuntimeError: )?bad allocation$", _SYSTEM),
+    _says(_HOST, "system", r"\[Errno 12\]|Cannot allocate memory(?! in static TLS)", _SYSTEM),
+    _says(_HOST, "Ray", r"killed due to the node running low on memory", _SYSTEM),
+    _says(
+        _HOST, "system", r"Out of memory: Killed process|oom[-_]kill(?:er)?\b|killed by signal: Killed|Signal 9 \(SIGKILL\)|exitcode\s*: -9\b"
+        r"|died with <Signals\.SIGKILL|exit code (?:-9|137)\b", _KILLED,
+    ),
+    _says(_HOST, "Python", r"(?:^|\n)MemoryError\b", _SYSTEM),
+    # --- sounds like memory, and is not
+    _says(
+        _NOT, "Triton", r"out of resources?: (?:shared memory|tensor memory|threads|registers)",
+        "A kernel wants more shared memory on the chip than the GPU has: smaller blocks help, freeing GPU memory does not.",
+    ),
+    _says(
+        _NOT, "CUDA", r"too many resources requested for launch|cudaErrorLaunchOutOfResources|CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES",
+        "A kernel wants more registers or threads than the GPU has; this is not its memory.",
+    ),
+    _says(
+        _NOT, "CUDA", r"illegal memory access|misaligned address|device-side assert triggered|invalid device ordinal|no kernel image",
+        "A kernel did something forbidden; this has nothing to do with how much memory is free.",
+    ),
+    _says(
+        _NOT, "system", r"Too many open files",
+        "The process has too many files open; this is not its memory.",
+    ),
+    # --- often memory
+    _says(_HIDDEN, "cuBLAS", r"(?:CU|HIP)BLAS_STATUS_NOT_INITIALIZED|cublasCreate", _HANDLE),
+    _says(_HIDDEN, "cuBLAS", r"(?:CU|HIP)BLAS_STATUS_(?:INTERNAL_ERROR|EXECUTION_FAILED)", _FAILED),
+    _says(_HIDDEN, "cuDNN", r"CUDNN_STATUS_NOT_INITIALIZED|CUDNN_STATUS_SUBLIBRARY_LOADING_FAILED", _HANDLE),
+    _says(_HIDDEN, "cuDNN", r"CUDNN_STATUS_(?:INTERNAL_ERROR|EXECUTION_FAILED|MAPPING_ERROR)|miopenStatus(?:Internal|Unknown)Error", _FAILED),
+    _says(_HIDDEN, "cuDNN", r"unable to find an engine to execute|unable to find a valid cuDNN algorithm|no valid (?:execution plans|engine)", _ENGINE),
+    _says(_HIDDEN, "cuSOLVER", r"cusolverDnCreate|(?:CU|HIP)SOLVER_STATUS_NOT_INITIALIZED", _HANDLE),
+    _says(_HIDDEN, "cuSOLVER", r"(?:CU|HIP)SOLVER_STATUS_(?:INTERNAL_ERROR|EXECUTION_FAILED)|cusolver error: 7\b", _FAILED),
+    _says(_HIDDEN, "cuFFT", r"(?:CU|HIP)FFT_(?:INTERNAL_ERROR|SETUP_FAILED|EXEC_FAILED)", _FAILED),
+    _says(
+        _HIDDEN, "cuSPARSE", r"(?:CU|HIP)SPARSE_STATUS_(?:NOT_INITIALIZED|INTERNAL_ERROR|EXECUTION_FAILED|INSUFFICIENT_RESOURCES)", _FAILED,
+    ),
+    _says(
+        _HIDDEN, "NCCL", r"NCCL[^\n]{0,300}unhandled cuda error(?!.{0,2000}Cuda failure)|ncclUnhandledCudaError(?!.{0,2000}Cuda failure)",
+        "A CUDA call of NCCL failed and it does not say which; it asks for buffers on the GPU beside PyTorch's.",
+    ),
+    _says(_HIDDEN, "XPU", r"(?:UR_RESULT|PI)_ERROR_OUT_OF_RESOURCES|CL_OUT_OF_RESOURCES", _FAILED),
+    _says(
+        _HIDDEN, "CUDA", r"NVML_SUCCESS == [^\n]{0,80}INTERNAL ASSERT FAILED|handles_\.at\(i\) INTERNAL ASSERT FAILED",
+        "PyTorch's bookkeeping stumbled where it does after an allocation failed.",
+    ),
+    _says(_HIDDEN, "", r"\bout of (?:GPU |device )?memory\b", "The text speaks of running out of memory, without saying of which."),
+)  # fmt: skip
