@@ -1,68 +1,98 @@
 """The largest batch under a cap: found without a GPU, against the true one measured on an H200.
 
-    python -m bench.largest_batch
+    python -m bench.largest_batch                        all cases
+    python -m bench.largest_batch --half held-back       one half only (published, study, held-back)
+    python -m bench.largest_batch --only gpt2 lstm       cases with these words in their names
 
-True sizes: bisection on the GPU, three full steps each, the cap set by the per-process fraction. Cases whose libraries
-are not installed here (torchvision, transformers) are named and left out.
+True sizes: by trying on the GPU, three full steps each, the cap set by the per-process fraction (`measure_largest_batch.py`
+writes them; tests/data/largest_batches.json keeps them). Cases whose libraries are not installed here (torchvision,
+transformers) are named and left out.
 """
 
+import argparse
+import dataclasses
+import json
+import statistics
+import sys
 import time
 import warnings
+from collections.abc import Sequence
+from pathlib import Path
 
+from bench.largest_batch_cases import MEASURED_HERE, PUBLISHED, Capped
 from bench.table import print_table
-from bench.workloads import Case, build
+from bench.workloads import build
 from legroom.memory.allocator_settings import AllocatorSettings
 from legroom.observe.gpus import find_gpu
 from legroom.predict import fit
-from legroom.predict.largest_batch import largest_batch
+from legroom.predict.largest_batch import Search, largest_batch
 from legroom.predict.trace import Trace, trace_steps
 from legroom.units import GiB
 
-MEASURED = (
-    ("resnet50", "sgdm", "fp32", 8, 94),
-    ("gpt2", "adamw", "amp_bf16", 16, 20),
-    ("bert_base", "adamw", "fp32", 8, 85),
-    ("unet", "adam", "fp32", 8, 38),
-    ("lstm", "adam", "amp_fp16", 4, 371),
-)
-"""Model, optimizer, precision, cap in GiB, true largest batch."""
+KEPT = Path(__file__).parent.parent / "tests" / "data" / "largest_batches.json"
+START = 16
+"""Where every search begins, however far from the answer."""
 
 
-def main() -> None:
+def main(argv: Sequence[str] = ()) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--half", default="")
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--point", action="store_true", help="trust the point estimate alone")
+    options = parser.parse_args(argv)
     warnings.simplefilter("ignore")
-    fit.default_settings = lambda: AllocatorSettings.from_environment(
-        {}, "2.11.0"
-    )  # the release that was measured
-    gpu = find_gpu("h200")
+    # Releases of torch differ in which of several equal free blocks they take; these were measured with 2.11.
+    fit.default_settings = lambda: AllocatorSettings.from_environment({}, "2.11.0")
     rows: list[list[str]] = []
-    for model, optimizer, precision, cap, true in MEASURED:
-
-        def trace_at(
-            size: int, model: str = model, optimizer: str = optimizer, precision: str = precision
-        ) -> Trace:
-            case = Case(model=model, optimizer=optimizer, precision=precision, batch=size)
-            return trace_steps(lambda: build(case, "cuda")[2], gpu)
-
-        for safe in (False, True):
-            began = time.perf_counter()
-            try:
-                search = largest_batch(trace_at, cap * GiB, start=16, safe=safe)
-            except ImportError as error:
-                print(f"left out, {model}: {error}")
-                break
-            found = search.largest or 0
-            rows.append(
-                [
-                    f"{model}/{optimizer}/{precision}", f"{cap} GiB", "safe" if safe else "", str(true), str(found),
-                    f"{found / true:.3f}", str(len(search.tried)), f"{time.perf_counter() - began:.0f}",
-                ]
-            )  # fmt: skip
+    ratios: dict[str, list[float]] = {}
+    for capped, true in cases():
+        if not capped.half.startswith(options.half) or not (
+            not options.only or any(word in capped.key for word in options.only)
+        ):
+            continue
+        began = time.process_time()
+        try:
+            search = found_for(capped, trust=options.point)
+        except ImportError as error:
+            print(f"left out, {capped.key}: {error}")
+            continue
+        found = search.largest or 0
+        if true:
+            ratios.setdefault(capped.half, []).append(found / true)
+        row = [
+            capped.half, capped.key, str(true or "?"), str(found), f"{found / true:.3f}" if true else "",
+            str(len(search.tried)), f"{time.process_time() - began:.0f}",
+        ]  # fmt: skip
+        print(*row, flush=True)
+        rows.append(row)
     print_table(
-        "Largest batch, from a start of 16",
-        ["case", "cap", "", "true", "found", "found / true", "traces", "s"],
+        f"Largest batch, from a start of {START}",
+        ["half", "case", "true", "found", "found / true", "traces", "CPU s"],
         rows,
     )
+    for half, values in {**ratios, "all": [v for vs in ratios.values() for v in vs]}.items():
+        if values:
+            print(f"{half}: mean {statistics.mean(values):.3f}, least {min(values):.3f}, most {max(values):.3f}, "
+                  f"above 1: {sum(value > 1 for value in values)} of {len(values)}")  # fmt: skip
+
+
+def cases() -> list[tuple[Capped, int | None]]:
+    """Every case with its true largest batch; None where that was not measured."""
+    measured = {row["key"]: row["largest"] for row in json.loads(KEPT.read_text())} if KEPT.exists() else {}
+    return [*PUBLISHED, *((capped, measured.get(capped.key)) for capped in MEASURED_HERE)]
+
+
+def found_for(capped: Capped, *, trust: bool = False) -> Search:
+    gpu = find_gpu("h200")
+
+    def trace_at(size: int) -> Trace:
+        case = dataclasses.replace(capped.case, batch=size)
+        return trace_steps(lambda: build(case, "cuda")[2], gpu)
+
+    return largest_batch(trace_at, capped.cap * GiB, start=START)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -1,0 +1,64 @@
+"""Training steps whose true largest batch under a cap is measured on a real GPU and foretold without one.
+
+Nothing here imports Legroom: the same file serves on the machine with the GPU. `study` may be looked at while the search
+is written; `held-back` is foretold and measured once, when it is done; `published` came with the reference measurements.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+if __package__:
+    from bench.workloads import Case
+else:  # run as a plain script beside its siblings, on a machine without the package
+    from workloads import Case
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capped:
+    """A training step of any batch size, on a device with so much memory for PyTorch."""
+
+    case: Case
+    """Its batch is where the measuring begins."""
+    cap: int
+    """GiB."""
+    half: str
+
+    @property
+    def key(self) -> str:
+        return f"{replace(self.case, batch=0).key.replace('/b0', '')} in {self.cap} GiB"
+
+
+def _capped(
+    half: str, model: str, optimizer: str, precision: str, batch: int, cap: int, **habits: Any
+) -> Capped:
+    case = Case(model=model, optimizer=optimizer, precision=precision, batch=batch, **habits)
+    return Capped(case=case, cap=cap, half=half)
+
+
+PUBLISHED: tuple[tuple[Capped, int], ...] = (
+    (_capped("published", "resnet50", "sgdm", "fp32", 94, 8, inputs_first=True), 94),
+    (_capped("published", "gpt2", "adamw", "amp_bf16", 20, 16, inputs_first=True), 20),
+    (_capped("published", "bert_base", "adamw", "fp32", 85, 8, inputs_first=True), 85),
+    (_capped("published", "unet", "adam", "fp32", 38, 8, inputs_first=True), 38),
+    (_capped("published", "lstm", "adam", "amp_fp16", 371, 4, inputs_first=True), 371),
+)
+"""Each with its true largest batch."""
+
+MEASURED_HERE: tuple[Capped, ...] = (
+    _capped("study", "vit_b_16", "adamw", "amp_bf16", 69, 6),
+    _capped("study", "convnext_tiny", "adamw", "fp32", 42, 5),
+    _capped("study", "mobilenet_v3_large", "rmsprop", "fp32", 111, 5),
+    _capped("study", "nano_gpt", "adamw", "amp_bf16", 17, 6, accumulate=2),
+    _capped("study", "gru_classifier", "adam", "amp_fp16", 439, 3, clip=True),
+    _capped("study", "llama_gqa", "adamw", "bf16", 20, 8, checkpoint=True),
+    _capped("study", "mlp_mixer", "adam", "fp32", 74, 4),
+    _capped("study", "resnet18", "adam", "amp_fp16", 318, 4, channels_last=True),
+    _capped("held-back", "distilbert", "adamw", "amp_bf16", 79, 5, clip=True),
+    _capped("held-back", "gpt2", "adamw_fused", "fp32", 16, 16),
+    _capped("held-back", "efficientnet_b0", "nesterov", "amp_fp16", 83, 4),
+    _capped("held-back", "transformer_encoder", "adam", "fp32", 62, 4),
+    _capped("held-back", "bilstm_tagger", "adamw", "fp32", 225, 3),
+    _capped("held-back", "swin_t", "adamw", "fp32", 53, 6),
+    _capped("held-back", "diffusion_unet", "adamw", "amp_bf16", 84, 5, ema=True),
+    _capped("held-back", "resnet34", "sgdm", "fp32", 180, 6),
+)
