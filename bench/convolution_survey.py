@@ -3,9 +3,9 @@
     python bench/convolution_survey.py OUT [--round 1] [--jobs 12] [--seconds 150]
 
 The heuristic by which cuDNN chooses a kernel is not published, so its choices are looked up where they were measured and
-guessed elsewhere. Needs torch and torchvision, not Legroom. Writes OUT/convolutions-<part>.jsonl.gz, one row for each
+guessed elsewhere. Needs torch and torchvision, not Legroom. Writes OUT/convolutions-<round>-<part>.jsonl.gz, one row for each
 convolution: [dtype, layout, batch, inputs, outputs, sizes, kernel, stride, padding, dilation, groups, transposed, forward,
-input gradient, weight gradient], the last three in bytes (null where it did not run). OUT/benchmarked-<part>.jsonl.gz
+input gradient, weight gradient], the last three in bytes (null where it did not run). OUT/benchmarked-<round>-<part>.jsonl.gz
 holds the same for a few of them with `torch.backends.cudnn.benchmark` on, where the first call tries every kernel.
 """
 
@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+TABLE = Path(__file__).parent.parent / "src/legroom/observe/cuda_rules/convolutions_h200.json.gz"
 LARGEST = 1 << 30
 """Bytes of the largest tensor that a surveyed convolution may have."""
 
@@ -88,24 +89,28 @@ def survey(out: Path, part: str, seconds: float, part_of_survey: int) -> int:
                 print(f"part {index}: out of time", flush=True)
                 break
             file.write(json.dumps([*flat(request), *measure(*request)]) + "\n")
-    if part_of_survey != 1:
-        return 0
     torch.backends.cudnn.benchmark = True
-    with gzip.open(out / f"benchmarked-{index}.jsonl.gz", "wt") as file:
-        for request in tried_out()[index::count]:
+    with gzip.open(out / f"benchmarked-{part_of_survey}-{index}.jsonl.gz", "wt") as file:
+        for request in tried_out(part_of_survey)[index::count]:
             if time.monotonic() > end + 25:
                 break
             file.write(json.dumps([*flat(request), *measure(*request)]) + "\n")
     return 0
 
 
-def tried_out() -> list[tuple[Layer, int, str, bool]]:
+def tried_out(part_of_survey: int) -> list[tuple[Layer, int, str, bool]]:
     """A few layers of two well-known networks."""
     layers = sorted(
         {layer for layer in layers_of_networks() if layer.groups == 1 and layer.inputs in (64, 128, 256, 512)}
     )
-    picked = random.Random(5).sample(layers, 48)
-    rows = [(layer, 32, dtype, False) for layer in picked for dtype in ("float32", "float16")]
+    picked = random.Random(4 + part_of_survey).sample(layers, 48)
+    batches = (32,) if part_of_survey == 1 else (8, 96)
+    rows = [
+        (layer, batch, dtype, False)
+        for layer in picked
+        for dtype in ("float32", "float16")
+        for batch in batches
+    ]
     return [row for row in rows if fits(*row[:3])]
 
 
@@ -144,7 +149,10 @@ ROUNDS: dict[int, dict[str, Any]] = {
 
 
 def requests(part_of_survey: int) -> list[tuple[Layer, int, str, bool]]:
-    """The whole list, in an order that is random but the same everywhere: whatever time allows is a fair sample."""
+    """The whole list, in an order that is random but the same everywhere: whatever time allows is a fair sample.
+
+    In later rounds, what the table does not have at any batch size comes first.
+    """
     wanted = ROUNDS[part_of_survey]
     networks = set(layers_of_networks())
     groups = {"networks": sorted(networks), "generators": sorted(set(layers_of_generators()) - networks)}
@@ -159,7 +167,31 @@ def requests(part_of_survey: int) -> list[tuple[Layer, int, str, bool]]:
     rows += drawn_at_random(wanted["random"])
     rows = [row for row in rows if fits(*row[:3])]
     random.Random(3).shuffle(rows)
-    return rows
+    known = known_layers() if part_of_survey > 1 else set()
+    return sorted(rows, key=lambda row: identity(row[0], row[2], row[3]) in known)
+
+
+def known_layers() -> set[str]:
+    """The layers that the table has already, at whatever batch size."""
+    if not TABLE.exists():
+        return set()
+    with gzip.open(TABLE, "rt") as file:
+        return {json.dumps(row[:-1]) for row in json.load(file)["layers"]}
+
+
+def identity(layer: Layer, dtype: str, last: bool) -> str:
+    """A layer as the table names it: without its padding, which follows from its sizes where it matters."""
+    element = 4 if dtype == "float32" else 2
+    named = [
+        layer.inputs,
+        layer.outputs,
+        layer.sizes,
+        layer.kernel,
+        layer.stride,
+        layer.dilation,
+        layer.groups,
+    ]
+    return json.dumps([element, int(last), *named, int(layer.transposed)])
 
 
 def fits(layer: Layer, batch: int, dtype: str) -> bool:

@@ -3,9 +3,14 @@
     python bench/measure_gpu.py peaks OUT --cases study [--jobs 6]     peaks of each case, one fresh process each
     python bench/measure_gpu.py inside OUT --cases study [--jobs 4]    what each operation of a case allocates inside
     python bench/measure_gpu.py probes OUT [--jobs 4]                  the same for a wide list of single operations
+    python bench/measure_gpu.py histories OUT --cases a,b [--jobs 4]   all that the allocator did over three steps, unwatched
+    python bench/measure_gpu.py caps OUT --cases a,b [--caps 1,1.5]    whether cases run under a cap of so many GiB
+    python bench/measure_gpu.py context OUT                            what CUDA, its libraries and NCCL hold outside torch
 
-`peaks` writes OUT/peaks-<cases>.json. The other two write OUT/*.jsonl.gz: one line per case or probe, with the
-bytes asked for (+) and given back (-) in order, and which operation, with which arguments, did so.
+`peaks` writes OUT/peaks-<cases>.json. `inside` and `probes` write OUT/*.jsonl.gz: one line per case or probe, with the
+bytes asked for (+) and given back (-) in order, and which operation, with which arguments, did so. A dispatch mode
+marks the borders of operations there, so gradients that meet are added out of place; `histories` runs without one and
+writes OUT/histories.jsonl.gz: rows of [action, bytes, address].
 """
 
 import argparse
@@ -26,7 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from probes import PROBES
-from workloads import CASES, Case, build
+from workloads import CASES, Case, build, join_alone
 
 STEPS = 3
 
@@ -35,20 +40,36 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["peaks", "inside", "probes", "one"])
+    parser.add_argument(
+        "what",
+        choices=["peaks", "inside", "probes", "histories", "caps", "context", "one", "history", "capped"],
+    )
     parser.add_argument("out", type=Path)
     parser.add_argument(
         "--cases", default="study", help="study, held-back, reference, or keys separated by commas"
     )
     parser.add_argument("--jobs", type=int, default=6)
     parser.add_argument("--part", default="", help="i/n: only every n-th probe or case, from i")
+    parser.add_argument("--caps", default="", help="GiB for the allocator, separated by commas")
     options = parser.parse_args(argv)
     if options.what == "one":
         print(json.dumps(peak_of(case_of(options.cases))))
         return 0
+    if options.what == "history":
+        print(json.dumps(history_of(case_of(options.cases))))
+        return 0
+    if options.what == "capped":
+        print(json.dumps(run_capped(case_of(options.cases), float(options.caps))))
+        return 0
     options.out.mkdir(parents=True, exist_ok=True)
     if options.what == "peaks":
         return measure_peaks(options.out, options.cases, options.jobs)
+    if options.what == "histories":
+        return record_histories(options.out, options.cases, options.jobs)
+    if options.what == "context":
+        return measure_context(options.out)
+    if options.what == "caps":
+        return try_caps(options.out, options.cases, options.caps, options.jobs)
     if options.part:
         return look_inside(options.out, options.what, options.cases, options.part)
     return in_parts(options.out, options.what, options.cases, options.jobs)
@@ -68,20 +89,22 @@ def case_of(key: str) -> Case:
 # Peaks: one fresh process per case, because the allocator and cuBLAS keep what an earlier case made them take.
 
 
-def measure_peaks(out: Path, names: str, jobs: int) -> int:
-    def run(case: Case) -> dict[str, Any]:
-        command = [sys.executable, __file__, "one", str(out), "--cases", case.key]
-        process = subprocess.run(
-            command, capture_output=True, text=True, timeout=280, check=False, env=environment()
-        )
-        if process.returncode:
-            return {"key": case.key, "error": (process.stderr.strip() or "?").splitlines()[-1][:300]}
-        result: dict[str, Any] = json.loads(process.stdout.strip().splitlines()[-1])
-        return result
+def in_fresh_process(what: str, case: Case, *words: str) -> dict[str, Any]:
+    """One case in a process of its own: what it printed last, or why it failed."""
+    command = [sys.executable, __file__, what, "-", "--cases", case.key, *words]
+    process = subprocess.run(
+        command, capture_output=True, text=True, timeout=280, check=False, env=environment()
+    )
+    if process.returncode:
+        return {"key": case.key, "error": (process.stderr.strip() or "?").splitlines()[-1][:300]}
+    result: dict[str, Any] = json.loads(process.stdout.strip().splitlines()[-1])
+    return result
 
+
+def measure_peaks(out: Path, names: str, jobs: int) -> int:
     rows = []
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        for row in pool.map(run, selected(names)):
+        for row in pool.map(lambda case: in_fresh_process("one", case), selected(names)):
             rows.append(row)
             found = (
                 row.get("error") or f"{row['peak_alloc'] / 2**20:.1f} {row['peak_reserved'] / 2**20:.1f} MiB"
@@ -97,10 +120,13 @@ def peak_of(case: Case) -> dict[str, Any]:
     torch.cuda.synchronize()
     base = torch.cuda.memory_allocated()
     rows = []
+    skipped = 0
     for _ in range(STEPS):
         torch.cuda.reset_peak_memory_stats()
+        scale = scale_of(step)
         step()
         torch.cuda.synchronize()
+        skipped += scale_of(step) < scale
         rows.append(
             {
                 "peak_alloc": torch.cuda.max_memory_allocated(),
@@ -120,10 +146,132 @@ def peak_of(case: Case) -> dict[str, Any]:
         "peak_reserved": max(row["peak_reserved"] for row in rows),
         "requested_peak": stats["requested_bytes.all.peak"],
         "segments": stats["segment.all.current"],
+        "skipped_steps": skipped,
+        **versions(),
+    }
+
+
+def scale_of(step: Any) -> float:
+    """The GradScaler's factor; it shrinks when a step is skipped because gradients overflowed."""
+    return 1.0 if step.scaler is None else float(step.scaler.get_scale())
+
+
+def versions() -> dict[str, Any]:
+    found: dict[str, Any] = {
         "torch": torch.__version__,
         "cudnn": torch.backends.cudnn.version(),
         "gpu": torch.cuda.get_device_name(),
     }
+    for name in ("torchvision", "transformers"):
+        if name in sys.modules:
+            found[name] = sys.modules[name].__version__
+    return found
+
+
+def record_histories(out: Path, names: str, jobs: int) -> int:
+    with (
+        gzip.open(out / "histories.jsonl.gz", "wt") as file,
+        concurrent.futures.ThreadPoolExecutor(jobs) as pool,
+    ):
+        for row in pool.map(lambda case: in_fresh_process("history", case), selected(names)):
+            file.write(json.dumps(row) + "\n")
+            print(row["key"], row.get("error") or f"{len(row['events'])} events", flush=True)
+    return 0
+
+
+def history_of(case: Case) -> dict[str, Any]:
+    """Every request of a case over three steps, and where each step begins in the list."""
+    torch.cuda.memory._record_memory_history(max_entries=5_000_000, context=None)
+    _, _, step = build(case, "cuda")
+    torch.cuda.synchronize()
+    begins = [len(told())]
+    for _ in range(STEPS):
+        step()
+        torch.cuda.synchronize()
+        begins.append(len(told()))
+    return {
+        "key": case.key,
+        "begins": begins,
+        "events": told(),
+        "peak_alloc": torch.cuda.max_memory_allocated(),
+        "peak_reserved": torch.cuda.max_memory_reserved(),
+        **versions(),
+    }
+
+
+def told() -> list[list[Any]]:
+    """What the allocator did so far: [action, bytes, address]."""
+    return [
+        [event["action"], event["size"], event["addr"]]
+        for event in torch.cuda.memory._snapshot()["device_traces"][0]
+        if event["action"] != "free_requested"
+    ]
+
+
+def try_caps(out: Path, names: str, caps: str, jobs: int) -> int:
+    """Whether each case gets through three steps under each cap."""
+    pairs = [(case, cap) for case in selected(names) for cap in caps.split(",")]
+    rows = []
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        for row in pool.map(lambda pair: in_fresh_process("capped", pair[0], "--caps", pair[1]), pairs):
+            rows.append(row)
+            print(json.dumps(row), flush=True)
+    (out / "caps.json").write_text(json.dumps(rows))
+    return 0
+
+
+def run_capped(case: Case, gigabytes: float) -> dict[str, Any]:
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(gigabytes * 2**30 / total)
+    _, _, step = build(case, "cuda")
+    done = 0
+    failed = ""
+    try:
+        for _ in range(STEPS):
+            step()
+            torch.cuda.synchronize()
+            done += 1
+    except torch.OutOfMemoryError as error:
+        failed = str(error)[:200]
+    return {
+        "key": case.key,
+        "cap_gib": gigabytes,
+        "steps": done,
+        "failed": failed,
+        "peak_alloc": torch.cuda.max_memory_allocated(),
+        "peak_reserved": torch.cuda.max_memory_reserved(),
+    }
+
+
+def measure_context(out: Path) -> int:
+    """What the device holds beyond torch's allocator, stage by stage. Nothing else may run on it meanwhile."""
+    rows = []
+
+    def note(stage: str) -> None:
+        torch.cuda.synchronize()
+        free, total = torch.cuda.mem_get_info()
+        rows.append([stage, total - free - torch.cuda.memory_reserved(), torch.cuda.memory_reserved()])
+        print(*rows[-1], flush=True)
+
+    torch.cuda.init()
+    torch.ones(1, device="cuda")
+    note("context")
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 64, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(64 * 62 * 62, 64)
+    ).cuda()
+    x = torch.randn(32, 3, 64, 64, device="cuda")
+    model(x).sum().backward()
+    note("cuBLAS and cuDNN")
+    join_alone()
+    note("process group")
+    torch.distributed.all_reduce(torch.ones(16 << 20, device="cuda"))
+    note("first all-reduce of 64 MiB")
+    parallel = torch.nn.parallel.DistributedDataParallel(model, device_ids=[0])
+    note("DistributedDataParallel")
+    parallel(x).sum().backward()
+    note("its step")
+    (out / "context.json").write_text(json.dumps({"stages": rows, **versions()}))
+    return 0
 
 
 def environment() -> dict[str, str]:

@@ -6,58 +6,36 @@ models are made from a configuration, never downloaded.
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-
-@dataclass
-class Spec:
-    """What a training step needs to know of a model."""
-
-    model: Any
-    batch: Callable[[int, str], list[Tensor]]
-    loss: Callable[..., Tensor]
-
-
-_definitions: list[Any] = []
-
-
-def _torchvision() -> Any:
-    """torchvision, of which only models are needed: it imports beside a torch that its own operations were not built for
-    once two of those are declared."""
-    try:
-        import torchvision
-    except RuntimeError:
-        declared = torch.library.Library("torchvision", "DEF")
-        for name in ("nms", "qnms"):
-            declared.define(f"{name}(Tensor boxes, Tensor scores, float threshold) -> Tensor")
-        _definitions.append(declared)  # what is declared lives as long as this
-        import torchvision
-    return torchvision
-
-
-def _vision(name: str, *, size: int = 224, classes: int = 1000) -> Spec:
-    models = _torchvision().models
-
-    kwargs = {"aux_logits": False, "init_weights": False} if name == "inception_v3" else {}
-    model = getattr(models, name)(weights=None, num_classes=classes, **kwargs)
-
-    def batch(count: int, device: str) -> list[Tensor]:
-        return [
-            torch.randn(count, 3, size, size, device=device),
-            torch.randint(0, classes, (count,), device=device),
-        ]
-
-    return Spec(model, batch, lambda model, x, y: F.cross_entropy(model(x), y))
+if __package__:
+    from bench.model_parts import (
+        Spec,
+        language_model_loss,
+        masked_loss,
+        tokens,
+        tokens_and_class,
+        torchvision,
+        vision,
+    )
+else:  # run as a plain script beside its siblings, on a machine without the package
+    from model_parts import (
+        Spec,
+        language_model_loss,
+        masked_loss,
+        tokens,
+        tokens_and_class,
+        torchvision,
+        vision,
+    )
 
 
 def _segmentation(name: str, *, size: int = 256, classes: int = 21) -> Spec:
-    segmentation = _torchvision().models.segmentation
+    segmentation = torchvision().models.segmentation
     model = getattr(segmentation, name)(weights=None, weights_backbone=None, num_classes=classes)
 
     def batch(count: int, device: str) -> list[Tensor]:
@@ -69,78 +47,48 @@ def _segmentation(name: str, *, size: int = 256, classes: int = 21) -> Spec:
     return Spec(model, batch, lambda model, x, y: F.cross_entropy(model(x)["out"], y))
 
 
-def _tokens(vocabulary: int, length: int) -> Callable[[int, str], list[Tensor]]:
-    """Token ids that are their own labels."""
-
-    def batch(count: int, device: str) -> list[Tensor]:
-        ids = torch.randint(0, vocabulary, (count, length), device=device)
-        return [ids, ids]
-
-    return batch
-
-
-def _tokens_and_class(vocabulary: int, length: int, classes: int) -> Callable[[int, str], list[Tensor]]:
-    def batch(count: int, device: str) -> list[Tensor]:
-        return [
-            torch.randint(0, vocabulary, (count, length), device=device),
-            torch.randint(0, classes, (count,), device=device),
-        ]
-
-    return batch
-
-
-def _language_model_loss(model: nn.Module, ids: Tensor, labels: Tensor) -> Tensor:
-    loss: Tensor = model(input_ids=ids, labels=labels).loss
-    return loss
-
-
-def _masked_loss(model: nn.Module, ids: Tensor, labels: Tensor) -> Tensor:
-    loss: Tensor = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels).loss
-    return loss
-
-
 def _gpt2(*, checkpointed: bool = False) -> Spec:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     model = GPT2LMHeadModel(GPT2Config(n_layer=12, n_embd=768, n_head=12, use_cache=False))
     if checkpointed:
         model.gradient_checkpointing_enable()
-    return Spec(model, _tokens(50257, 512), _language_model_loss)
+    return Spec(model, tokens(50257, 512), language_model_loss)
 
 
 def _gpt2_xl() -> Spec:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(n_layer=48, n_embd=1600, n_head=25, use_cache=False)
-    return Spec(GPT2LMHeadModel(config), _tokens(50257, 512), _language_model_loss)
+    return Spec(GPT2LMHeadModel(config), tokens(50257, 512), language_model_loss)
 
 
 def _bert_base() -> Spec:
     from transformers import BertConfig, BertForSequenceClassification
 
     model = BertForSequenceClassification(BertConfig(num_labels=2))
-    return Spec(model, _tokens_and_class(30522, 128, 2), _masked_loss)
+    return Spec(model, tokens_and_class(30522, 128, 2), masked_loss)
 
 
 def _distilbert() -> Spec:
     from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
     model = DistilBertForSequenceClassification(DistilBertConfig(num_labels=4))
-    return Spec(model, _tokens_and_class(30522, 256, 4), _masked_loss)
+    return Spec(model, tokens_and_class(30522, 256, 4), masked_loss)
 
 
 def _roberta_mlm() -> Spec:
     from transformers import RobertaConfig, RobertaForMaskedLM
 
     model = RobertaForMaskedLM(RobertaConfig(num_hidden_layers=6, max_position_embeddings=514))
-    return Spec(model, _tokens(50265, 256), _masked_loss)
+    return Spec(model, tokens(50265, 256), masked_loss)
 
 
 def _electra_small() -> Spec:
     from transformers import ElectraConfig, ElectraForSequenceClassification
 
     model = ElectraForSequenceClassification(ElectraConfig(num_labels=3))
-    return Spec(model, _tokens_and_class(30522, 128, 3), _masked_loss)
+    return Spec(model, tokens_and_class(30522, 128, 3), masked_loss)
 
 
 def _t5_small() -> Spec:
@@ -155,7 +103,7 @@ def _t5_small() -> Spec:
             torch.randint(0, 32128, (count, 128), device=device),
         ]
 
-    return Spec(T5ForConditionalGeneration(config), batch, _language_model_loss)
+    return Spec(T5ForConditionalGeneration(config), batch, language_model_loss)
 
 
 def _llama_gqa() -> Spec:
@@ -170,7 +118,7 @@ def _llama_gqa() -> Spec:
         num_key_value_heads=4,
         use_cache=False,
     )
-    return Spec(LlamaForCausalLM(config), _tokens(32000, 768), _language_model_loss)
+    return Spec(LlamaForCausalLM(config), tokens(32000, 768), language_model_loss)
 
 
 def _whisper_encoder() -> Spec:
@@ -237,7 +185,7 @@ class _BiLSTMTagger(nn.Module):
 
 def _gru_classifier() -> Spec:
     return Spec(
-        _GRUClassifier(), _tokens_and_class(20000, 200, 5), lambda model, x, y: F.cross_entropy(model(x), y)
+        _GRUClassifier(), tokens_and_class(20000, 200, 5), lambda model, x, y: F.cross_entropy(model(x), y)
     )
 
 
@@ -527,7 +475,7 @@ class _NanoGPT(nn.Module):
 
 
 def _nano_gpt() -> Spec:
-    return Spec(_NanoGPT(), _tokens(32768, 512), lambda model, ids, labels: model(ids, labels))
+    return Spec(_NanoGPT(), tokens(32768, 512), lambda model, ids, labels: model(ids, labels))
 
 
 class _Experts(nn.Module):
@@ -567,7 +515,7 @@ class _MixtureOfExperts(nn.Module):
 
 
 def _mixture_of_experts() -> Spec:
-    return Spec(_MixtureOfExperts(), _tokens(16000, 256), lambda model, ids, labels: model(ids, labels))
+    return Spec(_MixtureOfExperts(), tokens(16000, 256), lambda model, ids, labels: model(ids, labels))
 
 
 def _transformer_encoder() -> Spec:
@@ -675,8 +623,8 @@ _TORCHVISION = (
 )  # fmt: skip
 
 MODELS: dict[str, Callable[[], Spec]] = {
-    **{name: (lambda name=name: _vision(name)) for name in _TORCHVISION},  # type: ignore[misc]
-    "inception_v3": lambda: _vision("inception_v3", size=299),
+    **{name: (lambda name=name: vision(name)) for name in _TORCHVISION},  # type: ignore[misc]
+    "inception_v3": lambda: vision("inception_v3", size=299),
     "deeplabv3_resnet50": lambda: _segmentation("deeplabv3_resnet50"),
     "fcn_resnet50": lambda: _segmentation("fcn_resnet50"),
     "gpt2": _gpt2,

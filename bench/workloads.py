@@ -5,11 +5,13 @@ loop (checkpointing, accumulation, clipping, an EMA copy, ...). `build(case, dev
 Nothing here imports Legroom, so that the same file serves on the machine with the GPU, where it is not installed.
 
 `CASES["reference"]` are the cases of the published reference measurements, `CASES["study"]` may be looked at while
-rules are written, and `CASES["held-back"]` are measured and predicted once, when the rules are done.
+rules are written, `CASES["held-back"]` were measured and predicted once, when the first rules were done, and
+`CASES["fresh"]` when the present ones were.
 """
 
 import contextlib
 import copy
+import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,8 +19,10 @@ from typing import Any
 import torch
 
 if __package__:
+    from bench.further_models import FURTHER
     from bench.models import MODELS
 else:  # run as a plain script beside its siblings, on a machine without the package
+    from further_models import FURTHER
     from models import MODELS
 
 
@@ -46,6 +50,12 @@ class Case:
     """`zero_grad(set_to_none=False)`."""
     benchmark: bool = False
     """`torch.backends.cudnn.benchmark`."""
+    retain: bool = False
+    """The graph is kept with `retain_graph=True` and walked a second time."""
+    ddp: bool = False
+    """`DistributedDataParallel` over NCCL, on one rank."""
+    inference: bool = False
+    """A forward pass in evaluation mode, without gradients; no optimizer step."""
 
     inputs_first: bool = False
     """The batch is made before gradients are cleared and lives until the step has ended. Not part of the name."""
@@ -102,17 +112,28 @@ OPTIMIZERS: dict[str, Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer
     "nadam": lambda p: torch.optim.NAdam(p, lr=1e-4),
     "radam": lambda p: torch.optim.RAdam(p, lr=1e-4),
     "lion": Lion,
+    "sgd_fused": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, fused=True),
+    "sgd_loop": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, foreach=False),
+    "adam_fused": lambda p: torch.optim.Adam(p, lr=1e-4, fused=True),
+    "adam_loop": lambda p: torch.optim.Adam(p, lr=1e-4, foreach=False),
+    "asgd": lambda p: torch.optim.ASGD(p, lr=1e-3),
+    "rprop": lambda p: torch.optim.Rprop(p, lr=1e-4),
+    "rmsprop_centered": lambda p: torch.optim.RMSprop(p, lr=1e-4, centered=True),
+    "nadamw": lambda p: torch.optim.NAdam(p, lr=1e-4, weight_decay=0.01, decoupled_weight_decay=True),
 }
 
 
 def build(
     case: Case, device: str
 ) -> tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[], torch.Tensor]]:
-    """The model, its optimizer, and a function that takes one whole training step."""
+    """The model, its optimizer, and a function that takes one whole training step.
+
+    That function's `scaler` is the GradScaler in use, or None.
+    """
     torch.manual_seed(0)
     torch.backends.cudnn.benchmark = case.benchmark
     torch.backends.cuda.matmul.allow_tf32 = case.precision == "tf32"
-    spec = MODELS[case.model]()
+    spec = (MODELS | FURTHER)[case.model]()
     model = spec.model
     if case.checkpoint:
         model.gradient_checkpointing_enable()
@@ -121,7 +142,7 @@ def build(
         model.to(torch.bfloat16)
     if case.channels_last:
         model.to(memory_format=torch.channels_last)
-    model.train()
+    model.train(not case.inference)
     if case.frozen:
         parameters = list(model.parameters())
         for parameter in parameters[: len(parameters) * 3 // 4]:
@@ -130,7 +151,10 @@ def build(
     optimizer = OPTIMIZERS[case.optimizer](trained)
     average = copy.deepcopy(model) if case.ema else None
     kind = torch.device(device).type
-    scaler = torch.amp.GradScaler(kind) if case.precision == "amp_fp16" else None
+    scaler = torch.amp.GradScaler(kind) if case.precision == "amp_fp16" and not case.inference else None
+    if case.ddp:
+        join_alone()
+        model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[0])
 
     def precision() -> contextlib.AbstractContextManager[Any]:
         if case.precision in ("amp_bf16", "amp_fp16"):
@@ -152,13 +176,17 @@ def build(
             loss = spec.loss(model, *inputs)
             if not case.inputs_first:
                 loss = loss / case.accumulate
-        if scaler is not None:
-            scaler.scale(loss).backward()
-        else:
-            loss.backward()
+        scaled = loss if scaler is None else scaler.scale(loss)
+        if case.retain:
+            scaled.backward(retain_graph=True)
+        scaled.backward()
         return loss
 
     def step() -> torch.Tensor:
+        if case.inference:
+            with torch.no_grad(), precision():
+                answer: torch.Tensor = spec.loss(model, *make_batch())
+            return answer
         if case.inputs_first:
             inputs = make_batch()
             optimizer.zero_grad()
@@ -182,7 +210,18 @@ def build(
                     old.lerp_(new, 0.001)
         return loss.detach()
 
+    step.scaler = scaler  # type: ignore[attr-defined]
     return model, optimizer, step
+
+
+def join_alone() -> None:
+    """A process group of one."""
+    distributed = torch.distributed
+    if not distributed.is_initialized():
+        meeting_point = tempfile.mkdtemp()
+        distributed.init_process_group(
+            "nccl", init_method=f"file://{meeting_point}/meet", rank=0, world_size=1
+        )
 
 
 def _grid(model: str, batches: tuple[int, ...], *combinations: tuple[str, str]) -> list[Case]:
@@ -242,6 +281,14 @@ _STUDY = [
     _case("conv3d_net", "sgdm", "amp_fp16", 8),
     _case("mlp_mixer", "adadelta", "fp32", 64),
     _case("recommender", "adagrad", "fp32", 4096),
+    # For the rules of cudnn.benchmark and DistributedDataParallel, with a twin without each.
+    _case("resnet18", "adam_amsgrad", "fp32", 64),
+    _case("resnet18", "adam", "amp_fp16", 64, benchmark=True),
+    _case("resnet50", "sgdm", "amp_fp16", 64, channels_last=True, benchmark=True),
+    _case("unet", "adam", "fp32", 4, benchmark=True),
+    _case("resnet18", "sgdm", "fp32", 64, ddp=True),
+    _case("distilbert", "adamw", "amp_bf16", 16, ddp=True),
+    _case("distilbert", "adamw", "amp_bf16", 16),
 ]
 
 _HELD_BACK = [
@@ -278,4 +325,53 @@ _HELD_BACK = [
     _case("bert_base", "adamw_fused", "amp_bf16", 32, frozen=True),
 ]
 
-CASES: dict[str, list[Case]] = {"reference": _REFERENCE, "study": _STUDY, "held-back": _HELD_BACK}
+_FRESH = [
+    _case("resnet101", "sgd_fused", "amp_bf16", 40),
+    _case("resnet101", "adamw", "amp_fp16", 32, channels_last=True, clip=True),
+    _case("googlenet", "nesterov", "fp32", 64),
+    _case("squeezenet1_1", "adam_loop", "amp_fp16", 96),
+    _case("mnasnet1_0", "rmsprop_centered", "amp_bf16", 80),
+    _case("alexnet", "sgd_loop", "fp32", 256),
+    _case("vgg11_bn", "adamw", "amp_bf16", 48, channels_last=True),
+    _case("densenet169", "adam", "amp_fp16", 24),
+    _case("mobilenet_v3_small", "nadamw", "fp32", 192, ema=True),
+    _case("regnet_y_400mf", "asgd", "fp32", 96, accumulate=2),
+    _case("convnext_small", "adamw", "bf16", 32),
+    _case("efficientnet_b1", "rmsprop", "amp_fp16", 48),
+    _case("swin_v2_t", "adamw_fused", "amp_bf16", 24, clip=True),
+    _case("maxvit_t", "adamw", "amp_bf16", 16),
+    _case("video_resnet18", "sgdm", "fp32", 8),
+    _case("video_resnet18", "adam_fused", "amp_bf16", 16),
+    _case("lraspp", "adamw", "fp32", 16, keep_grads=True),
+    _case("opt", "adamw", "amp_fp16", 8, ddp=True),
+    _case("qwen2", "adamw", "amp_bf16", 4, retain=True),
+    _case("qwen2", "adafactor", "bf16", 8, checkpoint=True, accumulate=2),
+    _case("pythia", "adam_fused", "fp32", 8, keep_grads=True),
+    _case("albert", "adamw", "amp_bf16", 48),
+    _case("clip_vision", "adamw", "tf32", 40, ema=True),
+    _case("low_rank_llama", "adamw", "bf16", 8),
+    _case("low_rank_llama", "adamw", "amp_bf16", 4, checkpoint=True),
+    _case("speech_net", "adamw", "fp32", 32),
+    _case("speech_net", "sgdm", "amp_bf16", 48, clip=True),
+    _case("translator", "adam", "fp32", 128),
+    _case("translator", "adamw", "amp_fp16", 192, clip=True),
+    _case("super_resolution", "adam", "fp32", 16),
+    _case("super_resolution", "adam", "amp_fp16", 32, channels_last=True),
+    _case("point_net", "adam", "fp32", 64),
+    _case("volume_net", "adamw", "amp_fp16", 4),
+    _case("graphs", "rprop", "fp32", 64),
+    _case("distilled", "sgdm", "amp_bf16", 96),
+    _case("critic", "adam", "fp32", 24),
+    _case("stack", "adamw", "fp32", 96, checkpoint=True),
+    _case("text_convolutions", "adagrad", "fp32", 128),
+    _case("resnet50", "sgdm", "fp32", 48, ddp=True),
+    _case("resnet50", "sgdm", "amp_bf16", 128, inference=True),
+    _case("nano_gpt", "adamw", "amp_bf16", 8, ddp=True, accumulate=2),
+]
+
+CASES: dict[str, list[Case]] = {
+    "reference": _REFERENCE,
+    "study": _STUDY,
+    "held-back": _HELD_BACK,
+    "fresh": _FRESH,
+}

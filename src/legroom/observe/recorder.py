@@ -29,7 +29,7 @@ from legroom.observe.cuda_rules.plan import Plan
 from legroom.observe.cuda_rules.rules import CudaRules
 from legroom.observe.kernel_memory import KernelMemory
 from legroom.observe.roles import Roles
-from legroom.observe.stand_ins import StandIns
+from legroom.observe.stand_ins import ASKS_DEVICE, StandIns
 from legroom.observe.storages import Live, storage_of, tensors_in
 from legroom.observe.training import TrainingClock
 
@@ -505,8 +505,10 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        stand_ins = self._recorder.stand_ins
+        if func is ASKS_DEVICE and stand_ins is not None:  # torch's own code asks it several times an operation
+            return stand_ins.device_of(args[0])
         with torch._C.DisableTorchFunction():
-            stand_ins = self._recorder.stand_ins
             if self._recorder.rules is not None:
                 func = self._recorder.rules.instead_of(func, args, kwargs)
             if stand_ins is None:
