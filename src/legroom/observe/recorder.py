@@ -506,7 +506,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         stand_ins = self._recorder.stand_ins
-        if func is ASKS_DEVICE and stand_ins is not None:  # torch's own code asks it several times an operation
+        if func is ASKS_DEVICE and stand_ins is not None:  # asked by torch's own code all the time
             return stand_ins.device_of(args[0])
         with torch._C.DisableTorchFunction():
             if self._recorder.rules is not None:

@@ -9,6 +9,7 @@ is fake from the beginning, and so is every parameter and buffer it registers.
 """
 
 import contextlib
+import functools
 import math
 import sys
 import weakref
@@ -23,6 +24,7 @@ SMALL = 64 * 1024
 """Bytes below which a tensor made during a module's construction stays real: its values may steer the construction
 (`[rate.item() for rate in torch.linspace(0, 0.1, depth)]`), and it costs nothing."""
 
+ASKS_DEVICE = torch.ops.prim.device.default
 _ITEM = torch.ops.aten._local_scalar_dense.default
 _CHECK_INF = getattr(torch.ops.aten, "_amp_foreach_non_finite_check_and_unscale_", None)
 
@@ -58,16 +60,24 @@ class StandIns:
         if func is _ITEM and isinstance(args[0], FakeTensor):
             return self._value(args[0])
         if id(func) in _ALL and _any_fake(args):
-            with self.mode:
-                out = func(*args, **kwargs)
+            out = self._shaped(func, args, kwargs)
             self._true.add(out)
             return out
         if to_device or _any_fake(args) or _any_fake(kwargs.values()) or _is_building(func, args, kwargs):
             if _CHECK_INF is not None and func is _CHECK_INF.default:
                 self._infinities.add(args[1])
-            with self.mode:
-                return func(*args, **kwargs)
+            if _returns_nothing(func):  # changes values in place, and there are none
+                return None
+            return self._shaped(func, args, kwargs)
         return func(*args, **kwargs)
+
+    def _shaped(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """The operation on shapes alone: what entering the mode and calling `func` would come to, without that way's cost."""
+        return self.mode.__torch_dispatch__(func, (), args, kwargs)
+
+    def device_of(self, tensor: FakeTensor) -> torch.device:
+        """What a data-less tensor says of its device: as `FakeTensorMode` answers, without the way through it."""
+        return torch.device("meta") if tensor.fake_mode.in_kernel_invocation else tensor.fake_device
 
     def on_host(self, tensor: torch.Tensor, **options: Any) -> torch.Tensor:
         """What a data-less tensor becomes when it is copied to the host: real, and made up."""
@@ -129,6 +139,12 @@ class StandIns:
             torch.utils.swap_tensors = swap
             for hook in hooks:
                 hook.remove()
+
+
+@functools.cache
+def _returns_nothing(func: Any) -> bool:
+    schema = getattr(func, "_schema", None)
+    return schema is not None and not schema.returns
 
 
 def _any_fake(values: Any) -> bool:
