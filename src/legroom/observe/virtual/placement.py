@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _device as _device_module
 
 from legroom.memory.events import Category
-from legroom.observe.recorder import HOST, Recorder
+from legroom.observe.recorder import HOST, INHERIT, Recorder
 from legroom.observe.virtual.host import Host
 from legroom.observe.virtual.patching import Replacement, replaced, table
 from legroom.observe.virtual.pinned import count_as_pinned
@@ -485,8 +485,23 @@ def in_callbacks_too(make_mode: Callable[[], Placement]) -> Iterator[None]:
 
         return with_mode
 
+    def on_its_own(hook: Callable[..., Any]) -> Callable[..., Any]:
+        """What a hook makes from nothing is not a part of the operation that saves: it lives where the hook says."""
+        with_mode = on(hook)
+
+        def call(*args: Any) -> Any:
+            context = make_mode()._recorder.context
+            outer = context.orphans, context.call, context.target, context.category
+            context.orphans, context.call, context.target, context.category = HOST, None, INHERIT, None
+            try:
+                return with_mode(*args)
+            finally:
+                context.orphans, context.call, context.target, context.category = outer
+
+        return call
+
     def take_hooks(hooks: Any, pack_hook: Callable[..., Any], unpack_hook: Callable[..., Any]) -> None:
-        original_init(hooks, on(pack_hook), on(unpack_hook))
+        original_init(hooks, on_its_own(pack_hook), on_its_own(unpack_hook))
 
     graph: Any = torch.autograd.graph
     original_init = graph.saved_tensors_hooks.__init__
