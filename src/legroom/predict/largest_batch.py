@@ -1,20 +1,26 @@
 """The largest batch that fits: from traces at a few sizes, and one at the answer itself.
 
-Memory grows nearly in a straight line with the batch, so two traces foretell the answer and a third verifies it; where
-a model bends the line (attention, padding), the search goes on between the largest size that fits and the smallest
-that does not. No size is answered that was not traced and replayed with the capacity in force.
+Two traces foretell every other (see `foretold`), the foretold ones say which size is the largest that fits, and that one is
+traced. If its trace is what was foretold, it is the answer; if not (attention, padding, a kernel that changes with the
+size), the search goes on with what it showed. No size is answered that was not traced and replayed with the capacity
+in force.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from legroom.predict.fit import Peaks, replay, slack
+from legroom.predict.foretold import foretelling
 from legroom.predict.trace import Trace
+from legroom.units import MiB
 
 MOST = 1 << 20
 """No batch is larger than this."""
 CLOSE = 0.001
 """Of the answer: a search between thousands ends when what is left open is less."""
+
+A_SEGMENT = 20 * MiB
+"""What the allocator takes at once: reserved memory is never nearer than this."""
 
 
 @dataclass(slots=True)
@@ -44,49 +50,122 @@ def largest_batch(
 
     With more than `most_traces` needed, the largest size found to fit so far is the answer.
     """
-    search = Search()
-    needs: dict[int, Peaks] = {}
-    low, high = 0, MOST + multiple_of  # the largest that fits, the smallest that does not
+    looking = _Looking(trace_at, capacity, multiple_of, safe)
+    if known is not None and start % multiple_of == 0:
+        looking.take(start, known)
+    looking.try_size(start)
+    looking.try_size(start * 2 if looking.low else start / 2)
+    while looking.is_open and len(looking.search.tried) < most_traces:
+        looking.try_size(looking.foretold() or looking.halfway())
+    return looking.search
 
-    def fits(size: int) -> None:
-        nonlocal low, high
-        trace = known if known is not None and size == start else trace_at(size)
-        peaks = needs[size] = replay(trace)
-        extra = slack(trace, peaks) if safe else 0
-        search.traces[size] = trace
-        search.tried[size] = replay(trace, capacity, extra=extra).failed_at is None
-        if search.tried[size]:
-            low = max(low, size)
+
+class _Looking:
+    """One search: what is known so far, and where to look next."""
+
+    def __init__(self, trace_at: Callable[[int], Trace], capacity: int, multiple_of: int, safe: bool) -> None:
+        self.search = Search()
+        self.low, self.high = 0, MOST + multiple_of
+        """The largest size that fits, the smallest that does not."""
+        self._trace_at, self._capacity, self._multiple_of, self._safe = trace_at, capacity, multiple_of, safe
+        self._peaks: dict[int, Peaks] = {}
+        self._foretold: dict[int, Peaks] = {}
+        """Sizes that were foretold before they were traced, and the peaks that they were to have."""
+
+    @property
+    def is_open(self) -> bool:
+        return self.high - self.low > max(self._multiple_of, self.low * CLOSE) and not self._is_confirmed()
+
+    def try_size(self, wanted: float) -> None:
+        """Trace the multiple nearest to `wanted` that is still open."""
+        step = self._multiple_of
+        size = max(step, min(MOST, int(wanted) // step * step))
+        if size <= self.low:
+            size = self.low + step
+        if size >= self.high:
+            size = self.high - step
+        if size not in self.search.tried and size >= step:
+            self.take(size, self._trace_at(size))
+
+    def take(self, size: int, trace: Trace) -> None:
+        self._peaks[size] = replay(trace)
+        self.search.traces[size] = trace
+        self.search.tried[size] = fits = self._fits(trace, self._peaks[size])
+        if fits:
+            self.low = max(self.low, size)
         else:
-            high = min(high, size)
+            self.high = min(self.high, size)
 
-    def candidates() -> Iterator[float]:
-        """In the order in which they tell most. What is reserved is an upper bound of what is needed, since the cache
-        can be given back, and what is allocated a lower one: the answer lies between the two lines."""
-        yield start
-        yield start * 2 if low else start / 2
-        yield _foretold({size: peaks.reserved for size, peaks in needs.items()}, capacity)
-        yield _foretold({size: peaks.allocated for size, peaks in needs.items()}, capacity)
-        while True:
-            yield (low + high) / 2 if high <= MOST else low * 2
+    def foretold(self) -> int | None:
+        """The largest size that fits by what the two nearest traces foretell."""
+        at = self._from_nearest()
+        if at is None:
+            return None
+        step = self._multiple_of
 
-    for candidate in candidates():
-        if high - low <= max(multiple_of, low * CLOSE) or len(search.tried) >= most_traces:
-            break
-        size = max(multiple_of, min(MOST, int(candidate) // multiple_of * multiple_of))
-        if size <= low:
-            size = low + multiple_of
-        if size >= high:
-            size = high - multiple_of
-        if size not in search.tried:
-            fits(size)
-    return search
+        def fits(size: int) -> bool:
+            trace = at(size)
+            return self._fits(trace, replay(trace))
 
+        low, high = self.low, self.high
+        if high > MOST:  # unknown yet: the line of the peaks is near enough to begin with
+            high = min(MOST, max(low + step, self._by_peaks() * 2)) // step * step
+            while high < MOST and fits(high):
+                low, high = high, min(MOST, high * 2)
+        while high - low > max(step, low * CLOSE):
+            middle = (low + high) // 2 // step * step
+            middle = max(low + step, middle)
+            if middle >= high:
+                break
+            if fits(middle):
+                low = middle
+            else:
+                high = middle
+        if (
+            low <= self.low
+        ):  # what fits already is foretold to be the largest: see whether the next one does not
+            return self.low + step if self.low + step not in self._foretold else None
+        if low in self._foretold:
+            return None
+        self._foretold[low] = replay(at(low))
+        return low
 
-def _foretold(needs: dict[int, int], capacity: int) -> float:
-    """The size at which a straight line through the smallest and the largest measured size meets the capacity."""
-    a, b = min(needs), max(needs)
-    slope = (needs[b] - needs[a]) / (b - a) if b > a else 0.0
-    if slope <= 0:
-        return b * 2
-    return b + (capacity - needs[b]) / slope
+    def halfway(self) -> float:
+        """Where to look when nothing is foretold."""
+        return (self.low + self.high) / 2 if self.high <= MOST else self.low * 2
+
+    def _is_confirmed(self) -> bool:
+        """Whether the largest that fits was foretold as such and turned out as foretold, to a fraction of one more row."""
+        foretold = self._foretold.get(self.low)
+        if foretold is None:
+            return False
+        true, near = self._peaks[self.low], self._slope() * max(self._multiple_of / 4, self.low * CLOSE)
+        return (
+            abs(true.allocated - foretold.allocated) <= near
+            and abs(true.reserved - foretold.reserved) <= near + A_SEGMENT
+        )
+
+    def _slope(self) -> float:
+        """Bytes of peak per row, over all sizes traced."""
+        small, large = min(self._peaks), max(self._peaks)
+        return (self._peaks[large].allocated - self._peaks[small].allocated) / max(1, large - small)
+
+    def _by_peaks(self) -> int:
+        """The size at which a straight line through the peaks of the smallest and the largest size meets the capacity."""
+        large, slope = max(self._peaks), self._slope()
+        if slope <= 0:
+            return large * 2
+        return max(1, int(large + (self._capacity - self._peaks[large].allocated) / slope))
+
+    def _from_nearest(self) -> Callable[[int], Trace] | None:
+        """What foretells a size between `low` and `high`: the two sizes nearest to there."""
+        middle = (self.low + min(self.high, MOST)) / 2
+        nearest = sorted(self.search.traces, key=lambda size: abs(size - middle))[:2]
+        if len(nearest) < 2:
+            return None
+        small, large = sorted(nearest)
+        return foretelling(small, self.search.traces[small], large, self.search.traces[large])
+
+    def _fits(self, trace: Trace, peaks: Peaks) -> bool:
+        extra = slack(trace, peaks) if self._safe else 0
+        return replay(trace, self._capacity, extra=extra).failed_at is None

@@ -73,6 +73,22 @@ def test_a_known_trace_is_not_made_again() -> None:
     assert len(asked) == len(set(asked))
 
 
+def test_a_straight_line_needs_three_traces() -> None:
+    assert list(largest_batch(linear, 700 * MiB, start=10).tried) == [10, 20, 300]
+
+
+def test_an_answer_that_was_foretold_wrongly_is_not_believed() -> None:
+    """From 200 on another kernel holds more at once, in more pieces: what smaller sizes foretell is too much."""
+
+    def changing(batch: int) -> Trace:
+        if batch < 200:
+            return linear(batch)
+        return made_trace([100 * MiB, batch * MiB, batch * MiB, batch * MiB // 2])
+
+    search = largest_batch(changing, 700 * MiB, start=10)
+    assert search.largest == true_largest(changing, 700 * MiB) == 240
+
+
 def test_the_safe_search_leaves_room_for_doubt() -> None:
     def doubtful(batch: int) -> Trace:
         trace = linear(batch)
