@@ -11,16 +11,18 @@ if TYPE_CHECKING:
     from legroom.predict.api import estimate as estimate
     from legroom.predict.api import max_batch as max_batch
     from legroom.predict.api import plan as plan
+    from legroom.train.spill import Spill as Spill
 
 __version__ = "0.1.0.dev0"
 
 _PUBLIC = {
+    "Spill": "legroom.train.spill",
     "VirtualGPU": "legroom.observe.virtual.gpu",
     "estimate": "legroom.predict.api",
     "max_batch": "legroom.predict.api",
     "plan": "legroom.predict.api",
 }
-__all__ = ["VirtualGPU", "__version__", "estimate", "max_batch", "plan"]
+__all__ = ["Spill", "VirtualGPU", "__version__", "estimate", "max_batch", "plan"]
 
 
 def __getattr__(name: str) -> Any:
