@@ -12,6 +12,7 @@ from typing import Annotated, cast
 import typer
 
 from legroom.cli.estimate import estimate
+from legroom.cli.lint import lint
 from legroom.cli.report import report
 from legroom.cli.run import ScriptCommand, run
 from legroom.errors import LegroomError
@@ -89,3 +90,4 @@ app.command(
     options_metavar="[OPTIONS]",
 )(estimate)
 app.command("report")(report)
+app.command("lint")(lint)

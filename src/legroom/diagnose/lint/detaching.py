@@ -1,0 +1,125 @@
+"""How to keep a value without its graph: which parts of a stored expression carry one, and what to write after each."""
+
+import re
+
+import libcst as cst
+
+from legroom.diagnose.lint.edits import Edit, append_to
+from legroom.diagnose.lint.facts import Store
+from legroom.diagnose.lint.kinds import Kind
+from legroom.diagnose.lint.program import Program
+from legroom.diagnose.lint.results import names_a_loss
+from legroom.diagnose.lint.syntax import dotted, last_name, method_name, names_in, path_of, receiver, walk
+
+_LOSS_NAME = re.compile(r"loss|err[DG]?$|penalty", re.IGNORECASE)
+_NUMBERS_WILL_DO = {
+    "print",
+    "float",
+    "len",
+    "round",
+    "str",
+    "int",
+    "format",
+    "sum",
+    "min",
+    "max",
+    "range",
+    "enumerate",
+}
+
+
+def parts_with_graph(
+    program: Program, expression: cst.BaseExpression, *, but: str = ""
+) -> list[cst.BaseExpression]:
+    """The smallest parts of what is stored that carry a graph, without the path that it is added to."""
+    if dotted(expression) == but and but:
+        return []
+    if isinstance(expression, cst.BinaryOperation):
+        parts = [
+            *parts_with_graph(program, expression.left, but=but),
+            *parts_with_graph(program, expression.right, but=but),
+        ]
+        whole_is_better = not but or but not in names_in(expression)
+        return [expression] if whole_is_better and len(parts) > 1 else parts
+    if isinstance(expression, (cst.Tuple, cst.List)):
+        return [
+            part for each in expression.elements for part in parts_with_graph(program, each.value, but=but)
+        ]
+    if isinstance(expression, cst.Dict):
+        return [
+            part for each in expression.elements for part in parts_with_graph(program, each.value, but=but)
+        ]
+    return [expression] if program.value(expression).carries_graph else []
+
+
+def detached(program: Program, store: Store, target: str) -> tuple[str, list[Edit], bool]:
+    """What to append to each part (`.item()`, ...), the edits, and whether they are safe."""
+    parts = parts_with_graph(program, store.expression, but=target if store.uses_itself else "")
+    if not parts or any(program.value(part).kind is not Kind.GRAPH for part in parts):
+        return ".detach()", [], False
+    scalar = all(is_scalar(program, part, store) for part in parts)
+    as_tensor = is_used_as_tensor(program, store, target)
+    if scalar:
+        suffix, safe = (".detach()" if as_tensor else ".item()"), True
+    else:
+        suffix, safe = ".detach()", True
+    return suffix, [edit for part in parts for edit in append_to(program, part, suffix)], safe
+
+
+def is_scalar(program: Program, expression: cst.BaseExpression, store: Store, depth: int = 0) -> bool:
+    """Whether a value is one number, as a loss is."""
+    if isinstance(expression, cst.BinaryOperation):
+        sides = [expression.left, expression.right]
+        return all(
+            is_scalar(program, side, store, depth) for side in sides if program.value(side).kind is Kind.GRAPH
+        )
+    if isinstance(expression, cst.Call):
+        method = method_name(expression)
+        if method in {"mean", "sum", "norm"} and not expression.args:
+            return True
+        name = dotted(expression.func) or method or ""
+        return names_a_loss(name) or program.value(expression.func).kind is Kind.CRITERION
+    path = dotted(expression)
+    if path is None:
+        return False
+    if _LOSS_NAME.search(last_name(path)):
+        return True
+    if depth < 3:
+        for each in reversed(program.stores):
+            if each.target == path and each.function is store.function and each.order < store.order:
+                return is_scalar(program, each.expression, store, depth + 1)
+    return False
+
+
+def is_used_as_tensor(program: Program, store: Store, target: str) -> bool:
+    """Whether something that only a tensor can do is done with what is stored, as far as this file shows."""
+    name = last_name(target)
+    local = store.function.owns(target) and not isinstance(store.function.node, cst.Module)
+    scope = store.function.body if local else program.module
+    names = {name}
+    for node in walk(scope):
+        if isinstance(node, cst.Assign) and _reads(node.value, names) and not _calls_number(node.value):
+            names |= {last_name(path) for each in node.targets if (path := path_of(each.target))}
+        if isinstance(node, (cst.For, cst.CompFor)) and _reads(node.iter, names):
+            names |= {path for each in walk(node.target) if (path := dotted(each))}
+    for node in walk(scope):
+        if isinstance(node, cst.Return) and local and node.value is not None and _reads(node.value, {name}):
+            return True
+        if not isinstance(node, cst.Call):
+            continue
+        of = receiver(node)
+        adds = method_name(node) in {"append", "extend", "items", "values"}
+        if of is not None and not adds and _reads(of, names) and program.value(of).kind is not Kind.CONTAINER:
+            return True
+        called = program.imports.qualified(node.func) or ""
+        if called.startswith("torch.") and any(_reads(each.value, names) for each in node.args):
+            return True
+    return False
+
+
+def _reads(node: cst.CSTNode, names: set[str]) -> bool:
+    return any(last_name(path) in names for path in names_in(node))
+
+
+def _calls_number(node: cst.CSTNode) -> bool:
+    return any(isinstance(each, cst.Call) and method_name(each) in {"item", "tolist"} for each in walk(node))

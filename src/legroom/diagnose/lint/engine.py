@@ -1,0 +1,270 @@
+"""From files to findings, and from findings to changed files."""
+
+import ast
+import difflib
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import libcst as cst
+
+from legroom.diagnose.lint.discovery import find_files
+from legroom.diagnose.lint.document import (
+    Document,
+    Script,
+    Unreadable,
+    document_of,
+    looks_like_python_2,
+    read_document,
+)
+from legroom.diagnose.lint.edits import Edit, overlap
+from legroom.diagnose.lint.finding import LintFinding, LintReport, TextEdit, Trouble
+from legroom.diagnose.lint.flow import follow
+from legroom.diagnose.lint.program import NEWLINE, Program
+from legroom.diagnose.lint.rule import Problem
+from legroom.diagnose.lint.rules import RULES
+from legroom.diagnose.lint.settings import Settings, settings_for
+from legroom.diagnose.lint.suppression import is_ignored
+
+AROUND = 2
+_RELEVANT = re.compile(r"torch|\.backward\(|lightning|accelerat", re.IGNORECASE)
+"""Without one of these words no rule has anything to say."""
+_MOST_ROUNDS = 12
+_WORTH_PROCESSES = 400_000
+"""Bytes of code above which several processes are faster than one."""
+
+
+def lint_paths(
+    paths: Sequence[str],
+    *,
+    select: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    fix: bool = False,
+    unsafe: bool = False,
+    diff: bool = False,
+) -> LintReport:
+    """Check every file that the paths mean; with `fix`, mend what can be mended, or with `diff` show it only."""
+    Settings().chosen(select, ignore)  # a mistyped code is told before any work
+    troubles: list[Trouble] = []
+    files = list(find_files(paths, troubles))
+    work = partial(_work_on, select=tuple(select), ignore=tuple(ignore), fix=fix, unsafe=unsafe, diff=diff)
+    reports = list(_mapped(work, files))
+    return LintReport(
+        findings=[finding for report in reports for finding in report.findings],
+        troubles=[*troubles, *(trouble for report in reports for trouble in report.troubles)],
+        files=len(files),
+        fixed=sum(report.fixed for report in reports),
+        diff="".join(report.diff for report in reports),
+    )
+
+
+def lint_text(text: str, *, file: str = "-", settings: Settings | None = None) -> list[LintFinding]:
+    """Check a text of Python code."""
+    codes = (settings or Settings()).codes_for(Path(file))
+    return [finding for finding, _ in _check(Script(text), file, codes)]
+
+
+def lint_standard_input(
+    data: bytes, *, select: Sequence[str], ignore: Sequence[str], fix: bool, unsafe: bool, diff: bool
+) -> tuple[LintReport, bytes]:
+    """Check what came on standard input; also gives what it became."""
+    settings = settings_for(Path("stdin.py")).chosen(select, ignore)
+    try:
+        document = document_of(data, is_notebook=data.lstrip()[:1] == b"{" and b'"cells"' in data)
+    except Unreadable as reason:
+        return LintReport(findings=[], troubles=[Trouble(file="-", sentence=str(reason))], files=1), data
+    report, changed = _lint_document(
+        document, "-", settings.codes_for(Path("stdin.py")), fix=fix or diff, unsafe=unsafe
+    )
+    if diff:
+        return _as_diff(report, document, changed, "-"), data
+    return report, changed.encoded()
+
+
+def _work_on(
+    file: Path, *, select: tuple[str, ...], ignore: tuple[str, ...], fix: bool, unsafe: bool, diff: bool
+) -> LintReport:
+    name = str(file)
+    try:
+        document = read_document(file)
+    except Unreadable as reason:
+        return LintReport(findings=[], troubles=[Trouble(file=name, sentence=str(reason))], files=1)
+    codes = settings_for(file).chosen(select, ignore).codes_for(file)
+    report, changed = _lint_document(document, name, codes, fix=fix or diff, unsafe=unsafe)
+    if diff:
+        return _as_diff(report, document, changed, name)
+    if changed is not document:
+        try:
+            file.write_bytes(changed.encoded())
+        except OSError as error:
+            sentence = f"cannot be written: {(error.strerror or str(error)).lower()}"
+            return LintReport(
+                findings=report.findings, troubles=[Trouble(file=name, sentence=sentence)], files=1
+            )
+    return report
+
+
+def _lint_document(
+    document: Document, name: str, codes: frozenset[str], *, fix: bool, unsafe: bool
+) -> tuple[LintReport, Document]:
+    """Check, and mend until nothing more can be mended."""
+    fixed = 0
+    for number in range(_MOST_ROUNDS):
+        try:
+            found = _check(document, name, codes)
+        except Unreadable as reason:
+            return LintReport(
+                findings=[], troubles=[Trouble(file=name, sentence=str(reason))], files=1
+            ), document
+        chosen: list[Edit] = []
+        mended = 0
+        if fix and number < _MOST_ROUNDS - 1:
+            for finding, edits in found:
+                if edits and (finding.safe or unsafe) and not overlap(edits, chosen):
+                    chosen.extend(edits)
+                    mended += 1
+        changed = document.edited(chosen) if chosen else document
+        if not chosen or not _still_parses(changed):
+            findings = [finding for finding, _ in found]
+            return LintReport(findings=findings, files=1, fixed=fixed), document
+        document, fixed = changed, fixed + mended
+    raise AssertionError("the last round mends nothing")
+
+
+def _still_parses(document: Document) -> bool:
+    """A fix that breaks the code is worse than none."""
+    try:
+        cst.parse_module(document.text)
+    except cst.ParserSyntaxError:
+        return False
+    return True
+
+
+def _check(document: Document, name: str, codes: Iterable[str]) -> list[tuple[LintFinding, tuple[Edit, ...]]]:
+    if not _RELEVANT.search(document.text):
+        _check_syntax(document)
+        return []
+    try:
+        program = Program(document.text, cst.parse_module(document.text))
+        follow(program)
+        found = [
+            _finding(program, document, name, code, problem)
+            for code in sorted(codes)
+            for problem in RULES[code](program)
+            if not _is_ignored(program, code, problem)
+        ]
+    except cst.ParserSyntaxError as error:
+        raise Unreadable(_syntax_sentence(document, error.raw_line)) from None
+    except RecursionError:
+        raise Unreadable("nested too deeply to be checked") from None
+    return sorted(
+        found, key=lambda pair: (pair[0].cell or 0, pair[0].line or 0, pair[0].column, pair[0].code)
+    )
+
+
+def _check_syntax(document: Document) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            ast.parse(document.text)
+        except SyntaxError as error:
+            raise Unreadable(_syntax_sentence(document, error.lineno or 1)) from None
+        except (ValueError, RecursionError, MemoryError):
+            raise Unreadable("nested too deeply to be checked") from None
+
+
+def _syntax_sentence(document: Document, line: int) -> str:
+    lines = NEWLINE.split(document.text)
+    text = lines[line - 1] if line <= len(lines) else ""
+    cell, number = document.place(line)
+    where = f"line {number}" if cell is None else f"cell {cell}, line {number}"
+    if any(map(looks_like_python_2, lines[max(line - 3, 0) : line + 1])):
+        return f"not checked: {where} is Python 2"
+    return f"not checked: a syntax error at {where}" + (f": {text.strip()[:60]}" if text.strip() else "")
+
+
+def _is_ignored(program: Program, code: str, problem: Problem) -> bool:
+    (first, _), (last, _) = program.span(problem.node)
+    statement = program.statement_line(problem.node)
+    if statement is not None:
+        last = max(last, program.span(statement)[1][0])
+    return is_ignored(program.lines, code, first, last)
+
+
+def _finding(
+    program: Program, document: Document, name: str, code: str, problem: Problem
+) -> tuple[LintFinding, tuple[Edit, ...]]:
+    (line, column), (end_line, end_column) = program.span(problem.node)
+    cell, number = document.place(line)
+    shift = line - number
+    finding = LintFinding(
+        code=code,
+        message=problem.message,
+        fix=problem.help,
+        file=name,
+        line=number,
+        column=column + 1,
+        end_line=end_line - shift,
+        end_column=end_column + 1,
+        cell=cell,
+        edits=tuple(_text_edit(document, edit) for edit in problem.edits),
+        safe=problem.safe,
+        source=_source_around(program, document, line),
+    )
+    return finding, problem.edits
+
+
+def _text_edit(document: Document, edit: Edit) -> TextEdit:
+    cell, line = document.place(edit.start[0])
+    shift = edit.start[0] - line
+    return TextEdit(
+        line=line,
+        column=edit.start[1] + 1,
+        end_line=edit.end[0] - shift,
+        end_column=edit.end[1] + 1,
+        text=edit.text,
+        cell=cell,
+    )
+
+
+def _source_around(program: Program, document: Document, line: int) -> tuple[tuple[int, str], ...]:
+    cell, _ = document.place(line)
+    numbers = range(max(line - AROUND, 1), min(line + AROUND, len(program.lines)) + 1)
+    places = [(document.place(number), program.lines[number - 1]) for number in numbers]
+    kept = [(number, text) for (its, number), text in places if its == cell]
+    while kept and not kept[-1][1].strip():
+        kept.pop()
+    return tuple(kept)
+
+
+def _as_diff(report: LintReport, before: Document, after: Document, name: str) -> LintReport:
+    old, new = before.encoded().decode("utf-8", "replace"), after.encoded().decode("utf-8", "replace")
+    lines = difflib.unified_diff(
+        old.splitlines(keepends=True), new.splitlines(keepends=True), f"a/{name}", f"b/{name}"
+    )
+    text = "".join(
+        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
+    )
+    return LintReport(
+        findings=report.findings, troubles=report.troubles, files=1, fixed=report.fixed, diff=text
+    )
+
+
+def _mapped(work: Callable[[Path], LintReport], files: Sequence[Path]) -> Iterable[LintReport]:
+    """In several processes where there is enough to do; starting them takes longer than a few files."""
+    processes = min(os.cpu_count() or 1, 8)
+    if processes < 2 or len(files) < 2 * processes or sum(map(_size, files)) < _WORTH_PROCESSES:
+        return map(work, files)
+    with ProcessPoolExecutor(processes) as pool:
+        return list(pool.map(work, files, chunksize=max(1, len(files) // (processes * 8))))
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,320 @@
+"""The value of every kind of expression, for the flow analysis."""
+
+from collections.abc import Sequence
+
+import libcst as cst
+
+from legroom.diagnose.lint.facts import Function
+from legroom.diagnose.lint.kinds import (
+    GRAPH,
+    GRAPHLESS_ATTRIBUTES,
+    MODEL,
+    NUMBER_ATTRIBUTES,
+    PARAMETER,
+    PLAIN,
+    TENSOR,
+    UNKNOWN,
+    Kind,
+    Value,
+    by_name,
+    container,
+    joined,
+)
+from legroom.diagnose.lint.program import Program
+from legroom.diagnose.lint.results import (
+    builtin_result,
+    computed_from,
+    element_of,
+    loss_call,
+    method_result,
+    model_call,
+    names_a_loss,
+    torch_result,
+)
+from legroom.diagnose.lint.syntax import children, dotted, is_true, keyword, last_name
+
+
+class Expressions:
+    """Gives expressions their values under the names known so far. A subclass goes through the statements."""
+
+    recording: bool
+    no_grad: bool
+
+    def __init__(self, program: Program, function: Function) -> None:
+        self.program = program
+        self.function = function
+        self.names: dict[str, Value] = {}
+
+    def note_call(
+        self,
+        node: cst.Call,
+        name: str | None,
+        of: Value,
+        arguments: tuple[Value, ...],
+        result: Value,
+        local: Function | None,
+    ) -> None:
+        raise NotImplementedError
+
+    def bind_iteration(self, target: cst.BaseExpression, source: cst.BaseExpression, iterated: Value) -> None:
+        raise NotImplementedError
+
+    def quietly(self, node: cst.BaseExpression) -> Value:
+        """The value of an expression that has been noted already."""
+        recording, self.recording = self.recording, False
+        try:
+            return self.value_of(node)
+        finally:
+            self.recording = recording
+
+    def value_of(self, node: cst.CSTNode) -> Value:
+        value = self._value_of(node)
+        if self.recording:
+            self.program.values[node] = value
+        return value
+
+    def _value_of(self, node: cst.CSTNode) -> Value:
+        if isinstance(node, cst.Name):
+            return self._name(node.value)
+        if isinstance(node, cst.Attribute):
+            return self._attribute(node)
+        if isinstance(node, cst.Call):
+            return self._call(node)
+        if isinstance(node, cst.BinaryOperation):
+            return self._computed([node.left, node.right])
+        if isinstance(node, cst.UnaryOperation):
+            return PLAIN if isinstance(node.operator, cst.Not) else self._computed([node.expression])
+        if isinstance(node, cst.Subscript):
+            return self._subscript(node)
+        if isinstance(node, (cst.Tuple, cst.List, cst.Set)):
+            items = tuple(self.value_of(each.value) for each in node.elements)
+            return Value(Kind.CONTAINER, items=items) if items else container()
+        if isinstance(node, cst.Dict):
+            return self._dict(node)
+        if isinstance(node, (cst.ListComp, cst.SetComp, cst.GeneratorExp, cst.DictComp)):
+            return self._comprehension(node)
+        if isinstance(node, cst.IfExp):
+            self.value_of(node.test)
+            return joined(self.value_of(node.body), self.value_of(node.orelse))
+        if isinstance(node, cst.BooleanOperation):
+            return joined(self.value_of(node.left), self.value_of(node.right))
+        if isinstance(node, cst.Comparison):
+            values = [
+                self.value_of(node.left),
+                *(self.value_of(each.comparator) for each in node.comparisons),
+            ]
+            return TENSOR if any(each.is_tensor for each in values) else PLAIN
+        if isinstance(node, cst.NamedExpr):
+            value = self.value_of(node.value)
+            path = dotted(node.target)
+            if path is not None:
+                self.names[path] = value
+            return value
+        if isinstance(node, (cst.BaseNumber, cst.BaseString, cst.Ellipsis)):
+            self._inside(node)
+            return PLAIN
+        if isinstance(node, cst.Await):
+            return self.value_of(node.expression)
+        if isinstance(node, cst.Lambda):
+            return UNKNOWN
+        self._inside(node)
+        return UNKNOWN
+
+    def _inside(self, node: cst.CSTNode) -> None:
+        """Note the calls inside an f-string and the like."""
+        for child in children(node):
+            if isinstance(child, (cst.Call, cst.BinaryOperation, cst.Attribute, cst.Subscript, cst.IfExp)):
+                self.value_of(child)
+            else:
+                self._inside(child)
+
+    def _name(self, name: str) -> Value:
+        if name in self.names:
+            return self.names[name]
+        if name in {"True", "False", "None"}:
+            return PLAIN
+        local = self.program.function_named(name, self.function)
+        if local is not None:
+            return Value(Kind.UNKNOWN, function=local.place)
+        return by_name(name)
+
+    def _attribute(self, node: cst.Attribute) -> Value:
+        path = dotted(node)
+        if path is not None and path in self.names:
+            return self.names[path]
+        of = self.value_of(node.value)
+        name = node.attr.value
+        if of.kind in (Kind.GRAPH, Kind.PARAMETER, Kind.TENSOR):
+            if name in NUMBER_ATTRIBUTES:
+                return PLAIN
+            return TENSOR if name in GRAPHLESS_ATTRIBUTES else of
+        if of.class_name is not None:
+            known = self.program.classes[of.class_name].attributes.get(f"self.{name}")
+            if known is not None:
+                return known
+        if of.kind is Kind.MODEL:
+            if name in {"weight", "bias"}:
+                return PARAMETER
+            return PLAIN if name in {"device", "dtype", "config", "training"} else MODEL
+        return by_name(name)
+
+    def _subscript(self, node: cst.Subscript) -> Value:
+        of = self.value_of(node.value)
+        for each in node.slice:
+            if isinstance(each.slice, cst.Index):
+                self.value_of(each.slice.value)
+        if of.kind is Kind.CONTAINER:
+            if of.items is not None and len(node.slice) == 1 and isinstance(node.slice[0].slice, cst.Index):
+                index = node.slice[0].slice.value
+                if isinstance(index, cst.Integer) and int(index.value) < len(of.items):
+                    return of.items[int(index.value)]
+            if any(isinstance(each.slice, cst.Slice) for each in node.slice):
+                return of
+            return element_of(of)
+        if of.kind is Kind.PARAMETER:
+            return TENSOR if self.no_grad else GRAPH
+        if of.is_tensor or of.kind is Kind.MODEL:
+            return of
+        return UNKNOWN
+
+    def _dict(self, node: cst.Dict) -> Value:
+        element: Value | None = None
+        for each in node.elements:
+            if isinstance(each, cst.DictElement):
+                self.value_of(each.key)
+            value = self.value_of(each.value)
+            element = value if element is None else joined(element, value)
+        return container(element, mapping=True)
+
+    def _comprehension(self, node: cst.ListComp | cst.SetComp | cst.GeneratorExp | cst.DictComp) -> Value:
+        names = dict(self.names)
+        part: cst.CompFor | None = node.for_in
+        while part is not None:
+            self.bind_iteration(part.target, part.iter, self.value_of(part.iter))
+            for condition in part.ifs:
+                self.value_of(condition.test)
+            part = part.inner_for_in
+        if isinstance(node, cst.DictComp):
+            self.value_of(node.key)
+            element = self.value_of(node.value)
+        else:
+            element = self.value_of(node.elt)
+        self.names = names
+        return container(element)
+
+    def _computed(self, parts: Sequence[cst.BaseExpression]) -> Value:
+        values = [self.value_of(each) for each in parts]
+        lists = [each for each in values if each.kind is Kind.CONTAINER]
+        if lists and len(parts) > 1:  # two lists joined
+            return joined(values[0], values[1]) if len(lists) > 1 else lists[0]
+        return computed_from(values, no_grad=self.no_grad)
+
+    def _call(self, node: cst.Call) -> Value:
+        name = self.program.imports.qualified(node.func)
+        of = UNKNOWN
+        if isinstance(node.func, cst.Attribute):
+            of = self.value_of(node.func.value)
+        elif not isinstance(node.func, cst.Name):
+            of = self.value_of(node.func)
+        arguments = tuple(self.value_of(each.value) for each in node.args)
+        local = self._local_function(node, of)
+        result = self._result(node, name, of, arguments, local)
+        if isinstance(node.func, cst.Name) or (
+            isinstance(node.func, cst.Attribute) and of.kind is not Kind.MODEL
+        ):
+            called = self._called_value(node.func)
+            if called.kind in (Kind.MODEL, Kind.CRITERION) and of.kind in (Kind.UNKNOWN, Kind.PLAIN):
+                of = called
+        self.note_call(node, name, of, arguments, result, local)
+        return result
+
+    def _called_value(self, func: cst.BaseExpression) -> Value:
+        """What is being called: a model, a loss, a function of this file."""
+        path = dotted(func)
+        if path is not None and path in self.names:
+            return self.names[path]
+        if isinstance(func, cst.Name):
+            return self._name(func.value)
+        if isinstance(func, cst.Attribute):
+            recording, self.recording = self.recording, False
+            value = self._attribute(func)
+            self.recording = recording
+            return value
+        return UNKNOWN
+
+    def _local_function(self, node: cst.Call, of: Value) -> Function | None:
+        called = self._called_value(node.func)
+        if called.function is not None:
+            return self.program.functions.get(called.function)
+        if isinstance(node.func, cst.Attribute):
+            name = node.func.attr.value
+            if of.class_name is not None:
+                found = self.program.method(of.class_name, name)
+                if found is not None:
+                    return found
+        if called.kind is Kind.MODEL and called.class_name is not None:
+            return self.program.method(called.class_name, "forward")
+        if called.class_name is not None and called.kind is Kind.UNKNOWN:
+            return self.program.method(called.class_name, "__call__")
+        return None
+
+    def _result(
+        self,
+        node: cst.Call,
+        name: str | None,
+        of: Value,
+        arguments: tuple[Value, ...],
+        local: Function | None,
+    ) -> Value:
+        no_grad = self.no_grad
+        path = dotted(node.func)
+        if path is not None and path in self.program.classes and path not in self.names:
+            kind = Kind.MODEL if self.program.is_module_class(path) else Kind.UNKNOWN
+            return Value(kind, class_name=path)
+        called = self._called_value(node.func)
+        if name is not None:
+            requires_grad = is_true(keyword(node, "requires_grad"))
+            known = torch_result(name, arguments, requires_grad=requires_grad, no_grad=no_grad)
+            if known is None and (of.kind is Kind.UNKNOWN or name.startswith("collections.")):
+                known = self._builtin(node, name, arguments)
+            if known is not None:
+                return known
+        if called.kind is Kind.MODEL and (
+            of.kind is not Kind.MODEL or local is not None or self._is_submodule(node)
+        ):
+            return model_call(arguments, no_grad=no_grad)
+        if called.kind is Kind.CRITERION:
+            return loss_call(arguments, no_grad=no_grad)
+        if local is not None and local is not self.function:
+            returned = local.returns
+            if returned.kind is Kind.UNKNOWN and not returned.function and names_a_loss(local.name):
+                return loss_call(arguments, no_grad=no_grad)
+            return TENSOR if no_grad and returned.kind is Kind.GRAPH else returned
+        if isinstance(node.func, cst.Attribute):
+            found = method_result(of, node.func.attr.value, arguments, no_grad=no_grad)
+            if found is not None:
+                return found
+            if node.func.attr.value == "prepare" and len(arguments) > 1:  # accelerate, fabric
+                return Value(Kind.CONTAINER, items=arguments)
+            if node.func.attr.value == "prepare" and arguments:
+                return arguments[0]
+            if of.kind is Kind.MODEL and self._is_submodule(node):
+                return model_call(arguments, no_grad=no_grad)
+        if name is not None and names_a_loss(name) and any(each.carries_graph for each in arguments):
+            return loss_call(arguments, no_grad=no_grad)
+        return UNKNOWN
+
+    def _is_submodule(self, node: cst.Call) -> bool:
+        """Whether `model.encoder(x)` calls a part of the model rather than a method of it."""
+        path = dotted(node.func)
+        if path is not None and path in self.names:
+            return self.names[path].kind is Kind.MODEL
+        return path is not None and by_name(last_name(path)).kind is Kind.MODEL
+
+    def _builtin(self, node: cst.Call, name: str, arguments: tuple[Value, ...]) -> Value | None:
+        known = builtin_result(name, arguments)
+        if known is not None and known.kind is Kind.CONTAINER and name.endswith("deque"):
+            limit = keyword(node, "maxlen") or (node.args[1] if len(node.args) > 1 else None)
+            if limit is not None and not (isinstance(limit.value, cst.Name) and limit.value.value == "None"):
+                return container(known.element, bounded=True)
+        return known

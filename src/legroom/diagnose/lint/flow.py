@@ -1,0 +1,595 @@
+"""What each name holds as the code runs, as far as it can be read: which values carry a graph, what is kept where.
+
+Every function is gone through with its statements in order, loops twice (what one round leaves the next one sees),
+branches apart and then joined. The whole file is gone through three times, so that what a function returns, what its callers give it
+and whether they turned gradients off is known on the last round, which alone notes facts for the rules.
+
+What cannot be told stays unknown, and no rule speaks of the unknown: a linter that is wrong is switched off.
+"""
+
+from collections.abc import Sequence
+
+import libcst as cst
+
+from legroom.diagnose.lint.expressions import Expressions
+from legroom.diagnose.lint.facts import CallFact, CallSite, Function, LoopFact, Release, Store, Surroundings
+from legroom.diagnose.lint.kinds import (
+    EXCEPTION,
+    GRAPH,
+    MODEL,
+    PLAIN,
+    UNKNOWN,
+    Kind,
+    Value,
+    by_name,
+    joined,
+    with_element,
+)
+from legroom.diagnose.lint.program import Program
+from legroom.diagnose.lint.results import computed_from, element_of
+from legroom.diagnose.lint.syntax import (
+    Loop,
+    dotted,
+    last_name,
+    method_name,
+    names_in,
+    path_of,
+    positional,
+    receiver,
+    walk,
+)
+
+_ROUNDS = 3
+_GRAD_SWITCHES = {"no_grad", "inference_mode", "set_grad_enabled", "enable_grad"}
+_ADDING = {"append", "appendleft", "extend", "insert", "add", "put", "put_nowait"}
+_REMOVING = {"clear": "empty", "pop": "shrink", "popleft": "shrink", "popitem": "shrink", "remove": "shrink"}
+
+
+def follow(program: Program) -> None:
+    """Fill in the program's facts."""
+    for number in range(_ROUNDS):
+        recording = number == _ROUNDS - 1
+        sites = {function: function.sites for function in program.functions.values()}
+        for function in program.functions.values():
+            function.sites = []
+            function.returned_nodes = []
+        for function in program.functions.values():
+            _Walker(program, function, sites[function], recording=recording).run()
+        for function in program.functions.values():
+            if function.sites and not function.no_grad:
+                function.no_grad = all(site.no_grad for site in function.sites)
+    _spread_over_calls(program)
+
+
+def _spread_over_calls(program: Program) -> None:
+    """A loop trains if a function that it calls does."""
+    trains = {call.function for call in program.calls if _is_backward(call) or _is_step(call)}
+    backward = {call.function for call in program.calls if _is_backward(call)}
+    for _ in range(3):
+        trains |= {call.function for call in program.calls if call.local in trains}
+        backward |= {call.function for call in program.calls if call.local in backward}
+    for call in program.calls:
+        does_backward = _is_backward(call) or call.local in backward
+        does_step = _is_step(call)
+        for loop in call.loops:
+            loop.backward |= does_backward
+            loop.trains |= does_backward or does_step or call.local in trains
+            loop.computes |= call.receiver.kind is Kind.MODEL and call.result.carries_graph
+        if not call.loops:
+            call.function.backward |= does_backward
+            call.function.steps |= does_step
+
+
+def _is_backward(call: CallFact) -> bool:
+    return call.method in {"backward", "manual_backward"} or call.name == "torch.autograd.backward"
+
+
+def _is_step(call: CallFact) -> bool:
+    return call.method == "step" and call.receiver.kind in (Kind.OPTIMIZER, Kind.SCALER)
+
+
+class _Walker(Expressions):
+    """Goes through one function."""
+
+    def __init__(
+        self, program: Program, function: Function, sites: Sequence[CallSite], *, recording: bool
+    ) -> None:
+        super().__init__(program, function)
+        self.recording = recording
+        self.loops: tuple[LoopFact, ...] = ()
+        self.handler: cst.ExceptHandler | None = None
+        self.contexts: tuple[str, ...] = ()
+        self.no_grad = function.no_grad
+        self.returns: Value | None = None
+        self.trained = _names_that_go_backward(function)
+        self.grad_contexts: set[str] = set()
+        self._begin(sites)
+
+    def run(self) -> None:
+        node = self.function.node
+        self.block(node.body if isinstance(node, cst.Module) else [node.body])
+        self.function.returns = self.returns or PLAIN
+        self.function.environment = self.names
+        if self.function.class_name is not None:
+            attributes = self.program.classes[self.function.class_name].attributes
+            for path, value in self.names.items():
+                if path.startswith("self.") and path.count(".") == 1:
+                    known = attributes.get(path)
+                    attributes[path] = value if known is None else joined(known, value)
+
+    def _begin(self, sites: Sequence[CallSite]) -> None:
+        function = self.function
+        outer = function.outer
+        while outer is not None:
+            for path, value in outer.environment.items():
+                self.names.setdefault(path, value)
+            outer = outer.outer
+        for name in function.parameters:
+            given = [site.values[name] for site in sites if name in site.values]
+            value = given[0] if given else UNKNOWN
+            for each in given[1:]:
+                value = joined(value, each)
+            self.names[name] = value if value.kind is not Kind.UNKNOWN or value.class_name else by_name(name)
+            for path in [path for path in self.names if path.startswith(f"{name}.")]:
+                del self.names[path]
+        if function.class_name is not None and function.parameters[:1] in (("self",), ("cls",)):
+            known = self.program.classes[function.class_name]
+            is_module = self.program.is_module_class(known.name)
+            self.names[function.parameters[0]] = Value(
+                Kind.MODEL if is_module else Kind.UNKNOWN, class_name=known.name
+            )
+            self.names.update(known.attributes)
+
+    # Statements ----------------------------------------------------------------------------------------------------
+
+    def block(self, body: Sequence[cst.CSTNode]) -> None:
+        for node in body:
+            if isinstance(node, (cst.SimpleStatementLine, cst.IndentedBlock, cst.SimpleStatementSuite)):
+                self.block(node.body)
+            else:
+                self.statement(node)
+
+    def statement(self, node: cst.CSTNode) -> None:
+        if isinstance(node, cst.Assign):
+            value = self.value_of(node.value)
+            for target in node.targets:
+                self.assign(target.target, value, node.value, node)
+        elif isinstance(node, cst.AnnAssign):
+            if node.value is not None:
+                self.assign(node.target, self.value_of(node.value), node.value, node)
+        elif isinstance(node, cst.AugAssign):
+            self.augment(node)
+        elif isinstance(node, cst.Expr):
+            self.value_of(node.value)
+        elif isinstance(node, cst.Return):
+            if node.value is not None:
+                value = self.value_of(node.value)
+                self.returns = value if self.returns is None else joined(self.returns, value)
+                self.function.returned_nodes.append(node.value)
+        elif isinstance(node, (cst.For, cst.While)):
+            self.loop(node)
+        elif isinstance(node, cst.If):
+            self.branch(node)
+        elif isinstance(node, cst.With):
+            self.with_block(node)
+        elif isinstance(node, (cst.Try, cst.TryStar)):
+            self.try_block(node)
+        elif isinstance(node, cst.Del):
+            self.delete(node.target)
+        elif isinstance(node, cst.FunctionDef):
+            self.names[node.name.value] = Value(Kind.UNKNOWN, function=self._place(node.name.value))
+        elif isinstance(node, cst.ClassDef):
+            self._class_body(node)
+        elif isinstance(node, cst.Match):
+            self.value_of(node.subject)
+            for case in node.cases:
+                self.block([case.body])
+        elif isinstance(node, (cst.Raise, cst.Assert)):
+            for each in walk(node, into_functions=False):
+                if isinstance(each, cst.Call):
+                    self.value_of(each)
+                    break
+
+    def _place(self, name: str) -> str:
+        return f"{self.function.place}.{name}" if self.function.place else name
+
+    def _class_body(self, node: cst.ClassDef) -> None:
+        """Class-level names are reached as `Class.name` and `self.name`."""
+        known = self.program.classes.get(node.name.value)
+        for each in node.body.body:
+            small = each.body if isinstance(each, cst.SimpleStatementLine) else ()
+            for statement in small:
+                if isinstance(statement, cst.Assign) and known is not None:
+                    value = self.value_of(statement.value)
+                    for target in statement.targets:
+                        if isinstance(target.target, cst.Name):
+                            self.names[f"{known.name}.{target.target.value}"] = value
+                            known.attributes.setdefault(f"self.{target.target.value}", value)
+
+    def assign(
+        self, target: cst.BaseExpression, value: Value, expression: cst.BaseExpression, node: cst.CSTNode
+    ) -> None:
+        if isinstance(target, (cst.Tuple, cst.List)):
+            parts = expression.elements if isinstance(expression, cst.Tuple) else ()
+            for index, each in enumerate(target.elements):
+                part = value.items[index] if value.items and index < len(value.items) else _part(value)
+                source = parts[index].value if len(parts) == len(target.elements) else expression
+                self.assign(each.value, part, source, node)
+            return
+        if isinstance(target, cst.Subscript):
+            self.assign_item(target, value, expression, node)
+            return
+        path = dotted(target)
+        if path is None:
+            return
+        if value.kind is Kind.UNKNOWN and path in self.trained and not self.no_grad:
+            value = GRAPH
+        if value.kind is Kind.UNKNOWN and not value.class_name and not value.function:
+            guess = by_name(last_name(path))
+            value = guess if guess.kind in (Kind.MODEL, Kind.LOADER, Kind.OPTIMIZER) else value
+        uses_itself = path in names_in(expression)
+        if any(name in _GRAD_SWITCHES for name in map(last_name, names_in(expression))):
+            self.grad_contexts.add(path)
+        self.note_store(node, path, "assign", expression, value, uses_itself=uses_itself)
+        self.forget_below(path)
+        self.names[path] = value
+
+    def assign_item(
+        self, target: cst.Subscript, value: Value, expression: cst.BaseExpression, node: cst.CSTNode
+    ) -> None:
+        self.value_of(target.value)
+        path = path_of(target)
+        if path is None:
+            return
+        varying = any(not _is_constant(each.slice) for each in target.slice)
+        for each in target.slice:
+            if isinstance(each.slice, cst.Index):
+                self.value_of(each.slice.value)
+        self.note_store(
+            node,
+            path,
+            "item",
+            expression,
+            value,
+            uses_itself=path in names_in(expression),
+            varying_key=varying,
+        )
+        known = self.names.get(path)
+        if known is not None and known.kind is Kind.CONTAINER:
+            self.names[path] = with_element(known, value)
+
+    def augment(self, node: cst.AugAssign) -> None:
+        value = self.value_of(node.value)
+        if isinstance(node.target, cst.Subscript):
+            path = path_of(node.target)
+            self.value_of(node.target.value)
+        else:
+            path = dotted(node.target)
+        if path is None:
+            return
+        adds_items = isinstance(node.value, (cst.List, cst.ListComp)) or (
+            value.kind is Kind.CONTAINER and isinstance(node.operator, cst.AddAssign)
+        )
+        self.note_store(
+            node, path, "append" if adds_items else "augment", node.value, value, uses_itself=True
+        )
+        known = self.names.get(path, UNKNOWN)
+        if adds_items:
+            self.names[path] = with_element(known, element_of(value))
+        elif known.kind is Kind.CONTAINER:
+            self.names[path] = with_element(known, value)
+        else:
+            self.names[path] = computed_from([known, value], no_grad=self.no_grad)
+
+    def delete(self, target: cst.BaseExpression | cst.Tuple) -> None:
+        targets = [each.value for each in target.elements] if isinstance(target, cst.Tuple) else [target]
+        for each in targets:
+            path = path_of(each)
+            if path is not None:
+                self.note_release(target, path, "delete")
+                if dotted(each) is not None:
+                    self.forget_below(path)
+                    self.names.pop(path, None)
+
+    def loop(self, node: Loop) -> None:
+        fact = self.loop_fact(node)
+        before = dict(self.names)
+        if isinstance(node, cst.For):
+            fact.iterates = self.value_of(node.iter)
+            fact.iterated = path_of(_innermost_iterable(node.iter)) or ""
+            self.bind_iteration(node.target, node.iter, fact.iterates)
+        else:
+            self.value_of(node.test)
+        outer_loops = self.loops
+        self.loops = (*outer_loops, fact)
+        rounds = 2 if len(self.loops) <= 2 else 1
+        recording = self.recording
+        for number in range(rounds):
+            self.recording = recording and number == rounds - 1
+            self.block([node.body])
+            if isinstance(node, cst.For):
+                self.bind_iteration(node.target, node.iter, fact.iterates)
+        self.recording = recording
+        self.loops = outer_loops
+        self.join_with(before)
+        if node.orelse is not None:
+            self.block([node.orelse.body])
+
+    def loop_fact(self, node: Loop) -> LoopFact:
+        for known in self.program.loops:
+            if known.node is node:
+                return known
+        fact = LoopFact(node, self.function, self.loops[-1] if self.loops else None)
+        fact.first = self.program.order[node]
+        fact.last = self.program.order[_last_node(node)]
+        self.program.loops.append(fact)
+        return fact
+
+    def bind_iteration(self, target: cst.BaseExpression, source: cst.BaseExpression, iterated: Value) -> None:
+        """Give the loop's names what one round brings."""
+        name = dotted(source.func) if isinstance(source, cst.Call) else None
+        if isinstance(source, cst.Call) and name == "enumerate" and isinstance(target, cst.Tuple):
+            self.bind(target.elements[0].value, PLAIN)
+            for each in target.elements[1:]:
+                self.bind(each.value, element_of(iterated))
+            return
+        if isinstance(source, cst.Call) and name == "zip" and isinstance(target, cst.Tuple):
+            arguments = positional(source)
+            if len(arguments) == len(target.elements):
+                for each, argument in zip(target.elements, arguments, strict=True):
+                    self.bind(each.value, element_of(self.quietly(argument.value)))
+                return
+        self.bind(target, element_of(iterated))
+
+    def bind(self, target: cst.BaseExpression, value: Value) -> None:
+        if isinstance(target, (cst.Tuple, cst.List)):
+            for index, each in enumerate(target.elements):
+                part = value.items[index] if value.items and index < len(value.items) else _part(value)
+                self.bind(each.value, part)
+            return
+        path = dotted(target)
+        if path is not None:
+            self.forget_below(path)
+            self.names[path] = value
+
+    def branch(self, node: cst.If) -> None:
+        self.value_of(node.test)
+        before = dict(self.names)
+        self.block([node.body])
+        after = self.names
+        self.names = before
+        if isinstance(node.orelse, cst.If):
+            self.branch(node.orelse)
+        elif node.orelse is not None:
+            self.block([node.orelse.body])
+        self.join_with(after)
+
+    def with_block(self, node: cst.With) -> None:
+        no_grad, contexts = self.no_grad, self.contexts
+        for item in node.items:
+            self.value_of(item.item)
+            called = item.item.func if isinstance(item.item, cst.Call) else item.item
+            name = self.program.imports.qualified(called) or ""
+            self.contexts = (*self.contexts, name)
+            self.no_grad = self.grad_after(name, item.item)
+            if dotted(item.item) in self.grad_contexts:
+                self.function.grad_is_chosen = True
+            if item.asname is not None and isinstance(item.asname.name, cst.Name):
+                self.bind(item.asname.name, UNKNOWN)
+        self.block([node.body])
+        self.no_grad, self.contexts = no_grad, contexts
+
+    def grad_after(self, name: str, expression: cst.CSTNode) -> bool:
+        """Whether gradients are off after a switch such as `torch.no_grad()`."""
+        switch = last_name(name)
+        if switch in {"no_grad", "inference_mode"}:
+            return True
+        if switch == "enable_grad":
+            return False
+        if switch == "set_grad_enabled" and isinstance(expression, cst.Call) and expression.args:
+            given = expression.args[0].value
+            if isinstance(given, cst.Name) and given.value in {"True", "False"}:
+                return given.value == "False"
+            self.function.grad_is_chosen = True
+        return self.no_grad
+
+    def try_block(self, node: cst.Try | cst.TryStar) -> None:
+        before = dict(self.names)
+        self.block([node.body])
+        self.join_with(before)
+        for handler in node.handlers:
+            names, outer = dict(self.names), self.handler
+            if isinstance(handler, cst.ExceptHandler):
+                self.handler = handler
+            if handler.name is not None and isinstance(handler.name.name, cst.Name):
+                self.names[handler.name.name.value] = EXCEPTION
+            self.block([handler.body])
+            self.handler = outer
+            self.join_with(names)
+        if node.orelse is not None:
+            self.block([node.orelse.body])
+        if node.finalbody is not None:
+            self.block([node.finalbody.body])
+
+    def join_with(self, others: dict[str, Value]) -> None:
+        for path, value in others.items():
+            known = self.names.get(path)
+            self.names[path] = value if known is None else joined(known, value)
+
+    def forget_below(self, path: str) -> None:
+        """A new object under a name has none of the old one's attributes."""
+        prefix = f"{path}."
+        for each in [each for each in self.names if each.startswith(prefix)]:
+            del self.names[each]
+
+    # Notes for the rules -------------------------------------------------------------------------------------------
+
+    def note_store(
+        self,
+        node: cst.CSTNode,
+        target: str,
+        how: str,
+        expression: cst.BaseExpression,
+        value: Value,
+        *,
+        uses_itself: bool,
+        varying_key: bool = False,
+    ) -> None:
+        store = Store(
+            node=node,
+            at=self.around(node),
+            target=target,
+            how=how,
+            expression=expression,
+            value=value,
+            uses_itself=uses_itself,
+            varying_key=varying_key,
+            bounded=self.names.get(target, UNKNOWN).bounded,
+            mapping=self.names.get(target, UNKNOWN).mapping,
+        )
+        if self.recording:
+            self.program.stores.append(store)
+        if store.bounded:
+            return
+        grows = (
+            how == "append"
+            or (how == "item" and varying_key)
+            or (how in {"augment", "assign"} and uses_itself)
+        )
+        if grows and not self.function.owns(target):
+            for name in _kept_names(expression):
+                if name in self.function.parameters and name != target.partition(".")[0]:
+                    self.function.keeps.setdefault(name, store)
+
+    def note_release(self, node: cst.CSTNode, target: str, how: str) -> None:
+        if self.recording:
+            self.program.releases.append(Release(node=node, at=self.around(node), target=target, how=how))
+
+    def note_call(
+        self,
+        node: cst.Call,
+        name: str | None,
+        of: Value,
+        arguments: tuple[Value, ...],
+        result: Value,
+        local: Function | None,
+    ) -> None:
+        method = method_name(node)
+        if last_name(name or "") == "set_grad_enabled" and not self.contexts:
+            self.no_grad = self.grad_after(name or "", node)
+        if local is not None:
+            local.sites.append(
+                CallSite(self.function, self.loops, self.no_grad, node, self.given(local, node, arguments))
+            )
+        target = path_of(receiver(node)) if method else None
+        if method in _ADDING and target is not None and of.kind is not Kind.MODEL and local is None:
+            self._note_adding(node, method, target, of, arguments)
+        elif method in _REMOVING and target is not None:
+            self.note_release(node, target, _REMOVING[method])
+        elif method == "detach_" and target is not None:
+            self.note_release(node, target, "detach")
+        if self.recording:
+            self.program.calls.append(
+                CallFact(
+                    node=node,
+                    at=self.around(node),
+                    name=name,
+                    method=method,
+                    receiver=of,
+                    arguments=arguments,
+                    result=result,
+                    local=local,
+                )
+            )
+
+    def _note_adding(
+        self, node: cst.Call, method: str | None, target: str, of: Value, arguments: tuple[Value, ...]
+    ) -> None:
+        given = positional(node)
+        index = 1 if method == "insert" else 0
+        if index >= len(given) or index >= len(arguments):
+            return
+        value = element_of(arguments[index]) if method == "extend" else arguments[index]
+        self.note_store(node, target, "append", given[index].value, value, uses_itself=False)
+        known = self.names.get(target, of)
+        self.names[target] = with_element(known, value)
+
+    def given(self, local: Function, call: cst.Call, arguments: tuple[Value, ...]) -> dict[str, Value]:
+        """What each parameter of a function gets by this call."""
+        names = list(local.parameters)
+        if local.class_name is not None and names[:1] in (["self"], ["cls"]):
+            names = names[1:]
+        values: dict[str, Value] = {}
+        place = 0
+        for argument, value in zip(call.args, arguments, strict=False):
+            if argument.star:
+                break
+            if argument.keyword is not None:
+                values[argument.keyword.value] = value
+            elif place < len(names):
+                values[names[place]] = value
+                place += 1
+        return values
+
+    def around(self, node: cst.CSTNode) -> Surroundings:
+        order = self.program.order.get(node, 0)
+        return Surroundings(order, self.function, self.loops, self.no_grad, self.handler, self.contexts)
+
+
+def _part(value: Value) -> Value:
+    """What unpacking gives where the places are not known apart."""
+    if value.kind in (Kind.GRAPH, Kind.TENSOR, Kind.CONTAINER):
+        return element_of(value)
+    return MODEL if value.kind is Kind.MODEL else UNKNOWN
+
+
+def _is_constant(node: cst.CSTNode) -> bool:
+    if isinstance(node, cst.Index):
+        node = node.value
+        if isinstance(node, cst.UnaryOperation):
+            node = node.expression
+        return isinstance(node, (cst.SimpleString, cst.Integer, cst.ConcatenatedString))
+    return isinstance(node, cst.Slice)
+
+
+def _innermost_iterable(node: cst.BaseExpression) -> cst.BaseExpression:
+    """`loader` of `enumerate(tqdm(loader))`."""
+    while isinstance(node, cst.Call) and (arguments := positional(node)):
+        if method_name(node) in {"items", "values", "keys"}:
+            break
+        node = arguments[0].value
+    return node
+
+
+def _last_node(node: cst.CSTNode) -> cst.CSTNode:
+    *_, last = walk(node)
+    return last
+
+
+def _kept_names(expression: cst.BaseExpression) -> set[str]:
+    """Names whose value itself is stored: alone, in a tuple or a list, or as a part of a sum."""
+    if isinstance(expression, cst.Name):
+        return {expression.value}
+    if isinstance(expression, (cst.Tuple, cst.List)):
+        return {name for each in expression.elements for name in _kept_names(each.value)}
+    if isinstance(expression, cst.BinaryOperation):
+        return _kept_names(expression.left) | _kept_names(expression.right)
+    if isinstance(expression, cst.Dict):
+        return {name for each in expression.elements for name in _kept_names(each.value)}
+    return set()
+
+
+def _names_that_go_backward(function: Function) -> set[str]:
+    """Paths that `backward` is called on, or that are given to it."""
+    found: set[str] = set()
+    for node in walk(function.body, into_functions=False):
+        if not isinstance(node, cst.Call) or method_name(node) not in {"backward", "manual_backward"}:
+            continue
+        of = receiver(node)
+        if isinstance(of, cst.Call) and method_name(of) in {"scale", "mean", "sum"}:
+            of = of.args[0].value if of.args else receiver(of)
+        for each in (of, *(argument.value for argument in node.args)):
+            path = dotted(each)
+            if path is not None:
+                found.add(path)
+    return found

@@ -1,0 +1,205 @@
+"""What a value may be, as far as its memory goes: above all, whether it carries an autograd graph.
+
+The tables say what PyTorch's functions and methods give back, and which names people use for models, losses and loaders
+where the code does not show what they are.
+"""
+
+import re
+from dataclasses import dataclass
+from enum import Enum, auto
+
+
+def words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+class Kind(Enum):
+    UNKNOWN = auto()
+    PLAIN = auto()
+    """A number, a text, a shape: no tensor."""
+    TENSOR = auto()
+    """A tensor without a graph."""
+    GRAPH = auto()
+    """A tensor that knows how it was computed, so that it keeps what led to it."""
+    PARAMETER = auto()
+    """A leaf that requires gradients: what is computed from it has a graph."""
+    MODEL = auto()
+    CRITERION = auto()
+    OPTIMIZER = auto()
+    SCALER = auto()
+    LOADER = auto()
+    SAMPLER = auto()
+    CONTAINER = auto()
+    EXCEPTION = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What is known of a value."""
+
+    kind: Kind
+    element: "Value | None" = None
+    """What a container holds."""
+    items: "tuple[Value, ...] | None" = None
+    """What each place of a tuple holds."""
+    class_name: str | None = None
+    """The class of this file that it is an instance of."""
+    function: str | None = None
+    """The function of this file that it is, by its place: `make_logger.log`."""
+    bounded: bool = False
+    """A container that forgets by itself (`deque(maxlen=...)`)."""
+    mapping: bool = False
+    """A dict, so that a new key makes it larger."""
+    host: bool = False
+    """A tensor that was moved to the host."""
+
+    @property
+    def carries_graph(self) -> bool:
+        """Whether keeping it keeps a graph."""
+        if self.kind is Kind.GRAPH:
+            return True
+        if self.kind is Kind.CONTAINER:
+            inside = self.items or ((self.element,) if self.element else ())
+            return any(each.carries_graph for each in inside)
+        return False
+
+    @property
+    def is_tensor(self) -> bool:
+        return self.kind in (Kind.TENSOR, Kind.GRAPH, Kind.PARAMETER)
+
+
+UNKNOWN = Value(Kind.UNKNOWN)
+PLAIN = Value(Kind.PLAIN)
+TENSOR = Value(Kind.TENSOR)
+HOST_TENSOR = Value(Kind.TENSOR, host=True)
+GRAPH = Value(Kind.GRAPH)
+PARAMETER = Value(Kind.PARAMETER)
+MODEL = Value(Kind.MODEL)
+CRITERION = Value(Kind.CRITERION)
+OPTIMIZER = Value(Kind.OPTIMIZER)
+SCALER = Value(Kind.SCALER)
+LOADER = Value(Kind.LOADER)
+SAMPLER = Value(Kind.SAMPLER)
+EXCEPTION = Value(Kind.EXCEPTION)
+
+
+def container(element: Value | None = None, *, bounded: bool = False, mapping: bool = False) -> Value:
+    return Value(Kind.CONTAINER, element=element, bounded=bounded, mapping=mapping)
+
+
+def with_element(known: Value, element: Value) -> Value:
+    """The same container, holding this as well."""
+    held = _inside(known)
+    for each in held:
+        element = joined(each, element)
+    return container(element, bounded=known.bounded, mapping=known.mapping)
+
+
+def joined(first: Value, second: Value) -> Value:
+    """What a value may be that is the one or the other."""
+    if first == second:
+        return first
+    if Kind.CONTAINER in (first.kind, second.kind) and first.kind is second.kind:
+        elements = [each for value in (first, second) for each in _inside(value)]
+        element = elements[0] if elements else None
+        for each in elements[1:]:
+            element = joined(element, each) if element else each
+        return container(
+            element, bounded=first.bounded or second.bounded, mapping=first.mapping or second.mapping
+        )
+    for kind in _STRONGEST:
+        for value in (first, second):
+            if value.kind is kind:
+                return value
+    return UNKNOWN
+
+
+_STRONGEST = (
+    Kind.GRAPH,
+    Kind.MODEL,
+    Kind.LOADER,
+    Kind.OPTIMIZER,
+    Kind.CRITERION,
+    Kind.SCALER,
+    Kind.SAMPLER,
+    Kind.CONTAINER,
+    Kind.PARAMETER,
+    Kind.TENSOR,
+    Kind.UNKNOWN,
+    Kind.EXCEPTION,
+)
+
+
+def _inside(value: Value) -> list[Value]:
+    if value.items is not None:
+        return list(value.items)
+    return [value.element] if value.element else []
+
+
+# What methods of a tensor with a graph give back; all others give a tensor with a graph.
+NUMBER_METHODS = words(
+    "item tolist numpy size dim ndimension numel nelement stride element_size get_device is_contiguous "
+    "data_ptr storage untyped_storage type backward register_hook retain_grad zero_ is_floating_point"
+)
+GRAPHLESS_METHODS = words(
+    "detach detach_ argmax argmin argsort eq ne gt ge lt le equal isnan isinf isfinite long int bool byte short "
+    "nonzero sample sample_n multinomial sign round floor ceil any all logical_not logical_and logical_or "
+    "unique bincount histc count_nonzero new_zeros new_ones new_full new_empty new_tensor requires_grad_"
+)
+VALUE_AND_INDEX_METHODS = words("max min topk sort mode median kthvalue cummax cummin")
+NUMBER_ATTRIBUTES = words("shape dtype device ndim requires_grad is_leaf is_cuda layout itemsize nbytes")
+GRAPHLESS_ATTRIBUTES = words("data grad")
+SELF_METHODS = words(
+    "to cuda cpu half float double bfloat16 eval train requires_grad_ share_memory apply xpu mps type to_empty"
+)
+"""Methods of a model that give the model back."""
+
+TENSOR_FACTORIES = words(
+    "tensor zeros ones randn rand randint empty full arange linspace eye as_tensor from_numpy zeros_like ones_like "
+    "randn_like rand_like empty_like full_like randperm normal bernoulli multinomial load"
+)
+GRAPHLESS_FUNCTIONS = GRAPHLESS_METHODS | words("isclose allclose is_tensor numel one_hot sign")
+
+LOSS_FUNCTIONS = re.compile(
+    r"(?:^|_)(?:loss|criterion|cross_entropy|mse|nll|bce|kl_div|criteria)(?:$|_)|loss$|^criterion",
+    re.IGNORECASE,
+)
+MODEL_NAMES = re.compile(
+    r"^(?:model|net|network|encoder|decoder|generator|discriminator|backbone|classifier|policy|actor|critic|student"
+    r"|teacher|unet|vae|autoencoder|transformer|lstm|rnn|gru|resnet|bert|gpt|gpt2|llm|siamese|embedder|regressor|mlp|cnn"
+    r"|q_net|policy_net|target_net|netg|netd|g_net|d_net|ddp_model|base_model|head|cell|module)\d*$"
+    r"|(?:_model|_net|_network|_encoder|_decoder)\d*$|^(?:model|net)_",
+    re.IGNORECASE,
+)
+CRITERION_NAMES = re.compile(
+    r"^(?:criterion|criteria|loss_fn|loss_func|loss_function|lossfn|loss_criterion|bce|mse|ce|objective|loss_module)\d*$"
+    r"|(?:_criterion|_loss_fn|_loss_func)$|^criterion_",
+    re.IGNORECASE,
+)
+OPTIMIZER_NAMES = re.compile(
+    r"^(?:optimizer|optimiser|optim|opt)(?:[_A-Z0-9]\w*)?$|_(?:optimizer|optimiser|optim|opt)$", re.IGNORECASE
+)
+SCALER_NAMES = re.compile(r"^(?:grad_?|amp_?|loss_)?scaler$", re.IGNORECASE)
+LOADER_NAMES = re.compile(
+    r"(?:loader|dataloader|data_loader|_dl|_iter|batches)$|^dl$|^(?:train|val|valid|test)dl$", re.IGNORECASE
+)
+EVALUATION_NAMES = re.compile(
+    r"(?:^|_)(?:eval|evaluate|evaluation|evaluating|val|valid|validate|validation|test|testing|predict|prediction|predictions|infer|inference"
+    r"|dev|holdout)(?:$|_|\d)|^(?:val|valid|test|eval)(?:loader|dl|set|data)",
+    re.IGNORECASE,
+)
+
+
+def by_name(name: str) -> Value:
+    """What people call by such a name, where the code says nothing else."""
+    if CRITERION_NAMES.search(name):
+        return CRITERION
+    if SCALER_NAMES.search(name):
+        return SCALER
+    if OPTIMIZER_NAMES.search(name):
+        return OPTIMIZER
+    if LOADER_NAMES.search(name):
+        return LOADER
+    if MODEL_NAMES.search(name):
+        return MODEL
+    return UNKNOWN

@@ -1,0 +1,232 @@
+"""How long things live: whether what is stored outlives its step, so that more is alive after each one."""
+
+import libcst as cst
+
+from legroom.diagnose.lint.facts import CallSite, Fact, Function, LoopFact, Store
+from legroom.diagnose.lint.kinds import Kind
+from legroom.diagnose.lint.program import Program
+from legroom.diagnose.lint.syntax import dotted, last_name, method_name, names_in, path_of, root, walk
+
+STEP_FUNCTIONS = frozenset(
+    {
+        "training_step",
+        "validation_step",
+        "test_step",
+        "predict_step",
+        "train_step",
+        "on_train_batch_end",
+        "on_validation_batch_end",
+        "on_after_backward",
+        "on_step_end",
+    }
+)
+"""What frameworks call with every step."""
+
+
+def is_step_loop(loop: LoopFact) -> bool:
+    """A loop whose rounds are steps of a training or an evaluation."""
+    return loop.trains or (loop.iterates.kind is Kind.LOADER and loop.computes)
+
+
+def repeats(program: Program, function: Function, seen: frozenset[Function] = frozenset()) -> bool:
+    """Whether a function is called anew with every step."""
+    if isinstance(function.node, cst.Module) or function in seen or function.name == "__init__":
+        return False
+    if function.name in STEP_FUNCTIONS:
+        return True
+    if function.name == "forward" and program.is_module_class(function.class_name):
+        return True
+    if function.backward and (function.class_name is not None or function.sites):
+        return not function.sites or any(
+            _is_repeated_site(program, site, function, seen) for site in function.sites
+        )
+    return any(_is_repeated_site(program, site, function, seen) for site in function.sites)
+
+
+def _is_repeated_site(
+    program: Program, site: CallSite, function: Function, seen: frozenset[Function]
+) -> bool:
+    if any(is_step_loop(loop) for loop in site.loops):
+        return True
+    return repeats(program, site.caller, seen | {function})
+
+
+def outlives_its_step(program: Program, store: Store) -> LoopFact | Function | None:
+    """The loop (or the function called with every step) after each round of which one more is kept; None if let go."""
+    if store.bounded or is_limited(program, store):
+        return None
+    for loop in reversed(store.loops):
+        if (
+            is_step_loop(loop)
+            and survives(program, store.target, loop)
+            and not feeds_backward(program, store, loop)
+        ):
+            return loop
+    if not store.function.owns(store.target) and repeats(program, store.function):
+        return None if is_let_go_elsewhere(program, store) else store.function
+    return None
+
+
+def survives(program: Program, target: str, loop: LoopFact) -> bool:
+    """Whether what a path holds stays when the loop goes round."""
+    if any(target == bound or target.startswith(f"{bound}.") for bound in bound_by(loop)):
+        return False
+    for store in program.stores:
+        if not _within(store, loop) or store.how != "assign" or is_first_making(program, store):
+            continue
+        if store.target == target and (not store.uses_itself or is_cut(store)):
+            return False
+        if target.startswith(f"{store.target}.") and not store.uses_itself:
+            return False
+    if any(_within(release, loop) and release.target == target for release in program.releases):
+        return False
+    return loop.function.owns(target) or not _let_go(program, target, loop.function)
+
+
+def bound_by(loop: LoopFact) -> set[str]:
+    """The names that a loop gives a new value with every round."""
+    if isinstance(loop.node, cst.While):
+        return set()
+    return {path for each in walk(loop.node.target) if (path := dotted(each))}
+
+
+def is_first_making(program: Program, store: Store) -> bool:
+    """`if history is None: history = output`: made once, not made anew."""
+    for each in program.ancestors(store.node):
+        if isinstance(each, cst.If):
+            words = program.source(each.test)
+            if f"{store.target} is None" in words or f"not {store.target}" in words:
+                return True
+        elif isinstance(each, (cst.FunctionDef, cst.For, cst.While)):
+            return False
+    return False
+
+
+def is_cut(store: Store) -> bool:
+    """`history = history[-100:]`, `h = h.detach()`: made from itself, but not more than it was."""
+    expression = store.expression
+    if isinstance(expression, cst.Subscript):
+        return True
+    if isinstance(expression, cst.Call) and method_name(expression) in {"detach", "clone", "data", "cpu"}:
+        return not store.value.carries_graph
+    return isinstance(expression, (cst.ListComp, cst.GeneratorExp)) or (
+        isinstance(expression, cst.Call)
+        and not store.value.carries_graph
+        and dotted(expression.func) in {"tuple", "list"}
+    )
+
+
+def is_limited(program: Program, store: Store) -> bool:
+    """Whether it is stored under a condition on the container's length."""
+    for each in program.ancestors(store.node):
+        if isinstance(each, cst.If):
+            for node in walk(each.test):
+                lengths = node.args if isinstance(node, cst.Call) and dotted(node.func) == "len" else ()
+                if any(path_of(each.value) == store.target for each in lengths):
+                    return True
+        elif isinstance(each, (cst.FunctionDef, cst.For, cst.While)):
+            return False
+    return False
+
+
+def is_let_go_elsewhere(program: Program, store: Store) -> bool:
+    return _let_go(program, store.target, store.function)
+
+
+def _let_go(program: Program, target: str, function: Function) -> bool:
+    """Whether what outlives a function is emptied or replaced anywhere in the file but where it is first made."""
+    name = last_name(target)
+    plain = "." not in target
+    for release in program.releases:
+        if last_name(release.target) == name:
+            return True
+    for store in program.stores:
+        if store.how != "assign" or last_name(store.target) != name or store.function.name == "__init__":
+            continue
+        if store.uses_itself and not is_cut(store):
+            continue
+        first_made = not store.loops and (
+            isinstance(store.function.node, cst.Module) or (plain and _encloses(store.function, function))
+        )
+        if not first_made and store.function is not function:
+            if plain and store.function.owns(store.target):
+                continue  # another function's own variable of that name
+            return True
+        if store.function is function and not plain:
+            return True
+    return False
+
+
+def _encloses(outer: Function, inner: Function) -> bool:
+    current: Function | None = inner
+    while current is not None:
+        if current is outer:
+            return True
+        current = current.outer
+    return False
+
+
+def feeds_backward(program: Program, store: Store, loop: LoopFact) -> bool:
+    """Whether a sum or list is collected in order to go backward through it after the loop."""
+    wanted = {store.target}
+    for _ in range(4):
+        wanted |= {
+            each.target
+            for each in program.stores
+            if each.function is store.function
+            and each.target not in wanted
+            and wanted & names_in(each.expression)
+        }
+    for call in program.calls:
+        if call.function is not store.function or call.method not in {"backward", "manual_backward"}:
+            continue
+        if loop.first <= call.order <= loop.last:
+            continue
+        if names_in(call.node) & wanted:
+            return True
+    return _returned_to_backward(program, store, wanted)
+
+
+def goes_backward_anywhere(program: Program, target: str) -> bool:
+    """Whether a backward pass in the file starts from something that has this name or is made of it."""
+    names = {last_name(target)}
+    for _ in range(4):
+        names |= {
+            last_name(each.target)
+            for each in program.stores
+            if each.how == "assign" and names & {last_name(path) for path in names_in(each.expression)}
+        }
+    return any(
+        call.method in {"backward", "manual_backward"}
+        and names & {last_name(path) for path in names_in(call.node)}
+        for call in program.calls
+    )
+
+
+def _returned_to_backward(program: Program, store: Store, wanted: set[str]) -> bool:
+    """Whether a caller goes backward through what the function returns."""
+    if not any(names_in(each) & wanted for each in store.function.returned_nodes):
+        return False
+    for site in store.function.sites:
+        holders = {
+            each.target
+            for each in program.stores
+            if each.function is site.caller and program.inside(site.call, each.expression)
+        }
+        for call in program.calls:
+            if call.function is site.caller and call.method == "backward" and names_in(call.node) & holders:
+                return True
+    return False
+
+
+def _within(fact: Fact, loop: LoopFact) -> bool:
+    return loop.first <= fact.order <= loop.last
+
+
+def is_in_step_code(program: Program, fact: Fact) -> bool:
+    """Whether something happens with every step."""
+    return any(is_step_loop(loop) for loop in fact.loops) or repeats(program, fact.function)
+
+
+def owner_is_self(path: str) -> bool:
+    return root(path) in {"self", "cls"}

@@ -1,0 +1,130 @@
+"""Notebooks: their code cells, what of them is Python, and how a changed cell goes back without touching the rest.
+
+The sources are exchanged in the raw JSON, at their places, and written the way the notebook writes them (a text or a list of lines,
+its indentation, its way with letters beyond ASCII), so that a fix shows in a diff as the lines that it changed.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+_MAGIC = re.compile(r"^(\s*)(?:[%!?].*|[\w.]+\?{1,2}\s*)$")
+_ASSIGNED_MAGIC = re.compile(r"^(\s*[\w., ]+=\s*)[%!].*$")
+_OTHER_LANGUAGES = re.compile(r"^\s*%%(?!time\b|timeit\b|capture\b|prun\b)\w+")
+
+
+class NotebookError(Exception):
+    """Why a file is not a notebook."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A code cell."""
+
+    number: int
+    """Counted over all cells from 1, as people count them."""
+    source: str
+    start: int
+    end: int
+    """Where its source stands in the raw text."""
+
+
+def code_cells(raw: str) -> Iterator[Cell]:
+    try:
+        whole = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise NotebookError(f"{error}" if isinstance(error, ValueError) else "nested too deeply") from None
+    if not isinstance(whole, dict) or not isinstance(whole.get("cells"), list):
+        raise NotebookError("it has no list of cells")
+    language = whole.get("metadata", {}).get("kernelspec", {}).get("language", "python")
+    if not str(language).lower().startswith("python"):
+        return
+    for number, (cell, spans) in enumerate(zip(whole["cells"], _source_spans(raw), strict=True), start=1):
+        if isinstance(cell, dict) and cell.get("cell_type") == "code" and spans is not None:
+            source = cell.get("source", "")
+            text = "".join(map(str, source)) if isinstance(source, list) else str(source)
+            yield Cell(number, text, *spans)
+
+
+def masked(source: str) -> str:
+    """The cell with as many lines, where what is not Python (magics, shell commands) does nothing."""
+    if _OTHER_LANGUAGES.match(source):
+        return re.sub(r"[^\n]+", "", source)
+    lines = []
+    for line in source.split("\n"):
+        magic = _MAGIC.match(line)
+        assigned = _ASSIGNED_MAGIC.match(line)
+        if magic is not None and line.strip():
+            lines.append(f"{magic[1]}pass")
+        elif assigned is not None:
+            lines.append(f"{assigned[1]}None")
+        else:
+            lines.append(line)
+    return "\n".join(lines)
+
+
+def with_sources(raw: str, cells: Sequence[Cell], sources: Sequence[str]) -> str:
+    """The notebook's text with other sources in its code cells."""
+    for cell, source in sorted(zip(cells, sources, strict=True), key=lambda pair: -pair[0].start):
+        if source != cell.source:
+            raw = raw[: cell.start] + _written(raw, cell, source) + raw[cell.end :]
+    return raw
+
+
+def _written(raw: str, cell: Cell, source: str) -> str:
+    """A source as JSON, in the style of the one that it replaces."""
+    old = raw[cell.start : cell.end]
+    ascii_only = raw.isascii()
+    if not old.startswith("["):
+        return json.dumps(source, ensure_ascii=ascii_only)
+    lines = [json.dumps(line, ensure_ascii=ascii_only) for line in source.splitlines(keepends=True)]
+    if "\n" not in old:
+        return f"[{', '.join(lines)}]"
+    opening = re.match(r"\[(\s*)", old)
+    closing = re.search(r"(\s*)\]$", old)
+    inner, outer = (opening[1] if opening else "\n"), (closing[1] if closing else "\n")
+    return f"[{inner}{f',{inner}'.join(lines)}{outer}]"
+
+
+def _source_spans(raw: str) -> Iterator[tuple[int, int] | None]:
+    """Where the source of each cell stands; None for a cell without one."""
+    decoder = json.JSONDecoder()
+    for key, at in _members(raw, _skip(raw, 0), decoder):
+        if key == "cells":
+            for place in _items(raw, at, decoder):
+                found = None
+                if raw[place] == "{":
+                    for name, start in _members(raw, place, decoder):
+                        if name == "source":
+                            found = (start, decoder.raw_decode(raw, start)[1])
+                yield found
+            return
+
+
+def _members(raw: str, at: int, decoder: json.JSONDecoder) -> Iterator[tuple[str, int]]:
+    """Each key of an object with the place of its value."""
+    at = _skip(raw, at + 1)
+    while raw[at] != "}":
+        key, at = decoder.raw_decode(raw, at)
+        at = _skip(raw, _skip(raw, at) + 1)  # the colon
+        yield key, at
+        at = _skip(raw, decoder.raw_decode(raw, at)[1])
+        if raw[at] == ",":
+            at = _skip(raw, at + 1)
+
+
+def _items(raw: str, at: int, decoder: json.JSONDecoder) -> Iterator[int]:
+    """The place of each item of a list."""
+    at = _skip(raw, at + 1)
+    while raw[at] != "]":
+        yield at
+        at = _skip(raw, decoder.raw_decode(raw, at)[1])
+        if raw[at] == ",":
+            at = _skip(raw, at + 1)
+
+
+def _skip(raw: str, at: int) -> int:
+    found = _SPACE.match(raw, at)
+    return found.end() if found else at

@@ -1,0 +1,97 @@
+"""LG111: A cache keeps a tensor of every call
+
+`functools.lru_cache` keeps the arguments and the result of every different call; tensors differ by identity, so that
+each call is a new one. On a method it keeps `self` as well: the whole model lives as long as the class.
+
+```python
+# instead of
+@lru_cache(maxsize=None)
+def embed(self, tokens): ...
+# write
+self.cache = {}                          # of this object; key by values, keep results detached, empty it per epoch
+```
+
+For a mask or a table that depends on sizes alone, register a buffer, or give the cache a small `maxsize`.
+
+**In code**: `lru_cache` or `cache` on a method of a class that works with tensors, on a function that takes tensors, or without a limit on
+one that makes them.
+
+**Fix**: none.
+"""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from legroom.diagnose.lint.facts import Function
+from legroom.diagnose.lint.kinds import Kind
+from legroom.diagnose.lint.program import Program
+from legroom.diagnose.lint.rule import Problem
+from legroom.diagnose.lint.syntax import keyword, positional, walk
+
+CODE = "LG111"
+_CACHES = {"functools.lru_cache", "functools.cache", "lru_cache", "cache"}
+
+
+def check(program: Program) -> Iterator[Problem]:
+    for function in program.functions.values():
+        if not isinstance(function.node, cst.FunctionDef):
+            continue
+        for decorator in function.node.decorators:
+            called = (
+                decorator.decorator.func if isinstance(decorator.decorator, cst.Call) else decorator.decorator
+            )
+            if (program.imports.qualified(called) or "") not in _CACHES:
+                continue
+            why = _why(program, function, decorator.decorator)
+            if why:
+                yield Problem(
+                    node=decorator.decorator,
+                    message=f"The cache of `{function.name}` {why}",
+                    help="Cache by values in a dict that you can empty, or register a buffer",
+                )
+
+
+def _why(program: Program, function: Function, decorator: cst.BaseExpression) -> str:
+    is_method = function.class_name is not None and function.parameters[:1] == ("self",)
+    if is_method and program.is_module_class(function.class_name):
+        return "keeps the whole module, and the arguments and results of its calls"
+    if _takes_tensors(function) or any(
+        value.is_tensor for site in function.sites for value in site.values.values()
+    ):
+        return "keeps every tensor that it is called with"
+    if _makes_tensors(program, function) and (is_method or _is_unlimited(decorator)):
+        return "keeps every tensor that it makes" + (", and `self`" if is_method else "")
+    return ""
+
+
+def _takes_tensors(function: Function) -> bool:
+    assert isinstance(function.node, cst.FunctionDef)
+    for parameter in function.node.params.params:
+        if parameter.annotation is not None:
+            for each in walk(parameter.annotation):
+                if isinstance(each, cst.Name) and each.value.endswith("Tensor"):
+                    return True
+    return False
+
+
+def _makes_tensors(program: Program, function: Function) -> bool:
+    if function.returns.is_tensor:
+        return True
+    return function.returns.kind is Kind.UNKNOWN and any(
+        call.function is function and call.result.is_tensor for call in program.calls
+    )
+
+
+def _is_unlimited(decorator: cst.BaseExpression) -> bool:
+    if not isinstance(decorator, cst.Call):
+        return (
+            decorator.attr.value if isinstance(decorator, cst.Attribute) else getattr(decorator, "value", "")
+        ) == "cache"
+    limit = keyword(decorator, "maxsize")
+    value = (
+        limit.value
+        if limit is not None
+        else (positional(decorator)[0].value if positional(decorator) else None)
+    )
+    return isinstance(value, cst.Name) and value.value == "None"

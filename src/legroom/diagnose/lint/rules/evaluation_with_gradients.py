@@ -1,0 +1,175 @@
+"""LG201: Evaluation keeps activations
+
+Several batches went through the model without a backward pass, yet every operation saved what a backward pass
+would need. In evaluation no one will ask for it.
+
+```python
+# instead of
+model.eval()                             # switches dropout and batch norm, not autograd
+for x, y in loader:
+    total += criterion(model(x), y)
+# write
+model.eval()
+with torch.no_grad():                    # or torch.inference_mode()
+    for x, y in loader:
+        total += criterion(model(x), y).item()
+```
+
+Effect: all activations that were alive.
+
+**In code** (`legroom lint`): a model is called after `model.eval()`, in a function named for evaluation, or in a loop over a loader named so,
+without a backward pass and with gradients on. Functions whose every call in the file stands under `no_grad`, and methods that frameworks
+call with gradients off (`validation_step`), are fine.
+
+**Fix**: safe where the function returns no tensor with a graph: `@torch.no_grad()` on a function that only evaluates, else the loop goes
+under `with torch.no_grad():`. Unsafe where it returns one.
+"""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from legroom.diagnose.lint.edits import Edit, line_before, under_with
+from legroom.diagnose.lint.facts import CallFact, Function, LoopFact
+from legroom.diagnose.lint.kinds import EVALUATION_NAMES, Kind
+from legroom.diagnose.lint.lifetimes import is_step_loop
+from legroom.diagnose.lint.program import Program
+from legroom.diagnose.lint.rule import Problem
+from legroom.diagnose.lint.syntax import is_false, last_name, names_in
+
+CODE = "LG201"
+_BY_FRAMEWORKS = {"validation_step", "test_step", "predict_step", "on_validation_batch_end", "forward"}
+_NEEDS_GRADIENTS = {"requires_grad_", "retain_grad", "register_full_backward_hook", "enable_grad"}
+
+
+def check(program: Program) -> Iterator[Problem]:
+    told: set[LoopFact | Function] = set()
+    for call in program.calls:
+        if call.no_grad or not _runs_a_model(call) or call.function.grad_is_chosen:
+            continue
+        loop = _outermost_without_training(call)
+        place: LoopFact | Function = loop if loop is not None else call.function
+        if place in told or not _is_evaluation(program, call, loop) or _wants_gradients(program, call, loop):
+            continue
+        told.add(place)
+        edits, safe = _fix(program, call, loop)
+        yield Problem(
+            node=call.node,
+            message="This evaluates with gradients on: every operation keeps what a backward pass would need",
+            help="Put it under `with torch.no_grad():`, or `torch.inference_mode()`",
+            edits=tuple(edits),
+            safe=safe,
+        )
+
+
+def _runs_a_model(call: CallFact) -> bool:
+    return (
+        call.receiver.kind is Kind.MODEL
+        and call.result.carries_graph
+        and call.function.name not in _BY_FRAMEWORKS
+    )
+
+
+def _outermost_without_training(call: CallFact) -> LoopFact | None:
+    found = None
+    for loop in reversed(call.loops):
+        if loop.trains:
+            break
+        found = loop
+    return found
+
+
+def _is_evaluation(program: Program, call: CallFact, loop: LoopFact | None) -> bool:
+    if any(each.trains for each in call.loops) and loop is None:
+        return False
+    if loop is None and (call.function.backward or call.function.steps):
+        return False
+    if isinstance(call.function.node, cst.FunctionDef) and program.is_module_class(call.function.class_name):
+        return False
+    switched = _is_switched_to_evaluation(program, call)
+    if loop is None:
+        return switched and not _trains_anywhere(program, call.function)
+    over_loader = is_step_loop(loop) or any(is_step_loop(each) for each in call.loops)
+    named = bool(EVALUATION_NAMES.search(call.function.name)) and not call.function.name.startswith("test_")
+    over_test_data = any(
+        EVALUATION_NAMES.search(last_name(each.iterated)) for each in call.loops if each.iterated
+    )
+    return switched or (over_loader and (named or over_test_data))
+
+
+def _is_switched_to_evaluation(program: Program, call: CallFact) -> bool:
+    """Whether the last switch before the call, in its function, was `.eval()`."""
+    last = None
+    for other in program.calls:
+        if (
+            other.function is not call.function
+            or other.order >= call.order
+            or other.method not in {"eval", "train"}
+        ):
+            continue
+        if other.receiver.kind is Kind.MODEL:
+            is_eval = other.method == "eval" or bool(other.node.args and is_false(other.node.args[0]))
+            last = is_eval
+    return bool(last)
+
+
+def _trains_anywhere(program: Program, function: Function) -> bool:
+    return any(
+        call.function is function
+        and (call.method in {"backward", "manual_backward"} or call.method == "step")
+        for call in program.calls
+    )
+
+
+def _wants_gradients(program: Program, call: CallFact, loop: LoopFact | None) -> bool:
+    """Saliency, attacks, penalties: gradients of something are taken without a training step."""
+    first, last = (loop.first, loop.last) if loop is not None else (0, len(program.nodes))
+    for other in program.calls:
+        if other.function is not call.function or not first <= other.order <= last:
+            continue
+        if other.method in _NEEDS_GRADIENTS or (other.name or "").endswith("autograd.grad"):
+            return True
+        if other.method in {"backward", "manual_backward"}:
+            return True
+    results = {
+        store.target
+        for store in program.stores
+        if store.function is call.function and first <= store.order <= last and store.value.carries_graph
+    }
+    return any(
+        other.function is call.function
+        and other.method == "backward"
+        and other.order > last
+        and names_in(other.node) & results
+        for other in program.calls
+    )
+
+
+def _fix(program: Program, call: CallFact, loop: LoopFact | None) -> tuple[list[Edit], bool]:
+    name = program.imports.name_for("torch.no_grad")
+    if name is None:
+        return [], False
+    function = call.function
+    safe = not function.returns.carries_graph
+    only_evaluates = (
+        isinstance(function.node, cst.FunctionDef)
+        and not _trains_anywhere(program, function)
+        and (bool(EVALUATION_NAMES.search(function.name)))
+        and not any(each.trains for each in program.loops if each.function is function)
+    )
+    if only_evaluates and isinstance(function.node, cst.FunctionDef):
+        first = function.node.asynchronous or function.node
+        return [_above_def(program, function.node, f"@{name}()")], safe if first is function.node else False
+    if loop is not None:
+        return under_with(program, loop.node, f"{name}()"), safe
+    line = program.statement_line(call.node)
+    return (under_with(program, line, f"{name}()") if line is not None else []), safe
+
+
+def _above_def(program: Program, node: cst.FunctionDef, code: str) -> Edit:
+    """A decorator below those that are there: `staticmethod` must stay the outermost."""
+    if not node.decorators:
+        return line_before(program, node, code)
+    (line, _), _ = program.span(node.name)
+    margin = program.lines[line - 1][: len(program.lines[line - 1]) - len(program.lines[line - 1].lstrip())]
+    return Edit((line, 0), (line, 0), f"{margin}{code}{program.newline}")

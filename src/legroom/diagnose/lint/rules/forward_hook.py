@@ -1,0 +1,114 @@
+"""LG110: A hook keeps what it is given
+
+A hook is called with every forward pass. If it appends the output to a list, one more output is kept with each, and with it the graph of
+that step.
+
+```python
+# instead of
+def hook(module, inputs, output):
+    features.append(output)
+# write
+def hook(module, inputs, output):
+    features[module] = output.detach()   # the last one only
+```
+
+Empty the list after each step if you need all of one step, and `handle.remove()` hooks that are no longer wanted.
+
+**In code**: a function given to `register_forward_hook` (or another hook) puts what it is given into something that is never emptied.
+
+**Fix**: safe: `.detach()`, so that no graph is kept; what is appended still adds up until you empty it.
+"""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from legroom.diagnose.lint.edits import append_to
+from legroom.diagnose.lint.facts import CallFact, Function, Store
+from legroom.diagnose.lint.lifetimes import is_let_go_elsewhere, is_limited
+from legroom.diagnose.lint.program import Program
+from legroom.diagnose.lint.rule import Problem
+from legroom.diagnose.lint.syntax import method_name, names_in, path_of, receiver, walk
+
+CODE = "LG110"
+_REGISTERING = {
+    "register_forward_hook",
+    "register_forward_pre_hook",
+    "register_full_backward_hook",
+    "register_backward_hook",
+    "register_module_forward_hook",
+    "register_hook",
+}
+
+
+def check(program: Program) -> Iterator[Problem]:
+    for call in program.calls:
+        if call.method not in _REGISTERING or not call.node.args:
+            continue
+        given = call.node.args[0].value
+        if isinstance(given, cst.Lambda):
+            yield from _lambda(program, call, given)
+    for store in program.stores:
+        if not is_hook(program, store.function) or store.how not in {"append", "augment"}:
+            continue
+        if store.bounded or is_limited(program, store) or is_let_go_elsewhere(program, store):
+            continue
+        kept = names_in(store.expression) & set(store.function.parameters)
+        if not kept or _is_number(store.expression) or store.function.owns(store.target):
+            continue
+        detached = any(
+            isinstance(each, cst.Call) and method_name(each) in {"detach", "cpu", "item"}
+            for each in walk(store.expression)
+        )
+        yield Problem(
+            node=store.expression,
+            message=f"The hook adds to `{store.target}` with every pass, and nothing empties it",
+            help="Keep the last one only, or empty it after each step"
+            + ("" if detached else "; detach what is kept"),
+            edits=()
+            if detached
+            else tuple(append_to(program, store.expression, ".detach()"))
+            if _is_plain(store)
+            else (),
+        )
+
+
+def is_hook(program: Program, function: Function) -> bool:
+    """Whether a function is registered as a hook, or made by one that is called for it."""
+    if not isinstance(function.node, cst.FunctionDef):
+        return False
+    for call in program.calls:
+        if call.method in _REGISTERING and call.node.args:
+            given = call.node.args[0].value
+            named = names_in(given)
+            if function.name in {name.rpartition(".")[2] for name in named}:
+                return True
+            if isinstance(given, cst.Call) and function.outer is not None and function.outer.name in named:
+                return True
+    return False
+
+
+def _lambda(program: Program, call: CallFact, given: cst.Lambda) -> Iterator[Problem]:
+    for each in walk(given.body):
+        if not isinstance(each, cst.Call) or method_name(each) not in {"append", "extend"} or not each.args:
+            continue
+        target = path_of(receiver(each))
+        if target is None or any(release.target == target for release in program.releases):
+            continue
+        if _is_number(each.args[0].value):
+            continue
+        yield Problem(
+            node=each,
+            message=f"The hook adds to `{target}` with every pass, and nothing empties it",
+            help="Keep the last one only, or empty it after each step; detach what is kept",
+        )
+
+
+def _is_number(expression: cst.BaseExpression) -> bool:
+    return isinstance(expression, cst.Call) and (
+        method_name(expression) in {"item", "tolist", "numpy"} or method_name(expression) is None
+    )
+
+
+def _is_plain(store: Store) -> bool:
+    return isinstance(store.expression, (cst.Name, cst.Subscript))

@@ -1,0 +1,73 @@
+"""LG116: One tensor is born larger with every step
+
+A tensor is joined with what the step made and put back under its own name. Each round allocates the whole history
+again, so that memory and time grow with every step, and just before the old one is dropped both are alive. If
+gradients are on, the graph of all earlier steps hangs on it as well.
+
+```python
+# instead of
+history = torch.cat([history, output])
+# write
+history.append(output.detach().cpu())    # a list; torch.cat(history) once, at the end
+history = torch.cat([history, output.detach()])[-1000:]   # or the last ones only
+```
+
+**In code**: `x = torch.cat([x, ...])` (or `stack`, `hstack`, `vstack`) in a loop that trains, of an `x` that the loop never
+cuts or makes anew.
+
+**Fix**: safe where what is joined has a graph and nothing goes backward through the history: `.detach()` takes the graph
+away; the history itself still grows until you bound it.
+"""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from legroom.diagnose.lint.edits import append_to
+from legroom.diagnose.lint.facts import LoopFact, Store
+from legroom.diagnose.lint.kinds import Kind
+from legroom.diagnose.lint.lifetimes import outlives_its_step
+from legroom.diagnose.lint.program import Program
+from legroom.diagnose.lint.rule import Problem
+from legroom.diagnose.lint.syntax import dotted, positional
+
+CODE = "LG116"
+_JOINING = {"cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack"}
+
+
+def check(program: Program) -> Iterator[Problem]:
+    for store in program.stores:
+        if not is_joined_to_itself(program, store):
+            continue
+        kept = outlives_its_step(program, store)
+        if kept is None or not (store.value.carries_graph or not isinstance(kept, LoopFact) or kept.trains):
+            continue
+        others = [each for each in _joined(store) if dotted(each) != store.target]
+        with_graph = [each for each in others if program.value(each).kind is Kind.GRAPH]
+        yield Problem(
+            node=store.expression,
+            message=f"`{store.target}` is born anew and larger with every step"
+            + (", and keeps the graph of all of them" if with_graph else ""),
+            help="Collect parts without their graph in a list and join them once, or keep the last ones only",
+            edits=tuple(edit for each in with_graph for edit in append_to(program, each, ".detach()")),
+        )
+
+
+def is_joined_to_itself(program: Program, store: Store) -> bool:
+    return store.how == "assign" and store.target in {dotted(each) for each in _joined_by(program, store)}
+
+
+def _joined_by(program: Program, store: Store) -> list[cst.BaseExpression]:
+    if not isinstance(store.expression, cst.Call):
+        return []
+    name = program.imports.qualified(store.expression.func) or ""
+    if not name.startswith("torch.") or name.rpartition(".")[2] not in _JOINING:
+        return []
+    return _joined(store)
+
+
+def _joined(store: Store) -> list[cst.BaseExpression]:
+    arguments = positional(store.expression) if isinstance(store.expression, cst.Call) else []
+    if not arguments or not isinstance(arguments[0].value, (cst.List, cst.Tuple)):
+        return []
+    return [each.value for each in arguments[0].value.elements]

@@ -1,0 +1,62 @@
+"""LG108: Every backward pass retains the graph
+
+`backward()` frees what the forward pass saved, layer by layer, which is what makes room for the gradients. With
+`retain_graph=True` all of it stays until the last name of the loss is gone: the peak is higher in every step. It is needed only where
+a second backward pass goes through the same graph.
+
+```python
+# instead of
+loss.backward(retain_graph=True)
+# write
+loss.backward()
+```
+
+If PyTorch then says "Trying to backward through the graph a second time", something carries its history from step to step: detach
+that instead (LG104).
+
+**In code**: `retain_graph=True` in a loop, with no other backward pass after it in the same round.
+
+**Fix**: unsafe: the argument is removed.
+"""
+
+from collections.abc import Iterator
+
+from legroom.diagnose.lint.edits import remove_argument
+from legroom.diagnose.lint.facts import CallFact
+from legroom.diagnose.lint.lifetimes import repeats
+from legroom.diagnose.lint.program import Program
+from legroom.diagnose.lint.rule import Problem
+from legroom.diagnose.lint.syntax import is_true, keyword
+
+CODE = "LG108"
+
+
+def check(program: Program) -> Iterator[Problem]:
+    for call in program.calls:
+        argument = keyword(call.node, "retain_graph")
+        if call.method not in {"backward", "manual_backward"} or argument is None or not is_true(argument):
+            continue
+        repeated = bool(call.loops) or repeats(program, call.function)
+        if not repeated or _another_follows(program, call):
+            continue
+        yield Problem(
+            node=argument,
+            message="`retain_graph=True` keeps all activations until the next step, and no other backward pass needs them",
+            help="Remove it; if that fails, detach the state that is carried from step to step",
+            edits=(remove_argument(program, call.node, argument),),
+            safe=False,
+        )
+
+
+def _another_follows(program: Program, call: CallFact) -> bool:
+    """Whether a later backward pass of the same round may go through the same graph."""
+    loop = call.loops[-1] if call.loops else None
+    for other in program.calls:
+        if other.function is not call.function or other.order <= call.order or other.node is call.node:
+            continue
+        goes_back = other.method in {"backward", "manual_backward"} or (other.name or "").endswith(
+            "autograd.grad"
+        )
+        if goes_back and (loop is None or loop.first <= other.order <= loop.last):
+            return True
+    return False

@@ -1,0 +1,77 @@
+"""LG107: A stored exception keeps the tensors of its step
+
+An exception holds its traceback, the traceback every frame, and each frame its local variables: the batch, the
+outputs, the loss with its graph. Kept in a list or an attribute, an exception keeps all of them.
+
+```python
+# instead of
+except RuntimeError as error:
+    errors.append(error)
+# write
+except RuntimeError as error:
+    errors.append(str(error))                     # the text
+    errors.append(error.with_traceback(None))     # or the exception without its frames
+```
+
+**In code**: the name that `except ... as name` binds is stored in something that outlives the block, where the `try` block (or a function
+of this file that it calls) works with tensors.
+
+**Fix**: unsafe. `.with_traceback(None)` drops the frames: raised again, it shows another traceback.
+"""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from legroom.diagnose.lint.edits import append_to
+from legroom.diagnose.lint.kinds import Kind
+from legroom.diagnose.lint.program import Program
+from legroom.diagnose.lint.rule import Problem
+from legroom.diagnose.lint.syntax import walk
+
+CODE = "LG107"
+
+
+def check(program: Program) -> Iterator[Problem]:
+    for store in program.stores:
+        if store.handler is None:
+            continue
+        kept = [each for each in _parts(store.expression) if program.value(each).kind is Kind.EXCEPTION]
+        attempt = program.parent.get(store.handler)
+        if not kept or not isinstance(attempt, cst.Try) or not _touches_tensors(program, attempt):
+            continue
+        yield Problem(
+            node=kept[0],
+            message=f"`{store.target}` keeps the exception, its traceback and every tensor of the frames in it",
+            help="Keep its text (`str(error)`), or the exception without its frames",
+            edits=tuple(edit for each in kept for edit in append_to(program, each, ".with_traceback(None)")),
+            safe=False,
+        )
+
+
+def _parts(expression: cst.BaseExpression) -> list[cst.BaseExpression]:
+    if isinstance(expression, (cst.Tuple, cst.List)):
+        return [part for each in expression.elements for part in _parts(each.value)]
+    return [expression]
+
+
+def _touches_tensors(program: Program, attempt: cst.Try) -> bool:
+    working = {
+        each.function
+        for each in program.calls
+        if each.result.is_tensor
+        or each.method in {"backward", "to", "cuda"}
+        or each.receiver.kind is Kind.MODEL
+    }
+    inside = {each for each in walk(attempt.body) if isinstance(each, cst.Call)}
+    return any(
+        call.node in inside
+        and (
+            call.result.is_tensor
+            or call.method == "backward"
+            or call.local in working
+            or any(each.is_tensor for each in call.arguments)
+            or call.receiver.kind is Kind.MODEL
+        )
+        for call in program.calls
+    )

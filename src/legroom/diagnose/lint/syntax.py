@@ -1,0 +1,221 @@
+"""Small questions about a libcst tree: its children in order, dotted names, what an import made a name mean.
+
+libcst's own visitors rebuild every node they pass, and its scope metadata costs more than all rules together; a rule asks
+the same few questions again and again, so they are answered here over the plain nodes.
+"""
+
+from collections.abc import Iterator
+from dataclasses import fields
+from functools import cache
+
+import libcst as cst
+
+_LAYOUT = {
+    "asynchronous",
+    "comma",
+    "dot",
+    "encoding",
+    "equal",
+    "first_line",
+    "footer",
+    "from_",
+    "header",
+    "indent",
+    "lbrace",
+    "lbracket",
+    "leading_lines",
+    "lines_after_decorators",
+    "lpar",
+    "newline",
+    "operator",
+    "rbrace",
+    "rbracket",
+    "rpar",
+    "semicolon",
+    "star_arg_comma",
+    "trailing_whitespace",
+}
+"""Fields that hold white space, brackets and signs."""
+
+Loop = cst.For | cst.While
+Comprehension = cst.ListComp | cst.SetComp | cst.GeneratorExp | cst.DictComp
+
+
+@cache
+def _child_fields(kind: type[cst.CSTNode]) -> tuple[str, ...]:
+    return tuple(
+        each.name
+        for each in fields(kind)
+        if each.name not in _LAYOUT and not each.name.startswith(("whitespace", "leading", "trailing"))
+    )
+
+
+def children(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """What a node is made of, in the order of the text, without white space and signs."""
+    for name in _child_fields(type(node)):
+        value = getattr(node, name)
+        if isinstance(value, cst.CSTNode):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            for each in value:
+                if isinstance(each, cst.CSTNode):
+                    yield each
+
+
+def walk(node: cst.CSTNode, *, into_functions: bool = True) -> Iterator[cst.CSTNode]:
+    """A node and all below it, parents before children, in the order of the text."""
+    pending = [node]
+    while pending:
+        current = pending.pop()
+        yield current
+        if (
+            into_functions
+            or current is node
+            or not isinstance(current, (cst.FunctionDef, cst.Lambda, cst.ClassDef))
+        ):
+            pending.extend(reversed(list(children(current))))
+
+
+def dotted(node: cst.CSTNode | None) -> str | None:
+    """`self.model` for a name or a chain of attributes; None for anything else."""
+    parts: list[str] = []
+    while isinstance(node, cst.Attribute):
+        parts.append(node.attr.value)
+        node = node.value
+    if not isinstance(node, cst.Name):
+        return None
+    return ".".join([node.value, *reversed(parts)])
+
+
+def path_of(node: cst.CSTNode | None) -> str | None:
+    """As `dotted`, and a place in a container counts as the container: `history` for `history["loss"]`."""
+    while True:
+        if isinstance(node, cst.Subscript):
+            node = node.value
+        elif isinstance(node, cst.Call) and method_name(node) in {"setdefault", "get"}:
+            node = node.func.value if isinstance(node.func, cst.Attribute) else None
+        else:
+            return dotted(node)
+
+
+def root(path: str) -> str:
+    """`self` of `self.losses`."""
+    return path.partition(".")[0]
+
+
+def last_name(path: str) -> str:
+    """`losses` of `self.losses`."""
+    return path.rpartition(".")[2]
+
+
+def method_name(call: cst.Call) -> str | None:
+    """`append` in `losses.append(x)`; None for a call of a plain name."""
+    return call.func.attr.value if isinstance(call.func, cst.Attribute) else None
+
+
+def receiver(call: cst.Call) -> cst.BaseExpression | None:
+    """`losses` in `losses.append(x)`."""
+    return call.func.value if isinstance(call.func, cst.Attribute) else None
+
+
+def keyword(call: cst.Call, name: str) -> cst.Arg | None:
+    """The argument given by that name."""
+    for argument in call.args:
+        if argument.keyword is not None and argument.keyword.value == name:
+            return argument
+    return None
+
+
+def positional(call: cst.Call) -> list[cst.Arg]:
+    return [each for each in call.args if each.keyword is None and not each.star]
+
+
+def has_star(call: cst.Call) -> bool:
+    """Whether arguments come from elsewhere (`*args`, `**options`), so that one that is not seen may be there."""
+    return any(each.star for each in call.args)
+
+
+def is_true(argument: cst.Arg | None) -> bool:
+    return argument is not None and isinstance(argument.value, cst.Name) and argument.value.value == "True"
+
+
+def is_false(argument: cst.Arg | None) -> bool:
+    return argument is not None and isinstance(argument.value, cst.Name) and argument.value.value == "False"
+
+
+def string_value(node: cst.CSTNode | None) -> str | None:
+    if isinstance(node, cst.SimpleString) and isinstance(node.evaluated_value, str):
+        return node.evaluated_value
+    return None
+
+
+def names_in(node: cst.CSTNode) -> set[str]:
+    """Every dotted path that an expression reads: `model.fc.weight` gives itself, `model.fc` and `model`."""
+    found = set()
+    for each in walk(node):
+        path = dotted(each)
+        if path:
+            found.add(path)
+    return found
+
+
+def statements(block: cst.BaseSuite) -> list[cst.BaseSmallStatement | cst.BaseCompoundStatement]:
+    """The statements of a body, those joined by semicolons apart."""
+    found: list[cst.BaseSmallStatement | cst.BaseCompoundStatement] = []
+    for each in block.body:
+        if isinstance(each, cst.SimpleStatementLine):
+            found.extend(each.body)
+        else:
+            found.append(each)  # type: ignore[arg-type]
+    return found
+
+
+class Imports:
+    """What names mean by the imports of a file: `F.mse_loss` is `torch.nn.functional.mse_loss`."""
+
+    def __init__(self, module: cst.Module, nodes: list[cst.CSTNode]) -> None:
+        self.meaning: dict[str, str] = {}
+        for node in nodes:
+            if isinstance(node, cst.Import):
+                self._plain(node)
+            elif isinstance(node, cst.ImportFrom):
+                self._from(node)
+
+    def qualified(self, node: cst.CSTNode | None) -> str | None:
+        """The full name of what an expression refers to; its own words where no import says more."""
+        path = dotted(node)
+        if path is None:
+            return None
+        first, dot, rest = path.partition(".")
+        return self.meaning.get(first, first) + dot + rest
+
+    def name_for(self, qualified: str) -> str | None:
+        """How this file may write `torch.no_grad`; None where nothing that leads to it is imported."""
+        best: str | None = None
+        for name, meaning in self.meaning.items():
+            if qualified == meaning:
+                return name
+            if qualified.startswith(meaning + ".") and (best is None or len(name) < len(best)):
+                best = name + qualified[len(meaning) :]
+        return best
+
+    def _plain(self, node: cst.Import) -> None:
+        for each in node.names:
+            full = dotted(each.name)
+            if full is None:
+                continue
+            if each.asname is not None and isinstance(each.asname.name, cst.Name):
+                self.meaning[each.asname.name.value] = full
+            else:
+                self.meaning[root(full)] = root(full)
+
+    def _from(self, node: cst.ImportFrom) -> None:
+        source = dotted(node.module)
+        if source is None or node.relative or isinstance(node.names, cst.ImportStar):
+            return
+        for each in node.names:
+            name = dotted(each.name)
+            if name is None:
+                continue
+            alias = each.asname.name.value if each.asname and isinstance(each.asname.name, cst.Name) else name
+            self.meaning[alias] = f"{source}.{name}"
