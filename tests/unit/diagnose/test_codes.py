@@ -35,11 +35,11 @@ def test_no_code_has_two_pages() -> None:
     assert not written & {code for code, page in all_pages().items() if page.is_lint_rule}
 
 
-def test_every_page_shows_what_to_write() -> None:
+def test_every_page_has_a_title_and_a_kind_and_those_of_rules_show_what_to_write() -> None:
     for page in all_pages().values():
         assert page.title
         assert page.kind in KINDS.values()
-        assert "\n# write\n" in page.body, page.code
+        assert not page.is_lint_rule or "\n# write\n" in page.body, page.code
 
 
 def test_a_page_is_found_in_any_case() -> None:
