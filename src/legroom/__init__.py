@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from legroom.predict.api import estimate as estimate
     from legroom.predict.api import max_batch as max_batch
     from legroom.predict.api import plan as plan
+    from legroom.train.find_batch import find_batch as find_batch
+    from legroom.train.precision import precision as precision
     from legroom.train.spill import Spill as Spill
 
 __version__ = "0.1.0.dev0"
@@ -19,10 +21,12 @@ _PUBLIC = {
     "Spill": "legroom.train.spill",
     "VirtualGPU": "legroom.observe.virtual.gpu",
     "estimate": "legroom.predict.api",
+    "find_batch": "legroom.train.find_batch",
     "max_batch": "legroom.predict.api",
     "plan": "legroom.predict.api",
+    "precision": "legroom.train.precision",
 }
-__all__ = ["Spill", "VirtualGPU", "__version__", "estimate", "max_batch", "plan"]
+__all__ = ["Spill", "VirtualGPU", "__version__", "estimate", "find_batch", "max_batch", "plan", "precision"]
 
 
 def __getattr__(name: str) -> Any:
