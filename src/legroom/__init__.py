@@ -12,12 +12,14 @@ if TYPE_CHECKING:
     from legroom.predict.api import max_batch as max_batch
     from legroom.predict.api import plan as plan
     from legroom.train.find_batch import find_batch as find_batch
+    from legroom.train.guard import Guard as Guard
     from legroom.train.precision import precision as precision
     from legroom.train.spill import Spill as Spill
 
 __version__ = "0.1.0.dev0"
 
 _PUBLIC = {
+    "Guard": "legroom.train.guard",
     "Spill": "legroom.train.spill",
     "VirtualGPU": "legroom.observe.virtual.gpu",
     "estimate": "legroom.predict.api",
@@ -26,7 +28,17 @@ _PUBLIC = {
     "plan": "legroom.predict.api",
     "precision": "legroom.train.precision",
 }
-__all__ = ["Spill", "VirtualGPU", "__version__", "estimate", "find_batch", "max_batch", "plan", "precision"]
+__all__ = [
+    "Guard",
+    "Spill",
+    "VirtualGPU",
+    "__version__",
+    "estimate",
+    "find_batch",
+    "max_batch",
+    "plan",
+    "precision",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -148,7 +148,7 @@ class Sizer:
     ) -> int:
         """A step at `micro` rows ran out of memory: the next size, or 0 when there is none.
 
-        `failure` may say `requested`, `free`, `allocated`, `reserved` and `capacity` in bytes. `before`: bytes that were
+        `failure` may say `requested`, `free`, `allocated`, `reserved`, `allowed` and `capacity` in bytes. `before`: bytes that were
         allocated when the step began. `done`: which part of the forward pass was done, 0 to 1, where that is known.
         """
         trial, self._trial = self._trial, None
@@ -277,10 +277,10 @@ class Sizer:
         """What the step could have of the device, and what it wanted when it failed; weights and the like left out."""
         requested, allocated = _figure(failure, "requested"), _figure(failure, "allocated")
         free, reserved = _figure(failure, "free"), _figure(failure, "reserved")
-        capacity = _figure(failure, "capacity")
         if requested is None or allocated is None:
             return None, None
-        bounds = [] if capacity is None else [capacity]
+        limits = (_figure(failure, "capacity"), _figure(failure, "allowed"))
+        bounds = [limit for limit in limits if limit is not None]
         if free is not None:
             bounds.append((reserved if reserved is not None else allocated) + free)
         if not bounds:
