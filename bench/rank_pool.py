@@ -12,7 +12,7 @@ import socket
 import time
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 
@@ -34,24 +34,35 @@ class RankPool:
             ours, theirs = spawn.Pipe()
             process = spawn.Process(target=_live, args=(theirs, rank, ranks, port, size), daemon=True)
             process.start()
+            theirs.close()  # the rank has it now; if it dies, our end must notice
             self._pipes.append(ours)
             self._processes.append(process)
 
-    def run(self, task: Callable[..., Any], *arguments: Any, timeout: float = 60.0) -> list[Any]:
-        """`task(*arguments)` on every rank. An error on a rank comes back as its traceback, in a RuntimeError."""
+    def run(
+        self, task: Callable[..., Any], *arguments: Any, timeout: float = 60.0, may_die: bool = False
+    ) -> list[Any]:
+        """`task(*arguments)` on every rank. An error on a rank comes back as its traceback, in a RuntimeError.
+
+        `may_die`: a rank whose process ends counts as one that returned None.
+        """
         for pipe in self._pipes:
             pipe.send((task, arguments))
+        answers: dict[int, tuple[bool, Any]] = {}
         deadline = time.monotonic() + timeout
-        results = []
-        for rank, pipe in enumerate(self._pipes):
-            if not pipe.poll(max(0.0, deadline - time.monotonic())):
+        while len(answers) < len(self._pipes):
+            waiting = {pipe: rank for rank, pipe in enumerate(self._pipes) if rank not in answers}
+            ready = wait(list(waiting), max(0.0, deadline - time.monotonic()))
+            for pipe in ready:
+                answers[waiting[pipe]] = _answer(pipe, may_die)
+            for rank, (fine, result) in answers.items():
+                if not fine:  # the others may wait for it for ever
+                    self.close()
+                    raise RuntimeError(f"rank {rank}:\n{result}")
+            if not ready:
                 self.close()
-                raise Hang(f"rank {rank} did not finish {task.__name__}{arguments} within {timeout:.0f} s")
-            results.append(pipe.recv())
-        for rank, (fine, result) in enumerate(results):
-            if not fine:
-                raise RuntimeError(f"rank {rank}:\n{result}")
-        return [result for _, result in results]
+                late = ", ".join(map(str, waiting.values()))
+                raise Hang(f"{task.__name__}{arguments}: ranks {late} did not finish within {timeout:.0f} s")
+        return [answers[rank][1] for rank in range(len(self._pipes))]
 
     def close(self) -> None:
         """End the processes."""
@@ -65,6 +76,13 @@ class RankPool:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _answer(pipe: Any, may_die: bool) -> tuple[bool, Any]:
+    try:
+        return pipe.recv()
+    except EOFError:
+        return (may_die, None if may_die else "its process ended")
 
 
 def _live(pipe: Connection, rank: int, ranks: int, port: int, size: str | None) -> None:

@@ -83,9 +83,7 @@ class Ranks:
         self._patience = patience
         self._flags = _host_group(members, patience)
         self._store = _store(f"legroom/{next(_numbers)}/{'-'.join(map(str, members))}")
-        self._passes_matter = bool(shards.meshes()) or any(
-            _communicates(module) for module in model.modules()
-        )
+        self._passes_matter = bool(shards.meshes())
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self._appointments = Appointments(groups, device, NoticeBoard(self._store, len(members), patience))
         self._chunks: int | None = None  # what was agreed; None: ask before the next attempt
@@ -99,6 +97,8 @@ class Ranks:
         self._under_way = False
         self._weighs = False
         self._averages_hold = True
+        self._ours = sum(part.collectives() for part in replicas)
+        self._more_than_ours = False
 
     def plan(self, rows: int, micro: int) -> Plan:
         """How this rank cuts its `rows`, wishing for chunks of `micro`: into as many chunks as all others."""
@@ -144,8 +144,7 @@ class Ranks:
             if last:
                 self._averages_hold = all(tuple(part.finish() for part in self._replicas))
         if last or self._passes_matter:
-            self._appointments.finish()
-            self._under_way = False
+            self._end(self._appointments.finish())
 
     def failed(self, failure: object = None) -> None:
         """This rank ran out of memory in a chunk. Called when the tensors of the attempt are dead.
@@ -156,8 +155,7 @@ class Ranks:
             part.forget()
         self._shards.forget()
         if self._under_way:
-            self._appointments.keep()
-            self._under_way = False
+            self._end(self._appointments.keep())
         self._keep_whole_passes()
 
     def settle(self, failure: object | None, proposal: int) -> int | None:
@@ -209,6 +207,13 @@ class Ranks:
             self._appointments.begin(self._kind, f"{self._attempt}")
         self._under_way = True
 
+    def _end(self, collectives: int) -> None:
+        """A diary is closed. More collectives than our own: the model makes some in its passes (SyncBatchNorm), and from
+        the next attempt on all ranks must make the same number of passes. All ranks count the same.
+        """
+        self._under_way = False
+        self._more_than_ours = collectives != self._ours
+
     def _keep_whole_passes(self) -> None:
         """The passes that the others make and this rank will not."""
         if not self._passes_matter and self._next_pass > 0:
@@ -216,8 +221,7 @@ class Ranks:
         chunks = self._planned.chunks if self._passes_matter else 1
         for index in range(self._next_pass, chunks):
             self._begin(index, chunks)
-            self._appointments.keep()
-            self._under_way = False
+            self._end(self._appointments.keep())
 
     def _ask_for_more(self, needed: int) -> None:
         """This batch needs more passes than agreed, and the others do not know: let them make theirs in vain."""
@@ -238,6 +242,7 @@ class Ranks:
         all_of_us = _Verdict(*map(int, self._exchange(list(astuple(mine)))))
         self._appointments.clear(wipe=self._me == self._members[0])
         attempt, self._attempt = self._attempt, self._attempt + 1
+        self._passes_matter = self._passes_matter or self._more_than_ours
         if all_of_us.raised_by and not all_of_us.oom:
             if mine.raised_by:
                 return None
@@ -303,16 +308,12 @@ def _first_line(error: BaseException) -> str:
 
 
 def _own_groups(model: nn.Module) -> list[Any]:
+    """Groups in which layers talk by themselves."""
     return [
         module.process_group
         for module in model.modules()
-        if _communicates(module) and getattr(module, "process_group", None) is not None
+        if isinstance(module, nn.SyncBatchNorm) and module.process_group is not None
     ]
-
-
-def _communicates(module: nn.Module) -> bool:
-    """Whether it makes collectives in its forward pass."""
-    return isinstance(module, nn.SyncBatchNorm)
 
 
 def _host_group(members: list[int], patience: float) -> Any:

@@ -63,14 +63,15 @@ class Appointments:
         self._met.append(call)
         return result
 
-    def finish(self) -> None:
-        """The pass is over: from now on its kind is known."""
+    def finish(self) -> int:
+        """The pass is over: from now on its kind is known. Returns how many collectives it made."""
         if self._pinning:
             self._board.finished(self._place)
             self._pinned.append((self._place, len(self._met)))
         self._learn(tuple(self._met))
+        return len(self._met)
 
-    def keep(self) -> None:
+    def keep(self) -> int:
         """Make what remains of the pass with zeros. Nothing of the failed pass is held by now, so there is room."""
         if self._pinning:
             self._board.failed(self._place)
@@ -82,6 +83,7 @@ class Appointments:
         else:
             for call in self._known[self._kind][len(self._met) :]:
                 self._repeat(call)
+        return len(self._met)
 
     def clear(self, *, wipe: bool) -> None:
         """All ranks are past these passes. `wipe`: this rank takes down what was pinned up (one of them does)."""

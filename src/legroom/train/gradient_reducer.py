@@ -42,6 +42,10 @@ class GradientReducer:
             for parameter in bucket.parameters
         ]
 
+    @property
+    def buckets(self) -> int:
+        return len(self._buckets)
+
     def start(self) -> None:
         """Before the last forward and backward of a step: send each bucket as soon as its gradients are made."""
         self._sent = 0

@@ -73,18 +73,25 @@ class Replicas:
         finally:
             ddp.require_forward_param_sync, ddp.find_unused_parameters, ddp.static_graph = kept
 
+    def collectives(self) -> int:
+        """How many make up one step."""
+        return self._reducer.buckets + (len(self._buffers()) if self._ddp.broadcast_buffers else 0)
+
     @torch.no_grad()
     def _take_buffers(self) -> None:
         """Everyone gets rank 0's, in one broadcast per dtype."""
-        by_kind: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-        for name, buffer in self._ddp.module.named_buffers():
-            if name not in self._ignored:
-                by_kind.setdefault((buffer.dtype, buffer.device), []).append(buffer)
         source = dist.get_global_rank(self.group, 0)
-        for buffers in by_kind.values():
+        for buffers in self._buffers():
             flat = torch.cat([buffer.reshape(-1) for buffer in buffers])
             dist.broadcast(flat, src=source, group=self.group)
             pieces = flat.split([buffer.numel() for buffer in buffers])
             torch._foreach_copy_(
                 buffers, [piece.view(buffer.shape) for piece, buffer in zip(pieces, buffers, strict=True)]
             )
+
+    def _buffers(self) -> list[list[torch.Tensor]]:
+        by_kind: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+        for name, buffer in self._ddp.module.named_buffers():
+            if name not in self._ignored:
+                by_kind.setdefault((buffer.dtype, buffer.device), []).append(buffer)
+        return list(by_kind.values())
