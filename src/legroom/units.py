@@ -41,6 +41,12 @@ def parse_size(text: str | int) -> int:
     return size
 
 
+def is_size(text: str) -> bool:
+    """Whether a word is a number with a unit: `8GiB`, not `8` and not `train.py`."""
+    match = _SIZE.fullmatch(text)
+    return match is not None and match.group(2) != "" and match.group(2).lower() in _UNITS
+
+
 def format_size(size: float) -> str:
     """Bytes for people: the largest binary unit that leaves at least 1, two digits after the point at most.
 

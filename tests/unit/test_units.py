@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from legroom import units
 from legroom.errors import UsageError
-from legroom.units import GiB, KiB, MiB, TiB, format_size, parse_size
+from legroom.units import GiB, KiB, MiB, TiB, format_size, is_size, parse_size
 
 
 @pytest.mark.parametrize(
@@ -88,3 +88,10 @@ def test_a_number_of_bytes_is_itself(size: int) -> None:
 
 def test_the_examples_hold() -> None:
     assert doctest.testmod(units) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "yes"), [("8GiB", True), ("4 g", True), ("8", False), ("8x", False), ("train.py", False)]
+)
+def test_a_word_is_a_size_when_it_has_a_unit(text: str, yes: bool) -> None:
+    assert is_size(text) is yes

@@ -25,11 +25,12 @@ import torch
 from legroom.cli.capture_place import CapturePlace, open_capture
 from legroom.cli.json_stdout import JsonStdout
 from legroom.diagnose import ending as endings
-from legroom.diagnose import sources
+from legroom.diagnose import sources, spilled
 from legroom.diagnose.command import Command
 from legroom.diagnose.ending import RunEnding
 from legroom.diagnose.oom import is_oom
 from legroom.diagnose.run_report import RunReport, run_report
+from legroom.diagnose.spilled import Spilled
 from legroom.errors import LegroomError
 from legroom.memory.capture import read_capture
 from legroom.memory.events import Event
@@ -41,6 +42,7 @@ from legroom.show.live import LiveLine
 from legroom.show.run_summary import closing_words, oom_words, run_words
 from legroom.show.terminal import print_to
 from legroom.show.tracebacks import headline, innermost_place, shortened, without_ours
+from legroom.train.spill import Spill
 from legroom.units import format_size
 
 AtExit = Callable[[Callable[[], None]], object]
@@ -58,14 +60,16 @@ class Recording:
         force: bool,
         as_json: bool,
         options: list[str],
+        spill: Spill | None = None,
     ) -> None:
-        """`options`: Legroom's own words that another run of the same kind needs."""
+        """`options`: Legroom's own words that another run of the same kind needs. `spill`: give it to the script."""
         self._script = script
         self._gpus = gpus
         self._output = output
         self._force = force
         self._as_json = as_json
         self._options = options
+        self._spill = spill
         self._owner = os.getpid()
         self._session: Session | None = None
         self._place: CapturePlace | None = None
@@ -107,6 +111,8 @@ class Recording:
         except BaseException:
             self._place.discard()
             raise
+        if self._spill is not None:
+            self._open.enter_context(self._spill.everywhere())
         self._open.enter_context(before_os_exit(self._leaving))
         self._as_main.enter_context(installed(self._script))
         _follow_forks(self)
@@ -149,7 +155,8 @@ class Recording:
             "host": "no GPU here: watching host memory, ",
         }
         where = f"recording to {self._place.name}" if self._place.name else self._place.complaint
-        _say(f"{what[self._session.devices[0].kind]}{' and '.join(sizes)}; {where}")
+        spilling = "; saved activations go to host memory" if self._spill is not None else ""
+        _say(f"{what[self._session.devices[0].kind]}{' and '.join(sizes)}{spilling}; {where}")
 
     # --- during -----------------------------------------------------------------------------------------------
 
@@ -248,6 +255,8 @@ class Recording:
             traceback=outcome.traceback,
             seconds=self._seconds,
         )
+        if self._spill is not None:
+            self._record(spilled.as_note(_account(self._spill), self._seconds))
         for note in endings.as_notes(ending):
             self._record(note)
 
@@ -289,6 +298,17 @@ def _follow_forks(recording: Recording) -> None:
 def _in_child() -> None:
     for recording in _followed:
         recording.abandon()
+
+
+def _account(spill: Spill) -> Spilled:
+    return Spilled(
+        moved_bytes=spill.moved_bytes,
+        moved_tensors=spill.moved_tensors,
+        peak_host_bytes=spill.peak_host_bytes,
+        left_bytes=spill.left_bytes,
+        budget_bytes=spill.budget or 0,
+        seconds=round(spill.seconds, 6),
+    )
 
 
 def _guarded(work: Callable[[], None]) -> None:

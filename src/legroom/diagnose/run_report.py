@@ -3,33 +3,31 @@
 Nothing here prints and nothing here is torch's. `RunReport.as_json()` is what `--format json` shows; its keys are stable.
 """
 
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from legroom.diagnose import ending as endings
-from legroom.diagnose import sources
+from legroom.diagnose import sources, spilled
 from legroom.diagnose.batch_argument import find_batch_argument
 from legroom.diagnose.command import Command
 from legroom.diagnose.ending import RunEnding
 from legroom.diagnose.evidence import Evidence
 from legroom.diagnose.leaks import Leak, find_leaks
-from legroom.diagnose.oom import is_oom
+from legroom.diagnose.oom import classify, is_oom
 from legroom.diagnose.picture import Picture, free_at, picture_at_oom, picture_at_peak, row_as_dict
 from legroom.diagnose.postmortem import advise
 from legroom.diagnose.sources import Sources
+from legroom.diagnose.spilled import Spilled
 from legroom.findings import Finding
 from legroom.memory.capture import Capture
 from legroom.memory.events import Frame, Holder, Note, Oom, Step
 from legroom.memory.ledger import Ledger
-from legroom.units import parse_size
 
 SCHEMA = "legroom.run/1"
 _REMARKS = ("history", "retry", "trouble")
 """Kinds of notes that a person should see."""
-_TRIED = re.compile(r"Tried to allocate (\d+\.\d+ [KMG]iB)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +66,7 @@ class OomReport:
     @property
     def block(self) -> int:
         """What PyTorch wanted to take from the device for it: memory is taken in large blocks. Read off its message."""
-        match = _TRIED.search(self.event.message)
-        return max(parse_size(match.group(1)), self.event.requested) if match else self.event.requested
+        return max(classify(self.event.message).requested or 0, self.event.requested)
 
     @property
     def free(self) -> int:
@@ -100,6 +97,8 @@ class RunReport:
     dropped: int
     remarks: tuple[str, ...]
     """What the watcher had to say of itself: what it could not see, and why."""
+    spilled: Spilled | None = None
+    """What went to host memory, where that was asked for."""
     sources: Sources = field(default_factory=dict)
     """Lines of the user's code that the report speaks of."""
 
@@ -123,6 +122,7 @@ class RunReport:
             "truncated": self.truncated,
             "dropped_events": self.dropped,
             "remarks": list(self.remarks),
+            "spill": self.spilled.as_dict() if self.spilled else None,
             "peak": self.peak.as_dict() if self.peak else None,
             "devices": [
                 {
@@ -206,6 +206,7 @@ def run_report(capture: Capture, *, path: str | None = None) -> RunReport:
         truncated=capture.truncated,
         dropped=capture.dropped,
         remarks=tuple(dict.fromkeys(note.text for note in notes if note.kind in _REMARKS)),
+        spilled=spilled.from_notes(notes),
         sources=sources.from_notes(notes),
     )
 

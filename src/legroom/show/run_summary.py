@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from legroom.diagnose.run_report import Device, OomReport, RunReport
+from legroom.diagnose.spilled import Spilled
 from legroom.findings import Finding
 from legroom.memory.events import Holder
 from legroom.show.code_frame import code_frame
@@ -57,6 +58,8 @@ def _run_parts(report: RunReport) -> Iterator[RenderableType]:
     yield Text(_sentence(report), style="bold")
     if report.oom is not None:
         yield Text(_caught_sentence(report, report.oom), style="yellow")
+    if report.spilled is not None:
+        yield Text(_spill_sentence(report.spilled, report.seconds))
     if report.peak is None:
         yield Text('Was anything moved to the device? Look for device="cuda" or .to(device) in the script.')
         return
@@ -70,6 +73,8 @@ def _run_parts(report: RunReport) -> Iterator[RenderableType]:
 
 def _oom_parts(report: RunReport, oom: OomReport) -> Iterator[RenderableType]:
     yield Text(_oom_sentence(oom), style="bold red")
+    if report.spilled is not None:
+        yield Text(_spill_sentence(report.spilled, report.seconds))
     frame = oom.event.frame
     if frame is not None:
         code = code_frame(report.sources, frame.file, frame.line)
@@ -165,6 +170,23 @@ def _caught_sentence(report: RunReport, oom: OomReport) -> str:
     return (
         f"Memory ran out {times} and the script went on; last at step {oom.event.step} on "
         f"{frame_place(oom.event.frame)}, for want of {format_size(oom.event.requested)}."
+    )
+
+
+def _spill_sentence(spilled: Spilled, seconds: float) -> str:
+    left = (
+        f"{format_size(spilled.left_bytes)} stayed on the GPU for want of host memory"
+        if spilled.left_bytes
+        else ""
+    )
+    if not spilled.moved_bytes:
+        return f"Nothing was spilled: {left or 'no saved activation of 1 MiB or more was on a GPU'}."
+    budget = f" of {format_size(spilled.budget_bytes)} allowed" if spilled.budget_bytes else ""
+    share = f" ({spilled.seconds / seconds:.0%} of the run)" if seconds else ""
+    return (
+        f"Spilled {format_size(spilled.moved_bytes)} of saved activations to host memory, at most "
+        f"{format_size(spilled.peak_host_bytes)}{budget} at a time, at the price of {seconds_words(spilled.seconds)}{share}"
+        f"{'; ' + left if left else ''}."
     )
 
 

@@ -161,6 +161,7 @@ class Spill:
             lane = self._lanes[tensor.device] = lane_to(tensor.device)
         taken = lane.host_bytes(size)
         if self.host_bytes + taken > self._limit():
+            self._let_go(max(len(self._under_way) - 1, 0))  # no new copy will push the old ones out
             self.left_bytes += size
             return None
         with torch.no_grad():

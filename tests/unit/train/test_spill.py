@@ -448,3 +448,15 @@ def test_it_says_what_it_did(gpu):
     gradients(spill)
     assert repr(spill).startswith("<Spill 64.0 MiB, ")
     assert spill.seconds > 0
+
+
+def test_when_the_budget_is_used_up_the_last_copies_free_their_memory_too(gpu):
+    leaf = torch.randn(ROWS, WIDTH, device="cuda", requires_grad=True)
+    with Spill("4MiB"):
+        value = leaf.sin()
+        for _ in range(12):
+            value = value.sin()
+        total = value.sum()
+        del value
+        assert torch.cuda.memory_allocated() < 11 * ACTIVATION  # the leaf and nine results: four are away
+    total.backward()

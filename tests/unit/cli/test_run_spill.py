@@ -1,0 +1,114 @@
+"""`legroom run --spill`: an unmodified script spills, and the report says what that did."""
+
+import json
+import textwrap
+
+import pytest
+
+from legroom.cli import main
+from legroom.cli.run import spill_everything
+
+TRAINS = """
+import threading
+import torch
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.GELU()) for _ in range(8))).cuda()
+
+def step():
+    model(torch.ones(2048, 256, device="cuda")).square().mean().backward()
+
+{start}
+print(sum(float(p.grad.double().sum()) for p in model.parameters()))
+"""
+IN_MAIN = TRAINS.format(start="step()")
+IN_A_THREAD = TRAINS.format(start="thread = threading.Thread(target=step); thread.start(); thread.join()")
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+
+    def run(source: str, *options: str) -> tuple[int, str, str]:
+        (tmp_path / "train.py").write_text(textwrap.dedent(source))
+        code = main(["run", *options, "train.py"])
+        out, err = capfd.readouterr()
+        return code, out, " ".join(err.split())
+
+    return run
+
+
+def test_a_script_that_does_not_fit_fits_with_it_and_computes_the_same(run):
+    code, _, err = run(IN_MAIN, "--gpu", "30MiB")
+    assert code == 1
+    assert "Out of memory" in err
+    _, expected, _ = run(IN_MAIN, "--gpu", "1GiB")
+    code, out, err = run(IN_MAIN, "--gpu", "30MiB", "--spill")
+    assert code == 0
+    assert out == expected
+    assert "Spilled 3" in err
+    assert "MiB of saved activations to host memory, at most" in err
+    assert "saved activations go to host memory; recording to" in err
+
+
+def test_threads_of_the_script_spill_too(run):
+    code, _, err = run(IN_A_THREAD, "--gpu", "30MiB", "--spill")
+    assert code == 0
+    assert "Spilled 3" in err
+
+
+def test_a_budget_is_kept_and_what_stayed_is_said(run):
+    _, _, err = run(IN_MAIN, "--gpu", "1GiB", "--spill=8MiB")
+    assert "at most 8.0 MiB of 8.0 MiB allowed at a time" in err
+    assert "stayed on the GPU for want of host memory" in err
+
+
+def test_a_run_that_has_nothing_to_spill_says_so(run):
+    _, _, err = run(
+        "import torch; torch.ones(4, requires_grad=True).sum().backward()", "--gpu", "1GiB", "--spill"
+    )
+    assert "Nothing was spilled: no saved activation of 1 MiB or more was on a GPU." in err
+
+
+def test_the_json_has_the_account(run, capfd):
+    def account(*options: str) -> dict[str, float] | None:
+        run(IN_MAIN, "--gpu", "1GiB", "--force", "-o", "a.legroom", *options)
+        assert main(["report", "a.legroom", "--format", "json"]) == 0
+        return json.loads(capfd.readouterr().out)["spill"]
+
+    spilled = account("--spill")
+    assert spilled is not None
+    assert spilled["moved_bytes"] > 20 << 20
+    assert spilled["seconds"] > 0
+    assert account() is None
+
+
+def test_the_next_command_spills_again(run, tmp_path):
+    _, _, err = run("import torch; torch.ones(1 << 30, device='cuda')", "--gpu", "30MiB", "--spill=1GiB")
+    assert "legroom run --gpu 30MiB --spill=1GiB train.py" in err
+
+
+def test_a_size_without_its_sign_is_not_taken_for_a_script(run, capfd):
+    assert main(["run", "--spill", "4GiB", "train.py"]) == 2
+    assert "write --spill=4GiB, with the sign" in capfd.readouterr().err
+
+
+def test_a_size_that_is_none_is_refused(run, capfd):
+    assert main(["run", "--spill=lots", "train.py"]) == 2
+    assert "'lots' is no size" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        (["--spill", "train.py", "--spill"], ["--spill=all", "train.py", "--spill"]),
+        (["--spill=4GiB", "train.py"], ["--spill=4GiB", "train.py"]),
+        (
+            ["--gpu", "8GiB", "--spill", "-m", "pkg", "--spill"],
+            ["--gpu", "8GiB", "--spill=all", "-m", "pkg", "--spill"],
+        ),
+        (["-o", "--spill", "train.py"], ["-o", "--spill", "train.py"]),
+    ],
+)
+def test_only_our_own_word_gets_a_value(words, given):
+    assert spill_everything(words) == given
