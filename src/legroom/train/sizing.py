@@ -311,7 +311,8 @@ class Sizer:
         if foretold is not None and below:
             size, reason = below[-1], f"{below[-1]} rows should fit, by the peaks of sizes that ran"
         elif below:
-            near = [size for size in below if size <= 2 * now] or below[:1]
+            halfway = 2 * now if self._failed_at is None else (now + self._failed_at) // 2
+            near = [size for size in below if size <= halfway] or below[:1]
             size, reason = near[-1], f"{self._clean} steps ran without trouble: room for more is tried"
         else:
             size = allowed[0]
