@@ -307,8 +307,6 @@ class _Trials:
             for _ in range(steps):
                 self._step(self._make_batch(size))
             torch.cuda.synchronize(self._device)
-        except _DidNotFit:
-            return False
         except Exception as error:
             if not classify(error).is_oom:
                 raise
@@ -316,40 +314,17 @@ class _Trials:
         return True
 
 
-class _DidNotFit(Exception):  # noqa: N818
-    """A Guard asked for a smaller size."""
-
-
-class _Whole:
-    """A sizer that never splits, so that a Guard's step is tried as it is."""
-
-    def micro_batch(self, batch_size: int) -> int:
-        return batch_size
-
-    def failed(self, *_args: Any, **_figures: Any) -> int:
-        raise _DidNotFit
-
-    def succeeded(self, *_args: Any, **_figures: Any) -> None:
-        pass
-
-
 def _as_step(step: Any, loss_fn: Callable[..., torch.Tensor] | None) -> Callable[[Any], object]:
-    is_guard = hasattr(step, "sizer") and hasattr(step, "step")
-    if is_guard and loss_fn is None:
-        raise UsageError("a Guard needs the loss function too: legroom.find_batch(guard, batch, loss_fn=...)")
-    if not is_guard and (loss_fn is not None or not callable(step)):
+    whole = getattr(step, "attempt_whole", None)
+    if whole is None and (loss_fn is not None or not callable(step)):
         raise UsageError(
             "give a function that takes a batch and does one training step, or a Guard with loss_fn"
         )
+    if whole is not None and loss_fn is None:
+        raise UsageError("a Guard needs the loss function too: legroom.find_batch(guard, batch, loss_fn=...)")
 
     def run(batch: Any) -> object:
-        if not is_guard:
-            return _called(step, (), batch)
-        sizer, step.sizer = step.sizer, _Whole()
-        try:
-            return _called(step.step, (loss_fn,), batch)
-        finally:
-            step.sizer = sizer
+        return _called(step, (), batch) if whole is None else _called(whole, (loss_fn,), batch)
 
     return run
 

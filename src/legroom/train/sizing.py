@@ -123,6 +123,11 @@ class Sizer:
         """Whether nothing is being tried and nothing will be at the next step."""
         return self._trial is None and self._clean < self._wait
 
+    @property
+    def is_trying(self) -> bool:
+        """Whether the latest choice is on trial, against the one before."""
+        return self._trial is not None
+
     def micro_batch(self, batch_size: int) -> int:
         """Rows per chunk for a batch of this size. After clean steps this may grow."""
         if batch_size < 1:

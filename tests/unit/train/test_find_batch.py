@@ -249,11 +249,25 @@ def test_without_a_gpu_it_says_what_can_be_done() -> None:
         find_batch(lambda x: None, torch.zeros(4, 2))
 
 
-def test_a_guard_needs_its_loss_function() -> None:
-    class Guard:
-        sizer = None
+class TestWithAGuard:
+    def test_its_largest_micro_batch_is_found_and_all_is_as_before(self) -> None:
+        with legroom.VirtualGPU(SIZE):
+            training = Training()
+            guard = legroom.Guard(training.model, training.optimizer)
+            before = copy.deepcopy({k: v.cpu() for k, v in training.model.state_dict().items()})
 
-        def step(self) -> None: ...
+            def loss_fn(x: Tensor, y: Tensor) -> Tensor:
+                return F.cross_entropy(training.model(x.cuda()), y.cuda())
 
-    with pytest.raises(UsageError, match="loss_fn"):
-        on_gpu(lambda training: find_batch(Guard(), make_batch))
+            found = find_batch(guard, make_batch, loss_fn=loss_fn)
+            torch.testing.assert_close({k: v.cpu() for k, v in training.model.state_dict().items()}, before)
+            guard.step(loss_fn, *make_batch(found.size))
+            assert guard.last is not None
+            assert guard.last.split == (found.size,)
+
+    def test_the_loss_function_is_asked_for(self) -> None:
+        with legroom.VirtualGPU(SIZE):
+            training = Training()
+            guard = legroom.Guard(training.model, training.optimizer)
+            with pytest.raises(UsageError, match="loss_fn"):
+                find_batch(guard, make_batch)
