@@ -109,7 +109,9 @@ def largest(capped: Capped, until: float) -> dict[str, Any]:
             else:
                 stride = max(1, round(start * stride))
                 size = max(1, start + stride if low else start - stride)
-            if size in tried or size == 0:
+            if size in tried:  # a stride of less than one row
+                size = low + 1 if low else high - 1
+            if size == 0:
                 break
     return {
         "key": capped.key, "case": dataclasses.asdict(capped.case), "cap": capped.cap, "half": capped.half,

@@ -2,12 +2,15 @@
 
 import json
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from legroom.cli.options import Format, FormatOption, ModuleOption, ScriptWords
 from legroom.errors import UsageError
+
+if TYPE_CHECKING:
+    from legroom.predict.estimate import Estimate
 
 EXIT_CODES = {"fits": 0, "does-not-fit": 1, "uncertain": 3}
 
@@ -47,23 +50,42 @@ def estimate(
     if gpu is None:
         raise UsageError("which GPU? write --gpu 24GiB, or a name such as --gpu rtx4090")
 
-    from legroom.observe.script import Script  # torch and the rest, only now
-    from legroom.predict.job import estimate_script
-    from legroom.show.estimate_summary import estimate_words
-    from legroom.show.progress import said_on
-    from legroom.show.terminal import print_to
+    from legroom.observe.gpus import find_gpu
+    from legroom.observe.script import Script
+    from legroom.predict.tracing_start import start
 
     target = (
         Script(module, tuple(words), is_module=True)
         if module is not None
         else Script(words[0], tuple(words[1:]))
     )
+    target.check()
+    find_gpu(gpu)
+    started = start(target, gpu, steps=steps)  # it loads torch and the script while we load ours
+
+    from legroom.predict.job import estimate_script
+    from legroom.show.estimate_summary import further_words, verdict_words
+    from legroom.show.progress import said_on
+    from legroom.show.terminal import print_to
+
+    def tell(now: "Estimate") -> None:
+        if format == Format.TEXT:
+            say("")
+            print_to(sys.stdout, verdict_words(now))
+
     with said_on(sys.stderr, quiet=format == Format.JSON) as say:
         told = estimate_script(
-            target, gpu, batch_size=batch_size, steps=steps, multiple_of=multiple_of, say=say
+            target,
+            gpu,
+            started=started,
+            batch_size=batch_size,
+            steps=steps,
+            multiple_of=multiple_of,
+            say=say,
+            tell=tell,
         )
     if format == Format.JSON:
         print(json.dumps(told.as_json(), indent=2))
     else:
-        print_to(sys.stdout, estimate_words(told))
+        print_to(sys.stdout, further_words(told))
     return EXIT_CODES[told.estimate.verdict]

@@ -1,6 +1,6 @@
 """The public functions: `estimate`, `max_batch` and `plan`, for a model and a batch or for a step of one's own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from legroom.predict.copying import OntoDevice, standard_step
 from legroom.predict.estimate import Estimate, judge
 from legroom.predict.largest_batch import Search, largest_batch
 from legroom.predict.means import Means, in_force
-from legroom.predict.plan import Option, make_plan
+from legroom.predict.plan import Option, finish_plan, start_plan
 from legroom.predict.resize import batch_size_of, resized
 from legroom.predict.trace import Trace, finish, make_device
 
@@ -65,7 +65,17 @@ def max_batch(
 def plan(target: Any, *args: Any, gpu: str | int, optimizer: MakeOptimizer | None = None) -> list[Option]:
     """What would save memory, each re-traced with its peak, ordered by price."""
     job = _Job(target, args, gpu, optimizer, 2)
-    return make_plan(judge(job.trace()), lambda means: job.trace(means=means))
+    trace = job.trace()
+    now = judge(trace)
+
+    def start(means: Sequence[Means]) -> Callable[[], Trace]:
+        return lambda: job.trace(means=means)
+
+    largest: Trace | None = None
+    if not now.fits and trace.batch_size is not None:
+        search = job.largest(trace)
+        largest = None if search.largest is None else search.traces[search.largest]
+    return finish_plan(now, start_plan(now, start), start, largest=largest)
 
 
 class _Job:
@@ -83,10 +93,10 @@ class _Job:
         self._gpu = find_gpu(gpu)
         self._optimizer = optimizer or torch.optim.AdamW
 
-    def trace(self, batch_size: int | None = None, means: Means = Means.NONE) -> Trace:
+    def trace(self, batch_size: int | None = None, means: Sequence[Means] = ()) -> Trace:
         args = self._args if batch_size is None else resized(self._args, batch_size)
         trace = Trace(gpu=self._gpu, mode="fake", batch_size=batch_size_of(args))
-        with make_device(self._gpu, "fake", trace.events.append) as device, in_force(means):
+        with make_device(self._gpu, "fake", trace.events.append) as device, in_force(*means):
             onto = OntoDevice()
             if isinstance(self._target, nn.Module):
                 step = standard_step(onto.copied(self._target), onto.copied(args[0]), self._optimizer)

@@ -1,6 +1,6 @@
 """All that `legroom estimate` answers about one script."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,9 +8,11 @@ from legroom.observe.gpus import find_gpu
 from legroom.observe.script import Script
 from legroom.predict.estimate import Estimate, judge
 from legroom.predict.largest_batch import Search, largest_batch
-from legroom.predict.plan import Option, make_plan
-from legroom.predict.script import CannotTrace, TracedScript
-from legroom.predict.trace import Mode
+from legroom.predict.means import Means
+from legroom.predict.plan import Option, finish_plan, start_plan
+from legroom.predict.script import CannotTrace, PendingTrace, TracedScript
+from legroom.predict.trace import Mode, Trace
+from legroom.predict.tracing_start import Started, start
 
 Say = Callable[[str], None]
 
@@ -38,55 +40,97 @@ def estimate_script(
     script: Script,
     gpu_name: str,
     *,
+    started: Started | None = None,
     batch_size: int | None = None,
     steps: int = 2,
     multiple_of: int = 1,
     say: Say = lambda sentence: None,
+    tell: Callable[[Estimate], None] = lambda estimate: None,
 ) -> Told:
     """Trace a script, search its largest batch, and re-trace it with each means of saving memory.
 
-    Where it needs data that a trace does not have, it is traced again with real arithmetic on the CPU.
+    `started`: its process, if that runs already. `tell` is called with the verdict as soon as it stands. Where the script
+    needs data that a trace does not have, it is traced again with real arithmetic on the CPU.
     """
-    script.check()
+    job = _ScriptJob(script, gpu_name, batch_size, steps, multiple_of, say, tell)
     try:
-        return _estimate(script, gpu_name, "fake", batch_size, steps, multiple_of, say)
+        return job.run("fake", started or start(script, gpu_name, steps=steps))
     except CannotTrace as trouble:
         if not trouble.needs_data:
             raise
-        say("the script needs its data: computing on the CPU instead")
         reason = (
             f"{str(trouble)[:1].upper()}{str(trouble)[1:]}; so it was run with real arithmetic on the CPU"
         )
-    told = _estimate(script, gpu_name, "cpu", batch_size, steps, multiple_of, say)
-    return replace(told, estimate=replace(told.estimate, notes=(*told.estimate.notes, reason)))
+    say("the script needs its data: computing on the CPU instead")
+    return job.run("cpu", start(script, gpu_name, mode="cpu", steps=steps), notes=(reason,))
 
 
-def _estimate(
-    script: Script, gpu_name: str, mode: Mode, batch_size: int | None, steps: int, multiple_of: int, say: Say
-) -> Told:
-    gpu = find_gpu(gpu_name)
-    room = gpu.memory - gpu.context
-    say("running the script up to its first batch")
-    with TracedScript(script, gpu, gpu_name, mode=mode, steps=steps) as traced:
-        say(f"tracing {steps} steps")
-        trace = traced.trace(batch_size)
-        search = None
-        if trace.batch_size is not None and mode == "fake":
+@dataclass(frozen=True, slots=True)
+class _ScriptJob:
+    script: Script
+    gpu_name: str
+    batch_size: int | None
+    steps: int
+    multiple_of: int
+    say: Say
+    tell: Callable[[Estimate], None]
 
-            def trace_at(size: int) -> Any:
-                say(f"looking for the largest batch: {size}")
-                return traced.trace(size)
+    def run(self, mode: Mode, started: Started, notes: tuple[str, ...] = ()) -> Told:
+        gpu = find_gpu(self.gpu_name)
+        self.say("running the script up to its first batch")
+        with TracedScript(started, gpu, mode=mode) as traced:
+            self.say(f"tracing {self.steps} steps")
+            size = self.batch_size or traced.batch_size
+            first = traced.start(self.batch_size)
+            ahead = {}
+            if (
+                size is not None and mode == "fake"
+            ):  # the search will want it: there is a processor for it now
+                double = size * 2 // self.multiple_of * self.multiple_of
+                ahead[double] = traced.start(double)
+            trace = first.result()
+            now = judge(trace)
+            now = replace(now, notes=(*now.notes, *notes))
+            self.tell(now)
+            if mode == "cpu":  # once is long enough
+                return Told(script=self._words, estimate=now, search=None, options=())
+            return self._further(traced, now, ahead)
 
-            search = largest_batch(
-                trace_at, room, start=trace.batch_size, known=trace, multiple_of=multiple_of
-            )
-        now = judge(trace, max_batch_size=None if search is None else search.largest)
-        options: list[Option] = []
-        if mode == "fake":
+    @property
+    def _words(self) -> str:
+        return " ".join(self.script.words)
 
-            def trace_with(means: Any) -> Any:
-                say(f"what would save memory: {means.value}")
-                return traced.trace(batch_size, means)
+    def _further(self, traced: TracedScript, now: Estimate, ahead: dict[int, PendingTrace]) -> Told:
+        """The largest batch, and what would save memory; the traces of both share the processors."""
 
-            options = make_plan(now, trace_with)
-    return Told(script=" ".join(script.words), estimate=now, search=search, options=tuple(options))
+        def start_with(means: Sequence[Means]) -> Callable[[], Trace]:
+            pending = traced.start(self.batch_size, means, urgent=False)
+
+            def finish() -> Trace:
+                self.say(f"what would save memory: {' + '.join(means)}")
+                return pending.result()
+
+            return finish
+
+        def trace_at(size: int) -> Trace:
+            self.say(f"looking for the largest batch: {size}")
+            return (ahead.pop(size, None) or traced.start(size)).result()
+
+        started = start_plan(now, start_with)
+        search: Search | None = None
+        if now.batch_size is not None:
+            try:
+                search = largest_batch(
+                    trace_at,
+                    now.gpu.memory - now.gpu.context,
+                    start=now.batch_size,
+                    known=now.trace,
+                    multiple_of=self.multiple_of,
+                )
+            except CannotTrace as trouble:  # the script knows its batch size elsewhere too
+                note = f"No other batch size could be traced: with one, {trouble}"
+                now = replace(now, notes=(*now.notes, note))
+        largest = None if search is None or search.largest is None else search.traces[search.largest]
+        options = finish_plan(now, started, start_with, largest=largest)
+        now = replace(now, max_batch_size=None if search is None else search.largest)
+        return Told(script=self._words, estimate=now, search=search, options=tuple(options))

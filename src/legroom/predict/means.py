@@ -2,9 +2,10 @@
 
 import contextlib
 import gc
+import weakref
 from collections.abc import Callable, Iterator
 from enum import StrEnum
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -15,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 class Means(StrEnum):
     """What can be done to make a run fit, cheapest first."""
 
-    NONE = "none"
     FUSED = "fused optimizer"
+    LOOP = "optimizer in a loop"
     AUTOCAST = "bf16 autocast"
     CHECKPOINT = "activation checkpointing"
     LIGHTER_OPTIMIZER = "8-bit optimizer state"
@@ -24,19 +25,31 @@ class Means(StrEnum):
     FREEZE = "frozen backbone"
 
 
+class DoesNotApply(Exception):  # noqa: N818
+    """Raised inside a run that a means would not change: there is nothing to trace."""
+
+
+def _say_so() -> NoReturn:
+    raise DoesNotApply
+
+
 @contextlib.contextmanager
-def in_force(means: Means) -> Iterator[None]:
-    """`means` holds for everything that runs inside."""
-    with contextlib.ExitStack() as undo:
-        _ACTIONS[means](undo)
+def in_force(*means: Means, refuse: Callable[[], NoReturn] = _say_so) -> Iterator[None]:
+    """All of `means` hold for everything that runs inside. Where one would change nothing, `refuse` is called."""
+    with _Undo() as undo:
+        undo.refuse = refuse
+        for one in means:
+            _ACTIONS[one](undo)
         yield
 
 
-def _nothing(undo: contextlib.ExitStack) -> None:
-    pass
+class _Undo(contextlib.ExitStack):
+    """What takes a means back, and what to call if it does not apply."""
+
+    refuse: Callable[[], NoReturn]
 
 
-def _at_first_root(act: Callable[[nn.Module], None], undo: contextlib.ExitStack) -> None:
+def _at_first_root(act: Callable[[nn.Module], None], undo: _Undo) -> None:
     """Do something to the model when its first forward pass begins."""
     done: list[bool] = []
 
@@ -48,26 +61,51 @@ def _at_first_root(act: Callable[[nn.Module], None], undo: contextlib.ExitStack)
     undo.callback(nn.modules.module.register_module_forward_pre_hook(first).remove)
 
 
-def _fused(undo: contextlib.ExitStack) -> None:
-    """Optimizers that have a fused form use it: no temporaries beside the parameters."""
+def _at_first_step(act: Callable[[list[dict[str, Any]]], None], undo: _Undo) -> None:
+    """Do something to the parameter groups of every optimizer before it steps for the first time."""
+    done: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
     def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        for group in optimizer.param_groups:
-            if "fused" in group:
-                group["fused"], group["foreach"] = True, False
-            elif "foreach" in group:
-                group["foreach"] = False
+        if optimizer not in done:
+            done.add(optimizer)
+            act(optimizer.param_groups)
 
     undo.callback(register_optimizer_step_pre_hook(before).remove)
 
 
-def _autocast(undo: contextlib.ExitStack) -> None:
+def _fused(undo: _Undo) -> None:
+    """Optimizers that have a fused form use it: no temporaries beside the parameters."""
+
+    def fuse(groups: list[dict[str, Any]]) -> None:
+        if all(group.get("fused", True) or group.get("foreach") is False for group in groups):
+            undo.refuse()
+        for group in groups:
+            group["fused"], group["foreach"] = True, False
+
+    _at_first_step(fuse, undo)
+
+
+def _loop(undo: _Undo) -> None:
+    """Optimizers without a fused form take one parameter at a time: temporaries of one, not of all."""
+
+    def unroll(groups: list[dict[str, Any]]) -> None:
+        if all("fused" in group or group.get("foreach", False) is False for group in groups):
+            undo.refuse()
+        for group in groups:
+            group["foreach"] = False
+
+    _at_first_step(unroll, undo)
+
+
+def _autocast(undo: _Undo) -> None:
     """The forward pass of whichever model is called runs under bf16 autocast."""
     contexts: list[Any] = []
     depth = [0]
 
     def enter(module: nn.Module, args: Any) -> None:
-        if depth[0] == 0 and not torch.is_autocast_enabled("cuda"):
+        if depth[0] == 0:
+            if torch.is_autocast_enabled("cuda"):
+                undo.refuse()
             contexts.append(torch.autocast("cuda", torch.bfloat16))
             contexts[-1].__enter__()
         depth[0] += 1
@@ -81,11 +119,14 @@ def _autocast(undo: contextlib.ExitStack) -> None:
     undo.callback(nn.modules.module.register_module_forward_hook(leave, always_call=True).remove)
 
 
-def _checkpoint(undo: contextlib.ExitStack) -> None:
+def _checkpoint(undo: _Undo) -> None:
     """Each repeated block of the model keeps only its input and is run again in the backward pass."""
 
     def wrap(model: nn.Module) -> None:
-        for block in repeated_blocks(model):
+        blocks = repeated_blocks(model)
+        if not blocks:
+            undo.refuse()
+        for block in blocks:
             forward = block.forward
 
             def again(*args: Any, _forward: Any = forward, **kwargs: Any) -> Any:
@@ -107,7 +148,7 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
     return [block for child in model.children() for block in repeated_blocks(child)]
 
 
-def _lighter(undo: contextlib.ExitStack) -> None:
+def _lighter(undo: _Undo) -> None:
     """Every optimizer keeps two states of one byte per parameter, as 8-bit Adam does, and no temporaries."""
 
     def step(optimizer: Any, closure: Any = None) -> None:
@@ -130,7 +171,7 @@ def _lighter(undo: contextlib.ExitStack) -> None:
     _at_first_root(lighten, undo)
 
 
-def _spill(undo: contextlib.ExitStack) -> None:
+def _spill(undo: _Undo) -> None:
     """What autograd saves is copied to host memory and back: on the device it lives only while it is used."""
 
     def pack(tensor: torch.Tensor) -> Any:
@@ -147,22 +188,24 @@ def _spill(undo: contextlib.ExitStack) -> None:
     undo.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, unpack))
 
 
-def _freeze(undo: contextlib.ExitStack) -> None:
+def _freeze(undo: _Undo) -> None:
     """Only the last part of the model that has parameters is trained."""
 
     def freeze(model: nn.Module) -> None:
         parts = [child for child in model.children() if any(True for _ in child.parameters())]
+        if len(parts) < 2:
+            undo.refuse()
         head = {id(parameter) for part in parts[-1:] for parameter in part.parameters()}
         for parameter in model.parameters():
-            if id(parameter) not in head and len(parts) > 1:
+            if id(parameter) not in head:
                 parameter.requires_grad_(False)
 
     _at_first_root(freeze, undo)
 
 
-_ACTIONS: dict[Means, Callable[[contextlib.ExitStack], None]] = {
-    Means.NONE: _nothing,
+_ACTIONS: dict[Means, Callable[[_Undo], None]] = {
     Means.FUSED: _fused,
+    Means.LOOP: _loop,
     Means.AUTOCAST: _autocast,
     Means.CHECKPOINT: _checkpoint,
     Means.LIGHTER_OPTIMIZER: _lighter,

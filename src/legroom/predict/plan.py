@@ -1,13 +1,16 @@
 """What would make a run fit: each means re-traced, with what it saves and what it costs, cheapest first."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from legroom.predict.estimate import Estimate, judge
-from legroom.predict.fit import Verdict
+from legroom.predict.estimate import Estimate
+from legroom.predict.fit import Verdict, replay, verdict
 from legroom.predict.means import Means
 from legroom.predict.trace import Trace
+
+StartTrace = Callable[[Sequence[Means]], Callable[[], Trace]]
+"""Begins a trace with these means in force, and gives what waits for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +40,7 @@ class Option:
 
 _WORDS: dict[Means, tuple[str, str]] = {
     Means.FUSED: ("nothing; it is faster", "give the optimizer `fused=True`"),
+    Means.LOOP: ("a slower optimizer step", "give the optimizer `foreach=False`"),
     Means.AUTOCAST: (
         "rounding to 8 bits of precision inside the forward pass; faster on GPUs since Ampere",
         'run the forward pass and the loss under `torch.autocast("cuda", dtype=torch.bfloat16)`',
@@ -62,26 +66,79 @@ LEAST_SAVING = 0.01
 """Of the peak: means that save less are not worth a line."""
 
 
-def make_plan(now: Estimate, trace_with: Callable[[Means], Trace]) -> list[Option]:
-    """Every means that helps, in the order of its price. One that this run cannot be traced with is left out."""
-    options: list[Option] = []
+def start_plan(now: Estimate, start: StartTrace) -> list[tuple[Means, Callable[[], Trace]]]:
+    """Begin a trace with each means that may help; see `finish_plan`."""
     if not now.trace.trains:
-        return options
-    for means, (price, how) in _WORDS.items():
-        try:
-            then = judge(trace_with(means))
-        except Exception:  # the means does not suit this program; the others may
-            continue
-        saves = now.peak_device - then.peak_device
-        if saves > LEAST_SAVING * now.peak_device:
-            options.append(
-                Option(
-                    means=means.value,
-                    peak_device=then.peak_device,
-                    saves=saves,
-                    verdict=then.verdict,
-                    price=price,
-                    how=how,
-                )
-            )
+        return []
+    return [
+        (means, start((means,)))
+        for means in _WORDS
+        if means is not Means.LIGHTER_OPTIMIZER
+        or now.by_category["optimizer state"] > LEAST_SAVING * now.peak_device
+    ]
+
+
+def finish_plan(
+    now: Estimate,
+    started: Sequence[tuple[Means, Callable[[], Trace]]],
+    start: StartTrace,
+    *,
+    largest: Trace | None = None,
+) -> list[Option]:
+    """Every means that helps, in the order of its price. One that this run cannot be traced with is left out.
+
+    `largest`: the trace of the largest batch that fits, which is a means too where today's does not. If no means is
+    enough by itself, they are put together, cheapest first, until it fits or there are no more.
+    """
+    found: dict[Means, Option] = {}
+    for means, finish in started:
+        option = _option((means,), now, finish)
+        if option is not None:
+            found[means] = option
+    options = list(found.values())
+    if not now.fits and largest is not None:
+        options.insert(1 if Means.FUSED in found else 0, _smaller_batch(now, largest))
+    if not now.fits and not any(option.fits for option in options):
+        together: tuple[Means, ...] = ()
+        for means in found:
+            together = (*together, means)
+            option = _option(together, now, start(together)) if len(together) > 1 else None
+            if option is not None and option.fits:
+                options.append(option)
+                break
     return options
+
+
+def _option(means: tuple[Means, ...], now: Estimate, finish: Callable[[], Trace]) -> Option | None:
+    try:
+        trace = finish()
+    except Exception:  # it does not suit this program, for whatever reason that program has; the others may
+        return None
+    prices, ways = zip(*(_WORDS[one] for one in means), strict=True)
+    option = _judged(now, trace, " + ".join(means), price="; ".join(prices), how="; ".join(ways))
+    return option if option.saves > LEAST_SAVING * now.peak_device else None
+
+
+def _smaller_batch(now: Estimate, largest: Trace) -> Option:
+    size = largest.batch_size or 1
+    pieces = -(-(now.batch_size or size) // size)
+    return _judged(
+        now,
+        largest,
+        f"batch of {size}",
+        price=f"smaller steps, or gradients accumulated over {pieces} batches for the same step",
+        how=f"give the DataLoader `batch_size={size}`",
+    )
+
+
+def _judged(now: Estimate, trace: Trace, means: str, *, price: str, how: str) -> Option:
+    peaks = replay(trace)
+    peak_device = peaks.reserved + now.gpu.context
+    return Option(
+        means=means,
+        peak_device=peak_device,
+        saves=now.peak_device - peak_device,
+        verdict=verdict(trace, peaks, now.gpu.memory - now.gpu.context),
+        price=price,
+        how=how,
+    )

@@ -1,22 +1,18 @@
 """An unmodified script, traced in a process of its own."""
 
-import contextlib
 import json
-import os
-import select
-import subprocess
-import sys
 import tempfile
-import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.memory.capture import read_capture
 from legroom.observe.gpus import Gpu
-from legroom.observe.script import Script
 from legroom.predict.means import Means
 from legroom.predict.trace import Mode, Trace
+from legroom.predict.tracing_start import Started
 
 
 class CannotTrace(LegroomError):  # noqa: N818
@@ -29,77 +25,62 @@ class CannotTrace(LegroomError):  # noqa: N818
 
 
 class TracedScript:
-    """A script that has run up to its first batch, and can be traced from there as often as wanted."""
+    """A script that has run up to its first batch, and can be traced from there as often as wanted, several at a time."""
 
-    def __init__(
-        self,
-        script: Script,
-        gpu: Gpu,
-        gpu_name: str | int,
-        *,
-        mode: Mode = "fake",
-        steps: int = 2,
-        patience: float = 300,
-    ) -> None:
-        self.gpu = gpu
-        self.mode = mode
-        self.batch_size: int | None = None
-        self._patience = patience
+    def __init__(self, started: Started, gpu: Gpu, *, mode: Mode = "fake", patience: float = 300) -> None:
+        self._started, self._gpu, self._mode, self._patience = started, gpu, mode, patience
         self._folder = tempfile.TemporaryDirectory(prefix="legroom-")
         self._count = 0
-        self._over: dict[str, Any] | None = None
-        self._output = open(Path(self._folder.name) / "output", "w+b")  # noqa: SIM115  (lives as long as the process)
-        order = {
-            "script": script.name, "arguments": list(script.arguments), "is_module": script.is_module,
-            "gpu": gpu_name, "mode": mode, "steps": steps,
-        }  # fmt: skip
-        request_read, request_write = os.pipe()
-        reply_read, reply_write = os.pipe()
-        self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "legroom.predict.tracing_process",
-                json.dumps(order),
-                str(request_read),
-                str(reply_write),
-            ],
-            pass_fds=(request_read, reply_write),
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        os.close(request_read)
-        os.close(reply_write)
-        self._requests = os.fdopen(request_write, "w")
-        self._replies = os.fdopen(reply_read, "r")
+        self._done: set[int] = set()
         reply = self._reply()
-        if reply["event"] == "over":
-            self._over = reply
-        self.batch_size = reply.get("batch_size")
+        self._over = reply if reply["event"] == "over" else None
+        self.batch_size: int | None = reply.get("batch_size")
+        """Of the loader, as it says itself; None where it does not or there is none."""
 
-    def trace(self, batch_size: int | None = None, means: Means = Means.NONE) -> Trace:
-        """Trace from the first batch on; raises `CannotTrace` with how far the script came."""
+    def start(
+        self, batch_size: int | None = None, means: Sequence[Means] = (), *, urgent: bool = True
+    ) -> "PendingTrace":
+        """Ask for a trace from the first batch on. Those that are not `urgent` let others go before them."""
         if self._over is not None:
             raise self._explained(self._over)
         self._count += 1
         path = Path(self._folder.name) / f"trace-{self._count}.legroom"
-        self._requests.write(
-            json.dumps({"path": str(path), "batch_size": batch_size, "means": means.value}) + "\n"
-        )
-        self._requests.flush()
-        self._reply()
-        if not path.exists():
-            raise CannotTrace("the script's process died while it was traced", output=self.output)
-        capture = read_capture(path)
-        path.unlink()
+        order = {
+            "number": self._count, "path": str(path), "batch_size": batch_size, "urgent": urgent,
+            "means": [one.value for one in means],
+        }  # fmt: skip
+        self._started.requests.write(json.dumps(order) + "\n")
+        self._started.requests.flush()
+        return PendingTrace(self, self._count, path)
+
+    def trace(self, batch_size: int | None = None, means: Sequence[Means] = ()) -> Trace:
+        """Trace now; raises `CannotTrace` with how far the script came."""
+        return self.start(batch_size, means).result()
+
+    def close(self) -> None:
+        """End the process and whatever it started."""
+        self._started.close()
+        self._folder.cleanup()
+
+    def __enter__(self) -> "TracedScript":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def await_trace(self, pending: "PendingTrace") -> Trace:
+        while pending.number not in self._done:
+            self._done.add(self._reply()["number"])
+        if not pending.path.exists():
+            raise CannotTrace("the script's process died while it was traced", output=self._started.output)
+        capture = read_capture(pending.path)
+        pending.path.unlink()
         facts = capture.run
-        if facts["how"] == "crashed" or not facts["steps"]:
+        if facts["how"] in ("crashed", "needs data") or not facts["steps"]:
             raise self._explained(facts)
         return Trace(
-            gpu=self.gpu,
-            mode=self.mode,
+            gpu=self._gpu,
+            mode=self._mode,
             events=capture.events,
             steps=facts["steps"],
             trains=facts["trains"],
@@ -109,57 +90,44 @@ class TracedScript:
             notes=facts["notes"],
         )
 
-    @property
-    def output(self) -> str:
-        """What the script printed so far."""
-        self._output.flush()
-        self._output.seek(0)
-        return self._output.read().decode(errors="replace")
-
-    def close(self) -> None:
-        """End the process and whatever it started."""
-        for end in (self._requests, self._replies):
-            end.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=2)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, 9)
-        self._process.wait()
-        self._output.close()
-        self._folder.cleanup()
-
-    def __enter__(self) -> "TracedScript":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
     def _reply(self) -> dict[str, Any]:
-        until = time.monotonic() + self._patience
-        while time.monotonic() < until:
-            if select.select([self._replies], [], [], 0.5)[0]:
-                line = self._replies.readline()
-                if line:
-                    reply: dict[str, Any] = json.loads(line)
-                    return reply
-                raise CannotTrace(
-                    f"the script's process ended before its first batch (exit code {self._process.wait()})",
-                    output=self.output,
-                )
-        raise CannotTrace(
-            f"the script did not come to the end of its steps within {self._patience:.0f} seconds",
-            output=self.output,
-        )
+        try:
+            line = self._started.replies.line(self._patience)
+        except EOFError:
+            raise CannotTrace(
+                f"the script's process ended before its first batch (exit code {self._started.process.wait()})",
+                output=self._started.output,
+            ) from None
+        if line is None:
+            raise CannotTrace(
+                f"the script did not come to the end of its steps within {self._patience:.0f} seconds",
+                output=self._started.output,
+            )
+        reply: dict[str, Any] = json.loads(line)
+        return reply
 
     def _explained(self, facts: dict[str, Any]) -> CannotTrace:
         """Why there is no trace: how far the script came, and what can be done."""
         text: str = facts.get("text") or ""
         last = text.strip().splitlines()[-1] if text.strip() else ""
-        needs_data = any(name in text for name in ("DataDependentOutput", "DynamicOutputShape"))
+        needs_data = facts["how"] == "needs data"
         if needs_data:
-            sentence = f"the script asks for data that a trace does not have: {last}"
+            sentence = f"the script asks for data that a trace does not have ({text})"
         elif facts["how"] == "crashed":
             sentence = f"the script failed by itself after {facts['steps']} steps: {last or 'exit code ' + str(facts['exit_code'])}"
         else:
             sentence = "the script ended without an optimizer step or a batch from a DataLoader: there is nothing to estimate"
-        return CannotTrace(sentence, output=self.output, needs_data=needs_data)
+        return CannotTrace(sentence, output=self._started.output, needs_data=needs_data)
+
+
+@dataclass(frozen=True, slots=True)
+class PendingTrace:
+    """A trace that was asked for."""
+
+    script: TracedScript
+    number: int
+    path: Path
+
+    def result(self) -> Trace:
+        """The trace, once it is there; raises `CannotTrace` with how far the script came."""
+        return self.script.await_trace(self)

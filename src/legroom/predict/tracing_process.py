@@ -1,34 +1,42 @@
 """The process in which an unmodified script is traced: it runs up to its first batch once, and from there as often as asked.
 
 At the first batch (or the first forward pass, where there is no DataLoader) it stops and takes requests. Each is served by
-a fork that goes on from there: with another batch size, or with a means of saving memory in force. A fork that has
-made its steps writes what it saw and is gone at once, so nothing the script would do afterwards happens: no
-checkpoint, no `finally`, no exit handler.
+a fork that goes on from there: with another batch size, or with means of saving memory in force; as many at a time
+as there are processors. A fork that has made its steps writes what it saw and is gone at once, so nothing the script
+would do afterwards happens: no checkpoint, no `finally`, no exit handler.
 
 Requests and replies are lines of JSON on two file descriptors; a trace itself is a capture file.
 """
 
 import contextlib
+import functools
 import json
 import os
 import signal
 import sys
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
 import psutil
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as _dataloader
 
 from legroom.memory.capture import CaptureWriter
+from legroom.observe.attribution import user_frame
 from legroom.observe.gpus import find_gpu
 from legroom.observe.script import Script, execute, installed
 from legroom.observe.virtual.gpu import VirtualGPU
+from legroom.predict.line_reader import LineReader
 from legroom.predict.means import Means, in_force
 from legroom.predict.resize import batch_size_of, resized
 from legroom.predict.trace import Trace, finish, make_device
+
+MOST_AT_ONCE = 4
+"""Traces; each takes some hundred MiB of the host."""
 
 
 class TracingProcess:
@@ -39,12 +47,15 @@ class TracingProcess:
         self.steps: int = order["steps"]
         self.trace = Trace(gpu=find_gpu(order["gpu"]), mode=order["mode"])
         self.device: VirtualGPU = make_device(self.trace.gpu, self.trace.mode, self.trace.events.append)
-        self._requests = os.fdopen(requests, "r")
+        self._requests = LineReader(requests)
         self._replies = os.fdopen(replies, "w")
         self._waiting = True
         self._path: str | None = None
         self._batch_size: int | None = None
         self._loader: Any = None
+        self._resize_to: int | None = None
+        self._means = contextlib.ExitStack()
+        """Of the one trace that a fork is for; never left, since the fork ends with it."""
 
     def run(self) -> NoReturn:
         torch.set_num_threads(1)  # a fork has none of its parent's threads
@@ -52,8 +63,8 @@ class TracingProcess:
             stack.enter_context(self._loaders_watched())
             stack.enter_context(self.device)
             self._count_steps()
-            hook = torch.nn.modules.module.register_module_forward_pre_hook(self._first_forward)
-            stack.callback(hook.remove)
+            self._stop_at_first_call()
+            self._end_where_data_is_needed()
             torch.save = _save_nothing
             with installed(self.script):
                 outcome = execute(self.script, uncaught=_describe)
@@ -66,28 +77,51 @@ class TracingProcess:
     # --- waiting for requests, and serving them
 
     def _serve(self) -> None:
-        """Waits at the first batch; returns in the fork that is to go on."""
+        """Waits at the first batch; returns in the forks that are to go on."""
         if not self._waiting:
             return
         self._say({"event": "ready", "batch_size": self._batch_size})
-        while line := self._requests.readline():
-            request = json.loads(line)
-            child = os.fork()
-            if child == 0:
-                self._waiting = False
-                self.device.recorder.sink = self.trace.events.append  # a fork's events go nowhere otherwise
-                self._path = request["path"]
-                self._batch_size = request["batch_size"] or self._batch_size
-                self._resize_to = request["batch_size"]
-                self._means = in_force(Means(request["means"]))  # for good: this process ends with the trace
-                self._means.__enter__()
-                return
-            _, status = os.waitpid(child, 0)
-            self._say({"event": "done", "status": os.waitstatus_to_exitcode(status)})
-        os._exit(0)
+        most = min(MOST_AT_ONCE, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2)
+        waiting: list[dict[str, Any]] = []
+        running: dict[int, int] = {}
+        while True:
+            try:
+                line = self._requests.line(0.02 if running else None)
+            except EOFError:
+                self._leave(running)
+            if line is not None:
+                waiting.append(json.loads(line))
+            for child in [child for child in running if os.waitpid(child, os.WNOHANG)[0]]:
+                self._say({"event": "done", "number": running.pop(child)})
+            while waiting and len(running) < most:
+                waiting.sort(key=lambda request: not request["urgent"])
+                request = waiting.pop(0)
+                child = os.fork()
+                if child == 0:
+                    self._go_on(request)
+                    return
+                running[child] = request["number"]
 
-    _resize_to: int | None = None
-    _means: Any = None
+    def _go_on(self, request: dict[str, Any]) -> None:
+        """In a fork: what was asked for is in force from here to its end."""
+        self._waiting = False
+        self.device.recorder.sink = self.trace.events.append  # a fork's events go nowhere otherwise
+        self._path = request["path"]
+        self._batch_size = request["batch_size"] or self._batch_size
+        self._resize_to = request["batch_size"]
+        if request["means"]:
+            means = map(Means, request["means"])
+            self._means.enter_context(
+                in_force(*means, refuse=lambda: self._end("crashed", "nothing changes"))
+            )
+            self._end_at_failures()
+
+    def _leave(self, running: Iterable[int]) -> NoReturn:
+        """Nobody asks any more."""
+        for child in running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        os._exit(0)
 
     def _say(self, reply: dict[str, Any]) -> None:
         self._replies.write(json.dumps(reply) + "\n")
@@ -123,10 +157,52 @@ class TracingProcess:
         DataLoader.__iter__ = plain_iter  # type: ignore[method-assign]
         _dataloader._BaseDataLoaderIter.__next__ = plain_next  # type: ignore[method-assign]
 
-    def _first_forward(self, module: Any, args: Any) -> None:
-        if self._waiting and self._loader is None:
-            self._loader = module  # there is no loader: later ones are not the training's
-            self._serve()
+    def _stop_at_first_call(self) -> None:
+        """Where no loader is iterated first, the first call of a model is where requests are taken. Before it, not
+        inside a hook of it: hooks that a means adds must see that call too."""
+        plain_call = torch.nn.Module.__call__
+
+        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+            torch.nn.Module.__call__ = plain_call  # type: ignore[method-assign]
+            if self._loader is None:
+                self._loader = module  # later loaders are not the training's
+                self._serve()
+            return module(*args, **kwargs)
+
+        torch.nn.Module.__call__ = call  # type: ignore[method-assign]
+
+    def _end_at_failures(self) -> None:
+        """A means may make the model fail. The script would not have: nothing it does on failures may happen."""
+
+        def ending(function: Any) -> Any:
+            @functools.wraps(function)
+            def call(*args: Any, **kwargs: Any) -> Any:
+                try:
+                    return function(*args, **kwargs)
+                except Exception as error:
+                    self._end("crashed", _describe(error, False)[0])
+
+            return call
+
+        torch.nn.Module.__call__ = ending(torch.nn.Module.__call__)  # type: ignore[method-assign]
+        torch.Tensor.backward = ending(torch.Tensor.backward)  # type: ignore[method-assign]
+
+    def _end_where_data_is_needed(self) -> None:
+        """The same where the script asks for what a trace does not have: it will be run again, with real arithmetic."""
+        stand_ins = self.device.stand_ins
+        if stand_ins is None:
+            return
+        plain_run = stand_ins.run
+
+        def run(func: Any, args: Any, kwargs: dict[str, Any], to_device: bool) -> Any:
+            try:
+                return plain_run(func, args, kwargs, to_device)
+            except (DataDependentOutputException, DynamicOutputShapeException):
+                frame, _ = user_frame(sys._getframe(1))
+                where = f", {os.path.basename(frame.file)}:{frame.line}" if frame else ""
+                self._end("needs data", f"{func.overloadpacket}{where}", 1)
+
+        stand_ins.run = run  # type: ignore[method-assign]
 
     def _count_steps(self) -> None:
         clock = self.device.recorder.clock

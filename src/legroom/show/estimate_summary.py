@@ -23,13 +23,21 @@ STYLES = {"fits": "bold green", "uncertain": "bold yellow", "does-not-fit": "bol
 
 
 def estimate_words(told: Told) -> RenderableType:
-    return Group(*_parts(told))
+    return Group(verdict_words(told.estimate), further_words(told))
 
 
-def _parts(told: Told) -> Iterator[RenderableType]:
-    now = told.estimate
+def verdict_words(now: Estimate) -> RenderableType:
+    """What one trace tells: does it fit, and who holds the memory."""
+    return Group(*_verdict_parts(now))
+
+
+def further_words(told: Told) -> RenderableType:
+    """What further traces tell: the largest batch, and what would save memory."""
+    return Group(*_further_parts(told))
+
+
+def _verdict_parts(now: Estimate) -> Iterator[RenderableType]:
     yield Text(_verdict(now), style=STYLES[now.verdict])
-    yield Text(_batch(told))
     whole = max(now.gpu.memory, now.peak_device)
     picture = picture_at_peak(Ledger(now.trace.events), 0, whole, other=now.gpu.context)
     if picture is not None:
@@ -39,6 +47,11 @@ def _parts(told: Told) -> Iterator[RenderableType]:
             Frame(row.file, row.line, row.function or "") for row in picture.top if row.file and row.line
         ]
         yield from by_line(picture.top, read_sources(frames))
+
+
+def _further_parts(told: Told) -> Iterator[RenderableType]:
+    now = told.estimate
+    yield Text(f"\n{_batch(told)}", style="bold")
     if told.options:
         title = "What would save memory" if now.fits else "What would make it fit"
         yield from section(title, "each traced, cheapest first")

@@ -7,12 +7,12 @@ from typing import TextIO
 
 @contextlib.contextmanager
 def said_on(stream: TextIO, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """Gives a function that shows a sentence in the place of the one before."""
+    """Gives a function that shows a sentence in the place of the one before, or with "" nothing."""
     shows = not quiet and stream.isatty()
 
     def say(sentence: str) -> None:
         if shows:
-            stream.write(f"\r\x1b[2Klegroom: {sentence} …")
+            stream.write(f"\r\x1b[2Klegroom: {sentence} …" if sentence else "\r\x1b[2K")
             stream.flush()
 
     try:
