@@ -30,7 +30,7 @@ LINT_WORDS = {
     "retry-in-except": "a retry inside an except block",
     "data": "the .data attribute",
 }
-_MARK = re.compile(r"#\s*(leak|also|lint):\s*(.+?)\s*$")
+_MARK = re.compile(r"#\s*(leak|also|lint):\s*(.*?)\s*$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
