@@ -269,13 +269,16 @@ class Sizer:
             return max(1, micro // 2), "half as many rows: the failure said nothing of how much was missing"
         part = 1.0 if phase == "backward" else min(1.0, max(0.05, done or UNKNOWN_PROGRESS))
         rows = int(micro * MARGIN * room * part / needed)
-        where = "the backward pass" if phase == "backward" else "the forward pass"
-        progress = (
-            "" if phase == "backward" else f" with {part:.0%} of it done" if done else " somewhere within"
+        where = (
+            "the backward pass"
+            if phase == "backward"
+            else f"the forward pass, {part:.0%} done"
+            if done
+            else "the forward pass"
         )
         return min(smaller, max(1, rows)), (
-            f"{where} of {micro} rows failed{progress} at {format_size(needed)} beyond what was allocated before the step, "
-            f"where {format_size(room)} were to be had"
+            f"{micro} rows had asked for {format_size(needed)} of the {format_size(room)} that a step can have when memory ran out in "
+            f"{where}"
         )
 
     def _figures(self, failure: Any) -> tuple[int | None, int | None]:
