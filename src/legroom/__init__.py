@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from legroom.predict.api import max_batch as max_batch
     from legroom.predict.api import plan as plan
     from legroom.train.find_batch import find_batch as find_batch
+    from legroom.train.freeing import free as free
     from legroom.train.guard import Guard as Guard
     from legroom.train.precision import precision as precision
     from legroom.train.spill import Spill as Spill
@@ -24,6 +25,7 @@ _PUBLIC = {
     "VirtualGPU": "legroom.observe.virtual.gpu",
     "estimate": "legroom.predict.api",
     "find_batch": "legroom.train.find_batch",
+    "free": "legroom.train.freeing",
     "max_batch": "legroom.predict.api",
     "plan": "legroom.predict.api",
     "precision": "legroom.train.precision",
@@ -35,6 +37,7 @@ __all__ = [
     "__version__",
     "estimate",
     "find_batch",
+    "free",
     "max_batch",
     "plan",
     "precision",

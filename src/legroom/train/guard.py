@@ -1,0 +1,371 @@
+"""A training step as a transaction: it is done as a whole, or it has not happened.
+
+    guard = legroom.Guard(model, optimizer)
+    for x, y in loader:
+        loss = guard.step(lambda x, y: criterion(model(x), y), x, y)
+
+When memory runs out in the forward or backward pass, everything is put back as it was before the step (gradients, buffers, random
+generators), the batch is cut into micro-batches that fit, and the passes are made again: the gradients are the whole
+batch's. When it runs out in the optimizer, that step is carried through. A step without trouble costs next to nothing:
+no weights are copied, nothing is waited for.
+
+This file decides what is tried next. What a pass is, is in `passes`; what is put back, in `transaction`; the optimizer,
+in `updating`; sizes, in `sizing`; what is left when one row does not fit, in `ladder`.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, cast
+
+import torch
+from torch import nn
+
+from legroom.errors import UsageError
+from legroom.findings import Finding
+from legroom.train import coupling as couplings
+from legroom.train.batch_statistics import whole_batch_statistics
+from legroom.train.evaluation import Evaluation
+from legroom.train.ladder import EXACT, Ladder, RungName, does_not_fit
+from legroom.train.passes import LossFunction, Passes, checked_loss
+from legroom.train.ranks import AgreedRanks, Alone
+from legroom.train.scaling import scaling
+from legroom.train.sizing import Sizer, chunk_sizes
+from legroom.train.splitting import Batch
+from legroom.train.step_figures import StepFigures
+from legroom.train.transaction import Transaction, with_room
+from legroom.train.updating import Updating
+from legroom.train.verification import Verified, verify
+from legroom.train.weighting import Reduction, Weight, count, weights
+
+F = TypeVar("F", bound=Callable[..., Any])
+Coupling = Literal["warn", "per-chunk", "sync", "whole"]
+log = logging.getLogger("legroom")
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """How the latest batch was done."""
+
+    split: tuple[int, ...]
+    """Rows of each micro-batch."""
+    attempts: int
+    """1 when nothing failed."""
+    rungs: tuple[str, ...]
+    """What was in use because one row did not fit."""
+
+
+class Guard:
+    """Training steps of one model and one optimizer that survive a full GPU, with the same gradients.
+
+    `precision`: "bf16", "fp16", "fp32", "auto" or a `legroom.precision(...)`; or `scaler`: a GradScaler of your own, with
+    autocast in your function. `max_micro_batch`: never more rows at once. `batch_dim`: where the rows are. `whole`: arguments, by
+    position or name, that are never cut. `reduction`: what the loss is over its rows, found out at the first split by
+    default; `weight`: for a mean over something else, counts it in a batch. `clip_norm`: clip gradients to this norm.
+    `coupling`: what to do when rows depend on each other. `ladder`: what may be tried when one row does not fit.
+    `on_finding`: called with what a person should know, instead of logging it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        precision: Any = None,
+        scaler: Any = None,
+        max_micro_batch: int | None = None,
+        batch_dim: int = 0,
+        whole: Iterable[int | str] = (),
+        reduction: Reduction | Literal["auto"] = "auto",
+        weight: Weight | None = None,
+        clip_norm: float | None = None,
+        coupling: Coupling = "warn",
+        ladder: Sequence[RungName] = EXACT,
+        sizer: Sizer | None = None,
+        ranks: AgreedRanks | None = None,
+        on_finding: Callable[[Finding], None] | None = None,
+    ) -> None:
+        _check(model, optimizer, reduction, coupling)
+        self.model, self.optimizer = model, optimizer
+        self.device = _device(model)
+        self.precision = scaling(precision, scaler, self.device)
+        self.scaler = self.precision.scaler
+        self.findings: list[Finding] = []
+        """What a person should know, each said once."""
+        self.last: Done | None = None
+        self.sizer = sizer or Sizer(most=max_micro_batch)
+        self._max_micro_batch = max_micro_batch
+        self._batch_dim, self._whole = batch_dim, frozenset(whole)
+        self._reduction: Reduction | None = None if reduction == "auto" else reduction
+        self._weight, self._clip_norm, self._coupling = weight, clip_norm, coupling
+        self._ranks: AgreedRanks = ranks or _ranks_for(model)
+        self._transaction = Transaction(model, self._parameters, self.device)
+        self._updating = Updating(optimizer, self.device)
+        self._ladder = Ladder(ladder, model, self.device)
+        self._figures = StepFigures(self.device)
+        self._is_looked_at = False
+        self._on_finding = on_finding
+        self._evaluation = Evaluation(model, self.device, max_micro_batch, batch_dim, self._whole)
+
+    # ------------------------------------------------------------ what people call
+
+    def step(self, loss_fn: LossFunction, *batch: Any, **named: Any) -> torch.Tensor:
+        """Forward, backward, optimizer step, gradients to None; the whole batch's loss, detached.
+
+        `loss_fn(*batch, **named)` gives the loss of whatever rows it gets. Gradients that are there already (from
+        `backward`) count in.
+        """
+        loss = self.backward(loss_fn, *batch, **named)
+        self.update()
+        return loss
+
+    def backward(self, loss_fn: LossFunction, *batch: Any, **named: Any) -> torch.Tensor:
+        """Forward and backward alone: gradients are added to those that are there. `update()` ends a step."""
+        whole = Batch(batch, named, self._batch_dim, self._whole)
+        self._transaction.begin()
+        try:
+            loss = self._all_passes(loss_fn, whole)
+        finally:
+            self._transaction.commit()
+        return loss
+
+    def update(self) -> None:
+        """Unscale, clip, optimizer step, gradients to None, the loss scale's update; memory may run out in any of it."""
+        scaled = self.scaler is not None
+        clip = self._clip_norm
+        before = None
+        if scaled or clip is not None:
+
+            def before() -> None:
+                self.precision.unscale_(self.optimizer)
+                if clip is not None:
+                    nn.utils.clip_grad_norm_(list(self._parameters()), clip)
+
+        self._updating.run(
+            self.precision.step, before=before, after=self.precision.update if scaled else None
+        )
+
+    def evaluate(self, function: Callable[..., Any], *batch: Any, **named: Any) -> Any:
+        """`function(*batch, **named)` without gradients, in pieces if it must be, at last on the host.
+
+        Results with rows are concatenated, single numbers become the mean over rows.
+        """
+        with torch.inference_mode():
+            return self._evaluation.run(function, batch, named, host=True)
+
+    def batched(self, function: F) -> F:
+        """A decorator: calls run in pieces when memory is short, with gradients or without, as the caller has it."""
+        return cast(F, self._evaluation.decorated(function))
+
+    def verify(
+        self, loss_fn: LossFunction, *batch: Any, micro_batch: int | None = None, **named: Any
+    ) -> Verified:
+        """Are the gradients of a split batch those of the whole? Changes nothing. Dropout is off meanwhile."""
+        whole = Batch(batch, named, self._batch_dim, self._whole)
+        return verify(self, loss_fn, whole, micro_batch)
+
+    def attempt_whole(self, loss_fn: LossFunction, *batch: Any, **named: Any) -> torch.Tensor:
+        """One plain step, whole batch, nothing put back: memory that runs out is the caller's to see."""
+        with self.precision.autocast():
+            loss = checked_loss(loss_fn(*batch, **named))
+        self.precision.scale(loss).backward()  # type: ignore[no-untyped-call]
+        self.update()
+        return loss.detach()
+
+    # ------------------------------------------------------------ one batch
+
+    def _all_passes(self, loss_fn: LossFunction, batch: Batch) -> torch.Tensor:
+        before = self._transaction
+        micro = self._first_size(batch.rows)
+        attempts = 1
+        self._figures.begin(self.sizer, batch.rows)
+        passes = self._new_passes(loss_fn, batch, micro)
+        while True:
+            if len(passes.sizes) > 1 and not self._is_looked_at:
+                self._look_at(loss_fn, batch, passes.sizes)
+                passes = self._new_passes(loss_fn, batch, micro, passes)
+            failure = passes.run()
+            if failure is None and passes.void is None:
+                void = self._ranks.settle(None, micro)
+                if void is None:
+                    break
+            else:
+                before.release()
+                if passes.void is None:
+                    self._ranks.failed(failure)
+                    smaller = self._smaller(
+                        batch.rows, max(passes.sizes[passes.done :] or passes.sizes), failure, passes.phase
+                    )
+                    void = self._ranks.settle(failure, smaller)
+                else:
+                    void = passes.void
+            attempts += 1
+            kept = passes if failure is not None and self._keeps(passes) else None
+            if kept is not None:
+                before.back_to_mark()
+            else:
+                before.roll_back()
+            if void == 0:
+                self._climb(failure, passes.phase)
+                void = self._first_size(batch.rows)
+            assert void is not None
+            self._say_split(batch.rows, void, passes.phase, failure is not None)
+            micro = void
+            passes = self._new_passes(loss_fn, batch, micro, kept)
+        self.last = Done(tuple(passes.sizes), attempts, self._ladder.names)
+        self._figures.end(self.sizer, batch.rows, max(passes.sizes))
+        assert passes.loss is not None
+        return passes.loss
+
+    def _new_passes(
+        self, loss_fn: LossFunction, batch: Batch, micro: int, kept: Passes | None = None
+    ) -> Passes:
+        finished = list(kept.sizes[: kept.done]) if kept is not None else []
+        rows = batch.rows - sum(finished)
+        sizes = finished + self._cut(rows, micro)
+        return Passes(
+            loss_fn, batch, sizes, with_room(lambda: self._weights(batch, sizes)), self.precision, self._ranks, self._ladder.contexts,
+            self._between, self._around if len(sizes) > 1 else nullcontext, kind=self._ladder.names, done=len(finished), loss=kept.loss if kept is not None else None,
+        )  # fmt: skip
+
+    def _cut(self, rows: int, micro: int) -> list[int]:
+        plan = self._ranks.plan(rows, min(micro, rows))
+        if isinstance(self._ranks, Alone):
+            return chunk_sizes(rows, plan.micro)
+        return _even(rows, plan.chunks)
+
+    def _weights(self, batch: Batch, sizes: Sequence[int]) -> list[float]:
+        alone = isinstance(self._ranks, Alone)
+        if alone and len(sizes) == 1:
+            return [1.0]
+        reduction = self._reduction or "mean"
+        total: float | None = None
+        if self._weight is not None or reduction == "mean":
+            total = float(batch.rows) if self._weight is None else count(self._weight, batch, 0, batch.rows)
+            total = self._ranks.weights(total, by_rows=self._weight is None)
+        return weights(batch, sizes, reduction, self._weight, total)
+
+    def _around(self) -> AbstractContextManager[Any]:
+        return whole_batch_statistics(self.model) if self._coupling == "sync" else nullcontext()
+
+    def _between(self) -> None:
+        if self._ranks.keeps_finished_chunks and self._coupling != "sync":
+            self._transaction.mark()
+
+    def _keeps(self, passes: Passes) -> bool:
+        return passes.done > 0 and self._coupling != "sync" and self._transaction.can_go_back_to_mark()
+
+    # ------------------------------------------------------------ sizes and rungs
+
+    def _first_size(self, rows: int) -> int:
+        if self._coupling == "whole":
+            return rows
+        return self.sizer.micro_batch(rows)
+
+    def _smaller(self, rows: int, micro: int, failure: Any, phase: Literal["forward", "backward"]) -> int:
+        if self._coupling == "whole":
+            return 0
+        return self.sizer.failed(rows, micro, failure, phase=phase, before=self._figures.allocated())
+
+    def _climb(self, failure: Any, phase: str) -> None:
+        """The next rung; the error that ends it all where there is none."""
+        if self._transaction.earlier_to_host():
+            log.warning(
+                "One row did not fit: gradients of earlier batches wait in host memory during the passes."
+            )
+            return
+        rung = self._ladder.climb()
+        if rung is None:
+            error = does_not_fit(
+                failure,
+                phase,
+                self.model,
+                self.optimizer,
+                self.device,
+                self._ladder.names,
+                self._figures.allocated(),
+            )
+            self._ranks.gave_up(str(error))
+            raise error
+        log.warning("One row did not fit: trying %s (%s).", rung.name, rung.price)
+        self.sizer = Sizer(most=self._max_micro_batch)
+
+    def _say_split(self, rows: int, micro: int, phase: str, failed_here: bool) -> None:
+        if micro >= rows:
+            return
+        why = f"Out of memory in the {phase} pass" if failed_here else "Another rank ran out of memory"
+        reason = self.sizer.choice.reason if self.sizer.choice is not None else ""
+        log.warning(
+            "%s: the batch of %d rows goes on in micro-batches of %d. %s", why, rows, micro, _sentence(reason)
+        )
+
+    def _look_at(self, loss_fn: LossFunction, batch: Batch, sizes: Sequence[int]) -> None:
+        """A batch is split for the first time: do its rows depend on each other, and how does the loss add up?"""
+        self._is_looked_at = True
+        split = f"into {len(sizes)} micro-batches"
+        names = couplings.normalising_by_batch(self.model)
+        if names and self._coupling == "warn":
+            self._tell(couplings.normalisation_finding(names, split))
+        if not isinstance(self._ranks, Alone):
+            return  # a forward pass of one rank alone would leave the others waiting
+        verdict = couplings.probe(self.model, loss_fn, batch, self._weight, self.precision.autocast)
+        self._transaction.roll_back()
+        if self._reduction is None:
+            self._reduction = verdict.reduction
+        if verdict.losses is not None and verdict.reduction != (self._reduction or "mean"):
+            self._tell(couplings.loss_finding(verdict, split))
+
+    def _tell(self, finding: Finding) -> None:
+        self.findings.append(finding)
+        if self._on_finding is not None:
+            self._on_finding(finding)
+        else:
+            log.warning("%s %s %s", finding.code, finding.message, finding.fix)
+
+    def _parameters(self) -> Iterable[nn.Parameter]:
+        return (parameter for group in self.optimizer.param_groups for parameter in group["params"])
+
+
+def _even(rows: int, chunks: int) -> list[int]:
+    each, larger = divmod(rows, chunks)
+    return [each + 1] * larger + [each] * (chunks - larger)
+
+
+def _sentence(reason: str) -> str:
+    return reason[:1].upper() + reason[1:] + "." if reason else ""
+
+
+def _check(model: Any, optimizer: Any, reduction: str, coupling: str) -> None:
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"Guard needs the model first, an nn.Module; it got a {type(model).__name__}")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError(
+            f"Guard needs the optimizer second, a torch.optim.Optimizer; it got a {type(optimizer).__name__}"
+        )
+    if reduction not in ("auto", "mean", "sum"):
+        raise UsageError(
+            f"reduction= is 'auto', 'mean' or 'sum', not '{reduction}'; for a mean over tokens give weight="
+        )
+    if coupling not in ("warn", "per-chunk", "sync", "whole"):
+        raise UsageError(f"coupling= is 'warn', 'per-chunk', 'sync' or 'whole', not '{coupling}'")
+
+
+def _device(model: nn.Module) -> torch.device:
+    devices = sorted({str(parameter.device) for parameter in model.parameters()})
+    if len(devices) > 1:
+        raise UsageError(
+            f"the model's parameters are on {' and '.join(devices)}: Guard works where one device holds them all. "
+            "Move the model to one device, or guard the parts apart"
+        )
+    if not devices:
+        raise UsageError("the model has no parameters: there is nothing to train")
+    return torch.device(devices[0])
+
+
+def _ranks_for(model: nn.Module) -> AgreedRanks:
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return Alone()
+    from legroom.train.agree import ranks_for
+
+    return cast(AgreedRanks, ranks_for(model) or Alone())

@@ -1,0 +1,64 @@
+"""What a Guard asks of the other ranks; `Alone` is the answer where there are none."""
+
+import contextlib
+from collections.abc import Hashable
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
+
+from legroom.diagnose.oom import Failure
+
+
+class RankPlan(Protocol):
+    @property
+    def micro(self) -> int: ...
+    @property
+    def chunks(self) -> int: ...
+
+
+class AgreedRanks(Protocol):
+    """How ranks that train one model decide together."""
+
+    keeps_finished_chunks: bool
+
+    def plan(self, batch_size: int, micro: int) -> RankPlan: ...
+    def weights(self, total: float, *, by_rows: bool) -> float: ...
+    def chunk(self, index: int, count: int, kind: Hashable = None) -> AbstractContextManager[Any]: ...
+    def failed(self, failure: Any) -> None: ...
+    def settle(self, failure: Any, proposal: int) -> int | None: ...
+    def raised(self, error: BaseException) -> int | None: ...
+    def gave_up(self, why: str) -> None: ...
+
+
+class _Plan(NamedTuple):
+    micro: int
+    chunks: int
+
+
+class Alone:
+    """One process: nobody to ask."""
+
+    keeps_finished_chunks = True
+
+    def plan(self, batch_size: int, micro: int) -> RankPlan:
+        return _Plan(micro, -(-batch_size // micro))
+
+    def weights(self, total: float, *, by_rows: bool) -> float:
+        return total
+
+    def chunk(self, index: int, count: int, kind: Hashable = None) -> AbstractContextManager[Any]:
+        return _NOTHING
+
+    def failed(self, failure: Failure) -> None:
+        pass
+
+    def settle(self, failure: Failure | None, proposal: int) -> int | None:
+        return None if failure is None else proposal
+
+    def raised(self, error: BaseException) -> int | None:
+        return None
+
+    def gave_up(self, why: str) -> None:
+        pass
+
+
+_NOTHING = contextlib.nullcontext()

@@ -1,0 +1,63 @@
+"""How a Guard scales losses and steps the optimizer: by a Precision, by a GradScaler the user made, or plainly."""
+
+import contextlib
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+
+from legroom.errors import UsageError
+
+
+class Scaling(Protocol):
+    """What Guard needs of `legroom.precision(...)`."""
+
+    scaler: Any
+
+    def autocast(self) -> AbstractContextManager[Any]: ...
+    def scale(self, loss: torch.Tensor) -> torch.Tensor: ...
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None: ...
+    def step(self, optimizer: torch.optim.Optimizer) -> object: ...
+    def update(self) -> None: ...
+
+
+class Given:
+    """The user's own scaler, or none; autocast is left to the user's function."""
+
+    def __init__(self, scaler: Any = None) -> None:
+        self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self._is_unscaled = False
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        scaled: torch.Tensor = loss if self.scaler is None else self.scaler.scale(loss)
+        return scaled
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        if self.scaler is not None and not self._is_unscaled:
+            self.scaler.unscale_(optimizer)
+            self._is_unscaled = True
+
+    def step(self, optimizer: torch.optim.Optimizer) -> object:
+        return optimizer.step() if self.scaler is None else self.scaler.step(optimizer)
+
+    def update(self) -> None:
+        if self.scaler is not None:
+            self.scaler.update()
+            self._is_unscaled = False
+
+
+def scaling(precision: Any, scaler: Any, device: torch.device) -> Scaling:
+    """What `Guard(precision=, scaler=)` asked for."""
+    if precision is None:
+        return Given(scaler)
+    if scaler is not None:
+        raise UsageError(
+            "precision= brings its own scaler: give Guard either precision= or scaler=, not both"
+        )
+    from legroom.train.precision import precision as make
+
+    made: Scaling = make(precision, device=device) if isinstance(precision, str) else precision
+    return made
