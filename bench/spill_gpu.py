@@ -2,9 +2,9 @@
 
     python -m bench.spill_gpu [FOLDER]
 
-Each way runs the same training steps on the same batch: plain, half of what it moves as the budget, everything, and torch's own
+Each way runs the same training steps on the same batch: plain, everything, half of that as the budget, and torch's own
 `save_on_cpu` for comparison. A step is timed from one synchronised device to the next; the first steps, in which page-locked
-memory is made, are left out and told apart. With a FOLDER the figures also go to `spill.json` there.
+memory is made, are left out and told apart. Gradients are compared in torch's deterministic mode, times are taken without it. With a FOLDER the figures also go to `spill.json` there.
 `--small` tries the program itself on a virtual GPU. Needs a GPU, torchvision and transformers.
 """
 
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import save_on_cpu
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import legroom
 from bench.table import print_table
@@ -43,9 +44,6 @@ def main() -> None:
 
 
 def measure(*, small: bool) -> dict[str, Any]:
-    # Else two plain steps differ already, and nothing could be said about a spilled one.
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.backends.cudnn.benchmark = False
     figures: dict[str, Any] = {"device": torch.cuda.get_device_name(0), "torch": torch.__version__}
     if not small:
         figures["bandwidth"] = bandwidth()
@@ -69,7 +67,8 @@ def compare(what: str, model: torch.nn.Module, forward: Step) -> list[dict[str, 
         enter = inside if spill is None else (lambda: spill)
         row = {"name": name, **run(model, forward, optimizer, enter, STEPS)}
         if isinstance(spill, legroom.Spill):
-            row["host_peak"], row["waited"] = spill.peak_host_bytes, spill.seconds
+            row["host_peak"], row["seconds"] = spill.peak_host_bytes, spill.seconds
+            row["in_hooks"] = spill._in_hooks
             row["moved_per_step"] = spill.moved_bytes // (WARM_UP + STEPS)
         row["same_bits"] = same(reference, gradients(model, forward, inside))
         rows.append(row)
@@ -135,9 +134,12 @@ def gradients(
     model: torch.nn.Module, forward: Step, inside: Callable[[], AbstractContextManager[Any]]
 ) -> list[torch.Tensor]:
     torch.manual_seed(7)
-    with inside():
+    # Else two plain steps differ already, and nothing could be said about a spilled one.
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]), inside():
         loss = forward()
     loss.backward()
+    torch.use_deterministic_algorithms(False)
     found = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
     model.zero_grad(set_to_none=True)
     return found

@@ -31,11 +31,15 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from legroom.diagnose.oom import classify
 from legroom.observe.devices import NotAvailable, host
-from legroom.train.spill_lanes import MOST_UNDER_WAY, Lane, lane_to
-from legroom.units import format_size, parse_size
+from legroom.train.spill_lanes import Lane, lane_to
+from legroom.units import MiB, format_size, parse_size
 
+UNDER_WAY = 4
+"""Copies to the host at the same time: one that runs, and some that the computation is ahead."""
 FETCHED_AHEAD = 2
-"""Copies that are brought back before they are asked for: they take device memory, so as few as hide the way."""
+"""Copies that are brought back before they are asked for."""
+BYTES_ON_THE_WAY = 256 * MiB
+"""Both take device memory, so of large ones only two, or one."""
 SHARE_OF_FREE_HOST_MEMORY = 0.8
 LARGEST_STORAGE_PER_TENSOR = 8
 """A tensor is moved with its whole storage, unless that is so many times larger."""
@@ -81,8 +85,11 @@ class Spill:
 
     def __exit__(self, *error: object) -> None:
         self._stack.pop().__exit__(*error)
-        with self._lock:
-            self._let_go(0)
+        if (
+            error[0] is not None
+        ):  # nobody will ask for what is under way, and its memory may be wanted to recover
+            with self._lock:
+                self._let_go(0)
 
     @contextlib.contextmanager
     def everywhere(self) -> Iterator["Spill"]:
@@ -124,7 +131,7 @@ class Spill:
 
     def _unpack(self, packed: "_Moved | _Kept") -> torch.Tensor:
         if isinstance(packed, _Kept):
-            _check_unchanged(packed.tensor, packed.tensor._version, packed.version)
+            _check_unchanged(packed.tensor.size(), packed.tensor._version, packed.version)
             return packed.tensor
         began = time.perf_counter()
         with self._lock, torch.no_grad():
@@ -182,17 +189,21 @@ class Spill:
         copies[key] = weakref.ref(storage, lambda _dead: copies.pop(key, None)), weakref.ref(copy)
         copy.previous, self._last = self._last, weakref.ref(copy)
         self._under_way.append(weakref.ref(copy))
-        self._let_go(MOST_UNDER_WAY)
+        self._let_go(UNDER_WAY, BYTES_ON_THE_WAY)
         return copy
 
-    def _let_go(self, most: int) -> None:
-        """Drop the device's memory of all but the latest copies under way."""
-        while len(self._under_way) > most:
-            copy = self._under_way.popleft()()
-            if copy is not None and copy.original is not None:
+    def _let_go(self, most: int, most_bytes: int = 0) -> None:
+        """Drop the device's memory of all but the latest copies under way; of large ones the last two stay."""
+        waiting = [copy for copy in (reference() for reference in self._under_way) if copy is not None]
+        total = sum(copy.bytes for copy in waiting)
+        while len(waiting) > most or (total > most_bytes and len(waiting) > min(most, 2)):
+            copy = waiting.pop(0)
+            total -= copy.bytes
+            if copy.original is not None:
                 copy.lane.wait(copy.after)
                 copy.spoiled_by = _change(copy)
                 copy.original = None
+        self._under_way = deque(weakref.ref(copy) for copy in waiting)
 
     def _limit(self) -> int:
         if self._most is None:
@@ -210,10 +221,10 @@ class Spill:
     def _bring(self, copy: "_Copy", wanted: "_Moved") -> torch.Tensor:
         """The bytes on the device, ready for the computation."""
         if copy.original is not None:  # it never left
-            _check_unchanged(copy.original, copy.original._version, copy.version)
+            _check_unchanged(wanted.size, copy.original._version, copy.version)
             return copy.original.view(torch.uint8)
         if copy.spoiled_by is not None:
-            _check_unchanged(copy.host, copy.spoiled_by, copy.version, wanted)
+            _check_unchanged(wanted.size, copy.spoiled_by, copy.version)
         storage = copy.back_on_device
         if storage is not None:  # another operation still has it
             copy.lane.wait(copy.back_after)
@@ -227,15 +238,17 @@ class Spill:
     def _fetch_ahead(self, copy: "_Copy") -> None:
         """Begin to bring back what was saved just before."""
         following: _Copy | None = copy
+        total = 0
         for _ in range(FETCHED_AHEAD):
             following = following.previous() if following is not None and following.previous else None
-            if following is None:
-                return
+            if following is None or (total and total + following.bytes > BYTES_ON_THE_WAY):
+                break
+            total += following.bytes
             if following.is_away:
                 try:
                     following.fetched = following.lane.to_device(following.host, following.after)
                 except torch.OutOfMemoryError:  # it was only ahead of its time
-                    return
+                    break
                 self._fetched.append(weakref.ref(following))
         while len(self._fetched) > FETCHED_AHEAD:
             passed_by = self._fetched.popleft()()
@@ -342,10 +355,9 @@ def _change(copy: _Copy) -> int | None:
     return None if version == copy.version else version
 
 
-def _check_unchanged(tensor: torch.Tensor, found: int, expected: int, shape: _Moved | None = None) -> None:
+def _check_unchanged(size: torch.Size, found: int, expected: int) -> None:
     if found != expected:
-        size = list(tensor.shape if shape is None else shape.size)
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace operation: a tensor of "
-            f"shape {size} is at version {found}; expected version {expected} instead."
+            f"shape {list(size)} is at version {found}; expected version {expected} instead."
         )

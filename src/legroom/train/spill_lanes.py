@@ -15,9 +15,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
-
-MOST_UNDER_WAY = 4
-"""Copies to the host at the same time: one that runs, and some that the computation is ahead."""
+import torch.utils.deterministic
 
 
 class Lane(Protocol):
@@ -86,14 +84,14 @@ class _CudaLane:
         return 1 << (size - 1).bit_length()
 
     def to_host(self, source: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        host = torch.empty(source.numel(), dtype=torch.uint8, pin_memory=True)
+        host = _empty(source.numel(), pin_memory=True)
         with self._on(self._out):
             host.copy_(source, non_blocking=True)
             return host, self._out.record_event()
 
     def to_device(self, source: torch.Tensor, after: Any) -> tuple[torch.Tensor, Any]:
         # Made on the computing stream, whose memory it is; the lane waits for that stream, which may still use the memory.
-        made = torch.empty(source.numel(), dtype=torch.uint8, device=self._device)
+        made = _empty(source.numel(), device=self._device)
         with self._on(self._in):
             self._in.wait_event(after)
             made.copy_(source, non_blocking=True)
@@ -127,3 +125,16 @@ class _CudaLane:
                 return
             self._waited += before.elapsed_time(behind) / 1000
             self._waits.popleft()
+
+
+def _empty(size: int, **where: Any) -> torch.Tensor:
+    """Bytes that are about to be overwritten. In torch's deterministic mode new memory is filled first: not this."""
+    settings = torch.utils.deterministic
+    fills = settings.fill_uninitialized_memory  # type: ignore[attr-defined]
+    if not (fills and torch.are_deterministic_algorithms_enabled()):
+        return torch.empty(size, dtype=torch.uint8, **where)
+    settings.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    try:
+        return torch.empty(size, dtype=torch.uint8, **where)
+    finally:
+        settings.fill_uninitialized_memory = True  # type: ignore[attr-defined]

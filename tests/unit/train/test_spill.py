@@ -59,7 +59,7 @@ def test_gradients_are_the_same_bit_for_bit_and_the_device_is_emptier(gpu):
     spilled, held = gradients(Spill())
     assert_same(plain, spilled)
     assert held_plain > 17 * ACTIVATION
-    assert held < held_plain - 15 * ACTIVATION
+    assert held < held_plain - 11 * ACTIVATION
 
 
 def test_a_step_that_does_not_fit_fits_with_it():
@@ -195,6 +195,7 @@ def test_the_next_ones_are_fetched_before_they_are_asked_for(gpu, monkeypatch):
         return lane
 
     monkeypatch.setattr(spill_module, "lane_to", recorded)
+    monkeypatch.setattr(spill_module, "UNDER_WAY", 0)  # all of them go
 
     class Asks(torch.autograd.Function):
         @staticmethod
@@ -220,6 +221,19 @@ def test_the_next_ones_are_fetched_before_they_are_asked_for(gpu, monkeypatch):
     assert sorted(asked) == [1, 2, 3, 4]
     assert counts[0] == 3  # itself, and the two before it
     assert sorted(fetched) == [1, 2, 3, 4]
+
+
+def test_of_large_tensors_fewer_are_on_the_way_at_a_time(gpu, monkeypatch):
+    monkeypatch.setattr(spill_module, "BYTES_ON_THE_WAY", ACTIVATION)
+    leaf = torch.randn(ROWS, WIDTH, device="cuda", requires_grad=True)
+    with Spill():
+        value = leaf
+        for _ in range(8):
+            value = value.exp()
+        total = value.sum()
+        del value
+        assert torch.cuda.memory_allocated() < 4 * ACTIVATION  # the leaf and two results
+    total.backward()
 
 
 def test_a_device_too_full_to_fetch_ahead_does_without(gpu):
@@ -270,9 +284,11 @@ def test_a_tensor_changed_after_its_copy_gives_the_gradient_of_what_was_saved(gp
     with Spill():
         result = leaf.exp()
         total = result.sum()
+        others = [leaf.exp() for _ in range(5)]  # whose copies push its own out
     expected = result.detach().clone()
     result.detach().zero_()
     assert torch.equal(torch.autograd.grad(total, leaf)[0], expected)
+    del others
 
 
 # --- other ways through autograd
@@ -436,6 +452,22 @@ def test_a_plain_lane_takes_bytes_there_and_back():
     lane.wait(after)
     assert torch.equal(back, source)
     assert back.data_ptr() != source.data_ptr()
+
+
+def test_memory_about_to_be_overwritten_is_not_filled_in_deterministic_mode(gpu, monkeypatch):
+    lane = lane_to(torch.device("cuda", 0))
+    source = torch.zeros(1 << 20, dtype=torch.uint8, device="cuda")
+    empty, fills = torch.empty, []
+
+    def spy(*args, **kwargs):
+        fills.append(torch.utils.deterministic.fill_uninitialized_memory)
+        return empty(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "empty", spy)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    lane.to_device(*lane.to_host(source))
+    assert fills == [False, False]
+    assert torch.utils.deterministic.fill_uninitialized_memory
 
 
 def test_a_budget_that_is_no_size_is_refused():
