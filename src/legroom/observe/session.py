@@ -6,18 +6,23 @@ neither                         → the recorder over the host's memory
 """
 
 import contextlib
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import psutil
+import torch
 
-from legroom.memory.events import Event, Sink, Step
+from legroom.memory.events import Event, Note, Sink, Step
+from legroom.memory.kept import Kept
 from legroom.observe.cuda_history import CudaHistory
 from legroom.observe.devices import visible_gpus
 from legroom.observe.host_memory import HostMemory
 from legroom.observe.recorder import Recorder
+from legroom.observe.training import TrainingClock
 from legroom.observe.virtual.gpu import VirtualGPU
+from legroom.observe.watching.watcher import Watcher
 
 Kind = Literal["virtual", "cuda", "host"]
 
@@ -55,6 +60,7 @@ class Session:
         """`gpus`: sizes in bytes of virtual GPUs; None for what the machine has."""
         self._sink = sink
         self._progress = 0, 0.0
+        self._told_watched = False
         self._exit = contextlib.ExitStack()
         self._producer: VirtualGPU | CudaHistory | _HostProducer
         self.devices: list[DeviceInfo]
@@ -67,9 +73,17 @@ class Session:
         else:
             self._producer = _HostProducer(self._pass_on)
             self.devices = [DeviceInfo(0, "host memory", "host", psutil.virtual_memory().total)]
+        self._began = time.perf_counter()
+        self._watcher = Watcher(self._leaks, allocated=self._allocated, on_device=self._is_on_device)
 
     def __enter__(self) -> "Session":
+        self._began = time.perf_counter()
         self._exit.enter_context(self._producer)
+        loaders = TrainingClock(on_batch=lambda _: self._watcher.ticks.batch())
+        loaders.attach()
+        self._exit.callback(loaders.detach)
+        self._watcher.attach()
+        self._exit.callback(self._watcher.detach)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -80,6 +94,14 @@ class Session:
         """Send what is still on its way (a CUDA history is read at the end). Safe to call twice."""
         if isinstance(self._producer, CudaHistory):
             self._producer.finish()
+        if self._watcher.turn and not self._told_watched:
+            self._told_watched = True
+            self._sink(Note(self._seconds, *self._watcher_words()))
+
+    def _watcher_words(self) -> tuple[str, str]:
+        if self._watcher.trouble:
+            return "trouble", f"the search for leaks was given up ({self._watcher.trouble})"
+        return "watched", f"{self._watcher.turn} turns of the loop were watched for leaks"
 
     def status(self) -> Status:
         fullest = max(self.devices, key=lambda device: self._figures(device.index)[0])
@@ -94,6 +116,21 @@ class Session:
             return self._producer.figures(index)
         memory = self._producer.devices[index].allocator
         return memory.allocated, memory.reserved, memory.peak_allocated, memory.peak_reserved
+
+    @property
+    def _seconds(self) -> float:
+        return time.perf_counter() - self._began
+
+    def _leaks(self, kept: Kept) -> None:
+        self._sink(replace(kept, step=self.status().step).as_note(self._seconds))
+
+    def _allocated(self) -> int:
+        return sum(self._figures(device.index)[0] for device in self.devices)
+
+    def _is_on_device(self, tensor: torch.Tensor) -> bool:
+        if isinstance(self._producer, VirtualGPU):
+            return self._producer.recorder.measure(tensor) is not None
+        return tensor.device.type not in ("cpu", "meta")
 
     def _pass_on(self, event: Event) -> None:
         if type(event) is Step:

@@ -1,0 +1,120 @@
+"""One look at every tensor alive: which storages there are, since when, and what can be said of the graphs.
+
+Python's garbage collector lists its objects without collecting anything. Tensors that only the C++ side holds are
+reached through the graphs of those it lists. Storages are recognised from look to look by weak references, since an
+address may be used again.
+"""
+
+import gc
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from legroom.observe.storages import storage_of
+
+_OTHER, _TENSOR, _MODULE = 0, 1, 2
+
+
+class _Kinds(dict[type, int]):
+    """Class → whether its instances are tensors or modules: faster than asking each object."""
+
+    def __missing__(self, kind: type) -> int:
+        try:
+            answer = (
+                _TENSOR
+                if issubclass(kind, torch.Tensor)
+                else _MODULE
+                if issubclass(kind, nn.Module)
+                else _OTHER
+            )
+        except TypeError:
+            answer = _OTHER
+        self[kind] = answer
+        return answer
+
+
+def look_around() -> tuple[list[torch.Tensor], bool]:
+    """Every tensor that Python knows of, and whether a model is in evaluation mode. Keep neither longer than the look."""
+    kinds = _Kinds()
+    found = [each for each in gc.get_objects() if kinds[type(each)]]
+    tensors = [each for each in found if kinds[type(each)] == _TENSOR]
+    evaluating = any(
+        kinds[type(each)] == _MODULE
+        and each.__dict__.get("training") is False
+        and each.__dict__.get("_modules")
+        for each in found
+    )
+    return tensors, evaluating
+
+
+class Followed:
+    """Storages from look to look: when each was first seen."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[Any], int, int]] = {}
+
+    def look(
+        self, tensors: Iterable[torch.Tensor], excluded: set[int], now: int
+    ) -> dict[int, list[torch.Tensor]]:
+        """The tensors alive by the look at which their storage was first seen (one tensor for each storage)."""
+        before, self._known = self._known, {}
+        by_birth: dict[int, list[torch.Tensor]] = {}
+        for tensor in tensors:
+            storage = storage_of(tensor)
+            if storage is None:
+                continue
+            key = storage._cdata
+            if key in self._known or key in excluded:
+                continue
+            known = before.get(key)
+            if known is None or known[0]() is not storage:
+                known = (weakref.ref(storage), now, storage.nbytes())
+            self._known[key] = known
+            by_birth.setdefault(known[1], []).append(tensor)
+        return by_birth
+
+    @property
+    def count(self) -> int:
+        return len(self._known)
+
+    @property
+    def bytes(self) -> int:
+        return sum(size for _, _, size in self._known.values())
+
+
+def accounted_for(
+    tensors: Iterable[torch.Tensor], optimizers: Iterable[weakref.ref[torch.optim.Optimizer]]
+) -> set[int]:
+    """Storages that a sound loop may add at any time, once for each parameter: gradients, and the optimizer's state."""
+    keys: set[int] = set()
+    for tensor in _claimed(tensors, optimizers):
+        storage = storage_of(tensor)
+        if storage is not None:
+            keys.add(storage._cdata)
+    return keys
+
+
+def _claimed(
+    tensors: Iterable[torch.Tensor], optimizers: Iterable[weakref.ref[torch.optim.Optimizer]]
+) -> Iterator[torch.Tensor]:
+    for tensor in tensors:
+        if tensor.requires_grad and tensor.is_leaf and tensor.grad is not None:
+            yield tensor.grad
+    for reference in optimizers:
+        optimizer = reference()
+        if optimizer is not None:
+            yield from _tensors_in_state(optimizer.state)
+
+
+def _tensors_in_state(value: Any, depth: int = 3) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth and isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors_in_state(item, depth - 1)
+    elif depth and isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors_in_state(item, depth - 1)

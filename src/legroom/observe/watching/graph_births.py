@@ -1,0 +1,119 @@
+"""When the nodes of the autograd graphs now alive were made: torch numbers them as it makes them.
+
+A sound loop ends a step with the nodes of that step at most. Nodes of four earlier steps in a row say at one look that
+something keeps a graph, without anything having been counted before.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from legroom.observe import autograd_graph
+from legroom.observe.storages import storage_of
+
+_ACCUMULATES = 2**63
+"""Nodes that add up gradients carry the largest number; they live as long as their parameter."""
+
+
+def next_number() -> int:
+    """The number that the next node made on this thread will have. Without torch's private call, always 0: graphs are then
+    told by the tensors that hold them."""
+    ask: Any = getattr(torch._C._autograd, "_get_sequence_nr", None)
+    return int(ask()) if ask is not None else 0
+
+
+class StepMarks:
+    """Which numbers the nodes of each step have."""
+
+    KEEP = 64
+
+    def __init__(self) -> None:
+        self._steps: list[int] = []
+        self._ends: list[int] = []
+        self.count = 0
+        """Steps that have ended so far."""
+
+    def end_step(self, step: int) -> None:
+        self.count += 1
+        self._steps.append(step)
+        self._ends.append(next_number())
+        if len(self._steps) > 2 * self.KEEP:
+            del self._steps[: -self.KEEP], self._ends[: -self.KEEP]
+
+    def step_of(self, number: int) -> int | None:
+        """The step in which a node was made; None for what is older than the marks."""
+        position = bisect_right(self._ends, number)  # ends[i] is the first number after step i
+        if not self._steps or (position == 0 and self._steps[0] > 0):
+            return None
+        return self._steps[min(position, len(self._steps) - 1)]
+
+
+class Births:
+    """The nodes below some tensors, by the step in which they were made."""
+
+    def __init__(self, marks: StepMarks, *, oldest: int, most: int = 400_000) -> None:
+        """Graphs are followed down to nodes of step `oldest`, not further: older ones are old news."""
+        self.nodes: dict[int, list[Any]] = {}
+        self._marks = marks
+        self._oldest = oldest
+        self._most = most
+
+    def follow(self, starts: Iterable[Any]) -> None:
+        """Every node below `starts`."""
+        stack = list(starts)
+        seen: set[Any] = set()
+        while stack and len(seen) < self._most:
+            node = stack.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            step = self.step_of(node)
+            if step is None:
+                continue
+            self.nodes.setdefault(step, []).append(node)
+            if step >= self._oldest:
+                stack.extend(following for following, _ in node.next_functions if following is not None)
+
+    def step_of(self, node: Any) -> int | None:
+        """When a node was made; None for what is older than the marks, or adds up a gradient."""
+        number = node._sequence_nr()
+        return None if number >= _ACCUMULATES else self._marks.step_of(number)
+
+    def reached_from(self, node: Any, *, most: int = 20_000) -> int:
+        """How many steps have nodes below this one."""
+        alone = Births(self._marks, oldest=self._oldest, most=most)
+        alone.follow([node])
+        return len(alone.nodes)
+
+    def steps(self, now: int) -> list[int]:
+        """The earlier steps that still have nodes."""
+        return sorted(step for step in self.nodes if step < now)
+
+    def bytes_saved_in(self, step: int, beside: int) -> int:
+        """What the nodes of one step saved and those of another did not: weights are saved by both."""
+        there, shared = (self._saved(each) for each in (step, beside))
+        return sum(size for key, size in there.items() if key not in shared)
+
+    def _saved(self, step: int) -> dict[int, int]:
+        sizes: dict[int, int] = {}
+        for node in self.nodes.get(step, ()):
+            for tensor in autograd_graph.saved_by(node):
+                storage = storage_of(tensor)
+                if storage is not None:
+                    sizes[storage._cdata] = storage.nbytes()
+        return sizes
+
+
+def roots(tensors: Iterable[torch.Tensor]) -> list[tuple[torch.Tensor, Any]]:
+    """The tensors that hold a graph, each with its node."""
+    found = []
+    for tensor in tensors:
+        try:
+            node = tensor.grad_fn
+        except RuntimeError:  # a view whose base was changed in place raises when asked
+            continue
+        if node is not None:
+            found.append((tensor, node))
+    return found

@@ -1,0 +1,90 @@
+"""When a turn of the loop ends, for the leak detector.
+
+An optimizer's step ends one. Batches of a loader end one where no optimizer steps: in evaluation, before or after
+training; not within the batches whose gradients are accumulated, however many those are. A program that steps by
+hand and has no loader is followed by its backward passes.
+"""
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+
+class Ticks:
+    """Calls `on_tick` at the end of every turn, from `attach` to `detach`."""
+
+    BACKWARDS_ALONE = 8
+    """So many backward passes with neither optimizer nor loader: then they are the turns."""
+
+    def __init__(self, on_tick: Callable[[], None]) -> None:
+        self.trains = False
+        """Whether the turn that just ended trained: an optimizer or a backward pass ended it."""
+        self.has_stepped = False
+        self.optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
+        self._on_tick = on_tick
+        self._batches = 0
+        self._batches_since_step = 0
+        self._most_between_steps = 0
+        self._backwards_since_step = 0
+        self._handle: Any = None
+        self._undo: Callable[[], None] | None = None
+
+    def attach(self) -> None:
+        self._handle = register_optimizer_step_post_hook(self._stepped)
+        self._follow_backward()
+
+    def detach(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+        if self._undo is not None:
+            self._undo()
+            self._undo = None
+
+    def batch(self) -> None:
+        """A loader is asked for its next batch: the turn with the one before is over."""
+        self._batches += 1
+        self._batches_since_step += 1
+        if not self.has_stepped:
+            due = self._batches > 1 and self._backwards_since_step == 0
+        else:
+            due = self._batches_since_step > 2 * self._most_between_steps + 2
+        if due:
+            self.trains = False
+            self._on_tick()
+
+    def _stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        first = self.optimizers[0]() if self.optimizers else None
+        if all(known() is not optimizer for known in self.optimizers):
+            self.optimizers = [known for known in self.optimizers if known() is not None]
+            self.optimizers.append(weakref.ref(optimizer))
+        if first is None or first is optimizer:
+            self._most_between_steps = max(self._most_between_steps, min(self._batches_since_step, 64))
+            self.trains = self.has_stepped = True
+            self._batches_since_step = self._backwards_since_step = 0
+            self._on_tick()
+
+    def _backward_begins(self) -> None:
+        self._backwards_since_step += 1
+        if not self.has_stepped and self._backwards_since_step > self.BACKWARDS_ALONE:
+            self.trains = True
+            self._on_tick()
+
+    def _follow_backward(self) -> None:
+        """Stands in front of `torch.autograd.backward`, which every `loss.backward()` calls by that name."""
+        original = torch.autograd.backward
+
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            self._backward_begins()
+            return original(*args, **kwargs)
+
+        def undo() -> None:
+            if torch.autograd.backward is backward:
+                torch.autograd.backward = original
+
+        backward.__wrapped__ = original  # type: ignore[attr-defined]
+        torch.autograd.backward = backward
+        self._undo = undo

@@ -1,0 +1,151 @@
+"""Watches a training loop for memory that it keeps, at a cost that is not felt.
+
+After every turn three counters are read, no more: device bytes, bytes of the C heap, the number of the next graph node.
+When one of the first two has reached a new height in each of the last turns, a window of looks is opened (see `window`);
+also shortly after the start, and now and then later, for what the counters do not show. A window that finds nothing
+closes after three looks, and the same growth that led to it must then last longer to open the next one.
+"""
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from legroom.memory.kept import Kept
+from legroom.observe.watching.counters import Counters, Reading
+from legroom.observe.watching.graph_births import StepMarks
+from legroom.observe.watching.ticks import Ticks
+from legroom.observe.watching.window import LOOKS, Suspect, Window
+
+FIRST_LOOK = 2
+RISES = 2
+"""So many new heights in a row open a window."""
+HEIGHT_OVER = 8
+"""A new height is one above the last so many turns."""
+QUIET_LOOKS = 3
+LONG_LOOKS = 18
+"""Before the first optimizer step, a graph must grow for longer."""
+WARMING_TURNS = 20
+"""A cache that still takes something in with every turn after so many more is no longer warming up."""
+
+
+class Watcher:
+    """Tells `on_leak` of each thing that is kept, once. `attach` and `detach` begin and end it."""
+
+    def __init__(
+        self,
+        on_leak: Callable[[Kept], None],
+        *,
+        allocated: Callable[[], int] | None = None,
+        on_device: Callable[[torch.Tensor], bool] | None = None,
+    ) -> None:
+        """`allocated`, `on_device`: where another than the CUDA allocator knows of device memory."""
+        self.leaks: list[Kept] = []
+        self.turn = 0
+        self.seconds_looking = 0.0
+        """Spent in windows, for the curious."""
+        self.trouble = ""
+        """Why watching was given up; "" while it goes on."""
+        self.ticks = Ticks(self._turn_ended)
+        self._on_leak = on_leak
+        self._on_device = on_device or _is_on_accelerator
+        self._counters = Counters(allocated)
+        self._marks = StepMarks()
+        self._window: Window | None = None
+        self._recent: list[Reading] = []
+        self._rises = 0
+        self._has_stepped = False
+        self._patience = 0
+        self._next_by_chance = FIRST_LOOK
+        self._not_before = 0
+        self._warming: dict[tuple[object, ...], tuple[int, int]] = {}
+        self._told: set[tuple[object, ...]] = set()
+
+    @property
+    def last(self) -> Reading | None:
+        return self._recent[-1] if self._recent else None
+
+    def attach(self) -> None:
+        self.ticks.attach()
+
+    def detach(self) -> None:
+        self.ticks.detach()
+        self._window = None
+
+    def _turn_ended(self) -> None:
+        turn, self.turn = self.turn, self.turn + 1
+        if self.ticks.has_stepped and not self._has_stepped:
+            self._begin_anew(turn)
+        self._marks.end_step(turn)
+        grows = self._count()
+        if self._window is None:
+            chance = turn >= self._next_by_chance
+            if not chance and not (grows and turn >= self._not_before):
+                return
+            if chance:
+                self._next_by_chance = max(4 * turn, 32)
+            self._window = Window(self._marks, self.ticks, on_device=self._on_device)
+        began = time.perf_counter()
+        try:
+            self._look(turn)
+        except Exception as error:  # whatever goes wrong in looking, the user's loop goes on
+            self.trouble = f"{type(error).__name__}: {error}"
+            self.detach()
+        self.seconds_looking += time.perf_counter() - began
+
+    def _begin_anew(self, turn: int) -> None:
+        """The first optimizer step: the batches before it were parts of that step."""
+        self._has_stepped = True
+        self._marks = StepMarks()
+        self._window = None
+        self._next_by_chance = turn + FIRST_LOOK
+
+    def _count(self) -> bool:
+        """Read the counters: whether one of them has risen for some turns."""
+        reading = self._counters.read()
+        recent = self._recent
+        if len(recent) >= 3 and (
+            reading.device > max(each.device for each in recent)
+            or reading.host > max(each.host for each in recent)
+        ):
+            self._rises += 1
+        else:
+            self._rises = 0
+        recent.append(reading)
+        if len(recent) > HEIGHT_OVER:
+            del recent[0]
+        return self._rises >= RISES
+
+    def _look(self, turn: int) -> None:
+        window = self._window
+        assert window is not None
+        found = False
+        for suspect in window.look(turn):
+            found = self._judge(suspect, turn) or found
+        long = not self.ticks.has_stepped and not window.quiet
+        if (
+            found
+            or window.looks >= (LONG_LOOKS if long else LOOKS)
+            or (window.quiet and window.looks >= QUIET_LOOKS + (turn < 8))
+        ):
+            self._window = None
+            self._rises = 0
+            self._patience = min(self._patience + 1, 6)
+            self._not_before = turn + 4 * 2**self._patience
+
+    def _judge(self, suspect: Suspect, turn: int) -> bool:
+        kept = suspect.kept
+        if suspect.warming:
+            first, length = self._warming.setdefault(kept.identity, (turn, suspect.length))
+            self._next_by_chance = min(self._next_by_chance, first + WARMING_TURNS)
+            if turn < first + WARMING_TURNS or suspect.length - length < 0.9 * (turn - first):
+                return False
+        if kept.identity not in self._told:
+            self._told.add(kept.identity)
+            self.leaks.append(kept)
+            self._on_leak(kept)
+        return True
+
+
+def _is_on_accelerator(tensor: torch.Tensor) -> bool:
+    return tensor.device.type not in ("cpu", "meta")

@@ -1,0 +1,350 @@
+"""A few looks at all tensors, one after each turn of the loop, until it is clear whether something is kept.
+
+Three signs, each of which a sound loop does not show:
+  graph    nodes of several earlier turns are alive. Torch numbers its nodes, so one look tells.
+  tensor   storages first seen at each of the last looks are all still there, and there are more of them each time.
+  larger   one name leads to a larger tensor at every look, and the source says that it is made from itself.
+A sign is followed to who holds it (`holder_paths`) and to the line that stores it (`storing_lines`). What limits itself
+there, or is emptied, is no leak.
+"""
+
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from legroom.memory.kept import How, Kept, Kind
+from legroom.observe import storing_lines
+from legroom.observe.holder_paths import NO_ONE, HolderPath, Variables, find_path, held_by_python
+from legroom.observe.storages import storage_of
+from legroom.observe.storing_lines import Stored, Storing, find_storing
+from legroom.observe.watching.census import Followed, accounted_for, look_around
+from legroom.observe.watching.graph_births import Births, StepMarks, roots
+from legroom.observe.watching.named_sizes import Named, named_sizes
+from legroom.observe.watching.ticks import Ticks
+
+LOOKS = 7
+TURNS_KEPT = 4
+"""Nodes of so many earlier turns are no accident."""
+TURNS_BEFORE_STEPPING = 16
+"""Before the first optimizer step, the batches of one accumulated step may share a graph."""
+LOOKS_OF_TENSORS = 2
+"""What was first seen at each of so many looks, after the first one, must all be there."""
+LOOKS_LARGER = 4
+MOST_PATHS = 4
+SECONDS_ENOUGH = 0.15
+"""Once someone was found, no further search begins after so long."""
+_BACK = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """What a look found: a leak, or (where `warming`) a cache that may only be filling."""
+
+    kept: Kept
+    warming: bool
+    length: int
+
+
+Targets = list["weakref.ref[torch.Tensor]"]
+"""Tensors whose holders are to be found. While the search is on, nothing of ours may hold them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Signs:
+    """What one look saw; holds no tensor."""
+
+    turns_kept: int = 0
+    nodes_per_turn: int = 0
+    bytes_per_turn: int = 0
+    old: Targets = field(default_factory=list)
+    """Tensors of earlier turns that hold a graph."""
+    carrying: Targets = field(default_factory=list)
+    """New ones whose graph reaches back into earlier turns."""
+    gathered: Targets = field(default_factory=list)
+    gathered_per_turn: int = 0
+    gathered_bytes: int = 0
+    uneasy: bool = False
+    """Worth another look."""
+
+
+class Window:
+    """Looks taken turn by turn. `look` gives what it is sure of."""
+
+    def __init__(self, marks: StepMarks, ticks: Ticks, *, on_device: Callable[[torch.Tensor], bool]) -> None:
+        self.looks = 0
+        self.quiet = True
+        """Nothing odd was seen at the last look."""
+        self._marks = marks
+        self._ticks = ticks
+        self._on_device = on_device
+        self._followed = Followed()
+        self._counts: list[int] = []
+        self._sizes: dict[Named, list[int]] = {}
+
+    def look(self, turn: int) -> list[Suspect]:
+        """Call at the end of turn number `turn`."""
+        self.looks += 1
+        with torch._C.DisableTorchFunction():
+            signs = self._signs(turn)
+            self._note_sizes()
+            holders = _Holders()
+            suspects = [*self._graphs(signs, holders, turn), *self._gathered(signs, holders, turn)]
+            suspects += self._larger(signs, turn)
+            # What was followed to holders that limit themselves is no reason to look again at once.
+            self.quiet = not suspects and (not signs.uneasy or holders.found)
+        return suspects
+
+    # --- what can be seen
+
+    def _signs(self, turn: int) -> _Signs:
+        tensors, evaluating = look_around()
+        births = Births(self._marks, oldest=turn - _BACK)
+        held = roots(tensors)
+        births.follow(node for _, node in held)
+        by_birth = self._followed.look(tensors, accounted_for(tensors, self._ticks.optimizers), turn)
+        self._counts.append(self._followed.count)
+        kept = births.steps(turn)
+        signs = _Signs(
+            uneasy=len(kept) >= 2 or (self._rising(3) and all(by_birth.get(turn - n) for n in (1, 2)))
+        )
+        if self._is_kept(kept, turn, evaluating):
+            when = [(tensor, births.step_of(node)) for tensor, node in held]
+            old = [tensor for tensor, made in when if made is not None and kept[0] <= made <= turn - 2]
+            new = [
+                (tensor, node)
+                for (tensor, node), (_, made) in zip(held, when, strict=True)
+                if made is not None and made >= turn - 1
+            ]
+            signs = replace(
+                signs,
+                turns_kept=len(kept),
+                nodes_per_turn=len(births.nodes[kept[-2]]),
+                bytes_per_turn=births.bytes_saved_in(kept[-2], kept[-3]),
+                old=_referred(_spread(old)),
+                carrying=_referred(
+                    [t for t, node in new[:200] if births.reached_from(node) >= min(len(kept), 3)]
+                ),
+            )
+        generations = [by_birth.get(turn - back, []) for back in range(1, LOOKS_OF_TENSORS + 1)]
+        if self.looks > LOOKS_OF_TENSORS + 1 and all(generations) and self._rising(LOOKS_OF_TENSORS + 2):
+            sample = [tensor for generation in generations[1:] for tensor in generation[: 2 * MOST_PATHS]]
+            # Results of an evaluation that are gathered on the host are its purpose.
+            if self._ticks.trains or any(map(self._on_device, sample)):
+                signs = replace(
+                    signs,
+                    gathered=_referred(sample),
+                    gathered_per_turn=min(map(len, generations)),
+                    gathered_bytes=sum(map(_bytes_of, generations[1])),
+                )
+        return signs
+
+    def _is_kept(self, kept: list[int], turn: int, evaluating: bool) -> bool:
+        if len(kept) < TURNS_KEPT or kept[-1] < turn - 2:
+            return False
+        return self._ticks.has_stepped or evaluating or self._marks.count >= TURNS_BEFORE_STEPPING
+
+    def _rising(self, looks: int) -> bool:
+        last = self._counts[-looks:]
+        return len(last) == looks and all(a < b for a, b in pairwise(last))
+
+    def _note_sizes(self) -> None:
+        sizes = named_sizes(sys._getframe(1))
+        before, self._sizes = self._sizes, {}
+        for named, size in sizes.items():
+            series = before.get(named, [])
+            self._sizes[named] = [*series, size] if not series or size > series[-1] else [size]
+
+    # --- what it means
+
+    def _graphs(self, signs: _Signs, holders: "_Holders", turn: int) -> list[Suspect]:
+        """Who holds old tensors with a graph; if no one does, which of the new ones carries the old graph on."""
+        if not signs.turns_kept:
+            return []
+        found = [pair for pair in holders.of(signs.old, least=_grown_by(turn)) if _gathers(*pair)]
+        if not found:
+            found = [pair for pair in holders.of(signs.carrying) if pair[0].how != "unknown"]
+            found = [pair for pair in found if any(each.feeds_itself for each in pair[1].statements)] or found
+            found = found[:1] or [(NO_ONE, storing_lines.NOTHING)]
+        return [
+            suspect
+            for path, stored in found
+            for suspect in _suspect(
+                path, stored, kind="graph", step=turn, steps=signs.turns_kept, bytes_per_step=signs.bytes_per_turn,
+                nodes_per_step=signs.nodes_per_turn, storages_per_step=0, evaluation=not self._ticks.trains,
+            )
+        ]  # fmt: skip
+
+    def _gathered(self, signs: _Signs, holders: "_Holders", turn: int) -> list[Suspect]:
+        return [
+            suspect
+            for path, stored in holders.of(signs.gathered, least=_grown_by(turn))
+            if path.how != "unknown" and not _is_passing(path, stored)
+            for suspect in _suspect(
+                path, stored, kind="tensor", step=turn, steps=self.looks - 1, bytes_per_step=signs.gathered_bytes,
+                nodes_per_step=0, storages_per_step=signs.gathered_per_turn, evaluation=not self._ticks.trains,
+            )
+        ]  # fmt: skip
+
+    def _larger(self, signs: _Signs, turn: int) -> list[Suspect]:
+        found = []
+        for named, series in self._sizes.items():
+            if (
+                len(series) < LOOKS_LARGER or signs.turns_kept
+            ):  # what grows with its graph was told as a graph
+                continue
+            stored = find_storing(
+                named.stored_as, is_attribute=named.is_attribute, file=named.file, function=named.function
+            )
+            statement = next((each for each in stored.statements if each.joins), None)
+            if statement is not None and not stored.shrinks:
+                kept = Kept(
+                    kind="larger", how="variable", name=named.name, described="tensor", file=statement.file,
+                    line=statement.line, function=statement.function, nodes_per_step=0, storages_per_step=0,
+                    bytes_per_step=(series[-1] - series[0]) // (len(series) - 1), step=turn, steps=len(series),
+                )  # fmt: skip
+                found.append(Suspect(kept, False, 0))
+        return found
+
+
+class _Holders:
+    """Finds who holds tensors, each name once."""
+
+    def __init__(self) -> None:
+        self._variables: Variables | None = None
+        self._explained: set[int] = set()
+        self.found = False
+        """Whether anyone was found."""
+
+    def of(self, targets: Targets, least: int = 0) -> list[tuple[HolderPath, Stored]]:
+        if not targets:
+            return []
+        if self._variables is None:
+            self._variables = Variables(sys._getframe(1))
+        held = self._held(targets, self._variables)
+        found: dict[tuple[str, str | None], tuple[HolderPath, Stored]] = {}
+        searches, began = 0, time.perf_counter()
+        for reference in targets:
+            tensor = reference()
+            if tensor is None or id(tensor) not in held or id(tensor) in self._explained:
+                continue
+            if searches >= MOST_PATHS or (found and time.perf_counter() - began > SECONDS_ENOUGH):
+                break
+            searches += 1
+            path, stored = _with_source(find_path(tensor, self._variables, least=least))
+            self._explained |= {id(tensor), *path.contents}
+            del tensor
+            found.setdefault((path.name, path.file), (path, stored))
+        self.found = self.found or any(path.how != "unknown" for path, _ in found.values())
+        return list(found.values())
+
+    @staticmethod
+    def _held(targets: Targets, variables: Variables) -> set[int]:
+        tensors = [tensor for tensor in (reference() for reference in targets) if tensor is not None]
+        return held_by_python(tensors, variables)
+
+
+def _suspect(path: HolderPath, stored: Stored, *, kind: Kind, **figures: Any) -> Iterator[Suspect]:
+    if path.bounded or (stored.shrinks and path.how not in ("cache", "exception")):
+        return
+    how, place = _how(path, stored), _place(path, stored)
+    kept = Kept(
+        kind=kind,
+        how=how,
+        name=path.name,
+        described=path.described,
+        file=place.file if place else path.file,
+        line=place.line if place else path.line or None,
+        function=place.function if place else path.function,
+        **figures,
+    )
+    yield Suspect(kept, stored.looks_first and how in ("container", "closure"), path.length)
+
+
+def _how(path: HolderPath, stored: Stored) -> How:
+    if path.how == "variable" or (path.how == "container" and path.length < TURNS_KEPT):
+        carried = any(each.feeds_itself and not each.adds and not each.joins for each in stored.statements)
+        return "carried" if carried else "variable"
+    return path.how  # type: ignore[return-value]
+
+
+def _place(path: HolderPath, stored: Stored) -> Storing | None:
+    if path.how == "cache":
+        return None  # the cached function itself
+    statement = stored.best
+    if path.how in ("variable", "container") and path.length < TURNS_KEPT:
+        statement = next((each for each in stored.statements if each.feeds_itself), statement)
+    return statement
+
+
+def _with_source(path: HolderPath) -> tuple[HolderPath, Stored]:
+    """The path, up to the name that things are put into, with what the source says of that name."""
+    if path.how in ("cache", "unknown"):
+        return path, storing_lines.NOTHING
+    stored = find_storing(
+        path.stored_as, is_attribute=path.is_attribute, file=path.file, function=path.function, line=path.line
+    )
+    if path.how == "variable":  # it may be a name further up that feeds itself: `node = Node(state, node)`
+        for name in path.names:
+            found = find_storing(
+                name.stored_as,
+                is_attribute=name.is_attribute,
+                file=name.file,
+                function=name.function,
+                line=path.line,
+            )
+            if any(each.feeds_itself for each in found.statements):
+                return path._replace(name=name.name, stored_as=name.stored_as), found
+    if not stored.statements and path.names:
+        root = path.names[-1]
+        stored = storing_lines.find_feeding(root.name, root.file, root.function, path.line)
+    return path, stored
+
+
+def _gathers(path: HolderPath, stored: Stored) -> bool:
+    """Whether a holder can hold things of many turns. A plain variable holds those of one, unless it feeds itself."""
+    if path.how in ("variable", "unknown") or (path.how == "container" and path.length < TURNS_KEPT - 1):
+        return any(each.feeds_itself for each in stored.statements)
+    return True
+
+
+def _grown_by(turn: int) -> int:
+    """How long a container is at least that took something in with every turn (what began late may be shorter)."""
+    return min(max(turn - 1, 3), 64)
+
+
+def _is_passing(path: HolderPath, stored: Stored) -> bool:
+    """Whether tensors are held for a while only: until the next epoch, the end of a call, the next sample."""
+    if path.described.startswith("tuple") and not any(each.feeds_itself for each in stored.statements):
+        return True
+    return stored.resets or _belongs_to_a_call(path)
+
+
+def _belongs_to_a_call(path: HolderPath) -> bool:
+    """Whether a local variable belongs to a function that a loop calls: it dies with the call."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        code, above = frame.f_code, frame.f_back
+        if code.co_filename == path.file and code.co_name == path.function and above is not None:
+            return storing_lines.is_called_in_loop(above.f_code.co_filename, above.f_lineno or 0)
+        frame = above  # type: ignore[assignment]
+    return False
+
+
+def _spread(tensors: list[torch.Tensor], most: int = 4 * MOST_PATHS) -> list[torch.Tensor]:
+    """Some of many, from both ends: what is held by one name tends to stand together."""
+    return tensors if len(tensors) <= most else [*tensors[: most // 2], *tensors[-most // 2 :]]
+
+
+def _referred(tensors: list[torch.Tensor]) -> Targets:
+    return [weakref.ref(tensor) for tensor in tensors]
+
+
+def _bytes_of(tensor: torch.Tensor) -> int:
+    storage = storage_of(tensor)
+    return 0 if storage is None else int(storage.nbytes())
