@@ -27,8 +27,9 @@ from legroom.findings import Finding
 from legroom.train import coupling as couplings
 from legroom.train.batch_statistics import whole_batch_statistics
 from legroom.train.evaluation import Evaluation
-from legroom.train.ladder import EXACT, Ladder, RungName, does_not_fit
+from legroom.train.ladder import EXACT, DoesNotFit, Ladder, RungName, does_not_fit
 from legroom.train.passes import LossFunction, Passes, checked_loss
+from legroom.train.plan_memory import PlanMemory
 from legroom.train.ranks import AgreedRanks, Alone
 from legroom.train.scaling import scaling
 from legroom.train.sizing import Sizer, chunk_sizes
@@ -64,7 +65,7 @@ class Guard:
     position or name, that are never cut. `reduction`: what the loss is over its rows, found out at the first split by
     default; `weight`: for a mean over something else, counts it in a batch. `clip_norm`: clip gradients to this norm.
     `coupling`: what to do when rows depend on each other. `ladder`: what may be tried when one row does not fit.
-    `on_finding`: called with what a person should know, instead of logging it.
+    `remember`: keep the sizes that fitted for the next run. `on_finding`: called with what a person should know, instead of logging it.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Guard:
         clip_norm: float | None = None,
         coupling: Coupling = "warn",
         ladder: Sequence[RungName] = EXACT,
+        remember: bool = True,
         sizer: Sizer | None = None,
         ranks: AgreedRanks | None = None,
         on_finding: Callable[[Finding], None] | None = None,
@@ -95,6 +97,7 @@ class Guard:
         """What a person should know, each said once."""
         self.last: Done | None = None
         self.sizer = sizer or Sizer(most=max_micro_batch)
+        self._memory = PlanMemory(model, self.device, precision) if remember and sizer is None else None
         self._max_micro_batch = max_micro_batch
         self._batch_dim, self._whole = batch_dim, frozenset(whole)
         self._reduction: Reduction | None = None if reduction == "auto" else reduction
@@ -177,6 +180,10 @@ class Guard:
 
     def _all_passes(self, loss_fn: LossFunction, batch: Batch) -> torch.Tensor:
         before = self._transaction
+        if self._memory is not None and self._memory.is_new:
+            self.sizer = (
+                self._memory.recalled((batch.arguments, batch.named), self._max_micro_batch) or self.sizer
+            )
         micro = self._first_size(batch.rows)
         attempts = 1
         self._figures.begin(self.sizer, batch.rows)
@@ -208,13 +215,15 @@ class Guard:
                 before.roll_back()
             if void == 0:
                 self._climb(failure, passes.phase)
-                void = self._first_size(batch.rows)
+                void = batch.rows if self._coupling == "whole" else 1
             assert void is not None
             self._say_split(batch.rows, void, passes.phase, failure is not None)
             micro = void
             passes = self._new_passes(loss_fn, batch, micro, kept)
         self.last = Done(tuple(passes.sizes), attempts, self._ladder.names)
         self._figures.end(self.sizer, batch.rows, max(passes.sizes))
+        if self._memory is not None and not self._ladder.rungs:
+            self._memory.keep(self.sizer)
         assert passes.loss is not None
         return passes.loss
 
@@ -270,26 +279,26 @@ class Guard:
 
     def _climb(self, failure: Any, phase: str) -> None:
         """The next rung; the error that ends it all where there is none."""
+        what = "The batch" if self._coupling == "whole" else "One row"
         if self._transaction.earlier_to_host():
-            log.warning(
-                "One row did not fit: gradients of earlier batches wait in host memory during the passes."
-            )
+            log.warning("%s did not fit: gradients of earlier batches wait in host memory for now.", what)
             return
         rung = self._ladder.climb()
         if rung is None:
-            error = does_not_fit(
-                failure,
-                phase,
-                self.model,
-                self.optimizer,
-                self.device,
-                self._ladder.names,
-                self._figures.allocated(),
-            )
-            self._ranks.gave_up(str(error))
-            raise error
-        log.warning("One row did not fit: trying %s (%s).", rung.name, rung.price)
-        self.sizer = Sizer(most=self._max_micro_batch)
+            raise self._does_not_fit(failure, phase)
+        log.warning("%s did not fit: trying %s (%s).", what, rung.name, rung.price)
+        if self._coupling != "whole":
+            self.sizer = Sizer(most=self._max_micro_batch)
+            self.sizer.agree(1, f"one row at a time at first, with {rung.name}")
+
+    def _does_not_fit(self, failure: Any, phase: str) -> DoesNotFit:
+        whole = self._coupling == "whole"
+        error = does_not_fit(
+            "The batch, which is not to be split," if whole else "One row of the batch",
+            failure, phase, self.model, self.optimizer, self.device, self._ladder.names, self._figures.allocated(),
+        )  # fmt: skip
+        self._ranks.gave_up(str(error))
+        return error
 
     def _say_split(self, rows: int, micro: int, phase: str, failed_here: bool) -> None:
         if micro >= rows:

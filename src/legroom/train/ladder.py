@@ -100,6 +100,7 @@ _RUNGS: dict[str, Callable[[nn.Module, torch.device], Rung]] = {
 
 
 def does_not_fit(
+    what: str,
     failure: Failure | None,
     phase: str,
     model: nn.Module,
@@ -119,7 +120,7 @@ def does_not_fit(
     if rest > 0:
         held.append(("the batch and other tensors of the program", rest))
     parts = ", ".join(f"{name} {format_size(size)}" for name, size in held if size)
-    sentences = [f"One row of the batch does not fit on {device}: the {phase} pass ran out of memory"]
+    sentences = [f"{what} does not fit on {device}: the {phase} pass ran out of memory"]
     if failure is not None and failure.requested:
         sentences[0] += f" when it asked for {format_size(failure.requested)}"
     sentences[0] += f", even with {' and '.join(tried)}." if tried else "."

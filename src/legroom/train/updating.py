@@ -3,7 +3,7 @@
 An optimizer that fails half way has changed some numbers and not others. Two ways keep that from being the end:
 
 - **small**: parameters and state take little of the device, so a copy of them is made before each step. A step that
-  fails is taken back to it and done again with room made.
+  fails is taken back to it and done again with room made. For torch's own optimizers, which change nothing else.
 - **any other**: the step runs under `MakingRoom` from the start, where a function that runs out of memory is called again on
   the spot. That costs Python some microseconds for every function, which a model of that size does not notice.
 
@@ -22,6 +22,23 @@ from legroom.train.copies import Copies
 from legroom.train.making_room import MakingRoom
 from legroom.train.recovery import read_failure, release
 
+PLAIN = frozenset(
+    getattr(torch.optim, name)
+    for name in (
+        "SGD",
+        "Adam",
+        "AdamW",
+        "Adamax",
+        "Adagrad",
+        "Adadelta",
+        "RMSprop",
+        "NAdam",
+        "RAdam",
+        "ASGD",
+        "Adafactor",
+    )
+)
+"""Optimizers whose step changes parameters and state alone, and nothing else (Rprop writes to gradients)."""
 SMALL = 256 << 20
 """Bytes of parameters and state that are copied at most, ..."""
 SMALL_PART = 200
@@ -114,7 +131,7 @@ class Updating:
 
     def _copied(self) -> bool:
         """Whether a copy was made of all that a step changes."""
-        if sum(tensor.nbytes for tensor in self._before.tensors()) > self._small:
+        if type(self._optimizer) not in PLAIN or self._bytes() > self._small:
             return False
         try:
             self._before.take()
@@ -126,6 +143,9 @@ class Updating:
         self.retries += 1
         return False
 
+    def _bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._before.tensors())
+
     def _movable(self) -> Iterator[torch.Tensor]:
         for parameter in _parameters(self._optimizer):
             yield parameter
@@ -135,7 +155,7 @@ class Updating:
 
 
 class _Before:
-    """An optimizer's parameters, gradients and state before a step."""
+    """An optimizer's parameters and state before a step."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
@@ -144,14 +164,7 @@ class _Before:
         self._groups: list[dict[str, Any]] = []
 
     def tensors(self) -> list[torch.Tensor]:
-        """All that a step may change, gradients included: there are optimizers that write to them."""
-        found = [
-            parameter.detach() if not parameter.is_leaf else parameter
-            for parameter in _parameters(self._optimizer)
-        ]
-        found += [parameter.grad for parameter in _parameters(self._optimizer) if parameter.grad is not None]
-        found += _state_tensors(self._optimizer)
-        return found
+        return [*_parameters(self._optimizer), *_state_tensors(self._optimizer)]
 
     def take(self) -> None:
         self._copies.take(self.tensors())

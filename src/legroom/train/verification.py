@@ -67,7 +67,7 @@ def verify(guard: "Guard", loss_fn: LossFunction, batch: Batch, micro_batch: int
                 before.roll_back()
                 if rows <= 2:
                     raise does_not_fit(
-                        failure, whole.phase, guard.model, guard.optimizer, guard.device, guard._ladder.names,
+                        "A part of two rows", failure, whole.phase, guard.model, guard.optimizer, guard.device, guard._ladder.names,
                         guard._figures.allocated(),
                     )  # fmt: skip
                 rows = max(2, rows // 2)
