@@ -21,22 +21,26 @@ class Leak:
 
     file: str | None
     line: int | None
-    """Where the largest part of it is made."""
+    """Where it is stored; where that is not known, where the largest part of it is made."""
     kind: str
-    """`graph`: kept activations, so a whole autograd graph; `tensor`: plain tensors."""
+    """`graph`: an autograd graph; `tensor`: plain tensors; `larger`: one tensor, born larger with each step."""
     bytes: int
     """Alive by now."""
     bytes_per_step: int
     nodes_per_step: int | None
     """Autograd nodes a step; None where no one counted them."""
     holder: str | None
-    """The variable that keeps it, where known."""
+    """The path by which a variable keeps it, where known."""
     advice: str
     steps: int
     """For how many steps it has been growing."""
     lines: int
     """How many lines of code grow together."""
     device: int = 0
+    code: str = "LG101"
+    """The page that explains it."""
+    name: str = ""
+    """The variable alone, where the holder is known."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

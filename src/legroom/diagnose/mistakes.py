@@ -16,8 +16,10 @@ from legroom.units import format_size
 
 def grows_each_step(evidence: Evidence) -> Iterator[Finding]:
     for leak in evidence.leaks:
+        if not leak.bytes_per_step:
+            continue  # a graph on the host: no device memory
         yield Finding(
-            code="LG101",
+            code=leak.code,
             message=f"Memory grows by {format_size(leak.bytes_per_step)} with every step: "
             f"{format_size(leak.bytes)} by now.",
             fix=leak.advice,
@@ -71,10 +73,10 @@ def evaluates_with_gradients(evidence: Evidence) -> Iterator[Finding]:
 def held_by_container(evidence: Evidence) -> Iterator[Finding]:
     """A list or dict that reaches much of what is neither the model's nor the optimizer's."""
     passing = evidence.held(Category.ACTIVATION, Category.TEMPORARY, Category.INPUT)
-    told = {leak.holder for leak in evidence.leaks}
+    told = {text for leak in evidence.leaks for text in (leak.holder, leak.name)}
     for holder in evidence.holders:
         described = describe_holder(holder)
-        if " item" not in holder.path or described in told:
+        if " item" not in holder.path or described in told or holder.path.partition(" ")[0] in told:
             continue
         if evidence.oom.allocated * 0.3 <= holder.bytes <= passing * 1.05:
             yield Finding(

@@ -14,6 +14,7 @@ from legroom.diagnose.batch_argument import find_batch_argument
 from legroom.diagnose.command import Command
 from legroom.diagnose.ending import RunEnding
 from legroom.diagnose.evidence import Evidence
+from legroom.diagnose.kept_leaks import leaks_from
 from legroom.diagnose.leaks import Leak, find_leaks
 from legroom.diagnose.oom import classify, is_oom
 from legroom.diagnose.picture import Picture, free_at, picture_at_oom, picture_at_peak, row_as_dict
@@ -23,6 +24,7 @@ from legroom.diagnose.spilled import Spilled
 from legroom.findings import Finding
 from legroom.memory.capture import Capture
 from legroom.memory.events import Frame, Holder, Note, Oom, Step
+from legroom.memory.kept import from_notes as kept_from_notes
 from legroom.memory.ledger import Ledger
 
 SCHEMA = "legroom.run/1"
@@ -186,7 +188,7 @@ def run_report(capture: Capture, *, path: str | None = None) -> RunReport:
     ooms = ledger.ooms()
     device = _device_of_interest(devices, ooms)
     holders = _named_once(ledger.holders(len(ooms) - 1)) if ooms else []
-    leaks = tuple(leak for each in devices for leak in find_leaks(ledger, each.index, holders))
+    leaks = _leaks(capture, ledger, devices, device, notes, holders)
     command = Command.from_run(capture.run)
     return RunReport(
         command=command,
@@ -209,6 +211,23 @@ def run_report(capture: Capture, *, path: str | None = None) -> RunReport:
         spilled=spilled.from_notes(notes),
         sources=sources.from_notes(notes),
     )
+
+
+def _leaks(
+    capture: Capture,
+    ledger: Ledger,
+    devices: Sequence[Device],
+    device: Device | None,
+    notes: Sequence[Note],
+    holders: Sequence[Holder],
+) -> tuple[Leak, ...]:
+    """What the detector saw; where it was not at work to the end, what the ledger says grew."""
+    measured = [leak for each in devices for leak in find_leaks(ledger, each.index, holders)]
+    kept = kept_from_notes(capture.events)
+    if not kept and not any(note.kind == "watched" for note in notes):
+        return tuple(measured)
+    steps = max((step.step + 1 for step in ledger.steps()), default=0)
+    return tuple(leaks_from(kept, measured, steps, device.index if device else 0))
 
 
 def _peak(ledger: Ledger, device: Device) -> Picture | None:

@@ -11,6 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from legroom.diagnose.leaks import Leak
 from legroom.diagnose.run_report import Device, OomReport, RunReport
 from legroom.diagnose.spilled import Spilled
 from legroom.findings import Finding
@@ -130,6 +131,8 @@ def _sentence(report: RunReport) -> str:
     most = f", {part} from {place(top.file, top.line)}" if top else ""
     growth = sum(leak.bytes_per_step for leak in report.leaks)
     grows = f"; it grows by {format_size(growth)} with every step" if growth else ""
+    if report.leaks and not growth:
+        grows = "; an autograd graph grows with every step"
     return (
         f"{how}{steps}{duration}: memory peaked at {format_size(peak.allocated)} of {format_size(peak.capacity)} "
         f"at step {peak.step}, {phase_words(peak.phase)}{most}{grows}."
@@ -233,16 +236,29 @@ def _leaks(report: RunReport) -> Iterator[RenderableType]:
         return
     yield from section("Memory grows with every step")
     for leak in report.leaks[:TOP_FINDINGS]:
-        head = Text("  ")
-        head.append("LG101", style="bold cyan")
-        head.append(
-            f"  {format_size(leak.bytes_per_step)} a step, {counted(leak.steps, 'step')} in a row, made on "
-        )
-        head.append(place(leak.file, leak.line), style="bold")
-        if leak.lines > 1:
-            head.append(f" and {counted(leak.lines - 1, 'line')} more")
-        yield head
-        yield Padding(Text(clean(leak.advice)), (0, 0, 0, 5))
+        yield leak_words(leak)
+
+
+def leak_words(leak: Leak) -> RenderableType:
+    """One leak: how much, where, by whom, what to do."""
+    head = Text("  ")
+    head.append(leak.code, style="bold cyan")
+    head.append(f"  {_rate(leak)}, {counted(leak.steps, 'step')} in a row, ")
+    head.append("stored on " if leak.name else "made on ")
+    head.append(place(leak.file, leak.line), style="bold")
+    if leak.lines > 1:
+        head.append(f" and {counted(leak.lines - 1, 'line')} more")
+    parts: list[RenderableType] = [head]
+    if leak.holder and leak.name:
+        parts.append(Padding(Text(clean(leak.holder)), (0, 0, 0, 5)))
+    parts.append(Padding(Text(clean(leak.advice)), (0, 0, 0, 5)))
+    return Group(*parts)
+
+
+def _rate(leak: Leak) -> str:
+    if leak.bytes_per_step:
+        return f"{format_size(leak.bytes_per_step)} a step"
+    return f"{counted(leak.nodes_per_step or 0, 'graph node')} a step on the host"
 
 
 def _other_devices(report: RunReport) -> Iterator[RenderableType]:

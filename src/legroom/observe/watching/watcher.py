@@ -30,7 +30,10 @@ WARMING_TURNS = 20
 
 
 class Watcher:
-    """Tells `on_leak` of each thing that is kept, once. `attach` and `detach` begin and end it."""
+    """Tells `on_leak` of each thing that is kept; `attach` and `detach` begin and end it.
+
+    The same leak may be told again later, with newer figures: `Kept.identity` says that it is the same.
+    """
 
     def __init__(
         self,
@@ -40,7 +43,7 @@ class Watcher:
         on_device: Callable[[torch.Tensor], bool] | None = None,
     ) -> None:
         """`allocated`, `on_device`: where another than the CUDA allocator knows of device memory."""
-        self.leaks: list[Kept] = []
+        self.leaks: dict[tuple[object, ...], Kept] = {}
         self.turn = 0
         self.seconds_looking = 0.0
         """Spent in windows, for the curious."""
@@ -59,7 +62,6 @@ class Watcher:
         self._next_by_chance = FIRST_LOOK
         self._not_before = 0
         self._warming: dict[tuple[object, ...], tuple[int, int]] = {}
-        self._told: set[tuple[object, ...]] = set()
 
     @property
     def last(self) -> Reading | None:
@@ -140,10 +142,8 @@ class Watcher:
             self._next_by_chance = min(self._next_by_chance, first + WARMING_TURNS)
             if turn < first + WARMING_TURNS or suspect.length - length < 0.9 * (turn - first):
                 return False
-        if kept.identity not in self._told:
-            self._told.add(kept.identity)
-            self.leaks.append(kept)
-            self._on_leak(kept)
+        self.leaks[kept.identity] = kept
+        self._on_leak(kept)
         return True
 
 
