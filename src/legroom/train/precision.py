@@ -16,6 +16,7 @@ the gradients of other formats are looked at now and then (steps 1, 2, 4, … an
 `on_finding`, otherwise warned about once.
 """
 
+import contextlib
 import warnings
 import weakref
 from collections import deque
@@ -117,7 +118,8 @@ class Precision:
         that on the GPU itself (`fused=True`) always says True."""
         if self.scaler is None:
             if _is_due(self._steps + 1):
-                self._look_at_gradients(optimizer)
+                with contextlib.suppress(torch.OutOfMemoryError):  # looking must not be what fails
+                    self._look_at_gradients(optimizer)
             optimizer.step()
             return True
         self._follow(optimizer)

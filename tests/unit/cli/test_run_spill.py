@@ -84,7 +84,7 @@ def test_the_json_has_the_account(run, capfd):
 
 
 def test_the_next_command_spills_again(run, tmp_path):
-    _, _, err = run("import torch; torch.ones(1 << 30, device='cuda')", "--gpu", "30MiB", "--spill=1GiB")
+    _, _, err = run("import torch; torch.ones(16 << 20, device='cuda')", "--gpu", "30MiB", "--spill=1GiB")
     assert "legroom run --gpu 30MiB --spill=1GiB train.py" in err
 
 

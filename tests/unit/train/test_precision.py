@@ -293,6 +293,17 @@ def test_gradients_that_are_not_finite_are_told_with_the_parameter(name):
     )
 
 
+def test_a_look_that_finds_no_memory_does_not_stop_the_step(monkeypatch):
+    def fails(gradients: list[torch.Tensor]) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
+
+    monkeypatch.setattr(torch.nn.utils, "get_total_norm", fails)
+    model, optimizer, batch = network()
+    chosen, findings = told_by("fp32", "cpu")
+    assert train(chosen, model, optimizer, batch) == [True]
+    assert findings == []
+
+
 def test_without_a_listener_there_is_one_warning():
     model, optimizer, batch = network()
     chosen = precision("fp32", device="cpu")
