@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.parameter import is_lazy
 
 SMALL = 64 * 1024
 """Bytes below which a tensor made during a module's construction stays real: its values may steer the construction
@@ -63,6 +64,8 @@ class StandIns:
             out = self._shaped(func, args, kwargs)
             self._true.add(out)
             return out
+        if to_device and args and is_lazy(args[0]):
+            return func(*args, **kwargs)  # empty, and of a class that fake mode does not know
         if to_device or _any_fake(args) or _any_fake(kwargs.values()) or _is_building(func, args, kwargs):
             if _CHECK_INF is not None and func is _CHECK_INF.default:
                 self._infinities.add(args[1])

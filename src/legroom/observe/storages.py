@@ -33,6 +33,9 @@ def storage_of(tensor: Any) -> Any:
     """A tensor's storage, or None for one that has none (functional wrappers). A sparse tensor's is its values'."""
     try:
         return tensor.untyped_storage()
+    except ValueError:  # a parameter of a lazy module answers nothing until its shape is known
+        with torch._C.DisableTorchFunctionSubclass():
+            return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError, AttributeError):
         return _storage_of_values(tensor)
 

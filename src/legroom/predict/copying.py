@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 
 class OntoDevice:
@@ -108,6 +109,10 @@ _TRAINED = (
 
 
 def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
+    if is_lazy(tensor):  # of a lazy module: no shape yet, only a class
+        kind: Any = type(tensor)
+        lazy: torch.Tensor = kind(requires_grad=tensor.requires_grad, device="cuda", dtype=tensor.data.dtype)
+        return lazy
     size = tensor.shape
     if tensor.dim() == 0 and not isinstance(tensor, nn.Parameter):  # counters and the like: values that steer
         return tensor.detach().clone()

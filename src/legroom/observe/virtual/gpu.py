@@ -34,6 +34,7 @@ from legroom.observe.virtual import optimizers
 from legroom.observe.virtual.cuda_api import patches
 from legroom.observe.virtual.device_type import numbers_name_devices
 from legroom.observe.virtual.faults import Faults
+from legroom.observe.virtual.lazy_modules import lazy_parameters_without_data
 from legroom.observe.virtual.oom import report_out_of_memory
 from legroom.observe.virtual.patching import replaced
 from legroom.observe.virtual.placement import (
@@ -142,6 +143,7 @@ class VirtualGPU:
                     )
                 entering.enter_context(self.stand_ins.models_without_data())
                 entering.enter_context(stand_ins_say_where(self))
+                entering.enter_context(lazy_parameters_without_data())
             entering.enter_context(in_callbacks_too(lambda: Placement(self, self.recorder)))
             entering.enter_context(Placement(self, self.recorder))
             _silence_forks(self.recorder)
