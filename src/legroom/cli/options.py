@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from legroom.units import parse_size
+from legroom.observe.gpus import GPUS, find_gpu
 
 
 class Format(StrEnum):
@@ -33,5 +33,9 @@ ModuleOption = Annotated[
 
 
 def parse_gpus(text: str) -> list[int]:
-    """`8GiB` or `8GiB,8GiB` as bytes, one per GPU."""
-    return [parse_size(part) for part in text.split(",")]
+    """`8GiB`, `8GiB,8GiB` or `rtx4090` as bytes for PyTorch, one per GPU.
+
+    A size is what PyTorch may use; of a GPU by name, the CUDA context takes its part first.
+    """
+    gpus = [find_gpu(part.strip()) for part in text.split(",")]
+    return [gpu.memory - gpu.context if gpu in GPUS else gpu.memory for gpu in gpus]

@@ -20,8 +20,8 @@ def run(
         str | None,
         typer.Option(
             "--gpu",
-            metavar="SIZE[,SIZE]",
-            help="Serve cuda from a virtual GPU of this size, such as 8GiB; several sizes make several GPUs.",
+            metavar="NAME|SIZE[,...]",
+            help="Serve cuda from a virtual GPU: a size such as 8GiB, or a name such as rtx4090; several make several GPUs.",
             show_default=False,
         ),
     ] = None,

@@ -10,6 +10,7 @@ from legroom.diagnose.picture import picture_at_peak
 from legroom.diagnose.sources import read_sources
 from legroom.memory.events import Frame
 from legroom.memory.ledger import Ledger
+from legroom.observe.gpus import GPUS
 from legroom.predict.estimate import Estimate
 from legroom.predict.job import Told
 from legroom.predict.plan import Option
@@ -17,7 +18,7 @@ from legroom.show.memory_bar import MemoryBar
 from legroom.show.sections import by_line, section
 from legroom.show.terminal import verbatim
 from legroom.show.words import clean, counted, place
-from legroom.units import format_size
+from legroom.units import MiB, format_size
 
 STYLES = {"fits": "bold green", "uncertain": "bold yellow", "does-not-fit": "bold red"}
 
@@ -64,7 +65,7 @@ def _further_parts(told: Told) -> Iterator[RenderableType]:
             f"The script read {counted(now.trace.made_up, 'value')} from the device: made up (1, or False).",
             style="dim",
         )
-    yield Text("Next, on a virtual GPU with that much for PyTorch:")
+    yield Text("Next, on a virtual GPU with as much for PyTorch:")
     yield verbatim(f"  {_next(told)}", style="bold cyan")
 
 
@@ -110,5 +111,6 @@ def _gpu_words(now: Estimate) -> str:
 
 
 def _next(told: Told) -> str:
-    memory = told.estimate.gpu.memory - told.estimate.gpu.context
-    return f"legroom run --gpu {memory // (1 << 20)}MiB {told.script}"
+    gpu = told.estimate.gpu
+    named = gpu.name if gpu in GPUS else f"{(gpu.memory - gpu.context) // MiB}MiB"
+    return f"legroom run --gpu {named} {told.script}"

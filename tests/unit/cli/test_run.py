@@ -8,6 +8,7 @@ import pytest
 
 from legroom.cli import main
 from legroom.memory.capture import read_capture
+from legroom.observe.gpus import find_gpu
 
 TRAINS = """
 import torch
@@ -156,6 +157,21 @@ def test_without_a_gpu_the_hosts_memory_is_watched(run):
     assert code == 0
     assert "no GPU here: watching host memory" in err
     assert "memory peaked at 4.0 MiB" in err
+
+
+def test_a_gpu_by_name_has_what_its_context_leaves(run):
+    """The same names as `legroom estimate` takes."""
+    source = "import torch; print(torch.cuda.get_device_properties(0).total_memory >> 20)"
+    _, out, _ = run(source, "--gpu", "rtx4090")
+    rtx4090 = find_gpu("rtx4090")
+    assert int(out) == (rtx4090.memory - rtx4090.context) >> 20
+
+
+def test_an_unknown_gpu_lists_the_known(run):
+    code, _, err = run("print()", "--gpu", "rtx9999")
+    assert code == 2
+    assert "no GPU is known as 'rtx9999'" in err
+    assert "a100-80gb" in err
 
 
 def test_several_gpus(run):
