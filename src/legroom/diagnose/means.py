@@ -228,6 +228,24 @@ def checkpoint_activations(evidence: Evidence) -> Iterator[Finding]:
     )
 
 
+def spill_activations(evidence: Evidence) -> Iterator[Finding]:
+    """What moves are tensors from 1 MiB; some of the largest are on the way at any time."""
+    movable = [each for each in evidence.live(Category.ACTIVATION) if each.block_bytes >= MiB]
+    size = bytes_of(movable)
+    if size < evidence.budget * 0.3 or evidence.oom.phase is Phase.OPTIMIZER:
+        return
+    saves = size - 3 * max(each.block_bytes for each in movable)
+    if saves > 0:
+        yield Finding(
+            code="LG613",
+            message=f"{format_size(size)} of activations could wait in host memory for the backward pass.",
+            fix="Change nothing and run it with `legroom run --spill`, or put the forward pass under `with legroom.Spill():`; "
+            "the same gradients, but a step takes several times as long.",
+            bytes=size,
+            saves=saves,
+        )
+
+
 def _data_sets(evidence: Evidence) -> list[Alloc]:
     """Inputs too large to be one batch of many."""
     return [each for each in evidence.live(Category.INPUT) if each.block_bytes >= evidence.budget * 0.25]

@@ -29,12 +29,13 @@ RULES: tuple[Rule, ...] = (
     means.smaller_batch,
     means.autocast,
     means.checkpoint_activations,
+    means.spill_activations,
 )
 """The cheapest to follow first."""
 
 _NOTHING_ELSE_HELPS = ("LG601", "LG602")
 _KEEPS_GRAPHS = ("LG101", "LG104", "LG201")
-_SMALLER_GRAPHS = ("LG603", "LG401", "LG604")
+_SMALLER_GRAPHS = ("LG603", "LG401", "LG604", "LG613")
 
 
 def advise(evidence: Evidence) -> tuple[Finding, ...]:

@@ -70,6 +70,24 @@ def test_activations_can_be_halved_or_recomputed(training):
     assert "wrap the blocks of encoder.layers" in advice["LG604"].fix
 
 
+def test_activations_can_wait_in_host_memory(make_run):
+    run = make_run()
+    for _ in range(16):
+        run.alloc(50, ACTIVATION)
+    run.oom(300)
+    advice = run.advice()
+    assert list(advice)[-1] == "LG613"  # the dearest last
+    assert advice["LG613"].saves == 650 * MiB
+    assert "legroom run --spill" in advice["LG613"].fix
+
+
+def test_one_large_activation_would_be_on_the_way_all_the_time(make_run):
+    run = make_run()
+    run.alloc(800, ACTIVATION)
+    run.oom(300)
+    assert "LG613" not in run.advice()
+
+
 def test_the_cheapest_means_comes_first(training):
     training.oom(100)
     assert list(training.advice()) == ["LG603", "LG401", "LG604"]
