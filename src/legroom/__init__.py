@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from legroom.predict.api import estimate as estimate
     from legroom.predict.api import max_batch as max_batch
     from legroom.predict.api import plan as plan
+    from legroom.show.watch import watch as watch
     from legroom.train.find_batch import find_batch as find_batch
     from legroom.train.freeing import free as free
     from legroom.train.guard import Guard as Guard
@@ -29,6 +30,7 @@ _PUBLIC = {
     "max_batch": "legroom.predict.api",
     "plan": "legroom.predict.api",
     "precision": "legroom.train.precision",
+    "watch": "legroom.show.watch",
 }
 __all__ = [
     "Guard",
@@ -41,6 +43,7 @@ __all__ = [
     "max_batch",
     "plan",
     "precision",
+    "watch",
 ]
 
 
