@@ -68,6 +68,12 @@ def lint_text(text: str, *, file: str = "-", settings: Settings | None = None) -
     return [finding for finding, _ in _check(Script(text), file, codes)]
 
 
+def fix_text(text: str, *, unsafe: bool = False, settings: Settings | None = None) -> str:
+    """A text of Python code with what can be mended mended."""
+    codes = (settings or Settings()).codes_for(Path("-"))
+    return _lint_document(Script(text), "-", codes, fix=True, unsafe=unsafe)[1].text
+
+
 def lint_standard_input(
     data: bytes, *, select: Sequence[str], ignore: Sequence[str], fix: bool, unsafe: bool, diff: bool
 ) -> tuple[LintReport, bytes]:

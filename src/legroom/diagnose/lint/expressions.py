@@ -74,11 +74,11 @@ class Expressions:
         return value
 
     def _value_of(self, node: cst.CSTNode) -> Value:
-        if isinstance(node, cst.Name):
+        if type(node) is cst.Name:  # isinstance is slow on nodes, and these are most of them
             return self._name(node.value)
-        if isinstance(node, cst.Attribute):
+        if type(node) is cst.Attribute:
             return self._attribute(node)
-        if isinstance(node, cst.Call):
+        if type(node) is cst.Call:
             return self._call(node)
         if isinstance(node, cst.BinaryOperation):
             return self._computed([node.left, node.right])

@@ -220,6 +220,8 @@ class _Walker(Expressions):
             self.assign_item(target, value, expression, node)
             return
         path = dotted(target)
+        if isinstance(target, cst.Attribute):
+            self.value_of(target.value)
         if path is None:
             return
         if value.kind is Kind.UNKNOWN and path in self.trained and not self.no_grad:
@@ -265,6 +267,8 @@ class _Walker(Expressions):
             self.value_of(node.target.value)
         else:
             path = dotted(node.target)
+            if isinstance(node.target, cst.Attribute):
+                self.value_of(node.target.value)
         if path is None:
             return
         adds_items = isinstance(node.value, (cst.List, cst.ListComp)) or (
@@ -482,7 +486,8 @@ class _Walker(Expressions):
                 CallSite(self.function, self.loops, self.no_grad, node, self.given(local, node, arguments))
             )
         target = path_of(receiver(node)) if method else None
-        if method in _ADDING and target is not None and of.kind is not Kind.MODEL and local is None:
+        adds_module = bool(arguments) and arguments[0].kind is Kind.MODEL  # nn.ModuleList.append
+        if method in _ADDING and target is not None and not adds_module and local is None:
             self._note_adding(node, method, target, of, arguments)
         elif method in _REMOVING and target is not None:
             self.note_release(node, target, _REMOVING[method])
@@ -588,8 +593,8 @@ def _names_that_go_backward(function: Function) -> set[str]:
         of = receiver(node)
         if isinstance(of, cst.Call) and method_name(of) in {"scale", "mean", "sum"}:
             of = of.args[0].value if of.args else receiver(of)
-        for each in (of, *(argument.value for argument in node.args)):
-            path = dotted(each)
-            if path is not None:
-                found.add(path)
+        given = dotted(node.args[0].value) if node.args and node.args[0].keyword is None else None
+        path = dotted(of) if given is None or "grad" in given else given  # accelerator.backward(loss)
+        if path is not None:
+            found.add(path)
     return found

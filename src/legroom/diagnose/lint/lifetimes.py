@@ -62,9 +62,16 @@ def outlives_its_step(program: Program, store: Store) -> LoopFact | Function | N
             and not feeds_backward(program, store, loop)
         ):
             return loop
-    if not store.function.owns(store.target) and repeats(program, store.function):
+    if not is_own(store) and repeats(program, store.function):
         return None if is_let_go_elsewhere(program, store) else store.function
     return None
+
+
+def is_own(store: Store) -> bool:
+    """Whether what is stored dies with the call: a name that is bound anew is the function's, a parameter as well."""
+    if store.how in {"assign", "augment"} and "." not in store.target:
+        return store.target not in store.function.declared_outside
+    return store.function.owns(store.target)
 
 
 def survives(program: Program, target: str, loop: LoopFact) -> bool:
@@ -74,7 +81,9 @@ def survives(program: Program, target: str, loop: LoopFact) -> bool:
     for store in program.stores:
         if not _within(store, loop) or store.how != "assign" or is_first_making(program, store):
             continue
-        if store.target == target and (not store.uses_itself or is_cut(store)):
+        if store.target == target and (
+            not store.uses_itself or is_cut(store) or _is_handed_over(program, store)
+        ):
             return False
         if target.startswith(f"{store.target}.") and not store.uses_itself:
             return False
@@ -114,6 +123,13 @@ def is_cut(store: Store) -> bool:
         and not store.value.carries_graph
         and dotted(expression.func) in {"tuple", "list"}
     )
+
+
+def _is_handed_over(program: Program, store: Store) -> bool:
+    """`hidden = repackage(hidden)`: a function that is not in sight may well detach it."""
+    if not isinstance(store.expression, cst.Call) or store.value.kind is not Kind.UNKNOWN:
+        return False
+    return not (program.imports.qualified(store.expression.func) or "").startswith("torch.")
 
 
 def is_limited(program: Program, store: Store) -> bool:

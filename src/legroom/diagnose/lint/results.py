@@ -53,6 +53,8 @@ def torch_result(
         ("torch.nn.functional.", "torch.nn.utils.", "torch.nn.init.")
     ):
         return _module(name, last, arguments)
+    if name.startswith("torch.nn.utils.clip"):
+        return TENSOR
     if name.startswith("torch.optim."):
         return OPTIMIZER if last[:1].isupper() and "lr_scheduler" not in name else PLAIN
     if name.startswith("torch.utils.data."):

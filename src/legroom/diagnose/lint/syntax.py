@@ -37,6 +37,7 @@ _LAYOUT = {
 }
 """Fields that hold white space, brackets and signs."""
 
+_DEFINITIONS = {cst.FunctionDef, cst.Lambda, cst.ClassDef}
 Loop = cst.For | cst.While
 Comprehension = cst.ListComp | cst.SetComp | cst.GeneratorExp | cst.DictComp
 
@@ -50,16 +51,22 @@ def _child_fields(kind: type[cst.CSTNode]) -> tuple[str, ...]:
     )
 
 
+@cache
+def _is_node(kind: type) -> bool:
+    return issubclass(kind, cst.CSTNode)  # isinstance is slow: nodes are abstract base classes
+
+
 def children(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
     """What a node is made of, in the order of the text, without white space and signs."""
     for name in _child_fields(type(node)):
         value = getattr(node, name)
-        if isinstance(value, cst.CSTNode):
-            yield value
-        elif isinstance(value, (list, tuple)):
+        kind = type(value)
+        if kind is tuple or kind is list:
             for each in value:
-                if isinstance(each, cst.CSTNode):
+                if _is_node(type(each)):
                     yield each
+        elif _is_node(kind):
+            yield value
 
 
 def walk(node: cst.CSTNode, *, into_functions: bool = True) -> Iterator[cst.CSTNode]:
@@ -68,21 +75,17 @@ def walk(node: cst.CSTNode, *, into_functions: bool = True) -> Iterator[cst.CSTN
     while pending:
         current = pending.pop()
         yield current
-        if (
-            into_functions
-            or current is node
-            or not isinstance(current, (cst.FunctionDef, cst.Lambda, cst.ClassDef))
-        ):
+        if into_functions or current is node or type(current) not in _DEFINITIONS:
             pending.extend(reversed(list(children(current))))
 
 
 def dotted(node: cst.CSTNode | None) -> str | None:
     """`self.model` for a name or a chain of attributes; None for anything else."""
     parts: list[str] = []
-    while isinstance(node, cst.Attribute):
+    while type(node) is cst.Attribute:
         parts.append(node.attr.value)
         node = node.value
-    if not isinstance(node, cst.Name):
+    if type(node) is not cst.Name:
         return None
     return ".".join([node.value, *reversed(parts)])
 
@@ -153,20 +156,10 @@ def names_in(node: cst.CSTNode) -> set[str]:
     """Every dotted path that an expression reads: `model.fc.weight` gives itself, `model.fc` and `model`."""
     found = set()
     for each in walk(node):
-        path = dotted(each)
-        if path:
-            found.add(path)
-    return found
-
-
-def statements(block: cst.BaseSuite) -> list[cst.BaseSmallStatement | cst.BaseCompoundStatement]:
-    """The statements of a body, those joined by semicolons apart."""
-    found: list[cst.BaseSmallStatement | cst.BaseCompoundStatement] = []
-    for each in block.body:
-        if isinstance(each, cst.SimpleStatementLine):
-            found.extend(each.body)
-        else:
-            found.append(each)  # type: ignore[arg-type]
+        if type(each) is cst.Name or type(each) is cst.Attribute:
+            path = dotted(each)
+            if path:
+                found.add(path)
     return found
 
 

@@ -28,7 +28,7 @@ from legroom.diagnose.lint.edits import Edit, has_text_of_several_lines
 from legroom.diagnose.lint.facts import CallFact
 from legroom.diagnose.lint.program import Program
 from legroom.diagnose.lint.rule import Problem
-from legroom.diagnose.lint.syntax import last_name, method_name
+from legroom.diagnose.lint.syntax import is_false, keyword, last_name, method_name
 
 CODE = "LG403"
 _AFTER_FORWARD = {
@@ -49,7 +49,7 @@ def check(program: Program) -> Iterator[Problem]:
     for call in program.calls:
         if call.method not in {"backward", "manual_backward"}:
             continue
-        if not any(last_name(each) == "autocast" for each in call.contexts):
+        if not _is_under_autocast(program, call):
             continue
         edits, safe = _fix(program, call)
         yield Problem(
@@ -59,6 +59,18 @@ def check(program: Program) -> Iterator[Problem]:
             edits=tuple(edits),
             safe=safe,
         )
+
+
+def _is_under_autocast(program: Program, call: CallFact) -> bool:
+    """Whether the innermost autocast block around it is not there to switch it off."""
+    for each in program.ancestors(call.node):
+        if isinstance(each, cst.FunctionDef):
+            return False
+        if isinstance(each, cst.With):
+            for item in each.items:
+                if _is_autocast(program, item):
+                    return not (isinstance(item.item, cst.Call) and is_false(keyword(item.item, "enabled")))
+    return False
 
 
 def _fix(program: Program, call: CallFact) -> tuple[list[Edit], bool]:

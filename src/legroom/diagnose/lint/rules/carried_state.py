@@ -39,12 +39,14 @@ CODE = "LG104"
 
 
 def check(program: Program) -> Iterator[Problem]:
+    told: set[cst.Call] = set()
     for store in program.stores:
         call = _call_with_itself(program, store)
-        if call is None or store.no_grad:
+        if call is None or store.no_grad or call in told:
             continue
         in_loop = any(loop.backward and survives(program, store.target, loop) for loop in store.loops)
         if in_loop or _is_kept_by_module(program, store):
+            told.add(call)
             argument = _state_argument(call, store.target)
             yield Problem(
                 node=argument or call,

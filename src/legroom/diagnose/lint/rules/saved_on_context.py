@@ -84,6 +84,8 @@ def _is_tensor(program: Program, store: Store) -> bool:
     if store.value.is_tensor:
         return True
     path = dotted(store.expression)
+    if isinstance(store.expression, cst.Call) and _is_operation(program, store.expression):
+        return True
     if path is None:
         return isinstance(store.expression, cst.Call) and method_name(store.expression) in {"clone", "detach"}
     for node in walk(store.function.body):
@@ -93,8 +95,17 @@ def _is_tensor(program: Program, store: Store) -> bool:
             and dotted(receiver(node)) == path
         ):
             return True
-        name = program.imports.qualified(node.func) if isinstance(node, cst.Call) else None
-        given = node.args[:2] if isinstance(node, cst.Call) and (name or "").startswith("torch.") else ()
-        if any(dotted(each.value) == path for each in given):
+        if isinstance(node, cst.Call) and _is_operation(program, node) and dotted(node.args[0].value) == path:
             return True
     return False
+
+
+def _is_operation(program: Program, call: cst.Call) -> bool:
+    """Whether a function of torch is called on something."""
+    name = program.imports.qualified(call.func) or ""
+    return (
+        bool(call.args)
+        and name.startswith("torch.")
+        and "distributed" not in name
+        and not name.endswith("Size")
+    )

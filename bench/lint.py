@@ -1,0 +1,151 @@
+"""How well the linter sees: precision and recall on the corpus of leaking and healthy programs, and its speed.
+
+    python -m bench.lint [--all-lines] [FOLDER ...]
+
+A finding is right where the corpus marks that line with a word of the rule, or as one that leaks; a mark is found where a finding of its kind
+stands on its line. Rules that the corpus has no word for (deprecated names, loading, distribution) are listed apart, not counted. Programs with even numbers
+were looked at while the rules were written; those with odd numbers were not. Given folders are linted for speed.
+"""
+
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.corpus.programs import Program, programs
+
+from bench.table import print_table
+from legroom.diagnose.lint.engine import lint_paths, lint_text
+
+WORDS = {
+    "accumulate": {"LG101", "LG116"},
+    "no-grad": {"LG201"},
+    "hidden-state": {"LG104"},
+    "retain-graph": {"LG108"},
+    "create-graph": {"LG109"},
+    "hook-append": {"LG110"},
+    "lru-cache": {"LG111"},
+    "stored-exception": {"LG107"},
+    "retry-in-except": {"LG106"},
+    "data": {"LG406"},
+}
+JUDGED = set().union(*WORDS.values())
+RETENTION = "LG1"
+
+
+@dataclass
+class Score:
+    right: int = 0
+    """Findings on lines that are marked for them."""
+    unmarked: int = 0
+    """Findings on lines that leak, of which no one expected a linter to see it."""
+    wrong: list[str] = field(default_factory=list)
+    missed: list[str] = field(default_factory=list)
+    healthy_retention: list[str] = field(default_factory=list)
+    programs: int = 0
+    seen: int = 0
+    """Leaking programs in which a leaking line is named."""
+    leaking: int = 0
+    others: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def precision(self) -> float:
+        return (self.right + self.unmarked) / self.told if self.told else 1.0
+
+    @property
+    def told(self) -> int:
+        return self.right + self.unmarked + len(self.wrong)
+
+    @property
+    def recall(self) -> float:
+        marked = self.right + len(self.missed)
+        return self.right / marked if marked else 1.0
+
+
+def judge(program: Program, score: Score) -> None:
+    findings = lint_text(program.path.read_text(), file=str(program.path))
+    places = {(finding.line, finding.code) for finding in findings}
+    name = f"{program.path.parent.name}/{program.path.name}"
+    found = set()
+    for line, code in sorted(places):
+        words = {word for word, codes in WORDS.items() if code in codes and (line, word) in program.lint}
+        found.update((line, word) for word in words)
+        if words:
+            score.right += 1
+        elif code.startswith(RETENTION) and line in program.lines:
+            score.unmarked += 1
+        elif code in JUDGED:
+            score.wrong.append(f"{name}:{line} {code}")
+        else:
+            score.others[f"{code} {name}:{line}"] += 1
+        if not program.leaks and code.startswith(RETENTION):
+            score.healthy_retention.append(f"{name}:{line} {code}")
+    score.missed.extend(f"{name}:{line} {word}" for line, word in sorted(program.lint - found))
+    score.programs += 1
+    score.leaking += program.leaks
+    score.seen += program.leaks and any(line in program.lines for line, _ in places)
+
+
+def main() -> None:
+    halves = {"tuned (even)": Score(), "held back (odd)": Score()}
+    for program in programs():
+        judge(program, halves["held back (odd)" if program.held_back else "tuned (even)"])
+    print_table(
+        "Linter on the corpus: python -m bench.lint",
+        [
+            "half",
+            "programs",
+            "precision",
+            "recall",
+            "leaking programs named",
+            "retention findings on healthy ones",
+        ],
+        [
+            [
+                name,
+                str(score.programs),
+                f"{score.precision:.3f} ({score.right + score.unmarked} of {score.told})",
+                f"{score.recall:.3f} ({score.right} of {score.right + len(score.missed)})",
+                f"{score.seen} of {score.leaking}",
+                str(len(score.healthy_retention)),
+            ]
+            for name, score in halves.items()
+        ],
+    )
+    for name, score in halves.items():
+        shown = score if "--all-lines" in sys.argv or name.startswith("tuned") else Score()
+        for title, rows in (
+            ("wrong", shown.wrong),
+            ("missed", shown.missed),
+            ("not judged", sorted(shown.others)),
+        ):
+            for row in rows:
+                print(f"{name}: {title}: {row}")
+    folders = [argument for argument in sys.argv[1:] if not argument.startswith("-")] or [
+        "src",
+        "tests",
+        "bench",
+    ]
+    speed(folders)
+
+
+def speed(folders: list[str]) -> None:
+    lines = sum(
+        file.read_bytes().count(b"\n")
+        for folder in folders
+        for file in Path(folder).rglob("*.py")
+        if file.is_file()
+    )
+    began, worked = time.perf_counter(), time.process_time()
+    report = lint_paths(folders)
+    wall, cpu = time.perf_counter() - began, time.process_time() - worked
+    print(
+        f"\n{lines:,} lines in {report.files} files of {' '.join(folders)}: {wall:.1f} s, {lines / wall:,.0f} lines a second"
+    )
+    if cpu > 0.5 * wall:
+        print(f"  (one process: {lines / cpu:,.0f} lines a second of processor time)")
+
+
+if __name__ == "__main__":
+    main()

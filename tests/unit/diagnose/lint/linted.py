@@ -1,0 +1,50 @@
+"""Small programs for the rules' tests: a beginning that makes a model, and what the linter says of the rest."""
+
+import textwrap
+
+from legroom.diagnose.lint.engine import fix_text, lint_text
+from legroom.diagnose.lint.finding import LintFinding
+from legroom.diagnose.lint.settings import Settings
+
+BEGINNING = """\
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.utils.data import DataLoader
+
+model = nn.Linear(4, 2)
+criterion = nn.CrossEntropyLoss()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+train_loader = DataLoader(data, batch_size=4)
+"""
+
+
+def program(body: str) -> str:
+    return BEGINNING + textwrap.dedent(body)
+
+
+def findings(body: str, code: str) -> list[LintFinding]:
+    return lint_text(program(body), settings=Settings(select=(code,)))
+
+
+def told_lines(body: str, code: str) -> list[str]:
+    """The lines that a rule speaks of."""
+    lines = program(body).splitlines()
+    return [lines[(each.line or 1) - 1].partition("  #")[0].strip() for each in findings(body, code)]
+
+
+def marked_lines(body: str) -> list[str]:
+    """The lines that end with `# here`."""
+    return [line.partition("  #")[0].strip() for line in body.splitlines() if line.endswith("# here")]
+
+
+def mended(body: str, code: str, *, unsafe: bool = False) -> str:
+    """The body after every fix of a rule that may be made; it must still be Python."""
+    text = fix_text(program(body), unsafe=unsafe, settings=Settings(select=(code,)))
+    compile(text, "mended", "exec")
+    return text.removeprefix(BEGINNING)
+
+
+def check_marks(body: str, code: str) -> None:
+    """A rule speaks of the marked lines and of no others."""
+    assert told_lines(body, code) == marked_lines(body)

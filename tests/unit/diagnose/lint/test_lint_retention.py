@@ -1,0 +1,417 @@
+"""LG104 to LG115: states, exceptions, graphs, hooks, caches, optimizers that keep what they should not."""
+
+import pytest
+from linted import check_marks, findings, mended
+
+TELLS = {
+    "LG104 a hidden state": """
+hidden = torch.zeros(1, 4)
+for x, y in train_loader:
+    output, hidden = model(x, hidden)  # here
+    criterion(output, y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+    "LG104 a pair of states": """
+cell = nn.LSTMCell(4, 4)
+h, c = torch.zeros(1, 4), torch.zeros(1, 4)
+for x, y in train_loader:
+    h, c = cell(x, (h, c))  # here
+    criterion(h, y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+    "LG104 a state that a module keeps": """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gru = nn.GRU(4, 4)
+        self.hidden = None
+
+    def forward(self, x):
+        output, self.hidden = self.gru(x, self.hidden)  # here
+        return output
+""",
+    "LG106 a smaller batch in the except block": """
+def step(x):
+    model(x).sum().backward()
+
+for x, y in train_loader:
+    try:
+        step(x)
+    except torch.cuda.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        step(x[:2])  # here
+""",
+    "LG106 the model again": """
+for x, y in train_loader:
+    try:
+        output = model(x)
+    except RuntimeError as error:
+        if "out of memory" in str(error):
+            output = model(x[:2])  # here
+""",
+    "LG106 the function itself": """
+def attempt(x, size):
+    try:
+        model(x[:size]).sum().backward()
+    except RuntimeError:
+        attempt(x, size // 2)  # here
+""",
+    "LG107 in a list": """
+errors = []
+for x, y in train_loader:
+    try:
+        model(x).sum().backward()
+    except RuntimeError as error:
+        errors.append(error)  # here
+""",
+    "LG107 in an attribute": """
+class Trainer:
+    def step(self, x):
+        try:
+            return model(x)
+        except Exception as problem:
+            self.last_error = problem  # here
+""",
+    "LG107 in a tuple": """
+failed = []
+for step, (x, y) in enumerate(train_loader):
+    try:
+        model(x)
+    except Exception as e:
+        failed.append((step, e))  # here
+""",
+    "LG108 in a loop": """
+for x, y in train_loader:
+    loss = criterion(model(x), y)
+    loss.backward(retain_graph=True)  # here
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+    "LG109 in backward": """
+for x, y in train_loader:
+    criterion(model(x), y).backward(create_graph=True)  # here
+""",
+    "LG110 a function": """
+features = []
+
+def hook(module, inputs, output):
+    features.append(output)  # here
+
+model.register_forward_hook(hook)
+""",
+    "LG110 detached, but never emptied": """
+features = []
+
+def hook(module, inputs, output):
+    features.append(output.detach())  # here
+
+model.register_forward_hook(hook)
+""",
+    "LG110 a lambda": """
+features = []
+model.register_forward_hook(lambda module, inputs, output: features.append(output))  # here
+""",
+    "LG110 a function that makes hooks": """
+seen = {}
+
+def make(name):
+    def hook(module, inputs, output):
+        seen[name].append(output)  # here
+    return hook
+
+model.register_forward_hook(make("fc"))
+""",
+    "LG111 a method of a module": """
+from functools import lru_cache
+
+class Net(nn.Module):
+    @lru_cache(maxsize=None)  # here
+    def mask(self, size):
+        return torch.ones(size, size)
+""",
+    "LG111 a function of tensors": """
+import functools
+
+@functools.lru_cache  # here
+def embed(x: torch.Tensor):
+    return x * 2
+""",
+    "LG111 without a limit": """
+from functools import cache
+
+@cache  # here
+def table(size):
+    return torch.arange(size).float()
+""",
+    "LG112 a frozen part": """
+for parameter in model.backbone.parameters():
+    parameter.requires_grad = False
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)  # here
+""",
+    "LG112 by method": """
+model.encoder.requires_grad_(False)
+optimizer = torch.optim.Adam(model.parameters())  # here
+""",
+    "LG113 nothing clears": """
+for x, y in train_loader:
+    criterion(model(x), y).backward()
+    optimizer.step()  # here
+""",
+    "LG114 an input": """
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, input):
+        ctx.input = input  # here
+        return input.pow(2)
+""",
+    "LG114 a result": """
+class Exp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        result = torch.exp(x)
+        ctx.result = torch.exp(x)  # here
+        return result
+""",
+    "LG115 in the loop": """
+for x, y in train_loader:
+    optimizer.add_param_group({"params": model.parameters()})  # here
+    criterion(model(x), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+}
+
+IS_SILENT = {
+    "LG104 detached in the loop": """
+hidden = torch.zeros(1, 4)
+for x, y in train_loader:
+    hidden = hidden.detach()
+    output, hidden = model(x, hidden)
+    criterion(output, y).backward()
+""",
+    "LG104 detached where it goes in": """
+hidden = torch.zeros(1, 4)
+for x, y in train_loader:
+    output, hidden = model(x, hidden.detach())
+    criterion(output, y).backward()
+""",
+    "LG104 detached in place": """
+hidden = torch.zeros(1, 4)
+for x, y in train_loader:
+    output, hidden = model(x, hidden)
+    criterion(output, y).backward()
+    hidden.detach_()
+""",
+    "LG104 repackaged": """
+hidden = init()
+for x, y in train_loader:
+    hidden = repackage_hidden(hidden)
+    output, hidden = model(x, hidden)
+    criterion(output, y).backward()
+""",
+    "LG104 over the time steps of one batch": """
+for x, y in train_loader:
+    hidden = torch.zeros(1, 4)
+    for t in range(10):
+        hidden = model(x[t], hidden)
+    criterion(hidden, y).backward()
+    optimizer.step()
+""",
+    "LG104 kept by a module, reset by someone": """
+class Net(nn.Module):
+    def forward(self, x):
+        output, self.hidden = self.gru(x, self.hidden)
+        return output
+
+    def reset(self):
+        self.hidden = None
+""",
+    "LG106 after the except block": """
+def step(x):
+    model(x).sum().backward()
+
+for x, y in train_loader:
+    failed = False
+    try:
+        step(x)
+    except torch.cuda.OutOfMemoryError:
+        failed = True
+    if failed:
+        step(x[:2])
+""",
+    "LG106 another kind of error": """
+for x, y in train_loader:
+    try:
+        output = model(x)
+    except KeyError:
+        output = model(y)
+""",
+    "LG106 only cleaning": """
+try:
+    model(x)
+except RuntimeError:
+    print("out of memory")
+    torch.cuda.empty_cache()
+""",
+    "LG107 its text": """
+for x, y in train_loader:
+    try:
+        model(x)
+    except RuntimeError as error:
+        errors.append(str(error))
+        errors.append(error.with_traceback(None))
+""",
+    "LG107 nothing to do with tensors": """
+def read(path):
+    try:
+        return open(path)
+    except OSError as error:
+        problems.append(error)
+""",
+    "LG108 a second backward pass follows": """
+for x, y in train_loader:
+    output = model(x)
+    criterion(output, y).backward(retain_graph=True)
+    output.sum().backward()
+    optimizer.step()
+""",
+    "LG108 once": "model(x).sum().backward(retain_graph=True)\n",
+    "LG109 in autograd.grad": """
+for x, y in train_loader:
+    gradients = torch.autograd.grad(criterion(model(x), y), model.parameters(), create_graph=True)
+""",
+    "LG110 the last one": """
+features = {}
+
+def hook(module, inputs, output):
+    features["fc"] = output.detach()
+
+model.register_forward_hook(hook)
+""",
+    "LG110 emptied": """
+features = []
+
+def hook(module, inputs, output):
+    features.append(output.detach())
+
+model.register_forward_hook(hook)
+for x, y in train_loader:
+    features.clear()
+    model(x)
+""",
+    "LG110 a number": """
+norms = []
+
+def hook(module, inputs, output):
+    norms.append(output.norm().item())
+
+model.register_forward_hook(hook)
+""",
+    "LG111 numbers": """
+from functools import lru_cache
+
+@lru_cache
+def size_of(name):
+    return len(name) * 2
+""",
+    "LG111 with a limit": """
+from functools import lru_cache
+
+@lru_cache(maxsize=8)
+def mask(size):
+    return torch.ones(size, size)
+""",
+    "LG112 filtered": """
+for parameter in model.backbone.parameters():
+    parameter.requires_grad = False
+optimizer = torch.optim.AdamW(filter(lambda p: p.requires_grad, model.parameters()))
+""",
+    "LG112 the head only": """
+for parameter in model.parameters():
+    parameter.requires_grad = False
+optimizer = torch.optim.AdamW(head.parameters())
+""",
+    "LG112 unfrozen later": """
+for parameter in model.backbone.parameters():
+    parameter.requires_grad = False
+optimizer = torch.optim.AdamW(model.parameters())
+for parameter in model.backbone.parameters():
+    parameter.requires_grad = True
+""",
+    "LG113 cleared by the model": """
+for x, y in train_loader:
+    model.zero_grad()
+    criterion(model(x), y).backward()
+    optimizer.step()
+""",
+    "LG113 cleared in a function": """
+def clear():
+    optimizer.zero_grad(set_to_none=True)
+
+for x, y in train_loader:
+    clear()
+    criterion(model(x), y).backward()
+    optimizer.step()
+""",
+    "LG113 cleared by hand": """
+for x, y in train_loader:
+    criterion(model(x), y).backward()
+    optimizer.step()
+    for p in model.parameters():
+        p.grad = None
+""",
+    "LG114 a setting": """
+class Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.factor = factor
+        ctx.shape = x.shape
+        ctx.save_for_backward(x)
+        return x * factor
+""",
+    "LG115 once": """
+for epoch in range(3):
+    if epoch == 1:
+        optimizer.add_param_group({"params": model.parameters()})
+    for x, y in train_loader:
+        criterion(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+}
+
+
+@pytest.mark.parametrize("name", TELLS)
+def test_is_told(name: str) -> None:
+    check_marks(TELLS[name], name[:5])
+    assert findings(TELLS[name], name[:5])
+
+
+@pytest.mark.parametrize("name", IS_SILENT)
+def test_is_not_told(name: str) -> None:
+    assert findings(IS_SILENT[name], name[:5]) == []
+
+
+FIXES = {
+    "LG104 a hidden state": "model(x, hidden.detach())",
+    "LG107 in a list": "errors.append(error.with_traceback(None))",
+    "LG107 in a tuple": "failed.append((step, e.with_traceback(None)))",
+    "LG108 in a loop": "loss.backward()  # here",
+    "LG112 a frozen part": "AdamW((parameter for parameter in model.parameters() if parameter.requires_grad), lr=1e-3)",
+    "LG112 by method": "Adam(parameter for parameter in model.parameters() if parameter.requires_grad)",
+    "LG113 nothing clears": "    optimizer.step()  # here\n    optimizer.zero_grad(set_to_none=True)\n",
+}
+
+
+@pytest.mark.parametrize("name", FIXES)
+def test_unsafe_fixes_are_made_only_when_asked_for(name: str) -> None:
+    body, code = TELLS[name], name[:5]
+    assert mended(body, code) == body
+    assert FIXES[name] in mended(body, code, unsafe=True)
+    assert findings(mended(body, code, unsafe=True), code) == []
+
+
+def test_a_hook_keeps_outputs_without_their_graph() -> None:
+    assert "features.append(output.detach())" in mended(TELLS["LG110 a function"], "LG110")
