@@ -27,21 +27,40 @@ class Batch:
     whole: frozenset[int | str] = frozenset()
     """Arguments that are never cut, by position or name, though their size looks like rows."""
     rows: int = dataclasses.field(init=False)
+    _of_samples: bool = dataclasses.field(init=False)
+    """Whether lists with one item per row make up the batch."""
 
     def __post_init__(self) -> None:
-        self.rows = _rows([value for key, value in self._parts() if key not in self.whole], self.batch_dim)
+        values = [value for key, value in self._parts() if key not in self.whole]
+        lengths = [length for value in values for length in _lists_of_samples(value)]
+        self._of_samples = bool(lengths)
+        self.rows = lengths[0] if lengths else _rows(values, self.batch_dim)
 
     def piece(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with rows `start` to `stop` alone. Tensors are views: nothing is copied."""
         if start == 0 and stop == self.rows:
             return self.arguments, self.named
         cut = {
-            key: value if key in self.whole else _cut(value, self.rows, self.batch_dim, start, stop)
-            for key, value in self._parts()
+            key: value if key in self.whole else self._cut(value, start, stop) for key, value in self._parts()
         }
         return tuple(cut[index] for index in range(len(self.arguments))), {
             name: cut[name] for name in self.named
         }
+
+    def _cut(self, value: Any, start: int, stop: int) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.narrow(self.batch_dim, start, stop - start) if self._has_rows(value) else value
+        if (
+            isinstance(value, list | tuple)
+            and len(value) == self.rows
+            and not _is_named_tuple(value)
+            and (self._of_samples or not any(self._has_rows(tensor) for tensor in _tensors(value)))
+        ):
+            return type(value)(value[start:stop])
+        return _rebuilt(value, lambda item: self._cut(item, start, stop))
+
+    def _has_rows(self, tensor: torch.Tensor) -> bool:
+        return tensor.dim() > self.batch_dim and tensor.shape[self.batch_dim] == self.rows
 
     def _parts(self) -> Iterator[tuple[int | str, Any]]:
         yield from enumerate(self.arguments)
@@ -49,9 +68,6 @@ class Batch:
 
 
 def _rows(values: Sequence[Any], batch_dim: int) -> int:
-    lists = [length for value in values for length in _lists_of_samples(value)]
-    if lists:
-        return lists[0]
     counts: Counter[int] = Counter()
     for tensor in _tensors(values):
         if tensor.is_nested or tensor.layout != torch.strided:
@@ -82,19 +98,6 @@ def _lists_of_samples(value: Any) -> Iterator[int]:
     elif isinstance(value, Mapping):
         for item in value.values():
             yield from _lists_of_samples(item)
-
-
-def _cut(value: Any, rows: int, batch_dim: int, start: int, stop: int) -> Any:
-    if isinstance(value, torch.Tensor):
-        has_rows = value.dim() > batch_dim and value.shape[batch_dim] == rows
-        return value.narrow(batch_dim, start, stop - start) if has_rows else value
-    if isinstance(value, list | tuple) and len(value) == rows and not _is_named_tuple(value):
-        inside = list(_tensors(value))
-        if isinstance(value[0], Mapping) or not any(
-            item.dim() > batch_dim and item.shape[batch_dim] == rows for item in inside
-        ):
-            return type(value)(value[start:stop])
-    return _rebuilt(value, lambda item: _cut(item, rows, batch_dim, start, stop))
 
 
 def joined(results: Sequence[Any], sizes: Sequence[int], batch_dim: int = 0) -> Any:
