@@ -251,8 +251,8 @@ def _read(text: str) -> Failure:
     found = find_spelling(text)
     if found is None:
         return _NOTHING
-    spelling, line = found
-    return _built(spelling.certainty, spelling.source, spelling.reason, line, read_figures(text))
+    spelling, line, around = found
+    return _built(spelling.certainty, spelling.source, spelling.reason, line, read_figures(around))
 
 
 def _line(text: str) -> str:

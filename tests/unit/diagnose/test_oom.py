@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from legroom.diagnose.oom import Certainty, classify, device_memory, is_oom, low_memory
+from legroom.diagnose.oom_spellings import SPELLINGS, longest_plain_part
 from legroom.observe.virtual.gpu import VirtualGPU
 from legroom.units import GiB, KiB, MiB
 
@@ -149,6 +150,37 @@ def test_a_virtual_gpu_s_error_tells_its_figures():
     assert failure.is_oom
     assert (failure.device, failure.requested, failure.capacity) == (1, 2 * GiB, GiB)
     assert (failure.free, failure.allocated, failure.reserved) == (GiB, 0, 0)
+
+
+def test_an_error_in_a_long_log_is_found_with_its_figures():
+    noise = "[rank0] NCCL INFO Channel 00 : 0[1020] -> 2[1040] via SHM, out of 8\n" * 2000
+    failure = classify(f"{noise}torch.OutOfMemoryError: {texts.CUDA_NOW}\n{noise}")
+    assert failure.is_oom
+    assert failure.requested == 546 * MiB
+    assert failure.message.startswith("torch.OutOfMemoryError: CUDA out of memory.")
+
+
+def test_the_plain_part_of_a_spelling_is_in_all_that_it_matches():
+    for text, *_ in TABLE:
+        for spelling in SPELLINGS:
+            for plain, pattern in spelling.ways:
+                assert len(plain) >= 4
+                if pattern.search(text):
+                    assert plain in text.lower()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "plain"),
+    [
+        (r"(?:CU|HIP)FFT_(?:EXEC|SETUP)_FAILED", "_failed"),
+        (r"out of resources?: memory", "out of resource"),
+        (r"error[^\n]{0,12}: out of memory\b", ": out of memory"),
+        (r"runtime error \(2\)\s*:", "runtime error (2)"),
+        (r"torch\.(?:cuda\.)?Error", "torch."),
+    ],
+)
+def test_the_longest_plain_part_of_a_pattern(pattern, plain):
+    assert longest_plain_part(pattern) == plain
 
 
 def test_torch_s_own_error_needs_no_words():
