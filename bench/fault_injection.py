@@ -2,8 +2,8 @@
 
     python -m bench.fault_injection [--quick]
 
-For each model and each place (forward, backward, optimizer), and for every allocation number k in that place: three steps on
-a virtual GPU, the k-th allocation of the second one failing. Afterwards parameters, optimizer state, buffers, loss scale and random
+For each model and each place (the first forward pass, the rest of the passes, the optimizer), and for every allocation number k in that
+place: three steps on a virtual GPU, the k-th allocation of the second one failing. Afterwards parameters, optimizer state, buffers, loss scale and random
 generators must equal, bit for bit, a run without failure at the same split. The first step's optimizer is failed too,
 because it is the one that makes the state. Printed: how many k there were, and how many came out equal.
 """
@@ -25,7 +25,7 @@ from legroom.train.sizing import Sizer, chunk_sizes
 from legroom.train.updating import Updating
 
 ROWS = 6
-PLACES = ("forward", "backward", "optimizer", "first optimizer step")
+PLACES = ("forward", "backward and later micro-batches", "optimizer", "first optimizer step")
 
 
 class Classifier(nn.Module):
@@ -241,7 +241,7 @@ class _marked:  # noqa: N801
         forward = (self._forward or self._begin) - self._begin
         passes = self._passes_ended - self._begin
         self._marks["forward"] = range(1, forward + 1)
-        self._marks["backward"] = range(forward + 1, passes + 1)
+        self._marks["backward and later micro-batches"] = range(forward + 1, passes + 1)
         self._marks["optimizer"] = range(passes + 1, now + 1)
 
 

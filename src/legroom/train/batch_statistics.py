@@ -37,7 +37,7 @@ def whole_batch_statistics(model: nn.Module) -> Iterator[None]:
     seen = {layer: _begin(layer) for layer in layers}
 
     def look(layer: Any, inputs: Any, _output: Any) -> None:
-        if layer.track_running_stats:  # not when a checkpoint computes it again
+        if layer.momentum:  # not when a checkpoint computes it again
             _add(seen[layer], layer, inputs[0])
 
     handles = [layer.register_forward_hook(look) for layer in layers]

@@ -82,15 +82,15 @@ def _forgetful(block: nn.Module) -> Iterator[None]:
 @contextlib.contextmanager
 def _statistics_left_alone(block: nn.Module) -> Iterator[None]:
     """The second time a block computes, its running statistics have seen the batch already."""
-    tracking = [
-        module
-        for module in block.modules()
-        if isinstance(module, _NormBase) and module.track_running_stats and module.training
+    layers: list[Any] = [
+        module for module in block.modules() if isinstance(module, _NormBase) and module.training
     ]
-    for module in tracking:
-        module.track_running_stats = False
+    were = [(layer.momentum, layer._buffers.get("num_batches_tracked")) for layer in layers]
+    for layer in layers:
+        layer.momentum = 0.0  # what is new counts for nothing
+        layer._buffers["num_batches_tracked"] = None
     try:
         yield
     finally:
-        for module in tracking:
-            module.track_running_stats = True
+        for layer, (momentum, counted) in zip(layers, were, strict=True):
+            layer.momentum, layer._buffers["num_batches_tracked"] = momentum, counted
