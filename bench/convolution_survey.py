@@ -181,7 +181,6 @@ def known_layers() -> set[str]:
 
 def identity(layer: Layer, dtype: str, last: bool) -> str:
     """A layer as the table names it: without its padding, which follows from its sizes where it matters."""
-    element = 4 if dtype == "float32" else 2
     named = [
         layer.inputs,
         layer.outputs,
@@ -191,7 +190,7 @@ def identity(layer: Layer, dtype: str, last: bool) -> str:
         layer.dilation,
         layer.groups,
     ]
-    return json.dumps([element, int(last), *named, int(layer.transposed)])
+    return json.dumps([dtype, int(last), *named, int(layer.transposed)])
 
 
 def fits(layer: Layer, batch: int, dtype: str) -> bool:

@@ -37,12 +37,10 @@ def main(argv: list[str]) -> int:
 
 
 def measured(folder: Path) -> Iterator[list[Any]]:
-    """Half precision last, so that float16 overwrites bfloat16 where both were measured."""
-    rows = []
+    """Every row that ran."""
     for path in sorted(folder.glob("convolutions-*.jsonl.gz")):
         with gzip.open(path, "rt") as file:
-            rows += [json.loads(line) for line in file]
-    yield from sorted((row for row in rows if row[-1] is not None), key=lambda row: row[0] == "float16")
+            yield from (row for row in map(json.loads, file) if row[-1] is not None)
 
 
 def encode(row: list[Any]) -> tuple[list[Any], int, list[int]]:
@@ -78,20 +76,25 @@ def encode(row: list[Any]) -> tuple[list[Any], int, list[int]]:
     )
     codes = [part for size in bytes_ for part in explain(size, convolution)]
     return (
-        [element, int(last), inputs, outputs, sizes, kernel, stride, dilation, groups, int(transposed)],
+        [dtype, int(last), inputs, outputs, sizes, kernel, stride, dilation, groups, int(transposed)],
         batch,
         codes,
     )
 
 
 def explain(size: int, convolution: Convolution) -> tuple[int, int]:
-    """The kind that leaves the smallest remainder, and that remainder. Simpler kinds win where both leave little."""
+    """The kind that leaves the smallest remainder, and that remainder. Simpler kinds win where both leave little.
+
+    Both together must round up to what the allocator made of the measured size, not beyond: half a KiB more may not fit
+    where the real one did.
+    """
+    size = -(-size // UNIT) * UNIT
     best = min(
         range(len(KINDS)),
         key=lambda index: (rest_of(size, index, convolution) // (4 * UNIT), sum(KINDS[index][:3]), index),
     )
     rest = rest_of(size, best, convolution)
-    return best, -(-rest // UNIT)
+    return best, rest // UNIT
 
 
 def rest_of(size: int, index: int, convolution: Convolution) -> int:

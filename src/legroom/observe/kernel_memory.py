@@ -29,7 +29,7 @@ class Ledgerkeeper(Protocol):
         nbytes: int | None = None,
     ) -> None: ...
 
-    def note_doubt(self, device: int, doubt: int) -> None: ...
+    def note_doubt(self, number: int, most: int) -> None: ...
 
 
 class KernelMemory:
@@ -63,13 +63,13 @@ class KernelMemory:
                         recorder.born(key, fresh.pop(key), device, place, func, nbytes=step.bytes)
                 elif isinstance(step, Take):
                     taken[step.name] = recorder.take(step.bytes, device, place, func)
+                    if step.most > step.bytes:
+                        recorder.note_doubt(taken[step.name][0], step.most)
                 elif isinstance(step, Give):
                     recorder.give(*taken.pop(step.name), device)
                 elif isinstance(step, Keep) and (device, step.name) not in self._kept:
                     recorder.take(step.bytes, device, place, func)
                     self._kept.add((device, step.name))
-            if plan.doubt:
-                recorder.note_doubt(device, plan.doubt)
         finally:
             for number, block in reversed(taken.values()):  # as C++ destroys what a function holds
                 recorder.give(number, block, device)

@@ -117,8 +117,8 @@ class Recorder:
         self.rules = rules
         self._kernels = KernelMemory(rules) if rules is not None else None
         self.stand_ins = stand_ins
-        self.doubtful_peak = 0
-        """The highest sum of what was allocated and what kernels may have held beyond what is known of them."""
+        self.doubts: dict[int, int] = {}
+        """Of memory that kernels took: its number → what it may have been instead, where that is not known."""
         self._on_failure = on_failure
         self._lock = threading.RLock()
         self._dead: deque[Live] = deque()
@@ -237,16 +237,27 @@ class Recorder:
                 self.born(key, storage, device, place, func)
 
     def take(self, nbytes: int, device: int, place: Place, func: Any) -> tuple[int, Any]:
-        """Memory that a kernel takes for itself: its number and block, for `give`."""
-        return self._charge(nbytes, device, Category.WORKSPACE, place, func)
+        """Memory that a kernel takes for itself: its number and block, for `give`. No bytes take no block, and are told
+        all the same where there may have been some."""
+        if nbytes:
+            return self._charge(nbytes, device, Category.WORKSPACE, place, func)
+        number = self._count = self._count + 1
+        self.sink(
+            Alloc(
+                self.seconds, number, 0, 0, device, 0, Category.WORKSPACE, place.phase, self.clock.step, place.module,
+                place.frame, _op_name(func),
+            )
+        )  # fmt: skip
+        return number, None
 
-    def note_doubt(self, device: int, doubt: int) -> None:
-        """An operation may have held so much more: the highest such sum is kept beside the peak."""
-        self.doubtful_peak = max(self.doubtful_peak, self.devices[device].allocator.allocated + doubt)
+    def note_doubt(self, number: int, most: int) -> None:
+        """What a kernel took as `number` may have been as much as `most`."""
+        self.doubts[number] = most
 
     def give(self, number: int, block: Any, device: int) -> None:
         """A kernel gives back what it took."""
-        self.devices[device].allocator.free(block)
+        if block is not None:
+            self.devices[device].allocator.free(block)
         self.sink(Free(self.seconds, number))
 
     def mark(self, storage: Any, device: int, category: Category | None = None) -> None:

@@ -4,70 +4,29 @@ The peak of reserved memory depends on the capacity (the allocator gives back it
 something fits is replayed with the capacity in force, never read off an unlimited peak.
 """
 
-import os
-from dataclasses import dataclass
 from typing import Literal
 
-import torch
-
-from legroom.memory.allocator import AllocationFailed, Allocator
-from legroom.memory.allocator_blocks import Block
 from legroom.memory.allocator_settings import AllocatorSettings
+from legroom.predict.requests import Peaks as Peaks
+from legroom.predict.requests import default_settings as default_settings
+from legroom.predict.requests import play
 from legroom.predict.trace import Trace
 
 Verdict = Literal["fits", "uncertain", "does-not-fit"]
 
-MARGIN = 0.05
+MARGIN = 0.02
 """Of the peak: what the safe bound adds for what no rule knows (other versions of libraries, unseen kernels)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Peaks:
-    """The highest figures of a replay, in bytes."""
-
-    requested: int
-    allocated: int
-    reserved: int
-    failed_at: int | None
-    """The position of the request that failed; None if all were served."""
 
 
 def replay(
     trace: Trace, capacity: int | None = None, *, extra: int = 0, settings: AllocatorSettings | None = None
 ) -> Peaks:
     """Every request of a trace, on a device with `capacity` bytes for PyTorch; `extra` bytes of them taken before."""
-    allocator = Allocator(capacity, settings=settings or default_settings())
-    if extra:
-        try:
-            allocator.malloc(extra)
-        except AllocationFailed:
-            return Peaks(requested=0, allocated=0, reserved=0, failed_at=0)
-    blocks: dict[int, Block] = {}
-    failed: int | None = None
-    for position, (number, size, stream) in enumerate(trace.requests()):
-        if size < 0:
-            allocator.free(blocks.pop(number))
-            continue
-        try:
-            blocks[number] = allocator.malloc(size, stream)
-        except AllocationFailed:
-            failed = position
-            break
-    return Peaks(
-        requested=allocator.peak_requested,
-        allocated=allocator.peak_allocated,
-        reserved=allocator.peak_reserved,
-        failed_at=failed,
-    )
-
-
-def default_settings() -> AllocatorSettings:
-    """The settings that a run from this shell would have."""
-    return AllocatorSettings.from_environment(os.environ, torch.__version__)
+    return play(trace.requests(), capacity, extra=extra, settings=settings)
 
 
 def slack(trace: Trace, peaks: Peaks) -> int:
-    """What the safe bound adds to the peak: the doubt of single kernels, and a share for the unknown."""
+    """What the safe bound adds to the peak: what is known to be in doubt, and a share for what is not."""
     return trace.doubt + round(MARGIN * peaks.reserved)
 
 

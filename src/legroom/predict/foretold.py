@@ -18,8 +18,15 @@ class ForetoldTrace(Trace):
 
     asked: list[Request]
 
-    def requests(self, device: int = 0, *, further_steps: int = 2) -> list[Request]:
-        return self.asked
+    def requests(
+        self, device: int = 0, *, further_steps: int = 2, instead: dict[int, int] | None = None
+    ) -> list[Request]:
+        if not instead:
+            return self.asked
+        return [
+            Request(number, instead.get(number, size) if size >= 0 else size, stream)
+            for number, size, stream in self.asked
+        ]
 
 
 def foretelling(a: int, small: Trace, b: int, large: Trace) -> Callable[[int], ForetoldTrace] | None:
@@ -28,6 +35,14 @@ def foretelling(a: int, small: Trace, b: int, large: Trace) -> Callable[[int], F
     pairs = _aligned(small.requests(), large.requests())
     if pairs is None:
         return None
+    most = {
+        number: (small.doubts[number], large.doubts[other])
+        for number, other in pairs.counterparts.items()
+        if number in small.doubts and other in large.doubts
+    }
+
+    def between(first: int, second: int, share: float) -> int:
+        return first if first == second else max(1, round(first + (second - first) * share))
 
     def at(size: int) -> ForetoldTrace:
         share = (size - a) / (b - a)
@@ -38,19 +53,25 @@ def foretelling(a: int, small: Trace, b: int, large: Trace) -> Callable[[int], F
             trains=small.trains,
             batch_size=size,
             doubt=max(0, round(small.doubt + (large.doubt - small.doubt) * share)),
+            doubts={number: between(*pair, share) for number, pair in most.items()},
             asked=[
-                Request(number, first, stream)
-                if first == second
-                else Request(number, max(1, round(first + (second - first) * share)), stream)
-                for number, first, second, stream in pairs
+                Request(number, between(first, second, share), stream)
+                for number, first, second, stream in pairs.requests
             ],
         )
 
     return at
 
 
-def _aligned(first: list[Request], second: list[Request]) -> list[tuple[int, int, int, int]] | None:
-    """Each request of one list with the bytes of its counterpart in the other."""
+@dataclass(frozen=True, slots=True)
+class _Pairs:
+    """Each request of one trace with the bytes of its counterpart in another, and the counterparts' ids."""
+
+    requests: list[tuple[int, int, int, int]]
+    counterparts: dict[int, int]
+
+
+def _aligned(first: list[Request], second: list[Request]) -> _Pairs | None:
     if len(first) != len(second):
         return None
     counterparts: dict[int, int] = {}
@@ -61,4 +82,4 @@ def _aligned(first: list[Request], second: list[Request]) -> list[tuple[int, int
         if counterparts.setdefault(number, other) != other:  # something else is given back
             return None
         pairs.append((number, size, other_size, stream))
-    return pairs
+    return _Pairs(pairs, counterparts)

@@ -2,23 +2,17 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from legroom.memory.events import Alloc, Event, Free, Step
 from legroom.observe.cuda_rules.rules import CudaRules
 from legroom.observe.gpus import Gpu
 from legroom.observe.stand_ins import StandIns
 from legroom.observe.virtual.gpu import VirtualGPU
+from legroom.predict import doubt
+from legroom.predict.requests import Request as Request
 
 Mode = Literal["fake", "cpu"]
-
-
-class Request(NamedTuple):
-    """Memory asked for, or (`bytes` < 0) given back."""
-
-    id: int
-    bytes: int
-    stream: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,24 +29,29 @@ class Trace:
     """Whether a backward pass or an optimizer step was seen."""
     batch_size: int | None = None
     doubt: int = 0
-    """Bytes that kernels may have held at the peak beyond what is known of them."""
+    """Bytes by which reserved memory may be higher, as far as kernels are known to be guesses (see `doubt`)."""
+    doubts: dict[int, int] = field(default_factory=dict)
+    """Memory of kernels whose size is a guess: its id → what it may be instead. Empty in a trace from another process."""
     made_up: int = 0
     """How many values the program asked for and was given a stand-in."""
     notes: list[str] = field(default_factory=list)
 
-    def requests(self, device: int = 0, *, further_steps: int = 2) -> list[Request]:
+    def requests(
+        self, device: int = 0, *, further_steps: int = 2, instead: dict[int, int] | None = None
+    ) -> list[Request]:
         """In order, all that one device is asked for; the last step once more, `further_steps` times.
 
         The cache of the allocator may still grow in steps after those traced, since what one leaves behind lies
-        otherwise for the next; the steps themselves are alike.
+        otherwise for the next; the steps themselves are alike. `instead`: other sizes for some ids.
         """
+        instead = instead or {}
         asked: list[Request] = []
         alive: dict[int, Alloc] = {}
         ends: list[int] = []
         for event in self.events:
             if type(event) is Alloc and event.device == device:
                 alive[event.id] = event
-                asked.append(Request(event.id, event.bytes, event.stream))
+                asked.append(Request(event.id, instead.get(event.id, event.bytes), event.stream))
             elif type(event) is Free and alive.pop(event.id, None) is not None:
                 asked.append(Request(event.id, -1, 0))
             elif type(event) is Step and event.device == device:
@@ -110,7 +109,8 @@ def finish(trace: Trace, device: VirtualGPU) -> Trace:
     recorder = device.recorder
     trace.steps = recorder.clock.step
     trace.trains = recorder.clock.trains
-    trace.doubt = max(0, recorder.doubtful_peak - device.devices[0].allocator.peak_allocated)
+    trace.doubts = recorder.doubts
+    trace.doubt = doubt.of(trace)
     trace.made_up = 0 if device.stand_ins is None else device.stand_ins.made_up
     return trace
 

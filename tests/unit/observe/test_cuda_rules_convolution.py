@@ -9,6 +9,7 @@ from torch import nn
 from legroom.observe.cuda_rules import convolution_table, convolution_workspace
 from legroom.observe.cuda_rules.convolution_table import KINDS, Kind, look_up, size_of
 from legroom.observe.cuda_rules.convolution_workspace import Convolution
+from legroom.observe.cuda_rules.plan import Take
 from legroom.observe.gpus import find_gpu
 from legroom.units import MiB
 
@@ -96,7 +97,7 @@ def test_half_precision_pads_channels_to_eight():
 
 def key(c, side, kernel, stride=1):
     return (
-        c.element, c.channels_last, c.inputs, c.outputs, (side, side), (kernel, kernel), (stride, stride), (1, 1), c.groups,
+        "float32", c.channels_last, c.inputs, c.outputs, (side, side), (kernel, kernel), (stride, stride), (1, 1), c.groups,
         c.transposed,
     )  # fmt: skip
 
@@ -107,7 +108,8 @@ def test_a_measured_layer_is_looked_up():
     found = look_up(key(c, 28, 3), c, H200)
 
     assert found is not None
-    assert found.forward == pytest.approx(74 * MiB, abs=1024)
+    assert found.batch == 16
+    assert found.workspaces.forward == pytest.approx(74 * MiB, abs=1024)
 
 
 def test_between_measured_batch_sizes_the_nearest_speaks_scaled():
@@ -116,7 +118,8 @@ def test_between_measured_batch_sizes_the_nearest_speaks_scaled():
     found = look_up(key(c, 28, 3), c, H200)
 
     assert found is not None
-    assert copies(c) <= found.forward < copies(c) + 20 * MiB
+    assert found.batch != 20
+    assert copies(c) <= found.workspaces.forward < copies(c) + 20 * MiB
 
 
 def test_another_generation_is_not_told_what_hopper_did():
@@ -218,8 +221,30 @@ def test_what_may_be_converted_beyond_the_guess_is_in_doubt():
 
     plan = log.plan_of("convolution")
     assert plan is not None
-    assert plan.doubt == 64 * (256 + 64) * 56 * 56 * 4
-    assert not taken(plan)
+    (workspace,) = (step for step in plan.steps if isinstance(step, Take))
+    assert workspace.bytes == 0
+    assert workspace.most == (64 * (256 + 64) * 56 * 56 + 256 * 64) * 4
+
+
+def test_a_layer_measured_at_this_very_batch_is_in_no_doubt():
+    with traced() as log:
+        F.conv2d(torch.empty(16, 512, 28, 28), torch.empty(512, 512, 3, 3), padding=1)
+
+    plan = log.plan_of("convolution")
+    assert plan is not None
+    assert [step.most for step in plan.steps if isinstance(step, Take)] == [0]
+
+
+def test_channels_last_gradients_copy_weights_that_are_not():
+    with traced() as log:
+        x = torch.empty(8, 64, 28, 28).to(memory_format=torch.channels_last).requires_grad_()
+        weight = torch.empty(64, 64, 3, 3, requires_grad=True)
+        out = F.conv2d(x, weight, padding=1)
+        out.backward(torch.empty_like(out))
+
+    steps = order(log.plan_of("convolution_backward"))
+    assert steps[:2] == [0, "weight"]
+    assert steps.index("-weight") < steps.index(1)
 
 
 def test_convolutions_in_one_and_three_dimensions_have_plans_too():

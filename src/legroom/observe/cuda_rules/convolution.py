@@ -6,14 +6,14 @@ sum (see reductions). Depthwise convolutions in the usual layout have kernels of
 """
 
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from legroom.observe.cuda_rules import convolution_workspace as workspace
 from legroom.observe.cuda_rules import reductions
-from legroom.observe.cuda_rules.convolution_table import Workspaces, look_up
-from legroom.observe.cuda_rules.convolution_workspace import Convolution
+from legroom.observe.cuda_rules.convolution_table import look_up
+from legroom.observe.cuda_rules.convolution_workspace import Convolution, Workspaces
 from legroom.observe.cuda_rules.plan import Call, Give, Output, Plan, Rule, Step, Take, size_of
 from legroom.observe.gpus import Gpu
 
@@ -23,9 +23,9 @@ def _forward(call: Call) -> Plan:
     input, weight = arguments["input"], arguments["weight"]
     result = call.result if isinstance(call.result, torch.Tensor) else call.result[0]
     found = _describe(arguments, input, weight, result)
-    size = _workspaces(found, arguments, input, weight, call.gpu).forward
-    steps = [Output(0), *_copies(found, input=input, weight=weight), *_held("workspace", size)]
-    return Plan(steps, doubt=_doubt(found, size))
+    guess = _workspaces(found, arguments, input, weight, call.gpu)
+    steps = [Output(0), *_copies(found, input=input, weight=weight), *_held("workspace", guess, 0)]
+    return Plan(steps)
 
 
 def _backward(call: Call) -> Plan:
@@ -33,16 +33,20 @@ def _backward(call: Call) -> Plan:
     gradient, input, weight = arguments["grad_output"], arguments["input"], arguments["weight"]
     mask = arguments["output_mask"] or (True, True, True)
     found = _describe(arguments, input, weight, gradient)
-    sizes = _workspaces(found, arguments, input, weight, call.gpu)
+    guess = _workspaces(found, arguments, input, weight, call.gpu)
     copies = _copies(found, gradient=gradient)
     steps: list[Step] = [*copies]
     if found.depthwise and not _depthwise_by_cudnn(found, input, weight):
         steps += [Output(_position(mask, index)) for index in (1, 0) if mask[index]]
     else:
         if mask[0]:
-            steps += [Output(0), *_held("input gradient", sizes.input_gradient)]
+            copied = _copies(found, weight=weight)
+            steps += [Output(0), *copied, *_held("input gradient", guess, 1)]
+            steps += [Give(copy.name) for copy in copied]
         if mask[1]:
-            steps += [Output(_position(mask, 1)), *_held("weight gradient", sizes.weight_gradient)]
+            copied = _copies(found, input=input)
+            steps += [Output(_position(mask, 1)), *copied, *_held("weight gradient", guess, 2)]
+            steps += [Give(copy.name) for copy in copied]
     steps += [Give(copy.name) for copy in copies]
     if mask[2]:
         steps.append(Output(_position(mask, 2)))
@@ -50,26 +54,36 @@ def _backward(call: Call) -> Plan:
         for index, size in enumerate(reductions.of_tensor(gradient, dims, call.gpu, accumulator=4)):
             if size:
                 steps.append(Take(f"bias {index}", size))
-    return Plan(steps, doubt=_doubt(found, max(sizes)))
+    return Plan(steps)
 
 
-def _workspaces(
-    found: Convolution, arguments: dict[str, Any], input: Any, weight: Any, gpu: Gpu
-) -> Workspaces:
-    """As measured, where this layer was; else by rule."""
+class Guess(NamedTuple):
+    """What the result and the two gradients take, and what they may take instead (0 where it was measured)."""
+
+    bytes: Workspaces
+    most: Workspaces
+
+
+NO_DOUBT = Workspaces(0, 0, 0)
+
+
+def _workspaces(found: Convolution, arguments: dict[str, Any], input: Any, weight: Any, gpu: Gpu) -> Guess:
+    """As measured, where this layer was at this size of batch; else what the nearest size had, or by rule, and a guess."""
     if not found.depthwise:
         spread = len(weight.shape) - 2
         key = (
-            found.element, found.channels_last, found.inputs, found.outputs, tuple(input.shape[2:]),
+            str(input.dtype).removeprefix("torch."), found.channels_last, found.inputs, found.outputs, tuple(input.shape[2:]),
             tuple(weight.shape[2:]), _each(arguments["stride"], spread), _each(arguments["dilation"], spread),
             found.groups, found.transposed,
         )  # fmt: skip
         measured = look_up(key, found, gpu)
         if measured is not None:
-            return measured
-    return Workspaces(
+            exact = measured.batch == found.batch
+            return Guess(measured.workspaces, NO_DOUBT if exact else workspace.most(found, gpu))
+    by_rule = Workspaces(
         workspace.forward(found), workspace.input_gradient(found), workspace.weight_gradient(found, gpu)
     )
+    return Guess(by_rule, NO_DOUBT if found.depthwise else workspace.most(found, gpu))
 
 
 def _each(values: Any, dimensions: int) -> tuple[int, ...]:
@@ -96,8 +110,9 @@ def _position(mask: Any, index: int) -> int:
     return sum(bool(wanted) for wanted in mask[:index])
 
 
-def _held(name: str, size: int) -> list[Step]:
-    return [Take(name, size), Give(name)] if size else []
+def _held(name: str, guess: Guess, which: int) -> list[Step]:
+    size, most = guess.bytes[which], guess.most[which]
+    return [Take(name, size, most), Give(name)] if size or most else []
 
 
 def _describe(arguments: dict[str, Any], input: Any, weight: Any, output: Any) -> Convolution:
@@ -135,11 +150,6 @@ def _last(tensor: Any) -> bool:
         return False
     form = torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
     return bool(tensor.is_contiguous(memory_format=form))
-
-
-def _doubt(found: Convolution, size: int) -> int:
-    """At worst everything is converted: what of that is not counted already."""
-    return max(0, found.converted() - size) if not found.depthwise else 0
 
 
 RULES: dict[str, Rule] = {"aten::convolution": _forward, "aten::convolution_backward": _backward}

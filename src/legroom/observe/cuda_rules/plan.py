@@ -27,6 +27,8 @@ class Take(NamedTuple):
 
     name: str
     bytes: int
+    most: int = 0
+    """Where `bytes` is a guess: what it may be instead. It widens the safe bound, not the estimate."""
 
 
 class Give(NamedTuple):
@@ -47,14 +49,9 @@ Step = Output | Take | Give | Keep
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one operation does, in order. Results that no step names are allocated before the first step.
-
-    `doubt`: bytes that the operation may hold beyond this, where a kernel's inside is not known. They widen a safe
-    bound; they are no part of the estimate.
-    """
+    """What one operation does, in order. Results that no step names are allocated before the first step."""
 
     steps: Sequence[Step] = ()
-    doubt: int = 0
 
 
 @dataclass(slots=True)
@@ -73,10 +70,10 @@ class Call:
 Rule = Callable[[Call], Plan | None]
 
 
-def scratch(*sizes: int, doubt: int = 0) -> Plan | None:
+def scratch(*sizes: int) -> Plan | None:
     """The commonest plan: results first, then scratch of these sizes, all given back at the end."""
     steps = [Take(str(index), size) for index, size in enumerate(sizes) if size > 0]
-    return Plan(steps, doubt) if steps or doubt else None
+    return Plan(steps) if steps else None
 
 
 def size_of(tensor: Any) -> int:

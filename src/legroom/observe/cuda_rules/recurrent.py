@@ -262,26 +262,23 @@ def _forward(call: Call) -> Plan:
 
 
 def _backward(call: Call) -> Plan:
-    """First the gradients of the inputs, then those of the weights: the workspace is taken twice."""
+    """First the gradients of the inputs, then those of the weights: the workspace is taken twice. The order is that of the
+    measured histories."""
     arguments = call.arguments
     layer = _layer(arguments, arguments["input"])
     scratch = workspace(layer)
-    steps: list[Step] = [Output(1), Output(2), Output(0)]
+    has_cell = arguments["cx"] is not None
     grad = arguments["grad_output"]
-    if grad is not None and _reordered(arguments):
-        steps.append(Take("gradient", size_of(grad)))
     copied = [Take("input", size_of(arguments["input"]))] if _reordered(arguments) else []
-    steps += copied
+    reordered = [Take("gradient", size_of(grad))] if grad is not None and _reordered(arguments) else []
+    steps: list[Step] = [Output(1), *([Output(2)] if has_cell else []), *copied, *reordered, Output(0)]
     for name in ("hx", "cx"):
         if arguments[f"grad_{name[0]}y"] is None and arguments[name] is not None:
             steps.append(Take(name, size_of(arguments[name])))
     steps += [Take("workspace", scratch), Give("workspace")]
-    steps += [
-        Give(taken.name) for taken in steps if isinstance(taken, Take) and taken.name in ("gradient", "input")
-    ]
+    steps += [Give(taken.name) for taken in (*reordered, *copied)]
     if arguments["output_mask"][3]:
-        first_weight = 3 if arguments["cx"] is not None else 2
-        steps += [*copied, Output(first_weight), Take("workspace", scratch)]
+        steps += [*copied, Output(3 if has_cell else 2), Take("workspace", scratch)]
     return Plan(steps)
 
 

@@ -15,6 +15,7 @@ from legroom.observe.cuda_rules import (
     dropout,
     embedding,
     libraries,
+    linear,
     matmul,
     normalization,
     optimizers,
@@ -70,6 +71,7 @@ class CudaRules:
         with Overrides(stands_for_cuda) as overrides:
             dropout.install(overrides)
             softmax.install(overrides)
+            linear.install(overrides)
             rms_norm.install(overrides, self.release)
             attention.install(overrides, self.gpu, self.release)
             with (

@@ -70,8 +70,10 @@ def _logits_loss(call: Call) -> Plan | None:
 
 
 def _roll(call: Call) -> Plan | None:
-    """One dimension after the other: what lies between two is a temporary."""
-    return scratch(size_of(call.arguments["self"])) if len(call.arguments["shifts"]) > 1 else None
+    """One dimension after the other: what lies between two is a temporary, and there before the result."""
+    if len(call.arguments["shifts"]) < 2:
+        return None
+    return Plan([Take("between", size_of(call.arguments["self"])), Output(0)])
 
 
 def _cumulative(call: Call) -> Plan | None:

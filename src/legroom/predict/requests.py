@@ -1,0 +1,75 @@
+"""A list of requests for memory, played through the allocator of a GPU."""
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from legroom.memory.allocator import AllocationFailed, Allocator
+from legroom.memory.allocator_blocks import Block
+from legroom.memory.allocator_settings import AllocatorSettings
+
+
+class Request(NamedTuple):
+    """Memory asked for, or (`bytes` < 0) given back."""
+
+    id: int
+    bytes: int
+    stream: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peaks:
+    """The highest figures of a replay, in bytes."""
+
+    requested: int
+    allocated: int
+    reserved: int
+    failed_at: int | None
+    """The position of the request that failed; None if all were served."""
+
+
+def play(
+    requests: Iterable[Request],
+    capacity: int | None = None,
+    *,
+    extra: int = 0,
+    settings: AllocatorSettings | None = None,
+    place: Callable[[int, int], int] | None = None,
+) -> Peaks:
+    """Every request, on a device with `capacity` bytes for PyTorch; `extra` bytes of them taken before.
+
+    `place(size, stream)` says where the device puts each new segment.
+    """
+    allocator = Allocator(capacity, settings=settings or default_settings(), base_address=place)
+    if extra:
+        try:
+            allocator.malloc(extra)
+        except AllocationFailed:
+            return Peaks(requested=0, allocated=0, reserved=0, failed_at=0)
+    blocks: dict[int, Block] = {}
+    failed: int | None = None
+    for position, (number, size, stream) in enumerate(requests):
+        if size < 0:
+            block = blocks.pop(number, None)
+            if block is not None:
+                allocator.free(block)
+        elif size:  # torch asks for no block where there are no bytes
+            try:
+                blocks[number] = allocator.malloc(size, stream)
+            except AllocationFailed:
+                failed = position
+                break
+    return Peaks(
+        requested=allocator.peak_requested,
+        allocated=allocator.peak_allocated,
+        reserved=allocator.peak_reserved,
+        failed_at=failed,
+    )
+
+
+def default_settings() -> AllocatorSettings:
+    """The settings that a run from this shell would have."""
+    return AllocatorSettings.from_environment(os.environ, torch.__version__)

@@ -1,0 +1,51 @@
+"""How much more may be reserved than a trace says."""
+
+from legroom.memory.allocator_settings import AllocatorSettings
+from legroom.memory.events import Alloc, Category, Event, Free, Phase
+from legroom.observe.gpus import find_gpu
+from legroom.predict import doubt
+from legroom.predict.trace import Trace
+from legroom.units import MiB
+
+BY_ADDRESS = AllocatorSettings.from_environment({}, "2.11.0")
+
+
+def asked(number: int, size: int) -> Event:
+    return Alloc(
+        0.0, number, size, size, 0, 0, Category.WORKSPACE, Phase.FORWARD, 0, "", None, "aten.convolution"
+    )
+
+
+def trace_of(*events: Event, doubts: dict[int, int] | None = None) -> Trace:
+    return Trace(gpu=find_gpu("h200"), mode="fake", events=list(events), doubts=doubts or {})
+
+
+def test_a_trace_without_guesses_is_in_no_doubt() -> None:
+    assert doubt.of(trace_of(asked(1, 30 * MiB), asked(2, 40 * MiB))) == 0
+
+
+def test_scratch_that_may_be_larger_is_played_with_that_size() -> None:
+    trace = trace_of(asked(1, 30 * MiB), asked(2, 40 * MiB), Free(0.0, 2), doubts={2: 100 * MiB})
+
+    assert doubt.of(trace) == 60 * MiB
+
+
+def test_scratch_that_may_be_there_or_not_counts() -> None:
+    trace = trace_of(asked(1, 30 * MiB), asked(2, 0), Free(0.0, 2), doubts={2: 50 * MiB})
+
+    assert doubt.of(trace) == 50 * MiB
+
+
+def test_a_guess_that_fits_the_cache_anyway_is_no_doubt() -> None:
+    events = (asked(1, 200 * MiB), Free(0.0, 1), asked(2, 40 * MiB), Free(0.0, 2))
+
+    assert doubt.of(trace_of(*events, doubts={2: 150 * MiB})) == 0
+
+
+def test_the_same_trace_has_the_same_doubt() -> None:
+    sizes = {number: (10 + number) * MiB for number in range(1, 30)}
+    events = [asked(number, size) for number, size in sizes.items()]
+    events += [Free(0.0, number) for number in sizes]
+    trace = trace_of(*events, doubts={number: 2 * size for number, size in sizes.items()})
+
+    assert doubt.of(trace, BY_ADDRESS) == doubt.of(trace, BY_ADDRESS) > 0
