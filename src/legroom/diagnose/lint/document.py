@@ -14,12 +14,13 @@ from typing import Protocol
 
 from legroom.diagnose.lint.edits import Edit, apply
 from legroom.diagnose.lint.notebook import Cell, NotebookError, code_cells, masked, with_sources
+from legroom.errors import UsageError
 
 LARGEST = 8 * 1024 * 1024
 """Files above this are not code that anyone wrote."""
 
 
-class Unreadable(Exception):  # noqa: N818  (a reason, told to a person)
+class Unreadable(UsageError):  # noqa: N818  (a reason, told to a person)
     """Why a file cannot be checked, in a few words."""
 
 

@@ -164,6 +164,7 @@ def _check(document: Document, name: str, codes: Iterable[str]) -> list[tuple[Li
             if not _is_ignored(program, code, problem)
         ]
     except cst.ParserSyntaxError as error:
+        _check_syntax(document)  # Python's own parser knows the place better
         raise Unreadable(_syntax_sentence(document, error.raw_line)) from None
     except RecursionError:
         raise Unreadable("nested too deeply to be checked") from None

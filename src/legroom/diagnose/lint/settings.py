@@ -9,6 +9,7 @@
 What the command line says of `select` and `ignore` takes the place of what the file says.
 """
 
+import os
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -58,7 +59,7 @@ def rule_codes() -> list[str]:
 
 def settings_for(file: Path) -> Settings:
     """From the nearest pyproject.toml above a file that has settings for the linter."""
-    return _settings_of_folder(file.resolve().parent)
+    return _settings_of_folder(Path(os.path.abspath(file)).parent)
 
 
 @cache
@@ -127,7 +128,7 @@ def checked_codes(codes: Iterable[str], where: str) -> tuple[str, ...]:
 def matches(path: Path, pattern: str, folder: Path) -> bool:
     """Whether a pattern means a path: by its name, or by its way from the settings' folder."""
     try:
-        relative: Sequence[str] = path.resolve().relative_to(folder.resolve()).parts
+        relative: Sequence[str] = Path(os.path.abspath(path)).relative_to(os.path.abspath(folder)).parts
     except ValueError:
         relative = path.parts
     wanted = pattern.rstrip("/")

@@ -51,9 +51,15 @@ def _child_fields(kind: type[cst.CSTNode]) -> tuple[str, ...]:
     )
 
 
-@cache
-def _is_node(kind: type) -> bool:
-    return issubclass(kind, cst.CSTNode)  # isinstance is slow: nodes are abstract base classes
+class _NodeTypes(dict[type, bool]):
+    """Whether a type is a node, asked once for each: nodes are abstract base classes, and asking those is slow."""
+
+    def __missing__(self, kind: type) -> bool:
+        self[kind] = issubclass(kind, cst.CSTNode)
+        return self[kind]
+
+
+_is_node = _NodeTypes()
 
 
 def children(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
@@ -63,9 +69,9 @@ def children(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
         kind = type(value)
         if kind is tuple or kind is list:
             for each in value:
-                if _is_node(type(each)):
+                if _is_node[type(each)]:
                     yield each
-        elif _is_node(kind):
+        elif _is_node[kind]:
             yield value
 
 
