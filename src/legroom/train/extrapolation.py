@@ -5,20 +5,25 @@ its two sizes (weights stay, activations grow), and the step at any size is put 
 capacity in force: rounding, fragmentation and the cache that is given back before a failure are in the answer. A line
 that would start below zero bends upwards (rows times rows, as in contrastive losses) and is taken for a power instead.
 
-Libraries choose their kernels by size, and these take workspaces for the length of a call: such requests, given back before the
-next one is made, may differ between the logs. Of a workspace, or of every request where the rest differs too, what both logs have
-in one size is taken as fixed and what they do not as growing with the rows: less exact, and `matched` says so.
+Where a library chose other kernels for the two sizes, some requests have no partner in the other log (`alignment`). Of these,
+what both logs have in one size is taken as fixed and the rest as growing with the rows: less exact, and `matched` says so.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 
 from legroom.memory.allocator import AllocationFailed, Allocator
-from legroom.memory.allocator_blocks import Block
+from legroom.memory.allocator_blocks import LARGEST_SMALL, Block
 from legroom.memory.allocator_settings import AllocatorSettings
 from legroom.predict.trace import Request
+from legroom.train.alignment import partners
+from legroom.train.request_log import Held
+
+A_FEW = 3
+"""Sizes that are looked at beyond the first that does not fit."""
+GUESSED = 0.02
+"""Of the peak: with more guessed at one time, two logs do not match."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +31,29 @@ class Logged:
     """The requests of a trial that ran."""
 
     size: int
-    held: list[Request]
+    held: list[Held]
     requests: list[Request]
-    reserved_before: int
-    """By the real allocator, when the trial began."""
+    peak_allocated: int
     peak_reserved: int
-    """By the real allocator, within the trial."""
+    """Both by the real allocator, within the trial."""
+
+
+def _laid_out(allocator: Allocator, held: list[Held]) -> dict[int, Block]:
+    """What was there before, each block in its place: where free memory lies between decides what fits later."""
+    blocks: dict[int, Block] = {}
+    free: list[Block] = []
+    for segment in sorted(held, key=lambda held: -held.bytes):
+        if segment.bytes > LARGEST_SMALL * 2:  # taken whole first, so that the segment has its size
+            allocator.free(allocator.malloc(segment.bytes, segment.stream))
+        for name, size in segment.blocks:
+            block = allocator.malloc(size, segment.stream)
+            if name is None:
+                free.append(block)
+            else:
+                blocks[name] = block
+    for block in free:
+        allocator.free(block)
+    return blocks
 
 
 Grow = Callable[[int], int]
@@ -44,23 +66,25 @@ class Extrapolation:
     def __init__(self, small: Logged, large: Logged, settings: AllocatorSettings) -> None:
         self._large = large
         self._settings = settings
-        grows = _lines(small, large)
-        self.matched = grows is not None
-        self._grows = grows if grows is not None else _by_sizes(small, large)
-        self._correction = 0
-        replayed = self.peak_reserved(large.size)
-        if replayed is not None:
-            self._correction = max(0, large.peak_reserved - replayed)
+        self._grows, guessed = _growths(small, large)
+        self.matched = guessed <= GUESSED * large.peak_reserved
+        replayed = self._play(large.size, None)
+        assert replayed is not None
+        self._unexplained = max(0, large.peak_allocated - replayed[0])
+        """What was allocated and is in no log. (Of what was reserved, a part could have been given back.)"""
 
     def is_exact(self, capacity: int) -> bool:
         """Whether replaying the larger trial gives the very peak that was measured."""
         return self.matched and self.peak_reserved(self._large.size, capacity) == self._large.peak_reserved
 
     def fits(self, size: int, capacity: int, slack: int = 0) -> bool:
-        return self.peak_reserved(size, capacity - slack - self._correction) is not None
+        return self.peak_reserved(size, capacity - slack - self._unexplained) is not None
 
     def largest(self, capacity: int, *, least: int, most: int, slack: int = 0) -> int:
-        """The largest size that fits, from `least`, which is known to; fits are taken to end once."""
+        """The largest size that fits, from `least`, which is known to.
+
+        Fits end once as a rule. Gaps between blocks can make one size fail where the next fits: a few are looked at.
+        """
         low, high = least, min(most, max(least * 2, 8))
         while high < most and self.fits(high, capacity, slack):
             low, high = high, min(most, high * 2)
@@ -71,20 +95,22 @@ class Extrapolation:
                 low = middle
             else:
                 high = middle
-        return low
+        beyond = range(low + 2, min(most, low + 1 + A_FEW) + 1)
+        return max((size for size in beyond if self.fits(size, capacity, slack)), default=low)
 
     def peak_reserved(self, size: int, capacity: int | None = None) -> int | None:
         """Of the step at this size; None if it does not fit the capacity."""
+        peaks = self._play(size, capacity)
+        return None if peaks is None else peaks[1]
+
+    def _play(self, size: int, capacity: int | None) -> tuple[int, int] | None:
+        """The step through the replayed allocator: its peaks, allocated and reserved; None where it fails."""
         allocator = Allocator(settings=self._settings)
-        blocks: dict[int, Block] = {}
-        for request in self._large.held:
-            blocks[request.id] = allocator.malloc(request.bytes, request.stream)
-        # What was there before lies in other segments than a fresh allocator gives it: the account is squared.
-        shift = allocator.reserved - self._large.reserved_before
+        blocks = _laid_out(allocator, self._large.held)
         if capacity is not None:
-            if capacity + shift < allocator.reserved:
+            if capacity < allocator.reserved:
                 return None
-            allocator.set_limit(capacity + shift)
+            allocator.set_limit(capacity)
         number = 0
         for request in self._large.requests:
             if request.bytes < 0:
@@ -96,55 +122,30 @@ class Extrapolation:
                 blocks[request.id] = allocator.malloc(grown, request.stream)
             except AllocationFailed:
                 return None
-        return allocator.peak_reserved - shift
+        return allocator.peak_allocated, allocator.peak_reserved
 
 
-def _lines(small: Logged, large: Logged) -> list[Grow] | None:
-    """How each request of the larger trial grows; None where the two trials did not do the same."""
-    if _pattern(small.requests, set()) == _pattern(large.requests, set()):
-        passing_small: set[int] = set()
-        passing_large: set[int] = set()
-    else:
-        passing_small, passing_large = _workspaces(small.requests), _workspaces(large.requests)
-        if _pattern(small.requests, passing_small) != _pattern(large.requests, passing_large):
-            return None
-    few = (r.bytes for r in small.requests if r.bytes >= 0 and r.id not in passing_small)
-    by_size = iter(_by_sizes(small, large))
+def _growths(small: Logged, large: Logged) -> tuple[list[Grow], int]:
+    """How each request of the larger trial grows, and how many bytes at most were guessed at one time."""
+    of_smaller = iter(partners(small.requests, small.size, large.requests, large.size))
+    fixed = {request.bytes for request in small.requests}
     known: dict[tuple[int, int], Grow] = {}
     grows: list[Grow] = []
+    guessed = most_guessed = 0
+    alive: dict[int, int] = {}
     for request in large.requests:
         if request.bytes < 0:
+            guessed -= alive.pop(request.id, 0)
             continue
-        guessed = next(by_size)
-        if request.id in passing_large:
-            grows.append(guessed)
-        else:
-            pair = (next(few), request.bytes)
-            grows.append(known.setdefault(pair, _line(small.size, pair[0], large.size, pair[1])))
-    return grows
-
-
-def _pattern(requests: list[Request], without: set[int]) -> list[tuple[bool, int]]:
-    """What is asked for and given back, by order of birth instead of by address."""
-    order: dict[int, int] = {}
-    pattern: list[tuple[bool, int]] = []
-    for request in requests:
-        if request.id in without:
-            continue
-        is_birth = request.bytes >= 0
-        if is_birth:
-            order[request.id] = len(order)
-        pattern.append((is_birth, order.get(request.id, -1)))
-    return pattern
-
-
-def _workspaces(requests: list[Request]) -> set[int]:
-    """What is given back before anything else is asked for."""
-    return {
-        request.id
-        for request, following in pairwise(requests)
-        if request.bytes >= 0 and following.bytes < 0 and following.id == request.id
-    }
+        before = next(of_smaller)
+        if before is None:
+            alive[request.id] = request.bytes
+            guessed += request.bytes
+            most_guessed = max(guessed, most_guessed)
+            before = request.bytes if request.bytes in fixed else request.bytes * small.size // large.size
+        pair = (before, request.bytes)
+        grows.append(known.setdefault(pair, _line(small.size, before, large.size, request.bytes)))
+    return grows, most_guessed
 
 
 def _line(small: int, few: int, large: int, many: int) -> Grow:
@@ -156,14 +157,3 @@ def _line(small: int, few: int, large: int, many: int) -> Grow:
         power = math.log(many / few) / math.log(large / small)
         return lambda size: round(many * (size / large) ** power)
     return lambda size: max(0, round(start + slope * size))
-
-
-def _by_sizes(small: Logged, large: Logged) -> list[Grow]:
-    fixed = {request.bytes for request in small.requests}
-
-    def grow(bytes: int) -> Grow:
-        if bytes in fixed:
-            return lambda size: bytes
-        return lambda size: round(bytes * size / large.size)
-
-    return [grow(request.bytes) for request in large.requests if request.bytes >= 0]

@@ -39,8 +39,13 @@ BELOW_FORETOLD = 0.98
 """Of the foretold size: where its first run is, so that an error of a percent or so costs no failure."""
 BELOW_GUESSED = 0.95
 """The same, where the two logs did not match."""
+BELOW_LAST = 0.985
+"""The same, of the last size run where all goes as a rule."""
+NEAR_ENOUGH = 0.97
+"""Of the foretold size: what is this near after a few trials is the answer."""
+FEW_TRIALS = 4
 MOST_TRIALS = 6
-"""Four where memory grows evenly; the others are for closing in after a failure."""
+"""The further ones are for closing in after a failure, or where kernels changed on the way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +141,7 @@ class _Search:
         began = time.perf_counter()
         self.trials.warm_up(self._rounded(start))
         size: int | None = self._rounded(start)
-        while size is not None and len(self.trials.done) < MOST_TRIALS:
+        while size is not None and self.trials.count < MOST_TRIALS:
             if self.trials.run(size):
                 self.fits = max(self.fits, size)
             else:
@@ -167,20 +172,21 @@ class _Search:
             if failed:  # something was not foretold: leave room for it
                 slack = capacity // 20 if logged[-1].size < 0.9 * self.fails else capacity // 50
             foretold = line.largest(capacity, least=self.fits, most=self.fails - 1, slack=slack)
-        if foretold <= self.fits:
+        if foretold <= self.fits or (self.trials.count >= FEW_TRIALS and self.fits >= NEAR_ENOUGH * foretold):
             return None
-        near = self.fits >= 0.9 * foretold
-        if near:
-            return self._within(foretold)
-        if failed and len(self.trials.done) >= 4:
-            return self._within((self.fits + self.fails) // 2)
+        if failed and self.trials.count >= FEW_TRIALS:
+            return self._within(min(foretold, (self.fits + self.fails) // 2))
+        if self.trials.count >= FEW_TRIALS - 1:
+            return self._within(
+                foretold if exact or self.fits >= 0.9 * foretold else int(foretold * BELOW_LAST)
+            )
         return self._within(int(foretold * (BELOW_FORETOLD if exact else BELOW_GUESSED)))
 
     def _safely(self) -> int:
         """How far one trial allows to go: what it took beyond what was there before may all grow with the rows."""
         trial, before = self.trials.ran[-1], self.trials.allocated_before
         taken = max(1, trial.peak_reserved - before)
-        return int(0.75 * trial.size * (self.trials.capacity() - before) / taken)
+        return int(0.9 * trial.size * (self.trials.capacity() - before) / taken)
 
     def _by_peaks(self, capacity: int) -> int:
         """Where the line through the peaks of two sizes meets the capacity, less what the allocator loses to gaps."""
@@ -194,7 +200,7 @@ class _Search:
         """A size between what ran and what failed, or None when there is none left."""
         size = self._rounded(min(size, self.fails - 1))
         if size <= self.fits:
-            size = self.fits + self.multiple_of if not self.trials.is_near_the_end else self.fits
+            size = self.fits + self.multiple_of
         return size if self.fits < size < self.fails else None
 
     def _rounded(self, size: int) -> int:
@@ -264,8 +270,8 @@ class _Trials:
         return [trial for trial in self.done if trial.fits]
 
     @property
-    def is_near_the_end(self) -> bool:
-        return len(self.done) >= 3
+    def count(self) -> int:
+        return len(self.done)
 
     def capacity(self) -> int:
         return device_capacity(self._device) - self._leave
@@ -279,7 +285,6 @@ class _Trials:
         self._kept.restore()
         _give_back()
         torch.cuda.reset_peak_memory_stats(self._device)
-        before = torch.cuda.memory_reserved(self._device)
         self.allocated_before = torch.cuda.memory_allocated(self._device)
         retries = _retries(self._device)
         began = time.perf_counter()
@@ -295,7 +300,9 @@ class _Trials:
         )
         self.done.append(trial)
         if fits and log.requests is not None:
-            self.logged.append(Logged(size, log.held, log.requests, before, trial.peak_reserved))
+            self.logged.append(
+                Logged(size, log.held, log.requests, trial.peak_allocated, trial.peak_reserved)
+            )
             self.logged.sort(key=lambda logged: logged.size)
         self._kept.restore()
         _give_back()

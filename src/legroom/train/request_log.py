@@ -8,7 +8,7 @@ long) `RequestLog.requests` is None, and whoever asks has the peaks alone.
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,12 +20,21 @@ MOST_ENTRIES = 400_000
 """Of the allocator's history: more than three steps of a large model make."""
 
 
+class Held(NamedTuple):
+    """A segment that the allocator had before: its size and stream, and its blocks in order."""
+
+    bytes: int
+    stream: int
+    blocks: list[tuple[int | None, int]]
+    """The number of what is in it, or None for a free one, and its bytes."""
+
+
 @dataclass(slots=True)
 class RequestLog:
     """Filled when the stretch has ended."""
 
-    held: list[Request] = field(default_factory=list)
-    """What was allocated before, in the order of its addresses."""
+    held: list[Held] = field(default_factory=list)
+    """What the allocator had before."""
     requests: list[Request] | None = None
     """In order; what is given back has `bytes` below zero. None: not known."""
 
@@ -43,8 +52,10 @@ def recorded(device: torch.device) -> Iterator[RequestLog]:
 def _of_virtual(gpu: VirtualGPU, device: torch.device, log: RequestLog) -> Iterator[None]:
     index = device.index or 0
     recorder = gpu.recorder
-    alive = {live.id for live in recorder.live.values() if live.device == index}
-    log.held = [Request(live.id, live.nbytes, 0) for live in recorder.live.values() if live.device == index]
+    mine = [live for live in recorder.live.values() if live.device == index]
+    alive = {live.id for live in mine}
+    names = {live.block.address: live.id for live in mine if live.block is not None}  # type: ignore[attr-defined]
+    log.held = _held(index, names)
     requests: list[Request] = []
     passed_on = recorder.sink
 
@@ -71,21 +82,15 @@ def _of_history(device: torch.device, log: RequestLog) -> Iterator[None]:
         yield
         return
     try:
-        log.held = [
-            Request(block["address"], block.get("requested_size", block["size"]), segment["stream"])
-            for segment in sorted(
-                torch.cuda.memory._snapshot()["segments"], key=lambda segment: segment["address"]
-            )
-            if segment["device"] == (device.index or 0)
-            for block in _with_addresses(segment)
-            if block["state"] == "active_allocated"
-        ]
+        log.held = _held(device.index or 0, None)
         yield
         entries = torch.cuda.memory._snapshot()["device_traces"][device.index or 0]
     finally:
         torch.cuda.memory._record_memory_history(None)
     if len(entries) < MOST_ENTRIES:
-        log.requests = _requests(entries, {request.id for request in log.held})
+        log.requests = _requests(
+            entries, {name for held in log.held for name, _ in held.blocks if name is not None}
+        )
 
 
 def _start() -> bool:
@@ -103,10 +108,20 @@ def _start() -> bool:
     return True
 
 
-def _with_addresses(segment: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _held(index: int, names: dict[int, int] | None) -> list[Held]:
+    """Every segment of a device. `names`: what stands for an address, on a virtual one."""
+    return [
+        Held(segment["total_size"], segment["stream"], list(_blocks(segment, names)))
+        for segment in torch.cuda.memory._snapshot()["segments"]
+        if segment["device"] == index
+    ]
+
+
+def _blocks(segment: dict[str, Any], names: dict[int, int] | None) -> Iterator[tuple[int | None, int]]:
     address = segment["address"]
     for block in segment["blocks"]:
-        yield {"address": address, **block}
+        name = address if names is None else names.get(address, -address)
+        yield (name if block["state"] != "inactive" else None), block["size"]
         address += block["size"]
 
 
@@ -115,10 +130,10 @@ def _requests(entries: list[dict[str, Any]], held: set[int]) -> list[Request]:
     now = {address: address for address in held}
     requests: list[Request] = []
     for entry in entries:
-        action, address = entry["action"], entry["addr"]
+        action = entry["action"]
         if action == "alloc":
-            now[address] = -len(requests) - 1
-            requests.append(Request(now[address], entry["size"], entry["stream"]))
-        elif action == "free_requested" and address in now:
-            requests.append(Request(now.pop(address), -1, 0))
+            now[entry["addr"]] = -len(requests) - 1
+            requests.append(Request(now[entry["addr"]], entry["size"], entry["stream"]))
+        elif action == "free_requested" and entry["addr"] in now:
+            requests.append(Request(now.pop(entry["addr"]), -1, 0))
     return requests

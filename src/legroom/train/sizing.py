@@ -34,8 +34,9 @@ SLOWER = 0.98
 """Of the other's speed: below it a size counts as slower, above it the two are alike."""
 MARGIN = 0.97
 """Of what a step can have: as much as a size may be foretold to need, the rest being for fragmentation."""
-UNKNOWN_PROGRESS = 0.5
-"""Of the forward pass: taken as done when it failed and nobody knows where."""
+UNKNOWN_PROGRESS = 0.3
+"""Of the forward pass: taken as done when it failed and nobody knows where. Another failure costs more time than a few steps
+in smaller chunks, after which peaks say how far to grow."""
 MOST_REMEMBERED = 200
 """Choices, and sizes: a run may take millions of steps."""
 
