@@ -31,6 +31,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from legroom.diagnose.oom import classify
 from legroom.observe.devices import NotAvailable, host
+from legroom.train.spill_aside import stepping_aside
 from legroom.train.spill_lanes import Lane, lane_to
 from legroom.units import MiB, format_size, parse_size
 
@@ -93,7 +94,8 @@ class Spill:
 
     @contextlib.contextmanager
     def everywhere(self) -> Iterator["Spill"]:
-        """In this thread and in every thread that is started meanwhile: autograd's hooks belong to a thread."""
+        """In this thread and in every thread that is started meanwhile: autograd's hooks belong to a thread. Steps aside where
+        torch allows no hooks."""
         original = threading.Thread.run
         spill = self
 
@@ -103,7 +105,7 @@ class Spill:
 
         threading.Thread.run = run  # type: ignore[method-assign,assignment]
         try:
-            with self:
+            with self, stepping_aside(lambda: self._stack[-1] if self._stack else None):
                 yield self
         finally:
             threading.Thread.run = original  # type: ignore[method-assign]

@@ -492,3 +492,19 @@ def test_when_the_budget_is_used_up_the_last_copies_free_their_memory_too(gpu):
         del value
         assert torch.cuda.memory_allocated() < 11 * ACTIVATION  # the leaf and nine results: four are away
     total.backward()
+
+
+def test_transforms_that_allow_no_hooks_run_and_spilling_goes_on_after_them(gpu):
+    def loss_of(value: torch.Tensor) -> torch.Tensor:
+        return value.sin().exp().sum()
+
+    leaf = torch.randn(ROWS, WIDTH, device="cuda", requires_grad=True)
+    expected = torch.func.grad(loss_of)(leaf.detach())
+    spill = Spill()
+    with spill.everywhere():
+        assert torch.equal(torch.func.grad(loss_of)(leaf.detach()), expected)
+        assert torch.func.hessian(lambda value: value.square().sum())(torch.ones(2)).shape == (2, 2)
+        assert spill.moved_tensors == 0
+        loss_of(leaf).backward()
+        assert spill.moved_tensors > 0
+    assert torch.equal(leaf.grad, expected)
