@@ -28,7 +28,7 @@ from legroom.memory.kept import from_notes as kept_from_notes
 from legroom.memory.ledger import Ledger
 
 SCHEMA = "legroom.run/1"
-_REMARKS = ("history", "retry", "trouble")
+_REMARKS = ("history", "retry", "trouble", "processes")
 """Kinds of notes that a person should see."""
 
 

@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
-from legroom.memory.events import Holder
 from legroom.observe import cuda_calls
 from legroom.observe.attribution import current_node
 from legroom.observe.cuda_calls import CudaCalls
 from legroom.observe.cuda_sightings import Sightings
 from legroom.observe.cuda_trace import Failure
-from legroom.observe.holders import find_holders, tensors_in_frames
+from legroom.observe.holders import Holders, survey_holders, tensors_in_frames
+from legroom.observe.other_processes import others_on
 
 
 class Failures:
@@ -84,19 +84,27 @@ class Failures:
         try:
             holders, nodes = self._look_around()
             op = failure.op or operation_at(_innermost_frame())
-            self._on_error(failure._replace(message=text, holders=holders, op=op), nodes)
+            self._on_error(
+                failure._replace(
+                    message=text,
+                    holders=tuple(holders.largest),
+                    reached=holders.reached,
+                    op=op,
+                    others=others_on(failure.device),
+                ),
+                nodes,
+            )
         except Exception:  # as above: an error in an error would take its place
             return
 
-    def _look_around(self) -> tuple[tuple[Holder, ...], list[Any]]:
+    def _look_around(self) -> tuple[Holders, list[Any]]:
         """The variables that hold most, and the autograd nodes of the tensors in all of them."""
         if self._looks >= self.MOST_LOOKS:
-            return (), []
+            return Holders([], 0), []
         self._looks += 1
         frame = _script_frame()
         try:
-            holders = tuple(find_holders(frame, _measure))
-            return holders, [
+            return survey_holders(frame, _measure), [
                 tensor.grad_fn for tensor in tensors_in_frames(frame) if tensor.grad_fn is not None
             ]
         finally:

@@ -65,6 +65,10 @@ class Failure(NamedTuple):
     """The autograd node at work, or the function called; "" where unknown."""
     message: str = ""
     holders: tuple[Holder, ...] = ()
+    reached: int = 0
+    """Bytes that all variables reach together."""
+    others: str = ""
+    """Which other processes are on the device, in a sentence."""
 
 
 Timed = tuple[float, Event]
@@ -327,6 +331,9 @@ class _Reading:
         self._tell(oom)
         for holder in failure.holders:
             self._tell(holder)
+        self._tell(Note(self._time, "reached", str(failure.reached)))
+        if failure.others:
+            self._tell(Note(self._time, "processes", failure.others))
 
     # --- what the lives were
 

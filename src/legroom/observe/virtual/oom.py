@@ -6,9 +6,9 @@ from typing import Protocol
 import torch
 
 from legroom.memory.allocator import AllocationFailed, Allocator
-from legroom.memory.events import Oom
+from legroom.memory.events import Note, Oom
 from legroom.observe.attribution import Place
-from legroom.observe.holders import find_holders, tensors_in_frames
+from legroom.observe.holders import survey_holders, tensors_in_frames
 from legroom.observe.recorder import Recorder
 from legroom.observe.virtual.memory import out_of_memory as tell_observers
 from legroom.units import GiB, KiB, MiB
@@ -40,8 +40,10 @@ def report_out_of_memory(
                 recorder.clock.step, place.phase, place.module, place.frame, op, message,
             )
         )  # fmt: skip
-        for holder in find_holders(frame, recorder.measure):
+        holders = survey_holders(frame, recorder.measure)
+        for holder in holders.largest:
             recorder.emit(holder)
+        recorder.emit(Note(recorder.seconds, "reached", str(holders.reached)))
     finally:
         del frame
     return torch.OutOfMemoryError(message)

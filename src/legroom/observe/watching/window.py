@@ -110,9 +110,11 @@ class Window:
         by_birth = self._followed.look(tensors, accounted_for(tensors, self._ticks.optimizers), turn)
         self._counts.append(self._followed.count)
         kept = births.steps(turn)
-        signs = _Signs(
-            uneasy=len(kept) >= 2 or (self._rising(3) and all(by_birth.get(turn - n) for n in (1, 2)))
-        )
+        newest = by_birth.get(turn - 1, [])
+        # Results of an evaluation that are gathered on the host are its purpose.
+        matters = self._ticks.trains or any(map(self._on_device, newest))
+        gathers = matters and self._rising(3) and bool(newest) and bool(by_birth.get(turn - 2))
+        signs = _Signs(uneasy=len(kept) >= 2 or gathers)
         if self._is_kept(kept, turn, evaluating):
             when = [(tensor, births.step_of(node)) for tensor, node in held]
             old = [tensor for tensor, made in when if made is not None and kept[0] <= made <= turn - 2]
@@ -134,8 +136,7 @@ class Window:
         generations = [by_birth.get(turn - back, []) for back in range(1, LOOKS_OF_TENSORS + 1)]
         if self.looks > LOOKS_OF_TENSORS + 1 and all(generations) and self._rising(LOOKS_OF_TENSORS + 2):
             sample = [tensor for generation in generations[1:] for tensor in generation[: 2 * MOST_PATHS]]
-            # Results of an evaluation that are gathered on the host are its purpose.
-            if self._ticks.trains or any(map(self._on_device, sample)):
+            if matters:
                 signs = replace(
                     signs,
                     gathered=_referred(sample),
@@ -170,7 +171,7 @@ class Window:
         if not found:
             found = [pair for pair in holders.of(signs.carrying) if pair[0].how != "unknown"]
             found = [pair for pair in found if any(each.feeds_itself for each in pair[1].statements)] or found
-            found = found[:1] or [(NO_ONE, storing_lines.NOTHING)]
+            found = found[:1] or ([(NO_ONE, storing_lines.NOTHING)] if self.looks >= LOOKS - 1 else [])
         return [
             suspect
             for path, stored in found
@@ -228,17 +229,18 @@ class _Holders:
             self._variables = Variables(sys._getframe(1))
         held = self._held(targets, self._variables)
         found: dict[tuple[str, str | None], tuple[HolderPath, Stored]] = {}
-        searches, began = 0, time.perf_counter()
+        searches, began, useful = 0, time.perf_counter(), False
         for reference in targets:
             tensor = reference()
             if tensor is None or id(tensor) not in held or id(tensor) in self._explained:
                 continue
-            if searches >= MOST_PATHS or (found and time.perf_counter() - began > SECONDS_ENOUGH):
+            if searches >= MOST_PATHS or (useful and time.perf_counter() - began > SECONDS_ENOUGH):
                 break
             searches += 1
             path, stored = _with_source(find_path(tensor, self._variables, least=least))
             self._explained |= {id(tensor), *path.contents}
             del tensor
+            useful = useful or _gathers(path, stored)
             found.setdefault((path.name, path.file), (path, stored))
         self.found = self.found or any(path.how != "unknown" for path, _ in found.values())
         return list(found.values())
