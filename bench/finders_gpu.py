@@ -1,8 +1,8 @@
 """Finders of the largest batch, side by side on a real GPU: found / true, trials, failures, seconds.
 
-    python -m bench.finders_gpu [FOLDER] [--jobs 6] [--only WORD ...]
+    python -m bench.finders_gpu [FOLDER] [--jobs 8] [--only WORD ...]
 
-Each workload has a process of its own, with its memory capped by the per-process fraction. Legroom's `find_batch` starts
+Each finder of each workload has a process of its own, with its memory capped by the per-process fraction. Legroom's `find_batch` starts
 at 4 rows, Accelerate's `find_executable_batch_size` at a size two to four times too large, Lightning's two modes at 2; three
 steps a trial for all. The truth is then looked for upwards from the largest size found, one row at a time at its end. Several
 workloads share the GPU, so seconds compare within a row only. FOLDER gets finders.json. What is not installed is left out.
@@ -15,6 +15,8 @@ import contextlib
 import gc
 import json
 import logging
+import multiprocessing
+import os
 import statistics
 import subprocess
 import sys
@@ -24,6 +26,7 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -221,8 +224,8 @@ FINDERS: dict[str, Callable[[Workload], Outcome]] = {
 }
 
 
-def truth(workload: Workload, outcomes: dict[str, Outcome]) -> int:
-    """The largest size that runs, looked for from the sizes found; says of each whether it runs."""
+def truth(workload: Workload, outcomes: dict[str, Outcome]) -> tuple[int, dict[str, bool]]:
+    """The largest size that runs, looked for from the sizes found; and of each of those whether it runs."""
     training = Training(workload)
 
     def runs(size: int) -> bool:
@@ -234,9 +237,8 @@ def truth(workload: Workload, outcomes: dict[str, Outcome]) -> int:
             failed = True
         return not failed
 
-    for outcome in outcomes.values():
-        outcome.runs = outcome.found > 0 and runs(outcome.found)
-    low = max((outcome.found for outcome in outcomes.values() if outcome.runs), default=1)
+    found = {name: outcome.found > 0 and runs(outcome.found) for name, outcome in outcomes.items()}
+    low = max((outcomes[name].found for name, does in found.items() if does), default=1)
     stride, high = max(1, low // 100), None
     while high is None:
         if runs(low + stride):
@@ -246,27 +248,25 @@ def truth(workload: Workload, outcomes: dict[str, Outcome]) -> int:
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if runs(middle) else (low, middle)
-    return low
+    return low, found
 
 
 def measure(workload: Workload, cap: int) -> dict[str, Any]:
-    warnings.simplefilter("ignore")
-    total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction(cap / total)
+    """Each finder in a fork of this process, which has not touched the GPU: none inherits another's memory."""
     outcomes: dict[str, Outcome] = {}
     trouble: dict[str, str] = {}
-    Training(workload).steps(1 if workload.model != "mobilenet_v3_large" else 2)  # libraries load
     for name, finder in FINDERS.items():
-        gc.collect()
-        torch.cuda.empty_cache()
-        try:
-            outcomes[name] = finder(workload)
-        except ImportError as error:
-            trouble[name] = f"left out: {error}"
-        except Exception as error:  # a peer's failure is a figure too
-            trouble[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
-    gc.collect()
-    true = truth(workload, outcomes)
+        told = _apart(partial(_prepared, workload, cap, partial(finder, workload)))
+        if isinstance(told, str):
+            trouble[name] = told
+        else:
+            outcomes[name] = told
+    told = _apart(partial(_prepared, workload, cap, partial(truth, workload, outcomes)))
+    if isinstance(told, str):
+        raise RuntimeError(f"{told}; {trouble}")
+    true, runs = told
+    for name, outcome in outcomes.items():
+        outcome.runs = runs[name]
     return {
         "workload": asdict(workload),
         "true": true,
@@ -275,12 +275,49 @@ def measure(workload: Workload, cap: int) -> dict[str, Any]:
     }
 
 
+def _prepared(workload: Workload, cap: int, function: Callable[[], Any]) -> Any:
+    """What `function` gives, under the cap and with libraries loaded; what went wrong, as a text."""
+    warnings.simplefilter("ignore")
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(cap / total)
+    Training(workload).steps(2)
+    gc.collect()
+    torch.cuda.empty_cache()
+    try:
+        return function()
+    except ImportError as error:
+        return f"left out: {error}"
+    except Exception as error:  # a peer's failure is a figure too
+        return f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+
+
+def _apart(function: Callable[[], Any]) -> Any:
+    if _is_virtual():
+        return function()
+    forks = multiprocessing.get_context("fork")
+    ours, theirs = forks.Pipe(duplex=False)
+
+    def run() -> None:
+        theirs.send(function())
+        theirs.close()
+
+    child = forks.Process(target=run)
+    child.start()
+    theirs.close()
+    try:
+        told = ours.recv()
+    except EOFError:
+        told = "the process died"
+    child.join()
+    return told
+
+
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", nargs="?", type=Path)
-    parser.add_argument("--jobs", type=int, default=6)
+    parser.add_argument("--jobs", type=int, default=8)
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--virtual")
     parser.add_argument("--one", help=argparse.SUPPRESS)
@@ -308,7 +345,9 @@ def main(argv: list[str] | None = None) -> None:
 
 def _in_a_process(workload: Workload) -> dict[str, Any]:
     command = [sys.executable, "-m", "bench.finders_gpu", "--one", workload.name]
-    done = subprocess.run(command, capture_output=True, text=True)
+    # Asking whether there is a GPU must not initialise CUDA before the forks.
+    environment = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
         return {

@@ -57,9 +57,9 @@ TINY = (Case("tiny", "adamw", "fp32", 48, 13),)
 class Pace:
     """How long and how often to measure."""
 
-    rounds: int = 8
+    rounds: int = 6
     steps: int = 10
-    to_settle: int = 70
+    to_settle: int = 45
 
 
 class Training:
