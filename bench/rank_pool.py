@@ -6,6 +6,7 @@
 Starting a rank takes seconds (importing torch), a task a fraction of one: hundreds of failures fit into one life.
 """
 
+import gc
 import multiprocessing
 import os
 import socket
@@ -14,6 +15,9 @@ import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any
+
+virtual_gpu: Any = None
+"""In a rank: the virtual GPU it was given."""
 
 
 class Hang(AssertionError):  # noqa: N818
@@ -94,9 +98,12 @@ def _live(pipe: Connection, rank: int, ranks: int, port: int, size: str | None) 
 
     import legroom
 
+    global virtual_gpu
     torch.set_num_threads(1)
-    with legroom.VirtualGPU(size) if size else contextlib.nullcontext():
+    with legroom.VirtualGPU(size) if size else contextlib.nullcontext() as virtual_gpu:
         dist.init_process_group("nccl" if size else "gloo")
+        gc.collect()
+        gc.freeze()  # recovery collects garbage each time: not through all of torch
         while True:
             try:
                 task, arguments = pipe.recv()

@@ -378,12 +378,12 @@ class Recorder:
         if storage.nbytes() == known.nbytes:
             return
         with self._lock:
-            del self.live[storage._cdata]
+            # The new memory first, as CUDA has it: if there is none, the storage keeps what it had.
+            place = self._locate((), depth=4)
+            self.born(storage._cdata, storage, known.device, place, func, known.category)
             if known.block is not None:
                 self.devices[known.device].allocator.free(known.block)
                 self.sink(Free(self.seconds, known.id))
-            place = self._locate((), depth=4)
-            self.born(storage._cdata, storage, known.device, place, func, known.category)
 
     # --- where and what
 

@@ -96,6 +96,7 @@ class Ranks:
         self._kind: Hashable = None
         self._under_way = False
         self._weighs = False
+        self._weighed: float | None = None  # in this attempt: ranks may ask differently often
         self._averages_hold = True
         self._ours = sum(part.collectives() for part in replicas)
         self._more_than_ours = False
@@ -125,7 +126,9 @@ class Ranks:
         if by_rows:
             return total
         self._weighs = True
-        return self._exchange([total], dist.ReduceOp.SUM)[0] / len(self._members)
+        if self._weighed is None:
+            self._weighed = self._exchange([total], dist.ReduceOp.SUM)[0] / len(self._members)
+        return self._weighed
 
     @contextmanager
     def chunk(self, index: int, count: int, kind: Hashable = None) -> Iterator[None]:
@@ -234,7 +237,7 @@ class Ranks:
         self._planned = Plan(1, chunks)
         self._next_pass = 0
         if self._weighs:
-            self._exchange([0.0], dist.ReduceOp.SUM)
+            self.weights(0.0, by_rows=False)
         self._keep_whole_passes()
 
     def _conclude(self, mine: "_Verdict") -> int | None:
@@ -242,6 +245,7 @@ class Ranks:
         all_of_us = _Verdict(*map(int, self._exchange(list(astuple(mine)))))
         self._appointments.clear(wipe=self._me == self._members[0])
         attempt, self._attempt = self._attempt, self._attempt + 1
+        self._weighed = None
         self._passes_matter = self._passes_matter or self._more_than_ours
         if all_of_us.raised_by and not all_of_us.oom:
             if mine.raised_by:

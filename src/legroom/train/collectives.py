@@ -125,7 +125,7 @@ def _without_contents(value: Any, groups: Sequence[Any]) -> Any:
         return Like(tuple(value.shape), value.dtype, value.device.type == "cpu")
     if isinstance(value, dist.ProcessGroup):
         for place, group in enumerate(groups):
-            if group is value:
+            if group is value or group.group_name == value.group_name:  # one group can have several objects
                 return Group(place)
         raise _Foreign
     if isinstance(value, list | tuple):

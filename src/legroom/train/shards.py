@@ -24,26 +24,22 @@ class Shards:
         self._roots = roots
 
     def groups(self) -> list[Any]:
-        """Every process group that the parameters are spread over, in the same order on all ranks."""
-        groups: list[Any] = []
-        for mesh in self.meshes():
-            groups += [
-                group for group in mesh.get_all_groups() if not any(group is known for known in groups)
-            ]
-        return groups
+        """Every process group in which FSDP2 communicates, in the same order on all ranks; some more than once."""
+        meshes = [group for mesh in self.meshes() for group in mesh.get_all_groups()]
+        return meshes + [group for root in self._roots for group in _inner_groups(root)]
 
     def ranks(self) -> set[int]:
         """Every rank that takes part."""
         return {rank for mesh in self.meshes() for rank in mesh.mesh.flatten().tolist()}
 
     def meshes(self) -> list[Any]:
-        """The device meshes of the parameters, each once."""
-        meshes: list[Any] = []
+        """The device meshes of the parameters. Two that are equal may still have groups of their own."""
+        found: dict[int, Any] = {}
         for root in self._roots:
             for parameter in root.parameters():
-                if isinstance(parameter, DTensor) and parameter.device_mesh not in meshes:
-                    meshes.append(parameter.device_mesh)
-        return meshes
+                if isinstance(parameter, DTensor):
+                    found.setdefault(id(parameter.device_mesh), parameter.device_mesh)
+        return list(found.values())
 
     def forget(self) -> None:
         """The step has failed: every parameter is sharded again, and nothing remembers the pass."""
@@ -65,6 +61,22 @@ def _outermost(module: nn.Module) -> Iterator[nn.Module]:
     else:
         for child in module.children():
             yield from _outermost(child)
+
+
+def _inner_groups(root: nn.Module) -> Iterator[Any]:
+    """The groups of each wrapped module, from FSDP2's private state.
+
+    `fully_shard` called without a mesh makes new groups each time, and parameters tell of the first only: they keep one of
+    meshes that are equal. Without this, failures in such a model leave the other ranks waiting; give a mesh to be safe.
+    """
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            for parameters in _parameter_groups(module._get_fsdp_state()):
+                for info in (parameters.mesh_info, parameters.post_forward_mesh_info):
+                    for name in ("shard_process_group", "replicate_process_group"):
+                        group = getattr(info, name, None)
+                        if group is not None:
+                            yield group
 
 
 def _reset(root: Any) -> None:

@@ -56,8 +56,13 @@ def replacements(host: Host) -> Iterable[Replacement]:
 
     def resize_(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
         """Sharded training empties and refills the storages of its parameters so."""
+        before = storage.nbytes()
         resized: torch.UntypedStorage = plain_resize(storage, size)
-        host.resized(storage)
+        try:
+            host.resized(storage)
+        except torch.OutOfMemoryError:
+            plain_resize(storage, before)
+            raise
         return resized
 
     methods = {"clone": clone, "cuda": cuda, "cpu": cpu, "to": to, "resize_": resize_}
