@@ -102,8 +102,10 @@ def _user_variables(frame: FrameType | None) -> Iterator[tuple[FrameType, Any, b
             ):
                 yield frame, inner.f_locals, True
         library.clear()
-        yield frame, frame.f_locals, False
-        if id(frame.f_globals) not in seen_modules and frame.f_globals is not frame.f_locals:
+        variables = frame.f_locals
+        is_function = variables is not frame.f_globals
+        yield frame, variables, False  # asking for them again afterwards would fill the copy that was emptied
+        if id(frame.f_globals) not in seen_modules and is_function:
             seen_modules.add(id(frame.f_globals))
             if frame.f_back is None or frame.f_back.f_globals is not frame.f_globals:
                 yield frame, frame.f_globals, False
