@@ -45,6 +45,16 @@ def parts_with_graph(
         return [
             part for each in expression.elements for part in parts_with_graph(program, each.value, but=but)
         ]
+    if isinstance(expression, cst.IfExp):
+        sides = (expression.body, expression.orelse)
+        return [part for side in sides for part in parts_with_graph(program, side, but=but)]
+    if isinstance(expression, cst.Call) and but and but in names_in(expression):
+        given = (receiver(expression), *(each.value for each in expression.args))
+        return [
+            part for each in given if each is not None for part in parts_with_graph(program, each, but=but)
+        ]
+    if isinstance(expression, cst.Call) and dotted(expression.func) == "dict":
+        return [part for each in expression.args for part in parts_with_graph(program, each.value, but=but)]
     if isinstance(expression, cst.Dict):
         return [
             part for each in expression.elements for part in parts_with_graph(program, each.value, but=but)

@@ -61,6 +61,8 @@ class LoopFact:
     iterates: Value = UNKNOWN
     iterated: str = ""
     """What it iterates over, as written: `test_loader`."""
+    bound: set[str] = field(default_factory=set)
+    """The names that it gives a new value with every round."""
     first: int = 0
     last: int = 0
     """The span of its body in the order of nodes."""
@@ -164,6 +166,8 @@ class Store(Fact):
     """The container forgets by itself."""
     mapping: bool = False
     """The container is a dict."""
+    into: Value = UNKNOWN
+    """What the target held before."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -17,6 +17,7 @@ from legroom.diagnose.lint.kinds import (
     EXCEPTION,
     GRAPH,
     MODEL,
+    PARAMETER,
     PLAIN,
     UNKNOWN,
     Kind,
@@ -31,17 +32,20 @@ from legroom.diagnose.lint.syntax import (
     Loop,
     dotted,
     last_name,
+    live_names,
     method_name,
     names_in,
     path_of,
     positional,
     receiver,
+    root,
     walk,
 )
 
 _ROUNDS = 3
 _GRAD_SWITCHES = {"no_grad", "inference_mode", "set_grad_enabled", "enable_grad"}
 _ADDING = {"append", "appendleft", "extend", "insert", "add", "put", "put_nowait"}
+_ADDING_IN_PLACE = {"add_", "sub_", "lerp_", "addcmul_"}
 _REMOVING = {"clear": "empty", "pop": "shrink", "popleft": "shrink", "popitem": "shrink", "remove": "shrink"}
 
 
@@ -68,16 +72,22 @@ def _spread_over_calls(program: Program) -> None:
     for _ in range(3):
         trains |= {call.function for call in program.calls if call.local in trains}
         backward |= {call.function for call in program.calls if call.local in backward}
+    computing = {call.function for call in program.calls if _runs_a_model(call)}
     for call in program.calls:
         does_backward = _is_backward(call) or call.local in backward
         does_step = _is_step(call)
         for loop in call.loops:
             loop.backward |= does_backward
             loop.trains |= does_backward or does_step or call.local in trains
-            loop.computes |= call.receiver.kind is Kind.MODEL and call.result.carries_graph
+            runs = _runs_a_model(call) or (call.local in computing and call.result.carries_graph)
+            loop.computes |= runs and root(dotted(call.node.func) or "") not in loop.bound
         if not call.loops:
             call.function.backward |= does_backward
             call.function.steps |= does_step
+
+
+def _runs_a_model(call: CallFact) -> bool:
+    return call.receiver.kind is Kind.MODEL and call.result.carries_graph
 
 
 def _is_backward(call: CallFact) -> bool:
@@ -103,6 +113,10 @@ class _Walker(Expressions):
         self.returns: Value | None = None
         self.trained = _names_that_go_backward(function)
         self.grad_contexts: set[str] = set()
+        self.made_from: dict[str, set[str]] = {}
+        """What each name was last computed from, without what was detached."""
+        self.comes_from: dict[str, str] = {name: name for name in function.parameters}
+        """Names that hold a parameter, or a part of one."""
         self._begin(sites)
 
     def run(self) -> None:
@@ -139,6 +153,10 @@ class _Walker(Expressions):
                 Kind.MODEL if is_module else Kind.UNKNOWN, class_name=known.name
             )
             self.names.update(known.attributes)
+            if is_module and function.name == "forward" and isinstance(function.node, cst.FunctionDef):
+                for parameter in function.node.params.params[1:]:
+                    if parameter.default is None and self.names[parameter.name.value].kind is Kind.UNKNOWN:
+                        self.names[parameter.name.value] = GRAPH  # what other layers gave
 
     # Statements ----------------------------------------------------------------------------------------------------
 
@@ -229,9 +247,21 @@ class _Walker(Expressions):
         if value.kind is Kind.UNKNOWN and not value.class_name and not value.function:
             guess = by_name(last_name(path))
             value = guess if guess.kind in (Kind.MODEL, Kind.LOADER, Kind.OPTIMIZER) else value
-        uses_itself = path in names_in(expression)
+        read = live_names(expression)
+        through = {each for name in read for each in self.made_from.get(name, ())}
+        uses_itself = path in names_in(expression) or path in through
+        self.made_from[path] = read | through
+        given = [self.comes_from[name] for name in _kept_names(expression) if name in self.comes_from]
+        if given:
+            self.comes_from[path] = given[0]
         if any(name in _GRAD_SWITCHES for name in map(last_name, names_in(expression))):
             self.grad_contexts.add(path)
+        if (
+            path.endswith(".requires_grad")
+            and isinstance(expression, cst.Name)
+            and expression.value == "True"
+        ):
+            self.names[path.removesuffix(".requires_grad")] = PARAMETER
         self.note_store(node, path, "assign", expression, value, uses_itself=uses_itself)
         self.forget_below(path)
         self.names[path] = value
@@ -272,7 +302,7 @@ class _Walker(Expressions):
         if path is None:
             return
         adds_items = isinstance(node.value, (cst.List, cst.ListComp)) or (
-            value.kind is Kind.CONTAINER and isinstance(node.operator, cst.AddAssign)
+            value.kind is Kind.CONTAINER and isinstance(node.operator, (cst.AddAssign, cst.BitOrAssign))
         )
         self.note_store(
             node, path, "append" if adds_items else "augment", node.value, value, uses_itself=True
@@ -324,6 +354,7 @@ class _Walker(Expressions):
             if known.node is node:
                 return known
         fact = LoopFact(node, self.function, self.loops[-1] if self.loops else None)
+        fact.bound = names_in(node.target) if isinstance(node, cst.For) else set()
         fact.first = self.program.order[node]
         fact.last = self.program.order[_last_node(node)]
         self.program.loops.append(fact)
@@ -331,6 +362,14 @@ class _Walker(Expressions):
 
     def bind_iteration(self, target: cst.BaseExpression, source: cst.BaseExpression, iterated: Value) -> None:
         """Give the loop's names what one round brings."""
+        of = (
+            receiver(source)
+            if isinstance(source, cst.Call) and method_name(source) in {"items", "values"}
+            else source
+        )
+        if of is not None and (path := dotted(of)) in self.comes_from:
+            for bound in names_in(target):
+                self.comes_from[bound] = self.comes_from[path or ""]
         name = dotted(source.func) if isinstance(source, cst.Call) else None
         if isinstance(source, cst.Call) and name == "enumerate" and isinstance(target, cst.Tuple):
             self.bind(target.elements[0].value, PLAIN)
@@ -450,6 +489,7 @@ class _Walker(Expressions):
             varying_key=varying_key,
             bounded=self.names.get(target, UNKNOWN).bounded,
             mapping=self.names.get(target, UNKNOWN).mapping,
+            into=self.names.get(target, UNKNOWN),
         )
         if self.recording:
             self.program.stores.append(store)
@@ -462,8 +502,9 @@ class _Walker(Expressions):
         )
         if grows and not self.function.owns(target):
             for name in _kept_names(expression):
-                if name in self.function.parameters and name != target.partition(".")[0]:
-                    self.function.keeps.setdefault(name, store)
+                parameter = self.comes_from.get(name)
+                if parameter is not None and parameter != target.partition(".")[0]:
+                    self.function.keeps.setdefault(parameter, store)
 
     def note_release(self, node: cst.CSTNode, target: str, how: str) -> None:
         if self.recording:
@@ -487,10 +528,30 @@ class _Walker(Expressions):
             )
         target = path_of(receiver(node)) if method else None
         adds_module = bool(arguments) and arguments[0].kind is Kind.MODEL  # nn.ModuleList.append
-        if method in _ADDING and target is not None and not adds_module and local is None:
+        of_library = target is not None and root(target) in self.program.imports.meaning  # torch.add
+        if method in _ADDING and target is not None and not (adds_module or of_library) and local is None:
             self._note_adding(node, method, target, of, arguments)
         elif method in _REMOVING and target is not None:
             self.note_release(node, target, _REMOVING[method])
+        elif (
+            method in _ADDING_IN_PLACE
+            and target is not None
+            and any(each.carries_graph for each in arguments)
+        ):
+            given = next(
+                each.value for each, value in zip(node.args, arguments, strict=True) if value.carries_graph
+            )
+            self.note_store(node, target, "augment", given, GRAPH, uses_itself=True)
+            self.names[target] = GRAPH
+        elif (
+            name == "heapq.heappush"
+            and len(arguments) > 1
+            and (heap := path_of(node.args[0].value)) is not None
+        ):
+            self.note_store(node, heap, "append", node.args[1].value, arguments[1], uses_itself=False)
+        elif method == "update" and target is not None and of.mapping and arguments:
+            if isinstance(node.args[0].value, cst.Dict) and not _has_constant_keys(node.args[0].value):
+                self.note_store(node, target, "append", node.args[0].value, arguments[0], uses_itself=False)
         elif method == "detach_" and target is not None:
             self.note_release(node, target, "detach")
         if self.recording:
@@ -530,7 +591,8 @@ class _Walker(Expressions):
             if argument.star:
                 break
             if argument.keyword is not None:
-                values[argument.keyword.value] = value
+                name = argument.keyword.value
+                values[name if name in names else names[-1] if names else name] = value
             elif place < len(names):
                 values[names[place]] = value
                 place += 1
@@ -557,6 +619,12 @@ def _is_constant(node: cst.CSTNode) -> bool:
     return isinstance(node, cst.Slice)
 
 
+def _has_constant_keys(node: cst.Dict) -> bool:
+    return all(
+        isinstance(each, cst.DictElement) and isinstance(each.key, cst.SimpleString) for each in node.elements
+    )
+
+
 def _innermost_iterable(node: cst.BaseExpression) -> cst.BaseExpression:
     """`loader` of `enumerate(tqdm(loader))`."""
     while isinstance(node, cst.Call) and (arguments := positional(node)):
@@ -573,8 +641,9 @@ def _last_node(node: cst.CSTNode) -> cst.CSTNode:
 
 def _kept_names(expression: cst.BaseExpression) -> set[str]:
     """Names whose value itself is stored: alone, in a tuple or a list, or as a part of a sum."""
-    if isinstance(expression, cst.Name):
-        return {expression.value}
+    path = dotted(expression)
+    if path is not None:
+        return {path}
     if isinstance(expression, (cst.Tuple, cst.List)):
         return {name for each in expression.elements for name in _kept_names(each.value)}
     if isinstance(expression, cst.BinaryOperation):

@@ -3,7 +3,7 @@
 import libcst as cst
 
 from legroom.diagnose.lint.facts import CallSite, Fact, Function, LoopFact, Store
-from legroom.diagnose.lint.kinds import Kind
+from legroom.diagnose.lint.kinds import EVALUATION_NAMES, Kind
 from legroom.diagnose.lint.program import Program
 from legroom.diagnose.lint.syntax import dotted, last_name, method_name, names_in, path_of, root, walk
 
@@ -18,14 +18,18 @@ STEP_FUNCTIONS = frozenset(
         "on_validation_batch_end",
         "on_after_backward",
         "on_step_end",
+        "on_batch_end",
+        "train_batch",
+        "compute_loss",
+        "prediction_step",
     }
 )
 """What frameworks call with every step."""
 
 
 def is_step_loop(loop: LoopFact) -> bool:
-    """A loop whose rounds are steps of a training or an evaluation."""
-    return loop.trains or (loop.iterates.kind is Kind.LOADER and loop.computes)
+    """A loop whose rounds are steps of a training or an evaluation; a loop over a model's own layers is none."""
+    return loop.trains or loop.computes
 
 
 def repeats(program: Program, function: Function, seen: frozenset[Function] = frozenset()) -> bool:
@@ -36,10 +40,8 @@ def repeats(program: Program, function: Function, seen: frozenset[Function] = fr
         return True
     if function.name == "forward" and program.is_module_class(function.class_name):
         return True
-    if function.backward and (function.class_name is not None or function.sites):
-        return not function.sites or any(
-            _is_repeated_site(program, site, function, seen) for site in function.sites
-        )
+    if function.backward and not function.sites:  # called from elsewhere: a step, a closure
+        return True
     return any(_is_repeated_site(program, site, function, seen) for site in function.sites)
 
 
@@ -60,11 +62,23 @@ def outlives_its_step(program: Program, store: Store) -> LoopFact | Function | N
             is_step_loop(loop)
             and survives(program, store.target, loop)
             and not feeds_backward(program, store, loop)
+            and not _is_handed_back(program, store, loop)
         ):
             return loop
     if not is_own(store) and repeats(program, store.function):
         return None if is_let_go_elsewhere(program, store) else store.function
     return None
+
+
+def _is_handed_back(program: Program, store: Store, loop: LoopFact) -> bool:
+    """Whether a function that neither trains nor evaluates gives its results, with their graph, to its caller."""
+    if loop.trains or loop.iterates.kind is Kind.LOADER or EVALUATION_NAMES.search(store.function.name):
+        return False
+    names = {store.target}
+    for each in program.stores:
+        if each.function is store.function and names & names_in(each.expression):
+            names.add(each.target)
+    return any(names & names_in(each) for each in store.function.returned_nodes)
 
 
 def is_own(store: Store) -> bool:
@@ -76,7 +90,7 @@ def is_own(store: Store) -> bool:
 
 def survives(program: Program, target: str, loop: LoopFact) -> bool:
     """Whether what a path holds stays when the loop goes round."""
-    if any(target == bound or target.startswith(f"{bound}.") for bound in bound_by(loop)):
+    if any(target == bound or target.startswith(f"{bound}.") for bound in loop.bound):
         return False
     for store in program.stores:
         if not _within(store, loop) or store.how != "assign" or is_first_making(program, store):
@@ -90,13 +104,6 @@ def survives(program: Program, target: str, loop: LoopFact) -> bool:
     if any(_within(release, loop) and release.target == target for release in program.releases):
         return False
     return loop.function.owns(target) or not _let_go(program, target, loop.function)
-
-
-def bound_by(loop: LoopFact) -> set[str]:
-    """The names that a loop gives a new value with every round."""
-    if isinstance(loop.node, cst.While):
-        return set()
-    return {path for each in walk(loop.node.target) if (path := dotted(each))}
 
 
 def is_first_making(program: Program, store: Store) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from legroom.diagnose.lint.kinds import (
     CRITERION,
+    EXCEPTION,
     GRAPH,
     GRAPHLESS_FUNCTIONS,
     GRAPHLESS_METHODS,
@@ -80,6 +81,8 @@ def torch_result(
 
 def builtin_result(name: str, arguments: Sequence[Value]) -> Value | None:
     last = name.rpartition(".")[2]
+    if name == "sys.exc_info":
+        return EXCEPTION
     if name in _PLAIN_BUILTINS or name.startswith(("math.", "numpy.", "time.", "os.")):
         return PLAIN
     if name in {"sum", "max", "min", "next", "abs"} and arguments:
@@ -90,6 +93,8 @@ def builtin_result(name: str, arguments: Sequence[Value]) -> Value | None:
     if last in _CONTAINERS and (name == last or name.startswith("collections.")):
         if arguments and arguments[0].kind in (Kind.CONTAINER, Kind.GRAPH):
             return container(element_of(arguments[0]), mapping=arguments[0].mapping)
+        if last == "dict" and any(each.carries_graph for each in arguments):
+            return container(next(each for each in arguments if each.carries_graph), mapping=True)
         return container(mapping=last in {"dict", "defaultdict", "OrderedDict"})
     return None
 

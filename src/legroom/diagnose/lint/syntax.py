@@ -169,6 +169,38 @@ def names_in(node: cst.CSTNode) -> set[str]:
     return found
 
 
+_ENDS_HISTORY = {
+    "detach",
+    "item",
+    "tolist",
+    "numpy",
+    "size",
+    "dim",
+    "numel",
+    "data",
+    "shape",
+    "device",
+    "dtype",
+}
+
+
+def live_names(node: cst.CSTNode) -> set[str]:
+    """As `names_in`, without what is only read detached, as a number or for its shape."""
+    found: set[str] = set()
+    pending = [node]
+    while pending:
+        current = pending.pop()
+        if type(current) is cst.Attribute and current.attr.value in _ENDS_HISTORY:
+            continue
+        if type(current) is cst.Call and dotted(current.func) in {"float", "int", "len", "str", "isinstance"}:
+            continue
+        path = dotted(current)
+        if path is not None:
+            found.add(path)
+        pending.extend(children(current))
+    return found
+
+
 class Imports:
     """What names mean by the imports of a file: `F.mse_loss` is `torch.nn.functional.mse_loss`."""
 

@@ -161,6 +161,121 @@ for x, y in train_loader:
     optimizer.zero_grad()
     meter.update(loss)  # here
 """,
+    "a total in a dict": f"""
+stats = {{"loss": 0.0}}
+for x, y in train_loader:{STEP}
+    stats["loss"] += loss  # here
+""",
+    "a total changed in place": f"""
+total = torch.zeros(1)
+for x, y in train_loader:{STEP}
+    total.add_(loss)  # here
+""",
+    "a total by a function": f"""
+total = torch.zeros(1)
+for x, y in train_loader:{STEP}
+    total = torch.add(total, loss)  # here
+""",
+    "an average that begins with the first loss": f"""
+average = None
+for x, y in train_loader:{STEP}
+    average = loss if average is None else 0.9 * average + 0.1 * loss  # here
+""",
+    "a list made anew": f"""
+losses = []
+for x, y in train_loader:{STEP}
+    losses = [*losses, loss]  # here
+""",
+    "a row of a table": f"""
+rows = []
+for step, (x, y) in enumerate(train_loader):{STEP}
+    rows.append(dict(step=step, loss=loss))  # here
+""",
+    "a place of a tensor": f"""
+results = torch.zeros(100)
+for step, (x, y) in enumerate(train_loader):{STEP}
+    results[step] = loss  # here
+""",
+    "a place of a list": f"""
+results = [None] * 100
+for step, (x, y) in enumerate(train_loader):{STEP}
+    results[step] = loss  # here
+""",
+    "a dict that is updated": f"""
+by_step = {{}}
+for step, (x, y) in enumerate(train_loader):{STEP}
+    by_step.update({{step: loss}})  # here
+""",
+    "what every step returns": """
+def step(x, y):
+    loss = criterion(model(x), y)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+losses = [step(x, y) for x, y in train_loader]  # here
+""",
+    "a logger of keyword arguments": f"""
+class Logger:
+    def __init__(self):
+        self.rows = {{}}
+
+    def log(self, **metrics):
+        for name, value in metrics.items():
+            self.rows[name].append(value)
+
+logger = Logger()
+for x, y in train_loader:{STEP}
+    logger.log(loss=loss)  # here
+""",
+    "a callback that is given a dict": f"""
+class History:
+    def on_batch_end(self, logs):
+        self.logs.append(logs)
+
+history = History()
+for x, y in train_loader:{STEP}
+    history.on_batch_end({{"loss": loss}})  # here
+""",
+    "a closure for the optimizer": """
+losses = []
+
+def closure():
+    optimizer.zero_grad()
+    loss = criterion(model(x), y)
+    loss.backward()
+    losses.append(loss)  # here
+    return loss
+
+for x, y in train_loader:
+    optimizer.step(closure)
+""",
+    "what a module is given": """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inputs = []
+
+    def forward(self, x):
+        self.inputs.append(x)  # here
+        return x
+""",
+    "parameters by hand": """
+weight = torch.zeros(3)
+weight.requires_grad = True
+total = 0
+for step in range(10):
+    loss = (weight * 2).sum()
+    loss.backward()
+    weight.grad = None
+    total += loss  # here
+""",
+    "an evaluation of made data": """
+kept = []
+for _ in range(10):
+    kept.append(model(torch.randn(2, 4)))  # here
+""",
     "an evaluation with gradients on": """
 def evaluate():
     total = 0
@@ -319,6 +434,28 @@ for x, y in train_loader:
     optimizer.step()
     optimizer.zero_grad()
 """,
+    "a ring of places": f"""
+ring, place = [None] * 8, 0
+for x, y in train_loader:{STEP}
+    ring[place] = loss
+    place = (place + 1) % 8
+""",
+    "results that the caller gets": """
+def unroll(cell, x, steps):
+    outputs = []
+    for _ in range(steps):
+        x = model(x)
+        outputs.append(x)
+    return torch.stack(outputs)
+""",
+    "the layers of a model, outside of a module": """
+def features(x, layers):
+    kept = []
+    for layer in layers:
+        x = layer(x)
+        kept.append(x)
+    return kept
+""",
     "losses of a list that go backward after the loop": """
 losses = []
 for x, y in train_loader:
@@ -395,6 +532,17 @@ for x, y in train_loader:{STEP}
         history = output
     else:
         history = torch.cat((history, output))  # here
+""",
+    "as a choice": f"""
+history = None
+for x, y in train_loader:{STEP}
+    history = x if history is None else torch.cat([history, x.detach()]).contiguous()  # here
+""",
+    "of a module": """
+class Net(nn.Module):
+    def forward(self, x):
+        self.queue = torch.cat((self.queue, x), 0)  # here
+        return x
 """,
     "without a graph": f"""
 history = torch.zeros(0)

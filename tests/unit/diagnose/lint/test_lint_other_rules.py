@@ -23,6 +23,11 @@ for x, y in test_loader:
     output = model(x)  # here
     hits.append((output.argmax(1) == y).sum().item())
 """,
+    "LG201 results that no one goes backward through": """
+for _ in range(10):
+    output = model(torch.randn(2, 4))  # here
+    print(output.argmax(1))
+""",
     "LG201 without a loop": """
 model.eval()
 prediction = model(x_test)  # here
@@ -156,6 +161,18 @@ model.eval()
 for x, y in train_loader:
     x.requires_grad_(True)
     gradient = torch.autograd.grad(criterion(model(x), y), x)
+""",
+    "LG201 results that the caller gets": """
+def run(model, batches):
+    return [model(x) for x in batches]
+
+def collect(model, batches):
+    for x in batches:
+        yield model(x)
+
+def compare(model, batches):
+    for x in batches:
+        distillation(model(x))
 """,
     "LG201 a framework's step": """
 class Lit(nn.Module):

@@ -21,6 +21,44 @@ for x, y in train_loader:
     optimizer.step()
     optimizer.zero_grad()
 """,
+    "LG104 by way of another name": """
+hidden = torch.zeros(1, 4)
+for x, y in train_loader:
+    output, new_hidden = model(x, hidden)
+    criterion(output, y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    hidden = new_hidden  # here
+""",
+    "LG104 by a formula": """
+inner, outer = nn.Linear(4, 4), nn.Linear(4, 4)
+state = torch.zeros(4)
+for x, y in train_loader:
+    state = torch.tanh(inner(x) + outer(state))  # here
+    criterion(state, y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+    "LG104 in a dict": """
+memory = {"h": torch.zeros(4)}
+for x, y in train_loader:
+    memory["h"] = model(x, memory["h"])  # here
+    criterion(memory["h"], y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+    "LG104 in a trainer": """
+class Trainer:
+    def __init__(self):
+        self.hidden = None
+
+    def fit(self, loader):
+        for x, y in loader:
+            output, self.hidden = model(x, self.hidden)  # here
+            criterion(output, y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+""",
     "LG104 a state that a module keeps": """
 class Net(nn.Module):
     def __init__(self):
@@ -51,6 +89,18 @@ for x, y in train_loader:
         if "out of memory" in str(error):
             output = model(x[:2])  # here
 """,
+    "LG106 a function from elsewhere": """
+from elsewhere import train_step
+
+for x, y in train_loader:
+    try:
+        train_step(model, x)
+    except RuntimeError as error:
+        if "out of memory" not in str(error):
+            raise
+        torch.cuda.empty_cache()
+        train_step(model, x[:2])  # here
+""",
     "LG106 the function itself": """
 def attempt(x, size):
     try:
@@ -65,6 +115,15 @@ for x, y in train_loader:
         model(x).sum().backward()
     except RuntimeError as error:
         errors.append(error)  # here
+""",
+    "LG107 with sys.exc_info": """
+import sys
+failures = []
+for x, y in train_loader:
+    try:
+        model(x).sum().backward()
+    except RuntimeError:
+        failures.append(sys.exc_info())  # here
 """,
     "LG107 in an attribute": """
 class Trainer:
@@ -137,6 +196,17 @@ import functools
 @functools.lru_cache  # here
 def embed(x: torch.Tensor):
     return x * 2
+""",
+    "LG111 around a method": """
+import functools
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mask = functools.lru_cache(maxsize=None)(self.make_mask)  # here
+
+    def make_mask(self, size):
+        return torch.ones(size, size)
 """,
     "LG111 without a limit": """
 from functools import cache

@@ -32,7 +32,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from legroom.diagnose.lint.detaching import detached, parts_with_graph
+from legroom.diagnose.lint.detaching import detached, is_used_as_tensor, parts_with_graph
 from legroom.diagnose.lint.edits import append_to
 from legroom.diagnose.lint.facts import CallFact, Function, LoopFact, Store
 from legroom.diagnose.lint.kinds import Kind
@@ -47,7 +47,7 @@ from legroom.diagnose.lint.program import Program
 from legroom.diagnose.lint.rule import Problem
 from legroom.diagnose.lint.rules.forward_hook import is_hook
 from legroom.diagnose.lint.rules.growing_tensor import is_joined_to_itself
-from legroom.diagnose.lint.syntax import dotted, names_in
+from legroom.diagnose.lint.syntax import dotted, method_name, names_in, receiver
 
 CODE = "LG101"
 
@@ -58,6 +58,8 @@ def check(program: Program) -> Iterator[Problem]:
             kept = outlives_its_step(program, store)
             if kept is not None and _key_is_new(program, store, kept):
                 yield _stored(program, store)
+        else:
+            yield from _collected_at_once(program, store)
     for call in program.calls:
         yield from _given_to_a_keeper(program, call)
 
@@ -70,8 +72,14 @@ def _collects_graph(program: Program, store: Store) -> bool:
     if store.how in {"augment", "append"}:
         return True
     if store.how == "item":
-        return store.varying_key and store.mapping
-    return store.uses_itself and _is_sum_with(store.expression, store.target)
+        return store.varying_key and (store.mapping or store.into.kind in (Kind.TENSOR, Kind.CONTAINER))
+    return adds_to_itself(program, store)
+
+
+def adds_to_itself(program: Program, store: Store) -> bool:
+    return (
+        store.how == "assign" and store.uses_itself and _is_sum_with(program, store.expression, store.target)
+    )
 
 
 def _is_given_by_the_caller(store: Store) -> bool:
@@ -79,10 +87,22 @@ def _is_given_by_the_caller(store: Store) -> bool:
     return any(each.node is store.node for each in kept.values()) and bool(store.function.sites)
 
 
-def _is_sum_with(expression: cst.BaseExpression, target: str) -> bool:
-    """`total + loss`, `0.9 * average + 0.1 * loss`; `state = cell(x, state)` is another matter."""
+def _is_sum_with(program: Program, expression: cst.BaseExpression, target: str) -> bool:
+    """`total + loss`, `0.9 * average + 0.1 * loss`, `[*losses, loss]`; `state = cell(x, state)` is another matter."""
     if isinstance(expression, cst.BinaryOperation):
-        return any(_is_sum_with(side, target) for side in (expression.left, expression.right))
+        return any(_is_sum_with(program, side, target) for side in (expression.left, expression.right))
+    if isinstance(expression, cst.IfExp):
+        return any(_is_sum_with(program, side, target) for side in (expression.body, expression.orelse))
+    if isinstance(expression, (cst.List, cst.Tuple, cst.Dict)):
+        starred = (cst.StarredElement, cst.StarredDictElement)
+        return any(isinstance(each, starred) and dotted(each.value) == target for each in expression.elements)
+    if isinstance(expression, cst.Call):
+        name = program.imports.qualified(expression.func) or ""
+        if name in {"torch.add", "torch.lerp", "torch.sub"}:
+            return any(dotted(each.value) == target for each in expression.args)
+        return method_name(expression) in {"add", "lerp", "mul", "sub"} and _is_sum_with(
+            program, receiver(expression) or expression.func, target
+        )
     return dotted(expression) == target
 
 
@@ -94,22 +114,12 @@ def _key_is_new(program: Program, store: Store, kept: LoopFact | Function) -> bo
     if not isinstance(target, cst.Subscript):
         return False
     names = {name for each in target.slice for name in names_in(each.slice)}
-    inner = {
-        name
-        for loop in store.loops
-        if loop is not kept
-        and isinstance(loop.node, cst.For)
-        and (loop.outer is not None or kept is store.function)
-        for name in names_in(loop.node.target)
-    }
-    if isinstance(kept, LoopFact):
-        inner = {
-            name
-            for loop in store.loops[store.loops.index(kept) + 1 :]
-            if isinstance(loop.node, cst.For)
-            for name in names_in(loop.node.target)
-        }
-    return bool(names - inner)
+    if not isinstance(kept, LoopFact):
+        return store.mapping and bool(names)
+    if not store.mapping:  # a place of a list or tensor: a new one only by the loop's own count
+        return bool(names & kept.bound)
+    inside = store.loops[store.loops.index(kept) + 1 :]
+    return bool(names.difference(*(loop.bound for loop in inside)))
 
 
 def _stored(program: Program, store: Store) -> Problem:
@@ -133,6 +143,23 @@ def _stored(program: Program, store: Store) -> Problem:
     )
 
 
+def _collected_at_once(program: Program, store: Store) -> Iterator[Problem]:
+    """`losses = [step(batch) for batch in loader]` where `step` trains and gives its loss back."""
+    comprehension = store.expression
+    if not isinstance(comprehension, cst.ListComp) or not isinstance(comprehension.elt, cst.Call):
+        return
+    for call in program.calls:
+        trains = call.local is not None and (call.local.backward or call.local.steps)
+        if call.node is comprehension.elt and trains and program.value(call.node).kind is Kind.GRAPH:
+            suffix = ".detach()" if is_used_as_tensor(program, store, store.target) else ".item()"
+            yield Problem(
+                node=comprehension.elt,
+                message=f"`{store.target}` collects what every step returns with its graph",
+                help=f"Keep it without: add `{suffix}`",
+                edits=tuple(append_to(program, comprehension.elt, suffix)),
+            )
+
+
 def _given_to_a_keeper(program: Program, call: CallFact) -> Iterator[Problem]:
     """`meter.update(loss)` where `update` is in this file and puts its argument into the object."""
     if call.local is None or not call.local.keeps or not is_in_step_code(program, call):
@@ -142,7 +169,7 @@ def _given_to_a_keeper(program: Program, call: CallFact) -> Iterator[Problem]:
         return
     for name, store in call.local.keeps.items():
         value = site.values.get(name)
-        if value is None or not value.carries_graph or value.kind is not Kind.GRAPH:
+        if value is None or not value.carries_graph:
             continue
         if is_let_go_elsewhere(program, store) or is_limited(program, store) or _holds_graph_itself(store):
             continue
@@ -153,12 +180,18 @@ def _given_to_a_keeper(program: Program, call: CallFact) -> Iterator[Problem]:
         )
         if argument is None:
             continue
-        what = _words(program, [argument])
+        parts = parts_with_graph(program, argument)
+        what = _words(program, parts)
         yield Problem(
-            node=argument,
+            node=parts[0] if parts else argument,
             message=f"`{call.local.name}` keeps {what} with its graph in `{store.target}`, one more with every step",
             help=f"Give it {what} without its graph: add `.detach()`, or `.item()` if it wants a number",
-            edits=tuple(append_to(program, argument, ".detach()")),
+            edits=tuple(
+                edit
+                for part in parts
+                if program.value(part).kind is Kind.GRAPH
+                for edit in append_to(program, part, ".detach()")
+            ),
         )
         return
 

@@ -26,7 +26,6 @@ import libcst as cst
 from legroom.diagnose.lint.edits import add_argument
 from legroom.diagnose.lint.facts import CallFact
 from legroom.diagnose.lint.kinds import Kind
-from legroom.diagnose.lint.lifetimes import bound_by
 from legroom.diagnose.lint.program import Program
 from legroom.diagnose.lint.rule import Problem
 from legroom.diagnose.lint.syntax import (
@@ -55,7 +54,7 @@ def check(program: Program) -> Iterator[Problem]:
         if not call.loops or not _moves_to_a_gpu(call):
             continue
         batch = path_of(receiver(call.node))
-        loop = next((each for each in reversed(call.loops) if batch and root(batch) in bound_by(each)), None)
+        loop = next((each for each in reversed(call.loops) if batch and root(batch) in each.bound), None)
         if loop is None or loop.iterates.kind is not Kind.LOADER:
             continue
         if loop.iterated in others and loop.iterated not in pinned:

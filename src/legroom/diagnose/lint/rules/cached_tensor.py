@@ -27,7 +27,7 @@ from legroom.diagnose.lint.facts import Function
 from legroom.diagnose.lint.kinds import Kind
 from legroom.diagnose.lint.program import Program
 from legroom.diagnose.lint.rule import Problem
-from legroom.diagnose.lint.syntax import keyword, positional, walk
+from legroom.diagnose.lint.syntax import dotted, keyword, positional, walk
 
 CODE = "LG111"
 _CACHES = {"functools.lru_cache", "functools.cache", "lru_cache", "cache"}
@@ -45,11 +45,33 @@ def check(program: Program) -> Iterator[Problem]:
                 continue
             why = _why(program, function, decorator.decorator)
             if why:
-                yield Problem(
-                    node=decorator.decorator,
-                    message=f"The cache of `{function.name}` {why}",
-                    help="Cache by values in a dict that you can empty, or register a buffer",
-                )
+                yield _problem(decorator.decorator, function, why)
+    for function, node, maker in _wrapped(program):
+        why = _why(program, function, maker)
+        if why:
+            yield _problem(node, function, why)
+
+
+def _problem(node: cst.CSTNode, function: Function, why: str) -> Problem:
+    return Problem(
+        node=node,
+        message=f"The cache of `{function.name}` {why}",
+        help="Cache by values in a dict that you can empty, or register a buffer",
+    )
+
+
+def _wrapped(program: Program) -> Iterator[tuple[Function, cst.Call, cst.BaseExpression]]:
+    """`lru_cache(maxsize=None)(compute)` and `cache(self.compute)`."""
+    for call in program.calls:
+        maker = call.node.func.func if isinstance(call.node.func, cst.Call) else call.node.func
+        if (program.imports.qualified(maker) or "") not in _CACHES or not call.node.args:
+            continue
+        path = dotted(call.node.args[0].value) or ""
+        function = program.function_named(path, call.function)
+        if function is None and path.startswith("self."):
+            function = program.method(call.function.class_name, path.removeprefix("self."))
+        if function is not None:
+            yield function, call.node, call.node.func
 
 
 def _why(program: Program, function: Function, decorator: cst.BaseExpression) -> str:

@@ -28,28 +28,28 @@ import libcst as cst
 
 from legroom.diagnose.lint.edits import Edit, append_to, replace
 from legroom.diagnose.lint.facts import Store
-from legroom.diagnose.lint.kinds import Kind
 from legroom.diagnose.lint.lifetimes import is_let_go_elsewhere, owner_is_self, repeats, survives
 from legroom.diagnose.lint.program import Program
 from legroom.diagnose.lint.results import names_a_loss
 from legroom.diagnose.lint.rule import Problem
-from legroom.diagnose.lint.syntax import dotted, last_name, names_in, walk
+from legroom.diagnose.lint.rules.accumulated_graph import adds_to_itself
+from legroom.diagnose.lint.rules.growing_tensor import is_joined_to_itself
+from legroom.diagnose.lint.syntax import dotted, last_name, live_names, names_in, path_of, walk
 
 CODE = "LG104"
 
 
 def check(program: Program) -> Iterator[Problem]:
-    told: set[cst.Call] = set()
+    told: set[cst.CSTNode] = set()
     for store in program.stores:
-        call = _call_with_itself(program, store)
-        if call is None or store.no_grad or call in told:
+        if store.no_grad or store.node in told or not _carries_itself_on(program, store):
             continue
         in_loop = any(loop.backward and survives(program, store.target, loop) for loop in store.loops)
         if in_loop or _is_kept_by_module(program, store):
-            told.add(call)
-            argument = _state_argument(call, store.target)
+            told.add(store.node)
+            argument = _state_argument(store)
             yield Problem(
-                node=argument or call,
+                node=argument or store.expression,
                 message=f"`{store.target}` goes from step to step with its history: the graph reaches back to the "
                 "first step",
                 help=f"Detach it before it goes in: `{store.target}.detach()`",
@@ -58,27 +58,33 @@ def check(program: Program) -> Iterator[Problem]:
             )
 
 
-def _call_with_itself(program: Program, store: Store) -> cst.Call | None:
-    """The call of a model in `hidden = model(x, hidden)`."""
-    if store.how != "assign" or not store.uses_itself or not isinstance(store.expression, cst.Call):
-        return None
-    call = store.expression
-    name = dotted(call.func) or ""
-    if program.value(call).kind is not Kind.GRAPH and not store.value.carries_graph:
-        return None
-    if names_a_loss(name) or (program.imports.qualified(call.func) or "").startswith("torch."):
-        return None
-    return call if _state_argument(call, store.target) is not None else None
+def _carries_itself_on(program: Program, store: Store) -> bool:
+    """`hidden = model(x, hidden)`, also by way of another name; sums and joined tensors are other matters."""
+    if not store.uses_itself or not store.value.carries_graph or is_joined_to_itself(program, store):
+        return False
+    if store.how == "item":
+        return not store.varying_key and not store.into.is_tensor and _state_argument(store) is not None
+    if store.how != "assign" or adds_to_itself(program, store):
+        return False
+    if isinstance(store.expression, cst.Call) and names_a_loss(dotted(store.expression.func) or ""):
+        return False
+    if store.target not in names_in(store.expression):
+        return dotted(store.expression) is not None
+    return store.target in live_names(store.expression)
 
 
-def _state_argument(call: cst.Call, target: str) -> cst.BaseExpression | None:
-    for argument in call.args:
-        if dotted(argument.value) == target:
-            return argument.value
-        if isinstance(argument.value, (cst.Tuple, cst.List)):
-            for each in argument.value.elements:
-                if dotted(each.value) == target:
-                    return each.value
+def _state_argument(store: Store) -> cst.BaseExpression | None:
+    """The state where it goes into a call as it is."""
+    for call in walk(store.expression):
+        if not isinstance(call, cst.Call):
+            continue
+        for argument in call.args:
+            parts = (
+                argument.value.elements if isinstance(argument.value, (cst.Tuple, cst.List)) else [argument]
+            )
+            for part in parts:
+                if path_of(part.value) == store.target and not isinstance(part.value, cst.Call):
+                    return part.value
     return None
 
 
@@ -92,7 +98,7 @@ def _is_kept_by_module(program: Program, store: Store) -> bool:
 
 
 def _fix(program: Program, store: Store, argument: cst.BaseExpression | None) -> tuple[Edit, ...]:
-    if argument is None:
+    if argument is None or dotted(argument) is None:
         return ()
     if _is_tuple(program, store):
         return (replace(program, argument, f"tuple(part.detach() for part in {store.target})"),)

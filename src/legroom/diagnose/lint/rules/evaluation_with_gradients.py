@@ -17,8 +17,8 @@ with torch.no_grad():                    # or torch.inference_mode()
 
 Effect: all activations that were alive.
 
-**In code** (`legroom lint`): a model is called after `model.eval()`, in a function named for evaluation, or in a loop over a loader named so,
-without a backward pass and with gradients on. Functions whose every call in the file stands under `no_grad`, and methods that frameworks
+**In code** (`legroom lint`): a model is called after `model.eval()`, or in a loop without a backward pass in a function or over data named for
+evaluation, or in any such loop whose results no one else gets to go backward through; and gradients are on. Functions whose every call in the file stands under `no_grad`, and methods that frameworks
 call with gradients off (`validation_step`), are fine.
 
 **Fix**: safe where the function returns no tensor with a graph: `@torch.no_grad()` on a function that only evaluates, else the loop goes
@@ -32,13 +32,28 @@ import libcst as cst
 from legroom.diagnose.lint.edits import Edit, line_before, under_with
 from legroom.diagnose.lint.facts import CallFact, Function, LoopFact
 from legroom.diagnose.lint.kinds import EVALUATION_NAMES, Kind
-from legroom.diagnose.lint.lifetimes import is_step_loop
 from legroom.diagnose.lint.program import Program
 from legroom.diagnose.lint.rule import Problem
-from legroom.diagnose.lint.syntax import is_false, last_name, names_in
+from legroom.diagnose.lint.syntax import is_false, last_name, names_in, walk
 
 CODE = "LG201"
 _BY_FRAMEWORKS = {"validation_step", "test_step", "predict_step", "on_validation_batch_end", "forward"}
+_HARMLESS = {
+    "print",
+    "float",
+    "int",
+    "len",
+    "str",
+    "sum",
+    "max",
+    "min",
+    "zip",
+    "enumerate",
+    "list",
+    "tuple",
+    "isinstance",
+}
+_HARMLESS_METHODS = {"append", "extend", "add", "insert", "update", "items", "set_postfix"}
 _NEEDS_GRADIENTS = {"requires_grad_", "retain_grad", "register_full_backward_hook", "enable_grad"}
 
 
@@ -86,19 +101,56 @@ def _is_evaluation(program: Program, call: CallFact, loop: LoopFact | None) -> b
         return False
     if isinstance(call.function.node, cst.FunctionDef) and program.is_module_class(call.function.class_name):
         return False
+    if call.function.name.startswith("test_"):
+        return False
     switched = _is_switched_to_evaluation(program, call)
     if loop is None:
-        return switched and not _trains_anywhere(program, call.function)
-    over_loader = is_step_loop(loop) or any(is_step_loop(each) for each in call.loops)
-    named = bool(EVALUATION_NAMES.search(call.function.name)) and not call.function.name.startswith("test_")
+        return bool(switched) and not _trains_anywhere(program, call.function)
+    named = bool(EVALUATION_NAMES.search(call.function.name))
     over_test_data = any(
         EVALUATION_NAMES.search(last_name(each.iterated)) for each in call.loops if each.iterated
     )
-    return switched or (over_loader and (named or over_test_data))
+    if switched or named or over_test_data:
+        return loop.computes
+    return loop.computes and switched is None and not _gives_graph_away(program, call, loop)
 
 
-def _is_switched_to_evaluation(program: Program, call: CallFact) -> bool:
-    """Whether the last switch before the call, in its function, was `.eval()`."""
+def _gives_graph_away(program: Program, call: CallFact, loop: LoopFact) -> bool:
+    """Whether someone else may go backward through what the loop computes."""
+    function = call.function
+    if function.returns.carries_graph or (not function.returned_nodes and _yields(function)):
+        return True
+    for store in program.stores:
+        if (
+            store.function is function
+            and loop.first <= store.order <= loop.last
+            and store.value.carries_graph
+        ):
+            outlives = (
+                "." in store.target or store.target in function.parameters or not function.owns(store.target)
+            )
+            if (outlives and store.how != "assign") or ("." in store.target):
+                return True
+    return any(
+        other.function is function
+        and loop.first <= other.order <= loop.last
+        and other.local is None
+        and other.receiver.kind is not Kind.CRITERION
+        and not (other.name or "").startswith("torch.")
+        and (other.name or "") not in _HARMLESS
+        and other.method not in _HARMLESS_METHODS
+        and not other.receiver.is_tensor
+        and any(each.carries_graph for each in other.arguments)
+        for other in program.calls
+    )
+
+
+def _yields(function: Function) -> bool:
+    return any(isinstance(each, cst.Yield) for each in walk(function.body, into_functions=False))
+
+
+def _is_switched_to_evaluation(program: Program, call: CallFact) -> bool | None:
+    """Whether the last switch before the call, in its function, was `.eval()`; None where there is none."""
     last = None
     for other in program.calls:
         if (
@@ -110,7 +162,7 @@ def _is_switched_to_evaluation(program: Program, call: CallFact) -> bool:
         if other.receiver.kind is Kind.MODEL:
             is_eval = other.method == "eval" or bool(other.node.args and is_false(other.node.args[0]))
             last = is_eval
-    return bool(last)
+    return last
 
 
 def _trains_anywhere(program: Program, function: Function) -> bool:

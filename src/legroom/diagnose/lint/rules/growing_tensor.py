@@ -29,10 +29,11 @@ from legroom.diagnose.lint.kinds import Kind
 from legroom.diagnose.lint.lifetimes import outlives_its_step
 from legroom.diagnose.lint.program import Program
 from legroom.diagnose.lint.rule import Problem
-from legroom.diagnose.lint.syntax import dotted, positional
+from legroom.diagnose.lint.syntax import dotted, keyword, method_name, positional, receiver
 
 CODE = "LG116"
 _JOINING = {"cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack"}
+_SAME_SIZE = {"detach", "contiguous", "clone", "cpu", "to", "float", "half"}
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -42,7 +43,7 @@ def check(program: Program) -> Iterator[Problem]:
         kept = outlives_its_step(program, store)
         if kept is None or not (store.value.carries_graph or not isinstance(kept, LoopFact) or kept.trains):
             continue
-        others = [each for each in _joined(store) if dotted(each) != store.target]
+        others = [each for each in _joined(program, store.expression) if dotted(each) != store.target]
         with_graph = [each for each in others if program.value(each).kind is Kind.GRAPH]
         yield Problem(
             node=store.expression,
@@ -54,20 +55,22 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def is_joined_to_itself(program: Program, store: Store) -> bool:
-    return store.how == "assign" and store.target in {dotted(each) for each in _joined_by(program, store)}
+    return store.how == "assign" and store.target in {
+        dotted(each) for each in _joined(program, store.expression)
+    }
 
 
-def _joined_by(program: Program, store: Store) -> list[cst.BaseExpression]:
-    if not isinstance(store.expression, cst.Call):
+def _joined(program: Program, expression: cst.BaseExpression) -> list[cst.BaseExpression]:
+    """What `torch.cat([...])` joins, also where it is a branch of a choice or `.detach()` and the like follow."""
+    if isinstance(expression, cst.IfExp):
+        return [*_joined(program, expression.body), *_joined(program, expression.orelse)]
+    if not isinstance(expression, cst.Call):
         return []
-    name = program.imports.qualified(store.expression.func) or ""
+    name = program.imports.qualified(expression.func) or ""
     if not name.startswith("torch.") or name.rpartition(".")[2] not in _JOINING:
+        of = receiver(expression)
+        return _joined(program, of) if method_name(expression) in _SAME_SIZE and of is not None else []
+    given = positional(expression)[0] if positional(expression) else keyword(expression, "tensors")
+    if given is None or not isinstance(given.value, (cst.List, cst.Tuple)):
         return []
-    return _joined(store)
-
-
-def _joined(store: Store) -> list[cst.BaseExpression]:
-    arguments = positional(store.expression) if isinstance(store.expression, cst.Call) else []
-    if not arguments or not isinstance(arguments[0].value, (cst.List, cst.Tuple)):
-        return []
-    return [each.value for each in arguments[0].value.elements]
+    return [each.value for each in given.value.elements]

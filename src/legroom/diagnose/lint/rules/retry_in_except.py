@@ -39,6 +39,20 @@ from legroom.diagnose.lint.syntax import dotted, last_name, names_in, walk
 
 CODE = "LG106"
 _FAILURES = {"RuntimeError", "OutOfMemoryError", "Exception", "BaseException", "MemoryError"}
+_HARMLESS = {
+    "print",
+    "info",
+    "warning",
+    "error",
+    "debug",
+    "str",
+    "len",
+    "format",
+    "append",
+    "empty_cache",
+    "zero_grad",
+    "update",
+}
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -72,7 +86,19 @@ def _tries_again(program: Program, call: CallFact, attempt: cst.Try) -> bool:
     name = dotted(call.node.func)
     if call.local is not None and call.local is call.function:
         return _works_on_tensors(program, call)
-    return name is not None and name in tried and call.local is not None and _works_on_tensors(program, call)
+    if name is None or name not in tried:
+        return False
+    if call.local is not None:
+        return _works_on_tensors(program, call)
+    return _is_about_memory(program, attempt) and last_name(name) not in _HARMLESS and bool(call.node.args)
+
+
+def _is_about_memory(program: Program, attempt: cst.Try) -> bool:
+    """Whether the handlers speak of memory by name: what is called again there is the attempt."""
+    return any(
+        "OutOfMemoryError" in (text := program.source(handler)) or "out of memory" in text
+        for handler in attempt.handlers
+    )
 
 
 def _works_on_tensors(program: Program, call: CallFact) -> bool:
