@@ -14,11 +14,16 @@ class Buffers:
 
     def __init__(self, model: nn.Module) -> None:
         self._places: list[dict[str, torch.Tensor | None]] = [module._buffers for module in model.modules()]
+        self._lengths: list[int] = []
+        self._filled: list[dict[str, torch.Tensor | None]] = []
         self._taken: list[tuple[dict[str, torch.Tensor | None], str, torch.Tensor | None]] = []
         self._copies = Copies()
 
     def take(self) -> None:
-        self._taken = [(place, name, tensor) for place in self._places for name, tensor in place.items()]
+        lengths = list(map(len, self._places))
+        if lengths != self._lengths:  # most modules have none
+            self._lengths, self._filled = lengths, [place for place in self._places if place]
+        self._taken = [(place, name, tensor) for place in self._filled for name, tensor in place.items()]
         self._copies.take([tensor for _, _, tensor in self._taken if tensor is not None])
 
     def restore(self) -> None:

@@ -135,19 +135,21 @@ class Guard:
 
     def update(self) -> None:
         """Unscale, clip, optimizer step, gradients to None, the loss scale's update; memory may run out in any of it."""
-        scaled = self.scaler is not None
         clip = self._clip_norm
-        before = None
-        if scaled or clip is not None:
 
-            def before() -> None:
-                self.precision.unscale_(self.optimizer)
-                if clip is not None:
-                    nn.utils.clip_grad_norm_(list(self._parameters()), clip)
+        def before() -> None:
+            self.precision.unscale_(self.optimizer)
+            if clip is not None:
+                nn.utils.clip_grad_norm_(list(self._parameters()), clip)
 
+        scaled = self.scaler is not None
         self._updating.run(
-            self.precision.step, before=before, after=self.precision.update if scaled else None
+            self.precision.step,
+            before=before if scaled or clip is not None else None,
+            after=self.precision.update if scaled else None,
         )
+        if not scaled:
+            self.precision.update()
 
     def evaluate(self, function: Callable[..., Any], *batch: Any, **named: Any) -> Any:
         """`function(*batch, **named)` without gradients, in pieces if it must be, at last on the host.
@@ -263,7 +265,13 @@ class Guard:
             self._transaction.mark()
 
     def _keeps(self, passes: Passes) -> bool:
-        return passes.done > 0 and self._coupling != "sync" and self._transaction.can_go_back_to_mark()
+        """Whether the finished pieces' gradients are still exactly that: a backward pass cut short has added to them."""
+        return (
+            0 < passes.done < len(passes.sizes)
+            and passes.phase == "forward"
+            and self._coupling != "sync"
+            and self._transaction.can_go_back_to_mark()
+        )
 
     # ------------------------------------------------------------ sizes and rungs
 

@@ -9,6 +9,7 @@ That is exact: a function that fails to get memory for its result has changed no
 operands and result do not fit; then the error passes.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any
@@ -35,9 +36,11 @@ class MakingRoom(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if self._away and getattr(func, "__name__", "") != "__get__":
+        if type(func) is _GETTER:  # a tensor's property: nothing is computed, and there are thousands of them
+            return func(*args)
+        if self._away:
             self._bring_back(_tensors((args, kwargs)))
-        drawn = RandomState(self._device) if _draws(func) else None
+        drawn = RandomState(self._device, with_numpy=False) if _draws(func) else None
         wanted = 0
         while True:
             try:
@@ -149,6 +152,10 @@ _LEAST_MOVED = 1 << 20
 _RANDOM = ("rand", "normal", "bernoulli", "dropout", "multinomial", "poisson", "uniform", "exponential")
 
 
+_GETTER = type(torch.Tensor.shape.__get__)  # type: ignore[attr-defined]
+
+
+@functools.cache
 def _draws(func: Any) -> bool:
     """A function that draws random numbers may have drawn them before it failed."""
     name = getattr(func, "__name__", "")

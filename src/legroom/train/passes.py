@@ -70,7 +70,10 @@ class Passes:
         weight = self.weights[index]
         if not weight and self.ranks.keeps_finished_chunks:
             return  # nothing in it counts: the mean over nothing would be no number
-        arguments, named = self.batch.piece(*spans(self.sizes)[index])
+        start, stop = spans(self.sizes)[index]
+        if start == stop:  # other ranks have more pieces: any row does, since it weighs nothing
+            start, stop = 0, 1
+        arguments, named = self.batch.piece(start, stop)
         with self.ranks.chunk(index, len(self.sizes), self.kind):
             self.phase = "forward"
             with ExitStack() as stack:

@@ -12,7 +12,7 @@ rather than copied: added to in place, they could not be told from the failed pa
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -40,8 +40,10 @@ class Transaction:
         self._trained: list[nn.Parameter] = []
         self._earlier: list[tuple[nn.Parameter, torch.Tensor]] = []
         self._versions: list[int] = []
+        self._allocated: int | None = None
 
     def begin(self) -> None:
+        self._allocated = _allocated(self._device)
         self._random = RandomState(self._device)
         with_room(self._at_begin.take)
         self._trained = [parameter for parameter in self._parameters() if parameter.requires_grad]
@@ -73,21 +75,31 @@ class Transaction:
         self._random_at_mark = None
 
     def release(self) -> None:
-        """The failed attempt's tensors die, those in reference cycles too, and its memory goes back to the device."""
+        """The failed attempt's memory goes back to the device, that of tensors in reference cycles too."""
         torch.clear_autocast_cache()
-        release()
+        now = _allocated(self._device)
+        if now is None or self._allocated is None or now > self._allocated + self._gradient_bytes():
+            release()  # searching for cycles takes long, so only where something is left
+        else:
+            empty_cache()
 
     # --- between micro-batches
 
     def mark(self) -> None:
         """The micro-batches so far are finished: a failure in the next need not cost them."""
-        self._random_at_mark = RandomState(self._device)
+        self._random_at_mark = RandomState(self._device, with_numpy=False)
         with_room(self._at_mark.take)
         self._versions = self._gradient_versions()
 
     def can_go_back_to_mark(self) -> bool:
-        """Whether there is one and no gradient was touched since."""
-        return self._random_at_mark is not None and self._versions == self._gradient_versions()
+        """Whether there is one, no gradient was touched since (by a sample of them), and NumPy, whose generator marks leave
+        out, has drawn nothing."""
+        assert self._random is not None
+        return (
+            self._random_at_mark is not None
+            and self._versions == self._gradient_versions()
+            and not self._random.numpy_has_drawn()
+        )
 
     def back_to_mark(self) -> None:
         assert self._random_at_mark is not None
@@ -119,8 +131,21 @@ class Transaction:
         self._earlier = []
         _add(pairs)
 
+    def _gradient_bytes(self) -> int:
+        """What gradients of finished micro-batches take on the device at least."""
+        return sum(parameter.grad.nbytes for parameter in self._trained if parameter.grad is not None)
+
     def _gradient_versions(self) -> list[int]:
-        return [-1 if parameter.grad is None else parameter.grad._version for parameter in self._trained]
+        gradients = [parameter.grad for parameter in self._trained[:: max(1, len(self._trained) // 8)]]
+        return [-1 if gradient is None else gradient._version for gradient in gradients]
+
+
+def _allocated(device: torch.device) -> int | None:
+    """Bytes of tensors on the device, without the ninety figures that `memory_allocated` sorts first."""
+    if device.type != "cuda":
+        return None
+    figures: Any = torch.cuda.memory_stats_as_nested_dict(device)
+    return int(figures.get("allocated_bytes", {}).get("all", {}).get("current", 0))
 
 
 def with_room(make: Callable[[], T]) -> T:

@@ -39,7 +39,7 @@ PLAIN = frozenset(
     )
 )
 """Optimizers whose step changes parameters and state alone, and nothing else (Rprop writes to gradients)."""
-SMALL = 256 << 20
+SMALL = 32 << 20
 """Bytes of parameters and state that are copied at most, ..."""
 SMALL_PART = 200
 """... and at most one part in so many of the device."""
@@ -69,7 +69,7 @@ class Updating:
         before: Callable[[], object] | None = None,
         after: Callable[[], object] | None = None,
     ) -> None:
-        """`before` (unscale, clip), `step(optimizer)`, zero the gradients, `after` (the loss scale)."""
+        """`before` (unscale, clip), `step(optimizer)`, zero the gradients, `after` (the loss scale's update)."""
         if before is not None:
             with self._making_room():
                 before()
