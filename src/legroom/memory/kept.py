@@ -46,9 +46,9 @@ class Kept:
     """Whether no backward pass was seen: the loop evaluates."""
 
     @property
-    def identity(self) -> tuple[str, str, str | None, int | None]:
+    def identity(self) -> tuple[str, str | None, int | None]:
         """The same leak, seen again with other figures."""
-        return self.kind, self.name, self.file, self.line
+        return self.name, self.file, self.line
 
     def as_note(self, time: float) -> Note:
         return Note(time, KIND, json.dumps(asdict(self)))
@@ -56,7 +56,7 @@ class Kept:
 
 def from_notes(events: Iterable[Event]) -> list[Kept]:
     """The verdicts of a run: of the same leak the last, in the order in which they were first reached."""
-    found: dict[tuple[str, str, str | None, int | None], Kept] = {}
+    found: dict[tuple[str, str | None, int | None], Kept] = {}
     for event in events:
         if isinstance(event, Note) and event.kind == KIND:
             kept = _read(event.text)

@@ -222,17 +222,14 @@ class _Search:
     # --- where a search ends
 
     def _root_of(self, item: Any) -> _Root | None:
-        root = self._variables.locals.get(id(item))
-        if root is not None:
-            return root
         namespace = self._variables.namespaces.get(id(item)) if isinstance(item, dict) else None
         if namespace is not None:
             return self._global(item, namespace)
-        if isinstance(item, CellType):
-            return None
         if isinstance(item, FunctionType):
             child = self._child(item)
-            return _closure(item, self._child(child) if child is item.__closure__ else child)
+            root = _closure(item, self._child(child) if child is item.__closure__ else child)
+            if root is not None:
+                return root
         if isinstance(item, type):
             child = self._child(item)
             return _class_attribute(item, child, self._child(child) if isinstance(child, dict) else None)
@@ -242,8 +239,10 @@ class _Search:
             if isinstance(code, CodeType):
                 return _Root(name, code.co_filename, code.co_name, code.co_firstlineno, "cache")
         if isinstance(item, _GENERATORS):
-            return _suspended(item, self._child(item))
-        return None
+            root = _suspended(item, self._child(item))
+            if root is not None:
+                return root
+        return self._variables.locals.get(id(item))
 
     def _child(self, item: Any) -> Any:
         return self._met.get(self._leads_to.get(id(item), 0))

@@ -92,7 +92,7 @@ class Watched(Generic[Item]):
     def _tell(self, kept: Kept, line: "_Line") -> None:
         (leak,) = leaks_from([kept], [], kept.step, 0)
         known = any(
-            (each.name, each.line, each.kind) == (leak.name, leak.line, leak.kind) for each in self.leaks
+            (each.name, each.file, each.line) == (leak.name, leak.file, leak.line) for each in self.leaks
         )
         if known:
             return

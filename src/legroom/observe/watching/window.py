@@ -69,6 +69,8 @@ class _Signs:
     gathered: Targets = field(default_factory=list)
     gathered_per_turn: int = 0
     gathered_bytes: int = 0
+    gathered_nodes: int = 0
+    """Graph nodes of a turn, where what gathers holds a graph."""
     uneasy: bool = False
     """Worth another look."""
 
@@ -112,7 +114,7 @@ class Window:
         kept = births.steps(turn)
         newest = by_birth.get(turn - 1, [])
         # Results of an evaluation that are gathered on the host are its purpose.
-        matters = self._ticks.trains or any(map(self._on_device, newest))
+        matters = self._can_tell(evaluating) and (self._ticks.trains or any(map(self._on_device, newest)))
         gathers = matters and self._rising(3) and bool(newest) and bool(by_birth.get(turn - 2))
         signs = _Signs(uneasy=len(kept) >= 2 or gathers)
         if self._is_kept(kept, turn, evaluating):
@@ -142,12 +144,17 @@ class Window:
                     gathered=_referred(sample),
                     gathered_per_turn=min(map(len, generations)),
                     gathered_bytes=sum(map(_bytes_of, generations[1])),
+                    gathered_nodes=len(births.nodes.get(turn - 2, ())) if roots(sample) else 0,
                 )
         return signs
 
     def _is_kept(self, kept: list[int], turn: int, evaluating: bool) -> bool:
         if len(kept) < TURNS_KEPT or kept[-1] < turn - 2:
             return False
+        return self._can_tell(evaluating)
+
+    def _can_tell(self, evaluating: bool) -> bool:
+        """Before the first step, what a model in training keeps may be for the batches of that one step."""
         return self._ticks.has_stepped or evaluating or self._marks.count >= TURNS_BEFORE_STEPPING
 
     def _rising(self, looks: int) -> bool:
@@ -187,8 +194,8 @@ class Window:
             for path, stored in holders.of(signs.gathered, least=_grown_by(turn))
             if path.how != "unknown" and not _is_passing(path, stored)
             for suspect in _suspect(
-                path, stored, kind="tensor", step=turn, steps=self.looks - 1, bytes_per_step=signs.gathered_bytes,
-                nodes_per_step=0, storages_per_step=signs.gathered_per_turn, evaluation=not self._ticks.trains,
+                path, stored, kind="graph" if signs.gathered_nodes else "tensor", step=turn, steps=self.looks - 1,
+                bytes_per_step=signs.gathered_bytes, nodes_per_step=signs.gathered_nodes, storages_per_step=signs.gathered_per_turn, evaluation=not self._ticks.trains,
             )
         ]  # fmt: skip
 

@@ -1,0 +1,243 @@
+"""Every way in which Python keeps a tensor is told by the name that leads to it."""
+
+import functools
+import gc
+import sys
+from collections import deque
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from legroom.observe.holder_paths import HolderPath, Variables, find_path
+
+GLOBAL: list[Any] = []
+
+
+class Owner:
+    shared: list[Any] = []  # noqa: RUF012  (what is tested)
+
+    def __init__(self) -> None:
+        self.history: list[Any] = []
+        self.last: Any = None
+
+
+class Slotted:
+    __slots__ = ("kept",)
+
+    def __init__(self, kept: Any) -> None:
+        self.kept = kept
+
+
+def path_to(find: Any, *, least: int = 0) -> HolderPath:
+    """The path to what `find()` gives, with no other name for it anywhere."""
+    return find_path(find(), Variables(sys._getframe(1)), least=least)
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    yield
+    GLOBAL.clear()
+    Owner.shared.clear()
+
+
+def test_a_local_list() -> None:
+    losses = [torch.ones(1) for _ in range(5)]
+    path = path_to(lambda: losses[2])
+    assert (path.name, path.how, path.described) == ("losses", "container", "list, 5 items")
+
+
+def test_a_global_list() -> None:
+    GLOBAL.extend(torch.ones(1) for _ in range(3))
+    path = path_to(lambda: GLOBAL[1])
+    assert (path.name, path.how, path.file) == ("GLOBAL", "container", __file__)
+
+
+def test_an_attribute() -> None:
+    owner = Owner()
+    owner.history.extend(torch.ones(1) for _ in range(4))
+    path = path_to(lambda: owner.history[0])
+    assert (path.name, path.stored_as, path.is_attribute) == ("owner.history", "history", True)
+
+
+def test_slots() -> None:
+    slotted = Slotted(torch.ones(1))
+    assert path_to(lambda: slotted.kept).name == "slotted.kept"
+
+
+def test_a_class_attribute() -> None:
+    Owner.shared.extend(torch.ones(1) for _ in range(4))
+    assert path_to(lambda: Owner.shared[3]).name == "Owner.shared"
+
+
+def test_a_closure() -> None:
+    def make() -> Any:
+        hidden = [torch.ones(1) for _ in range(3)]
+        return lambda: hidden[0]
+
+    function = make()
+    path = path_to(function)
+    assert (path.name, path.how) == ("hidden", "closure")
+
+
+def test_a_hook_on_a_module() -> None:
+    def hooked() -> torch.nn.Module:
+        outputs: list[Any] = []
+        module = torch.nn.Linear(2, 2)
+        module.register_forward_hook(lambda m, i, output: outputs.append(output))
+        return module
+
+    module = hooked()
+    module(torch.ones(1, 2))
+    (hook,) = module._forward_hooks.values()
+    path = path_to(lambda: hook.__closure__[0].cell_contents[0])
+    assert path.name == "outputs"
+
+
+def test_an_unbounded_cache() -> None:
+    @functools.cache
+    def table(n: int) -> torch.Tensor:
+        return torch.ones(n)
+
+    table(3)
+    path = path_to(lambda: table(3))
+    assert (path.how, path.name, path.bounded) == ("cache", "table", False)
+
+
+def test_a_bounded_cache_says_so() -> None:
+    @functools.lru_cache(maxsize=4)
+    def table(n: int) -> torch.Tensor:
+        return torch.ones(n)
+
+    table(3)
+    assert path_to(lambda: table(3)).bounded
+
+
+def test_a_stored_exception() -> None:
+    def fails() -> None:
+        local = torch.ones(1)
+        raise ValueError(local.shape)
+
+    errors = []
+    for _ in range(3):
+        try:
+            fails()
+        except ValueError as error:
+            errors.append(error)
+
+    def in_frame() -> Any:
+        traceback = errors[0].__traceback__
+        assert traceback is not None
+        assert traceback.tb_next is not None
+        return traceback.tb_next.tb_frame.f_locals["local"]
+
+    path = path_to(in_frame, least=3)
+    assert (path.how, path.name) == ("exception", "errors")
+
+
+def test_the_last_traceback_of_an_interactive_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        local = torch.ones(1)
+        raise ValueError(local.shape)
+
+    try:
+        fails()
+    except ValueError as error:
+        monkeypatch.setattr(sys, "last_value", error, raising=False)
+
+    def in_frame() -> Any:
+        return sys.last_value.__traceback__.tb_next.tb_frame.f_locals["local"]
+
+    path = path_to(in_frame)
+    assert (path.how, path.name) == ("exception", "sys.last_value")
+
+
+def test_the_outputs_of_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook = ModuleType("notebook_main")
+    notebook.__dict__["Out"] = {n: torch.ones(1) for n in range(4)}
+    monkeypatch.setitem(sys.modules, "notebook_main", notebook)
+    path = path_to(lambda: notebook.__dict__["Out"][2])
+    assert (path.name, path.described) == ("Out", "dict, 4 items")
+
+
+def test_a_generator() -> None:
+    def batches() -> Iterator[int]:
+        seen = [torch.ones(1) for _ in range(4)]
+        yield len(seen)
+
+    generator: Any = batches()
+    next(generator)
+    path = path_to(lambda: generator.gi_frame.f_locals["seen"][1])
+    assert (path.how, path.name) == ("generator", "seen")
+    generator.close()
+
+
+def test_a_reference_cycle_that_no_name_leads_to() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+
+        class Ring:
+            def __init__(self) -> None:
+                self.tensor = torch.ones(1)
+                self.me = self
+
+        Ring()
+
+        def of_ring() -> Any:
+            return next(o for o in gc.get_objects() if type(o) is Ring).tensor
+
+        path = path_to(of_ring)
+        assert (path.how, path.name, path.stored_as) == ("cycle", "Ring.tensor", "me")
+    finally:
+        gc.enable()
+
+
+def test_a_bounded_queue_says_so() -> None:
+    recent = deque((torch.ones(1) for _ in range(5)), maxlen=5)
+    assert path_to(lambda: recent[2]).bounded
+
+
+def test_the_longer_container_is_named_where_two_hold_it() -> None:
+    memory = [torch.ones(1) for _ in range(40)]
+    sample = memory[:3]
+    path = path_to(lambda: memory[1], least=20)
+    assert path.name == "memory"
+    assert len(sample) == 3
+
+
+def test_nothing_is_represented_and_no_property_runs() -> None:
+    class Touchy:
+        def __init__(self) -> None:
+            self.kept = [torch.ones(1) for _ in range(3)]
+
+        def __repr__(self) -> str:
+            raise AssertionError("represented")
+
+        def __eq__(self, other: object) -> bool:
+            raise AssertionError("compared")
+
+        __hash__ = None  # type: ignore[assignment]
+
+        @property
+        def trap(self) -> None:
+            raise AssertionError("property ran")
+
+    touchy = Touchy()
+    assert path_to(lambda: touchy.kept[0]).name == "touchy.kept"
+
+
+def test_a_search_leaves_nothing_alive() -> None:
+    import weakref
+
+    losses = [torch.ones(1) for _ in range(5)]
+    gc.disable()
+    try:
+        path_to(lambda: losses[0])
+        reference = weakref.ref(losses[0])
+        losses.clear()
+        assert reference() is None
+    finally:
+        gc.enable()

@@ -1,0 +1,99 @@
+"""What the source says of a name: where things are put into it, and whether they are taken out again."""
+
+from pathlib import Path
+
+import pytest
+
+from legroom.observe import storing_lines
+from legroom.observe.storing_lines import Stored, find_feeding, find_storing
+
+
+@pytest.fixture
+def read(tmp_path: Path):  # type: ignore[no-untyped-def]
+    def search(source: str, name: str, *, is_attribute: bool = False, function: str = "") -> Stored:
+        file = tmp_path / "train.py"
+        file.write_text(source)
+        storing_lines._tree.cache_clear()
+        return find_storing(name, is_attribute=is_attribute, file=str(file), function=function)
+
+    return search
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "kept.append(x)", "kept += [x]", "kept[step] = x", "kept.setdefault(step, []).append(x)", "kept = [*kept, x]",
+        "kept = kept + [x]", "heapq.heappush(kept, x)", 'kept["loss"].append(x)', "kept.add(x)", "kept.extend([x])",
+    ],
+)  # fmt: skip
+def test_statements_that_store(read, statement: str) -> None:
+    stored = read(f"kept = []\nfor step in range(9):\n    x = model()\n    {statement}\n", "kept")
+    assert stored.best is not None
+    assert stored.best.line == 4
+    assert not stored.shrinks
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "kept.pop(0)", "kept.clear()", "del kept[:]", "kept = kept[-10:]", "kept[:] = []", "kept.popleft()",
+        "if len(kept) > 10: skip()", "kept = torch.cat([kept, x])[-10:]",
+    ],
+)  # fmt: skip
+def test_statements_that_limit(read, statement: str) -> None:
+    assert read(f"kept = []\nfor step in range(9):\n    kept.append(x)\n    {statement}\n", "kept").shrinks
+
+
+def test_a_new_start_in_a_loop_is_told_apart(read) -> None:
+    stored = read(
+        "for epoch in range(3):\n    kept = []\n    for x in data:\n        kept.append(x)\n", "kept"
+    )
+    assert (stored.resets, stored.shrinks) == (True, False)
+
+
+def test_a_cache_looks_before_it_stores(read) -> None:
+    assert read("def f(k):\n    if k not in kept:\n        kept[k] = make(k)\n", "kept").looks_first
+
+
+def test_a_number_is_not_the_statement_to_name(read) -> None:
+    stored = read("kept.append(loss.item())\nfor x in data:\n    kept.append(loss)\n", "kept")
+    assert stored.best is not None
+    assert stored.best.line == 3
+
+
+@pytest.mark.parametrize(
+    ("statement", "adds", "joins"),
+    [("h = cell(x, h)", False, False), ("h = h + x", True, False), ("h += x", True, False),
+     ("h = torch.cat([h, x])", False, True), ("y, h = model(x, h)", False, False)],
+)  # fmt: skip
+def test_a_name_that_feeds_itself(read, statement: str, adds: bool, joins: bool) -> None:
+    stored = read(f"h = None\nfor x in data:\n    {statement}\n", "h")
+    (fed,) = [each for each in stored.statements if each.feeds_itself]
+    assert (fed.line, fed.adds, fed.joins) == (3, adds, joins)
+
+
+def test_an_attribute_is_found_in_any_method(read) -> None:
+    source = "class T:\n    def __init__(self):\n        self.h = []\n    def f(self, x):\n        self.h.append(x)\n"
+    stored = read(source, "h", is_attribute=True)
+    assert stored.best is not None
+    assert (stored.best.line, stored.best.function) == (5, "f")
+
+
+def test_a_local_of_one_function_is_not_that_of_another(read) -> None:
+    source = "def a():\n    kept = []\n    kept.append(1)\ndef b():\n    kept = []\n    kept.append(x)\n"
+    stored = read(source, "kept", function="b")
+    assert [each.line for each in stored.statements] == [6]
+
+
+def test_methods_that_hand_something_on(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(
+        "for x in data:\n    optimizer.zero_grad()\n    optimizer.add_param_group({'params': [x]})\n"
+    )
+    stored = find_feeding("optimizer", str(file), "", 0)
+    assert [each.line for each in stored.statements] == [3]
+
+
+@pytest.mark.parametrize("source", ["def broken(:\n", "print 'python 2'\n", "\x00"])
+def test_source_that_cannot_be_read_says_nothing(read, source: str) -> None:
+    assert read(source, "kept").statements == ()

@@ -1,0 +1,152 @@
+"""What a watched loop keeps is found within a few turns, and what it does not keep is not."""
+
+import gc
+import weakref
+from collections import deque
+from typing import Any
+
+import torch
+from tests.unit.observe.watching.loops import leaks_of
+from torch import nn
+
+from legroom.observe.watching import watcher as watcher_module
+from legroom.observe.watching.watcher import Watcher
+
+
+def test_a_list_of_losses_is_a_graph_with_its_holder_and_line() -> None:
+    losses = []
+
+    def keep(step: int, loss: Any, output: Any) -> None:
+        losses.append(loss)  # the line
+
+    (leak,) = leaks_of(keep)
+    assert (leak.kind, leak.name, leak.nodes_per_step > 0) == ("graph", "losses", True)
+    assert leak.file == __file__
+    assert leak.line is not None
+    assert "# the line" in open(__file__).read().splitlines()[leak.line - 1]  # noqa: SIM115
+
+
+def test_the_verdict_comes_within_five_turns_of_growth() -> None:
+    losses = []
+    (leak,) = leaks_of(lambda step, loss, output: losses.append(loss))
+    assert leak.step <= 5
+
+
+def test_growth_that_begins_late_is_found_within_five_turns() -> None:
+    kept = []
+
+    def keep(step: int, loss: Any, output: Any) -> None:
+        if step >= 30:
+            kept.append(output.detach().clone())
+
+    (leak,) = leaks_of(keep, turns=60)
+    assert leak.kind == "tensor"
+    assert 30 <= leak.step <= 36
+
+
+def test_one_graph_node_a_step_is_enough() -> None:
+    class Total:
+        value: Any = 0.0
+
+    total = Total()
+
+    def add(step: int, loss: Any, output: Any) -> None:
+        total.value = total.value + loss
+
+    (leak,) = leaks_of(add)
+    assert (leak.kind, leak.name) == ("graph", "total.value")
+
+
+def test_one_tensor_born_larger_each_time() -> None:
+    class Store:
+        history = torch.zeros(0, 2)
+
+    store = Store()
+
+    def join(step: int, loss: Any, output: Any) -> None:
+        store.history = torch.cat([store.history, output.detach()])
+
+    (leak,) = leaks_of(join)
+    assert (leak.kind, leak.name, leak.bytes_per_step) == ("larger", "store.history", 40)
+
+
+def test_a_list_that_is_emptied_is_no_leak() -> None:
+    outputs = []
+
+    def keep(step: int, loss: Any, output: Any) -> None:
+        outputs.append(output)
+        if step % 3 == 2:
+            outputs.clear()
+
+    assert leaks_of(keep) == []
+
+
+def test_a_bounded_queue_is_no_leak_while_it_fills() -> None:
+    recent: Any = deque(maxlen=100)
+    assert leaks_of(lambda step, loss, output: recent.append(output.detach().clone())) == []
+
+
+def test_floats_are_no_leak() -> None:
+    losses = []
+    assert leaks_of(lambda step, loss, output: losses.append(loss.item()), turns=40) == []
+
+
+def test_nothing_is_collected_for_a_user_who_has_gc_off() -> None:
+    class Cycle:
+        def __init__(self) -> None:
+            self.me = self
+
+    gc.collect()
+    gc.disable()
+    try:
+        cycle = Cycle()
+        alive = weakref.ref(cycle)
+        del cycle
+        losses = []
+        leaks_of(lambda step, loss, output: losses.append(loss))
+        # leaks_of itself collects once before the loop; what dies in the loop must stay
+        cycles = [weakref.ref(Cycle()) for _ in range(3)]
+        watcher = Watcher(lambda kept: None)
+        for _ in range(12):
+            watcher._turn_ended()
+        assert all(each() is not None for each in cycles)
+        del alive
+    finally:
+        gc.enable()
+        gc.collect()
+
+
+def test_looking_keeps_no_tensor_alive() -> None:
+    losses = []
+    gc.disable()
+    try:
+        leaks_of(lambda step, loss, output: losses.append(loss))
+        references = [weakref.ref(loss) for loss in losses]
+        losses.clear()
+        assert sum(reference() is not None for reference in references) <= 1  # the loop's own last one
+    finally:
+        gc.enable()
+
+
+def test_trouble_in_looking_never_reaches_the_loop(monkeypatch: Any) -> None:
+    def fails(self: Any, turn: int) -> Any:
+        raise RuntimeError("no luck")
+
+    monkeypatch.setattr(watcher_module.Window, "look", fails)
+    watcher = Watcher(lambda kept: None)
+    watcher.attach()
+    parameter = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    for _ in range(5):
+        parameter.grad = torch.ones(2)
+        optimizer.step()
+    assert watcher.trouble == "RuntimeError: no luck"
+
+
+def test_without_windows_a_turn_only_counts() -> None:
+    watcher = Watcher(lambda kept: None)
+    watcher._next_by_chance = 10**9
+    watcher._not_before = 10**9
+    for _ in range(50):
+        watcher._turn_ended()
+    assert watcher.seconds_looking == 0.0
