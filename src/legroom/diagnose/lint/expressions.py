@@ -279,9 +279,9 @@ class Expressions:
                 known = self._builtin(node, name, arguments)
             if known is not None:
                 return known
-        if called.kind is Kind.MODEL and (
-            of.kind is not Kind.MODEL or local is not None or self._is_submodule(node)
-        ):
+        is_other_method = local is not None and local.name not in {"forward", "__call__"}
+        is_part = of.kind is not Kind.MODEL or local is not None or self._is_submodule(node)
+        if called.kind is Kind.MODEL and is_part and not is_other_method:
             return model_call(arguments, no_grad=no_grad)
         if called.kind is Kind.CRITERION:
             return loss_call(arguments, no_grad=no_grad)

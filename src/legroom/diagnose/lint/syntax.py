@@ -7,6 +7,7 @@ the same few questions again and again, so they are answered here over the plain
 from collections.abc import Iterator
 from dataclasses import fields
 from functools import cache
+from typing import Any
 
 import libcst as cst
 
@@ -158,17 +159,6 @@ def string_value(node: cst.CSTNode | None) -> str | None:
     return None
 
 
-def names_in(node: cst.CSTNode) -> set[str]:
-    """Every dotted path that an expression reads: `model.fc.weight` gives itself, `model.fc` and `model`."""
-    found = set()
-    for each in walk(node):
-        if type(each) is cst.Name or type(each) is cst.Attribute:
-            path = dotted(each)
-            if path:
-                found.add(path)
-    return found
-
-
 _ENDS_HISTORY = {
     "detach",
     "item",
@@ -182,23 +172,39 @@ _ENDS_HISTORY = {
     "device",
     "dtype",
 }
+_NUMBER_FUNCTIONS = {"float", "int", "len", "str", "isinstance"}
+
+
+def names_in(node: cst.CSTNode) -> set[str]:
+    """Every dotted path that an expression reads: `model.fc.weight` gives itself, `model.fc` and `model`."""
+    return set(_paths(node, live=False))
 
 
 def live_names(node: cst.CSTNode) -> set[str]:
     """As `names_in`, without what is only read detached, as a number or for its shape."""
-    found: set[str] = set()
-    pending = [node]
+    return set(_paths(node, live=True))
+
+
+def _paths(node: cst.CSTNode, *, live: bool) -> Iterator[str]:
+    pending: list[Any] = [node]
     while pending:
         current = pending.pop()
-        if type(current) is cst.Attribute and current.attr.value in _ENDS_HISTORY:
+        kind = type(current)
+        if kind is cst.Name:
+            yield current.value
+        elif kind is cst.Attribute:
+            if live and current.attr.value in _ENDS_HISTORY:
+                continue
+            path = dotted(current)
+            if path is not None:
+                yield path
+            pending.append(current.value)
+        elif kind is cst.Arg:  # its keyword is the name of a parameter, not of a value
+            pending.append(current.value)
+        elif live and kind is cst.Call and dotted(current.func) in _NUMBER_FUNCTIONS:
             continue
-        if type(current) is cst.Call and dotted(current.func) in {"float", "int", "len", "str", "isinstance"}:
-            continue
-        path = dotted(current)
-        if path is not None:
-            found.add(path)
-        pending.extend(children(current))
-    return found
+        else:
+            pending.extend(children(current))
 
 
 class Imports:

@@ -131,6 +131,12 @@ def _gives_graph_away(program: Program, call: CallFact, loop: LoopFact) -> bool:
             )
             if (outlives and store.how != "assign") or ("." in store.target):
                 return True
+    called = {each.local for each in program.calls if each.function is function and loop in each.loops}
+    if any(
+        store.function in called and store.value.carries_graph and not store.function.owns(store.target)
+        for store in program.stores
+    ):
+        return True
     return any(
         other.function is function
         and loop.first <= other.order <= loop.last

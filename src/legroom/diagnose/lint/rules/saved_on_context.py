@@ -21,6 +21,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from legroom.diagnose.lint.facts import Store
+from legroom.diagnose.lint.kinds import Kind
 from legroom.diagnose.lint.program import Program
 from legroom.diagnose.lint.rule import Problem
 from legroom.diagnose.lint.syntax import dotted, method_name, receiver, root, walk
@@ -81,8 +82,8 @@ def _is_autograd_function(program: Program, class_name: str | None) -> bool:
 
 
 def _is_tensor(program: Program, store: Store) -> bool:
-    if store.value.is_tensor:
-        return True
+    if store.value.is_tensor or store.value.kind is Kind.PLAIN:
+        return store.value.is_tensor
     path = dotted(store.expression)
     if isinstance(store.expression, cst.Call) and _is_operation(program, store.expression):
         return True
