@@ -11,10 +11,13 @@ import pytest
 
 TRAINING = """
 import argparse
+import atexit
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+atexit.register(lambda: open("at_exit", "w").write("yes"))
 parser = argparse.ArgumentParser()
 parser.add_argument("--batch-size", type=int, default=64)
 parser.add_argument("--workers", type=int, default=0)
@@ -31,9 +34,11 @@ try:
             loss = nn.functional.cross_entropy(model(x.to(device)), y.to(device))
             loss.backward()
             optimizer.step()
+            torch.save(model.state_dict(), "checkpoint.pt")
+            save_file(model.state_dict(), "checkpoint.safetensors")
             if loss.item() > 100:
                 break
-        torch.save(model.state_dict(), "checkpoint.pt")
+        open("epoch", "w").write("over")
 finally:
     open("finished", "w").write("yes")
 """
@@ -75,7 +80,7 @@ def test_an_unmodified_script_is_judged_and_nothing_of_it_happens(tmp_path: Path
     assert answer["by_category"]["parameter"] >= (256 * 2048 + 2048 + 20480 + 10) * 4
     assert answer["top"][0]["file"].endswith("train.py")
     assert all(option["saves_bytes"] > 0 for option in answer["options"])
-    assert sorted(os.listdir(tmp_path)) == ["train.py"], "no checkpoint, no finally"
+    assert sorted(os.listdir(tmp_path)) == ["train.py"], "no checkpoint, no finally, no exit handler"
 
 
 def test_the_batch_size_can_be_set_from_outside(tmp_path: Path) -> None:
@@ -123,16 +128,42 @@ def test_a_script_that_needs_its_data_is_computed_on_the_cpu(tmp_path: Path) -> 
     assert answer["verdict"] == "fits"
 
 
+def test_a_script_that_knows_its_batch_size_elsewhere_is_judged_as_it_is(tmp_path: Path) -> None:
+    script = TRAINING.replace("model(x.to(device))", "model(x.to(device).view(30, 256))")
+    answer = told(estimate(tmp_path, script, "--batch-size", "30"))
+    assert (answer["verdict"], answer["max_batch_size"]) == ("fits", None)
+    assert "No other batch size could be traced" in answer["notes"][0]
+    assert "shape '[30, 256]' is invalid" in answer["notes"][0]
+
+
+def test_inference_without_a_loader_and_a_compiled_model(tmp_path: Path) -> None:
+    script = """
+import torch
+from torch import nn
+model = torch.compile(nn.Sequential(nn.Linear(64, 4096), nn.ReLU(), nn.Linear(4096, 8)).cuda().eval())
+with torch.inference_mode():
+    print(model(torch.randn(1000, 64, device="cuda")).sum().item())
+"""
+    answer = told(estimate(tmp_path, script))
+    assert (answer["verdict"], answer["steps"], answer["max_batch_size"]) == ("fits", 0, None)
+    assert answer["by_category"]["temporary"] >= 2 * 1000 * 4096 * 4
+    assert "compiled" in answer["notes"][0]
+
+
 @pytest.mark.parametrize(
     ("script", "words", "sentence"),
     [
         ("print('no training here')", (), "ended without an optimizer step"),
         (
-            "import torch\nraise ValueError('my own mistake')",
+            "import torch\nx = torch.zeros(1 << 20, device='cuda')\nraise ValueError('my own mistake')",
             (),
-            "failed by itself after 0 steps: ValueError: my own mistake",
+            "failed by itself after 0 steps: train.py:3, ValueError: my own mistake; until then it needed 570.0 MiB",
         ),
-        (TRAINING, ("--no-such-argument",), "exit code 2"),
+        (
+            TRAINING,
+            ("--no-such-argument",),
+            "unrecognized arguments: --no-such-argument; nothing was on the device yet; the script's own arguments",
+        ),
     ],
 )
 def test_what_cannot_be_traced_is_said_in_a_sentence(

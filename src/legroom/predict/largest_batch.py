@@ -9,6 +9,7 @@ in force.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from legroom.predict import doubt
 from legroom.predict.fit import Peaks, replay, slack
 from legroom.predict.foretold import foretelling
 from legroom.predict.trace import Trace
@@ -48,12 +49,16 @@ def largest_batch(
 ) -> Search:
     """Search from `start`. `known`: its trace, if there is one. `safe`: the safe bound must fit too.
 
+    A size fits if it does so however what is uncertain in its trace turns out (see `doubt`): the sizes that some kernels
+    take, and where the driver puts segments. Where a trace is certain, so is the answer, and nothing is given away.
+
     With more than `most_traces` needed, the largest size found to fit so far is the answer.
     """
     looking = _Looking(trace_at, capacity, multiple_of, safe)
     if known is not None and start % multiple_of == 0:
         looking.take(start, known)
-    looking.try_size(start)
+    else:
+        looking.try_size(start)
     looking.try_size(start * 2 if looking.low else start / 2)
     while looking.is_open and len(looking.search.tried) < most_traces:
         looking.try_size(looking.foretold() or looking.halfway())
@@ -90,7 +95,7 @@ class _Looking:
     def take(self, size: int, trace: Trace) -> None:
         self._peaks[size] = replay(trace)
         self.search.traces[size] = trace
-        self.search.tried[size] = fits = self._fits(trace, self._peaks[size])
+        self.search.tried[size] = fits = self._fits(trace)
         if fits:
             self.low = max(self.low, size)
         else:
@@ -102,32 +107,32 @@ class _Looking:
         if at is None:
             return None
         step = self._multiple_of
-
-        def fits(size: int) -> bool:
-            trace = at(size)
-            return self._fits(trace, replay(trace))
-
-        low, high = self.low, self.high
+        high = self.high
         if high > MOST:  # unknown yet: the line of the peaks is near enough to begin with
-            high = min(MOST, max(low + step, self._by_peaks() * 2)) // step * step
-            while high < MOST and fits(high):
-                low, high = high, min(MOST, high * 2)
+            high = min(MOST, max(self.low + step, self._by_peaks() * 2)) // step * step
+            while high < MOST and replay(at(high), self._capacity).failed_at is None:
+                high = min(MOST, high * 2)
+        low = self._between(self.low, high, lambda size: replay(at(size), self._capacity).failed_at is None)
+        if low > self.low and not self._fits(at(low)):  # the same with all doubts, which take longer to try
+            low = self._between(self.low, low, lambda size: self._fits(at(size)))
+        if low <= self.low:  # what fits already is foretold to be the largest: does the next one not?
+            return self.low + step if self.low + step not in self._foretold else None
+        if low in self._foretold:
+            return None
+        self._foretold[low] = replay(at(low))
+        return low
+
+    def _between(self, low: int, high: int, fits: Callable[[int], bool]) -> int:
+        """The largest size that fits, given that `low` does and `high` does not."""
+        step = self._multiple_of
         while high - low > max(step, low * CLOSE):
-            middle = (low + high) // 2 // step * step
-            middle = max(low + step, middle)
+            middle = max(low + step, (low + high) // 2 // step * step)
             if middle >= high:
                 break
             if fits(middle):
                 low = middle
             else:
                 high = middle
-        if (
-            low <= self.low
-        ):  # what fits already is foretold to be the largest: see whether the next one does not
-            return self.low + step if self.low + step not in self._foretold else None
-        if low in self._foretold:
-            return None
-        self._foretold[low] = replay(at(low))
         return low
 
     def halfway(self) -> float:
@@ -166,6 +171,7 @@ class _Looking:
         small, large = sorted(nearest)
         return foretelling(small, self.search.traces[small], large, self.search.traces[large])
 
-    def _fits(self, trace: Trace, peaks: Peaks) -> bool:
-        extra = slack(trace, peaks) if self._safe else 0
-        return replay(trace, self._capacity, extra=extra).failed_at is None
+    def _fits(self, trace: Trace) -> bool:
+        if self._safe:
+            return replay(trace, self._capacity, extra=slack(trace, replay(trace))).failed_at is None
+        return doubt.fits(trace, self._capacity)

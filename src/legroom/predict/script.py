@@ -13,6 +13,7 @@ from legroom.observe.gpus import Gpu
 from legroom.predict.means import Means
 from legroom.predict.trace import Mode, Trace
 from legroom.predict.tracing_start import Started
+from legroom.units import format_size
 
 
 class CannotTrace(LegroomError):  # noqa: N818
@@ -76,7 +77,10 @@ class TracedScript:
         capture = read_capture(pending.path)
         pending.path.unlink()
         facts = capture.run
-        if facts["how"] in ("crashed", "needs data") or not facts["steps"]:
+        looked = (
+            facts["how"] == "ended" and not facts["trains"] and facts["reserved"]
+        )  # inference, to its end
+        if facts["how"] in ("crashed", "needs data") or not (facts["steps"] or looked):
             raise self._explained(facts)
         return Trace(
             gpu=self._gpu,
@@ -86,6 +90,7 @@ class TracedScript:
             trains=facts["trains"],
             batch_size=facts["batch_size"],
             doubt=facts["doubt"],
+            doubts={int(number): most for number, most in facts["doubts"].items()},
             made_up=facts["made_up"],
             notes=facts["notes"],
         )
@@ -108,16 +113,29 @@ class TracedScript:
 
     def _explained(self, facts: dict[str, Any]) -> CannotTrace:
         """Why there is no trace: how far the script came, and what can be done."""
-        text: str = facts.get("text") or ""
-        last = text.strip().splitlines()[-1] if text.strip() else ""
-        needs_data = facts["how"] == "needs data"
+        text, needs_data = str(facts["text"]), facts["how"] == "needs data"
+        reserved = facts["reserved"] + self._gpu.context
+        so_far = (
+            f"until then it needed {format_size(reserved)}"
+            if facts["reserved"]
+            else "nothing was on the device yet"
+        )
         if needs_data:
             sentence = f"the script asks for data that a trace does not have ({text})"
         elif facts["how"] == "crashed":
-            sentence = f"the script failed by itself after {facts['steps']} steps: {last or 'exit code ' + str(facts['exit_code'])}"
+            after = _counted(facts["steps"], "step", "steps")
+            reason = text or self._last_words() or f"exit code {facts['exit_code']}"
+            sentence = f"the script failed by itself after {after}: {reason}; {so_far}"
+            if not text and facts["exit_code"] == 2:  # what argparse says for a bad command line
+                sentence += "; the script's own arguments go after its name"
         else:
-            sentence = "the script ended without an optimizer step or a batch from a DataLoader: there is nothing to estimate"
+            batches = f"after {_counted(facts['batches'], 'batch', 'batches')} " if facts["batches"] else ""
+            sentence = f"the script ended {batches}without an optimizer step, so there is no step to estimate; {so_far}"
         return CannotTrace(sentence, output=self._started.output, needs_data=needs_data)
+
+    def _last_words(self) -> str:
+        lines = self._started.output.strip().splitlines()
+        return lines[-1].strip() if lines else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,3 +149,7 @@ class PendingTrace:
     def result(self) -> Trace:
         """The trace, once it is there; raises `CannotTrace` with how far the script came."""
         return self.script.await_trace(self)
+
+
+def _counted(number: int, one: str, more: str) -> str:
+    return f"{number} {one if number == 1 else more}"

@@ -9,13 +9,14 @@ Requests and replies are lines of JSON on two file descriptors; a trace itself i
 """
 
 import contextlib
+import ctypes
 import functools
 import json
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,10 +27,12 @@ from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as _dataloader
 
 from legroom.memory.capture import CaptureWriter
+from legroom.memory.events import Frame
 from legroom.observe.attribution import user_frame
 from legroom.observe.gpus import find_gpu
 from legroom.observe.script import Script, execute, installed
 from legroom.observe.virtual.gpu import VirtualGPU
+from legroom.observe.virtual.patching import replaced, table
 from legroom.predict.line_reader import LineReader
 from legroom.predict.means import Means, in_force
 from legroom.predict.resize import batch_size_of, resized
@@ -53,6 +56,7 @@ class TracingProcess:
         self._path: str | None = None
         self._batch_size: int | None = None
         self._loader: Any = None
+        self._batches = 0
         self._resize_to: int | None = None
         self._means = contextlib.ExitStack()
         """Of the one trace that a fork is for; never left, since the fork ends with it."""
@@ -65,12 +69,13 @@ class TracingProcess:
             self._count_steps()
             self._stop_at_first_call()
             self._end_where_data_is_needed()
-            torch.save = _save_nothing
+            stack.enter_context(_nothing_saved())
+            self._note_compiling()
             with installed(self.script):
                 outcome = execute(self.script, uncaught=_describe)
             self._end(
                 "ended" if outcome.exit_code == 0 else "crashed",
-                outcome.traceback or outcome.error,
+                f"{outcome.traceback}{outcome.error}",
                 outcome.exit_code,
             )
 
@@ -98,6 +103,7 @@ class TracingProcess:
                 request = waiting.pop(0)
                 child = os.fork()
                 if child == 0:
+                    _die_with_parent()
                     self._go_on(request)
                     return
                 running[child] = request["number"]
@@ -146,6 +152,7 @@ class TracingProcess:
         def give(iterator: Any) -> Any:
             batch = plain_next(iterator)
             if getattr(iterator, "_legroom_resizes", False):
+                self._batches += 1
                 if self._resize_to is not None:
                     batch = resized(batch, self._resize_to)
                 self._batch_size = batch_size_of(batch) or self._batch_size
@@ -170,6 +177,18 @@ class TracingProcess:
             return module(*args, **kwargs)
 
         torch.nn.Module.__call__ = call  # type: ignore[method-assign]
+
+    def _note_compiling(self) -> None:
+        plain_compile = torch.compile
+
+        @functools.wraps(plain_compile)
+        def compile(*args: Any, **kwargs: Any) -> Any:
+            note = "The model is compiled (torch.compile); estimated is the step as it runs without that"
+            if note not in self.trace.notes:
+                self.trace.notes.append(note)
+            return plain_compile(*args, **kwargs)
+
+        torch.compile = compile
 
     def _end_at_failures(self) -> None:
         """A means may make the model fail. The script would not have: nothing it does on failures may happen."""
@@ -222,7 +241,8 @@ class TracingProcess:
         trace.batch_size = self._batch_size
         facts = {
             "how": how, "text": text, "exit_code": exit_code, "steps": trace.steps, "trains": trace.trains,
-            "batch_size": trace.batch_size, "doubt": trace.doubt, "made_up": trace.made_up, "notes": trace.notes,
+            "batch_size": trace.batch_size, "doubt": trace.doubt, "doubts": trace.doubts, "made_up": trace.made_up,
+            "notes": trace.notes, "batches": self._batches, "reserved": self.device.devices[0].allocator.peak_reserved,
         }  # fmt: skip
         if self._path is None:
             self._say({"event": "over", **facts})
@@ -241,12 +261,47 @@ class TracingProcess:
 
 
 def _describe(error: BaseException, hooked: bool) -> tuple[str, str]:
+    """The error in its last line, and the user's line that it came from."""
     text = "".join(traceback.format_exception_only(error)).strip()
-    return text, "".join(traceback.format_exception(error))
+    innermost = error.__traceback__
+    while innermost is not None and innermost.tb_next is not None:
+        innermost = innermost.tb_next
+    frame = None if innermost is None else user_frame(innermost.tb_frame)[0]
+    where = "" if frame is None else f"{os.path.basename(frame.file)}:{_line(error, frame)}, "
+    return text.splitlines()[0], where
 
 
-def _save_nothing(*_arguments: Any, **_options: Any) -> None:
-    """An estimate writes no checkpoint."""
+def _line(error: BaseException, found: Frame) -> int:
+    """A frame's own line moves on while its `finally` runs; the traceback keeps where it failed."""
+    lines = [
+        entry.lineno for entry in traceback.extract_tb(error.__traceback__) if entry.filename == found.file
+    ]
+    return lines[-1] or found.line if lines else found.line
+
+
+def _die_with_parent() -> None:
+    """Nobody waits for a trace whose asker was killed. Elsewhere than on Linux it runs on to its steps."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+@contextlib.contextmanager
+def _nothing_saved() -> Iterator[None]:
+    """An estimate writes no checkpoint: neither with torch nor with safetensors, which transformers saves with."""
+
+    def nothing(*_arguments: Any, **_options: Any) -> None:
+        pass
+
+    tables = table(torch, {"save": nothing}) + table(torch.serialization, {"save": nothing})
+    with contextlib.suppress(ImportError):
+        import safetensors.torch
+
+        tables += table(safetensors.torch, {"serialize_file": nothing})
+    with replaced(tables):
+        yield
 
 
 def _nowhere(event: object) -> None:
@@ -254,4 +309,5 @@ def _nowhere(event: object) -> None:
 
 
 if __name__ == "__main__":
+    _die_with_parent()
     TracingProcess(json.loads(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])).run()

@@ -54,7 +54,8 @@ def _further_parts(told: Told) -> Iterator[RenderableType]:
     now = told.estimate
     yield Text(f"\n{_batch(told)}", style="bold")
     if told.options:
-        title = "What would save memory" if now.fits else "What would make it fit"
+        enough = not now.fits and any(option.fits for option in told.options)
+        title = "What would make it fit" if enough else "What would save memory"
         yield from section(title, "each traced, cheapest first")
         yield from _options(told.options)
     yield Text("")

@@ -93,6 +93,7 @@ def test_a_plan_has_means_that_were_traced_in_the_order_of_their_price() -> None
         means,
         key=[
             "fused optimizer",
+            "optimizer in a loop",
             "bf16 autocast",
             "activation checkpointing",
             "8-bit optimizer state",
@@ -101,6 +102,54 @@ def test_a_plan_has_means_that_were_traced_in_the_order_of_their_price() -> None
         ].index,
     )
     assert all(option.saves > 0 and option.price and option.how for option in options)
+
+
+def test_a_smaller_batch_is_a_means_where_todays_does_not_fit() -> None:
+    model, _ = model_and_batch()
+    batch = (torch.zeros(200_000, 256), torch.zeros(200_000, dtype=torch.long))
+    options = {option.means: option for option in legroom.plan(model, batch, gpu="1GiB")}
+    largest = legroom.max_batch(model, batch, gpu="1GiB")
+    assert largest is not None
+    smaller = options[f"batch of {largest}"]
+    assert smaller.verdict in ("fits", "uncertain")
+    assert f"over {-(-200_000 // largest)} batches" in smaller.price
+
+
+class Blocks(nn.Module):
+    """One part only, so that there is no backbone to freeze."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*[nn.Sequential(nn.Linear(1024, 1024), nn.Tanh()) for _ in range(12)])
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.blocks(x)
+
+
+def test_means_are_put_together_where_none_is_enough() -> None:
+    long = torch.zeros(1, 20_000, 1024)  # a batch of one: it cannot be made smaller
+    alone = legroom.plan(Blocks(), long, gpu="24GiB")
+    least = min(option.peak_device for option in alone)
+    options = legroom.plan(Blocks(), long, gpu=least - 20 * MiB)
+    assert [option.means for option in options[:-1]] == [option.means for option in alone]
+    assert " + " in options[-1].means
+    assert options[-1].fits
+
+
+def test_a_means_that_changes_nothing_is_not_offered() -> None:
+    model, batch = model_and_batch()
+    optimizer = torch.optim.RMSprop(model.parameters())
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = nn.functional.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    means = [option.means for option in legroom.plan(step, *batch, gpu="24GiB")]
+    assert "bf16 autocast" not in means
+    assert "fused optimizer" not in means, "this optimizer has no fused form"
 
 
 def test_a_big_model_needs_no_memory_of_its_own() -> None:
