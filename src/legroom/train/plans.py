@@ -21,39 +21,10 @@ import torch
 from torch import nn
 
 from legroom.train.capacity import memory_fraction
-from legroom.train.sizing import Choice, Sizer
 
 VERSION = 1
 LARGEST_FILE = 64 * 1024
 """Bytes: what is longer was not written here."""
-
-
-class Remembering:
-    """The sizer of one training run: it starts from what is remembered, and what it learns is remembered.
-
-    The situation is known when the first batch is, so that is when `sizer` is called. `note` after each step costs
-    nothing unless a choice was made.
-    """
-
-    def __init__(
-        self, model: nn.Module, device: torch.device, *, precision: str | None = None, most: int | None = None
-    ) -> None:
-        self._model, self._device, self._precision, self._most = model, device, precision, most
-        self._key = ""
-        self._noted: Choice | None = None
-
-    def sizer(self, batch: Any) -> Sizer:
-        """A sizer for batches like this one."""
-        self._key = plan_key(self._model, batch=batch, precision=self._precision, device=self._device)
-        sizer = Sizer(most=self._most, remembered=recall(self._key))
-        self._noted = sizer.choice
-        return sizer
-
-    def note(self, sizer: Sizer) -> None:
-        """Remember the latest choice, once it is no trial any more."""
-        if sizer.choice is not self._noted and not sizer.is_trying:
-            self._noted = sizer.choice
-            remember(self._key, sizer.remember())
 
 
 def plan_key(

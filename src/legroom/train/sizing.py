@@ -124,11 +124,6 @@ class Sizer:
         """Whether nothing is being tried and nothing will be at the next step."""
         return self._trial is None and self._clean < self._wait
 
-    @property
-    def is_trying(self) -> bool:
-        """Whether the latest choice is on trial, against the one before."""
-        return self._trial is not None
-
     def micro_batch(self, batch_size: int) -> int:
         """Rows per chunk for a batch of this size. After clean steps this may grow."""
         if batch_size < 1:
@@ -238,9 +233,10 @@ class Sizer:
     # ------------------------------------------------------------ across runs
 
     def remember(self) -> dict[str, Any]:
-        """What is worth knowing in the next run, as plain data."""
+        """What is worth knowing in the next run, as plain data. A size that is on trial is not."""
+        rows = self._limit if self._trial is None else self._trial.before
         largest = max(self._known, default=None)
-        return {"version": 1, "rows": self._limit, "ran": largest, "failed": self._failed_at}
+        return {"version": 1, "rows": rows, "ran": largest, "failed": self._failed_at}
 
     def _recall(self, remembered: Mapping[str, Any]) -> None:
         rows, failed = remembered.get("rows"), remembered.get("failed")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from legroom.train.plans import Remembering, plan_key, plans_folder, recall, remember
+from legroom.train.plans import plan_key, plans_folder, recall, remember
 
 
 @pytest.fixture(autouse=True)
@@ -102,34 +102,6 @@ class TestRemembering:
 def _write(number: int) -> None:
     for _ in range(100):
         remember("key", {"who": number, "long": [number] * 500})
-
-
-class TestRememberingSizers:
-    def test_the_next_run_starts_with_what_this_one_learnt(self) -> None:
-        batch = torch.zeros(64, 4)
-        first = Remembering(a_model(), torch.device("cpu"))
-        sizer = first.sizer(batch)
-        sizer.failed(64, 64)
-        first.note(sizer)
-        assert Remembering(a_model(), torch.device("cpu")).sizer(batch[:8]).micro_batch(64) == 32
-        assert Remembering(a_model(9), torch.device("cpu")).sizer(batch).micro_batch(64) == 64
-
-    def test_nothing_is_written_while_nothing_was_chosen(self, cache: Path) -> None:
-        run = Remembering(a_model(), torch.device("cpu"))
-        sizer = run.sizer(torch.zeros(64, 4))
-        sizer.succeeded(64, sizer.micro_batch(64))
-        run.note(sizer)
-        assert not cache.exists()
-
-    def test_a_size_on_trial_is_not_remembered(self) -> None:
-        run = Remembering(a_model(), torch.device("cpu"))
-        sizer = run.sizer(torch.zeros(64, 4))
-        sizer.agree(32, "told")
-        run.note(sizer)
-        while sizer.micro_batch(64) == 32:
-            sizer.succeeded(64, 32)
-        run.note(sizer)
-        assert Remembering(a_model(), torch.device("cpu")).sizer(torch.zeros(64, 4)).micro_batch(64) == 32
 
 
 class TestWhere:

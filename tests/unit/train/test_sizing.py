@@ -243,6 +243,13 @@ class TestAcrossRuns:
         sizer.failed(64, 64)
         assert Sizer(remembered=sizer.remember()).micro_batch(64) == 32
 
+    def test_a_size_on_trial_is_not_remembered(self) -> None:
+        sizer = Sizer()
+        sizer.agree(32, "told")
+        while sizer.micro_batch(64) == 32:
+            sizer.succeeded(64, 32)
+        assert sizer.remember()["rows"] == 32
+
     @pytest.mark.parametrize(
         "nonsense", [{}, {"version": 2, "rows": 4}, {"version": 1, "rows": "4"}, {"version": 1, "rows": -1}]
     )
