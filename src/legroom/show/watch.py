@@ -87,7 +87,7 @@ class Watched(Generic[Item]):
             except (TypeError, NotImplementedError):
                 total = None
         line = _Line(self._file or sys.stderr, self._description, total, self._quiet)
-        return _Turns(iter(self._loader), line, self._tell)
+        return _Turns(iter(self._loader), id(self._loader), line, self._tell)
 
     def _tell(self, kept: Kept, line: "_Line") -> None:
         (leak,) = leaks_from([kept], [], kept.step, 0)
@@ -106,12 +106,14 @@ class Watched(Generic[Item]):
 class _Turns(Iterator[Item]):
     """Hands items on one by one; holds none."""
 
-    def __init__(self, items: Iterator[Item], line: "_Line", tell: Callable[[Kept, "_Line"], None]) -> None:
+    def __init__(
+        self, items: Iterator[Item], loop: int, line: "_Line", tell: Callable[[Kept, "_Line"], None]
+    ) -> None:
         self._items = items
         self._line = line
         self._over = False
         self._tell: Callable[[Kept], None] = lambda kept: tell(kept, line)
-        _detector.begin(self._tell)
+        _detector.begin(self._tell, loop)
 
     def __next__(self) -> Item:
         if self._over:
@@ -141,12 +143,17 @@ class _Detector:
         self.watcher = Watcher(self._leaks)
         self._listeners: list[Callable[[Kept], None]] = []
         self._owner = os.getpid()
+        self._loop = 0
 
-    def begin(self, listener: Callable[[Kept], None]) -> None:
+    def begin(self, listener: Callable[[Kept], None], loop: int) -> None:
+        """`loop`: the same number for the same loader, epoch after epoch."""
         if self._owner != os.getpid():  # a forked worker has a loop of its own
             self.__init__()  # type: ignore[misc]
         self._listeners.append(listener)
         if len(self._listeners) == 1:
+            if loop != self._loop:
+                self._loop = loop
+                self.watcher.begin_loop()
             self.watcher.attach()
 
     def end(self, listener: Callable[[Kept], None]) -> None:

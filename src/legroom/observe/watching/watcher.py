@@ -67,6 +67,11 @@ class Watcher:
     def last(self) -> Reading | None:
         return self._recent[-1] if self._recent else None
 
+    def begin_loop(self) -> None:
+        """Another loop begins: what was quiet, or told, before says nothing about it."""
+        self._next_by_chance = self.turn + FIRST_LOOK
+        self._patience = self._not_before = 0
+
     def attach(self) -> None:
         self.ticks.attach()
 
