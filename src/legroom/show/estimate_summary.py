@@ -54,7 +54,7 @@ def _further_parts(told: Told) -> Iterator[RenderableType]:
     now = told.estimate
     yield Text(f"\n{_batch(told)}", style="bold")
     if told.options:
-        enough = not now.fits and any(option.fits for option in told.options)
+        enough = not now.fits and any(option.verdict != "does-not-fit" for option in told.options)
         title = "What would make it fit" if enough else "What would save memory"
         yield from section(title, "each traced, cheapest first")
         yield from _options(told.options)
@@ -100,10 +100,17 @@ def _options(options: tuple[Option, ...]) -> Iterator[RenderableType]:
     widest = max(len(option.means) for option in options)
     for option in options:
         head = Text(f"  {option.means:<{widest}}  {format_size(option.peak_device):>9}  ")
-        head.append("fits" if option.fits else "not enough alone", style="green" if option.fits else "dim")
+        head.append(*_OPTION_WORDS[option.verdict])
         yield head
         yield Padding(Text(f"{option.how[:1].upper()}{option.how[1:]}."), (0, 0, 0, 6))
         yield Padding(Text(f"Costs {option.price}.", style="dim"), (0, 0, 0, 6))
+
+
+_OPTION_WORDS = {
+    "fits": ("fits", "green"),
+    "uncertain": ("just fits", "yellow"),
+    "does-not-fit": ("not enough alone", "dim"),
+}
 
 
 def _gpu_words(now: Estimate) -> str:

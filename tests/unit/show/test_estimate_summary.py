@@ -48,5 +48,19 @@ def test_means_have_their_peak_their_price_and_what_to_change() -> None:
     assert "Costs nothing." in text
 
 
+def test_the_largest_batch_as_a_means_just_fits() -> None:
+    option = Option(
+        means="batch of 32",
+        peak_device=1 << 30,
+        saves=1 << 28,
+        verdict="uncertain",
+        price="smaller steps",
+        how="give the DataLoader `batch_size=32`",
+    )
+    text = words("500MiB", options=(option,))
+    assert "What would make it fit" in text
+    assert "batch of 32   1.00 GiB  just fits" in text
+
+
 def test_no_line_is_wider_than_the_terminal() -> None:
     assert max(map(len, words("a100-80gb").splitlines())) <= 80
