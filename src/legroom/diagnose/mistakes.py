@@ -21,7 +21,7 @@ def grows_each_step(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             code=leak.code,
             message=f"Memory grows by {format_size(leak.bytes_per_step)} with every step: "
-            f"{format_size(leak.bytes)} by now.",
+            f"{format_size(leak.bytes)} by now." + (f" {leak.holder}." if leak.holder and leak.name else ""),
             fix=leak.advice,
             file=leak.file,
             line=leak.line,

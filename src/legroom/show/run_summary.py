@@ -85,6 +85,7 @@ def _oom_parts(report: RunReport, oom: OomReport) -> Iterator[RenderableType]:
             yield code
     yield from section("Who held the memory", _device_words(report.device))
     yield MemoryBar(oom.picture)
+    yield from _fragments(oom)
     yield from by_line(oom.picture.top, report.sources)
     if oom.holders:
         yield from section("By variable", "what each reaches; two may reach the same")
@@ -209,6 +210,18 @@ def _holder_table(holders: tuple[Holder, ...]) -> Table:
         where = f"{frame_place(holder.frame)} in {clean(holder.frame.function)}" if holder.frame else ""
         table.add_row(format_size(holder.bytes), Text(clean(holder.path)), where)
     return table
+
+
+def _fragments(oom: OomReport) -> Iterator[RenderableType]:
+    """How large the largest of the free pieces is: no request above that can be served from them."""
+    event = oom.event
+    unused = event.cached + event.fragmented
+    if unused and event.largest_free_block:
+        yield Text(
+            f"  Of the {format_size(unused)} that PyTorch keeps unused, the largest piece is "
+            f"{format_size(event.largest_free_block)}.",
+            style="dim",
+        )
 
 
 def _finding(number: int, finding: Finding) -> RenderableType:
