@@ -396,7 +396,10 @@ class Recorder:
         """The device a tensor lives on, or None for the host."""
         storage = storage_of(tensor)
         known = self.live.get(storage._cdata) if storage is not None else None
-        return None if known is None else known.device
+        if known is None:
+            local = getattr(tensor, "_local_tensor", None)  # a sharded tensor has no storage, its shard has
+            return None if local is None else self.device_of(local)
+        return known.device
 
     def measure(self, tensor: torch.Tensor) -> tuple[int, int] | None:
         """The key of a tensor's storage and the bytes it is charged, or None for the host."""
@@ -519,6 +522,8 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         stand_ins = self._recorder.stand_ins
         if func is ASKS_DEVICE and stand_ins is not None:  # asked by torch's own code all the time
             return stand_ins.device_of(args[0])
+        if types and any(kind.__name__ == "DTensor" for kind in types):
+            return NotImplemented  # the operations on its local tensor come by here as well
         with torch._C.DisableTorchFunction():
             if self._recorder.rules is not None:
                 func = self._recorder.rules.instead_of(func, args, kwargs)

@@ -20,7 +20,7 @@ import math
 import socket
 import time
 from collections.abc import Hashable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import astuple, dataclass
 from datetime import timedelta
 from typing import Any
@@ -34,6 +34,7 @@ from torch.nn.parallel import DistributedDataParallel
 from legroom.train.appointments import Appointments
 from legroom.train.collectives import seen
 from legroom.train.lost_ranks import PeerFailed, RankMissing
+from legroom.train.making_room import MakingRoom
 from legroom.train.notice_board import NoticeBoard
 from legroom.train.replicas import Replicas
 from legroom.train.shards import Shards, sharded_roots
@@ -77,15 +78,17 @@ class Ranks:
         members = sorted(
             {rank for part in replicas for rank in dist.get_process_group_ranks(part.group)} | shards.ranks()
         )
-        self._replicas, self._shards = replicas, shards
+        self._model, self._replicas, self._shards = model, replicas, shards
         self._members = members
         self._me = dist.get_rank()
         self._patience = patience
         self._flags = _host_group(members, patience)
         self._store = _store(f"legroom/{next(_numbers)}/{'-'.join(map(str, members))}")
         self._passes_matter = bool(shards.meshes())
-        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-        self._appointments = Appointments(groups, device, NoticeBoard(self._store, len(members), patience))
+        self._device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        self._appointments = Appointments(
+            groups, self._device, NoticeBoard(self._store, len(members), patience)
+        )
         self._chunks: int | None = None  # what was agreed; None: ask before the next attempt
         self._rows = self._most_rows = 0
         self._wish = 1
@@ -152,14 +155,17 @@ class Ranks:
     def failed(self, failure: object = None) -> None:
         """This rank ran out of memory in a chunk. Called when the tensors of the attempt are dead.
 
-        Everything the other ranks still wait for in this attempt is done, with zeros.
+        Its gradients go, and everything the other ranks still wait for in this attempt is done, with zeros.
         """
         for part in self._replicas:
             part.forget()
         self._shards.forget()
-        if self._under_way:
-            self._end(self._appointments.keep())
-        self._keep_whole_passes()
+        for parameter in self._model.parameters():
+            parameter.grad = None  # the attempt's, and worth nothing: there must be room for what follows
+        with self._with_room():
+            if self._under_way:
+                self._end(self._appointments.keep())
+            self._keep_whole_passes()
 
     def settle(self, failure: object | None, proposal: int) -> int | None:
         """The end of an attempt, on every rank. None: it counts everywhere.
@@ -198,6 +204,12 @@ class Ranks:
 
     def after_update(self) -> None:
         """After the optimizer: nothing to do, it talks to nobody."""
+
+    def _with_room(self) -> AbstractContextManager[Any]:
+        """Appointments are kept even if weights must wait in host memory meanwhile: the others cannot go on without."""
+        if self._device.type == "cpu":
+            return nullcontext()
+        return MakingRoom(self._model.parameters, self._device)
 
     def _begin(self, index: int, count: int) -> None:
         """One diary per pass where each has collectives of its own; else one for all of them: then ranks may make
@@ -238,7 +250,8 @@ class Ranks:
         self._next_pass = 0
         if self._weighs:
             self.weights(0.0, by_rows=False)
-        self._keep_whole_passes()
+        with self._with_room():
+            self._keep_whole_passes()
 
     def _conclude(self, mine: "_Verdict") -> int | None:
         """Everyone's verdicts become one; what follows from it is the same on every rank."""

@@ -20,6 +20,9 @@ class Copies:
 
     @torch.no_grad()
     def take(self, tensors: Sequence[torch.Tensor]) -> None:
+        tensors = [
+            getattr(tensor, "_local_tensor", tensor) for tensor in tensors
+        ]  # of a sharded one, its shard
         if len(tensors) != len(self._originals) or any(
             now is not before for now, before in zip(tensors, self._originals, strict=True)
         ):

@@ -47,3 +47,15 @@ def test_new_faults_replace_the_old_and_disarmed_ones_do_nothing():
 def test_counting_starts_at_one():
     with VirtualGPU("1GiB") as gpu, pytest.raises(UsageError, match="counted from 1"):
         gpu.fail_allocation(0)
+
+
+def test_a_storage_that_cannot_grow_keeps_what_it_had():
+    with VirtualGPU("1GiB") as gpu:
+        tensor = torch.ones(4, device="cuda")
+        before = torch.cuda.memory_allocated()
+        gpu.fail_allocation(1)
+        with pytest.raises(torch.OutOfMemoryError):
+            tensor.untyped_storage().resize_(4096)
+        assert tensor.untyped_storage().nbytes() == 16
+        assert tensor.device.type == "cuda"
+        assert torch.cuda.memory_allocated() == before

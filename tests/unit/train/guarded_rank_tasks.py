@@ -1,0 +1,97 @@
+"""What each rank does in the tests of Guard with several ranks: each has a virtual GPU of its own size."""
+
+import logging
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import legroom
+
+WIDTH, ROWS = 256, 2048
+
+
+def model_of(kind: str) -> nn.Module:
+    torch.manual_seed(0)
+    model: nn.Module = nn.Sequential(
+        *(
+            nn.Sequential(nn.Linear(WIDTH, 8 * WIDTH), nn.GELU(), nn.Linear(8 * WIDTH, WIDTH))
+            for _ in range(2)
+        )
+    ).cuda()
+    if kind == "ddp":
+        return DistributedDataParallel(model)
+    for block in model:
+        fully_shard(block)
+    return fully_shard(model)
+
+
+def small_and_large_gpu(kind: str) -> Any:
+    """Three steps whose batch fits the larger GPU only."""
+    logging.getLogger("legroom").setLevel(logging.ERROR)
+    model = model_of(kind)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    guard = legroom.Guard(model, optimizer)
+    told = []
+    for step in range(3):
+        torch.manual_seed(10 * step + dist.get_rank())
+        x = torch.randn(ROWS, WIDTH, device="cuda")
+        guard.step(lambda x: model(x).square().mean(), x)
+        assert guard.last is not None
+        told.append((guard.last.split, guard.last.attempts))
+    whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
+    return told, [tensor.detach().double().sum().item() for tensor in whole]
+
+
+def fewer_rows_than_pieces() -> Any:
+    """Rank 1 has 2 rows where rank 0 has 8 and takes one at a time: what does not exist must not count."""
+    logging.getLogger("legroom").setLevel(logging.ERROR)
+    model = model_of("fsdp")
+    guard = legroom.Guard(model, torch.optim.SGD(model.parameters(), lr=0.0), max_micro_batch=1)
+    torch.manual_seed(dist.get_rank())
+    x = torch.randn([8, 2][dist.get_rank()], WIDTH, device="cuda")
+    guard.backward(lambda x: model(x).square().mean(), x)
+    gradients = [p.grad.full_tensor().clone() for p in model.parameters()]
+    assert guard.last is not None
+    split = guard.last.split
+    model.zero_grad()
+    model(x).square().mean().backward()
+    apart = max(
+        ((ours - p.grad.full_tensor()).abs().max() / p.grad.full_tensor().abs().max()).item()
+        for ours, p in zip(gradients, model.parameters(), strict=True)
+    )
+    return split, apart
+
+
+def tokens_counted_over_ranks() -> list[float]:
+    """Rank 0's batch has 3 tokens, rank 1's 9: the gradient of a mean over all 12."""
+    model = DistributedDataParallel(nn.Linear(1, 1, bias=False).cuda())
+    with torch.no_grad():
+        model.module.weight.fill_(1.0)
+    guard = legroom.Guard(
+        model, torch.optim.SGD(model.parameters(), lr=1.0), weight=lambda x: float((x != 0).sum())
+    )
+    tokens = [3, 9][dist.get_rank()]
+    x = torch.full((tokens, 1), [1.0, 5.0][dist.get_rank()], device="cuda")
+    guard.backward(lambda x: model(x).mean(), x)
+    return model.module.weight.grad.flatten().tolist()
+
+
+def nothing_fits(kind: str) -> str:
+    """One row is too much for one of the GPUs, by any means."""
+    logging.getLogger("legroom").setLevel(logging.CRITICAL)
+    model = model_of(kind)
+    guard = legroom.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), ladder=())
+
+    def greedy(x: torch.Tensor) -> torch.Tensor:
+        need = (90 << 20) // 4
+        return model(x).mean() + torch.zeros(need, device="cuda").sum()
+
+    try:
+        guard.step(greedy, torch.randn(2, WIDTH, device="cuda"))
+    except legroom.errors.LegroomError as error:
+        return type(error).__name__
+    return "fitted"

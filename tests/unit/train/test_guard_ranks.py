@@ -1,0 +1,53 @@
+"""Guard where several ranks train one model, on virtual GPUs of different sizes."""
+
+from collections.abc import Iterator
+
+import guarded_rank_tasks as tasks
+import pytest
+from bench.rank_failures import fail_many
+from bench.rank_pool import RankPool
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RankPool]:
+    with RankPool(2, gpu="96MiB,256MiB") as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("kind", ["DDP", "FSDP2"])
+@pytest.mark.parametrize(("phase", "rank"), [("forward", 0), ("backward", 1), ("optimizer", 0)])
+def test_a_failed_allocation_on_one_rank_leaves_what_a_plain_run_has(
+    pool: RankPool, kind: str, phase: str, rank: int
+) -> None:
+    """The whole table is printed by `python -m bench.rank_failures`."""
+    first, second = pool.run(fail_many, kind, phase, rank, 4)
+    assert first.failures == first.equal == second.equal == 4
+    assert first.splits == second.splits
+    assert first.weights == second.weights
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_a_batch_that_is_too_large_for_the_smaller_gpu_is_split_on_both(pool: RankPool, kind: str) -> None:
+    first, second = pool.run(tasks.small_and_large_gpu, kind)
+    assert first == second
+    (split, attempts), *later = first[0]
+    assert len(split) > 1
+    assert attempts > 1
+    assert all(attempts == 1 for _, attempts in later)
+
+
+def test_a_rank_with_fewer_rows_than_passes_has_its_own_gradient(pool: RankPool) -> None:
+    for split, apart in pool.run(tasks.fewer_rows_than_pieces):
+        assert len(split) == 8
+        assert apart < 1e-5
+
+
+def test_a_weight_counts_over_all_ranks(pool: RankPool) -> None:
+    mean_over_tokens = (3 * 1.0 + 9 * 5.0) / 12
+    for (gradient,) in pool.run(tasks.tokens_counted_over_ranks):
+        assert gradient == pytest.approx(mean_over_tokens)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_all_ranks_stop_when_one_row_does_not_fit_one_of_them(pool: RankPool, kind: str) -> None:
+    assert "fitted" not in pool.run(tasks.nothing_fits, kind)
