@@ -138,11 +138,13 @@ def _growths(small: Logged, large: Logged) -> tuple[list[Grow], int]:
             guessed -= alive.pop(request.id, 0)
             continue
         before = next(of_smaller)
-        if before is None:
+        if before is None and request.bytes in fixed:
+            before = request.bytes
+        elif before is None:
             alive[request.id] = request.bytes
             guessed += request.bytes
             most_guessed = max(guessed, most_guessed)
-            before = request.bytes if request.bytes in fixed else request.bytes * small.size // large.size
+            before = request.bytes * small.size // large.size
         pair = (before, request.bytes)
         grows.append(known.setdefault(pair, _line(small.size, before, large.size, request.bytes)))
     return grows, most_guessed

@@ -172,7 +172,10 @@ class _Search:
             if failed:  # something was not foretold: leave room for it
                 slack = capacity // 20 if logged[-1].size < 0.9 * self.fails else capacity // 50
             foretold = line.largest(capacity, least=self.fits, most=self.fails - 1, slack=slack)
-        if foretold <= self.fits or (self.trials.count >= FEW_TRIALS and self.fits >= NEAR_ENOUGH * foretold):
+        if foretold <= self.fits:
+            return None
+        bound = self.fails - 1 if failed else foretold
+        if self.trials.count >= FEW_TRIALS and self.fits >= NEAR_ENOUGH * bound:
             return None
         if failed and self.trials.count >= FEW_TRIALS:
             return self._within(min(foretold, (self.fits + self.fails) // 2))
