@@ -148,7 +148,7 @@ def fixes() -> None:
                 text = program.path.read_text()
                 after = fix_text(text, unsafe=unsafe, settings=Settings(select=("LG1", "LG2")))
                 if after != text:
-                    file = Path(folder) / f"{unsafe}_{program.path.name}"
+                    file = Path(folder) / f"{program.number:02}_{program.path.stem}_{unsafe}.py"
                     file.write_text(after)
                     changed.append(replace(program, path=file))
             results = run_all(changed, 2)

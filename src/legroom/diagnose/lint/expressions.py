@@ -31,7 +31,7 @@ from legroom.diagnose.lint.results import (
     names_a_loss,
     torch_result,
 )
-from legroom.diagnose.lint.syntax import children, dotted, is_true, keyword, last_name
+from legroom.diagnose.lint.syntax import children, dotted, is_true, keyword, last_name, string_value
 
 
 class Expressions:
@@ -117,6 +117,8 @@ class Expressions:
             return self.value_of(node.expression)
         if isinstance(node, cst.Lambda):
             return UNKNOWN
+        if isinstance(node, cst.Yield):
+            return self.value_of(node.value) if isinstance(node.value, cst.BaseExpression) else UNKNOWN
         self._inside(node)
         return UNKNOWN
 
@@ -144,6 +146,12 @@ class Expressions:
             return self.names[path]
         of = self.value_of(node.value)
         name = node.attr.value
+        if of.kind is Kind.EXCEPTION:
+            return (
+                of
+                if name in {"__traceback__", "__context__", "__cause__", "tb_frame", "tb_next"}
+                else UNKNOWN
+            )
         if of.kind in (Kind.GRAPH, Kind.PARAMETER, Kind.TENSOR):
             if name in NUMBER_ATTRIBUTES:
                 return PLAIN
@@ -163,6 +171,8 @@ class Expressions:
         for each in node.slice:
             if isinstance(each.slice, cst.Index):
                 self.value_of(each.slice.value)
+        if of.kind is Kind.UNKNOWN and any(_is_text(each.slice, "params") for each in node.slice):
+            return container(PARAMETER)  # of an optimizer's group
         if of.kind is Kind.CONTAINER:
             if of.items is not None and len(node.slice) == 1 and isinstance(node.slice[0].slice, cst.Index):
                 index = node.slice[0].slice.value
@@ -275,6 +285,8 @@ class Expressions:
         if name is not None:
             requires_grad = is_true(keyword(node, "requires_grad"))
             known = torch_result(name, arguments, requires_grad=requires_grad, no_grad=no_grad)
+            if name.endswith("autograd.grad") and is_true(keyword(node, "create_graph")):
+                return container(GRAPH)
             if known is None and (of.kind is Kind.UNKNOWN or name.startswith("collections.")):
                 known = self._builtin(node, name, arguments)
             if known is not None:
@@ -318,3 +330,7 @@ class Expressions:
             if limit is not None and not (isinstance(limit.value, cst.Name) and limit.value.value == "None"):
                 return container(known.element, bounded=True)
         return known
+
+
+def _is_text(node: cst.BaseSlice, text: str) -> bool:
+    return isinstance(node, cst.Index) and string_value(node.value) == text

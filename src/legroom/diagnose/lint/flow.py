@@ -23,6 +23,7 @@ from legroom.diagnose.lint.kinds import (
     Kind,
     Value,
     by_name,
+    container,
     joined,
     with_element,
 )
@@ -73,6 +74,15 @@ def _spread_over_calls(program: Program) -> None:
         trains |= {call.function for call in program.calls if call.local in trains}
         backward |= {call.function for call in program.calls if call.local in backward}
     computing = {call.function for call in program.calls if _runs_a_model(call)}
+    for loop in program.loops:  # over a generator that trains
+        source = _innermost_iterable(loop.node.iter) if isinstance(loop.node, cst.For) else None
+        for call in program.calls:
+            if (
+                call.local in backward
+                and isinstance(loop.node, cst.For)
+                and call.node in (source, loop.node.iter)
+            ):
+                loop.trains = loop.backward = True
     for call in program.calls:
         does_backward = _is_backward(call) or call.local in backward
         does_step = _is_step(call)
@@ -111,10 +121,13 @@ class _Walker(Expressions):
         self.contexts: tuple[str, ...] = ()
         self.no_grad = function.no_grad
         self.returns: Value | None = None
+        self.yields: Value | None = None
         self.trained = _names_that_go_backward(function)
         self.grad_contexts: set[str] = set()
         self.made_from: dict[str, set[str]] = {}
         """What each name was last computed from, without what was detached."""
+        self.adders: dict[str, cst.Attribute] = {}
+        """Names of bound methods that add to a container."""
         self.comes_from: dict[str, str] = {name: name for name in function.parameters}
         """Names that hold a parameter, or a part of one."""
         self._begin(sites)
@@ -122,7 +135,7 @@ class _Walker(Expressions):
     def run(self) -> None:
         node = self.function.node
         self.block(node.body if isinstance(node, cst.Module) else [node.body])
-        self.function.returns = self.returns or PLAIN
+        self.function.returns = container(self.yields) if self.yields is not None else self.returns or PLAIN
         self.function.environment = self.names
         if self.function.class_name is not None:
             attributes = self.program.classes[self.function.class_name].attributes
@@ -178,7 +191,9 @@ class _Walker(Expressions):
         elif isinstance(node, cst.AugAssign):
             self.augment(node)
         elif isinstance(node, cst.Expr):
-            self.value_of(node.value)
+            value = self.value_of(node.value)
+            if isinstance(node.value, cst.Yield):
+                self.yields = value if self.yields is None else joined(self.yields, value)
         elif isinstance(node, cst.Return):
             if node.value is not None:
                 value = self.value_of(node.value)
@@ -263,6 +278,10 @@ class _Walker(Expressions):
         ):
             self.names[path.removesuffix(".requires_grad")] = PARAMETER
         self.note_store(node, path, "assign", expression, value, uses_itself=uses_itself)
+        if (
+            isinstance(expression, cst.Attribute) and expression.attr.value in _ADDING
+        ):  # record = losses.append
+            self.adders[path] = expression
         self.forget_below(path)
         self.names[path] = value
 
@@ -527,6 +546,9 @@ class _Walker(Expressions):
                 CallSite(self.function, self.loops, self.no_grad, node, self.given(local, node, arguments))
             )
         target = path_of(receiver(node)) if method else None
+        adder = self.adders.get(dotted(node.func) or "")
+        if adder is not None and (path := path_of(adder.value)) is not None:
+            self._note_adding(node, adder.attr.value, path, self.names.get(path, UNKNOWN), arguments)
         adds_module = bool(arguments) and arguments[0].kind is Kind.MODEL  # nn.ModuleList.append
         of_library = target is not None and root(target) in self.program.imports.meaning  # torch.add
         if method in _ADDING and target is not None and not (adds_module or of_library) and local is None:
@@ -593,8 +615,9 @@ class _Walker(Expressions):
             if argument.keyword is not None:
                 name = argument.keyword.value
                 values[name if name in names else names[-1] if names else name] = value
-            elif place < len(names):
-                values[names[place]] = value
+            elif names:
+                name = names[min(place, len(names) - 1)]  # the rest goes into *args
+                values[name] = joined(values[name], value) if name in values else value
                 place += 1
         return values
 
@@ -650,6 +673,10 @@ def _kept_names(expression: cst.BaseExpression) -> set[str]:
         return _kept_names(expression.left) | _kept_names(expression.right)
     if isinstance(expression, cst.Dict):
         return {name for each in expression.elements for name in _kept_names(each.value)}
+    if (
+        isinstance(expression, cst.Call) and last_name(dotted(expression.func) or "")[:1].isupper()
+    ):  # Transition(*args)
+        return {name for each in expression.args for name in _kept_names(each.value)}
     return set()
 
 

@@ -5,7 +5,7 @@ import libcst as cst
 from legroom.diagnose.lint.facts import CallSite, Fact, Function, LoopFact, Store
 from legroom.diagnose.lint.kinds import EVALUATION_NAMES, Kind
 from legroom.diagnose.lint.program import Program
-from legroom.diagnose.lint.syntax import dotted, last_name, method_name, names_in, path_of, root, walk
+from legroom.diagnose.lint.syntax import dotted, last_name, method_name, names_in, path_of, walk
 
 STEP_FUNCTIONS = frozenset(
     {
@@ -125,7 +125,7 @@ def is_cut(store: Store) -> bool:
         return True
     if isinstance(expression, cst.Call) and method_name(expression) in {"detach", "clone", "data", "cpu"}:
         return not store.value.carries_graph
-    return isinstance(expression, (cst.ListComp, cst.GeneratorExp)) or (
+    return (isinstance(expression, (cst.ListComp, cst.GeneratorExp)) and not store.value.carries_graph) or (
         isinstance(expression, cst.Call)
         and not store.value.carries_graph
         and dotted(expression.func) in {"tuple", "list"}
@@ -161,10 +161,12 @@ def _let_go(program: Program, target: str, function: Function) -> bool:
     name = last_name(target)
     plain = "." not in target
     for release in program.releases:
-        if last_name(release.target) == name:
+        if last_name(release.target) == name and not _is_never_called(program, release.function):
             return True
     for store in program.stores:
         if store.how != "assign" or last_name(store.target) != name or store.function.name == "__init__":
+            continue
+        if _is_never_called(program, store.function):
             continue
         if store.uses_itself and not is_cut(store):
             continue
@@ -178,6 +180,14 @@ def _let_go(program: Program, target: str, function: Function) -> bool:
         if store.function is function and not plain:
             return True
     return False
+
+
+def _is_never_called(program: Program, function: Function) -> bool:
+    """A `reset` that is there but that no one calls, while other methods of its class are called here."""
+    known = program.classes.get(function.class_name or "")
+    if known is None or function.sites or function.name.startswith("on_"):
+        return False
+    return any(each.sites for each in known.methods.values() if each.name != "__init__")
 
 
 def _encloses(outer: Function, inner: Function) -> bool:
@@ -249,7 +259,3 @@ def _within(fact: Fact, loop: LoopFact) -> bool:
 def is_in_step_code(program: Program, fact: Fact) -> bool:
     """Whether something happens with every step."""
     return any(is_step_loop(loop) for loop in fact.loops) or repeats(program, fact.function)
-
-
-def owner_is_self(path: str) -> bool:
-    return root(path) in {"self", "cls"}

@@ -271,6 +271,64 @@ for step in range(10):
     weight.grad = None
     total += loss  # here
 """,
+    "a generator that trains": """
+def training():
+    for x, y in train_loader:
+        loss = criterion(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield loss
+
+history = []
+for value in training():
+    history.append(value)  # here
+""",
+    "averages of parameters by name": f"""
+shadow = {{name: p.detach().clone() for name, p in model.named_parameters()}}
+for x, y in train_loader:{STEP}
+    for name, p in model.named_parameters():
+        shadow[name] = 0.9 * shadow[name] + 0.1 * p  # here
+""",
+    "averages of parameters as a list": f"""
+average = [p.detach().clone() for p in model.parameters()]
+for x, y in train_loader:{STEP}
+    average = [0.9 * a + 0.1 * p for a, p in zip(average, model.parameters())]  # here
+""",
+    "a bound method by another name": f"""
+losses = []
+record = losses.append
+for x, y in train_loader:{STEP}
+    record(loss)  # here
+""",
+    "transitions of a memory": """
+class Memory:
+    def __init__(self):
+        self.rows = []
+
+    def push(self, *args):
+        self.rows.append(Transition(*args))
+
+memory = Memory()
+for x, y in train_loader:
+    value = model(x)
+    value.sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    memory.push(x, y, value)  # here
+""",
+    "a reset that no one calls": f"""
+class Metric:
+    def reset(self):
+        self.values = []
+
+    def update(self, value):
+        self.values.append(value)
+
+metric = Metric()
+for x, y in train_loader:{STEP}
+    metric.update(loss)  # here
+""",
     "an evaluation of made data": """
 kept = []
 for _ in range(10):
@@ -433,6 +491,20 @@ for x, y in train_loader:
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
+""",
+    "a reset that is called": f"""
+class Metric:
+    def reset(self):
+        self.values = []
+
+    def update(self, value):
+        self.values.append(value)
+
+metric = Metric()
+for epoch in range(3):
+    metric.reset()
+    for x, y in train_loader:{STEP.replace(chr(10) + "    ", chr(10) + "        ")}
+        metric.update(loss)
 """,
     "a ring of places": f"""
 ring, place = [None] * 8, 0

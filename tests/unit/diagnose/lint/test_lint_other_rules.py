@@ -28,6 +28,16 @@ for _ in range(10):
     output = model(torch.randn(2, 4))  # here
     print(output.argmax(1))
 """,
+    "LG201 inside training": """
+for x, y in train_loader:
+    model.train()
+    criterion(model(x), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    model.eval()
+    checked = model(x_test)  # here
+    print(checked.argmax(1))
+""",
     "LG201 without a loop": """
 model.eval()
 prediction = model(x_test)  # here
@@ -95,6 +105,9 @@ for x, y in train_loader:
 for p in model.parameters():
     p.data -= 0.1 * p.grad  # here
 model.weight.data.normal_()  # here
+for group in optimizer.param_groups:
+    for p in group["params"]:
+        print(p.data)  # here
 """,
     "LG501 data parallel": """
 model = nn.DataParallel(model)  # here
@@ -315,7 +328,7 @@ def test_unsafe_fixes_are_made_only_when_asked_for(name: str) -> None:
 
 def test_a_changed_parameter_is_told_and_left_to_its_writer() -> None:
     edits = [finding.edits for finding in findings(TELLS["LG406 of tensors"], "LG406")]
-    assert [bool(each) for each in edits] == [True, False, False]
+    assert [bool(each) for each in edits] == [True, False, False, True]
 
 
 def test_a_decorator_goes_below_those_that_are_there() -> None:

@@ -47,6 +47,16 @@ for x, y in train_loader:
     optimizer.step()
     optimizer.zero_grad()
 """,
+    "LG104 a global state": """
+state = None
+
+def step(x, y):
+    global state
+    output, state = model(x, state)  # here
+    criterion(output, y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
     "LG104 in a trainer": """
 class Trainer:
     def __init__(self):
@@ -125,6 +135,23 @@ for x, y in train_loader:
     except RuntimeError:
         failures.append(sys.exc_info())  # here
 """,
+    "LG107 returned and kept": """
+def attempt(x):
+    try:
+        return model(x)
+    except RuntimeError as error:
+        return error
+
+results = []
+for x, y in train_loader:
+    problem = attempt(x)
+    if isinstance(problem, Exception):
+        results.append(problem)
+try:
+    model(x)
+except RuntimeError as error:
+    last_traceback = error.__traceback__  # here
+""",
     "LG107 in an attribute": """
 class Trainer:
     def step(self, x):
@@ -167,6 +194,23 @@ def hook(module, inputs, output):
     features.append(output.detach())  # here
 
 model.register_forward_hook(hook)
+""",
+    "LG110 an object": """
+class Recorder:
+    def __init__(self):
+        self.outputs = []
+
+    def __call__(self, module, inputs, output):
+        self.outputs.append(output)  # here
+
+model.register_forward_hook(Recorder())
+""",
+    "LG110 one more with every step": """
+for x, y in train_loader:
+    model.register_forward_hook(log)  # here
+    criterion(model(x), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
 """,
     "LG110 a lambda": """
 features = []

@@ -47,7 +47,7 @@ from legroom.diagnose.lint.program import Program
 from legroom.diagnose.lint.rule import Problem
 from legroom.diagnose.lint.rules.forward_hook import is_hook
 from legroom.diagnose.lint.rules.growing_tensor import is_joined_to_itself
-from legroom.diagnose.lint.syntax import dotted, method_name, names_in, receiver
+from legroom.diagnose.lint.syntax import dotted, method_name, names_in, path_of, receiver, walk
 
 CODE = "LG101"
 
@@ -72,8 +72,29 @@ def _collects_graph(program: Program, store: Store) -> bool:
     if store.how in {"augment", "append"}:
         return True
     if store.how == "item":
-        return store.varying_key and (store.mapping or store.into.kind in (Kind.TENSOR, Kind.CONTAINER))
+        into = (Kind.TENSOR, Kind.CONTAINER, Kind.UNKNOWN)
+        return _averages_itself(store) or (store.varying_key and (store.mapping or store.into.kind in into))
     return adds_to_itself(program, store)
+
+
+def _averages_itself(store: Store) -> bool:
+    """`shadow[name] = 0.9 * shadow[name] + 0.1 * parameter`: the graph of every step hangs on the one before."""
+    return (
+        store.uses_itself
+        and isinstance(store.expression, cst.BinaryOperation)
+        and any(
+            isinstance(each, cst.Subscript)
+            and path_of(each) == store.target
+            and _is_operand(store.expression, each)
+            for each in walk(store.expression)
+        )
+    )
+
+
+def _is_operand(expression: cst.CSTNode, wanted: cst.CSTNode) -> bool:
+    if isinstance(expression, cst.BinaryOperation):
+        return _is_operand(expression.left, wanted) or _is_operand(expression.right, wanted)
+    return expression is wanted
 
 
 def adds_to_itself(program: Program, store: Store) -> bool:
@@ -93,6 +114,8 @@ def _is_sum_with(program: Program, expression: cst.BaseExpression, target: str) 
         return any(_is_sum_with(program, side, target) for side in (expression.left, expression.right))
     if isinstance(expression, cst.IfExp):
         return any(_is_sum_with(program, side, target) for side in (expression.body, expression.orelse))
+    if isinstance(expression, cst.ListComp):  # [0.9 * e + 0.1 * p for e, p in zip(average, parameters)]
+        return isinstance(expression.elt, cst.BinaryOperation) and target in names_in(expression.for_in.iter)
     if isinstance(expression, (cst.List, cst.Tuple, cst.Dict)):
         starred = (cst.StarredElement, cst.StarredDictElement)
         return any(isinstance(each, starred) and dotted(each.value) == target for each in expression.elements)
@@ -108,7 +131,7 @@ def _is_sum_with(program: Program, expression: cst.BaseExpression, target: str) 
 
 def _key_is_new(program: Program, store: Store, kept: LoopFact | Function) -> bool:
     """Whether each step has a key of its own: one that goes through the same few names again replaces them."""
-    if store.how != "item":
+    if store.how != "item" or _averages_itself(store):
         return True
     target = store.node.targets[0].target if isinstance(store.node, cst.Assign) else None
     if not isinstance(target, cst.Subscript):

@@ -28,7 +28,7 @@ import libcst as cst
 
 from legroom.diagnose.lint.edits import Edit, append_to, replace
 from legroom.diagnose.lint.facts import Store
-from legroom.diagnose.lint.lifetimes import is_let_go_elsewhere, owner_is_self, repeats, survives
+from legroom.diagnose.lint.lifetimes import is_let_go_elsewhere, is_own, repeats, survives
 from legroom.diagnose.lint.program import Program
 from legroom.diagnose.lint.results import names_a_loss
 from legroom.diagnose.lint.rule import Problem
@@ -89,12 +89,8 @@ def _state_argument(store: Store) -> cst.BaseExpression | None:
 
 
 def _is_kept_by_module(program: Program, store: Store) -> bool:
-    """`self.hidden` in a model's forward, that no one resets or detaches."""
-    return (
-        owner_is_self(store.target)
-        and repeats(program, store.function)
-        and not is_let_go_elsewhere(program, store)
-    )
+    """`self.hidden` in a model's forward, a global state in a step, that no one resets or detaches."""
+    return not is_own(store) and repeats(program, store.function) and not is_let_go_elsewhere(program, store)
 
 
 def _fix(program: Program, store: Store, argument: cst.BaseExpression | None) -> tuple[Edit, ...]:

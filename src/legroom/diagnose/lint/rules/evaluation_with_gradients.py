@@ -34,7 +34,7 @@ from legroom.diagnose.lint.facts import CallFact, Function, LoopFact
 from legroom.diagnose.lint.kinds import EVALUATION_NAMES, Kind
 from legroom.diagnose.lint.program import Program
 from legroom.diagnose.lint.rule import Problem
-from legroom.diagnose.lint.syntax import is_false, last_name, names_in, walk
+from legroom.diagnose.lint.syntax import is_false, last_name, live_names, names_in, walk
 
 CODE = "LG201"
 _BY_FRAMEWORKS = {"validation_step", "test_step", "predict_step", "on_validation_batch_end", "forward"}
@@ -96,7 +96,7 @@ def _outermost_without_training(call: CallFact) -> LoopFact | None:
 
 def _is_evaluation(program: Program, call: CallFact, loop: LoopFact | None) -> bool:
     if any(each.trains for each in call.loops) and loop is None:
-        return False
+        return _is_switched_to_evaluation(program, call, within=call.loops[-1]) is True
     if loop is None and (call.function.backward or call.function.steps):
         return False
     if isinstance(call.function.node, cst.FunctionDef) and program.is_module_class(call.function.class_name):
@@ -155,7 +155,9 @@ def _yields(function: Function) -> bool:
     return any(isinstance(each, cst.Yield) for each in walk(function.body, into_functions=False))
 
 
-def _is_switched_to_evaluation(program: Program, call: CallFact) -> bool | None:
+def _is_switched_to_evaluation(
+    program: Program, call: CallFact, within: LoopFact | None = None
+) -> bool | None:
     """Whether the last switch before the call, in its function, was `.eval()`; None where there is none."""
     last = None
     for other in program.calls:
@@ -164,6 +166,8 @@ def _is_switched_to_evaluation(program: Program, call: CallFact) -> bool | None:
             or other.order >= call.order
             or other.method not in {"eval", "train"}
         ):
+            continue
+        if within is not None and other.order < within.first:
             continue
         if other.receiver.kind is Kind.MODEL:
             is_eval = other.method == "eval" or bool(other.node.args and is_false(other.node.args[0]))
@@ -182,6 +186,8 @@ def _trains_anywhere(program: Program, function: Function) -> bool:
 def _wants_gradients(program: Program, call: CallFact, loop: LoopFact | None) -> bool:
     """Saliency, attacks, penalties: gradients of something are taken without a training step."""
     first, last = (loop.first, loop.last) if loop is not None else (0, len(program.nodes))
+    if loop is None and call.loops:
+        return _goes_backward(program, call)
     for other in program.calls:
         if other.function is not call.function or not first <= other.order <= last:
             continue
@@ -199,6 +205,22 @@ def _wants_gradients(program: Program, call: CallFact, loop: LoopFact | None) ->
         and other.method == "backward"
         and other.order > last
         and names_in(other.node) & results
+        for other in program.calls
+    )
+
+
+def _goes_backward(program: Program, call: CallFact) -> bool:
+    """Whether what this one call gives goes backward."""
+    results = {
+        store.target
+        for store in program.stores
+        if store.function is call.function and program.inside(call.node, store.expression)
+    }
+    for store in program.stores:
+        if store.function is call.function and results & live_names(store.expression):
+            results.add(store.target)
+    return any(
+        other.function is call.function and other.method == "backward" and names_in(other.node) & results
         for other in program.calls
     )
 

@@ -25,6 +25,7 @@ import libcst as cst
 
 from legroom.diagnose.lint.edits import append_to
 from legroom.diagnose.lint.facts import CallFact, Function, Store
+from legroom.diagnose.lint.kinds import Kind
 from legroom.diagnose.lint.lifetimes import is_let_go_elsewhere, is_limited
 from legroom.diagnose.lint.program import Program
 from legroom.diagnose.lint.rule import Problem
@@ -48,6 +49,13 @@ def check(program: Program) -> Iterator[Problem]:
         given = call.node.args[0].value
         if isinstance(given, cst.Lambda):
             yield from _lambda(program, call, given)
+        on_module = call.receiver.kind is Kind.MODEL
+        if on_module and any(loop.trains for loop in call.loops[-1:]) and not program.mentions("remove"):
+            yield Problem(
+                node=call.node,
+                message="Every step registers one more hook, and none is removed",
+                help="Register it once, before the loop, or keep the handle and `handle.remove()` it",
+            )
     for store in program.stores:
         if not is_hook(program, store.function) or store.how not in {"append", "augment"}:
             continue
@@ -82,6 +90,11 @@ def is_hook(program: Program, function: Function) -> bool:
             given = call.node.args[0].value
             named = names_in(given)
             if function.name in {name.rpartition(".")[2] for name in named}:
+                return True
+            if (
+                function.name == "__call__"
+                and program.value(given).class_name == function.class_name is not None
+            ):
                 return True
             if isinstance(given, cst.Call) and function.outer is not None and function.outer.name in named:
                 return True

@@ -34,17 +34,24 @@ CODE = "LG107"
 
 def check(program: Program) -> Iterator[Problem]:
     for store in program.stores:
-        if store.handler is None:
+        if store.handler is None and store.how not in {"append", "item"}:
             continue
         kept = [each for each in _parts(store.expression) if program.value(each).kind is Kind.EXCEPTION]
-        attempt = program.parent.get(store.handler)
-        if not kept or not isinstance(attempt, cst.Try) or not _touches_tensors(program, attempt):
+        if not kept:
+            continue
+        attempt = program.parent.get(store.handler) if store.handler is not None else None
+        if isinstance(attempt, cst.Try) and not _touches_tensors(program, attempt):
             continue
         yield Problem(
             node=kept[0],
             message=f"`{store.target}` keeps the exception, its traceback and every tensor of the frames in it",
             help="Keep its text (`str(error)`), or the exception without its frames",
-            edits=tuple(edit for each in kept for edit in append_to(program, each, ".with_traceback(None)")),
+            edits=tuple(
+                edit
+                for each in kept
+                if isinstance(each, cst.Name)
+                for edit in append_to(program, each, ".with_traceback(None)")
+            ),
             safe=False,
         )
 

@@ -1,0 +1,153 @@
+"""`legroom lint` as people and CI run it: formats, exit codes, standard input, a missing extra."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LEAK = """\
+import torch
+
+losses = []
+for batch in loader:
+    loss = model(batch).mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    losses.append(loss)
+"""
+
+
+def lint(
+    *arguments: str, text: str | None = None, folder: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "legroom", "lint", *arguments],
+        input=text,
+        capture_output=True,
+        text=True,
+        cwd=folder,
+    )
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(LEAK)
+    (tmp_path / "broken.py").write_text("import torch\nprint 'Python 2'\n")
+    return tmp_path
+
+
+def test_findings_are_shown_with_the_code_and_carets_and_what_can_be_mended(project: Path) -> None:
+    done = lint("train.py", folder=project)
+    assert done.returncode == 1
+    assert (
+        done.stdout
+        == """\
+LG101 `losses` collects `loss` with its graph: the graph of every step stays
+alive
+  --> train.py:9:19
+    7 │ optimizer.step()
+    8 │ optimizer.zero_grad()
+  ❱ 9 │ losses.append(loss)
+      │               ^^^^
+  help: Keep `loss` without it: add `.item()`.  [--fix]
+
+Found 1 problem in 1 of 1 file; 1 can be mended with `--fix`.
+What a code means: legroom explain LG101
+"""
+    )
+
+
+def test_fix_mends_and_the_next_run_is_clean(project: Path) -> None:
+    done = lint("train.py", "--fix", folder=project)
+    assert (done.returncode, done.stdout) == (0, "Mended 1 problem. No problems left in 1 file.\n")
+    assert "losses.append(loss.item())" in (project / "train.py").read_text()
+    assert lint("train.py", folder=project).stdout == "No problems in 1 file.\n"
+
+
+def test_a_file_that_cannot_be_checked_is_said_and_the_rest_goes_on(project: Path) -> None:
+    done = lint(".", "--format", "concise", folder=project)
+    assert done.returncode == 1
+    assert done.stderr == "legroom: broken.py: not checked: line 2 is Python 2\n"
+    assert done.stdout.startswith("train.py:9:19: LG101 [*] `losses` collects")
+    assert lint("broken.py", folder=project).returncode == 2
+
+
+def test_json_is_alone_on_standard_output(project: Path) -> None:
+    (finding,) = json.loads(lint(".", "--format", "json", folder=project).stdout)
+    assert list(finding) == ["code", "file", "line", "column", "message", "fix"]
+    assert finding["fix"]["applicability"] == "safe"
+
+
+def test_github_shows_findings_beside_their_lines(project: Path) -> None:
+    line = lint("train.py", "--format", "github", folder=project).stdout
+    assert line.startswith(
+        "::error title=legroom LG101,file=train.py,line=9,col=19,endLine=9,endColumn=23::`losses`"
+    )
+
+
+def test_sarif_has_what_the_standard_requires(project: Path) -> None:
+    log = json.loads(lint("train.py", "--format", "sarif", folder=project).stdout)
+    assert log["version"] == "2.1.0"
+    (run,) = log["runs"]
+    driver = run["tool"]["driver"]
+    assert driver["name"] == "legroom"
+    (result,) = run["results"]
+    assert result["message"]["text"]
+    assert driver["rules"][result["ruleIndex"]]["id"] == result["ruleId"] == "LG101"
+    place = result["locations"][0]["physicalLocation"]
+    assert place["artifactLocation"]["uri"] == "train.py"
+    assert place["region"] == {"startLine": 9, "startColumn": 19, "endLine": 9, "endColumn": 23}
+    (change,) = result["fixes"][0]["artifactChanges"]
+    assert change["replacements"][0]["insertedContent"]["text"] == ".item()"
+
+
+def test_a_diff_is_shown_and_nothing_is_changed(project: Path) -> None:
+    done = lint("train.py", "--diff", folder=project)
+    assert done.returncode == 1
+    assert "+    losses.append(loss.item())\n" in done.stdout
+    assert (project / "train.py").read_text() == LEAK
+
+
+def test_standard_input_is_mended_to_standard_output(project: Path) -> None:
+    done = lint("-", "--fix", text=LEAK, folder=project)
+    assert done.stdout == LEAK.replace("(loss)", "(loss.item())")
+    assert lint("-", text=LEAK, folder=project).stdout.count("standard input:9:19") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((), "nothing to lint: name files or folders, such as `legroom lint .`"),
+        (("nowhere.py",), "there is no file or folder nowhere.py"),
+        (("",), "an empty path was given: name a file or a folder, such as `legroom lint .`"),
+        (("-", "train.py"), "- stands for standard input and must be given alone"),
+        ((".", "--select", "E501"), "--select: no rule has the code E501: see `legroom lint --rules`"),
+    ],
+)
+def test_bad_input_is_one_sentence(project: Path, arguments: tuple[str, ...], sentence: str) -> None:
+    done = lint(*arguments, folder=project)
+    assert (done.returncode, done.stderr) == (2, f"legroom: {sentence}\n")
+
+
+def test_without_libcst_it_says_what_to_install(project: Path) -> None:
+    program = (
+        "import sys, importlib.util as u\n"
+        "find = u.find_spec\n"
+        "u.find_spec = lambda name, *rest: None if name == 'libcst' else find(name, *rest)\n"
+        "from legroom.cli import main\n"
+        "sys.exit(main(['lint', 'train.py']))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=project)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "legroom: libcst, which legroom lint reads code with, is not installed: pip install 'legroom[lint]'\n"
+    )
+
+
+def test_the_rules_are_listed_without_libcst() -> None:
+    listed = lint("--rules").stdout
+    assert "LG101  Memory grows with every step\n" in listed
+    assert "LG503  A loader has both a sampler and shuffle\n" in listed
