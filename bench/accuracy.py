@@ -1,7 +1,7 @@
 """How near an estimate comes: predicted and measured peaks of training steps on an H200, case by case.
 
     python -m bench.accuracy                          all cases whose measurements are kept in tests/data/truth_peaks.json
-    python -m bench.accuracy --cases study            one half only (reference, study, held-back)
+    python -m bench.accuracy --cases study            one part only (reference, study, held-back, fresh)
     python -m bench.accuracy --only resnet gpt2       cases with these words in their names
     python -m bench.accuracy --truth FOLDER           measurements from FOLDER/peaks.json (or LEGROOM_TRUTH)
     python -m bench.accuracy --markdown               tables as docs/accuracy.md has them
@@ -28,7 +28,8 @@ from bench.table import print_table
 from bench.workloads import CASES, Case, build
 from legroom.memory.allocator_settings import AllocatorSettings
 from legroom.observe.gpus import find_gpu
-from legroom.predict.fit import replay, slack
+from legroom.predict import doubt
+from legroom.predict.fit import replay, safe_reserved
 from legroom.predict.trace import trace_steps
 
 KEPT = Path(__file__).parent.parent / "tests" / "data" / "truth_peaks.json"
@@ -78,7 +79,7 @@ def main(argv: Sequence[str] = ()) -> int:
             if case.key in peaks and any(word in case.key for word in options.only):
                 try:
                     rows.append(compare(half, case, *peaks[case.key]))
-                except ImportError as error:
+                except (ImportError, RuntimeError) as error:
                     left_out.append(f"{case.key}: {error}")
                 else:
                     show_progress(rows[-1])
@@ -103,10 +104,14 @@ def measured(half: str, folder: Path | None) -> dict[str, tuple[int, int]]:
 
 def compare(half: str, case: Case, real_allocated: int, real_reserved: int) -> Row:
     began = time.perf_counter()
-    trace = trace_steps(lambda: build(case, "cuda")[2], find_gpu("h200"), steps=MEASURED_STEPS)
+    skipped = json.loads(KEPT.read_text())["skipped_steps"].get(case.key, 0)
+    trace = trace_steps(
+        lambda: build(case, "cuda", skipped=skipped)[2], find_gpu("h200"), steps=MEASURED_STEPS
+    )
     peaks = replay(trace, settings=MEASURED_WITH)
     seconds = time.perf_counter() - began
-    safe = peaks.reserved + slack(trace, peaks)
+    trace.doubt = doubt.of(trace, MEASURED_WITH)
+    safe = safe_reserved(trace, peaks)
     del trace
     gc.collect()
     return Row(half, case.key, peaks.allocated, real_allocated, peaks.reserved, real_reserved, safe, seconds)

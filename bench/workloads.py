@@ -124,11 +124,12 @@ OPTIMIZERS: dict[str, Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer
 
 
 def build(
-    case: Case, device: str
+    case: Case, device: str, *, skipped: int = 0
 ) -> tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[], torch.Tensor]]:
     """The model, its optimizer, and a function that takes one whole training step.
 
-    That function's `scaler` is the GradScaler in use, or None.
+    That function's `scaler` is the GradScaler in use, or None. `skipped`: so many of the first optimizer steps are left out, as
+    a GradScaler does when gradients overflow, for comparison with a measured run that did so.
     """
     torch.manual_seed(0)
     torch.backends.cudnn.benchmark = case.benchmark
@@ -182,6 +183,12 @@ def build(
         scaled.backward()
         return loss
 
+    left_to_skip = [skipped]
+
+    def skip_next() -> bool:
+        left_to_skip[0] -= 1
+        return left_to_skip[0] >= 0
+
     def step() -> torch.Tensor:
         if case.inference:
             with torch.no_grad(), precision():
@@ -199,7 +206,11 @@ def build(
             if scaler is not None:
                 scaler.unscale_(optimizer)
             torch.nn.utils.clip_grad_norm_(trained, 1.0)
-        if scaler is not None:
+        if scaler is not None and skip_next():
+            if not case.clip:
+                scaler.unscale_(optimizer)
+            scaler.update()
+        elif scaler is not None:
             scaler.step(optimizer)
             scaler.update()
         else:

@@ -6,7 +6,7 @@ from typing import Any
 from legroom.memory.ledger import Ledger
 from legroom.memory.state import State
 from legroom.observe.gpus import Gpu
-from legroom.predict.fit import Verdict, replay, slack, verdict
+from legroom.predict.fit import Verdict, replay, safe_reserved, verdict
 from legroom.predict.trace import Mode, Trace
 from legroom.units import format_size
 
@@ -118,7 +118,7 @@ def judge(trace: Trace, *, max_batch_size: int | None = None) -> Estimate:
         peak_allocated=peaks.allocated,
         peak_reserved=peaks.reserved,
         peak_device=peaks.reserved + gpu.context,
-        safe=peaks.reserved + gpu.context + slack(trace, peaks),
+        safe=gpu.context + safe_reserved(trace, peaks),
         verdict=verdict(trace, peaks, gpu.memory - gpu.context),
         batch_size=trace.batch_size,
         max_batch_size=max_batch_size,

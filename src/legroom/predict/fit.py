@@ -7,6 +7,7 @@ something fits is replayed with the capacity in force, never read off an unlimit
 from typing import Literal
 
 from legroom.memory.allocator_settings import AllocatorSettings
+from legroom.observe.cuda_rules.convolution import BENCHMARK
 from legroom.predict.requests import Peaks as Peaks
 from legroom.predict.requests import default_settings as default_settings
 from legroom.predict.requests import play
@@ -28,6 +29,13 @@ def replay(
 def slack(trace: Trace, peaks: Peaks) -> int:
     """What the safe bound adds to the peak: what is known to be in doubt, and a share for what is not."""
     return trace.doubt + round(MARGIN * peaks.reserved)
+
+
+def safe_reserved(trace: Trace, peaks: Peaks) -> int:
+    """A bound on reserved memory: what may be more, and where `cudnn.benchmark` takes what is free, all there is."""
+    if BENCHMARK in trace.notes:
+        return trace.gpu.memory - trace.gpu.context
+    return peaks.reserved + slack(trace, peaks)
 
 
 def verdict(trace: Trace, peaks: Peaks, capacity: int) -> Verdict:

@@ -111,6 +111,8 @@ def finish(trace: Trace, device: VirtualGPU) -> Trace:
     trace.trains = recorder.clock.trains
     trace.doubts = recorder.doubts
     trace.doubt = doubt.of(trace)
+    if recorder.rules is not None:
+        trace.notes.extend(note for note in recorder.rules.notes if note not in trace.notes)
     trace.made_up = 0 if device.stand_ins is None else device.stand_ins.made_up
     return trace
 

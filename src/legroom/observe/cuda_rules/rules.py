@@ -42,6 +42,8 @@ class CudaRules:
         self._known: dict[int, tuple[Rule, list[tuple[str, Any]]] | None] = {}
         self._accumulation = accumulation.Accumulation()
         self._unseen = libraries.FakesUnseen()
+        self.notes: dict[str, None] = {}
+        """What people should know of an estimate made with these rules, in the order of its discovery."""
         self._installed = False
 
     def instead_of(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> Any:
@@ -63,7 +65,10 @@ class CudaRules:
             name: args[index] if index < len(args) else kwargs.get(name, default) if kwargs else default
             for index, (name, default) in enumerate(parameters)
         }
-        return rule(Call(func, arguments, result, self.gpu, _in_backward()))
+        plan = rule(Call(func, arguments, result, self.gpu, _in_backward()))
+        if plan is not None and plan.note:
+            self.notes.setdefault(plan.note)
+        return plan
 
     @contextlib.contextmanager
     def installed(self, stands_for_cuda: Callable[[torch.Tensor], bool]) -> Iterator[None]:
