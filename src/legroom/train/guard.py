@@ -27,10 +27,11 @@ from legroom.findings import Finding
 from legroom.train import coupling as couplings
 from legroom.train.batch_statistics import whole_batch_statistics
 from legroom.train.evaluation import Evaluation
-from legroom.train.ladder import EXACT, DoesNotFit, Ladder, RungName, does_not_fit
+from legroom.train.ladder import EXACT, DoesNotFit, Ladder, RungName, does_not_fit, optimizer_does_not_fit
 from legroom.train.passes import LossFunction, Passes, checked_loss
 from legroom.train.plan_memory import PlanMemory
 from legroom.train.ranks import AgreedRanks, Alone
+from legroom.train.recovery import read_failure
 from legroom.train.scaling import scaling
 from legroom.train.sizing import Sizer, chunk_sizes
 from legroom.train.splitting import Batch
@@ -143,13 +144,22 @@ class Guard:
                 nn.utils.clip_grad_norm_(list(self._parameters()), clip)
 
         scaled = self.scaler is not None
-        self._updating.run(
-            self.precision.step,
-            before=before if scaled or clip is not None else None,
-            after=self.precision.update if scaled else None,
-        )
-        if not scaled:
-            self.precision.update()
+        try:
+            self._updating.run(
+                self.precision.step,
+                before=before if scaled or clip is not None else None,
+                after=self.precision.update if scaled else None,
+            )
+        except RuntimeError as error:
+            if not read_failure(error).is_oom:
+                raise
+        else:
+            if not scaled:
+                self.precision.update()
+            return
+        unfinished = optimizer_does_not_fit(self.optimizer, self.device)
+        self._ranks.gave_up(str(unfinished))
+        raise unfinished
 
     def evaluate(self, function: Callable[..., Any], *batch: Any, **named: Any) -> Any:
         """`function(*batch, **named)` without gradients, in pieces if it must be, at last on the host.

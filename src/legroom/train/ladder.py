@@ -137,6 +137,15 @@ def does_not_fit(
     return DoesNotFit(" ".join(sentences))
 
 
+def optimizer_does_not_fit(optimizer: torch.optim.Optimizer, device: torch.device) -> DoesNotFit:
+    """The one failure that leaves a step half done: a single operation of the optimizer is too large by itself."""
+    return DoesNotFit(
+        f"The optimizer's step does not fit on {device}, though all that it did not need at the moment was in host memory "
+        f"(its state takes {format_size(_bytes(_state(optimizer), device))}). The step is not finished: load your latest checkpoint. "
+        "What would help: an optimizer with less state or without temporaries (foreach=False, fused=True), a smaller model, or a larger GPU."
+    )
+
+
 def _bytes(tensors: Iterable[torch.Tensor], device: torch.device) -> int:
     return sum(tensor.nbytes for tensor in tensors if tensor.device.type == device.type)
 

@@ -75,12 +75,18 @@ class MakingRoom(TorchFunctionMode):
     # --- tensors in host memory for a while
 
     def bring_all_back(self) -> None:
+        """All but what has died meanwhile, as gradients do when a step ends."""
+        living = {_key(tensor) for tensor in self._movable()}
         for moved in list(self._away.values()):
-            self._return(moved)
+            if moved.key in living:
+                self._return(moved)
+        self._away.clear()
 
     def _bring_back(self, tensors: Iterable[torch.Tensor]) -> None:
-        needed = [self._away[key] for key in {_key(tensor) for tensor in tensors} if key in self._away]
-        keep = {moved.key for moved in needed}
+        keep = {
+            _key(tensor) for tensor in tensors
+        }  # operands that are here must not make way for those that are not
+        needed = [self._away[key] for key in keep if key in self._away]
         for moved in needed:
             wanted = moved.nbytes
             while True:

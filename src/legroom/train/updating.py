@@ -59,6 +59,7 @@ class Updating:
         self._device = device
         self._small = _small_bytes(device) if small_bytes is None else small_bytes
         self._before = _Before(optimizer)
+        self._room = contextlib.ExitStack()
         self.retries = 0
         """How often memory ran out and the work was done all the same."""
 
@@ -73,9 +74,10 @@ class Updating:
         if before is not None:
             with self._making_room():
                 before()
-        with self._carried_through():
-            step(self._optimizer)
-        self._optimizer.zero_grad(set_to_none=True)
+        with contextlib.ExitStack() as self._room:  # open until gradients, which need not come back, are gone
+            with self._carried_through():
+                step(self._optimizer)
+            self._optimizer.zero_grad(set_to_none=True)
         if after is not None:
             with self._making_room():
                 after()
@@ -116,8 +118,8 @@ class Updating:
 
     def _step(self, plain: Callable[[], Any]) -> Any:
         if not self._copied():
-            with self._making_room():
-                return plain()
+            self._room.enter_context(self._making_room())
+            return plain()
         try:
             return plain()
         except RuntimeError as error:
@@ -126,8 +128,8 @@ class Updating:
         release()
         self.retries += 1
         self._before.restore()
-        with self._making_room():
-            return plain()
+        self._room.enter_context(self._making_room())
+        return plain()
 
     def _copied(self) -> bool:
         """Whether a copy was made of all that a step changes."""
