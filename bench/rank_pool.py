@@ -109,6 +109,7 @@ def _live(pipe: Connection, rank: int, ranks: int, port: int, size: str | None) 
                 task, arguments = pipe.recv()
             except EOFError:
                 return
+            gc.collect()  # wrapped models are cycles: the last task's would fill the GPU
             try:
                 pipe.send((True, task(*arguments)))
             except BaseException:

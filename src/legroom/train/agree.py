@@ -19,11 +19,11 @@ import itertools
 import math
 import socket
 import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import astuple, dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -31,6 +31,7 @@ from torch import nn
 from torch.distributed import TCPStore, distributed_c10d  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
+from legroom.errors import UsageError
 from legroom.train.appointments import Appointments
 from legroom.train.collectives import seen
 from legroom.train.lost_ranks import PeerFailed, RankMissing
@@ -42,6 +43,7 @@ from legroom.train.shards import Shards, sharded_roots
 PATIENCE = 1800.0  # seconds: as long as gloo waits by default
 _SHORTAGES = 2  # after so many steps given up for lack of passes, ranks ask each other before every step
 _GRACE = 5.0  # seconds in which a rank that is alive says so
+Batches = TypeVar("Batches")
 _numbers = itertools.count()
 
 
@@ -98,6 +100,7 @@ class Ranks:
         self._next_pass = 0
         self._kind: Hashable = None
         self._under_way = False
+        self._has_batch = True
         self._weighs = False
         self._weighed: float | None = None  # in this attempt: ranks may ask differently often
         self._averages_hold = True
@@ -126,12 +129,36 @@ class Ranks:
 
         `by_rows`: the weight is the number of rows. Then each rank counts the same, as DDP and FSDP2 have it.
         """
-        if by_rows:
-            return total
-        self._weighs = True
-        if self._weighed is None:
-            self._weighed = self._exchange([total], dist.ReduceOp.SUM)[0] / len(self._members)
-        return self._weighed
+        if not by_rows:
+            self._weighs = True
+            if self._weighed is None:
+                mine = total if self._has_batch else 0.0
+                self._weighed = self._exchange([mine], dist.ReduceOp.SUM)[0] / len(self._members)
+            total = self._weighed
+        return total if self._has_batch else math.inf
+
+    def together(self, batches: Iterable[Batches]) -> Iterator[Batches]:
+        """The batches of this rank, for as long as any rank has some: none is left waiting by one that has fewer.
+
+        A rank that has no more gets its last batch again, and it weighs nothing (the mean over ranks is still taken over
+        all of them). Costs one more exchange in each step.
+        """
+        latest: list[Batches] = []
+        waiting = iter(batches)
+        try:
+            while True:
+                found = list(itertools.islice(waiting, 1))
+                self._has_batch = bool(found)
+                if not self._exchange([float(self._has_batch)])[0]:
+                    return
+                latest = found or latest
+                if not latest:
+                    raise UsageError(
+                        f"Rank {self._me} has no batch at all: give every rank one, with a smaller batch size."
+                    )
+                yield latest[0]
+        finally:
+            self._has_batch = True
 
     @contextmanager
     def chunk(self, index: int, count: int, kind: Hashable = None) -> Iterator[None]:

@@ -95,3 +95,16 @@ def nothing_fits(kind: str) -> str:
     except legroom.errors.LegroomError as error:
         return type(error).__name__
     return "fitted"
+
+
+def unequal_loaders(kind: str) -> Any:
+    """Rank 0 has three batches, rank 1 has one: parameters after all of them, and how many steps were made."""
+    model = model_of(kind)
+    guard = legroom.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    torch.manual_seed(dist.get_rank())
+    batches = [torch.randn(4, WIDTH, device="cuda") for _ in range([3, 1][dist.get_rank()])]
+    losses = [
+        guard.step(lambda x: model(x).square().mean(), x).item() for x in guard._ranks.together(batches)
+    ]
+    whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
+    return len(losses), losses[1:], [tensor.detach().double().sum().item() for tensor in whole]

@@ -51,3 +51,11 @@ def test_a_weight_counts_over_all_ranks(pool: RankPool) -> None:
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_all_ranks_stop_when_one_row_does_not_fit_one_of_them(pool: RankPool, kind: str) -> None:
     assert "fitted" not in pool.run(tasks.nothing_fits, kind)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_a_rank_with_fewer_batches_goes_along_without_weight(pool: RankPool, kind: str) -> None:
+    (steps, _, first), (also_steps, losses, second) = pool.run(tasks.unequal_loaders, kind)
+    assert steps == also_steps == 3
+    assert losses == [0.0, 0.0]
+    assert first == second
