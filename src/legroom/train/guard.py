@@ -14,7 +14,7 @@ in `updating`; sizes, in `sizing`; what is left when one row does not fit, in `l
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast
@@ -42,6 +42,7 @@ from legroom.train.verification import Verified, verify
 from legroom.train.weighting import Reduction, Weight, count, weights
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 Coupling = Literal["warn", "per-chunk", "sync", "whole"]
 log = logging.getLogger("legroom")
 
@@ -160,6 +161,17 @@ class Guard:
         unfinished = optimizer_does_not_fit(self.optimizer, self.device)
         self._ranks.gave_up(str(unfinished))
         raise unfinished
+
+    def together(self, batches: Iterable[T]) -> Iterator[T]:
+        """A loader's batches, where ranks have different numbers of them: `for x, y in guard.together(loader)`.
+
+        A rank that has no more goes along with its last batch, which then weighs nothing, until all are done.
+        """
+        if self._reduction == "sum":
+            raise UsageError(
+                "together() needs a loss that is a mean: with reduction='sum' a repeated batch would count again"
+            )
+        return self._ranks.together(batches)
 
     def evaluate(self, function: Callable[..., Any], *batch: Any, **named: Any) -> Any:
         """`function(*batch, **named)` without gradients, in pieces if it must be, at last on the host.

@@ -1,11 +1,13 @@
 """What a Guard asks of the other ranks; `Alone` is the answer where there are none."""
 
 import contextlib
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from legroom.diagnose.oom import Failure
+
+T = TypeVar("T")
 
 
 class RankPlan(Protocol):
@@ -27,6 +29,7 @@ class AgreedRanks(Protocol):
     def settle(self, failure: Any, proposal: int) -> int | None: ...
     def raised(self, error: BaseException) -> int | None: ...
     def gave_up(self, why: str) -> None: ...
+    def together(self, batches: Iterable[T]) -> Iterator[T]: ...
 
 
 class _Plan(NamedTuple):
@@ -59,6 +62,9 @@ class Alone:
 
     def gave_up(self, why: str) -> None:
         pass
+
+    def together(self, batches: Iterable[T]) -> Iterator[T]:
+        return iter(batches)
 
 
 _NOTHING = contextlib.nullcontext()

@@ -103,8 +103,6 @@ def unequal_loaders(kind: str) -> Any:
     guard = legroom.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1))
     torch.manual_seed(dist.get_rank())
     batches = [torch.randn(4, WIDTH, device="cuda") for _ in range([3, 1][dist.get_rank()])]
-    losses = [
-        guard.step(lambda x: model(x).square().mean(), x).item() for x in guard._ranks.together(batches)
-    ]
+    losses = [guard.step(lambda x: model(x).square().mean(), x).item() for x in guard.together(batches)]
     whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
     return len(losses), losses[1:], [tensor.detach().double().sum().item() for tensor in whole]
