@@ -77,9 +77,26 @@ class MakingRoom(TorchFunctionMode):
     def bring_all_back(self) -> None:
         """All but what has died meanwhile, as gradients do when a step ends."""
         living = {_key(tensor) for tensor in self._movable()}
-        for moved in list(self._away.values()):
-            if moved.key in living:
-                self._return(moved)
+        try:
+            for moved in list(self._away.values()):
+                if moved.key in living:
+                    self._return(moved)
+                else:
+                    del self._away[moved.key]
+        except RuntimeError:
+            self._leave_on_host()
+            raise
+
+    @torch.no_grad()
+    def _leave_on_host(self) -> None:
+        """There is no room to come back to: the tensors live in host memory from now on, so that no number is lost."""
+        for tensor in list(self._movable()):
+            local = getattr(tensor, "_local_tensor", tensor)
+            moved = self._away.get(_key(local))
+            if moved is not None:
+                host = torch.empty(0, dtype=local.dtype)
+                host.set_(moved.host.untyped_storage(), local.storage_offset(), local.size(), local.stride())
+                local.data = host
         self._away.clear()
 
     def _bring_back(self, tensors: Iterable[torch.Tensor]) -> None:

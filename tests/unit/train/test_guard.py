@@ -359,3 +359,17 @@ def test_one_row_that_fits_nowhere_ends_in_a_sentence_and_everything_is_as_befor
         del caught
         gc.collect()
         assert torch.cuda.memory_allocated() < 100_000
+
+
+def test_an_optimizer_operation_that_fits_by_no_means_says_that_the_step_is_unfinished():
+    with VirtualGPU("1GiB") as gpu:
+        model = small_model().cuda()
+        guard = Guard(model, torch.optim.Adam(model.parameters()))
+        guard.backward(cross_entropy_of(model), *small_batch())
+        before = [parameter.detach().cpu().clone() for parameter in model.parameters()]
+        gpu.fail_allocation(1, times=1000)
+        with pytest.raises(
+            torch.OutOfMemoryError, match="The step is not finished: load your latest checkpoint"
+        ):
+            guard.update()
+        assert same([parameter.detach().cpu() for parameter in model.parameters()], before)  # nothing is lost
