@@ -331,7 +331,8 @@ class _Reading:
         self._tell(oom)
         for holder in failure.holders:
             self._tell(holder)
-        self._tell(Note(self._time, "reached", str(failure.reached)))
+        if failure.reached:
+            self._tell(Note(self._time, "reached", str(failure.reached)))
         if failure.others:
             self._tell(Note(self._time, "processes", failure.others))
 

@@ -189,7 +189,8 @@ def test_growth_is_reported(run):
     )
     _, _, err = run(source, "--gpu", "64MiB")
     assert "it grows by 1.0 MiB with every step" in " ".join(err.split())
-    assert "LG101" in err
+    assert "LG105" in err
+    assert "kept (list, " in err
 
 
 def test_captures_are_numbered_and_never_overwritten(run, tmp_path):
