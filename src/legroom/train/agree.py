@@ -311,7 +311,7 @@ class Ranks:
         """Who does not answer."""
         here = f"here/{self._attempt}/"
         self._store.set(f"{here}{self._me}", b"")
-        deadline = time.monotonic() + _GRACE
+        deadline = time.monotonic() + min(_GRACE, self._patience)
         away = [rank for rank in self._members if rank != self._me]
         while away and time.monotonic() < deadline:
             time.sleep(0.05)

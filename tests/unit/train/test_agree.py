@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import rank_tasks as tasks
 import torch
 from bench.rank_pool import RankPool
+from tests.unit.train import rank_tasks as tasks
 
 
 @pytest.fixture(scope="module")

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-import guarded_rank_tasks as tasks
 import pytest
 from bench.rank_failures import fail_many
 from bench.rank_pool import RankPool
+from tests.unit.train import guarded_rank_tasks as tasks
 
 
 @pytest.fixture(scope="module")
