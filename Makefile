@@ -30,7 +30,8 @@ bench: setup
 
 # Needs torchvision beside transformers for all cases; says which it leaves out.
 bench-accuracy: setup
-	$(BIN)/python -m bench.accuracy
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
+	$(BIN)/python -m bench.accuracy --peers
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -5,6 +5,7 @@
     python -m bench.accuracy --only resnet gpt2       cases with these words in their names
     python -m bench.accuracy --truth FOLDER           measurements from FOLDER/peaks.json (or LEGROOM_TRUTH)
     python -m bench.accuracy --markdown               tables as docs/accuracy.md has them
+    python -m bench.accuracy --peers                  other estimators on the same cases too (see bench/peers.py)
 
 The measured step ran on the GPU with torch 2.11; the predicted one is traced on this machine without data. Cases whose
 libraries are not installed here (torchvision, transformers) are named and left out.
@@ -21,9 +22,10 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bench.peers import PEERS
 from bench.table import print_table
 from bench.workloads import CASES, Case, build
 from legroom.memory.allocator_settings import AllocatorSettings
@@ -51,6 +53,8 @@ class Row:
     safe: int
     """What the estimate says reserved memory will not exceed."""
     seconds: float
+    peers: tuple[int | None, ...] = ()
+    """What others say of allocated memory, in the order of PEERS; None where they cannot do the case."""
 
     @property
     def allocated_error(self) -> float:
@@ -69,6 +73,7 @@ def main(argv: Sequence[str] = ()) -> int:
     parser.add_argument("--only", nargs="*", default=[""])
     parser.add_argument("--truth", type=Path, default=os.environ.get("LEGROOM_TRUTH"))
     parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("--peers", action="store_true")
     options = parser.parse_args(argv)
     warnings.simplefilter("ignore")
     rows: list[Row] = []
@@ -78,7 +83,10 @@ def main(argv: Sequence[str] = ()) -> int:
         for case in CASES[half]:
             if case.key in peaks and any(word in case.key for word in options.only):
                 try:
-                    rows.append(compare(half, case, *peaks[case.key]))
+                    row = compare(half, case, *peaks[case.key])
+                    if options.peers:
+                        row = replace(row, peers=tuple(ask(case) for ask in PEERS.values()))
+                    rows.append(row)
                 except (ImportError, RuntimeError) as error:
                     left_out.append(f"{case.key}: {error}")
                 else:
@@ -144,6 +152,37 @@ def report(rows: list[Row], *, markdown: bool) -> None:
     if len(halves) > 1:
         halves["all"] = rows
     show("summary", SUMMARY, [[name, *summary(chosen)] for name, chosen in halves.items()], markdown)
+    compare_peers(rows, markdown)
+
+
+def compare_peers(rows: list[Row], markdown: bool) -> None:
+    """The error of every estimator on allocated memory, over the cases that it can do."""
+    told: list[list[str]] = []
+    for index, name in enumerate(PEERS):
+        errors = [
+            said / row.real_allocated - 1
+            for row in rows
+            if row.peers and (said := row.peers[index]) is not None
+        ]
+        if errors:
+            told.append(
+                [
+                    name,
+                    str(len(errors)),
+                    *(f"{value:.1%}" for value in (median(errors), percentile(errors, 0.95), min(errors))),
+                ]
+            )
+    if told:
+        ours = [row.allocated_error for row in rows]
+        told.insert(
+            0,
+            [
+                "Legroom",
+                str(len(ours)),
+                *(f"{value:.1%}" for value in (median(ours), percentile(ours, 0.95), min(ours))),
+            ],
+        )
+        show("allocated, by estimator", ["", "cases", "median", "p95", "worst under"], told, markdown)
 
 
 SUMMARY = [
