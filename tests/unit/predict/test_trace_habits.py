@@ -1,0 +1,82 @@
+"""Habits of training loops that a trace must follow: benchmarking cuDNN, and data parallel buckets."""
+
+import tempfile
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from legroom.memory.events import Alloc
+from legroom.observe.cuda_rules.convolution import BENCHMARK
+from legroom.observe.gpus import find_gpu
+from legroom.predict.estimate import judge
+from legroom.predict.trace import Trace, trace_steps
+
+H200 = find_gpu("h200")
+
+
+@pytest.fixture
+def alone() -> Iterator[Callable[[], None]]:
+    """Joins a process group of one, on request, and leaves it at the end."""
+
+    def join() -> None:
+        torch.distributed.init_process_group(
+            "nccl", init_method=f"file://{tempfile.mkdtemp()}/meet", rank=0, world_size=1
+        )
+
+    yield join
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def convolve(benchmark: bool) -> Trace:
+    before = torch.backends.cudnn.benchmark
+
+    def make() -> Callable[[], object]:
+        torch.backends.cudnn.benchmark = benchmark
+        model = nn.Conv2d(3, 8, 3).to("cuda")
+        return lambda: model(torch.randn(2, 3, 16, 16, device="cuda")).sum().backward()
+
+    try:
+        return trace_steps(make, H200)
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
+def test_with_cudnn_benchmark_the_bound_is_the_whole_gpu_and_the_reason_is_said() -> None:
+    told = judge(convolve(True))
+
+    assert told.safe == H200.memory
+    assert BENCHMARK in told.notes
+    assert told.verdict == "fits"
+
+
+def test_without_it_nothing_is_said() -> None:
+    told = judge(convolve(False))
+
+    assert told.safe < H200.memory
+    assert BENCHMARK not in told.notes
+
+
+def test_the_buckets_of_data_parallel_training_live_on_the_device(alone: Callable[[], None]) -> None:
+    size = 512 * 512 * 4
+
+    def make() -> Callable[[], object]:
+        alone()
+        model = nn.Linear(512, 512, bias=False).to("cuda")
+        parallel = nn.parallel.DistributedDataParallel(model, device_ids=[0])
+
+        def step() -> None:
+            parallel(torch.randn(4, 512, device="cuda")).sum().backward()
+
+        return step
+
+    trace = trace_steps(make, H200)
+
+    buckets = [
+        event
+        for event in trace.events
+        if type(event) is Alloc and event.op == "aten.empty" and event.bytes == size
+    ]
+    assert buckets
