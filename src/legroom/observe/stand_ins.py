@@ -79,6 +79,8 @@ class StandIns:
 
     def _shaped(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """The operation on shapes alone: what entering the mode and calling `func` would come to, without that way's cost."""
+        if _in_fake_mode():  # as when torch copies a stand-in: the mode's turn comes after ours anyway
+            return func(*args, **kwargs)
         return self.mode.__torch_dispatch__(func, (), args, kwargs)
 
     def device_of(self, tensor: FakeTensor) -> torch.device:
@@ -145,6 +147,15 @@ class StandIns:
             torch.utils.swap_tensors = swap
             for hook in hooks:
                 hook.remove()
+
+
+def _in_fake_mode() -> bool:
+    """Whether somebody entered a fake mode. Without torch's private functions for that, copies of stand-ins fail."""
+    ask, keys = (
+        getattr(torch._C, "_get_dispatch_mode", None),
+        getattr(torch._C, "_TorchDispatchModeKey", None),
+    )
+    return ask is not None and keys is not None and ask(keys.FAKE) is not None
 
 
 @functools.cache

@@ -152,6 +152,18 @@ def test_a_means_that_changes_nothing_is_not_offered() -> None:
     assert "fused optimizer" not in means, "this optimizer has no fused form"
 
 
+def test_models_that_copy_their_layers_while_they_are_built() -> None:
+    def step() -> None:
+        layer = nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True)
+        model = nn.TransformerEncoder(layer, 2).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.zeros(2, 16, 256, device="cuda")).sum().backward()
+        optimizer.step()
+
+    told = legroom.estimate(step, gpu="1GiB", search=False)
+    assert told.by_category["parameter"] >= 2 * (4 * 256 * 256 + 2 * 256 * 1024) * 4
+
+
 def test_a_big_model_needs_no_memory_of_its_own() -> None:
     import psutil
 
