@@ -1,7 +1,7 @@
 """What everything that reasons yields and everything that shows renders: a Finding.
 
 Codes: LG1xx retention, LG2xx inference, LG3xx transfer and loading, LG4xx precision, LG5xx distributed,
-LG6xx fit (the run is sound but larger than the GPU), LG9xx environment.
+LG6xx fit (the run is sound but larger than the GPU), LG7xx errors that `legroom explain` knows, LG9xx environment.
 """
 
 from dataclasses import asdict, dataclass, field

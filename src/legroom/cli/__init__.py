@@ -11,7 +11,9 @@ from typing import Annotated, cast
 
 import typer
 
+from legroom.cli.doctor import doctor
 from legroom.cli.estimate import estimate
+from legroom.cli.explain import explain
 from legroom.cli.lint import lint
 from legroom.cli.report import report
 from legroom.cli.run import ScriptCommand, run
@@ -91,3 +93,5 @@ app.command(
 )(estimate)
 app.command("report")(report)
 app.command("lint")(lint)
+app.command("explain")(explain)
+app.command("doctor")(doctor)

@@ -28,6 +28,7 @@ KINDS = {
     "4": "precision",
     "5": "distributed",
     "6": "fit",
+    "7": "errors explained",
     "9": "environment",
 }
 """What the first digit of a code says."""

@@ -76,10 +76,14 @@ def _occurrences(text: str, plain: str) -> Iterator[int]:
 
 
 def _says(certainty: Certainty, source: str, pattern: str, reason: str) -> Spelling:
-    ways = tuple(
+    return Spelling(certainty, source, compiled_ways(pattern), reason)
+
+
+def compiled_ways(pattern: str) -> tuple[tuple[str, re.Pattern[str]], ...]:
+    """Each alternative of a pattern, with a part of it that is plain text, in lower case."""
+    return tuple(
         (longest_plain_part(way), re.compile(way, re.IGNORECASE | re.DOTALL)) for way in _top_level(pattern)
     )
-    return Spelling(certainty, source, ways, reason)
 
 
 def _top_level(pattern: str) -> list[str]:

@@ -1,0 +1,79 @@
+"""How often the explainer is right about real texts, and how long a log of a gigabyte takes.
+
+    python -m bench.explain [--gigabyte]
+
+Two tables: texts that were written down together with the rules, and texts that were collected when the rules were done; for the
+second, the rules have not been changed since.
+"""
+
+import json
+import sys
+import tempfile
+import time
+import tracemalloc
+from pathlib import Path
+
+from legroom.diagnose.explain import explain, explain_file
+
+FOLDER = Path(__file__).parents[1] / "tests" / "data" / "errors"
+TABLES = ("written_with_the_rules", "collected_afterwards")
+MEMORY = ("oom", "disguised-oom", "host-oom")
+
+
+def score(name: str) -> tuple[int, int, int, int, list[str]]:
+    """Texts, right kinds, right codes, memory verdicts for texts that are none, and what was wrong."""
+    rows = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    kinds = codes = alarms = 0
+    wrong = []
+    for row in rows:
+        told = explain(row["text"])
+        kinds += told.kind == row["kind"]
+        codes += told.code == row["code"]
+        alarms += told.kind == "oom" and row["kind"] != "oom"
+        if told.kind != row["kind"] or told.code != row["code"]:
+            said = next(iter(row["text"].splitlines()), "")
+            wrong.append(f"{row['kind']} {row['code']}, told {told.kind} {told.code}: {said[:90]}")
+    return len(rows), kinds, codes, alarms, wrong
+
+
+def gigabyte() -> None:
+    """A training log of 1 GB with an error in the middle and another at the end."""
+    line = (
+        "2025-01-01 00:00:00 INFO train: step {:>9,} loss 0.4123 lr 1.0e-04 error 0.0312 gpu memory 4.2 GiB\n"
+    )
+    block = "".join(line.format(step) for step in range(10_000)).encode()
+    with tempfile.NamedTemporaryFile(suffix=".log") as file:
+        for number in range(1_000_000_000 // len(block)):
+            file.write(block)
+            if number == 500:
+                file.write(b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n")
+        file.write(b"RuntimeError: CUDA error: device-side assert triggered\n")
+        file.flush()
+        began = time.perf_counter()
+        told = explain_file(file.name)
+        seconds = time.perf_counter() - began
+        tracemalloc.start()
+        explain_file(file.name) if "--memory" in sys.argv else None
+        peak = tracemalloc.get_traced_memory()[1]
+        assert told.code == "LG710" and told.earlier is not None and told.earlier.code == "LG700", told
+        size = Path(file.name).stat().st_size
+        print(
+            f"log of {size / 1e9:.2f} GB: {seconds:.1f} s, right",
+            f"{peak / 2**20:.0f} MiB" if peak > 1e6 else "",
+        )
+
+
+def main() -> None:
+    print(f"{'texts':<24} {'number':>7} {'right kind':>11} {'right code':>11} {'false oom':>10}")
+    for name in TABLES:
+        if (FOLDER / f"{name}.json").exists():
+            number, kinds, codes, alarms, wrong = score(name)
+            print(f"{name:<24} {number:>7} {kinds / number:>11.1%} {codes / number:>11.1%} {alarms:>10}")
+            for row in wrong:
+                print(f"  {row}")
+    if "--gigabyte" in sys.argv:
+        gigabyte()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+"""`legroom doctor`: is this driver, CUDA, cuDNN and torch set-up sound?"""
+
+import json
+import sys
+
+from legroom.cli.options import Format, FormatOption
+
+
+def doctor(format: FormatOption = Format.TEXT) -> int:
+    """Check driver, CUDA, torch, memory limits and settings, and compute on every device. Exit code 0 sound, 1 findings."""
+    from legroom.diagnose.doctor import diagnose
+    from legroom.show.doctor import diagnosis_words
+    from legroom.show.progress import said_on
+    from legroom.show.terminal import print_to
+
+    with said_on(sys.stderr, quiet=format == Format.JSON) as say:
+        say("computing on every device")
+        told = diagnose()
+    if format == Format.JSON:
+        print(json.dumps(told.as_json(), indent=2))
+    else:
+        print_to(sys.stdout, diagnosis_words(told))
+    return 0 if told.is_sound else 1

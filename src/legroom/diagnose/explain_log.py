@@ -1,0 +1,275 @@
+"""Finds the errors in a log of any length: it is read once, in pieces, and never held whole.
+
+Of each known spelling the first and the last place are kept, and of Python's own tracebacks the last headline. From these it is
+decided which error the log is about: the last one, unless that is only a consequence (`weak`), or wraps one that is known.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from legroom.diagnose.explain_rules import RULES, memory_code
+from legroom.diagnose.oom_spellings import SPELLINGS, Certainty, Spelling
+
+_OVERLAP = 1 << 14
+"""Characters of a piece that are looked at again with the next: an error may lie across the border."""
+_BEFORE, _BEHIND = 500, 5000
+_TRIES = 25
+_TRACEBACK = "traceback (most recent call last)"
+_CHAINS = ("during handling of the above exception", "direct cause of the following exception")
+_CHAIN_REACH = 400
+"""Lines before the words of a chain in which the error that it speaks of may stand."""
+_HEADLINE = re.compile(
+    r"^(?:\S{0,40}\]:?\s*)?((?:\w+\.)*(?:\w*(?:Error|Exception|Interrupt|Failure)|StopIteration))(?:: ?(.*))?$"
+)
+_PREFIX = re.compile(r"^(?:\[?rank\s?\d+\]?:\s?|\[\d+\]:?\s?|\(\w+ pid=\d+\) ?|\d+: )")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sighting:
+    """A known spelling at one place of a log."""
+
+    code: str
+    line: int
+    """Its number, from 1."""
+    text: str
+    around: str
+    """What stands around it: the figures of an error may be on the next lines."""
+    order: int
+    """Its place in the tables: of several on one line the lowest counts."""
+    weak: bool
+    spelling: Spelling | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headline:
+    """The last line of a Python traceback."""
+
+    line: int
+    kind: str
+    """`KeyError`, `torch.OutOfMemoryError`."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a log is about."""
+
+    error: Sighting | None
+    unknown: Headline | None
+    """An error of Python that no table knows, where that is the last one."""
+    first: Sighting | None
+    """The first error of another kind, where there was one earlier."""
+    lines: int
+
+
+def search_log(pieces: Iterable[str]) -> Found:
+    """Look through a log, piece by piece."""
+    search = _Search()
+    for piece in pieces:
+        search.feed(piece)
+    return search.found()
+
+
+def pieces_of(text: str, size: int = 1 << 20) -> Iterator[str]:
+    for begin in range(0, len(text), size):
+        yield text[begin : begin + size]
+
+
+_Ways = tuple[tuple[str, re.Pattern[str]], ...]
+_TABLE: tuple[tuple[int, str, bool, Spelling | None, _Ways], ...] = tuple(
+    (order, *entry)
+    for order, entry in enumerate(
+        [
+            *(
+                (memory_code(spelling), memory_code(spelling) == "LG705", spelling, spelling.ways)
+                for spelling in SPELLINGS
+                if spelling.certainty is not Certainty.NOT_MEMORY and spelling.source
+            ),
+            *((rule.code, rule.weak, None, rule.ways) for rule in RULES),
+            *(
+                (memory_code(spelling), True, spelling, spelling.ways)
+                for spelling in SPELLINGS
+                if not spelling.source and spelling.certainty is Certainty.DISGUISED
+            ),
+        ]
+    )
+)
+"""What is known, in the order in which it counts. Words that speak of memory without saying of which come last."""
+
+
+class _Search:
+    def __init__(self) -> None:
+        self._carried = ""
+        self._before = 0
+        """Lines before the carried text."""
+        self._first: dict[int, Sighting] = {}
+        self._last: dict[int, Sighting] = {}
+        self._headline: Headline | None = None
+        self._chain = -1
+        self._lines = 0
+
+    def feed(self, piece: str) -> None:
+        text = self._carried + piece
+        lowered = text.lower()
+        if len(lowered) != len(text):  # a few letters are longer in lower case; positions must agree
+            text = lowered
+        window = _Window(text, lowered, self._before)
+        for order, code, weak, spelling, ways in _TABLE:
+            for plain, pattern in ways:
+                if plain not in lowered:
+                    continue
+                if order not in self._first and (match := window.first(plain, pattern)):
+                    self._first[order] = window.sighting(match, code, order, weak, spelling)
+                if match := window.last(plain, pattern):
+                    seen = window.sighting(match, code, order, weak, spelling)
+                    if order not in self._last or self._last[order].line <= seen.line:
+                        self._last[order] = seen
+        self._headline = window.headline() or self._headline
+        for words in _CHAINS:
+            position = lowered.rfind(words)
+            if position >= 0:
+                self._chain = max(self._chain, window.number(position))
+        cut = text.rfind("\n", 0, max(len(text) - _OVERLAP, 0)) + 1
+        self._carried = text[max(cut, len(text) - 4 * _OVERLAP) :]
+        self._before += text.count("\n", 0, len(text) - len(self._carried))
+        self._lines = self._before + self._carried.count("\n") + 1
+
+    def found(self) -> Found:
+        if self._headline is None and self._lines < 2000:
+            self._headline = _Window(self._carried, self._carried.lower(), self._before).lone_headline()
+        latest = [seen for seen in self._last.values() if _counts(seen, self._lines)]
+        strong = [seen for seen in latest if not seen.weak]
+        error = max(strong or latest, key=lambda seen: (seen.line, -seen.order), default=None)
+        unknown = self._unknown(error, latest)
+        if unknown is not None and error is not None and not error.weak:
+            return Found(error=None, unknown=unknown, first=self._earliest(None), lines=self._lines)
+        if unknown is not None:
+            return Found(error=None, unknown=unknown, first=None, lines=self._lines)
+        return Found(error=error, unknown=None, first=self._earliest(error), lines=self._lines)
+
+    def _unknown(self, error: Sighting | None, latest: list[Sighting]) -> Headline | None:
+        """The last headline, where nothing that is known explains it."""
+        last = self._headline
+        if last is None:
+            return None
+        if any(last.line <= seen.line for seen in latest if not seen.weak):
+            return None
+        if error is None or error.weak:
+            if any(seen.line == last.line for seen in latest):
+                return None  # a wrapper and nothing more: that is what the log tells
+            return last
+        chained = error.line < self._chain <= last.line and self._chain - error.line < _CHAIN_REACH
+        wraps = any(seen.line == last.line for seen in latest)
+        return None if chained or wraps else last
+
+    def _earliest(self, error: Sighting | None) -> Sighting | None:
+        others = [
+            seen
+            for seen in self._first.values()
+            if not seen.weak
+            and _counts(seen, self._lines)
+            and (error is None or (seen.code != error.code and seen.line < error.line))
+        ]
+        return min(others, key=lambda seen: (seen.line, seen.order), default=None)
+
+
+def _counts(seen: Sighting, lines: int) -> bool:
+    """Whether words that only mention memory are those of an error."""
+    if seen.spelling is None or seen.spelling.source:
+        return True
+    return lines <= 3 or _LOOKS_BAD.search(seen.text) is not None
+
+
+_LOOKS_BAD = re.compile(r"error|exception|fail|fatal|abort|kill|cannot|could not|unable", re.IGNORECASE)
+
+
+class _Window:
+    """A piece of the log with what was carried over from the one before."""
+
+    def __init__(self, text: str, lowered: str, before: int) -> None:
+        self._text, self._lowered, self._before = text, lowered, before
+
+    def first(self, plain: str, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        position = -1
+        for _ in range(_TRIES):
+            position = self._lowered.find(plain, position + 1)
+            if position < 0:
+                return None
+            if match := self._match(pattern, position):
+                return match
+        return None
+
+    def last(self, plain: str, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        position = len(self._lowered)
+        for _ in range(_TRIES):
+            position = self._lowered.rfind(plain, 0, position + len(plain) - 1)
+            if position < 0:
+                return None
+            if match := self._match(pattern, position):
+                return match
+        return None
+
+    def _match(self, pattern: re.Pattern[str], position: int) -> re.Match[str] | None:
+        return pattern.search(self._lowered, max(position - _BEFORE, 0), position + _BEHIND)
+
+    def number(self, position: int) -> int:
+        return self._before + self._text.count("\n", 0, position) + 1
+
+    def sighting(
+        self, match: re.Match[str], code: str, order: int, weak: bool, spelling: Spelling | None
+    ) -> Sighting:
+        begin, end = self._line_at(max(match.end() - 1, match.start()))
+        opening, _ = self._line_at(match.start())
+        return Sighting(
+            code=code,
+            line=self.number(match.end() - 1),
+            text=_shown(self._text[begin:end]),
+            around=self._text[max(opening - _BEFORE, 0) : match.end() + _BEHIND],
+            order=order,
+            weak=weak,
+            spelling=spelling,
+        )
+
+    def _line_at(self, position: int) -> tuple[int, int]:
+        begin = max(self._text.rfind("\n", 0, position), self._text.rfind("\r", 0, position)) + 1
+        ends = [end for sign in "\n\r" if (end := self._text.find(sign, position)) >= 0]
+        return begin, min(ends, default=len(self._text))
+
+    def headline(self) -> Headline | None:
+        """The line that ends the last traceback: the first one after it that is not indented."""
+        position = self._lowered.rfind(_TRACEBACK)
+        for _ in range(4):
+            if position < 0:
+                return None
+            if found := self._headline_behind(position):
+                return found
+            position = self._lowered.rfind(_TRACEBACK, 0, position)
+        return None
+
+    def _headline_behind(self, position: int) -> Headline | None:
+        number = self.number(position)
+        for offset, line in enumerate(self._text[position : position + 4 * _OVERLAP].split("\n")):
+            plain = _PREFIX.sub("", line.rstrip("\r"))
+            if offset and plain and not plain.startswith((" ", "\t", "|", "+")):
+                match = _HEADLINE.match(plain)
+                if match is None:
+                    return None
+                return Headline(line=number + offset, kind=match[1], text=_shown(plain))
+        return None
+
+    def lone_headline(self) -> Headline | None:
+        """In a short text without a traceback: the last line that reads like an error of Python."""
+        for offset, line in reversed(list(enumerate(self._text.split("\n")))):
+            match = _HEADLINE.match(_PREFIX.sub("", line.strip()))
+            if match is not None:
+                return Headline(line=self._before + offset + 1, kind=match[1], text=_shown(line))
+        return None
+
+
+_LONGEST_SHOWN = 400
+
+
+def _shown(line: str) -> str:
+    plain = line.strip()
+    return plain if len(plain) <= _LONGEST_SHOWN else f"{plain[:_LONGEST_SHOWN]}…"

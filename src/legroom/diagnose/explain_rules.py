@@ -1,0 +1,163 @@
+"""How errors that are not about memory are spelled, and which page explains each.
+
+A table, read from the top: of several entries that match the same line, the first counts. The explanation itself (what it
+means, the causes, the check that decides and the fix) is the code's page, so that it is written once. Texts about memory are
+`oom_spellings`' business; `MEMORY_CODES` says which page each kind of those has.
+
+A `weak` entry tells of a consequence: a launcher that counts its dead children, a peer that lost its connection. It is the answer
+only where nothing else in the log is.
+"""
+
+import re
+from dataclasses import dataclass
+
+from legroom.diagnose.oom_spellings import Certainty, Spelling, compiled_ways
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One kind of error that is not about memory."""
+
+    code: str
+    ways: tuple[tuple[str, re.Pattern[str]], ...]
+    """Each with a part of it that is plain text, in lower case."""
+    weak: bool = False
+
+
+def memory_code(spelling: Spelling) -> str:
+    """The page of something that is said about memory; "" where it is none."""
+    if spelling.certainty is Certainty.SURE:
+        return "LG700"
+    if spelling.certainty is Certainty.DISGUISED:
+        return _DISGUISED.get(spelling.source, "LG701")
+    if spelling.certainty is Certainty.PINNED:
+        return "LG704"
+    if spelling.certainty is Certainty.HOST:
+        if spelling.source == "shared memory":
+            return "LG703"
+        return "LG705" if "killed" in spelling.reason else "LG702"
+    return ""
+
+
+_DISGUISED = {"NCCL": "LG706"}
+
+
+def _rule(code: str, pattern: str, *, weak: bool = False) -> Rule:
+    return Rule(code, compiled_ways(pattern), weak)
+
+
+RULES: tuple[Rule, ...] = (
+    # --- what happened on the GPU
+    _rule("LG710", r"device-side assert triggered|error=(?:59|710)\b|Assertion `[^`\n]{1,200}` failed[^\n]{0,20}$|CUDA_ERROR_ASSERT|cudaErrorAssert"),
+    _rule("LG710", r"block: \[\d+,\d+,\d+\], thread: \[\d+,\d+,\d+\] Assertion"),
+    _rule(
+        "LG711", r"an illegal memory access was encountered|CUDA_ERROR_ILLEGAL_ADDRESS|cudaErrorIllegalAddress|misaligned address"
+        r"|unspecified launch failure|an illegal instruction was encountered|invalid program counter|CUDA_ERROR_LAUNCH_FAILED",
+    ),
+    _rule(
+        "LG725", r"uncorrectable (?:ECC|NVLink) error|GPU has fallen off the bus|NVRM: Xid|GPU is lost|hardware stack error"
+        r"|cudaErrorECCUncorrectable|CUDA error: the launch timed out and was terminated",
+    ),
+    _rule("LG750", r"out of resources?: (?:shared memory|tensor memory|threads|registers)|too many resources requested for launch|triton\S*OutOfResources"),
+    # --- values and shapes
+    _rule("LG712", r"index out of range in self|Target -?\d+ is out of bounds|index -?\d+ is out of bounds for dimension \d+ with size"),
+    _rule("LG712", r"Class values must be (?:smaller than num_classes|non-negative)|all elements of (?:input|target) should be between 0 and 1"),
+    _rule("LG712", r"probability tensor contains either `?inf`?, `?nan`? or element < 0|cur_target >= 0 && cur_target < n_classes"),
+    _rule(
+        "LG714", r"mat1 and mat2 shapes cannot be multiplied|size mismatch, (?:m1|get|got)|mat1 dim 1 must match mat2 dim 0"
+        r"|shape '\[[^\n]{0,80}\]' is invalid for input of size \d+|Expected size for first two dimensions of batch2 tensor",
+    ),
+    _rule(
+        "LG715", r"expected input\[[^\n]{0,80}\] to have \d+ channels|to have \d+ channels, but got \d+ channels instead|Kernel size can't be greater than actual input size"
+        r"|Expected [^\n]{0,40}input to conv\dd|calculated padded input size per channel|running_mean should contain \d+ elements|expected \d+D(?: or \d+D)? input \(got \d+D input\)",
+    ),
+    _rule("LG715", r"Given (?:transposed=\w+|groups=\d+), (?:expected )?weight of size|expected \d-dimensional input for \d-dimensional weight|Given input size: \([^\n]{1,40}\)\. Calculated output size"),
+    _rule(
+        "LG716", r"Sizes of tensors must match except in dimension|The size of tensor a \(\d+\) must match the size of tensor b|must match the existing size \(\d+\)"
+        r"|stack expects each tensor to be equal size|Expected input batch_size \(\d+\) to match target batch_size|normalized_shape=|input\.size\(-1\) must be equal to input_size",
+    ),
+    _rule("LG716", r"Expected target size\b|Using a target size \([^\n]{0,60}\) that is different to the input size|Expected more than 1 value per channel when training|shape mismatch: (?:value|indexing) tensor"),
+    _rule("LG716", r"Dimension out of range \(expected to be in range of|Target size \([^\n]{0,60}\) must be the same as input size|batch1 dim \d must match batch2"),
+    _rule("LG717", r"Error\(s\) in loading state_dict|(?:Missing|Unexpected) key\(s\) in state_dict|size mismatch for \S+: copying a param"),
+    # --- where tensors live, and of what type they are
+    _rule(
+        "LG713", r"Expected all tensors to be on the same device|should be the same or input should be a MKLDNN tensor|Expected object of (?:device|backend) type"
+        r"|Input and (?:parameter|hidden) tensors are not at the same device|Expected a 'cuda' device type for generator|module must have its parameters and buffers on device",
+    ),
+    _rule("LG713", r"can't convert (?:cuda\S*|CUDA|xpu\S*|mps\S*) (?:device type )?tensor to numpy|indices should be either on cpu or on the same device"),
+    _rule("LG713", r"Input type \(torch\.(?:cuda\.)?\w+\) and weight type \(torch\.(?:cuda\.)?\w+\) should be the same"),
+    _rule(
+        "LG718", r"expected (?:scalar type \w+ but found \w+|m1 and m2 to have the same dtype)|mat1 and mat2 must have the same dtype"
+        r"|Input type \([^\n]{1,40}\) and (?:bias|weight) type \([^\n]{1,40}\) should be the same|Found dtype \w+ but expected \w+|not implemented for '?\"?(?:Half|BFloat16|Long|Int|Bool|Byte)",
+    ),
+    _rule("LG718", r"result type \w+ can't be cast to the desired output type|Expected tensor for argument #\d+ '\w+' to have (?:one of the following )?scalar type|self and mat2 must have the same dtype"),
+    _rule("LG718", r"query, key, and value to have the same dtype|expects (?:a )?\w+ scalar type|expected dtype \w+ for"),
+    # --- the libraries on the GPU
+    _rule("LG720", r"CUDNN_STATUS_(?:BAD_PARAM|NOT_SUPPORTED|ARCH_MISMATCH|VERSION_MISMATCH|SUBLIBRARY_VERSION_MISMATCH|INVALID_VALUE)\w*|cuDNN version incompatibility"),
+    _rule("LG721", r"CUBLAS_STATUS_(?:INVALID_VALUE|NOT_SUPPORTED|ARCH_MISMATCH)|CUSOLVER_STATUS_INVALID_VALUE|CUSPARSE_STATUS_INVALID_VALUE"),
+    _rule(
+        "LG722", r"no kernel image is available for execution|is not compatible with the current PyTorch installation|the provided PTX was compiled with an unsupported toolchain"
+        r"|CUDA_ERROR_NO_BINARY_FOR_GPU|device kernel image is invalid|cudaErrorNoKernelImageForDevice|supports CUDA capabilities",
+    ),
+    _rule(
+        "LG723", r"driver on your system is too old|driver version is insufficient for CUDA runtime|Driver/library version mismatch"
+        r"|forward compatibility was attempted on non supported|system has unsupported display driver|CUDA_ERROR_SYSTEM_DRIVER_MISMATCH|Error 80[34]:|The detected CUDA version \([\d.]+\) mismatches",
+    ),
+    _rule(
+        "LG724", r"Torch not compiled with CUDA enabled|No CUDA GPUs are available|Found no NVIDIA driver|invalid device ordinal|no CUDA-capable device is detected"
+        r"|Attempting to deserialize object on (?:a )?CUDA device|all CUDA-capable devices are busy or unavailable|CUDA unknown error|CUDA error: initialization error|ProcessGroupNCCL is only supported with GPUs",
+    ),
+    _rule("LG724", r"not linked with support for cuda devices|cuInit: UNKNOWN ERROR|CUDA-capable device\(s\) is/are busy|CUDA initialization: |NVIDIA-SMI has failed because"),
+    _rule(
+        "LG726", r"cannot open shared object file|Could not load library lib\w+|undefined symbol: (?:nccl|cu|_ZN\d*c10|_ZN\d*torch|__nv)\w*|Could not load symbol|DLL load failed while importing",
+    ),
+    _rule("LG726", r"Error loading \"[^\"]{1,200}\.dll\" or one of its dependencies|fbgemm\.dll|operator torchvision::nms does not exist|couldn't load custom C\+\+ ops"),
+    _rule("LG727", r"Cannot re-initialize CUDA in forked subprocess"),
+    # --- several processes
+    _rule(
+        "LG730", r"Watchdog caught collective operation timeout|ran for \d+ milliseconds before timing out|Timed out (?:waiting|initializing) \S+|collective operation timeout"
+        r"|Watchdog got stuck for|monitoredBarrier|failed to pass monitoredBarrier|failed to recv, got 0 bytes",
+    ),
+    _rule("LG730", r"due to the asynchronous nature of CUDA kernels, subsequent GPU operations might run on corrupted|wait timeout after \d+ms", weak=True),
+    _rule(
+        "LG731", r"unhandled system error|ncclSystemError|ncclInternalError|NCCL[^\n]{0,200}internal error|invalid usage \(run with|ncclInvalidUsage|ncclInvalidArgument|Duplicate GPU detected|NCCL WARN (?:Net|Call to)"
+        r"|Call to ibv_\w+ failed|Bootstrap : no socket interface found|Cuda failure (?:\d+ )?'(?!out of memory)|peer access is not supported between these two devices",
+    ),
+    _rule("LG731", r"ncclRemoteError|remote process exited or there was a network error|Connection closed by (?:remote )?peer|Connection reset by peer|Broken pipe", weak=True),
+    _rule("LG732", r"Expected to have finished reduction in the prior iteration|Expected to mark a variable ready only once|was marked (?:as )?ready (?:twice|multiple)|parameters? which did not receive grad"),
+    _rule("LG732", r"DDP expects same model across all ranks|Detected mismatch between collectives|params?\[\d+\] in this process with sizes"),
+    _rule(
+        "LG733", r"EADDRINUSE|Address already in use|The (?:server|client) socket has (?:failed to listen|timed out)|RendezvousTimeoutError|RendezvousConnectionError|Default process group has not been initialized"
+        r"|environment variable (?:RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|LOCAL_RANK) expected",
+    ),
+    _rule("LG734", r"ChildFailedError|exitcode\s*: [1-9]\d* \(pid|local_rank: \d+ \(pid: \d+\) of binary|ProcessExitedException|ProcessRaisedException|Sending process \d+ closing signal SIGTERM", weak=True),
+    # --- loading data
+    _rule("LG740", r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) exited unexpectedly|killed by signal: (?:Segmentation fault|Aborted|Terminated)"),
+    _rule("LG741", r"in DataLoader worker process \d+", weak=True),
+    _rule("LG742", r"Too many open files|received 0 items of ancdata"),
+    _rule("LG743", r"Can't pickle (?:local object|<function|<class)|An attempt has been made to start a new process before|cannot pickle '\w+' object|freeze_support\(\)"),
+    _rule("LG744", r"batch must contain tensors, numpy arrays, numbers, dicts or lists|Trying to resize storage that is not resizable"),
+    # --- compiled code
+    _rule("LG751", r"Failed to find C compiler|Cannot find a working triton installation|Cannot find working triton|No module named 'triton|ptxas (?:fatal|error)|PTXASError|CUDA_HOME environment variable is not set|Ninja is required to load C\+\+ extensions"),
+    _rule("LG751", r"error: command '[^'\n]{0,200}nvcc' failed|Error compiling objects for extension|fatal error: (?:cuda\w*|cublas\w*|cusparse|Python)\.h"),
+    _rule("LG752", r"torch\._dynamo\.exc\.\w+|BackendCompilerFailed|torch\._inductor\.exc\.\w+|InductorError|recompile_limit|cache_size_limit"),
+    # --- precision
+    _rule(
+        "LG760", r"Function '\w+' returned nan values in its \d+\w+ output|cannot be converted to type (?:at::)?(?:c10::)?Half without overflow|loss is (?:nan|inf)\b|Loss is (?:nan|inf|NaN), stopping"
+        r"|Gradient overflow\. +Skipping step|OVERFLOW! Rank \d+ Skipping step|Current loss scale already at minimum|Minimum loss scale reached",
+    ),
+    _rule("LG760", r"found NaN in|NaN or Inf found in|nonfinite gradients|non-finite (?:loss|gradient)|The total norm of order [\d.]+ for gradients from `parameters` is non-finite|\bloss: ?nan\b|\bloss ?= ?nan\b|\bloss'?:? nan\b"),
+    _rule("LG761", r"Attempting to unscale FP16 gradients|unscale_\(\) has already been called|No inf checks were recorded for this optimizer|step\(\) has already been called since the last update"),
+    # --- autograd
+    _rule(
+        "LG770", r"Trying to backward through the graph a second time|does not require grad and does not have a grad_fn|has been modified by an inplace operation"
+        r"|leaf Variable that requires grad (?:is being used in|has been moved)|Can't call numpy\(\) on Tensor that requires grad|grad can be implicitly created only for scalar outputs",
+    ),
+    _rule("LG770", r"One of the differentiated Tensors appears to not have been used in the graph|Only Tensors created explicitly by the user support the deepcopy|Inference tensors cannot be saved for backward"),
+    # --- files
+    _rule("LG780", r"\[Errno 28\]|No space left on device|Disk quota exceeded|\[Errno 122\]"),
+    _rule(
+        "LG781", r"PytorchStreamReader failed|failed finding central directory|invalid load key|Weights only load failed|unexpected EOF, expected \d+ more bytes|Ran out of input"
+        r"|HeaderTooLarge|MetadataIncompleteBuffer|InvalidHeaderDeserialization|unpickling stack underflow|PytorchStreamWriter failed",
+    ),
+)  # fmt: skip
