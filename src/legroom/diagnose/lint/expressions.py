@@ -144,8 +144,9 @@ class Expressions:
         path = dotted(node)
         if path is not None and path in self.names:
             return self.names[path]
-        of = self.value_of(node.value)
-        name = node.attr.value
+        return self._attribute_of(self.value_of(node.value), node.attr.value)
+
+    def _attribute_of(self, of: Value, name: str) -> Value:
         if of.kind is Kind.EXCEPTION:
             return (
                 of
@@ -227,33 +228,27 @@ class Expressions:
         elif not isinstance(node.func, cst.Name):
             of = self.value_of(node.func)
         arguments = tuple(self.value_of(each.value) for each in node.args)
-        local = self._local_function(node, of)
-        result = self._result(node, name, of, arguments, local)
-        if isinstance(node.func, cst.Name) or (
-            isinstance(node.func, cst.Attribute) and of.kind is not Kind.MODEL
-        ):
-            called = self._called_value(node.func)
-            if called.kind in (Kind.MODEL, Kind.CRITERION) and of.kind in (Kind.UNKNOWN, Kind.PLAIN):
-                of = called
+        called = self._called_value(node.func, of)
+        local = self._local_function(node, of, called)
+        result = self._result(node, name, of, called, arguments, local)
+        is_model = called.kind in (Kind.MODEL, Kind.CRITERION)
+        if is_model and of.kind in (Kind.UNKNOWN, Kind.PLAIN):
+            of = called
         self.note_call(node, name, of, arguments, result, local)
         return result
 
-    def _called_value(self, func: cst.BaseExpression) -> Value:
-        """What is being called: a model, a loss, a function of this file."""
+    def _called_value(self, func: cst.BaseExpression, of: Value) -> Value:
+        """What is being called: a model, a loss, a function of this file. `of` is what it is an attribute of."""
         path = dotted(func)
         if path is not None and path in self.names:
             return self.names[path]
         if isinstance(func, cst.Name):
             return self._name(func.value)
         if isinstance(func, cst.Attribute):
-            recording, self.recording = self.recording, False
-            value = self._attribute(func)
-            self.recording = recording
-            return value
-        return UNKNOWN
+            return self._attribute_of(of, func.attr.value)
+        return of  # nn.Linear(2, 2)(x)
 
-    def _local_function(self, node: cst.Call, of: Value) -> Function | None:
-        called = self._called_value(node.func)
+    def _local_function(self, node: cst.Call, of: Value, called: Value) -> Function | None:
         if called.function is not None:
             return self.program.functions.get(called.function)
         if isinstance(node.func, cst.Attribute):
@@ -273,6 +268,7 @@ class Expressions:
         node: cst.Call,
         name: str | None,
         of: Value,
+        called: Value,
         arguments: tuple[Value, ...],
         local: Function | None,
     ) -> Value:
@@ -281,7 +277,6 @@ class Expressions:
         if path is not None and path in self.program.classes and path not in self.names:
             kind = Kind.MODEL if self.program.is_module_class(path) else Kind.UNKNOWN
             return Value(kind, class_name=path)
-        called = self._called_value(node.func)
         if name is not None:
             requires_grad = is_true(keyword(node, "requires_grad"))
             known = torch_result(name, arguments, requires_grad=requires_grad, no_grad=no_grad)

@@ -133,8 +133,8 @@ def is_cut(store: Store) -> bool:
 
 
 def _is_handed_over(program: Program, store: Store) -> bool:
-    """`hidden = repackage(hidden)`: a function that is not in sight may well detach it."""
-    if not isinstance(store.expression, cst.Call) or store.value.kind is not Kind.UNKNOWN:
+    """`hidden = repackage(hidden)`: it detaches, or is not in sight and may well do so."""
+    if not isinstance(store.expression, cst.Call) or store.value.carries_graph:
         return False
     return not (program.imports.qualified(store.expression.func) or "").startswith("torch.")
 
@@ -183,10 +183,12 @@ def _let_go(program: Program, target: str, function: Function) -> bool:
 
 
 def _is_never_called(program: Program, function: Function) -> bool:
-    """A `reset` that is there but that no one calls, while other methods of its class are called here."""
+    """A `reset` that no one calls, or only once before the loop, while other methods of its class are called here."""
     known = program.classes.get(function.class_name or "")
-    if known is None or function.sites or function.name.startswith("on_"):
+    if known is None or function.name.startswith("on_"):
         return False
+    if function.sites:
+        return not any(site.loops or repeats(program, site.caller) for site in function.sites)
     return any(each.sites for each in known.methods.values() if each.name != "__init__")
 
 

@@ -271,6 +271,30 @@ for step in range(10):
     weight.grad = None
     total += loss  # here
 """,
+    "a total by way of another name": f"""
+total = 0
+for x, y in train_loader:{STEP}
+    new_total = total + loss
+    total = new_total  # here
+""",
+    "a total by stacking": f"""
+total = torch.zeros(1)
+for x, y in train_loader:{STEP}
+    total = torch.stack([total, loss]).sum()  # here
+""",
+    "a reset before the loop only": f"""
+class Metric:
+    def reset(self):
+        self.values = []
+
+    def update(self, value):
+        self.values.append(value)
+
+metric = Metric()
+metric.reset()
+for x, y in train_loader:{STEP}
+    metric.update(loss)  # here
+""",
     "a generator that trains": """
 def training():
     for x, y in train_loader:
@@ -663,4 +687,6 @@ def test_a_tensor_that_stays_as_large_is_not_told(body: str) -> None:
 
 
 def test_a_growing_history_loses_its_graph() -> None:
-    assert "torch.cat((history, output.detach()))" in mended(GROWS["made on the first step"], "LG116")
+    assert "history = torch.cat((history, output)).detach()" in mended(
+        GROWS["made on the first step"], "LG116"
+    )

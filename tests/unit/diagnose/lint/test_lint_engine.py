@@ -309,3 +309,9 @@ def test_many_files_are_told_in_order(tmp_path: Path) -> None:
     for name in names:
         Path(name).write_text(f'"""{"long " * 20_000}"""\n{LEAK}')
     assert [finding.file for finding in lint_paths([str(tmp_path)]).findings] == names
+
+
+def test_a_long_chain_of_methods_is_read_once() -> None:
+    """Twice for each link would never end."""
+    text = LEAK.replace("losses.append(loss)", f"losses.append(loss{'.clone()' * 60})")
+    assert [finding.code for finding in lint_text(text)] == ["LG101"]

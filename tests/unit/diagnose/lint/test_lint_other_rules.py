@@ -28,6 +28,14 @@ for _ in range(10):
     output = model(torch.randn(2, 4))  # here
     print(output.argmax(1))
 """,
+    "LG201 by a function of the file": """
+def predict_one(x):
+    return model(x).softmax(1)
+
+for x, y in train_loader:
+    scores = predict_one(x)  # here
+    print(scores.argmax(1))
+""",
     "LG201 inside training": """
 for x, y in train_loader:
     model.train()
@@ -231,6 +239,25 @@ for x, y in train_loader:
         optimizer.step()
     except RuntimeError:
         torch.cuda.empty_cache()
+""",
+    "LG304 while a size is looked for": """
+while True:
+    failed = False
+    try:
+        criterion(model(x), y).backward()
+    except torch.cuda.OutOfMemoryError:
+        failed = True
+    if not failed:
+        break
+    torch.cuda.empty_cache()
+""",
+    "LG304 in a function for cleaning": """
+def clean():
+    torch.cuda.empty_cache()
+
+for size in sizes:
+    criterion(model(x), y).backward()
+    clean()
 """,
     "LG304 now and then": """
 for step, (x, y) in enumerate(train_loader):

@@ -325,6 +325,16 @@ for x, y in train_loader:
     output, hidden = model(x, hidden)
     criterion(output, y).backward()
 """,
+    "LG104 repackaged by a function of the file": """
+def repackage(h):
+    return h.detach() if isinstance(h, torch.Tensor) else tuple(repackage(v) for v in h)
+
+hidden = init()
+for x, y in train_loader:
+    hidden = repackage(hidden)
+    output, hidden = model(x, hidden)
+    criterion(output, y).backward()
+""",
     "LG104 over the time steps of one batch": """
 for x, y in train_loader:
     hidden = torch.zeros(1, 4)

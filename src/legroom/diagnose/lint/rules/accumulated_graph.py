@@ -32,7 +32,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from legroom.diagnose.lint.detaching import detached, is_used_as_tensor, parts_with_graph
+from legroom.diagnose.lint.detaching import detached, is_scalar, is_used_as_tensor, parts_with_graph
 from legroom.diagnose.lint.edits import append_to
 from legroom.diagnose.lint.facts import CallFact, Function, LoopFact, Store
 from legroom.diagnose.lint.kinds import Kind
@@ -47,7 +47,7 @@ from legroom.diagnose.lint.program import Program
 from legroom.diagnose.lint.rule import Problem
 from legroom.diagnose.lint.rules.forward_hook import is_hook
 from legroom.diagnose.lint.rules.growing_tensor import is_joined_to_itself
-from legroom.diagnose.lint.syntax import dotted, method_name, names_in, path_of, receiver, walk
+from legroom.diagnose.lint.syntax import dotted, live_names, method_name, names_in, path_of, receiver, walk
 
 CODE = "LG101"
 
@@ -98,8 +98,26 @@ def _is_operand(expression: cst.CSTNode, wanted: cst.CSTNode) -> bool:
 
 
 def adds_to_itself(program: Program, store: Store) -> bool:
-    return (
-        store.how == "assign" and store.uses_itself and _is_sum_with(program, store.expression, store.target)
+    """Made from itself by arithmetic alone; what goes through a model is a state."""
+    if store.how != "assign" or not store.uses_itself or is_joined_to_itself(program, store):
+        return False
+    if _is_sum_with(program, store.expression, store.target):
+        return True
+    other = dotted(store.expression)
+    if other is not None:  # total = new_total
+        made = [each for each in program.stores if each.target == other and each.order < store.order]
+        return bool(made) and _is_sum_with(program, made[-1].expression, store.target)
+    return store.target in live_names(store.expression) and _is_arithmetic(program, store)
+
+
+def _is_arithmetic(program: Program, store: Store) -> bool:
+    """`torch.stack([total, loss]).sum()`: only operations of torch are between the old value and the new."""
+    return isinstance(store.expression, cst.Call) and all(
+        (program.imports.qualified(each.func) or "").startswith("torch.")
+        or dotted(each.func) in {"sum", "max", "min"}
+        or program.value(receiver(each) or each.func).is_tensor
+        for each in walk(store.expression)
+        if isinstance(each, cst.Call) and store.target in live_names(each)
     )
 
 
@@ -204,16 +222,20 @@ def _given_to_a_keeper(program: Program, call: CallFact) -> Iterator[Problem]:
         if argument is None:
             continue
         parts = parts_with_graph(program, argument)
+        number = all(is_scalar(program, part, store) for part in parts) and not is_used_as_tensor(
+            program, store, store.target
+        )
+        suffix = ".item()" if number else ".detach()"
         what = _words(program, parts)
         yield Problem(
             node=parts[0] if parts else argument,
             message=f"`{call.local.name}` keeps {what} with its graph in `{store.target}`, one more with every step",
-            help=f"Give it {what} without its graph: add `.detach()`, or `.item()` if it wants a number",
+            help=f"Give it {what} without its graph: add `{suffix}`",
             edits=tuple(
                 edit
                 for part in parts
                 if program.value(part).kind is Kind.GRAPH
-                for edit in append_to(program, part, ".detach()")
+                for edit in append_to(program, part, suffix)
             ),
         )
         return

@@ -31,6 +31,7 @@ from legroom.diagnose.lint.kinds import Kind
 from legroom.diagnose.lint.lifetimes import is_step_loop, repeats
 from legroom.diagnose.lint.program import Program
 from legroom.diagnose.lint.rule import Problem
+from legroom.diagnose.lint.syntax import walk
 
 CODE = "LG304"
 
@@ -57,7 +58,7 @@ def check(program: Program) -> Iterator[Problem]:
 
 def _is_innermost_step_loop(program: Program, loop: LoopFact) -> bool:
     """Steps, not epochs: no loop of steps inside it."""
-    if not (is_step_loop(loop) or loop.iterates.kind is Kind.LOADER):
+    if not (is_step_loop(loop) or loop.iterates.kind is Kind.LOADER) or _recovers(program, loop):
         return False
     return not any(
         other.outer is loop and (is_step_loop(other) or other.iterates.kind is Kind.LOADER)
@@ -68,12 +69,26 @@ def _is_innermost_step_loop(program: Program, loop: LoopFact) -> bool:
     )
 
 
+def _recovers(program: Program, loop: LoopFact) -> bool:
+    """Whether the loop handles out-of-memory errors: then the cache may be emptied after one."""
+    return any(
+        isinstance(each, cst.ExceptHandler)
+        and ("OutOfMemoryError" in (text := program.source(each)) or "out of memory" in text)
+        for each in walk(loop.node)
+    )
+
+
 def _has_step_loop(program: Program, function: object) -> bool:
     return any(loop.function is function and is_step_loop(loop) for loop in program.loops)
 
 
 def _is_step_function(program: Program, call: CallFact) -> bool:
-    return repeats(program, call.function) and not _has_step_loop(program, call.function)
+    function = call.function
+    return (
+        (function.backward or function.steps)
+        and repeats(program, function)
+        and not _has_step_loop(program, function)
+    )
 
 
 def _is_conditional(program: Program, call: CallFact) -> bool:

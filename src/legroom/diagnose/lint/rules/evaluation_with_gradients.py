@@ -60,7 +60,7 @@ _NEEDS_GRADIENTS = {"requires_grad_", "retain_grad", "register_full_backward_hoo
 def check(program: Program) -> Iterator[Problem]:
     told: set[LoopFact | Function] = set()
     for call in program.calls:
-        if call.no_grad or not _runs_a_model(call) or call.function.grad_is_chosen:
+        if call.no_grad or not _runs_a_model(program, call) or call.function.grad_is_chosen:
             continue
         loop = _outermost_without_training(call)
         place: LoopFact | Function = loop if loop is not None else call.function
@@ -77,11 +77,15 @@ def check(program: Program) -> Iterator[Problem]:
         )
 
 
-def _runs_a_model(call: CallFact) -> bool:
-    return (
-        call.receiver.kind is Kind.MODEL
-        and call.result.carries_graph
-        and call.function.name not in _BY_FRAMEWORKS
+def _runs_a_model(program: Program, call: CallFact) -> bool:
+    """Whether a call runs a model with gradients on, itself or in a function of this file."""
+    if not call.result.carries_graph or call.function.name in _BY_FRAMEWORKS:
+        return False
+    if call.receiver.kind is Kind.MODEL:
+        return True
+    return bool(call.loops) and any(
+        each.function is call.local and each.receiver.kind is Kind.MODEL and each.result.carries_graph
+        for each in program.calls
     )
 
 

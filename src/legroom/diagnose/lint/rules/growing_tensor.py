@@ -44,13 +44,14 @@ def check(program: Program) -> Iterator[Problem]:
         if kept is None or not (store.value.carries_graph or not isinstance(kept, LoopFact) or kept.trains):
             continue
         others = [each for each in _joined(program, store.expression) if dotted(each) != store.target]
-        with_graph = [each for each in others if program.value(each).kind is Kind.GRAPH]
+        detached = isinstance(store.expression, cst.Call) and method_name(store.expression) == "detach"
+        with_graph = [] if detached else [each for each in others if program.value(each).kind is Kind.GRAPH]
         yield Problem(
             node=store.expression,
             message=f"`{store.target}` is born anew and larger with every step"
             + (", and keeps the graph of all of them" if with_graph else ""),
             help="Collect parts without their graph in a list and join them once, or keep the last ones only",
-            edits=tuple(edit for each in with_graph for edit in append_to(program, each, ".detach()")),
+            edits=tuple(append_to(program, store.expression, ".detach()")) if with_graph else (),
         )
 
 
