@@ -15,7 +15,7 @@ import sys
 import time
 import types
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 os.environ.setdefault(
     "PYTORCH_NVML_BASED_CUDA_CHECK", "1"
@@ -36,7 +36,12 @@ def main() -> None:
     parser.add_argument("--names", action="store_true")
     parser.add_argument("--held-back-names", action="store_true")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--answer", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.one is not None:
+        _answer(next(each for each in programs() if each.path == options.one), options.answer)
     _warm_up()
     results = run_all(programs(), options.jobs)
     print_table(
@@ -84,15 +89,24 @@ def run_all(corpus: list[Program], jobs: int) -> list[tuple[Program, dict[str, A
 
 
 def _start(program: Program) -> tuple[int, int]:
+    """A process for one program: a fork where that is sound, else a fresh interpreter (CUDA does not survive a fork)."""
     reading, writing = os.pipe()
-    pid = os.fork()
-    if pid:
-        os.close(writing)
-        return pid, reading
-    os.close(reading)
+    if torch.version.cuda is not None:
+        os.set_inheritable(writing, True)
+        words = [sys.executable, "-m", "bench.leaks", "--one", str(program.path), "--answer", str(writing)]
+        pid = os.posix_spawn(sys.executable, words, os.environ)
+    else:
+        pid = os.fork()
+        if pid == 0:
+            os.close(reading)
+            _answer(program, writing)
+    os.close(writing)
+    return pid, reading
+
+
+def _answer(program: Program, writing: int) -> NoReturn:
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115  (until the process ends)
-    answer = json.dumps(_watched(program))
-    os.write(writing, answer.encode())  # below a pipe's capacity: a few leaks
+    os.write(writing, json.dumps(_watched(program)).encode())  # below a pipe's capacity: a few leaks
     os._exit(0)
 
 
@@ -108,7 +122,7 @@ def _watched(program: Program) -> dict[str, Any]:
     try:
         exec(compile(program.path.read_text(), str(program.path), "exec"), main_module.__dict__)
     except Exception as raised:
-        error = f"{type(raised).__name__}: {raised}"
+        error = f"{type(raised).__name__}: {raised}"[:300]
     rows = [
         {"kind": k.kind, "how": k.how, "name": k.name, "line": k.line, "turn": k.step, "nodes": k.nodes_per_step,
          "bytes": k.bytes_per_step}
@@ -138,7 +152,8 @@ def _follow_loaders(watcher: Watcher) -> None:
 
 def _warm_up() -> None:
     """What an optimizer imports at its first step takes seconds: once, before the forks."""
-    torch.set_num_threads(1)
+    if torch.version.cuda is not None:
+        return
     parameter = torch.nn.Parameter(torch.ones(2))
     parameter.grad = torch.ones(2)
     torch.optim.Adam([parameter]).step()

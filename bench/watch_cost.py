@@ -30,7 +30,7 @@ from legroom.observe.watching.census import look_around
 from legroom.observe.watching.watcher import Watcher
 from legroom.units import GiB, MiB
 
-BLOCKS, STEPS = 16, 40
+BLOCKS, STEPS = 24, 40
 KEPT: list[torch.Tensor] = []
 """What the scan looks for."""
 
@@ -91,22 +91,30 @@ def always_on(device: str) -> dict[str, float]:
     for _ in range(40):  # past the first looks
         step()
     watcher.detach()
-    ratios, plain_times = [], []
-    for _ in range(BLOCKS):
-        plain = block()
-        watcher.attach()
-        looked = watcher.seconds_looking
-        watched = block() - (watcher.seconds_looking - looked) / STEPS
-        watcher.detach()
-        ratios.append(watched / plain)
-        plain_times.append(plain)
-    counting: list[float] = []
-    for _ in range(2000):
+    ratios, plain_times, counting = [], [], []
+    original = watcher.ticks._on_tick
+
+    def timed() -> None:
         began = time.perf_counter()
-        watcher._marks.end_step(watcher.turn)
-        watcher._count()
+        original()
         counting.append(time.perf_counter() - began)
-    own, plain = statistics.median(counting), min(plain_times)
+
+    watcher.ticks._on_tick = timed
+    for number in range(BLOCKS):
+        pair = {}
+        for attached in (True, False) if number % 2 else (False, True):
+            looked = watcher.seconds_looking
+            if attached:
+                watcher.attach()
+            pair[attached] = block()
+            watcher.detach()
+            if watcher.seconds_looking > looked:
+                pair.clear()  # a look belongs to what grows, not to what is always on
+                break
+        if pair:
+            ratios.append(pair[True] / pair[False])
+            plain_times.append(pair[False])
+    own, plain = statistics.mean(sorted(counting)[: len(counting) * 9 // 10]), min(plain_times)
     return {
         "plain_ms": plain * 1e3,
         "ratio": statistics.median(ratios),
@@ -140,8 +148,8 @@ def scan() -> dict[str, Any]:
 
 
 def coverage(device: str) -> dict[str, float]:
-    """The shares at the failure. What is neither parameter, gradient, state, activation, input, buffer nor workspace counts as
-    having a category only if it was born in the step at work: a temporary."""
+    """The shares at the failure, in a run whose batches double until they do not fit. A temporary counts as having a category only
+    if it was born in the step at work."""
     events: list[Any] = []
     cap = 96 * MiB
     gpus = None if device == "cuda" else [cap]
@@ -178,15 +186,14 @@ def _train_until_full() -> None:
         enable_nested_tensor=False,
     ).cuda()
     optimizer = torch.optim.AdamW(model.parameters())
-    outputs = []
+    batch = 2
     while True:
-        x = torch.randn(8, 64, width, device="cuda")
-        output = model(x)
-        loss = output.square().mean()
+        x = torch.randn(batch, 64, width, device="cuda")
+        loss = model(x).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        outputs.append(output)
+        batch *= 2
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ A sound loop ends a step with the nodes of that step at most. Nodes of four earl
 something keeps a graph, without anything having been counted before.
 """
 
+import weakref
 from bisect import bisect_right
 from collections.abc import Iterable
 from typing import Any
@@ -48,6 +49,35 @@ class StepMarks:
         if not self._steps or (position == 0 and self._steps[0] > 0):
             return None
         return self._steps[min(position, len(self._steps) - 1)]
+
+
+class Roots:
+    """Tells, for next to nothing, whether the graphs of earlier steps are gone: the node from which each backward pass
+    began carries a token, which dies with it. Without torch's `metadata` on nodes, it never tells anything."""
+
+    KEEP = 8
+
+    def __init__(self) -> None:
+        self._tokens: list[weakref.ref[_Token]] = []
+
+    def mark(self, started_from: Any) -> None:
+        """A backward pass begins from this tensor."""
+        node = started_from.grad_fn if isinstance(started_from, torch.Tensor) else None
+        metadata = getattr(node, "metadata", None)
+        if metadata is not None:
+            token = _Token()
+            metadata["legroom"] = token
+            self._tokens.append(weakref.ref(token))
+            if len(self._tokens) > self.KEEP:
+                del self._tokens[0]
+
+    def are_kept(self) -> bool:
+        """Whether several that are no longer the newest are still there."""
+        return sum(token() is not None for token in self._tokens[:-2]) >= 2
+
+
+class _Token:
+    __slots__ = ("__weakref__",)
 
 
 class Births:

@@ -19,7 +19,9 @@ class Ticks:
     BACKWARDS_ALONE = 8
     """So many backward passes with neither optimizer nor loader: then they are the turns."""
 
-    def __init__(self, on_tick: Callable[[], None]) -> None:
+    def __init__(self, on_tick: Callable[[], None], on_backward: Callable[[Any], None] | None = None) -> None:
+        """`on_backward(what)` is called with what a backward pass starts from."""
+        self._on_backward = on_backward
         self.trains = False
         """Whether the turn that just ended trained: an optimizer or a backward pass ended it."""
         self.has_stepped = False
@@ -79,6 +81,8 @@ class Ticks:
 
         def backward(*args: Any, **kwargs: Any) -> Any:
             self._backward_begins()
+            if self._on_backward is not None and args:
+                self._on_backward(args[0])
             return original(*args, **kwargs)
 
         def undo() -> None:

@@ -1,7 +1,7 @@
 """Watches a training loop for memory that it keeps, at a cost that is not felt.
 
-After every turn three counters are read, no more: device bytes, bytes of the C heap, the number of the next graph node.
-When one of the first two has reached a new height in each of the last turns, a window of looks is opened (see `window`);
+After every turn little is done: two counters are read (device bytes, bytes of the C heap) and it is asked whether the nodes from
+which the last backward passes began are gone. When a counter has reached a new height again and again, or such nodes stay, a window of looks is opened (see `window`);
 also shortly after the start, and now and then later, for what the counters do not show. A window that finds nothing
 closes after three looks, and the same growth that led to it must then last longer to open the next one.
 """
@@ -13,10 +13,11 @@ import torch
 
 from legroom.memory.kept import Kept
 from legroom.observe.watching.counters import Counters, Reading
-from legroom.observe.watching.graph_births import StepMarks
+from legroom.observe.watching.graph_births import Roots, StepMarks
 from legroom.observe.watching.ticks import Ticks
 from legroom.observe.watching.window import LOOKS, Suspect, Window
 
+_SIGNS = ("device", "host", "graph")
 FIRST_LOOK = 2
 RISES = 2
 """So many new heights in a row open a window."""
@@ -41,26 +42,32 @@ class Watcher:
         *,
         allocated: Callable[[], int] | None = None,
         on_device: Callable[[torch.Tensor], bool] | None = None,
+        share: float = 0.003,
     ) -> None:
-        """`allocated`, `on_device`: where another than the CUDA allocator knows of device memory."""
+        """`allocated`, `on_device`: where another than the CUDA allocator knows of device memory. `share`: the most that
+        reading the counters may take of the time."""
         self.leaks: dict[tuple[object, ...], Kept] = {}
         self.turn = 0
         self.seconds_looking = 0.0
         """Spent in windows, for the curious."""
+        self.share = share
         self.trouble = ""
         """Why watching was given up; "" while it goes on."""
-        self.ticks = Ticks(self._turn_ended)
+        self._roots = Roots()
+        self.ticks = Ticks(self._turn_ended, self._roots.mark)
         self._on_leak = on_leak
         self._on_device = on_device or _is_on_accelerator
         self._counters = Counters(allocated)
         self._marks = StepMarks()
         self._window: Window | None = None
         self._recent: list[Reading] = []
-        self._rises = 0
+        self._rises = {"device": 0, "host": 0}
+        self._opened_by: list[str] = []
+        self._next_reading = 0.0
         self._has_stepped = False
-        self._patience = 0
+        self._patience = dict.fromkeys(_SIGNS, 0)
         self._next_by_chance = FIRST_LOOK
-        self._not_before = 0
+        self._not_before = dict.fromkeys(_SIGNS, 0)
         self._warming: dict[tuple[object, ...], tuple[int, int]] = {}
 
     @property
@@ -70,7 +77,7 @@ class Watcher:
     def begin_loop(self) -> None:
         """Another loop begins: what was quiet, or told, before says nothing about it."""
         self._next_by_chance = self.turn + FIRST_LOOK
-        self._patience = self._not_before = 0
+        self._patience, self._not_before = dict.fromkeys(_SIGNS, 0), dict.fromkeys(_SIGNS, 0)
 
     def attach(self) -> None:
         self.ticks.attach()
@@ -84,13 +91,14 @@ class Watcher:
         if self.ticks.has_stepped and not self._has_stepped:
             self._begin_anew(turn)
         self._marks.end_step(turn)
-        grows = self._count()
+        signs = self._count()
         if self._window is None:
-            chance = turn >= self._next_by_chance
-            if not chance and not (grows and turn >= self._not_before):
-                return
-            if chance:
+            due = [sign for sign in signs if turn >= self._not_before[sign]]
+            if turn >= self._next_by_chance:
                 self._next_by_chance = max(4 * turn, 32)
+            elif not due:
+                return
+            self._opened_by = due
             self._window = Window(self._marks, self.ticks, on_device=self._on_device)
         began = time.perf_counter()
         try:
@@ -107,21 +115,22 @@ class Watcher:
         self._window = None
         self._next_by_chance = turn + FIRST_LOOK
 
-    def _count(self) -> bool:
-        """Read the counters: whether one of them has risen for some turns."""
-        reading = self._counters.read()
-        recent = self._recent
-        if len(recent) >= 3 and (
-            reading.device > max(each.device for each in recent)
-            or reading.host > max(each.host for each in recent)
-        ):
-            self._rises += 1
-        else:
-            self._rises = 0
-        recent.append(reading)
-        if len(recent) > HEIGHT_OVER:
-            del recent[0]
-        return self._rises >= RISES
+    def _count(self) -> list[str]:
+        """What grows: `graph` where graphs are kept, `device` or `host` where that counter has risen for some turns. They are read no more often than their
+        share of the time allows: after each turn unless a turn takes but a few milliseconds."""
+        began = time.perf_counter()
+        if began >= self._next_reading:
+            reading, recent = self._counters.read(), self._recent
+            for sign in ("device", "host") if len(recent) >= 3 else ():
+                rises = getattr(reading, sign) > max(getattr(each, sign) for each in recent)
+                self._rises[sign] = self._rises[sign] + 1 if rises else 0
+            recent.append(reading)
+            if len(recent) > HEIGHT_OVER:
+                del recent[0]
+            ended = time.perf_counter()
+            self._next_reading = ended + (ended - began) / self.share
+        grown = [sign for sign, rises in self._rises.items() if rises >= RISES]
+        return [*grown, "graph"] if self._roots.are_kept() else grown
 
     def _look(self, turn: int) -> None:
         window = self._window
@@ -136,9 +145,11 @@ class Watcher:
             or (window.quiet and window.looks >= QUIET_LOOKS + (turn < 8))
         ):
             self._window = None
-            self._rises = 0
-            self._patience = min(self._patience + 1, 6)
-            self._not_before = turn + 4 * 2**self._patience
+            self._rises = dict.fromkeys(self._rises, 0)
+            # Each sign loses credit by itself: floats that fill the heap must not hide a graph.
+            for sign in _SIGNS if found else self._opened_by:
+                self._patience[sign] = min(self._patience[sign] + 1, 6)
+                self._not_before[sign] = turn + 4 * 2 ** self._patience[sign]
 
     def _judge(self, suspect: Suspect, turn: int) -> bool:
         kept = suspect.kept

@@ -44,6 +44,18 @@ def test_growth_that_begins_late_is_found_within_five_turns() -> None:
     assert 30 <= leak.step <= 36
 
 
+def test_a_late_graph_is_not_hidden_by_floats() -> None:
+    floats, losses = [], []
+
+    def keep(step: int, loss: Any, output: Any) -> None:
+        floats.extend([loss.item() + n for n in range(50)])
+        if step >= 40:
+            losses.append(loss)
+
+    (leak,) = leaks_of(keep, turns=60)
+    assert (leak.name, leak.step <= 46) == ("losses", True)
+
+
 def test_one_graph_node_a_step_is_enough() -> None:
     class Total:
         value: Any = 0.0
@@ -146,7 +158,7 @@ def test_trouble_in_looking_never_reaches_the_loop(monkeypatch: Any) -> None:
 def test_without_windows_a_turn_only_counts() -> None:
     watcher = Watcher(lambda kept: None)
     watcher._next_by_chance = 10**9
-    watcher._not_before = 10**9
+    watcher._not_before = dict.fromkeys(watcher._not_before, 10**9)
     for _ in range(50):
         watcher._turn_ended()
     assert watcher.seconds_looking == 0.0
