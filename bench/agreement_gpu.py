@@ -28,7 +28,7 @@ from bench.rank_pool import RankPool
 from bench.table import print_table
 from legroom.train.agree import Ranks, ranks_for
 
-ROUNDS, STEPS, WARM_UP = 9, 6, 4
+ROUNDS, STEPS, WARM_UP = 7, 4, 3
 EXCHANGES = 300
 
 
@@ -47,11 +47,11 @@ def main() -> None:
     with legroom.VirtualGPU("8GiB") if chosen.small else nullcontext():
         dist.init_process_group("nccl")
         figures = [
-            compare(kind, rows) for kind in ("DDP", "FSDP2") for rows in ((2,) if chosen.small else (4, 16))
+            compare(kind, rows) for kind in ("DDP", "FSDP2") for rows in ((2,) if chosen.small else (16, 32))
         ]
         dist.destroy_process_group()
     print_table(
-        "A step of a transformer (12 layers of 768, sequences of 512, bf16 autocast), 1 rank",
+        "A step of a transformer (24 layers of 1024, sequences of 1024, bf16 autocast), 1 rank",
         ("model", "rows", "plain", "with agreement", "cost", "spread plain", "spread agreement"),
         [
             (
@@ -71,9 +71,9 @@ def main() -> None:
 def compare(kind: str, rows: int) -> dict[str, Any]:
     """The median step of both ways, taking turns on the same model."""
     torch.manual_seed(0)
-    width = 768 if rows > 2 else 64
-    layer = nn.TransformerEncoderLayer(width, 12 if rows > 2 else 4, 4 * width, 0.0, batch_first=True)
-    model: nn.Module = nn.TransformerEncoder(layer, 12 if rows > 2 else 2, enable_nested_tensor=False).cuda()
+    width = 1024 if rows > 2 else 64
+    layer = nn.TransformerEncoderLayer(width, 16 if rows > 2 else 4, 4 * width, 0.0, batch_first=True)
+    model: nn.Module = nn.TransformerEncoder(layer, 24 if rows > 2 else 2, enable_nested_tensor=False).cuda()
     if kind == "DDP":
         model = DistributedDataParallel(model)
     else:
@@ -83,7 +83,7 @@ def compare(kind: str, rows: int) -> dict[str, Any]:
     ranks = ranks_for(model)
     assert ranks is not None
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    x = torch.randn(rows, 512 if rows > 2 else 16, width, device="cuda")
+    x = torch.randn(rows, 1024 if rows > 2 else 16, width, device="cuda")
 
     def passes() -> None:
         with torch.autocast("cuda", dtype=torch.bfloat16):

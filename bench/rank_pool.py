@@ -98,6 +98,7 @@ def _live(pipe: Connection, rank: int, ranks: int, port: int, size: str | None) 
 
     import legroom
 
+    os.environ["LEGROOM_CACHE"] = "off"  # sizes of the last trial must not be remembered in the next
     global virtual_gpu
     torch.set_num_threads(1)
     with legroom.VirtualGPU(size) if size else contextlib.nullcontext() as virtual_gpu:

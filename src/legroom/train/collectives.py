@@ -9,7 +9,6 @@ are replaced while a step runs. What is not seen: collectives made in C++ (DDP's
 and functional collectives of DTensor) and names that were imported from torch.distributed one by one.
 """
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -113,7 +112,6 @@ class _Foreign(Exception):  # noqa: N818  (never leaves this file)
 
 
 def _passing(listener: Listener, name: str, make: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(make)
     def met(*arguments: Any, **options: Any) -> Any:
         return listener.meet(name, make, arguments, options)
 

@@ -8,6 +8,9 @@ The arithmetic is DDP's: gradients times one over the number of ranks, summed.
 A bucket exists only while it travels, so nothing is held between steps. Behind the gradients each bucket carries one
 number per parameter that says whether any rank had a gradient for it: a parameter that is unused on this rank gets the
 others' gradient, and one that is unused everywhere keeps none, as DDP has it.
+
+Python is called once per bucket, not once per parameter: by the parameter of the bucket whose gradient should come last.
+Whether the others' have come is seen from their gradients then; if one has not, the bucket leaves at the end.
 """
 
 import weakref
@@ -36,11 +39,8 @@ class GradientReducer:
         self._listening = False
         self._overlaps = True
         me = weakref.ref(self)
-        self._hooks = [
-            parameter.register_post_accumulate_grad_hook(_telling(me, bucket))
-            for bucket in self._buckets
-            for parameter in bucket.parameters
-        ]
+        for bucket in self._buckets:
+            bucket.parameters[-1].register_post_accumulate_grad_hook(_telling(me))  # type: ignore[no-untyped-call]
 
     @property
     def buckets(self) -> int:
@@ -49,9 +49,9 @@ class GradientReducer:
     def start(self) -> None:
         """Before the last forward and backward of a step: send each bucket as soon as its gradients are made."""
         self._sent = 0
+        self._listening = self._overlaps
         for bucket in self._buckets:
             bucket.start()
-        self._listening = self._overlaps
 
     def finish(self) -> bool:
         """After that backward: send what is left, wait for all, and put the averages into the gradients.
@@ -62,11 +62,9 @@ class GradientReducer:
         """
         self._listening = False
         self._send(all_that_are_left=True)
-        for bucket in self._buckets:
-            bucket.receive()
-        grew = any(bucket.grew for bucket in self._buckets)
-        self._overlaps = self._overlaps and not grew
-        return not grew
+        grew = [bucket.receive() for bucket in self._buckets]
+        self._overlaps = self._overlaps and not any(grew)
+        return not any(grew)
 
     def stop(self) -> None:
         """The step has failed: what was under way is let go."""
@@ -74,15 +72,9 @@ class GradientReducer:
         for bucket in self._buckets:
             bucket.drop()
 
-    def close(self) -> None:
-        """Leave the parameters as they were found."""
-        for hook in self._hooks:
-            hook.remove()
-
-    def ready(self, bucket: "_Bucket", parameter: torch.nn.Parameter) -> None:
-        """Backward has made this gradient."""
+    def one_is_ready(self) -> None:
+        """Backward has made the gradient that should be the last of a bucket."""
         if self._listening:
-            bucket.ready(parameter)
             self._send()
 
     @torch.no_grad()
@@ -90,7 +82,7 @@ class GradientReducer:
         """In the order of the buckets, whatever the order of the gradients: ranks must not differ."""
         while self._sent < len(self._buckets):
             bucket = self._buckets[self._sent]
-            if not (all_that_are_left or bucket.is_ready):
+            if not (all_that_are_left or bucket.is_ready()):
                 return
             bucket.send(self._group, self._ranks)
             self._sent += 1
@@ -101,83 +93,78 @@ class _Bucket:
 
     def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
         self.parameters = parameters
-        self.grew = False
-        self._missing: set[int] = set()
+        self._before: list[int] = []
+        self._at_send: list[int] = []
         self._flat: torch.Tensor | None = None
         self._work: Any = None
 
-    @property
-    def is_ready(self) -> bool:
-        return not self._missing
-
     def start(self) -> None:
         self.drop()
-        self.grew = False
-        self._missing = {id(parameter) for parameter in self.parameters if parameter.requires_grad}
+        self._before = _versions(self.parameters)
 
-    def ready(self, parameter: torch.nn.Parameter) -> None:
-        self.grew = self.grew or self._work is not None
-        self._missing.discard(id(parameter))
+    def is_ready(self) -> bool:
+        """Whether backward has come by every parameter."""
+        return all(
+            now != before or not parameter.requires_grad
+            for now, before, parameter in zip(
+                _versions(self.parameters), self._before, self.parameters, strict=True
+            )
+        )
 
     def send(self, group: Any, ranks: int) -> None:
         gradients = [parameter.grad for parameter in self.parameters]
-        for gradient in gradients:
-            if gradient is not None and gradient.layout is not torch.strided:
-                raise UsageError(
-                    "Guard cannot average sparse gradients over ranks: use sparse=False in the embedding."
-                )
+        self._at_send = _versions(self.parameters)
+        if any(gradient is not None and gradient.is_sparse for gradient in gradients):
+            raise UsageError(
+                "Guard cannot average sparse gradients over ranks: use sparse=False in the embedding."
+            )
         first = self.parameters[0]
-        size = sum(parameter.numel() for parameter in self.parameters)
-        flat = torch.empty(size + len(self.parameters), dtype=first.dtype, device=first.device)
-        pieces = self._pieces(flat)
+        kind: dict[str, Any] = {"dtype": first.dtype, "device": first.device}
         if any(gradient is None for gradient in gradients):
-            flat.zero_()
-            for place, gradient in enumerate(gradients, start=size):
-                if gradient is not None:
-                    flat[place] = 1
+            made = torch.tensor([float(gradient is not None) for gradient in gradients], **kind)
+            pieces = [
+                torch.zeros(parameter.numel(), **kind) if gradient is None else gradient.reshape(-1)
+                for parameter, gradient in zip(self.parameters, gradients, strict=True)
+            ]
         else:
-            flat[size:] = 1
-        here = [
-            (piece, gradient)
-            for piece, gradient in zip(pieces, gradients, strict=True)
-            if gradient is not None
-        ]
-        if here:
-            torch._foreach_copy_([piece for piece, _ in here], [gradient for _, gradient in here])
-        flat.mul_(1 / ranks)
+            made = torch.ones(len(gradients), **kind)
+            pieces = [gradient.reshape(-1) for gradient in gradients if gradient is not None]
+        flat = torch.cat([*pieces, made]).mul_(1 / ranks)
         self._flat = flat
         self._work = dist.all_reduce(flat, group=group, async_op=True)
 
     @torch.no_grad()
-    def receive(self) -> None:
+    def receive(self) -> bool:
+        """Put the averages where they belong. True if a gradient grew since it was sent."""
         flat, work = self._flat, self._work
         assert flat is not None, "receive() without send()"
+        grew = _versions(self.parameters) != self._at_send
         self.drop()
         if work is not None:
             work.wait()
-        pieces = self._pieces(flat)
+        sizes = [parameter.numel() for parameter in self.parameters]
+        *pieces, made = torch.split(flat, [*sizes, len(sizes)])
+        gradients = [parameter.grad for parameter in self.parameters]
         here = [
-            (parameter.grad, piece)
-            for parameter, piece in zip(self.parameters, pieces, strict=True)
-            if parameter.grad is not None
+            (gradient, piece.view(gradient.shape))
+            for gradient, piece in zip(gradients, pieces, strict=True)
+            if gradient is not None
         ]
         if here:
             torch._foreach_copy_([gradient for gradient, _ in here], [piece for _, piece in here])
-        if len(here) < len(self.parameters):
-            anywhere = flat[-len(self.parameters) :].tolist()
-            for parameter, piece, count in zip(self.parameters, pieces, anywhere, strict=True):
-                if parameter.grad is None and parameter.requires_grad and count > 0:
-                    parameter.grad = piece.clone()
+        if len(here) < len(gradients):
+            for parameter, piece, anywhere in zip(self.parameters, pieces, made.tolist(), strict=True):
+                if parameter.grad is None and parameter.requires_grad and anywhere > 0:
+                    parameter.grad = piece.view(parameter.shape).clone()
+        return grew
 
     def drop(self) -> None:
         self._flat = self._work = None
 
-    def _pieces(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        sizes = [parameter.numel() for parameter in self.parameters]
-        pieces = flat.split([*sizes, len(sizes)])
-        return [
-            piece.view(parameter.shape) for piece, parameter in zip(pieces, self.parameters, strict=False)
-        ]
+
+def _versions(parameters: list[torch.nn.Parameter]) -> list[int]:
+    """Changes whenever backward adds to a gradient."""
+    return [-1 if (gradient := parameter.grad) is None else gradient._version for parameter in parameters]
 
 
 def _cut(parameters: list[torch.nn.Parameter], bucket_bytes: int) -> list[_Bucket]:
@@ -196,9 +183,9 @@ def _cut(parameters: list[torch.nn.Parameter], bucket_bytes: int) -> list[_Bucke
     return buckets + [_Bucket(inside) for inside, _ in open_buckets.values()]
 
 
-def _telling(reducer: "weakref.ref[GradientReducer]", bucket: _Bucket) -> Callable[[torch.Tensor], None]:
-    def tell(parameter: torch.Tensor) -> None:
+def _telling(reducer: "weakref.ref[GradientReducer]") -> Callable[[torch.Tensor], None]:
+    def tell(_: torch.Tensor) -> None:
         if (alive := reducer()) is not None:
-            alive.ready(bucket, parameter)  # type: ignore[arg-type]
+            alive.one_is_ready()
 
     return tell

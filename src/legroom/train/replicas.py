@@ -46,7 +46,7 @@ class Replicas:
     @contextmanager
     def chunk(self, first: bool, last: bool) -> Iterator[None]:
         """Around forward and backward of one micro-batch."""
-        if first and self._ddp.broadcast_buffers:
+        if first and self._ddp.broadcast_buffers and self._ddp.modules_buffers:
             self._take_buffers()
         if last:
             self._reducer.start()

@@ -87,7 +87,7 @@ def nothing_fits(kind: str) -> str:
     guard = legroom.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), ladder=())
 
     def greedy(x: torch.Tensor) -> torch.Tensor:
-        need = (90 << 20) // 4
+        need = (120 << 20) // 4
         return model(x).mean() + torch.zeros(need, device="cuda").sum()
 
     try:
