@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from legroom.diagnose.lint.expressions import Expressions
-from legroom.diagnose.lint.facts import CallFact, CallSite, Function, LoopFact, Release, Store, Surroundings
+from legroom.diagnose.lint.facts import CallFact, CallSite, Function, LoopFact
 from legroom.diagnose.lint.kinds import (
     EXCEPTION,
     GRAPH,
@@ -27,6 +26,7 @@ from legroom.diagnose.lint.kinds import (
     joined,
     with_element,
 )
+from legroom.diagnose.lint.notes import ADDING, Notes, kept_names
 from legroom.diagnose.lint.program import Program
 from legroom.diagnose.lint.results import computed_from, element_of
 from legroom.diagnose.lint.syntax import (
@@ -45,9 +45,6 @@ from legroom.diagnose.lint.syntax import (
 
 _ROUNDS = 3
 _GRAD_SWITCHES = {"no_grad", "inference_mode", "set_grad_enabled", "enable_grad"}
-_ADDING = {"append", "appendleft", "extend", "insert", "add", "put", "put_nowait"}
-_ADDING_IN_PLACE = {"add_", "sub_", "lerp_", "addcmul_"}
-_REMOVING = {"clear": "empty", "pop": "shrink", "popleft": "shrink", "popitem": "shrink", "remove": "shrink"}
 
 
 def follow(program: Program) -> None:
@@ -108,28 +105,19 @@ def _is_step(call: CallFact) -> bool:
     return call.method == "step" and call.receiver.kind in (Kind.OPTIMIZER, Kind.SCALER)
 
 
-class _Walker(Expressions):
+class _Walker(Notes):
     """Goes through one function."""
 
     def __init__(
         self, program: Program, function: Function, sites: Sequence[CallSite], *, recording: bool
     ) -> None:
-        super().__init__(program, function)
-        self.recording = recording
-        self.loops: tuple[LoopFact, ...] = ()
-        self.handler: cst.ExceptHandler | None = None
-        self.contexts: tuple[str, ...] = ()
-        self.no_grad = function.no_grad
+        super().__init__(program, function, recording=recording)
         self.returns: Value | None = None
         self.yields: Value | None = None
         self.trained = _names_that_go_backward(function)
         self.grad_contexts: set[str] = set()
         self.made_from: dict[str, set[str]] = {}
         """What each name was last computed from, without what was detached."""
-        self.adders: dict[str, cst.Attribute] = {}
-        """Names of bound methods that add to a container."""
-        self.comes_from: dict[str, str] = {name: name for name in function.parameters}
-        """Names that hold a parameter, or a part of one."""
         self._begin(sites)
 
     def run(self) -> None:
@@ -266,7 +254,7 @@ class _Walker(Expressions):
         through = {each for name in read for each in self.made_from.get(name, ())}
         uses_itself = path in names_in(expression) or path in through
         self.made_from[path] = read | through
-        given = [self.comes_from[name] for name in _kept_names(expression) if name in self.comes_from]
+        given = [self.comes_from[name] for name in kept_names(expression) if name in self.comes_from]
         if given:
             self.comes_from[path] = given[0]
         if any(name in _GRAD_SWITCHES for name in map(last_name, names_in(expression))):
@@ -279,7 +267,7 @@ class _Walker(Expressions):
             self.names[path.removesuffix(".requires_grad")] = PARAMETER
         self.note_store(node, path, "assign", expression, value, uses_itself=uses_itself)
         if (
-            isinstance(expression, cst.Attribute) and expression.attr.value in _ADDING
+            isinstance(expression, cst.Attribute) and expression.attr.value in ADDING
         ):  # record = losses.append
             self.adders[path] = expression
         self.forget_below(path)
@@ -484,147 +472,6 @@ class _Walker(Expressions):
         for each in [each for each in self.names if each.startswith(prefix)]:
             del self.names[each]
 
-    # Notes for the rules -------------------------------------------------------------------------------------------
-
-    def note_store(
-        self,
-        node: cst.CSTNode,
-        target: str,
-        how: str,
-        expression: cst.BaseExpression,
-        value: Value,
-        *,
-        uses_itself: bool,
-        varying_key: bool = False,
-    ) -> None:
-        store = Store(
-            node=node,
-            at=self.around(node),
-            target=target,
-            how=how,
-            expression=expression,
-            value=value,
-            uses_itself=uses_itself,
-            varying_key=varying_key,
-            bounded=self.names.get(target, UNKNOWN).bounded,
-            mapping=self.names.get(target, UNKNOWN).mapping,
-            into=self.names.get(target, UNKNOWN),
-        )
-        if self.recording:
-            self.program.stores.append(store)
-        if store.bounded:
-            return
-        grows = (
-            how == "append"
-            or (how == "item" and varying_key)
-            or (how in {"augment", "assign"} and uses_itself)
-        )
-        if grows and not self.function.owns(target):
-            for name in _kept_names(expression):
-                parameter = self.comes_from.get(name)
-                if parameter is not None and parameter != target.partition(".")[0]:
-                    self.function.keeps.setdefault(parameter, store)
-
-    def note_release(self, node: cst.CSTNode, target: str, how: str) -> None:
-        if self.recording:
-            self.program.releases.append(Release(node=node, at=self.around(node), target=target, how=how))
-
-    def note_call(
-        self,
-        node: cst.Call,
-        name: str | None,
-        of: Value,
-        arguments: tuple[Value, ...],
-        result: Value,
-        local: Function | None,
-    ) -> None:
-        method = method_name(node)
-        if last_name(name or "") == "set_grad_enabled" and not self.contexts:
-            self.no_grad = self.grad_after(name or "", node)
-        if local is not None:
-            local.sites.append(
-                CallSite(self.function, self.loops, self.no_grad, node, self.given(local, node, arguments))
-            )
-        target = path_of(receiver(node)) if method else None
-        adder = self.adders.get(dotted(node.func) or "")
-        if adder is not None and (path := path_of(adder.value)) is not None:
-            self._note_adding(node, adder.attr.value, path, self.names.get(path, UNKNOWN), arguments)
-        adds_module = bool(arguments) and arguments[0].kind is Kind.MODEL  # nn.ModuleList.append
-        of_library = target is not None and root(target) in self.program.imports.meaning  # torch.add
-        if method in _ADDING and target is not None and not (adds_module or of_library) and local is None:
-            self._note_adding(node, method, target, of, arguments)
-        elif method in _REMOVING and target is not None:
-            self.note_release(node, target, _REMOVING[method])
-        elif (
-            method in _ADDING_IN_PLACE
-            and target is not None
-            and any(each.carries_graph for each in arguments)
-        ):
-            given = next(
-                each.value for each, value in zip(node.args, arguments, strict=True) if value.carries_graph
-            )
-            self.note_store(node, target, "augment", given, GRAPH, uses_itself=True)
-            self.names[target] = GRAPH
-        elif (
-            name == "heapq.heappush"
-            and len(arguments) > 1
-            and (heap := path_of(node.args[0].value)) is not None
-        ):
-            self.note_store(node, heap, "append", node.args[1].value, arguments[1], uses_itself=False)
-        elif method == "update" and target is not None and of.mapping and arguments:
-            if isinstance(node.args[0].value, cst.Dict) and not _has_constant_keys(node.args[0].value):
-                self.note_store(node, target, "append", node.args[0].value, arguments[0], uses_itself=False)
-        elif method == "detach_" and target is not None:
-            self.note_release(node, target, "detach")
-        if self.recording:
-            self.program.calls.append(
-                CallFact(
-                    node=node,
-                    at=self.around(node),
-                    name=name,
-                    method=method,
-                    receiver=of,
-                    arguments=arguments,
-                    result=result,
-                    local=local,
-                )
-            )
-
-    def _note_adding(
-        self, node: cst.Call, method: str | None, target: str, of: Value, arguments: tuple[Value, ...]
-    ) -> None:
-        given = positional(node)
-        index = 1 if method == "insert" else 0
-        if index >= len(given) or index >= len(arguments):
-            return
-        value = element_of(arguments[index]) if method == "extend" else arguments[index]
-        self.note_store(node, target, "append", given[index].value, value, uses_itself=False)
-        known = self.names.get(target, of)
-        self.names[target] = with_element(known, value)
-
-    def given(self, local: Function, call: cst.Call, arguments: tuple[Value, ...]) -> dict[str, Value]:
-        """What each parameter of a function gets by this call."""
-        names = list(local.parameters)
-        if local.class_name is not None and names[:1] in (["self"], ["cls"]):
-            names = names[1:]
-        values: dict[str, Value] = {}
-        place = 0
-        for argument, value in zip(call.args, arguments, strict=False):
-            if argument.star:
-                break
-            if argument.keyword is not None:
-                name = argument.keyword.value
-                values[name if name in names else names[-1] if names else name] = value
-            elif names:
-                name = names[min(place, len(names) - 1)]  # the rest goes into *args
-                values[name] = joined(values[name], value) if name in values else value
-                place += 1
-        return values
-
-    def around(self, node: cst.CSTNode) -> Surroundings:
-        order = self.program.order.get(node, 0)
-        return Surroundings(order, self.function, self.loops, self.no_grad, self.handler, self.contexts)
-
 
 def _part(value: Value) -> Value:
     """What unpacking gives where the places are not known apart."""
@@ -642,12 +489,6 @@ def _is_constant(node: cst.CSTNode) -> bool:
     return isinstance(node, cst.Slice)
 
 
-def _has_constant_keys(node: cst.Dict) -> bool:
-    return all(
-        isinstance(each, cst.DictElement) and isinstance(each.key, cst.SimpleString) for each in node.elements
-    )
-
-
 def _innermost_iterable(node: cst.BaseExpression) -> cst.BaseExpression:
     """`loader` of `enumerate(tqdm(loader))`."""
     while isinstance(node, cst.Call) and (arguments := positional(node)):
@@ -660,24 +501,6 @@ def _innermost_iterable(node: cst.BaseExpression) -> cst.BaseExpression:
 def _last_node(node: cst.CSTNode) -> cst.CSTNode:
     *_, last = walk(node)
     return last
-
-
-def _kept_names(expression: cst.BaseExpression) -> set[str]:
-    """Names whose value itself is stored: alone, in a tuple or a list, or as a part of a sum."""
-    path = dotted(expression)
-    if path is not None:
-        return {path}
-    if isinstance(expression, (cst.Tuple, cst.List)):
-        return {name for each in expression.elements for name in _kept_names(each.value)}
-    if isinstance(expression, cst.BinaryOperation):
-        return _kept_names(expression.left) | _kept_names(expression.right)
-    if isinstance(expression, cst.Dict):
-        return {name for each in expression.elements for name in _kept_names(each.value)}
-    if (
-        isinstance(expression, cst.Call) and last_name(dotted(expression.func) or "")[:1].isupper()
-    ):  # Transition(*args)
-        return {name for each in expression.args for name in _kept_names(each.value)}
-    return set()
 
 
 def _names_that_go_backward(function: Function) -> set[str]:

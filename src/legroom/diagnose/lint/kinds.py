@@ -190,8 +190,17 @@ EVALUATION_NAMES = re.compile(
 )
 
 
+_VERBS = re.compile(
+    r"^(?:add|build|check|compile|convert|copy|create|dispatch|download|eval|evaluate|export|fit|freeze|get|has|init|is|load|log|make"
+    r"|move|plot|prepare|print|push|quantize|register|run|save|set|setup|shard|test|train|update|upload|validate|wrap)_"
+)
+"""What a function does, not what a thing is: `load_model`."""
+
+
 def by_name(name: str) -> Value:
     """What people call by such a name, where the code says nothing else."""
+    if _VERBS.match(name) and not LOADER_NAMES.search(name):
+        return UNKNOWN
     if CRITERION_NAMES.search(name):
         return CRITERION
     if SCALER_NAMES.search(name):

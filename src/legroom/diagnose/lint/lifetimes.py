@@ -93,6 +93,10 @@ def survives(program: Program, target: str, loop: LoopFact) -> bool:
     if any(target == bound or target.startswith(f"{bound}.") for bound in loop.bound):
         return False
     for store in program.stores:
+        if store.how == "item" and store.target == target and _within(store, loop):
+            if store.uses_itself and not store.value.carries_graph:  # states[i] = states[i].detach()
+                return False
+            continue
         if not _within(store, loop) or store.how != "assign" or is_first_making(program, store):
             continue
         if store.target == target and (

@@ -195,6 +195,11 @@ def compare(model, batches):
     for x in batches:
         distillation(model(x))
 """,
+    "LG201 functions that handle models": """
+for path in paths:
+    load_model(model, path)
+    save_model(model, path)
+""",
     "LG201 a framework's step": """
 class Lit(nn.Module):
     def validation_step(self, batch, index):

@@ -335,6 +335,14 @@ for x, y in train_loader:
     output, hidden = model(x, hidden)
     criterion(output, y).backward()
 """,
+    "LG104 places that are detached": """
+states = [None, None]
+for x, y in train_loader:
+    output, states[0] = model(x, states[0])
+    criterion(output, y).backward()
+    for i in range(len(states)):
+        states[i] = states[i].detach()
+""",
     "LG104 over the time steps of one batch": """
 for x, y in train_loader:
     hidden = torch.zeros(1, 4)
@@ -400,6 +408,11 @@ for x, y in train_loader:
     criterion(output, y).backward(retain_graph=True)
     output.sum().backward()
     optimizer.step()
+""",
+    "LG108 through the same graph again": """
+loss = model(x).sum()
+for _ in range(10):
+    loss.backward(retain_graph=True)
 """,
     "LG108 once": "model(x).sum().backward(retain_graph=True)\n",
     "LG109 in autograd.grad": """

@@ -26,7 +26,7 @@ from legroom.diagnose.lint.facts import CallFact
 from legroom.diagnose.lint.lifetimes import repeats
 from legroom.diagnose.lint.program import Program
 from legroom.diagnose.lint.rule import Problem
-from legroom.diagnose.lint.syntax import is_true, keyword
+from legroom.diagnose.lint.syntax import is_true, keyword, names_in
 
 CODE = "LG108"
 
@@ -36,8 +36,8 @@ def check(program: Program) -> Iterator[Problem]:
         argument = keyword(call.node, "retain_graph")
         if call.method not in {"backward", "manual_backward"} or argument is None or not is_true(argument):
             continue
-        repeated = bool(call.loops) or repeats(program, call.function)
-        if not repeated or _another_follows(program, call):
+        repeated = bool(call.loops) or (bool(call.function.sites) and repeats(program, call.function))
+        if not repeated or _another_follows(program, call) or _is_the_same_graph_again(program, call):
             continue
         yield Problem(
             node=argument,
@@ -60,3 +60,16 @@ def _another_follows(program: Program, call: CallFact) -> bool:
         if goes_back and (loop is None or loop.first <= other.order <= loop.last):
             return True
     return False
+
+
+def _is_the_same_graph_again(program: Program, call: CallFact) -> bool:
+    """Whether every round goes backward through one graph that was made before the loop."""
+    if not call.loops:
+        return False
+    loop = call.loops[-1]
+    read = names_in(call.node)
+    return not any(
+        loop.first <= store.order <= loop.last and store.target in read for store in program.stores
+    ) and not any(
+        other.result.carries_graph and program.inside(other.node, call.node) for other in program.calls
+    )

@@ -104,9 +104,5 @@ def _is_tensor(program: Program, store: Store) -> bool:
 def _is_operation(program: Program, call: cst.Call) -> bool:
     """Whether a function of torch is called on something."""
     name = program.imports.qualified(call.func) or ""
-    return (
-        bool(call.args)
-        and name.startswith("torch.")
-        and "distributed" not in name
-        and not name.endswith("Size")
-    )
+    is_public = name.startswith("torch.") and "._" not in name and "distributed" not in name
+    return bool(call.args) and is_public and not name.endswith("Size")

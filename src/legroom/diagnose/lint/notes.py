@@ -1,0 +1,196 @@
+"""What the flow analysis notes down as it goes: stores, releases and calls, each with its surroundings."""
+
+import libcst as cst
+
+from legroom.diagnose.lint.expressions import Expressions
+from legroom.diagnose.lint.facts import CallFact, CallSite, Function, LoopFact, Release, Store, Surroundings
+from legroom.diagnose.lint.kinds import GRAPH, UNKNOWN, Kind, Value, joined, with_element
+from legroom.diagnose.lint.program import Program
+from legroom.diagnose.lint.results import element_of
+from legroom.diagnose.lint.syntax import dotted, last_name, method_name, path_of, positional, receiver, root
+
+ADDING = {"append", "appendleft", "extend", "insert", "add", "put", "put_nowait"}
+_ADDING_IN_PLACE = {"add_", "sub_", "lerp_", "addcmul_"}
+_REMOVING = {"clear": "empty", "pop": "shrink", "popleft": "shrink", "popitem": "shrink", "remove": "shrink"}
+
+
+class Notes(Expressions):
+    """Notes facts into the program while `recording`. A subclass goes through the statements."""
+
+    def __init__(self, program: Program, function: Function, *, recording: bool) -> None:
+        super().__init__(program, function)
+        self.recording = recording
+        self.loops: tuple[LoopFact, ...] = ()
+        self.handler: cst.ExceptHandler | None = None
+        self.contexts: tuple[str, ...] = ()
+        self.no_grad = function.no_grad
+        self.adders: dict[str, cst.Attribute] = {}
+        """Names of bound methods that add to a container."""
+        self.comes_from: dict[str, str] = {name: name for name in function.parameters}
+        """Names that hold a parameter, or a part of one."""
+
+    def grad_after(self, name: str, expression: cst.CSTNode) -> bool:
+        raise NotImplementedError
+
+    def note_store(
+        self,
+        node: cst.CSTNode,
+        target: str,
+        how: str,
+        expression: cst.BaseExpression,
+        value: Value,
+        *,
+        uses_itself: bool,
+        varying_key: bool = False,
+    ) -> None:
+        store = Store(
+            node=node,
+            at=self.around(node),
+            target=target,
+            how=how,
+            expression=expression,
+            value=value,
+            uses_itself=uses_itself,
+            varying_key=varying_key,
+            bounded=self.names.get(target, UNKNOWN).bounded,
+            mapping=self.names.get(target, UNKNOWN).mapping,
+            into=self.names.get(target, UNKNOWN),
+        )
+        if self.recording:
+            self.program.stores.append(store)
+        if store.bounded:
+            return
+        grows = (
+            how == "append"
+            or (how == "item" and varying_key)
+            or (how in {"augment", "assign"} and uses_itself)
+        )
+        if grows and not self.function.owns(target):
+            for name in kept_names(expression):
+                parameter = self.comes_from.get(name)
+                if parameter is not None and parameter != target.partition(".")[0]:
+                    self.function.keeps.setdefault(parameter, store)
+
+    def note_release(self, node: cst.CSTNode, target: str, how: str) -> None:
+        if self.recording:
+            self.program.releases.append(Release(node=node, at=self.around(node), target=target, how=how))
+
+    def note_call(
+        self,
+        node: cst.Call,
+        name: str | None,
+        of: Value,
+        arguments: tuple[Value, ...],
+        result: Value,
+        local: Function | None,
+    ) -> None:
+        method = method_name(node)
+        if last_name(name or "") == "set_grad_enabled" and not self.contexts:
+            self.no_grad = self.grad_after(name or "", node)
+        if local is not None:
+            local.sites.append(
+                CallSite(self.function, self.loops, self.no_grad, node, self.given(local, node, arguments))
+            )
+        target = path_of(receiver(node)) if method else None
+        adder = self.adders.get(dotted(node.func) or "")
+        if adder is not None and (path := path_of(adder.value)) is not None:
+            self._note_adding(node, adder.attr.value, path, self.names.get(path, UNKNOWN), arguments)
+        adds_module = bool(arguments) and arguments[0].kind is Kind.MODEL  # nn.ModuleList.append
+        of_library = target is not None and root(target) in self.program.imports.meaning  # torch.add
+        if method in ADDING and target is not None and not (adds_module or of_library) and local is None:
+            self._note_adding(node, method, target, of, arguments)
+        elif method in _REMOVING and target is not None:
+            self.note_release(node, target, _REMOVING[method])
+        elif (
+            method in _ADDING_IN_PLACE
+            and target is not None
+            and any(each.carries_graph for each in arguments)
+        ):
+            given = next(
+                each.value for each, value in zip(node.args, arguments, strict=True) if value.carries_graph
+            )
+            self.note_store(node, target, "augment", given, GRAPH, uses_itself=True)
+            self.names[target] = GRAPH
+        elif (
+            name == "heapq.heappush"
+            and len(arguments) > 1
+            and (heap := path_of(node.args[0].value)) is not None
+        ):
+            self.note_store(node, heap, "append", node.args[1].value, arguments[1], uses_itself=False)
+        elif method == "update" and target is not None and of.mapping and arguments:
+            if isinstance(node.args[0].value, cst.Dict) and not _has_constant_keys(node.args[0].value):
+                self.note_store(node, target, "append", node.args[0].value, arguments[0], uses_itself=False)
+        elif method == "detach_" and target is not None:
+            self.note_release(node, target, "detach")
+        if self.recording:
+            self.program.calls.append(
+                CallFact(
+                    node=node,
+                    at=self.around(node),
+                    name=name,
+                    method=method,
+                    receiver=of,
+                    arguments=arguments,
+                    result=result,
+                    local=local,
+                )
+            )
+
+    def _note_adding(
+        self, node: cst.Call, method: str | None, target: str, of: Value, arguments: tuple[Value, ...]
+    ) -> None:
+        given = positional(node)
+        index = 1 if method == "insert" else 0
+        if index >= len(given) or index >= len(arguments):
+            return
+        value = element_of(arguments[index]) if method == "extend" else arguments[index]
+        self.note_store(node, target, "append", given[index].value, value, uses_itself=False)
+        known = self.names.get(target, of)
+        self.names[target] = with_element(known, value)
+
+    def given(self, local: Function, call: cst.Call, arguments: tuple[Value, ...]) -> dict[str, Value]:
+        """What each parameter of a function gets by this call."""
+        names = list(local.parameters)
+        if local.class_name is not None and names[:1] in (["self"], ["cls"]):
+            names = names[1:]
+        values: dict[str, Value] = {}
+        place = 0
+        for argument, value in zip(call.args, arguments, strict=False):
+            if argument.star:
+                break
+            if argument.keyword is not None:
+                name = argument.keyword.value
+                values[name if name in names else names[-1] if names else name] = value
+            elif names:
+                name = names[min(place, len(names) - 1)]  # the rest goes into *args
+                values[name] = joined(values[name], value) if name in values else value
+                place += 1
+        return values
+
+    def around(self, node: cst.CSTNode) -> Surroundings:
+        order = self.program.order.get(node, 0)
+        return Surroundings(order, self.function, self.loops, self.no_grad, self.handler, self.contexts)
+
+
+def _has_constant_keys(node: cst.Dict) -> bool:
+    return all(
+        isinstance(each, cst.DictElement) and isinstance(each.key, cst.SimpleString) for each in node.elements
+    )
+
+
+def kept_names(expression: cst.BaseExpression) -> set[str]:
+    """Names whose value itself is stored: alone, in a tuple or a list, or as a part of a sum."""
+    path = dotted(expression)
+    if path is not None:
+        return {path}
+    if isinstance(expression, (cst.Tuple, cst.List)):
+        return {name for each in expression.elements for name in kept_names(each.value)}
+    if isinstance(expression, cst.BinaryOperation):
+        return kept_names(expression.left) | kept_names(expression.right)
+    if isinstance(expression, cst.Dict):
+        return {name for each in expression.elements for name in kept_names(each.value)}
+    if (
+        isinstance(expression, cst.Call) and last_name(dotted(expression.func) or "")[:1].isupper()
+    ):  # Transition(*args)
+        return {name for each in expression.args for name in kept_names(each.value)}
+    return set()
