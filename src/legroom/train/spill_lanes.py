@@ -21,8 +21,9 @@ import torch.utils.deterministic
 class Lane(Protocol):
     """Between one device and the host. Bytes are flat tensors of `uint8`."""
 
-    waited: float
-    """Seconds that the device is known to have waited for copies."""
+    @property
+    def waited(self) -> float:
+        """Seconds that the device is known to have waited for copies."""
 
     def host_bytes(self, size: int) -> int:
         """How much host memory really goes for so many bytes."""
@@ -69,8 +70,8 @@ class _PlainLane:
 class _CudaLane:
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._out = torch.cuda.Stream(device)
-        self._in = torch.cuda.Stream(device)
+        self._out = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._in = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._waits: deque[tuple[Any, Any]] = deque()
         self._waited = 0.0
 
@@ -99,8 +100,8 @@ class _CudaLane:
 
     def wait(self, after: Any) -> None:
         computing = torch.cuda.current_stream(self._device)
-        before = torch.cuda.Event(enable_timing=True)
-        behind = torch.cuda.Event(enable_timing=True)
+        before = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        behind = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         before.record(computing)
         computing.wait_event(after)
         behind.record(computing)
