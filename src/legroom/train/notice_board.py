@@ -45,7 +45,8 @@ class NoticeBoard:
             # Counted before looked: a rank pins up all it will do before it counts as finished or failed.
             over = self._count(f"{place}/finished") + self._count(f"{place}/failed") >= self._ranks
             if self._store.check([key]):
-                return pickle.loads(self._store.get(key))  # written by the other processes of this very job
+                call: Call = pickle.loads(self._store.get(key))  # written by other processes of this very job
+                return call
             if over:
                 return None
             if time.monotonic() > deadline:
@@ -66,4 +67,4 @@ class NoticeBoard:
                 self._store.delete_key(f"{place}/{name}")
 
     def _count(self, key: str) -> int:
-        return self._store.add(key, 0)
+        return int(self._store.add(key, 0))

@@ -84,7 +84,7 @@ class Replicas:
         for buffers in self._buffers():
             flat = torch.cat([buffer.reshape(-1) for buffer in buffers])
             dist.broadcast(flat, src=source, group=self.group)
-            pieces = flat.split([buffer.numel() for buffer in buffers])
+            pieces = torch.split(flat, [buffer.numel() for buffer in buffers])
             torch._foreach_copy_(
                 buffers, [piece.view(buffer.shape) for piece, buffer in zip(pieces, buffers, strict=True)]
             )
