@@ -4,7 +4,7 @@ import importlib
 
 import torch
 
-ANYWHERE = ("allocator_replay", "capture", "recorder_overhead")
+ANYWHERE = ("allocator_replay", "capture", "recorder_overhead", "lint")
 WITH_A_GPU = ("run_overhead_gpu",)
 
 

@@ -213,6 +213,12 @@ state = torch.load("model.pt", map_location="cpu")
 other = torch.load("model.pt", device)
 third = torch.load("model.pt", **options)
 """,
+    "LG301 the state of a scheduler": """
+import torch.distributed as dist
+dist.init_process_group("nccl")
+scheduler.load_state_dict(torch.load("scheduler.pt"))
+rng_state = torch.load("rng.pt")
+""",
     "LG301 data": "data = torch.load('data.pt')\n",
     "LG302 given": """
 loader = DataLoader(data, pin_memory=True)
@@ -254,6 +260,23 @@ while True:
         failed = True
     if not failed:
         break
+    torch.cuda.empty_cache()
+""",
+    "LG304 between trainings": """
+def step(x, y):
+    criterion(model(x), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+def train():
+    for x, y in train_loader:
+        step(x, y)
+
+def compare():
+    train()
+
+for name in names:
+    compare()
     torch.cuda.empty_cache()
 """,
     "LG304 in a function for cleaning": """

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from legroom.diagnose.lint.edits import remove_statement
-from legroom.diagnose.lint.facts import CallFact, LoopFact
+from legroom.diagnose.lint.facts import CallFact, Function, LoopFact
 from legroom.diagnose.lint.kinds import Kind
 from legroom.diagnose.lint.lifetimes import is_step_loop, repeats
 from legroom.diagnose.lint.program import Program
@@ -78,17 +78,23 @@ def _recovers(program: Program, loop: LoopFact) -> bool:
     )
 
 
-def _has_step_loop(program: Program, function: object) -> bool:
-    return any(loop.function is function and is_step_loop(loop) for loop in program.loops)
+def _has_step_loop(program: Program, function: Function, seen: frozenset[Function] = frozenset()) -> bool:
+    """Whether a function, or one that it calls, goes through steps."""
+    if function in seen:
+        return False
+    if any(loop.function is function and is_step_loop(loop) for loop in program.loops):
+        return True
+    called = {call.local for call in program.calls if call.function is function and call.local is not None}
+    return any(_has_step_loop(program, each, seen | {function}) for each in called)
 
 
 def _is_step_function(program: Program, call: CallFact) -> bool:
-    function = call.function
-    return (
-        (function.backward or function.steps)
-        and repeats(program, function)
-        and not _has_step_loop(program, function)
+    """Whether the function is one step itself: a backward pass or an optimizer step stands in it."""
+    is_step = any(
+        each.function is call.function and not each.loops and each.method in {"backward", "step"}
+        for each in program.calls
     )
+    return is_step and repeats(program, call.function) and not _has_step_loop(program, call.function)
 
 
 def _is_conditional(program: Program, call: CallFact) -> bool:

@@ -43,7 +43,7 @@ def check(program: Program) -> Iterator[Problem]:
     for call in program.calls:
         if call.name != "torch.load" or keyword(call.node, "map_location") or has_star(call.node):
             continue
-        if len(positional(call.node)) > 1:
+        if len(positional(call.node)) > 1 or _is_small(program, call):
             continue
         into_state = _goes_into_a_model(program, call)
         if not ranks and not (into_state and cuda):
@@ -57,6 +57,12 @@ def check(program: Program) -> Iterator[Problem]:
             edits=(add_argument(program, call.node, 'map_location="cpu"'),),
             safe=into_state,
         )
+
+
+def _is_small(program: Program, call: CallFact) -> bool:
+    """The state of a scheduler, a scaler or a random generator: nothing to speak of."""
+    line = program.statement_line(call.node)
+    return line is not None and bool(_SMALL.search(program.source(line)))
 
 
 def _goes_into_a_model(program: Program, call: CallFact) -> bool:
