@@ -27,6 +27,7 @@ from legroom.diagnose.lint.rule import Problem
 from legroom.diagnose.lint.syntax import has_star, keyword, names_in, positional, walk
 
 CODE = "LG301"
+_SMALL = re.compile(r"sched|scaler|rng|random", re.IGNORECASE)
 _RANKS = (
     "init_process_group",
     "DistributedDataParallel",
