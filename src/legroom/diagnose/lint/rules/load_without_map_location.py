@@ -16,6 +16,7 @@ of a program that uses CUDA.
 **Fix**: safe where the result is a state that `load_state_dict` copies, else unsafe: `map_location="cpu"`.
 """
 
+import re
 from collections.abc import Iterator
 
 import libcst as cst
