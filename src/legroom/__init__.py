@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from legroom.predict.api import estimate as estimate
     from legroom.predict.api import max_batch as max_batch
     from legroom.predict.api import plan as plan
+    from legroom.show.explain import explain as explain
     from legroom.show.watch import watch as watch
     from legroom.train.find_batch import find_batch as find_batch
     from legroom.train.freeing import free as free
@@ -25,6 +26,7 @@ _PUBLIC = {
     "Spill": "legroom.train.spill",
     "VirtualGPU": "legroom.observe.virtual.gpu",
     "estimate": "legroom.predict.api",
+    "explain": "legroom.show.explain",
     "find_batch": "legroom.train.find_batch",
     "free": "legroom.train.freeing",
     "max_batch": "legroom.predict.api",
@@ -38,6 +40,7 @@ __all__ = [
     "VirtualGPU",
     "__version__",
     "estimate",
+    "explain",
     "find_batch",
     "free",
     "max_batch",

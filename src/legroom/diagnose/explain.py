@@ -8,12 +8,13 @@ so that they are written once. Where the error tells figures, causes that follow
 the causes (free memory, versions, limits) is looked up by the same checks that `legroom doctor` makes.
 """
 
+import codecs
 import gzip
 import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -330,8 +331,6 @@ def _decoded(stream: IO[bytes], name: str, progress: Callable[[int], None]) -> I
     encoding = "utf-16" if piece[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
     if encoding == "utf-8" and b"\0" in piece[:8192]:
         raise UsageError(f"{name} is a binary file: give the text that the program printed")
-    import codecs
-
     decoder = codecs.getincrementaldecoder("utf-8-sig" if encoding == "utf-8" else encoding)("replace")
     done = 0
     while piece:
@@ -345,6 +344,4 @@ def _decoded(stream: IO[bytes], name: str, progress: Callable[[int], None]) -> I
 def _with_checks(told: Explanation, here: Callable[[str], tuple[str, ...]] | None) -> Explanation:
     if here is None or not told.code:
         return told
-    from dataclasses import replace
-
     return replace(told, here=here(told.code))

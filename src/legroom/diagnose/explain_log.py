@@ -7,6 +7,7 @@ decided which error the log is about: the last one, unless that is only a conseq
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 
 from legroom.diagnose.explain_rules import RULES, memory_code
 from legroom.diagnose.oom_spellings import SPELLINGS, Certainty, Spelling
@@ -76,26 +77,47 @@ def pieces_of(text: str, size: int = 1 << 20) -> Iterator[str]:
         yield text[begin : begin + size]
 
 
-_Ways = tuple[tuple[str, re.Pattern[str]], ...]
-_TABLE: tuple[tuple[int, str, bool, Spelling | None, _Ways], ...] = tuple(
-    (order, *entry)
-    for order, entry in enumerate(
-        [
-            *(
-                (memory_code(spelling), memory_code(spelling) == "LG705", spelling, spelling.ways)
-                for spelling in SPELLINGS
-                if spelling.certainty is not Certainty.NOT_MEMORY and spelling.source
-            ),
-            *((rule.code, rule.weak, None, rule.ways) for rule in RULES),
-            *(
-                (memory_code(spelling), True, spelling, spelling.ways)
-                for spelling in SPELLINGS
-                if not spelling.source and spelling.certainty is Certainty.DISGUISED
-            ),
-        ]
-    )
-)
-"""What is known, in the order in which it counts. Words that speak of memory without saying of which come last."""
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """What is known of one kind of error, and where it stands in the order in which they count."""
+
+    order: int
+    code: str
+    weak: bool
+    spelling: Spelling | None
+
+
+_Way = tuple[_Entry, str, re.Pattern[str]]
+_DIGITS = b"0123456789"
+
+
+@cache
+def _known() -> tuple[tuple[_Way, bytes], ...]:
+    """Everything that is known, each with its plain part as `_shapes` would leave it."""
+    return tuple((way, way[1].encode().translate(None, _DIGITS)) for way in _ways())
+
+
+def _shapes(lowered: str) -> bytes:
+    """The different lines of a text, digits left out: of a training log, next to nothing remains to be looked through."""
+    lines = lowered.encode("utf-8", "replace").translate(None, _DIGITS).split(b"\n")
+    return b"\n".join(dict.fromkeys(lines))
+
+
+def _ways() -> Iterator[_Way]:
+    """Words that speak of memory without saying of which count last."""
+    known = [spelling for spelling in SPELLINGS if spelling.certainty is not Certainty.NOT_MEMORY]
+    table = [
+        *(
+            (memory_code(each), memory_code(each) == "LG705", each, each.ways)
+            for each in known
+            if each.source
+        ),
+        *((rule.code, rule.weak, None, rule.ways) for rule in RULES),
+        *((memory_code(each), True, each, each.ways) for each in known if not each.source),
+    ]
+    for order, (code, weak, spelling, ways) in enumerate(table):
+        for plain, pattern in ways:
+            yield _Entry(order, code, weak, spelling), plain, pattern
 
 
 class _Search:
@@ -115,16 +137,10 @@ class _Search:
         if len(lowered) != len(text):  # a few letters are longer in lower case; positions must agree
             text = lowered
         window = _Window(text, lowered, self._before)
-        for order, code, weak, spelling, ways in _TABLE:
-            for plain, pattern in ways:
-                if plain not in lowered:
-                    continue
-                if order not in self._first and (match := window.first(plain, pattern)):
-                    self._first[order] = window.sighting(match, code, order, weak, spelling)
-                if match := window.last(plain, pattern):
-                    seen = window.sighting(match, code, order, weak, spelling)
-                    if order not in self._last or self._last[order].line <= seen.line:
-                        self._last[order] = seen
+        shapes = _shapes(lowered)
+        for (entry, plain, pattern), shape in _known():
+            if shape in shapes and plain in lowered:
+                self._look(window, entry, plain, pattern)
         self._headline = window.headline() or self._headline
         for words in _CHAINS:
             position = lowered.rfind(words)
@@ -134,6 +150,15 @@ class _Search:
         self._carried = text[max(cut, len(text) - 4 * _OVERLAP) :]
         self._before += text.count("\n", 0, len(text) - len(self._carried))
         self._lines = self._before + self._carried.count("\n") + 1
+
+    def _look(self, window: "_Window", entry: "_Entry", plain: str, pattern: re.Pattern[str]) -> None:
+        order = entry.order
+        if order not in self._first and (match := window.first(plain, pattern)):
+            self._first[order] = window.sighting(match, entry)
+        if match := window.last(plain, pattern):
+            seen = window.sighting(match, entry)
+            if order not in self._last or self._last[order].line <= seen.line:
+                self._last[order] = seen
 
     def found(self) -> Found:
         if self._headline is None and self._lines < 2000:
@@ -156,7 +181,7 @@ class _Search:
         if any(last.line <= seen.line for seen in latest if not seen.weak):
             return None
         if error is None or error.weak:
-            if any(seen.line == last.line for seen in latest):
+            if any(seen.line >= last.line for seen in latest):
                 return None  # a wrapper and nothing more: that is what the log tells
             return last
         chained = error.line < self._chain <= last.line and self._chain - error.line < _CHAIN_REACH
@@ -211,24 +236,28 @@ class _Window:
         return None
 
     def _match(self, pattern: re.Pattern[str], position: int) -> re.Match[str] | None:
-        return pattern.search(self._lowered, max(position - _BEFORE, 0), position + _BEHIND)
+        """The match that holds this very place: another may stand shortly before it."""
+        for match in pattern.finditer(self._lowered, max(position - _BEFORE, 0), position + _BEHIND):
+            if match.start() > position:
+                return None
+            if position < match.end():
+                return match
+        return None
 
     def number(self, position: int) -> int:
         return self._before + self._text.count("\n", 0, position) + 1
 
-    def sighting(
-        self, match: re.Match[str], code: str, order: int, weak: bool, spelling: Spelling | None
-    ) -> Sighting:
+    def sighting(self, match: re.Match[str], entry: _Entry) -> Sighting:
         begin, end = self._line_at(max(match.end() - 1, match.start()))
         opening, _ = self._line_at(match.start())
         return Sighting(
-            code=code,
+            code=entry.code,
             line=self.number(match.end() - 1),
             text=_shown(self._text[begin:end]),
             around=self._text[max(opening - _BEFORE, 0) : match.end() + _BEHIND],
-            order=order,
-            weak=weak,
-            spelling=spelling,
+            order=entry.order,
+            weak=entry.weak,
+            spelling=entry.spelling,
         )
 
     def _line_at(self, position: int) -> tuple[int, int]:

@@ -58,7 +58,7 @@ RULES: tuple[Rule, ...] = (
         "LG725", r"uncorrectable (?:ECC|NVLink) error|GPU has fallen off the bus|NVRM: Xid|GPU is lost|hardware stack error"
         r"|cudaErrorECCUncorrectable|CUDA error: the launch timed out and was terminated",
     ),
-    _rule("LG750", r"out of resources?: (?:shared memory|tensor memory|threads|registers)|too many resources requested for launch|triton\S*OutOfResources"),
+    _rule("LG750", r"out of resources?: [^\n]{0,120}|Required: \d+,? Hardware limit|too many resources requested for launch|triton\S*OutOfResources"),
     # --- values and shapes
     _rule("LG712", r"index out of range in self|Target -?\d+ is out of bounds|index -?\d+ is out of bounds for dimension \d+ with size"),
     _rule("LG712", r"Class values must be (?:smaller than num_classes|non-negative)|all elements of (?:input|target) should be between 0 and 1"),
@@ -81,7 +81,7 @@ RULES: tuple[Rule, ...] = (
     _rule("LG717", r"Error\(s\) in loading state_dict|(?:Missing|Unexpected) key\(s\) in state_dict|size mismatch for \S+: copying a param"),
     # --- where tensors live, and of what type they are
     _rule(
-        "LG713", r"Expected all tensors to be on the same device|should be the same or input should be a MKLDNN tensor|Expected object of (?:device|backend) type"
+        "LG713", r"Expected all tensors to be on the same device|should be the same or input should be a MKLDNN tensor|Expected object of (?:device|backend) type|to have the same device as tensor for argument"
         r"|Input and (?:parameter|hidden) tensors are not at the same device|Expected a 'cuda' device type for generator|module must have its parameters and buffers on device",
     ),
     _rule("LG713", r"can't convert (?:cuda\S*|CUDA|xpu\S*|mps\S*) (?:device type )?tensor to numpy|indices should be either on cpu or on the same device"),
@@ -109,9 +109,9 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule("LG724", r"not linked with support for cuda devices|cuInit: UNKNOWN ERROR|CUDA-capable device\(s\) is/are busy|CUDA initialization: |NVIDIA-SMI has failed because"),
     _rule(
-        "LG726", r"cannot open shared object file|Could not load library lib\w+|undefined symbol: (?:nccl|cu|_ZN\d*c10|_ZN\d*torch|__nv)\w*|Could not load symbol|DLL load failed while importing",
+        "LG726", r"cannot open shared object file|Could not load library lib\w+|\.so: undefined symbol|undefined symbol: (?:nccl|cu|_ZNK?\d*c10|__nv)\w*|Could not load symbol|DLL load failed while importing",
     ),
-    _rule("LG726", r"Error loading \"[^\"]{1,200}\.dll\" or one of its dependencies|fbgemm\.dll|operator torchvision::nms does not exist|couldn't load custom C\+\+ ops"),
+    _rule("LG726", r"or one of its dependencies|fbgemm\.dll|operator torchvision::nms does not exist|couldn't load custom ops"),
     _rule("LG727", r"Cannot re-initialize CUDA in forked subprocess"),
     # --- several processes
     _rule(
@@ -138,13 +138,13 @@ RULES: tuple[Rule, ...] = (
     _rule("LG743", r"Can't pickle (?:local object|<function|<class)|An attempt has been made to start a new process before|cannot pickle '\w+' object|freeze_support\(\)"),
     _rule("LG744", r"batch must contain tensors, numpy arrays, numbers, dicts or lists|Trying to resize storage that is not resizable"),
     # --- compiled code
-    _rule("LG751", r"Failed to find C compiler|Cannot find a working triton installation|Cannot find working triton|No module named 'triton|ptxas (?:fatal|error)|PTXASError|CUDA_HOME environment variable is not set|Ninja is required to load C\+\+ extensions"),
+    _rule("LG751", r"Failed to find C compiler|Cannot find a working triton installation|Cannot find working triton|No module named 'triton|ptxas (?:fatal|error)|PTXASError|CUDA_HOME environment variable is not set|Ninja is required to load"),
     _rule("LG751", r"error: command '[^'\n]{0,200}nvcc' failed|Error compiling objects for extension|fatal error: (?:cuda\w*|cublas\w*|cusparse|Python)\.h"),
     _rule("LG752", r"torch\._dynamo\.exc\.\w+|BackendCompilerFailed|torch\._inductor\.exc\.\w+|InductorError|recompile_limit|cache_size_limit"),
     # --- precision
     _rule(
         "LG760", r"Function '\w+' returned nan values in its \d+\w+ output|cannot be converted to type (?:at::)?(?:c10::)?Half without overflow|loss is (?:nan|inf)\b|Loss is (?:nan|inf|NaN), stopping"
-        r"|Gradient overflow\. +Skipping step|OVERFLOW! Rank \d+ Skipping step|Current loss scale already at minimum|Minimum loss scale reached",
+        r"|Gradient overflow\.\s+Skipping step|OVERFLOW! Rank \d+ Skipping step|Current loss scale already at minimum|Minimum loss scale reached",
     ),
     _rule("LG760", r"found NaN in|NaN or Inf found in|nonfinite gradients|non-finite (?:loss|gradient)|The total norm of order [\d.]+ for gradients from `parameters` is non-finite|\bloss: ?nan\b|\bloss ?= ?nan\b|\bloss'?:? nan\b"),
     _rule("LG761", r"Attempting to unscale FP16 gradients|unscale_\(\) has already been called|No inf checks were recorded for this optimizer|step\(\) has already been called since the last update"),

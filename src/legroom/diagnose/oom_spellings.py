@@ -152,7 +152,7 @@ SPELLINGS: tuple[Spelling, ...] = (
     ),
     _says(_SURE, "NCCL", r"Cuda failure (?:\d+ )?'out of memory'", _LIBRARY),
     _says(
-        _SURE, "CUDA", r"CUDA (?:driver |runtime )?error[^\n]{0,12}: out of memory|cuda runtime error \(2\)\s*:|cudaErrorMemoryAllocation"
+        _SURE, "CUDA", r"CUDA (?:driver |runtime )?error[^\n]{0,12}: out of memory|cuda runtime error \(2\)\s*:|cuda failed with error 2\b|cudaErrorMemoryAllocation"
         r"|CUDA_ERROR_OUT_OF_MEMORY|(?:cudaMalloc\w*|cuMemAlloc\w*|cuMemCreate|cuMemMap|cuMemSetAccess) failed: out of memory", _CUDA,
     ),
     _says(_SURE, "CUDA", r"Allocation on device\b.{0,60}(?:out of memory|exceed allowed memory)", _CUDA),
@@ -173,9 +173,9 @@ SPELLINGS: tuple[Spelling, ...] = (
     _says(_SURE, "cuFFT", r"(?:CU|HIP)FFT_ALLOC_FAILED", _LIBRARY),
     _says(_SURE, "cuSPARSE", r"(?:CU|HIP)SPARSE_STATUS_ALLOC_FAILED", _LIBRARY),
     _says(_SURE, "cuRAND", r"(?:CU|HIP)RAND_STATUS_ALLOCATION_FAILED", _LIBRARY),
-    _says(_SURE, "XLA", r"RESOURCE_EXHAUSTED: (?:Out of memory|Failed to allocate)", _CUDA),
+    _says(_SURE, "XLA", r"RESOURCE[_ ]EXHAUSTED: (?:Out of memory|Failed to allocate)|OOM when allocating tensor", _CUDA),
     # --- the host's memory
-    _says(_HOST, "shared memory", r"killed by signal: Bus error|out of shared memory|shared memory\(shm\)", _SHARED),
+    _says(_HOST, "shared memory", r"killed by signal: Bus error|out of shared memory|shared memory\(shm\)|bus error encountered in worker", _SHARED),
     _says(_HOST, "shared memory", r"(?:unable to write to file <|/dev/shm|shared memory segment)[^\n]{0,300}No space left on device", _SHARED),
     _says(_HOST, "shared memory", r"Error while (?:creating|attaching to) shared memory segment", _SHARED),
     _says(
@@ -188,7 +188,7 @@ SPELLINGS: tuple[Spelling, ...] = (
     _says(_HOST, "Ray", r"killed due to the node running low on memory", _SYSTEM),
     _says(
         _HOST, "system", r"Out of memory: Killed process|oom[-_]kill(?:er)?\b|killed by signal: Killed|Signal 9 \(SIGKILL\)|exitcode\s*: -9\b"
-        r"|died with <Signals\.SIGKILL|exit code (?:-9|137)\b", _KILLED,
+        r"|died with <Signals\.SIGKILL|exit code (?:-9|137)\b|return code = -9\b", _KILLED,
     ),
     _says(_HOST, "Python", r"(?:^|\n)MemoryError\b", _SYSTEM),
     # --- sounds like memory, and is not
@@ -210,7 +210,7 @@ SPELLINGS: tuple[Spelling, ...] = (
     ),
     # --- often memory
     _says(_HIDDEN, "cuBLAS", r"(?:CU|HIP)BLAS_STATUS_NOT_INITIALIZED|cublasCreate", _HANDLE),
-    _says(_HIDDEN, "cuBLAS", r"(?:CU|HIP)BLAS_STATUS_(?:INTERNAL_ERROR|EXECUTION_FAILED)", _FAILED),
+    _says(_HIDDEN, "cuBLAS", r"(?:CU|HIP)BLAS_STATUS_(?:INTERNAL_ERROR|EXECUTION_FAILED)|cublas runtime error : ", _FAILED),
     _says(_HIDDEN, "cuDNN", r"CUDNN_STATUS_NOT_INITIALIZED|CUDNN_STATUS_SUBLIBRARY_LOADING_FAILED", _HANDLE),
     _says(_HIDDEN, "cuDNN", r"CUDNN_STATUS_(?:INTERNAL_ERROR|EXECUTION_FAILED|MAPPING_ERROR)|miopenStatus(?:Internal|Unknown)Error", _FAILED),
     _says(_HIDDEN, "cuDNN", r"unable to find an engine to execute|unable to find a valid cuDNN algorithm|no valid (?:execution plans|engine)", _ENGINE),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from rich.console import Group, RenderableType
 from rich.markdown import Markdown
 from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 
 from legroom.diagnose import explain as explaining
@@ -81,9 +82,13 @@ def _parts(told: Explanation) -> Iterator[RenderableType]:
     if told.causes:
         yield from section("Causes", "likeliest first")
         for number, cause in enumerate(told.causes, 1):
-            yield Padding(Text(f"{number}. {cause.cause}", style="bold"), (0, 0, 0, 2))
-            yield Padding(_labelled("Check", cause.check), (0, 0, 0, 5))
-            yield Padding(_labelled("Fix", cause.fix), (0, 0, 0, 5))
+            table = Table.grid(padding=(0, 1))
+            table.add_column(no_wrap=True)
+            table.add_column()
+            table.add_row(Text(f"  {number}."), Text(cause.cause, style="bold"))
+            table.add_row("", _labelled("Check", cause.check))
+            table.add_row("", _labelled("Fix", cause.fix))
+            yield table
     if told.here:
         yield from section("On this machine", "if it is the one that failed")
         for sentence in told.here:

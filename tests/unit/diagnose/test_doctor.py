@@ -1,0 +1,167 @@
+"""The doctor's checks on made-up machines: each trouble is found, and a sound machine has none."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from legroom.diagnose import checks
+from legroom.diagnose.checks_machine import GpuState, Machine, look
+from legroom.diagnose.checks_torch import DeviceResult, TorchFacts, ask_torch, compute
+from legroom.diagnose.doctor import diagnose
+from legroom.observe.devices import NA, Gpu, GpuProcess, Host
+from legroom.units import GiB, MiB
+
+GPU = Gpu(
+    index=0, name="H100", uuid="GPU-1", total=80 * GiB, used=GiB, utilization=0, is_mig=False, processes=()
+)
+SOUND = Machine(
+    driver="580.65",
+    driver_cuda=(13, 0),
+    gpus=(GPU,),
+    states=(GpuState(uncorrected_errors=0),),
+    host=Host(total=256 * GiB, available=200 * GiB, resident=GiB, limit=NA, used_of_limit=NA),
+    shared_total=64 * GiB,
+    shared_free=64 * GiB,
+    open_files=65536,
+    locked=-1,
+    torch="2.13.0+cu130",
+    torch_cuda="13.0",
+)
+TORCH = TorchFacts(
+    version="2.13.0+cu130",
+    cuda="13.0",
+    cudnn="91002",
+    nccl="2.27.3",
+    architectures=("sm_80", "sm_90"),
+    device_count=1,
+    devices=(DeviceResult(device="cpu"), DeviceResult(device="cuda:0", name="H100", capability=(9, 0))),
+)
+
+
+def codes(machine: Machine = SOUND, torch: TorchFacts = TORCH) -> list[str]:
+    return [finding.code for finding in diagnose(machine, torch).findings]
+
+
+def test_a_sound_machine_has_no_findings() -> None:
+    assert codes() == []
+
+
+def test_a_machine_without_a_gpu_is_sound() -> None:
+    machine = Machine(host=SOUND.host, shared_total=GiB * 8, shared_free=GiB * 8, torch="2.13.0+cpu")
+    assert codes(machine, TorchFacts(version="2.13.0+cpu", devices=(DeviceResult(device="cpu"),))) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"driver_trouble": "Driver/library version mismatch"}, "LG901"),
+        ({"driver_cuda": (12, 4)}, "LG902"),
+        ({"environ": {"CUDA_VISIBLE_DEVICES": ""}}, "LG909"),
+        ({"environ": {"CUDA_VISIBLE_DEVICES": "0,3"}}, "LG909"),
+        ({"gpus": (replace(GPU, is_mig=True),)}, "LG910"),
+        ({"gpus": (replace(GPU, processes=(GpuProcess(pid=1, bytes=40 * GiB),)),)}, "LG911"),
+        ({"states": (GpuState(uncorrected_errors=3),)}, "LG912"),
+        ({"states": (GpuState(is_exclusive=True),)}, "LG913"),
+        ({"host": replace(SOUND.host, limit=16 * GiB)}, "LG914"),
+        ({"shared_free": 64 * MiB}, "LG915"),
+        ({"open_files": 256}, "LG916"),
+        ({"environ": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segment:True"}}, "LG917"),
+        (
+            {
+                "environ": {
+                    "PYTORCH_CUDA_ALOC_CONF": "expandable_segments:True",
+                    "PYTORCH_CUDA_ALLOC_CON": "x",
+                }
+            },
+            "LG917",
+        ),
+        (
+            {"environ": {"PYTORCH_CUDA_ALLOC_CONF": "", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}},
+            "LG918",
+        ),
+        ({"environ": {"CUDA_LAUNCH_BLOCKING": "1"}}, "LG919"),
+    ],
+)
+def test_each_trouble_of_the_machine_is_found_alone(change: dict[str, object], code: str) -> None:
+    assert codes(replace(SOUND, **change)) == [code]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"trouble": "ImportError: libcudnn.so.9", "device_count": 1}, "LG903"),
+        ({"device_count": 0}, "LG905"),
+        ({"cudnn": ""}, "LG906"),
+        ({"nccl": "", "device_count": 2}, "LG907"),
+        ({"devices": (DeviceResult(device="cuda:0", trouble="CUDA error"),)}, "LG920"),
+        ({"architectures": ("sm_50", "sm_80")}, "LG921"),
+    ],
+)
+def test_each_trouble_of_torch_is_found_alone(change: dict[str, object], code: str) -> None:
+    assert codes(SOUND, replace(TORCH, **change)) == [code]  # type: ignore[arg-type]
+
+
+def test_a_cpu_build_beside_a_gpu_is_found() -> None:
+    machine = replace(SOUND, torch="2.13.0+cpu", torch_cuda="")
+    assert codes(machine, TorchFacts(version="2.13.0+cpu")) == ["LG904"]
+
+
+def test_libraries_before_torchs_own_are_named(tmp_path: Path) -> None:
+    (tmp_path / "libcudnn.so.8").touch()
+    found = checks.shadowing(replace(SOUND, environ={"LD_LIBRARY_PATH": f"/nonexistent:{tmp_path}"}))
+    assert [finding.code for finding in found.findings] == ["LG908"]
+    assert "libcudnn.so" in found.findings[0].message
+
+
+@pytest.mark.parametrize(
+    ("capability", "architectures", "has"),
+    [
+        ((9, 0), ("sm_80", "sm_90a"), True),
+        ((8, 6), ("sm_80",), True),
+        ((8, 0), ("sm_86",), False),
+        ((12, 0), ("sm_90",), False),
+        ((12, 0), ("sm_90", "compute_90"), True),
+    ],
+)
+def test_which_binaries_serve_a_gpu(
+    capability: tuple[int, int], architectures: tuple[str, ...], has: bool
+) -> None:
+    assert checks._has_kernels(capability, architectures) is has
+
+
+def test_a_hang_is_told_with_the_device_where_it_was() -> None:
+    program = (
+        "import json, time; print(json.dumps({'version': '2.13'}), flush=True);"
+        "print(json.dumps({'device': 'cuda:1', 'name': 'X', 'trouble': 'begun'}), flush=True); time.sleep(60)"
+    )
+    told = ask_torch(seconds=3, command=[sys.executable, "-S", "-c", program])
+    assert told.hung
+    assert [(device.device, device.trouble) for device in told.devices] == [
+        ("cuda:1", "no answer within 3 s")
+    ]
+
+
+def test_a_crash_before_anything_was_said_is_torchs_trouble() -> None:
+    told = ask_torch(command=[sys.executable, "-S", "-c", "raise ImportError('libcudnn.so.9: cannot open')"])
+    assert told.trouble == "ImportError: libcudnn.so.9: cannot open"
+
+
+def test_the_small_computation_is_right_on_the_host() -> None:
+    assert compute("cpu") == ""
+
+
+def test_what_bears_on_an_error_is_looked_up() -> None:
+    told = checks.looked_up("LG703", replace(SOUND, shared_free=64 * MiB))
+    assert told[0] == "/dev/shm: 64.0 MiB free of 64.00 GiB"
+    assert told[1].startswith("LG915: ")
+
+
+def test_without_a_gpu_that_is_said_instead() -> None:
+    assert checks.looked_up("LG725", Machine()) != ()
+    assert checks.looked_up("LG714", SOUND) == ()
+
+
+def test_this_machine_can_be_looked_at() -> None:
+    assert look().torch
