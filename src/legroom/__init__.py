@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from legroom.predict.api import max_batch as max_batch
     from legroom.predict.api import plan as plan
     from legroom.show.explain import explain as explain
+    from legroom.show.summary import summary as summary
     from legroom.show.watch import watch as watch
     from legroom.train.find_batch import find_batch as find_batch
     from legroom.train.freeing import free as free
@@ -32,6 +33,7 @@ _PUBLIC = {
     "max_batch": "legroom.predict.api",
     "plan": "legroom.predict.api",
     "precision": "legroom.train.precision",
+    "summary": "legroom.show.summary",
     "watch": "legroom.show.watch",
 }
 __all__ = [
@@ -46,6 +48,7 @@ __all__ = [
     "max_batch",
     "plan",
     "precision",
+    "summary",
     "watch",
 ]
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal, Protocol
 
 from legroom.diagnose.codes import find_page
 from legroom.diagnose.ending import from_notes
@@ -325,7 +325,11 @@ def _error_of_capture(file: Path) -> str:
 _PIECE = 1 << 20
 
 
-def _decoded(stream: IO[bytes], name: str, progress: Callable[[int], None]) -> Iterator[str]:
+class _Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+def _decoded(stream: _Readable, name: str, progress: Callable[[int], None]) -> Iterator[str]:
     """The text of a file in pieces; refuses what is no text."""
     piece = stream.read(_PIECE)
     encoding = "utf-16" if piece[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
