@@ -5,8 +5,9 @@
 Two steps of the sizes people train: ResNet-50 (SGD with momentum, fp32) and GPT-2 small on 512 tokens (AdamW, bf16 autocast).
 
 - overhead: plain loop and Guard take turns on the same model, batch and optimizer; medians over rounds, and the spread.
-- cap: the process is capped to what a part of the batch needs. Every even split is tried by hand (plain accumulation) and
-  the fastest is the mark; the Guard gets the whole batch and finds its own. The step that met the failure is counted in steps.
+- cap: the process is capped to what a part of the batch needs. The Guard gets the whole batch and finds its own split; then it
+  takes turns with even splits by hand (plain accumulation) near it, of which the fastest is the mark. The step that met the
+  failure is counted in steps.
 - prices: the same batch with saved activations spilled to the host, and in other precisions: time and peak.
 
 FOLDER gets guard.json. `--tiny 96MiB` runs small models on a virtual GPU of that size, to see that this program works.
@@ -59,7 +60,7 @@ class Pace:
 
     rounds: int = 6
     steps: int = 10
-    to_settle: int = 45
+    to_settle: int = 24
 
 
 class Training:
@@ -158,20 +159,9 @@ def under_a_cap(case: Case, pace: Pace) -> dict[str, Any]:
     cap = peak_of(case, case.fits)
     torch.cuda.set_per_process_memory_fraction(min(1.0, cap / total))
     try:
-        by_hand = by_every_split(case, pace)
-        clean()
-        guarded = by_guard(case, pace)
+        return {"cap": cap, **in_turns(case, pace)}
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    fastest = max(by_hand, key=lambda micro: by_hand[micro])
-    return {
-        "cap": cap,
-        "by_hand": by_hand,
-        "best_micro": fastest,
-        "best_rows_per_s": by_hand[fastest],
-        **guarded,
-        "of_best": guarded["rows_per_s"] / by_hand[fastest],
-    }
 
 
 def peak_of(case: Case, micro: int) -> int:
@@ -186,52 +176,71 @@ def peak_of(case: Case, micro: int) -> int:
     return int(peak)
 
 
-def by_every_split(case: Case, pace: Pace) -> dict[int, float]:
-    """Rows a second of each even split that fits, whole batch first."""
-    speeds: dict[int, float] = {}
+def in_turns(case: Case, pace: Pace) -> dict[str, Any]:
+    """The Guard finds its size; then it and splits by hand take turns, since the host's own speed drifts by more than 10%."""
     training = Training(case)
-    for micro in sorted({-(-case.batch // chunks) for chunks in range(1, 13)}, reverse=True):
-        if micro > 2 * case.fits:
-            continue
-        failed = False
-        try:
-            training.plain(micro)
-            rounds = [seconds_of(partial(training.plain, micro), max(1, pace.steps // 3)) for _ in range(3)]
-            speeds[micro] = case.batch / statistics.median(rounds)
-        except torch.OutOfMemoryError:
-            failed = True
-        if failed:
-            training.optimizer.zero_grad()
-            clean()
-    del training
-    return speeds
-
-
-def by_guard(case: Case, pace: Pace) -> dict[str, Any]:
-    training = Training(case)
-    guard = training.guard()
+    guard = training.guard(remember=False)
     few = [tensor[: max(1, case.fits // 3)] for tensor in training.batch]
     for _ in range(3):  # libraries load, optimizer state is made
         guard.step(training.loss, *few)
-    times, attempts, splits = [], [], []
+
+    def guarded() -> None:
+        guard.step(training.loss, *training.batch)
+
+    settling, attempts, splits = [], [], []
     for _ in range(pace.to_settle):
-        times.append(seconds_of(lambda: guard.step(training.loss, *training.batch), 1))
+        settling.append(seconds_of(guarded, 1))
         attempts.append(guard.last.attempts)
         splits.append(max(guard.last.split))
-    settled = statistics.median(
-        seconds_of(lambda: guard.step(training.loss, *training.batch), pace.steps) for _ in range(3)
-    )
+    ways: dict[str, Callable[[], object]] = {"guard": guarded}
+    for micro in splits_near(case.batch, len(guard.last.split)):
+        if fits(training, micro):
+            ways[str(micro)] = partial(training.plain, micro)
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for way in ways.values():
+        seconds_of(way, 2)
+    for turn in range(2 * pace.rounds):
+        for name in sorted(ways, reverse=bool(turn % 2)):
+            times[name].append(seconds_of(ways[name], max(1, pace.steps // 3)))
+    speeds = {name: case.batch / statistics.median(each) for name, each in times.items()}
+    by_hand = {micro: speed for micro, speed in speeds.items() if micro != "guard"}
+    fastest = max(by_hand, key=lambda micro: by_hand[micro])
     first = next((i for i, count in enumerate(attempts) if count > 1), None)
     return {
-        "rows_per_s": case.batch / settled,
+        "by_hand": by_hand,
+        "best_micro": int(fastest),
+        "best_rows_per_s": by_hand[fastest],
+        "rows_per_s": speeds["guard"],
+        "of_best": speeds["guard"] / by_hand[fastest],
         "micro": max(guard.last.split),
         "failures": sum(count - 1 for count in attempts),
         "steps_with_failures": sum(count > 1 for count in attempts),
-        "first_failure_costs_steps": None if first is None else times[first] / settled - 1,
+        "first_failure_costs_steps": None
+        if first is None
+        else settling[first] / statistics.median(times["guard"]) - 1,
         "splits": splits,
+        "spread": {name: max(each) / min(each) - 1 for name, each in times.items()},
+        "times": times,
         "reasons": [choice.reason for choice in guard.sizer.choices],
-        "seconds_to_settle_beyond_pace": sum(times) - settled * len(times),
     }
+
+
+def splits_near(batch: int, chunks: int) -> list[int]:
+    """Rows of even splits into about as many chunks, the largest first: far smaller ones are slower by far."""
+    numbers = (chunks - 1, chunks, chunks + 1, chunks + 2)
+    return sorted({-(-batch // number) for number in numbers if number > 0}, reverse=True)
+
+
+def fits(training: Training, micro: int) -> bool:
+    """Whether a step by hand in chunks of `micro` rows runs under the cap."""
+    try:
+        training.plain(micro)
+        return True
+    except torch.OutOfMemoryError:
+        pass
+    training.optimizer.zero_grad()
+    clean()
+    return False
 
 
 def prices(case: Case, pace: Pace) -> dict[str, Any]:
@@ -315,11 +324,12 @@ def show(results: dict[str, dict[str, Any]]) -> None:
     )  # fmt: skip
     print_table(
         "Under a cap",
-        ["step", "cap", "by hand: micro, rows/s", "guard: micro, rows/s", "of best", "failures", "first failure costs"],
+        ["step", "cap", "by hand: micro, rows/s", "guard: micro, rows/s", "of best", "failures", "first failure costs", "spread of rounds (by hand, guard)"],
         [
             [name, f"{c['cap'] / 2**30:.2f} GiB", f"{c['best_micro']}, {c['best_rows_per_s']:.1f}",
              f"{c['micro']}, {c['rows_per_s']:.1f}", f"{c['of_best']:.1%}", f"{c['failures']}",
-             "" if c["first_failure_costs_steps"] is None else f"{c['first_failure_costs_steps']:.1f} steps"]
+             "" if c["first_failure_costs_steps"] is None else f"{c['first_failure_costs_steps']:.1f} steps",
+             f"{c['spread'][str(c['best_micro'])]:.0%}, {c['spread']['guard']:.0%}"]
             for name, told in results.items() if "of_best" in (c := told.get("cap", {}))
         ],
     )  # fmt: skip
