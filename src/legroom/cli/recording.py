@@ -28,6 +28,7 @@ from legroom.diagnose import ending as endings
 from legroom.diagnose import sources, spilled
 from legroom.diagnose.command import Command
 from legroom.diagnose.ending import RunEnding
+from legroom.diagnose.explain import explain
 from legroom.diagnose.oom import is_oom
 from legroom.diagnose.run_report import RunReport, run_report
 from legroom.diagnose.spilled import Spilled
@@ -35,6 +36,7 @@ from legroom.errors import LegroomError
 from legroom.memory.capture import read_capture
 from legroom.memory.events import Event
 from legroom.observe.attribution import is_user_file
+from legroom.observe.index_checks import IndexChecks
 from legroom.observe.script import Ending, Outcome, Script, before_os_exit, execute, installed
 from legroom.observe.session import Session
 from legroom.show.beat import Beat
@@ -61,8 +63,10 @@ class Recording:
         as_json: bool,
         options: list[str],
         spill: Spill | None = None,
+        blocking: bool = False,
     ) -> None:
-        """`options`: Legroom's own words that another run of the same kind needs. `spill`: give it to the script."""
+        """`options`: Legroom's own words that another run of the same kind needs. `spill`: give it to the script.
+        `blocking`: check indices before each operation on a real GPU."""
         self._script = script
         self._gpus = gpus
         self._output = output
@@ -70,6 +74,7 @@ class Recording:
         self._as_json = as_json
         self._options = options
         self._spill = spill
+        self._blocking = blocking
         self._owner = os.getpid()
         self._session: Session | None = None
         self._place: CapturePlace | None = None
@@ -113,6 +118,8 @@ class Recording:
             raise
         if self._spill is not None:
             self._open.enter_context(self._spill.everywhere())
+        if self._blocking and self._session.devices[0].kind == "cuda":
+            self._open.enter_context(IndexChecks())
         self._open.enter_context(before_os_exit(self._leaving))
         self._as_main.enter_context(installed(self._script))
         _follow_forks(self)
@@ -156,7 +163,9 @@ class Recording:
         }
         where = f"recording to {self._place.name}" if self._place.name else self._place.complaint
         spilling = "; saved activations go to host memory" if self._spill is not None else ""
-        _say(f"{what[self._session.devices[0].kind]}{' and '.join(sizes)}{spilling}; {where}")
+        checks = self._blocking and self._session.devices[0].kind == "cuda"
+        waiting = "; indices are checked before each operation" if checks else ""
+        _say(f"{what[self._session.devices[0].kind]}{' and '.join(sizes)}{spilling}{waiting}; {where}")
 
     # --- during -----------------------------------------------------------------------------------------------
 
@@ -183,6 +192,8 @@ class Recording:
             _guarded(lambda: self._explain(text, traceback))
         if not hooked:
             sys.stderr.write(traceback)
+        if not self._as_json and not is_oom(error):
+            _guarded(lambda: _name_cause(error, on_virtual_gpu=self._gpus is not None))
         return text, traceback
 
     def _explain(self, text: str, traceback: str) -> None:
@@ -309,6 +320,18 @@ def _account(spill: Spill) -> Spilled:
         budget_bytes=spill.budget or 0,
         seconds=round(spill.seconds, 6),
     )
+
+
+def _name_cause(error: BaseException, *, on_virtual_gpu: bool) -> None:
+    """Below the traceback of an error that is known: what it means, and where its page is."""
+    told = explain(error)
+    if not told.code:
+        return
+    _say(f"{told.sentence} legroom explain {told.code} says what to check")
+    if on_virtual_gpu and told.code == "LG712":
+        _say(
+            "on a real GPU this is a device-side assert, raised at a later line (LG710); here it stopped at the true one"
+        )
 
 
 def _guarded(work: Callable[[], None]) -> None:

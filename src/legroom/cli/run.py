@@ -1,5 +1,6 @@
 """`legroom run`: run a script as `python` would, watch its memory, and say at the end what happened."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -45,6 +46,13 @@ def run(
             show_default=False,
         ),
     ] = None,
+    blocking: Annotated[
+        bool,
+        typer.Option(
+            "--blocking",
+            help="Wait for each operation on the GPU and check its indices first: a device-side assert stops at its true line. Slow.",
+        ),
+    ] = False,
     format: FormatOption = Format.TEXT,
 ) -> int:
     """Run SCRIPT as python would, watch its memory and record it.
@@ -62,6 +70,9 @@ def run(
         raise UsageError(
             f"write --spill={words[0]}, with the sign: without it, {words[0]} is taken for the script"
         )
+
+    if blocking:
+        os.environ["CUDA_LAUNCH_BLOCKING"] = "1"  # CUDA reads it when it starts
 
     from legroom.cli.recording import Recording  # torch and the rest, only now
     from legroom.observe.script import Script
@@ -81,8 +92,10 @@ def run(
         options=[
             *(["--gpu", gpu] if gpu is not None else []),
             *([] if spill is None else ["--spill" if spill == ALL else f"--spill={spill}"]),
+            *(["--blocking"] if blocking else []),
         ],
         spill=Spill(budget) if spill is not None else None,
+        blocking=blocking,
     )
     return recording.run(at_exit=context.obj)
 

@@ -109,7 +109,8 @@ def explain_file(
             stream.seek(0)
             if start[:2] == b"\x1f\x8b":
                 if file.suffix == ".legroom":
-                    return explain(_error_of_capture(file), here=here)
+                    text = _error_of_capture(file)
+                    return _with_checks(_of_log(search_log(pieces_of(text)), is_log=False), here)
                 with gzip.open(stream) as unpacked:
                     return _with_checks(_of_log(search_log(_decoded(unpacked, path, progress))), here)
             return _with_checks(_of_log(search_log(_decoded(stream, path, progress))), here)

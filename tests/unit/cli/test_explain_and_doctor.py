@@ -1,0 +1,112 @@
+"""`legroom explain` and `legroom doctor` as commands: what is printed, JSON alone on stdout, exit codes."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from legroom.cli import main
+from legroom.diagnose import doctor as doctoring
+from legroom.diagnose.checks_machine import Machine
+from legroom.diagnose.checks_torch import DeviceResult, TorchFacts
+from legroom.units import GiB, MiB
+
+
+def test_a_log_is_explained_in_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "error.log"
+    log.write_text("RuntimeError: mat1 and mat2 shapes cannot be multiplied (64x512 and 256x10)\n")
+    assert main(["explain", str(log)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(
+        "A linear layer or matrix product got another width than it expects.\nLG714  not memory, sure\n"
+    )
+    assert max(map(len, out.splitlines())) <= 80
+    assert out.endswith("Next:\n  legroom explain LG714\n")
+
+
+def test_json_has_the_promised_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "error.log"
+    log.write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n")
+    assert main(["explain", str(log), "--format", "json", "--no-checks"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {"schema", "kind", "certainty", "code", "causes"} <= set(told)
+    assert (told["kind"], told["certainty"], told["figures"]["requested"]) == ("oom", "sure", 2 * GiB)
+    assert all(set(cause) == {"cause", "check", "fix"} for cause in told["causes"])
+
+
+def test_a_code_shows_its_page(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "lg710"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("LG710: A kernel on the GPU found a value out of range\n")
+    assert "legroom run --blocking train.py" in out.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["explain", "LG000"], "there is no code LG000"),
+        (
+            ["explain", "no.log"],
+            "no.log does not exist: name a log, a code such as LG710, or - for standard input",
+        ),
+        (["explain"], "Missing argument"),
+        (["doctor", "--format", "xml"], "Invalid value for '--format'"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], words: list[str], sentence: str
+) -> None:
+    assert main(words) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"legroom: {sentence}")
+
+
+def _machine(monkeypatch: pytest.MonkeyPatch, shared: int) -> None:
+    facts = TorchFacts(version="2.13.0", devices=(DeviceResult(device="cpu"),))
+    monkeypatch.setattr(
+        doctoring, "look", lambda: Machine(torch="2.13.0", shared_total=shared, shared_free=shared)
+    )
+    monkeypatch.setattr(doctoring, "ask_torch", lambda: facts)
+
+
+def test_a_sound_machine_ends_with_0(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _machine(monkeypatch, 8 * GiB)
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("This set-up is sound.\n")
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_findings_end_with_1_and_are_told_with_the_fix(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _machine(monkeypatch, 64 * MiB)
+    assert main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("1 thing to look at.\n\nLG915  64.0 MiB of shared memory are free in /dev/shm")
+    assert main(["doctor", "--format", "json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["sound"], [finding["code"] for finding in told["findings"]]) == (False, ["LG915"])
+
+
+def test_an_error_that_is_known_is_named_below_its_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "0")
+    monkeypatch.setattr(sys, "argv", ["legroom"])
+    Path("wrong.py").write_text(
+        "import torch\nx = torch.zeros(2, 3, device='cuda')\n"
+        "torch.nn.functional.cross_entropy(x, torch.tensor([0, 3], device='cuda'))\n"
+    )
+    assert main(["run", "--gpu", "1GiB", "--blocking", "wrong.py"]) == 1
+    err = capsys.readouterr().err
+    assert 'wrong.py", line 3' in err
+    assert "legroom: A value is outside what the operation allows. legroom explain LG712" in err
+    assert "on a real GPU this is a device-side assert" in err
+    assert main(["explain", "wrong.legroom", "--no-checks"]) == 0
+    assert "Target 3 is out of bounds" in capsys.readouterr().out
