@@ -1,6 +1,6 @@
 """Asks cuDNN, on a real GPU, how much workspace it takes for the convolutions of well-known networks, and for random ones.
 
-    python bench/convolution_survey.py OUT [--round 1] [--jobs 12] [--seconds 150]
+    python bench/convolution_survey.py OUT [--round 1|2|3] [--jobs 12] [--seconds 150]
 
 The heuristic by which cuDNN chooses a kernel is not published, so its choices are looked up where they were measured and
 guessed elsewhere. Needs torch and torchvision, not Legroom. Writes OUT/convolutions-<round>-<part>.jsonl.gz, one row for each
@@ -21,10 +21,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
+
+from convolution_kinds import Layer, draw
 
 TABLE = Path(__file__).parent.parent / "src/legroom/observe/cuda_rules/convolutions_h200.json.gz"
 LARGEST = 1 << 30
@@ -37,20 +39,6 @@ PICTURES = (
     "regnet_x_400mf", "regnet_x_1_6gf", "regnet_x_3_2gf", "regnet_y_400mf", "regnet_y_800mf", "regnet_y_1_6gf",
     "regnet_y_3_2gf", "convnext_tiny", "convnext_small", "convnext_base", "vit_b_16", "vit_b_32", "swin_t",
 )  # fmt: skip
-
-
-class Layer(NamedTuple):
-    """A convolution without its batch, dtype and layout."""
-
-    inputs: int
-    outputs: int
-    sizes: tuple[int, ...]
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    groups: int
-    transposed: bool
 
 
 def main(argv: list[str]) -> int:
@@ -100,6 +88,8 @@ def survey(out: Path, part: str, seconds: float, part_of_survey: int) -> int:
 
 def tried_out(part_of_survey: int) -> list[tuple[Layer, int, str, bool]]:
     """A few layers of two well-known networks."""
+    if part_of_survey > 2:
+        return []
     layers = sorted(
         {layer for layer in layers_of_networks() if layer.groups == 1 and layer.inputs in (64, 128, 256, 512)}
     )
@@ -144,6 +134,7 @@ ROUNDS: dict[int, dict[str, Any]] = {
         "generators": (("float32", False, (2, 8, 32)), ("float16", False, (2, 8, 32))),
         "random": 0,
     },
+    3: {"networks": (), "generators": (), "random": 0, "kinds": 30_000},
 }  # fmt: skip
 """Which batch sizes were measured at which time."""
 
@@ -154,7 +145,7 @@ def requests(part_of_survey: int) -> list[tuple[Layer, int, str, bool]]:
     In later rounds, what the table does not have at any batch size comes first.
     """
     wanted = ROUNDS[part_of_survey]
-    networks = set(layers_of_networks())
+    networks = set(layers_of_networks()) if wanted["networks"] else set()
     groups = {"networks": sorted(networks), "generators": sorted(set(layers_of_generators()) - networks)}
     rows = [
         (layer, batch, dtype, last)
@@ -164,7 +155,7 @@ def requests(part_of_survey: int) -> list[tuple[Layer, int, str, bool]]:
         for batch in batches
         if not last or len(layer.sizes) == 2
     ]
-    rows += drawn_at_random(wanted["random"])
+    rows += drawn_at_random(wanted["random"]) + draw(wanted.get("kinds", 0))
     rows = [row for row in rows if fits(*row[:3])]
     random.Random(3).shuffle(rows)
     known = known_layers() if part_of_survey > 1 else set()

@@ -6,7 +6,7 @@ Nothing here imports Legroom, so that the same file serves on the machine with t
 
 `CASES["reference"]` are the cases of the published reference measurements, `CASES["study"]` may be looked at while
 rules are written, `CASES["held-back"]` were measured and predicted once, when the first rules were done, and
-`CASES["fresh"]` when the present ones were.
+`CASES["fresh"]` when the next ones were, `CASES["fresh-again"]` when the present ones were.
 """
 
 import contextlib
@@ -20,9 +20,11 @@ import torch
 
 if __package__:
     from bench.further_models import FURTHER
+    from bench.later_models import LATER
     from bench.models import MODELS
 else:  # run as a plain script beside its siblings, on a machine without the package
     from further_models import FURTHER
+    from later_models import LATER
     from models import MODELS
 
 
@@ -134,7 +136,7 @@ def build(
     torch.manual_seed(0)
     torch.backends.cudnn.benchmark = case.benchmark
     torch.backends.cuda.matmul.allow_tf32 = case.precision == "tf32"
-    spec = (MODELS | FURTHER)[case.model]()
+    spec = (MODELS | FURTHER | LATER)[case.model]()
     model = spec.model
     if case.checkpoint:
         model.gradient_checkpointing_enable()
@@ -380,9 +382,36 @@ _FRESH = [
     _case("nano_gpt", "adamw", "amp_bf16", 8, ddp=True, accumulate=2),
 ]
 
+_FRESH_AGAIN = [
+    _case("wav2vec", "adamw", "fp32", 12),
+    _case("temporal_convolutions", "adam", "amp_fp16", 48),
+    _case("sharpener", "adam", "fp32", 24),
+    _case("denoiser", "sgdm", "amp_bf16", 64),
+    _case("scans", "sgdm", "fp32", 4),
+    _case("clips", "adamw", "amp_fp16", 12, clip=True),
+    _case("line_reader", "adam", "fp32", 96),
+    _case("flow", "adamw", "fp32", 6, clip=True),
+    _case("video_in_parts", "nesterov", "amp_bf16", 10),
+    _case("street_scenes", "adamw_fused", "amp_fp16", 12, channels_last=True),
+    _case("bart", "adamw", "amp_bf16", 16, clip=True),
+    _case("phi", "adamw_fused", "bf16", 8, accumulate=2),
+    _case("segformer", "adamw", "amp_bf16", 16),
+    _case("recogniser", "nadam", "amp_bf16", 24),
+    _case("translated", "adam", "amp_fp16", 16),
+    _case("codes", "adam", "fp32", 40, ema=True),
+    _case("speaker", "adam", "amp_fp16", 128, clip=True),
+    _case("brain_waves", "adamax", "fp32", 128),
+    _case("projected", "adagrad", "fp32", 48),
+    _case("radiance", "radam", "fp32", 4096),
+    _case("efficientnet_b2", "rmsprop", "fp32", 24),
+    _case("regnet_x_800mf", "sgdm", "amp_bf16", 72),
+    _case("scans", "adamw", "amp_bf16", 6, inference=True),
+]
+
 CASES: dict[str, list[Case]] = {
     "reference": _REFERENCE,
     "study": _STUDY,
     "held-back": _HELD_BACK,
     "fresh": _FRESH,
+    "fresh-again": _FRESH_AGAIN,
 }
