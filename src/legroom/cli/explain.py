@@ -44,7 +44,7 @@ def explain(
             print_to(sys.stdout, page_words(page))
         return 0
 
-    from legroom.diagnose.checks import looked_up
+    from legroom.diagnose.checks_for_errors import looked_up
     from legroom.diagnose.explain import explain_file
     from legroom.show.explain import explanation_words
     from legroom.show.progress import said_on

@@ -101,11 +101,11 @@ def main() -> int:
     """In the process of its own."""
     import torch
 
-    cudnn = torch.backends.cudnn.version() if torch.version.cuda else None
+    cudnn = torch.backends.cudnn.version() if torch.version.cuda else None  # type: ignore[no-untyped-call]
     usable = torch.cuda.is_available()
     nccl = ""
     if torch.version.cuda and torch.distributed.is_available() and torch.distributed.is_nccl_available():
-        nccl = ".".join(map(str, torch.cuda.nccl.version()))
+        nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
     count = torch.cuda.device_count() if usable else 0
     _tell(
         version=torch.__version__,
@@ -151,7 +151,7 @@ def compute(device: str) -> str:
         parts = [part.to(place).requires_grad_() for part in (left, image, weight)]
         product = parts[0] @ parts[0].detach()
         convolved = torch.nn.functional.conv2d(parts[1], parts[2])
-        (product.sum() + convolved.sum()).backward()
+        torch.autograd.backward(product.sum() + convolved.sum())
         gradients = [part.grad for part in parts if part.grad is not None]
         return [tensor.detach().cpu() for tensor in (product, convolved, *gradients)]
 

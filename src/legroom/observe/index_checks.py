@@ -17,11 +17,11 @@ Bounds = tuple[torch.Tensor, float, float, int | None]
 """A tensor, its lowest and highest allowed value, and a value that is allowed besides."""
 
 
-class IndexChecks(TorchDispatchMode):
+class IndexChecks(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While entered, operations of this thread on `device_type` are checked first."""
 
     def __init__(self, device_type: str = "cuda") -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._device_type = device_type
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -38,7 +38,7 @@ def explain(error: BaseException | str) -> "ShownExplanation":
     Ask inside `except`: whether a library failed for want of memory is judged by what is free at that moment. Nothing of the
     exception is kept.
     """
-    from legroom.diagnose.checks import looked_up
+    from legroom.diagnose.checks_for_errors import looked_up
 
     told = explaining.explain(error, here=looked_up)
     return ShownExplanation(**{part.name: getattr(told, part.name) for part in fields(told)})

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from legroom.diagnose import checks
+from legroom.diagnose.checks_for_errors import looked_up
 from legroom.diagnose.checks_machine import GpuState, Machine, look
 from legroom.diagnose.checks_torch import DeviceResult, TorchFacts, ask_torch, compute
 from legroom.diagnose.doctor import diagnose
@@ -153,14 +154,14 @@ def test_the_small_computation_is_right_on_the_host() -> None:
 
 
 def test_what_bears_on_an_error_is_looked_up() -> None:
-    told = checks.looked_up("LG703", replace(SOUND, shared_free=64 * MiB))
+    told = looked_up("LG703", replace(SOUND, shared_free=64 * MiB))
     assert told[0] == "/dev/shm: 64.0 MiB free of 64.00 GiB"
     assert told[1].startswith("LG915: ")
 
 
 def test_without_a_gpu_that_is_said_instead() -> None:
-    assert checks.looked_up("LG725", Machine()) != ()
-    assert checks.looked_up("LG714", SOUND) == ()
+    assert looked_up("LG725", Machine()) != ()
+    assert looked_up("LG714", SOUND) == ()
 
 
 def test_this_machine_can_be_looked_at() -> None:
