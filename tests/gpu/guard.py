@@ -392,7 +392,7 @@ def memory_is_returned(bench: Bench) -> str:
         seen.append((sum(made() is not None for made in alive), torch.cuda.memory_allocated()))
         return training.loss(x, y)
 
-    for module in training.model:  # type: ignore[union-attr]
+    for module in training.model.children():
         module.register_forward_hook(remember)
     bench.cap(whole * 0.4)
     before = torch.cuda.memory_allocated()

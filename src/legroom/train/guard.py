@@ -17,6 +17,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeVar, cast
 
 import torch
@@ -90,7 +91,7 @@ class Guard:
         ranks: AgreedRanks | None = None,
         on_finding: Callable[[Finding], None] | None = None,
     ) -> None:
-        _check(model, optimizer, reduction, coupling)
+        _check(model, optimizer, reduction, coupling, clip_norm)
         self.model, self.optimizer = model, optimizer
         self.device = _device(model)
         self.precision = scaling(precision, scaler, self.device)
@@ -105,7 +106,7 @@ class Guard:
         self._reduction: Reduction | None = None if reduction == "auto" else reduction
         self._weight, self._clip_norm, self._coupling = weight, clip_norm, coupling
         self._ranks: AgreedRanks = ranks or _ranks_for(model)
-        self._transaction = Transaction(model, self._parameters, self.device)
+        self._transaction = Transaction(model, partial(_parameters, optimizer), self.device)
         self._updating = Updating(optimizer, self.device)
         self._ladder = Ladder(ladder, model, self.device)
         self._figures = StepFigures(self.device)
@@ -127,6 +128,10 @@ class Guard:
 
     def backward(self, loss_fn: LossFunction, *batch: Any, **named: Any) -> torch.Tensor:
         """Forward and backward alone: gradients are added to those that are there. `update()` ends a step."""
+        if not callable(loss_fn):
+            raise UsageError(
+                f"the first argument is a {type(loss_fn).__name__}: give the function that computes the loss first, then the batch"
+            )
         whole = Batch(batch, named, self._batch_dim, self._whole)
         self._transaction.begin()
         try:
@@ -142,7 +147,7 @@ class Guard:
         def before() -> None:
             self.precision.unscale_(self.optimizer)
             if clip is not None:
-                nn.utils.clip_grad_norm_(list(self._parameters()), clip)
+                nn.utils.clip_grad_norm_(list(_parameters(self.optimizer)), clip)
 
         scaled = self.scaler is not None
         try:
@@ -362,8 +367,9 @@ class Guard:
         else:
             log.warning("%s %s %s", finding.code, finding.message, finding.fix)
 
-    def _parameters(self) -> Iterable[nn.Parameter]:
-        return (parameter for group in self.optimizer.param_groups for parameter in group["params"])
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[nn.Parameter]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
 def _even(rows: int, chunks: int) -> list[int]:
@@ -375,7 +381,7 @@ def _sentence(reason: str) -> str:
     return reason[:1].upper() + reason[1:] + "." if reason else ""
 
 
-def _check(model: Any, optimizer: Any, reduction: str, coupling: str) -> None:
+def _check(model: Any, optimizer: Any, reduction: str, coupling: str, clip_norm: float | None) -> None:
     if not isinstance(model, nn.Module):
         raise UsageError(f"Guard needs the model first, an nn.Module; it got a {type(model).__name__}")
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -385,6 +391,10 @@ def _check(model: Any, optimizer: Any, reduction: str, coupling: str) -> None:
     if reduction not in ("auto", "mean", "sum"):
         raise UsageError(
             f"reduction= is 'auto', 'mean' or 'sum', not '{reduction}'; for a mean over tokens give weight="
+        )
+    if clip_norm is not None and not clip_norm > 0:
+        raise UsageError(
+            f"clip_norm={clip_norm} would leave no gradient as it is: give a norm above zero, or leave it out"
         )
     if coupling not in ("warn", "per-chunk", "sync", "whole"):
         raise UsageError(f"coupling= is 'warn', 'per-chunk', 'sync' or 'whole', not '{coupling}'")

@@ -40,6 +40,8 @@ class MakingRoom(TorchFunctionMode):
             return func(*args)
         if self._away:
             self._bring_back(_tensors((args, kwargs)))
+        elif func in _ASKS:
+            return func(*args)
         drawn = RandomState(self._device, with_numpy=False) if _draws(func) else None
         wanted = 0
         while True:
@@ -176,6 +178,8 @@ _RANDOM = ("rand", "normal", "bernoulli", "dropout", "multinomial", "poisson", "
 
 
 _GETTER = type(torch.Tensor.shape.__get__)  # type: ignore[attr-defined]
+_ASKS = frozenset({torch.Tensor.item, torch.is_complex, torch.Tensor.is_complex})
+"""Functions of one argument that need no memory; an optimizer calls them for every parameter."""
 
 
 @functools.cache

@@ -62,6 +62,7 @@ class Transaction:
         """The pass is done: gradients from earlier ones are added to its own."""
         self._merge()
         self._trained = []
+        self._random = self._random_at_mark = None
 
     def roll_back(self) -> None:
         """As at `begin()`, but for the earlier gradients, which stay aside for the next attempt."""

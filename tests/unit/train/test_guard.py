@@ -373,3 +373,27 @@ def test_an_optimizer_operation_that_fits_by_no_means_says_that_the_step_is_unfi
         ):
             guard.update()
         assert same([parameter.detach().cpu() for parameter in model.parameters()], before)  # nothing is lost
+
+
+def test_a_batch_where_the_function_belongs_is_said_in_one_sentence():
+    guard = guarded(small_model())
+    with pytest.raises(UsageError, match="is a Tensor: give the function that computes the loss first"):
+        guard.step(*small_batch(device="cpu"))
+
+
+def test_a_norm_that_clips_everything_is_refused():
+    with pytest.raises(UsageError, match="give a norm above zero"):
+        guarded(small_model(), clip_norm=0.0)
+
+
+def test_a_guard_that_is_dropped_is_gone_at_once():
+    model = small_model()
+    guard = guarded(model)
+    guard.step(cross_entropy_of(model), *small_batch(device="cpu"))
+    gone = weakref.ref(guard)
+    gc.disable()
+    try:
+        del guard
+        assert gone() is None
+    finally:
+        gc.enable()
