@@ -76,6 +76,8 @@ class HolderPath(NamedTuple):
     """Every name on the way, the nearest to the object first."""
     contents: frozenset[int]
     """`id` of everything in the container, one level down and within tuples: to see what else it explains."""
+    container: int = 0
+    """`id` of the container itself; 0 where there is none."""
 
 
 class _Root(NamedTuple):
@@ -357,7 +359,7 @@ def _in_words(root: _Root, chain: list[Any]) -> HolderPath:
     bounded = bounded or (how == "cache" and _is_bounded_cache(chain))
     return HolderPath(
         best.name, best.stored_as, best.is_attribute, how, described, length, bounded, best.file, best.function,
-        line, tuple(reversed(names)), contents,
+        line, tuple(reversed(names)), contents, id(grown) if grown is not None else 0,
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ name are few, mostly one. It also says what the objects cannot: that a container
 """
 
 import ast
+import linecache
 import sys
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -163,6 +164,8 @@ def _search(file: str, name: str, is_attribute: bool, function: str, line: int) 
 def _tree(file: str) -> ast.Module | None:
     try:
         path = Path(file)
+        if not path.is_file():  # a notebook's cell
+            return ast.parse("".join(linecache.getlines(file)))
         if path.stat().st_size > _MOST_SOURCE:
             return None
         return ast.parse(path.read_bytes())

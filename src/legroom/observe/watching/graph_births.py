@@ -7,7 +7,7 @@ something keeps a graph, without anything having been counted before.
 import weakref
 from bisect import bisect_right
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -80,6 +80,15 @@ class _Token:
     __slots__ = ("__weakref__",)
 
 
+class Share(NamedTuple):
+    """What one tensor's graph keeps of one turn; plain numbers."""
+
+    turn: int
+    nodes: frozenset[int]
+    storages: dict[int, int]
+    """Bytes by storage."""
+
+
 class Births:
     """The nodes below some tensors, by the step in which they were made."""
 
@@ -120,6 +129,24 @@ class Births:
     def steps(self, now: int) -> list[int]:
         """The earlier steps that still have nodes."""
         return sorted(step for step in self.nodes if step < now)
+
+    def shares(self, tensors: Iterable[torch.Tensor], now: int) -> dict[int, "Share"]:
+        """`id` of each tensor → what its own graph keeps of its newest step before `now`. Weights, which several steps
+        save, are left out."""
+        steps = self.steps(now)
+        saved = {step: self._saved(step) for step in steps[-3:]}
+        common = {
+            key for one in saved for key in saved[one] if sum(key in each for each in saved.values()) > 1
+        }
+        found = {}
+        for tensor, node in roots(tensors):
+            alone = Births(self._marks, oldest=self._oldest, most=20_000)
+            alone.follow([node])
+            step = max(alone.steps(now), default=-1)
+            nodes = frozenset(id(each) for each in alone.nodes.get(step, ()))
+            storages = {key: size for key, size in alone._saved(step).items() if key not in common}
+            found[id(tensor)] = Share(step, nodes, storages)
+        return found
 
     def bytes_saved_in(self, step: int, beside: int) -> int:
         """What the nodes of one step saved and those of another did not: weights are saved by both."""

@@ -3,19 +3,24 @@
 After every turn little is done: two counters are read (device bytes, bytes of the C heap) and it is asked whether the nodes from
 which the last backward passes began are gone. When a counter has reached a new height again and again, or such nodes stay, a window of looks is opened (see `window`);
 also shortly after the start, and now and then later, for what the counters do not show. A window that finds nothing
-closes after three looks, and the same growth that led to it must then last longer to open the next one.
+closes after three looks, and the same growth that led to it must then last longer to open the next one. Where the source does
+not say which line stores, the verdict waits for a turn or two in which the loop's lines are traced (see `storing_trace`).
 """
 
+import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
 from legroom.memory.kept import Kept
 from legroom.observe.watching.counters import Counters, Reading
 from legroom.observe.watching.graph_births import Roots, StepMarks
+from legroom.observe.watching.storing_trace import TURNS as TRACED_TURNS
+from legroom.observe.watching.storing_trace import Place, StoringTrace
 from legroom.observe.watching.ticks import Ticks
-from legroom.observe.watching.window import LOOKS, Suspect, Window
+from legroom.observe.watching.window import LOOKS, LOOKS_OF_TENSORS, Suspect, Window
 
 _SIGNS = ("device", "host", "graph")
 FIRST_LOOK = 2
@@ -24,6 +29,8 @@ RISES = 2
 HEIGHT_OVER = 8
 """A new height is one above the last so many turns."""
 QUIET_LOOKS = 3
+LOOKS_AFTER_ALL = LOOKS_OF_TENSORS + 3
+"""So many looks show every sign there is: a window that found one leak stays open until then, for there may be another."""
 LONG_LOOKS = 18
 """Before the first optimizer step, a graph must grow for longer."""
 WARMING_TURNS = 20
@@ -64,11 +71,15 @@ class Watcher:
         self._rises = {"device": 0, "host": 0}
         self._opened_by: list[str] = []
         self._next_reading = 0.0
+        self._owed = 0.0
         self._has_stepped = False
         self._patience = dict.fromkeys(_SIGNS, 0)
         self._next_by_chance = FIRST_LOOK
         self._not_before = dict.fromkeys(_SIGNS, 0)
         self._warming: dict[tuple[object, ...], tuple[int, int]] = {}
+        self._traced: tuple[Kept, StoringTrace, int] | None = None
+        self._places: dict[tuple[str, str | None], Place] = {}
+        """By holder and its file, what tracing has shown."""
 
     @property
     def last(self) -> Reading | None:
@@ -85,9 +96,12 @@ class Watcher:
     def detach(self) -> None:
         self.ticks.detach()
         self._window = None
+        self._place_traced(at_once=True)
 
     def _turn_ended(self) -> None:
         turn, self.turn = self.turn, self.turn + 1
+        if self._traced is not None:
+            self._place_traced()
         if self.ticks.has_stepped and not self._has_stepped:
             self._begin_anew(turn)
         self._marks.end_step(turn)
@@ -120,29 +134,36 @@ class Watcher:
         share of the time allows: after each turn unless a turn takes but a few milliseconds."""
         began = time.perf_counter()
         if began >= self._next_reading:
-            reading, recent = self._counters.read(), self._recent
+            reading, recent, uncertain = self._counters.read(), self._recent, False
             for sign in ("device", "host") if len(recent) >= 3 else ():
                 rises = getattr(reading, sign) > max(getattr(each, sign) for each in recent)
                 self._rises[sign] = self._rises[sign] + 1 if rises else 0
+                uncertain = uncertain or 0 < self._rises[sign] < RISES
             recent.append(reading)
             if len(recent) > HEIGHT_OVER:
                 del recent[0]
             ended = time.perf_counter()
-            self._next_reading = ended + (ended - began) / self.share
+            self._owed += ended - began
+            if (
+                not uncertain
+            ):  # a first new height is looked into after the very next turn; the time is paid back later
+                self._next_reading = ended + self._owed / self.share
+                self._owed = 0.0
         grown = [sign for sign, rises in self._rises.items() if rises >= RISES]
         return [*grown, "graph"] if self._roots.are_kept() else grown
 
     def _look(self, turn: int) -> None:
         window = self._window
         assert window is not None
-        found = False
         for suspect in window.look(turn):
-            found = self._judge(suspect, turn) or found
+            if self._judge(suspect, turn):
+                window.told.add(suspect.kept.kind)
+        found = bool(window.told)
         long = not self.ticks.has_stepped and not window.quiet
         if (
-            found
+            (found and window.looks >= LOOKS_AFTER_ALL)
             or window.looks >= (LONG_LOOKS if long else LOOKS)
-            or (window.quiet and window.looks >= QUIET_LOOKS + (turn < 8))
+            or (window.quiet and not found and window.looks >= QUIET_LOOKS + (turn < 8))
         ):
             self._window = None
             self._rises = dict.fromkeys(self._rises, 0)
@@ -158,9 +179,49 @@ class Watcher:
             self._next_by_chance = min(self._next_by_chance, first + WARMING_TURNS)
             if turn < first + WARMING_TURNS or suspect.length - length < 0.9 * (turn - first):
                 return False
+        if suspect.unplaced:
+            return self._trace(kept, suspect.unplaced)
+        self._tell(kept)
+        return True
+
+    def _tell(self, kept: Kept) -> None:
         self.leaks[kept.identity] = kept
         self._on_leak(kept)
+
+    # --- where the source does not say which line stores
+
+    def _trace(self, kept: Kept, container: int) -> bool:
+        """True once it is told, or will be."""
+        place = self._places.get((kept.name, kept.file))
+        if place is not None:
+            self._tell(_placed(kept, place))
+        elif self._traced is not None:
+            return False  # one at a time
+        else:
+            trace = StoringTrace(container)
+            if trace.begin(sys._getframe()):
+                self._traced = kept, trace, self.turn + TRACED_TURNS
+            else:
+                self._tell(kept)
         return True
+
+    def _place_traced(self, *, at_once: bool = False) -> None:
+        """Tell what was traced, if its line was seen or the time is over."""
+        if self._traced is None:
+            return
+        kept, trace, until = self._traced
+        if trace.place is None and self.turn <= until and not at_once:
+            return
+        trace.end()
+        self._traced = None
+        if trace.place is not None:
+            self._places[kept.name, kept.file] = trace.place
+            kept = _placed(kept, trace.place)
+        self._tell(kept)
+
+
+def _placed(kept: Kept, place: Place) -> Kept:
+    return replace(kept, file=place.file, line=place.line, function=place.function)
 
 
 def _is_on_accelerator(tensor: torch.Tensor) -> bool:

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,7 +24,7 @@ from legroom.observe.holder_paths import NO_ONE, HolderPath, Variables, find_pat
 from legroom.observe.storages import storage_of
 from legroom.observe.storing_lines import Stored, Storing, find_storing
 from legroom.observe.watching.census import Followed, accounted_for, look_around
-from legroom.observe.watching.graph_births import Births, StepMarks, roots
+from legroom.observe.watching.graph_births import Births, Share, StepMarks, roots
 from legroom.observe.watching.named_sizes import Named, named_sizes
 from legroom.observe.watching.ticks import Ticks
 
@@ -37,7 +37,7 @@ LOOKS_OF_TENSORS = 2
 """What was first seen at each of so many looks, after the first one, must all be there."""
 LOOKS_LARGER = 4
 MOST_PATHS = 4
-SECONDS_ENOUGH = 0.15
+SECONDS_ENOUGH = 0.4
 """Once someone was found, no further search begins after so long."""
 _BACK = 10
 
@@ -49,6 +49,8 @@ class Suspect:
     kept: Kept
     warming: bool
     length: int
+    unplaced: int = 0
+    """`id` of the container, where the source does not say which line stores into it."""
 
 
 Targets = list["weakref.ref[torch.Tensor]"]
@@ -62,15 +64,18 @@ class _Signs:
     turns_kept: int = 0
     nodes_per_turn: int = 0
     bytes_per_turn: int = 0
+    shares: dict[int, Share] = field(default_factory=dict)
+    """`id` of each of `old` and `carrying` → what its graph alone keeps of one turn."""
     old: Targets = field(default_factory=list)
     """Tensors of earlier turns that hold a graph."""
     carrying: Targets = field(default_factory=list)
     """New ones whose graph reaches back into earlier turns."""
     gathered: Targets = field(default_factory=list)
-    gathered_per_turn: int = 0
-    gathered_bytes: int = 0
-    gathered_nodes: int = 0
-    """Graph nodes of a turn, where what gathers holds a graph."""
+    gathered_sizes: dict[int, int] = field(default_factory=dict)
+    """`id` → bytes of everything that one turn left behind."""
+    with_graph: frozenset[int] = frozenset()
+    """`id`s of those of `gathered` that hold a graph."""
+    nodes_of_turn: int = 0
     uneasy: bool = False
     """Worth another look."""
 
@@ -82,6 +87,8 @@ class Window:
         self.looks = 0
         self.quiet = True
         """Nothing odd was seen at the last look."""
+        self.told: set[Kind] = set()
+        """Signs that were judged to be leaks: not followed again, so that the other signs can still show theirs."""
         self._marks = marks
         self._ticks = ticks
         self._on_device = on_device
@@ -96,8 +103,13 @@ class Window:
             signs = self._signs(turn)
             self._note_sizes()
             holders = _Holders()
-            suspects = [*self._graphs(signs, holders, turn), *self._gathered(signs, holders, turn)]
-            suspects += self._larger(signs, turn)
+            suspects = []
+            if "graph" not in self.told:
+                suspects += self._graphs(signs, holders, turn)
+            if "tensor" not in self.told:
+                suspects += self._gathered(signs, holders, turn)
+            if "larger" not in self.told:
+                suspects += self._larger(signs, turn)
             # What was followed to holders that limit themselves is no reason to look again at once.
             self.quiet = not suspects and (not signs.uneasy or holders.found)
         return suspects
@@ -115,6 +127,8 @@ class Window:
         newest = by_birth.get(turn - 1, [])
         # Results of an evaluation that are gathered on the host are its purpose.
         matters = self._can_tell(evaluating) and (self._ticks.trains or any(map(self._on_device, newest)))
+        # Where calls of a model are the turns, a list may be a text that is being written, word by word.
+        matters = matters and not self._ticks.by_calls
         gathers = matters and self._rising(3) and bool(newest) and bool(by_birth.get(turn - 2))
         signs = _Signs(uneasy=len(kept) >= 2 or gathers)
         if self._is_kept(kept, turn, evaluating):
@@ -125,26 +139,30 @@ class Window:
                 for (tensor, node), (_, made) in zip(held, when, strict=True)
                 if made is not None and made >= turn - 1
             ]
+            old = _spread(old)
+            carrying = [t for t, node in new[:200] if births.reached_from(node) >= min(len(kept), 3)]
+            shares = births.shares([*old, *carrying[:MOST_PATHS]], turn)
+            for tensor in filter(self._on_device, old):  # one in a container stays there itself
+                shares[id(tensor)].storages[id(tensor)] = _bytes_of(tensor)
             signs = replace(
                 signs,
                 turns_kept=len(kept),
                 nodes_per_turn=len(births.nodes[kept[-2]]),
                 bytes_per_turn=births.bytes_saved_in(kept[-2], kept[-3]),
-                old=_referred(_spread(old)),
-                carrying=_referred(
-                    [t for t, node in new[:200] if births.reached_from(node) >= min(len(kept), 3)]
-                ),
+                shares=shares,
+                old=_referred(old),
+                carrying=_referred(carrying),
             )
         generations = [by_birth.get(turn - back, []) for back in range(1, LOOKS_OF_TENSORS + 1)]
         if self.looks > LOOKS_OF_TENSORS + 1 and all(generations) and self._rising(LOOKS_OF_TENSORS + 2):
-            sample = [tensor for generation in generations[1:] for tensor in generation[: 2 * MOST_PATHS]]
+            sample = [tensor for generation in generations[1:] for tensor in _spread(generation)]
             if matters:
                 signs = replace(
                     signs,
                     gathered=_referred(sample),
-                    gathered_per_turn=min(map(len, generations)),
-                    gathered_bytes=sum(map(_bytes_of, generations[1])),
-                    gathered_nodes=len(births.nodes.get(turn - 2, ())) if roots(sample) else 0,
+                    gathered_sizes={id(tensor): _bytes_of(tensor) for tensor in generations[1]},
+                    with_graph=frozenset(id(tensor) for tensor, _ in roots(sample)),
+                    nodes_of_turn=len(births.nodes.get(turn - 2, ())),
                 )
         return signs
 
@@ -174,36 +192,48 @@ class Window:
         """Who holds old tensors with a graph; if no one does, which of the new ones carries the old graph on."""
         if not signs.turns_kept:
             return []
-        found = [pair for pair in holders.of(signs.old, least=_grown_by(turn)) if _gathers(*pair)]
-        if not found:
-            found = [pair for pair in holders.of(signs.carrying) if pair[0].how != "unknown"]
-            found = [pair for pair in found if any(each.feeds_itself for each in pair[1].statements)] or found
-            found = found[:1] or ([(NO_ONE, storing_lines.NOTHING)] if self.looks >= LOOKS - 1 else [])
-        return [
-            suspect
-            for path, stored in found
-            for suspect in _suspect(
-                path, stored, kind="graph", step=turn, steps=signs.turns_kept, bytes_per_step=signs.bytes_per_turn,
-                nodes_per_step=signs.nodes_per_turn, storages_per_step=0, evaluation=not self._ticks.trains,
-            )
-        ]  # fmt: skip
+        found = [each for each in holders.of(signs.old, least=_grown_by(turn)) if _gathers(each)]
+        carrying = [each for each in holders.of(signs.carrying) if each.path.how != "unknown"]
+        feeding = [each for each in carrying if any(one.feeds_itself for one in each.stored.statements)]
+        if found:  # of two leaks at once, one may carry its graph on
+            found += feeding[:1]
+        else:
+            found = (feeding or carrying)[:1]
+        if not found and self.looks >= LOOKS - 1:
+            found = [_Found(NO_ONE, storing_lines.NOTHING, 0)]
+        suspects: list[Suspect] = []
+        for each in found:
+            nodes, size = signs.nodes_per_turn, signs.bytes_per_turn
+            if len(found) > 1:
+                nodes, size = _share_of(each, signs)
+            suspects += _suspect(
+                each, kind="graph", step=turn, steps=signs.turns_kept, bytes_per_step=size, nodes_per_step=nodes,
+                storages_per_step=0, evaluation=not self._ticks.trains,
+            )  # fmt: skip
+        return suspects
 
     def _gathered(self, signs: _Signs, holders: "_Holders", turn: int) -> list[Suspect]:
-        return [
-            suspect
-            for path, stored in holders.of(signs.gathered, least=_grown_by(turn))
-            if path.how != "unknown" and not _is_passing(path, stored)
-            for suspect in _suspect(
-                path, stored, kind="graph" if signs.gathered_nodes else "tensor", step=turn, steps=self.looks - 1,
-                bytes_per_step=signs.gathered_bytes, nodes_per_step=signs.gathered_nodes, storages_per_step=signs.gathered_per_turn, evaluation=not self._ticks.trains,
-            )
-        ]  # fmt: skip
+        held = holders.of(signs.gathered, least=_grown_by(turn))
+        found = [each for each in held if each.path.how != "unknown" and not _is_passing(each)]
+        suspects: list[Suspect] = []
+        for each in found:
+            sizes = signs.gathered_sizes
+            if len(found) > 1:  # to each its own
+                within = {each.target, *each.path.contents}
+                sizes = {key: size for key, size in sizes.items() if key in within}
+            has_graph = each.target in signs.with_graph
+            suspects += _suspect(
+                each, kind="graph" if has_graph else "tensor", step=turn, steps=self.looks - 1,
+                bytes_per_step=sum(sizes.values()), nodes_per_step=signs.nodes_of_turn if has_graph else 0,
+                storages_per_step=max(len(sizes), 1), evaluation=not self._ticks.trains,
+            )  # fmt: skip
+        return suspects
 
     def _larger(self, signs: _Signs, turn: int) -> list[Suspect]:
         found = []
         for named, series in self._sizes.items():
             if (
-                len(series) < LOOKS_LARGER or signs.turns_kept
+                len(series) < LOOKS_LARGER or signs.turns_kept or self._ticks.by_calls
             ):  # what grows with its graph was told as a graph
                 continue
             stored = find_storing(
@@ -220,6 +250,24 @@ class Window:
         return found
 
 
+class _Found(NamedTuple):
+    """Who holds a tensor, what the source says of that name, and the tensor's `id`."""
+
+    path: HolderPath
+    stored: Stored
+    target: int
+
+
+def _share_of(found: _Found, signs: _Signs) -> tuple[int, int]:
+    """Nodes and bytes that one of several holders keeps of a turn: all that it holds of the turn in which the tensor it
+    was found by was made."""
+    made = signs.shares[found.target].turn if found.target in signs.shares else -1
+    within = {found.target, *found.path.contents}
+    shares = [share for key, share in signs.shares.items() if key in within and share.turn == made]
+    storages = {key: size for share in shares for key, size in share.storages.items()}
+    return len({node for share in shares for node in share.nodes}), sum(storages.values())
+
+
 class _Holders:
     """Finds who holds tensors, each name once."""
 
@@ -229,13 +277,13 @@ class _Holders:
         self.found = False
         """Whether anyone was found."""
 
-    def of(self, targets: Targets, least: int = 0) -> list[tuple[HolderPath, Stored]]:
+    def of(self, targets: Targets, least: int = 0) -> list[_Found]:
         if not targets:
             return []
         if self._variables is None:
             self._variables = Variables(sys._getframe(1))
         held = self._held(targets, self._variables)
-        found: dict[tuple[str, str | None], tuple[HolderPath, Stored]] = {}
+        found: dict[tuple[str, str | None], _Found] = {}
         searches, began, useful = 0, time.perf_counter(), False
         for reference in targets:
             tensor = reference()
@@ -245,11 +293,12 @@ class _Holders:
                 break
             searches += 1
             path, stored = _with_source(find_path(tensor, self._variables, least=least))
+            each = _Found(path, stored, id(tensor))
             self._explained |= {id(tensor), *path.contents}
             del tensor
-            useful = useful or _gathers(path, stored)
-            found.setdefault((path.name, path.file), (path, stored))
-        self.found = self.found or any(path.how != "unknown" for path, _ in found.values())
+            useful = useful or _gathers(each)
+            found.setdefault((path.name, path.file), each)
+        self.found = self.found or any(each.path.how != "unknown" for each in found.values())
         return list(found.values())
 
     @staticmethod
@@ -258,21 +307,23 @@ class _Holders:
         return held_by_python(tensors, variables)
 
 
-def _suspect(path: HolderPath, stored: Stored, *, kind: Kind, **figures: Any) -> Iterator[Suspect]:
+def _suspect(found: _Found, *, kind: Kind, **figures: Any) -> Iterator[Suspect]:
+    path, stored, _ = found
     if path.bounded or (stored.shrinks and path.how not in ("cache", "exception")):
         return
     how, place = _how(path, stored), _place(path, stored)
+    unplaced = path.container if place is None and path.how in ("container", "variable", "closure") else 0
     kept = Kept(
         kind=kind,
         how=how,
         name=path.name,
         described=path.described,
         file=place.file if place else path.file,
-        line=place.line if place else path.line or None,
+        line=place.line if place else None if unplaced else path.line or None,
         function=place.function if place else path.function,
         **figures,
     )
-    yield Suspect(kept, stored.looks_first and how in ("container", "closure"), path.length)
+    yield Suspect(kept, stored.looks_first and how in ("container", "closure"), path.length, unplaced)
 
 
 def _how(path: HolderPath, stored: Stored) -> How:
@@ -315,8 +366,9 @@ def _with_source(path: HolderPath) -> tuple[HolderPath, Stored]:
     return path, stored
 
 
-def _gathers(path: HolderPath, stored: Stored) -> bool:
+def _gathers(found: _Found) -> bool:
     """Whether a holder can hold things of many turns. A plain variable holds those of one, unless it feeds itself."""
+    path, stored, _ = found
     if path.how in ("variable", "unknown") or (path.how == "container" and path.length < TURNS_KEPT - 1):
         return any(each.feeds_itself for each in stored.statements)
     return True
@@ -327,8 +379,9 @@ def _grown_by(turn: int) -> int:
     return min(max(turn - 1, 3), 64)
 
 
-def _is_passing(path: HolderPath, stored: Stored) -> bool:
+def _is_passing(found: _Found) -> bool:
     """Whether tensors are held for a while only: until the next epoch, the end of a call, the next sample."""
+    path, stored, _ = found
     if path.described.startswith("tuple") and not any(each.feeds_itself for each in stored.statements):
         return True
     return stored.resets or _belongs_to_a_call(path)
