@@ -266,16 +266,9 @@ class Sizer:
             return max(1, micro // 2), "half as many rows: the failure said nothing of how much was missing"
         part = 1.0 if phase == "backward" else min(1.0, max(0.05, done or UNKNOWN_PROGRESS))
         rows = int(micro * MARGIN * room * part / needed)
-        where = (
-            "the backward pass"
-            if phase == "backward"
-            else f"the forward pass, {part:.0%} done"
-            if done
-            else "the forward pass"
-        )
+        progress = f", {part:.0%} through the forward pass" if done and phase == "forward" else ""
         return min(smaller, max(1, rows)), (
-            f"{micro} rows had asked for {format_size(needed)} of the {format_size(room)} that a step can have when memory ran out in "
-            f"{where}"
+            f"{micro} rows had asked for {format_size(needed)} by then{progress}; a step can have {format_size(room)}"
         )
 
     def _figures(self, failure: Any) -> tuple[int | None, int | None]:

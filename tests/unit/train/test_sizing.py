@@ -131,9 +131,7 @@ class TestAfterAFailure:
         failure = Failure(requested=1 * GiB, allocated=10 * GiB, reserved=10 * GiB, free=512 * MiB)
         sizer.failed(64, 64, failure, phase="backward", before=2 * GiB)
         assert 55 < sizer.choice.micro < 64  # 8.5 of 9 GiB that scale: half would be too little
-        assert sizer.choice.reason == (
-            "64 rows had asked for 9.00 GiB of the 8.50 GiB that a step can have when memory ran out in the backward pass"
-        )
+        assert sizer.choice.reason == ("64 rows had asked for 9.00 GiB by then; a step can have 8.50 GiB")
 
     def test_progress_of_the_forward_pass_is_counted(self) -> None:
         failure = Failure(requested=1 * GiB, allocated=9 * GiB, free=0)
