@@ -324,7 +324,7 @@ def shared_memory(machine: Machine) -> Check:
             Finding(
                 code="LG915",
                 message=f"{format_size(machine.shared_free)} of shared memory are free in /dev/shm: data loader workers may die of a bus error",
-                fix="docker run --ipc=host or --shm-size=8g; or torch.multiprocessing.set_sharing_strategy('file_system')",
+                fix="start the container with --ipc=host or --shm-size=8g; or torch.multiprocessing.set_sharing_strategy('file_system')",
                 bytes=machine.shared_total,
             ),
         ),
@@ -343,7 +343,7 @@ def limits(machine: Machine) -> Check:
             Finding(
                 code="LG916",
                 message=f"this process may open {files} files: few for data loader workers",
-                fix="ulimit -n 65536",
+                fix="raise it: ulimit -n 65536",
             ),
         ),
     )

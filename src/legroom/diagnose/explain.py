@@ -134,8 +134,11 @@ def _of_log(found: Found, *, is_log: bool = True) -> Explanation:
         if kind in _MISTAKES:
             sentence = f"{kind}: an error of the program, not of memory. The traceback's last line of your own code is where to look."
             told: Kind = "not-memory"
+        elif kind == "RuntimeError" and not _SPEAKS_OF_MORE.search(found.unknown.text):
+            sentence = "This error is not known, but nothing in it speaks of memory or of the GPU: its traceback says where to look."
+            told = "not-memory"
         else:
-            sentence = "This error is not known. Nothing in it speaks of memory; its traceback says where it was raised."
+            sentence = "This error is not known: its traceback says where it was raised."
             told = "unknown"
         return Explanation(
             kind=told,
@@ -155,6 +158,13 @@ _MISTAKES = (
     "SyntaxError", "TypeError", "UnboundLocalError", "ValueError", "ZeroDivisionError", "KeyboardInterrupt", "FileNotFoundError",
     "JSONDecodeError", "UnicodeDecodeError", "PermissionError", "NotImplementedError",
 )  # fmt: skip
+
+
+_SPEAKS_OF_MORE = re.compile(
+    r"memory|alloc|oom\b|cuda|cudnn|cublas|nccl|gpu|kill|signal|resource|exit|process|worker|failed$",
+    re.IGNORECASE,
+)
+"""Words of an unknown error that leave open whether it was memory."""
 
 
 def _earlier(seen: Sighting | None) -> Earlier | None:

@@ -20,6 +20,8 @@ _TRACEBACK = "traceback (most recent call last)"
 _CHAINS = ("during handling of the above exception", "direct cause of the following exception")
 _CHAIN_REACH = 400
 """Lines before the words of a chain in which the error that it speaks of may stand."""
+_WRAPPERS = {"ChildFailedError", "CalledProcessError", "ProcessRaisedException", "ProcessExitedException"}
+"""Errors that only say that another process had one."""
 _HEADLINE = re.compile(
     r"^(?:\S{0,40}\]:?\s*)?((?:\w+\.)*(?:\w*(?:Error|Exception|Interrupt|Failure)|StopIteration))(?:: ?(.*))?$"
 )
@@ -185,7 +187,7 @@ class _Search:
                 return None  # a wrapper and nothing more: that is what the log tells
             return last
         chained = error.line < self._chain <= last.line and self._chain - error.line < _CHAIN_REACH
-        wraps = any(seen.line == last.line for seen in latest)
+        wraps = any(seen.weak and seen.line >= last.line for seen in latest)
         return None if chained or wraps else last
 
     def _earliest(self, error: Sighting | None) -> Sighting | None:
@@ -271,7 +273,7 @@ class _Window:
         for _ in range(4):
             if position < 0:
                 return None
-            if found := self._headline_behind(position):
+            if (found := self._headline_behind(position)) and found.kind.rpartition(".")[2] not in _WRAPPERS:
                 return found
             position = self._lowered.rfind(_TRACEBACK, 0, position)
         return None

@@ -91,13 +91,13 @@ RULES: tuple[Rule, ...] = (
         r"|Input type \([^\n]{1,40}\) and (?:bias|weight) type \([^\n]{1,40}\) should be the same|Found dtype \w+ but expected \w+|not implemented for '?\"?(?:Half|BFloat16|Long|Int|Bool|Byte)",
     ),
     _rule("LG718", r"result type \w+ can't be cast to the desired output type|Expected tensor for argument #\d+ '\w+' to have (?:one of the following )?scalar type|self and mat2 must have the same dtype"),
-    _rule("LG718", r"query, key, and value to have the same dtype|expects (?:a )?\w+ scalar type|expected dtype \w+ for"),
+    _rule("LG718", r"to have the same dtype, but got|query, key, and value to have the same dtype|expects (?:a )?\w+ scalar type|expected dtype \w+ for"),
     # --- the libraries on the GPU
     _rule("LG720", r"CUDNN_STATUS_(?:BAD_PARAM|NOT_SUPPORTED|ARCH_MISMATCH|VERSION_MISMATCH|SUBLIBRARY_VERSION_MISMATCH|INVALID_VALUE)\w*|cuDNN version incompatibility"),
     _rule("LG721", r"CUBLAS_STATUS_(?:INVALID_VALUE|NOT_SUPPORTED|ARCH_MISMATCH)|CUSOLVER_STATUS_INVALID_VALUE|CUSPARSE_STATUS_INVALID_VALUE"),
     _rule(
         "LG722", r"no kernel image is available for execution|is not compatible with the current PyTorch installation|the provided PTX was compiled with an unsupported toolchain"
-        r"|CUDA_ERROR_NO_BINARY_FOR_GPU|device kernel image is invalid|cudaErrorNoKernelImageForDevice|supports CUDA capabilities",
+        r"|PTX JIT compilation failed|CUDA_ERROR_NO_BINARY_FOR_GPU|device kernel image is invalid|cudaErrorNoKernelImageForDevice|supports CUDA capabilities",
     ),
     _rule(
         "LG723", r"driver on your system is too old|driver version is insufficient for CUDA runtime|Driver/library version mismatch"
@@ -130,7 +130,7 @@ RULES: tuple[Rule, ...] = (
         "LG733", r"EADDRINUSE|Address already in use|The (?:server|client) socket has (?:failed to listen|timed out)|RendezvousTimeoutError|RendezvousConnectionError|Default process group has not been initialized"
         r"|environment variable (?:RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|LOCAL_RANK) expected",
     ),
-    _rule("LG734", r"ChildFailedError|exitcode\s*: [1-9]\d* \(pid|local_rank: \d+ \(pid: \d+\) of binary|ProcessExitedException|ProcessRaisedException|Sending process \d+ closing signal SIGTERM", weak=True),
+    _rule("LG734", r"ChildFailedError|exitcode\s*: [1-9]\d* \(pid|local_rank: \d+ \(pid: \d+\) of binary|ProcessExitedException|returned non-zero exit status|exited with code -?[1-9]|exits with return code = [1-9]|ProcessRaisedException|Sending process \d+ closing signal SIGTERM", weak=True),
     # --- loading data
     _rule("LG740", r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) exited unexpectedly|killed by signal: (?:Segmentation fault|Aborted|Terminated)"),
     _rule("LG741", r"in DataLoader worker process \d+", weak=True),

@@ -89,13 +89,17 @@ def compiled_ways(pattern: str) -> tuple[tuple[str, re.Pattern[str]], ...]:
 def _top_level(pattern: str) -> list[str]:
     """The alternatives of a pattern, those inside brackets left together."""
     ways, depth = [""], 0
-    for sign in pattern:
-        depth += (sign in "([") - (sign in ")]")
-        if sign == "|" and not depth:
+    for part in _PARTS.findall(pattern):
+        depth += (part == "(") - (part == ")")
+        if part == "|" and not depth:
             ways.append("")
         else:
-            ways[-1] += sign
+            ways[-1] += part
     return ways
+
+
+_PARTS = re.compile(r"\\.|\[(?:\\.|[^\]])*\]|.", re.DOTALL)
+"""An escaped sign, a set of signs, or a plain one."""
 
 
 _NOT_PLAIN = re.compile(
@@ -184,11 +188,11 @@ SPELLINGS: tuple[Spelling, ...] = (
     _says(_HOST, "cuDNN", r"CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED|(?:UR_RESULT|ZE_RESULT|PI)_ERROR_OUT_OF_HOST_MEMORY", _SYSTEM),
     _says(_HOST, "NumPy", r"Unable to allocate [^\n]{0,40} for an array with shape", _SYSTEM),
     _says(_HOST, "C++", r"std::bad_alloc|^(?:RuntimeError: )?bad allocation$", _SYSTEM),
-    _says(_HOST, "system", r"\[Errno 12\]|Cannot allocate memory(?! in static TLS)", _SYSTEM),
+    _says(_HOST, "system", r"\[Errno 12\]|Cannot allocate memory(?! in static TLS)|paging file is too small", _SYSTEM),
     _says(_HOST, "Ray", r"killed due to the node running low on memory", _SYSTEM),
     _says(
         _HOST, "system", r"Out of memory: Killed process|oom[-_]kill(?:er)?\b|killed by signal: Killed|Signal 9 \(SIGKILL\)|exitcode\s*: -9\b"
-        r"|died with <Signals\.SIGKILL|exit code (?:-9|137)\b|return code = -9\b", _KILLED,
+        r"|died with <Signals\.SIGKILL|exit code (?:-9|137)\b|return code = -9\b|: line \d+:\s+\d+ Killed\b|(?:^|\n|\])\s?Killed\s*(?:\n|$)", _KILLED,
     ),
     _says(_HOST, "Python", r"(?:^|\n)MemoryError\b", _SYSTEM),
     # --- sounds like memory, and is not
