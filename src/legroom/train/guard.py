@@ -269,9 +269,14 @@ class Guard:
 
     def _cut(self, rows: int, micro: int) -> list[int]:
         plan = self._ranks.plan(rows, min(micro, rows))
-        if isinstance(self._ranks, Alone):
-            return chunk_sizes(rows, plan.micro)
-        return _even(rows, plan.chunks)
+        if not isinstance(self._ranks, Alone):
+            return _even(rows, plan.chunks)
+        sizes = chunk_sizes(rows, plan.micro)
+        return _even(rows, rows // 2) if sizes[-1] == 1 < rows and self._fewest_rows() > 1 else sizes
+
+    def _fewest_rows(self) -> int:
+        """Rows that a piece must have: batch normalisation has no statistics of one, and torch refuses it."""
+        return 2 if self._max_micro_batch != 1 and couplings.normalising_by_batch(self.model) else 1
 
     def _weights(self, batch: Batch, sizes: Sequence[int]) -> list[float]:
         alone = isinstance(self._ranks, Alone)
@@ -298,6 +303,8 @@ class Guard:
             and passes.phase == "forward"
             and self._coupling != "sync"
             and self._transaction.can_go_back_to_mark()
+            # An odd rest cannot be cut into pairs, while the whole batch may be.
+            and (self._fewest_rows() == 1 or (passes.batch.rows - sum(passes.sizes[: passes.done])) % 2 == 0)
         )
 
     # ------------------------------------------------------------ sizes and rungs
@@ -310,11 +317,18 @@ class Guard:
     def _smaller(self, rows: int, micro: int, failure: Any, phase: Literal["forward", "backward"]) -> int:
         if self._coupling == "whole":
             return 0
-        return self.sizer.failed(rows, micro, failure, phase=phase, before=self._figures.allocated())
+        smaller = self.sizer.failed(rows, micro, failure, phase=phase, before=self._figures.allocated())
+        smallest = _even(rows, max(1, rows // self._fewest_rows()))[0]
+        if micro <= smallest:
+            return 0
+        if smaller < smallest:
+            self.sizer.agree(smallest, "batch normalisation needs more than one row")
+        return max(smaller, smallest)
 
     def _climb(self, failure: Any, phase: str) -> None:
         """The next rung; the error that ends it all where there is none."""
-        what = "The batch" if self._coupling == "whole" else "One row"
+        fewest = self._fewest_rows()
+        what = "The batch" if self._coupling == "whole" else "One row" if fewest == 1 else "The fewest rows"
         if self._transaction.earlier_to_host():
             log.warning("%s did not fit: gradients of earlier batches wait in host memory for now.", what)
             return
@@ -324,12 +338,14 @@ class Guard:
         log.warning("%s did not fit: trying %s (%s).", what, rung.name, rung.price)
         if self._coupling != "whole":
             self.sizer = Sizer(most=self._max_micro_batch)
-            self.sizer.agree(1, f"one row at a time at first, with {rung.name}")
+            self.sizer.agree(fewest, f"few rows at a time at first, with {rung.name}")
 
     def _does_not_fit(self, failure: Any, phase: str) -> DoesNotFit:
         whole = self._coupling == "whole"
         error = does_not_fit(
-            "The batch, which is not to be split," if whole else "One row of the batch",
+            "The batch, which is not to be split," if whole
+            else "One row of the batch" if self._fewest_rows() == 1
+            else "A piece of the fewest rows that batch normalisation can take",
             failure, phase, self.model, self.optimizer, self.device, self._ladder.names, self._figures.allocated(),
         )  # fmt: skip
         self._ranks.gave_up(str(error))

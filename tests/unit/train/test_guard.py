@@ -397,3 +397,51 @@ def test_a_guard_that_is_dropped_is_gone_at_once():
         assert gone() is None
     finally:
         gc.enable()
+
+
+# --- batch normalisation has no statistics of a single row
+
+
+@pytest.mark.parametrize(("rows", "split"), [(6, (2, 2, 2)), (7, (3, 2, 2)), (1, (1,)), (3, (3,))])
+def test_batch_normalisation_never_gets_a_single_row_that_a_split_left_over(rows, split):
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    if rows == 1:
+        model.eval()
+    guard = guarded(model, max_micro_batch=2, coupling="per-chunk", reduction="mean")
+    guard.step(cross_entropy_of(model), *small_batch(rows, device="cpu"))
+    assert guard.last.split == split
+
+
+@pytest.mark.parametrize("rows", [6, 7])
+def test_batch_normalisation_that_does_not_fit_climbs_the_ladder_before_single_rows(rows):
+    with VirtualGPU("1GiB") as gpu:
+        model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).cuda()
+        guard = guarded(model, coupling="per-chunk", reduction="mean", ladder=(), remember=False)
+        x, y = small_batch(rows)
+        seen = []
+
+        def loss(x, y):
+            seen.append(len(x))
+            gpu.fail_allocation(1)
+            return F.cross_entropy(model(x), y)
+
+        with pytest.raises(torch.OutOfMemoryError, match="the fewest rows that batch normalisation can take"):
+            guard.step(loss, x, y)
+    assert min(seen) > 1
+    assert seen[-1] == 2 + rows % 2
+
+
+def test_models_without_batch_normalisation_go_down_to_single_rows():
+    with VirtualGPU("1GiB") as gpu:
+        model = small_model().cuda()
+        guard = guarded(model, reduction="mean", ladder=(), remember=False)
+        seen = []
+
+        def loss(x, y):
+            seen.append(len(x))
+            gpu.fail_allocation(1)
+            return F.cross_entropy(model(x), y)
+
+        with pytest.raises(torch.OutOfMemoryError, match="One row of the batch does not fit"):
+            guard.step(loss, *small_batch(6))
+    assert min(seen) == 1
