@@ -42,6 +42,8 @@ class Row:
     outputs: tuple[Shape, ...] = ()
     parameters: int = 0
     """With those of the layers inside; 0 where they were counted at an earlier call."""
+    own_parameters: int = 0
+    """Without those of layers inside that have rows of their own."""
     trainable: int = 0
     kept: int = 0
     """Bytes that it made and that wait for the backward pass, the layers inside included."""
@@ -121,12 +123,24 @@ def _told(
     before = [0]
     for position in range(forward_end):
         before.append(before[-1] + kept.get(position, 0))
-    rows = tuple(
-        entry.row(before, peak) for entry in watch.entries if mismatch or entry.is_worth_telling(before)
-    )
+    rows = [entry.row(before, peak) for entry in watch.entries if mismatch or entry.is_worth_telling(before)]
+    outside = before[-1] - (rows[0].kept if rows else 0)
+    if outside:
+        share = outside / peak if peak else 0.0
+        rows.append(
+            Row(
+                name="",
+                kind="loss",
+                depth=0,
+                is_operation=True,
+                has_children=False,
+                kept=outside,
+                share=share,
+            )
+        )
     parameters = list(model.parameters())
     return LayerSummary(
-        rows=rows,
+        rows=tuple(rows),
         parameters=sum(_count(each) for each in parameters),
         trainable=sum(_count(each) for each in parameters if each.requires_grad),
         parameter_bytes=sum(_count(each) * each.element_size() for each in parameters),
@@ -185,6 +199,7 @@ class _Entry:
     """... and the one at which it ended; -1 while it is at work."""
     outputs: tuple[Shape, ...] = ()
     parameters: int = 0
+    own_parameters: int = 0
     trainable: int = 0
 
     def is_worth_telling(self, before: list[int]) -> bool:
@@ -205,6 +220,7 @@ class _Entry:
             has_children=self.has_children,
             outputs=self.outputs,
             parameters=self.parameters,
+            own_parameters=self.own_parameters,
             trainable=self.trainable,
             kept=kept,
             share=kept / peak if peak else 0.0,
@@ -251,8 +267,6 @@ class _Watch(TorchFunctionMode):
     def _begin(self, module: nn.Module, args: Any) -> None:
         fresh = [each for each in module.parameters() if id(each) not in self._counted]
         is_leaf = next(module.children(), None) is None
-        if is_leaf:
-            self._counted.update(map(id, fresh))
         entry = _Entry(
             self._names.get(id(module), ""),
             type(module).__name__,
@@ -263,8 +277,16 @@ class _Watch(TorchFunctionMode):
             parameters=sum(map(_count, fresh)),
             trainable=sum(_count(each) for each in fresh if each.requires_grad),
         )
+        if is_leaf:
+            self._count_own(entry, module)
         self.entries.append(entry)
         self._stack.append((entry, module, args))
+
+    def _count_own(self, entry: _Entry, module: nn.Module) -> None:
+        """What no layer inside has counted: some are never called as layers (the projections of attention)."""
+        own = [each for each in module.parameters() if id(each) not in self._counted]
+        entry.own_parameters = sum(map(_count, own))
+        self._counted.update(map(id, own))
 
     def _finish(self, module: nn.Module, args: Any, output: Any) -> None:
         while self._stack:
@@ -272,6 +294,8 @@ class _Watch(TorchFunctionMode):
             if at_work is module:
                 entry.end = len(self._events)
                 entry.outputs = shapes_of(output)
+                if entry.has_children:
+                    self._count_own(entry, module)
                 return
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -114,10 +114,14 @@ def _cells(row: Row, indent: str = "  ") -> tuple[str, str, str, str, str]:
     return (
         f"{indent * row.depth}{label}",
         outputs or "--",
-        f"{row.parameters:,}" if told and row.parameters else "--",
+        f"{row.own_parameters:,}" if row.own_parameters else "--",
         format_size(row.kept) if told and row.kept else "--",
-        f"{row.share:.1%}" if told and row.kept else "--",
+        _percent(row.share) if told and row.kept else "--",
     )
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}" if share >= 0.001 else "<0.1%"
 
 
 def _totals(told: LayerSummary) -> Iterator[RenderableType]:
@@ -136,9 +140,8 @@ def _mismatch_words(told: Mismatch) -> Iterator[RenderableType]:
     layer = f"{told.kind} {told.layer}".strip()
     where = f", {place(told.file, told.line)}" if told.file else ""
     wants = f", and wants {told.wants}" if told.wants else ""
-    yield Text(
-        f"{clean(layer)} cannot take what it is given{where}: it got {told.got}{wants}.", style="bold red"
-    )
+    did = "cannot take what it is given" if told.wants else "failed"
+    yield Text(f"{clean(layer)} {did}{where}: it got {told.got}{wants}.", style="bold red")
     if told.edit:
         yield Text(f"What fits: {told.edit}", style="bold")
     yield Text(f"{clean(told.error)}\n", style="dim")

@@ -30,7 +30,7 @@ def test_rows_have_shapes_parameters_and_what_is_kept() -> None:
     assert rows["features.0", "Conv2d"].parameters == 80
     assert rows["head", "Linear"].parameters == 2890
     assert rows["", "flatten"].outputs == ((4, 288),)
-    assert told.parameters == sum(row.parameters for row in told.rows if not row.has_children) == 2970
+    assert told.parameters == sum(row.own_parameters for row in told.rows) == 2970
     assert told.mismatch is None
 
 
@@ -56,6 +56,19 @@ def test_a_layer_used_twice_is_counted_once() -> None:
     layer = nn.Linear(4, 4)
     told = legroom.summary(nn.Sequential(layer, nn.ReLU(), layer), torch.zeros(2, 4))
     assert [row.parameters for row in told.rows if row.kind == "Linear"] == [20, 0]
+
+
+def test_parameters_of_layers_that_are_never_called_count_for_the_layer_around_them() -> None:
+    told = legroom.summary(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), torch.zeros(2, 3, 8))
+    attention = next(row for row in told.rows if row.kind == "MultiheadAttention")
+    assert attention.own_parameters == 3 * 8 * 8 + 3 * 8 + 8 * 8 + 8
+    assert told.parameters == sum(row.own_parameters for row in told.rows)
+
+
+def test_what_the_loss_keeps_outside_the_model_has_its_row() -> None:
+    told = legroom.summary(nn.Linear(8, 100), (torch.zeros(16, 8), torch.zeros(16, dtype=torch.long)))
+    assert told.rows[-1].kind == "loss"
+    assert told.kept == sum(row.kept for row in told.rows if not row.has_children)
 
 
 def test_frozen_parameters_are_told() -> None:
