@@ -1,6 +1,6 @@
 """Makes the table of cuDNN's workspaces from what `convolution_survey` measured.
 
-    python -m bench.convolution_table FOLDER          rewrites src/legroom/observe/cuda_rules/convolutions_h200.json.gz
+    python -m bench.convolution_table FOLDER...       adds to src/legroom/observe/cuda_rules/convolutions_h200.json.gz
 
 Each measured size is written as what it is made of (copies of input, weights, output, with channels padded; or a copy of
 the weights for each picture) and a remainder, so that it can be told for other batch sizes.
@@ -9,20 +9,24 @@ the weights for each picture) and a remainder, so that it can be told for other 
 import gzip
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from legroom.observe.cuda_rules.convolution_table import KINDS, TABLE, UNIT, size_of
+from legroom.observe.cuda_rules.convolution_table import KINDS, TABLE, UNIT, Layer, size_of, table
 from legroom.observe.cuda_rules.convolution_workspace import Convolution
 
 
 def main(argv: list[str]) -> int:
     layers: dict[str, dict[int, list[int]]] = {}
-    for row in measured(Path(argv[0])):
-        key, batch, codes = encode(row)
-        layers.setdefault(json.dumps(key), {})[batch] = codes
+    for layer, known in table().items():
+        named = [*layer[:1], int(layer.channels_last), *layer[2:-1], int(layer.transposed)]
+        layers[json.dumps(named)] = {batch: codes for batch, *codes in known}
+    for folder in argv:
+        for row in measured(Path(folder)):
+            key, batch, codes = encode(row)
+            layers.setdefault(json.dumps(key), {})[batch] = codes
     rows = [
         [*json.loads(key), [[batch, *codes] for batch, codes in sorted(batches.items())]]
         for key, batches in sorted(layers.items())
@@ -44,6 +48,7 @@ def measured(folder: Path) -> Iterator[list[Any]]:
 
 
 def encode(row: list[Any]) -> tuple[list[Any], int, list[int]]:
+    """A measured row as the table has it: the layer, its batch, and kinds and remainders."""
     (
         dtype,
         layout,
@@ -59,26 +64,39 @@ def encode(row: list[Any]) -> tuple[list[Any], int, list[int]]:
         transposed,
         *bytes_,
     ) = row
-    element = 4 if dtype == "float32" else 2
-    last = layout == "last"
-    convolution = Convolution(
-        element=element,
-        channels_last=last,
+    named = [
+        dtype,
+        int(layout == "last"),
+        inputs,
+        outputs,
+        sizes,
+        kernel,
+        stride,
+        dilation,
+        groups,
+        int(transposed),
+    ]
+    convolution = described(Layer(*named), batch, padding)
+    return named, batch, [part for size in bytes_ for part in explain(size, convolution)]
+
+
+def described(layer: Layer, batch: int, padding: Sequence[int] | None = None) -> Convolution:
+    """A layer as rules see it. The table does not keep paddings: without one, the size is kept, or pictures are cut up."""
+    if padding is None:
+        same = [gap * (reach - 1) // 2 for gap, reach in zip(layer.dilation, layer.kernel, strict=True)]
+        padding = [0] * len(same) if tuple(layer.kernel) == tuple(layer.stride) else same
+    return Convolution(
+        element=4 if layer.dtype == "float32" else 2,
+        channels_last=bool(layer.channels_last),
         batch=batch,
-        inputs=inputs,
-        outputs=outputs,
-        input_area=prod(sizes),
-        output_area=prod(output_sizes(sizes, kernel, stride, padding, dilation, transposed)),
-        kernel_area=prod(kernel),
-        stride=max(stride),
-        groups=groups,
-        transposed=transposed,
-    )
-    codes = [part for size in bytes_ for part in explain(size, convolution)]
-    return (
-        [dtype, int(last), inputs, outputs, sizes, kernel, stride, dilation, groups, int(transposed)],
-        batch,
-        codes,
+        inputs=layer.inputs,
+        outputs=layer.outputs,
+        input_area=prod(layer.sizes),
+        output_area=prod(output_sizes(layer, padding)),
+        kernel_area=prod(layer.kernel),
+        stride=max(layer.stride),
+        groups=layer.groups,
+        transposed=bool(layer.transposed),
     )
 
 
@@ -102,16 +120,9 @@ def rest_of(size: int, index: int, convolution: Convolution) -> int:
     return rest if rest >= 0 else 1 << 60  # what is more than was taken explains nothing
 
 
-def output_sizes(
-    sizes: list[int],
-    kernel: list[int],
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    transposed: bool,
-) -> list[int]:
-    edges = zip(sizes, kernel, stride, padding, dilation, strict=True)
-    if transposed:
+def output_sizes(layer: Layer, padding: Sequence[int]) -> list[int]:
+    edges = zip(layer.sizes, layer.kernel, layer.stride, padding, layer.dilation, strict=True)
+    if layer.transposed:
         return [
             (size - 1) * step - 2 * edge + gap * (reach - 1) + 1 for size, reach, step, edge, gap in edges
         ]

@@ -7,7 +7,8 @@ from cuda_rules_bench import order, taken, traced
 from torch import nn
 
 from legroom.observe.cuda_rules import convolution_table, convolution_workspace
-from legroom.observe.cuda_rules.convolution_table import KINDS, Kind, look_up, size_of
+from legroom.observe.cuda_rules.convolution_neighbours import guess
+from legroom.observe.cuda_rules.convolution_table import KINDS, Kind, Layer, look_up, size_of
 from legroom.observe.cuda_rules.convolution_workspace import Convolution
 from legroom.observe.cuda_rules.plan import Take
 from legroom.observe.gpus import find_gpu
@@ -95,9 +96,9 @@ def test_half_precision_pads_channels_to_eight():
 # The table
 
 
-def key(c, side, kernel, stride=1):
-    return (
-        "float32", c.channels_last, c.inputs, c.outputs, (side, side), (kernel, kernel), (stride, stride), (1, 1), c.groups,
+def named(c, side, kernel, stride=1, dtype="float32"):
+    return Layer(
+        dtype, c.channels_last, c.inputs, c.outputs, (side, side), (kernel, kernel), (stride, stride), (1, 1), c.groups,
         c.transposed,
     )  # fmt: skip
 
@@ -105,33 +106,67 @@ def key(c, side, kernel, stride=1):
 def test_a_measured_layer_is_looked_up():
     c = layer(16, 512, 512, 28, 3)
 
-    found = look_up(key(c, 28, 3), c, H200)
+    found = look_up(named(c, 28, 3), c)
 
     assert found is not None
-    assert found.batch == 16
-    assert found.workspaces.forward == pytest.approx(74 * MiB, abs=1024)
+    assert found.forward == pytest.approx(74 * MiB, abs=1024)
+
+
+def test_a_layer_that_was_never_measured_at_this_batch_is_not_in_the_table():
+    for c, side in ((layer(16, 509, 503, 29, 3), 29), (layer(21, 512, 512, 28, 3), 28)):
+        assert look_up(named(c, side, 3), c) is None
 
 
 def test_between_measured_batch_sizes_the_nearest_speaks_scaled():
     c = layer(20, 512, 512, 28, 3)
 
-    found = look_up(key(c, 28, 3), c, H200)
+    found = guess(named(c, 28, 3), c)
 
     assert found is not None
-    assert found.batch != 20
-    assert copies(c) <= found.workspaces.forward < copies(c) + 20 * MiB
+    assert copies(c) <= found.likely.forward < copies(c) + 20 * MiB
+
+
+def test_a_layer_nobody_measured_takes_what_one_like_it_took_told_for_its_own_size():
+    c = layer(16, 509, 503, 29, 3)
+
+    found = guess(named(c, 29, 3), c)
+
+    assert found is not None
+    assert copies(c) <= found.likely.forward < 1.5 * copies(c)
+
+
+def test_a_guess_is_in_doubt_by_what_its_nearest_neighbours_took():
+    c = layer(20, 100, 100, 60, 3)
+
+    found = guess(named(c, 60, 3), c)
+
+    assert found is not None
+    assert all(most >= likely for most, likely in zip(found.most, found.likely, strict=True))
+    assert sum(found.most) > sum(found.likely)
+
+
+def test_what_is_left_out_does_not_speak():
+    c = layer(16, 512, 512, 28, 3)
+
+    assert guess(named(c, 28, 3), c, lambda _layer, _batch: True) is None
+
+
+def test_a_kernel_that_was_never_measured_is_compared_with_others_of_its_kind():
+    c = layer(16, 64, 64, 56, 13)
+
+    found = guess(named(c, 56, 13), c)
+
+    assert found is not None
+    assert found.most.forward > 0
 
 
 def test_another_generation_is_not_told_what_hopper_did():
-    c = layer(16, 512, 512, 28, 3)
+    with traced("a100") as log:
+        F.conv2d(torch.empty(16, 512, 28, 28), torch.empty(512, 512, 3, 3), padding=1)
 
-    assert look_up(key(c, 28, 3), c, find_gpu("a100")) is None
-
-
-def test_a_layer_that_was_never_measured_is_not_in_the_table():
-    c = layer(16, 509, 503, 29, 3)
-
-    assert look_up(key(c, 29, 3), c, H200) is None
+    plan = log.plan_of("convolution")
+    assert plan is not None
+    assert [step.most > 0 for step in plan.steps if isinstance(step, Take)] == [True]
 
 
 def test_a_kind_that_copies_weights_for_each_picture_grows_with_the_batch():
@@ -141,7 +176,7 @@ def test_a_kind_that_copies_weights_for_each_picture_grows_with_the_batch():
 
 
 def test_the_table_reads_as_a_whole():
-    rows = [row for rows in convolution_table._table().values() for row in rows]
+    rows = [row for rows in convolution_table.table().values() for row in rows]
 
     assert len(rows) > 20_000
     assert all(row[place] in range(len(KINDS)) for row in rows for place in (1, 3, 5))

@@ -5,14 +5,16 @@ the input's gradient and its workspace, the weights' gradient and its workspace,
 sum (see reductions). Depthwise convolutions in the usual layout have kernels of torch's own.
 """
 
+from functools import lru_cache
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from legroom.observe.cuda_rules import convolution_workspace as workspace
 from legroom.observe.cuda_rules import reductions
-from legroom.observe.cuda_rules.convolution_table import look_up
+from legroom.observe.cuda_rules.convolution_neighbours import Guess, guess
+from legroom.observe.cuda_rules.convolution_table import Layer, look_up
 from legroom.observe.cuda_rules.convolution_workspace import Convolution, Workspaces
 from legroom.observe.cuda_rules.plan import Call, Give, Output, Plan, Rule, Step, Take, size_of
 from legroom.observe.gpus import Gpu
@@ -23,8 +25,8 @@ def _forward(call: Call) -> Plan:
     input, weight = arguments["input"], arguments["weight"]
     result = call.result if isinstance(call.result, torch.Tensor) else call.result[0]
     found = _describe(arguments, input, weight, result)
-    guess = _workspaces(found, arguments, input, weight, call.gpu)
-    steps = [Output(0), *_copies(found, input=input, weight=weight), *_held("workspace", guess, 0)]
+    taken = _workspaces(found, arguments, input, weight, call.gpu)
+    steps = [Output(0), *_copies(found, input=input, weight=weight), *_held("workspace", taken, 0)]
     return Plan(steps, BENCHMARK if torch.backends.cudnn.benchmark else "")
 
 
@@ -42,7 +44,7 @@ def _backward(call: Call) -> Plan:
     gradient, input, weight = arguments["grad_output"], arguments["input"], arguments["weight"]
     mask = arguments["output_mask"] or (True, True, True)
     found = _describe(arguments, input, weight, gradient)
-    guess = _workspaces(found, arguments, input, weight, call.gpu)
+    taken = _workspaces(found, arguments, input, weight, call.gpu)
     copies = _copies(found, gradient=gradient)
     steps: list[Step] = [*copies]
     if found.depthwise and not _depthwise_by_cudnn(found, input, weight):
@@ -50,11 +52,11 @@ def _backward(call: Call) -> Plan:
     else:
         if mask[0]:
             copied = _copies(found, weight=weight)
-            steps += [Output(0), *copied, *_held("input gradient", guess, 1)]
+            steps += [Output(0), *copied, *_held("input gradient", taken, 1)]
             steps += [Give(copy.name) for copy in copied]
         if mask[1]:
             copied = _copies(found, input=input)
-            steps += [Output(_position(mask, 1)), *copied, *_held("weight gradient", guess, 2)]
+            steps += [Output(_position(mask, 1)), *copied, *_held("weight gradient", taken, 2)]
             steps += [Give(copy.name) for copy in copied]
     steps += [Give(copy.name) for copy in copies]
     if mask[2]:
@@ -66,33 +68,38 @@ def _backward(call: Call) -> Plan:
     return Plan(steps)
 
 
-class Guess(NamedTuple):
-    """What the result and the two gradients take, and what they may take instead (0 where it was measured)."""
-
-    bytes: Workspaces
-    most: Workspaces
-
-
 NO_DOUBT = Workspaces(0, 0, 0)
 
 
 def _workspaces(found: Convolution, arguments: dict[str, Any], input: Any, weight: Any, gpu: Gpu) -> Guess:
-    """As measured, where this layer was at this size of batch; else what the nearest size had, or by rule, and a guess."""
-    if not found.depthwise:
-        spread = len(weight.shape) - 2
-        key = (
-            str(input.dtype).removeprefix("torch."), found.channels_last, found.inputs, found.outputs, tuple(input.shape[2:]),
-            tuple(weight.shape[2:]), _each(arguments["stride"], spread), _each(arguments["dilation"], spread),
-            found.groups, found.transposed,
-        )  # fmt: skip
-        measured = look_up(key, found, gpu)
-        if measured is not None:
-            exact = measured.batch == found.batch
-            return Guess(measured.workspaces, NO_DOUBT if exact else workspace.most(found, gpu))
-    by_rule = Workspaces(
+    """As measured, where this layer was at this size of batch; else as the most similar ones that were, or by rule, and in doubt.
+
+    Only Hopper was measured.
+    """
+    if found.depthwise or gpu.capability[0] != 9:
+        return _by_rule(found, gpu)
+    spread = len(weight.shape) - 2
+    layer = Layer(
+        str(input.dtype).removeprefix("torch."), found.channels_last, found.inputs, found.outputs, tuple(input.shape[2:]),
+        tuple(weight.shape[2:]), _each(arguments["stride"], spread), _each(arguments["dilation"], spread),
+        found.groups, found.transposed,
+    )  # fmt: skip
+    measured = look_up(layer, found)
+    if measured is not None:
+        return Guess(measured, NO_DOUBT)
+    return _by_likeness(layer, found) or _by_rule(found, gpu)
+
+
+@lru_cache(maxsize=4096)
+def _by_likeness(layer: Layer, found: Convolution) -> Guess | None:
+    return guess(layer, found)
+
+
+def _by_rule(found: Convolution, gpu: Gpu) -> Guess:
+    sizes = Workspaces(
         workspace.forward(found), workspace.input_gradient(found), workspace.weight_gradient(found, gpu)
     )
-    return Guess(by_rule, NO_DOUBT if found.depthwise else workspace.most(found, gpu))
+    return Guess(sizes, NO_DOUBT if found.depthwise else workspace.most(found, gpu))
 
 
 def _each(values: Any, dimensions: int) -> tuple[int, ...]:
@@ -119,8 +126,8 @@ def _position(mask: Any, index: int) -> int:
     return sum(bool(wanted) for wanted in mask[:index])
 
 
-def _held(name: str, guess: Guess, which: int) -> list[Step]:
-    size, most = guess.bytes[which], guess.most[which]
+def _held(name: str, taken: Guess, which: int) -> list[Step]:
+    size, most = taken.likely[which], taken.most[which]
     return [Take(name, size, most), Give(name)] if size or most else []
 
 

@@ -1,28 +1,40 @@
-"""Workspaces that cuDNN was seen to take, for convolutions of well-known networks.
+"""Workspaces that cuDNN was seen to take, for convolutions of well-known networks and of random ones.
 
 cuDNN chooses its kernels by a heuristic that is not published, so where a layer was measured its choice is looked up, not
 guessed. The table (`convolutions_h200.json.gz`, made by `bench/convolution_table.py`) holds for each layer, at several
-batch sizes, what was converted and what remained; between them the nearest batch size speaks. It tells about
-Hopper, on which it was measured.
+batch sizes, what was converted and what remained, so that it can be told for other sizes too (`convolution_neighbours`). It
+tells about Hopper, on which it was measured.
 """
 
 import gzip
 import json
 from functools import lru_cache
-from math import log
 from pathlib import Path
 from typing import NamedTuple
 
 from legroom.observe.cuda_rules.convolution_workspace import Convolution, Workspaces
-from legroom.observe.gpus import Gpu
 
 TABLE = Path(__file__).with_name("convolutions_h200.json.gz")
 UNIT = 512
 """Bytes: what the allocator rounds to. Remainders are kept in it."""
 
-Key = tuple[
-    str, bool, int, int, tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...], int, bool
-]
+Row = tuple[int, int, int, int, int, int, int]
+"""Batch size and, for the result and the two gradients, a kind and a remainder."""
+
+
+class Layer(NamedTuple):
+    """A convolution without its batch, as the table names it."""
+
+    dtype: str
+    channels_last: bool
+    inputs: int
+    outputs: int
+    sizes: tuple[int, ...]
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    transposed: bool
 
 
 class Kind(NamedTuple):
@@ -50,14 +62,6 @@ KINDS = (
 )
 
 
-class Measured(NamedTuple):
-    """What was measured for a layer, told for the batch that is asked about."""
-
-    batch: int
-    """The size of batch that was measured."""
-    workspaces: Workspaces
-
-
 def size_of(kind: Kind, c: Convolution) -> int:
     if kind.copies:
         return c.batch * c.weights * 4
@@ -67,36 +71,28 @@ def size_of(kind: Kind, c: Convolution) -> int:
     return size
 
 
-def look_up(key: Key, c: Convolution, gpu: Gpu) -> Measured | None:
-    """What was measured for this layer, at the nearest batch size; None where it was not, or on another generation."""
-    if gpu.capability[0] != 9:
-        return None
-    table = _table()
-    rows = table.get(key, [])
-    if (
-        key[0] == "bfloat16"
-    ):  # chosen otherwise than for float16 in a tenth of the cases, but measured at fewer sizes
-        close = [row for row in rows if abs(log(row[0] / c.batch)) < log(2.5)]
-        rows = close or [*rows, *table.get(("float16", *key[1:]), [])]
-    if not rows:
-        return None
-    nearest = min(rows, key=lambda row: abs(log(row[0] / c.batch)))
-    sizes = [size_of(KINDS[nearest[place]], c) + nearest[place + 1] * UNIT for place in (1, 3, 5)]
-    return Measured(nearest[0], Workspaces(*sizes))
+def told(row: Row, c: Convolution) -> Workspaces:
+    """What a measured row says of a convolution that is made like it."""
+    sizes = [size_of(KINDS[row[place]], c) + row[place + 1] * UNIT for place in (1, 3, 5)]
+    return Workspaces(*sizes)
+
+
+def look_up(layer: Layer, c: Convolution) -> Workspaces | None:
+    """What was measured for this layer at this size of batch; None where it was not."""
+    return next((told(row, c) for row in table().get(layer, []) if row[0] == c.batch), None)
 
 
 @lru_cache(maxsize=1)
-def _table() -> dict[Key, list[list[int]]]:
-    """Layer → rows of batch size and, three times, a kind and a remainder."""
+def table() -> dict[Layer, list[Row]]:
     if not TABLE.exists():
         return {}
     with gzip.open(TABLE, "rt") as file:
         rows = json.load(file)["layers"]
-    found: dict[Key, list[list[int]]] = {}
+    found: dict[Layer, list[Row]] = {}
     for dtype, last, inputs, outputs, sizes, kernel, stride, dilation, groups, transposed, measured in rows:
-        key = (
+        layer = Layer(
             dtype, bool(last), inputs, outputs, tuple(sizes), tuple(kernel), tuple(stride), tuple(dilation), groups,
             bool(transposed),
         )  # fmt: skip
-        found[key] = measured
+        found[layer] = [tuple(row) for row in measured]
     return found

@@ -1,0 +1,95 @@
+"""What cuDNN was seen to take for the convolutions most like one that was never measured.
+
+cuDNN's choice of a kernel depends on sizes in ways that no short rule catches, but smoothly enough that like convolutions mostly
+get like kernels. So a convolution that is not in the table takes what its nearest neighbour there took, told for its own sizes;
+what the next few took says how far that may be off. `bench/convolution_guesses.py` leaves out each measured layer in turn and
+guesses it from the rest: that is where the weights below and the number of neighbours come from.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from heapq import nsmallest
+from math import dist, log, prod
+from typing import NamedTuple
+
+from legroom.observe.cuda_rules.convolution_table import Layer, Row, table, told
+from legroom.observe.cuda_rules.convolution_workspace import Convolution, Workspaces
+
+COUNT = 8
+"""How many neighbours are asked. Of the measured layers, left out in turn, the largest of so many was enough for all but 2 to 4%."""
+
+
+class Guess(NamedTuple):
+    """What a convolution may take."""
+
+    likely: Workspaces
+    most: Workspaces
+
+
+class _Measured(NamedTuple):
+    place: tuple[float, ...]
+    layer: Layer
+    row: Row
+
+
+def guess(layer: Layer, c: Convolution, without: Callable[[Layer, int], bool] | None = None) -> Guess | None:
+    """What the nearest neighbour took, and the most that any of the nearest took; None if there is none of its family.
+
+    `without(layer, batch)`: measurements to be left out.
+    """
+    place = _place(layer, c.batch)
+    for family in _families_of(layer):
+        candidates = _families().get(family, [])
+        if without is not None:
+            candidates = [one for one in candidates if not without(one.layer, one.row[0])]
+        if len(candidates) >= COUNT or (candidates and len(family) < _NARROW):
+            near = nsmallest(COUNT, candidates, key=lambda one: dist(one.place, place))
+            sizes = [told(one.row, c) for one in near]
+            return Guess(sizes[0], Workspaces(*(max(column) for column in zip(*sizes, strict=True))))
+    return None
+
+
+_NARROW = 7
+
+
+def _families_of(layer: Layer) -> tuple[tuple[object, ...], tuple[object, ...]]:
+    """Layers that may be compared: those with the very same kernel and stride; where there are too few, all of their kind."""
+    wide = (
+        layer.dtype == "float32",
+        layer.channels_last,
+        len(layer.sizes),
+        layer.transposed,
+        prod(layer.kernel) == 1,
+    )
+    return (*wide, layer.kernel, layer.stride), wide
+
+
+def _place(layer: Layer, batch: int) -> tuple[float, ...]:
+    """Where a convolution lies among others: factors between sizes are distances."""
+    multiple = 4 if layer.dtype == "float32" else 8  # channels that kernels read at once
+    return (
+        log(layer.inputs),
+        log(layer.outputs),
+        0.5 * log(prod(layer.sizes)),
+        0.5 * log(batch),
+        1.0 * bool(layer.inputs % multiple),
+        1.0 * bool(layer.outputs % multiple),
+        0.5 * log(max(layer.dilation)),
+        log(layer.groups),
+        log(prod(layer.kernel)),
+        log(prod(layer.stride)),
+        0.3 * (layer.dtype == "bfloat16"),
+    )
+
+
+@lru_cache(maxsize=1)
+def _families() -> dict[tuple[object, ...], list[_Measured]]:
+    found: dict[tuple[object, ...], list[_Measured]] = {}
+    for layer, rows in table().items():
+        if layer.groups == layer.inputs > 1:
+            continue  # depthwise: kernels of their own
+        for row in rows:
+            measured = _Measured(_place(layer, row[0]), layer, row)
+            for family in _families_of(layer):
+                found.setdefault(family, []).append(measured)
+    return found
