@@ -220,10 +220,17 @@ def _built(
         meaning=" ".join(part for part in (meaning, reason) if part),
         message=message,
         line=line,
-        causes=(*more, *causes),
+        causes=(*more, *(_undecided(causes, more) if more else causes)),
         figures={name: value for name, value in asdict(figures).items() if value is not None},
         earlier=earlier,
     )
+
+
+def _undecided(causes: tuple[Cause, ...], more: list[Cause]) -> tuple[Cause, ...]:
+    """Of the page's causes, what figures cannot tell: whether tensors are kept from step to step."""
+    if len(more) == 1 and "the whole GPU" in more[0].cause:
+        return ()
+    return tuple(cause for cause in causes if "from step to step" in cause.cause)
 
 
 @cache

@@ -52,6 +52,10 @@ class TestFigures:
         assert told.causes[1].cause == "Tensors alive hold 12.50 GiB of 15.77 GiB."
         assert told.figures["others"] == 2 << 30
 
+    def test_causes_that_figures_decide_are_not_told_again(self) -> None:
+        told = explain(next(row["text"] for row in TEXTS if "allocate 546" in row["text"]))
+        assert [cause.cause for cause in told.causes[2:]] == ["Something keeps tensors from step to step."]
+
     def test_much_reserved_and_little_allocated_is_fragmentation(self) -> None:
         told = explain(
             "CUDA out of memory. Tried to allocate 1.00 GiB (GPU 0; 15.78 GiB total capacity; 8.00 GiB already "
@@ -64,7 +68,9 @@ class TestFigures:
         told = explain(
             "CUDA out of memory. Tried to allocate 256.00 GiB. GPU 0 has a total capacity of 79.10 GiB of which 70.00 GiB is free."
         )
-        assert told.causes[0].cause.startswith("One operation asks for more than the whole GPU: 256.00 GiB")
+        assert [cause.cause for cause in told.causes] == [
+            "One operation asks for more than the whole GPU: 256.00 GiB of 79.10 GiB (LG601)."
+        ]
 
 
 class TestExceptions:
