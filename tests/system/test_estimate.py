@@ -71,7 +71,7 @@ def told(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 
 def test_an_unmodified_script_is_judged_and_nothing_of_it_happens(tmp_path: Path) -> None:
-    done = estimate(tmp_path, TRAINING, "--batch-size", "32")
+    done = estimate(tmp_path, TRAINING, "--batch-size", "32", before=("--plan",))
     answer = told(done)
     assert done.returncode == 0
     assert answer["verdict"] == "fits"
@@ -79,6 +79,7 @@ def test_an_unmodified_script_is_judged_and_nothing_of_it_happens(tmp_path: Path
     assert answer["max_batch_size"] > 10_000, "far beyond what the data set holds"
     assert answer["by_category"]["parameter"] >= (256 * 2048 + 2048 + 20480 + 10) * 4
     assert answer["top"][0]["file"].endswith("train.py")
+    assert answer["options"]
     assert all(option["saves_bytes"] > 0 for option in answer["options"])
     assert sorted(os.listdir(tmp_path)) == ["train.py"], "no checkpoint, no finally, no exit handler"
 
@@ -88,6 +89,58 @@ def test_the_batch_size_can_be_set_from_outside(tmp_path: Path) -> None:
     large = told(estimate(tmp_path, TRAINING, before=("--batch-size", "4096"), gpu="4GiB"))
     assert (small["batch_size"], large["batch_size"]) == (16, 4096)
     assert large["peak_allocated_bytes"] > small["peak_allocated_bytes"]
+
+
+def test_an_evaluation_before_the_training_is_not_taken_for_it(tmp_path: Path) -> None:
+    evaluated = """
+with torch.no_grad():
+    for x, y in DataLoader(data, 100):
+        model(x.to(device))
+try:
+"""
+    answer = told(estimate(tmp_path, TRAINING.replace("\ntry:\n", evaluated), "--batch-size", "32"))
+    assert (answer["batch_size"], answer["steps"]) == (32, 2)
+    assert answer["by_category"]["optimizer state"] > 0
+
+
+def test_batches_fetched_ahead_are_no_steps(tmp_path: Path) -> None:
+    """The Trainer of transformers takes all batches of one accumulation before the first forward pass."""
+    script = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+model = nn.Sequential(nn.Linear(64, 4096), nn.ReLU(), nn.Linear(4096, 8)).cuda()
+optimizer = torch.optim.Adam(model.parameters())
+batches = iter(DataLoader(torch.randn(1000, 64), batch_size=20))
+while ahead := [batch for batch, _ in zip(batches, range(5))]:
+    for batch in ahead:
+        model(batch.cuda()).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    answer = told(estimate(tmp_path, script))
+    assert (answer["batch_size"], answer["steps"]) == (20, 2)
+    assert answer["by_category"]["optimizer state"] > 0
+    assert answer["max_batch_size"] < 1_000_000, "the batches were varied"
+
+
+def test_an_operation_without_a_fake_implementation_is_computed_on_the_cpu(tmp_path: Path) -> None:
+    script = """
+import torch
+from torch import nn
+@torch.library.custom_op("mine::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+twice.register_autograd(lambda context, gradient: gradient * 2)
+model = nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(3):
+    twice(model(torch.randn(16, 64, device="cuda"))).sum().backward()
+    optimizer.step()
+"""
+    answer = told(estimate(tmp_path, script))
+    assert (answer["mode"], answer["verdict"]) == ("cpu", "fits")
+    assert "mine.twice, train.py:11: it has no fake implementation" in answer["notes"][0]
 
 
 def test_loader_workers_end_with_the_trace(tmp_path: Path) -> None:
@@ -114,6 +167,7 @@ with torch.no_grad():
 """
     answer = told(estimate(tmp_path, script))
     assert answer["steps"] == 2
+    assert "forward passes alone" in answer["notes"][0]
     assert answer["by_category"]["gradient"] == 0
     assert answer["by_category"]["activation"] == 0
 
@@ -154,6 +208,12 @@ with torch.inference_mode():
     ("script", "words", "sentence"),
     [
         ("print('no training here')", (), "ended without an optimizer step"),
+        (TRAINING.replace('"cuda" if torch.cuda.is_available() else', ""), (), "put nothing on the GPU"),
+        (
+            "import torch\nraise RuntimeError('x must be a CUDA tensor')",
+            (),
+            "that code asks for a real GPU, so nothing after it can be estimated",
+        ),
         (
             "import torch\nx = torch.zeros(1 << 20, device='cuda')\nraise ValueError('my own mistake')",
             (),

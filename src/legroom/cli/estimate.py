@@ -37,9 +37,10 @@ def estimate(
     multiple_of: Annotated[
         int, typer.Option("--multiple-of", min=1, metavar="N", help="Of the largest batch.")
     ] = 1,
+    plan: Annotated[bool, typer.Option("--plan", help="Say what would save memory even if it fits.")] = False,
     format: FormatOption = Format.TEXT,
 ) -> int:
-    """Say whether SCRIPT fits a GPU, where its peak is, its largest batch, and what would save memory.
+    """Say whether SCRIPT fits a GPU, where its peak is, its largest batch, and what would make it fit.
 
     The script runs unmodified, without data on the device, until it has taken two optimizer steps; no GPU is needed.
     Exit code: 0 fits, 1 does not, 3 uncertain.
@@ -81,6 +82,7 @@ def estimate(
             batch_size=batch_size,
             steps=steps,
             multiple_of=multiple_of,
+            plan=plan,
             say=say,
             tell=tell,
         )

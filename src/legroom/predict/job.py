@@ -25,6 +25,8 @@ class Told:
     estimate: Estimate
     search: Search | None
     options: tuple[Option, ...]
+    planned: bool = True
+    """Whether the means of saving memory were looked for."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -44,15 +46,16 @@ def estimate_script(
     batch_size: int | None = None,
     steps: int = 2,
     multiple_of: int = 1,
+    plan: bool = False,
     say: Say = lambda sentence: None,
     tell: Callable[[Estimate], None] = lambda estimate: None,
 ) -> Told:
-    """Trace a script, search its largest batch, and re-trace it with each means of saving memory.
+    """Trace a script, search its largest batch, and, where it does not fit, re-trace it with each means of saving memory.
 
-    `started`: its process, if that runs already. `tell` is called with the verdict as soon as it stands. Where the script
+    `plan`: re-trace it with the means even where it fits.     `started`: its process, if that runs already. `tell` is called with the verdict as soon as it stands. Where the script
     needs data that a trace does not have, it is traced again with real arithmetic on the CPU.
     """
-    job = _ScriptJob(script, gpu_name, batch_size, steps, multiple_of, say, tell)
+    job = _ScriptJob(script, gpu_name, batch_size, steps, multiple_of, plan, say, tell)
     try:
         return job.run("fake", started or start(script, gpu_name, steps=steps))
     except CannotTrace as trouble:
@@ -61,8 +64,14 @@ def estimate_script(
         reason = (
             f"{str(trouble)[:1].upper()}{str(trouble)[1:]}; so it was run with real arithmetic on the CPU"
         )
+        first = str(trouble)
     say("the script needs its data: computing on the CPU instead")
-    return job.run("cpu", start(script, gpu_name, mode="cpu", steps=steps), notes=(reason,))
+    try:
+        return job.run("cpu", start(script, gpu_name, mode="cpu", steps=steps), notes=(reason,))
+    except CannotTrace as trouble:
+        raise CannotTrace(
+            f"{first}, and it cannot be run on the CPU instead: {trouble}", output=trouble.output
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +81,7 @@ class _ScriptJob:
     batch_size: int | None
     steps: int
     multiple_of: int
+    plan: bool
     say: Say
     tell: Callable[[Estimate], None]
 
@@ -116,7 +126,8 @@ class _ScriptJob:
             self.say(f"looking for the largest batch: {size}")
             return (ahead.pop(size, None) or traced.start(size)).result()
 
-        started = start_plan(now, start_with)
+        wanted = self.plan or not now.fits
+        started = start_plan(now, start_with) if wanted else []
         search: Search | None = None
         if now.batch_size is not None:
             try:
@@ -131,6 +142,6 @@ class _ScriptJob:
                 note = f"No other batch size could be traced: with one, {trouble}"
                 now = replace(now, notes=(*now.notes, note))
         largest = None if search is None or search.largest is None else search.traces[search.largest]
-        options = finish_plan(now, started, start_with, largest=largest)
+        options = finish_plan(now, started, start_with, largest=largest) if wanted else []
         now = replace(now, max_batch_size=None if search is None else search.largest)
-        return Told(script=self._words, estimate=now, search=search, options=tuple(options))
+        return Told(script=self._words, estimate=now, search=search, options=tuple(options), planned=wanted)

@@ -1,6 +1,7 @@
 """An unmodified script, traced in a process of its own."""
 
 import json
+import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -82,6 +83,12 @@ class TracedScript:
         )  # inference, to its end
         if facts["how"] in ("crashed", "needs data") or not (facts["steps"] or looked):
             raise self._explained(facts)
+        if not facts["reserved"]:
+            raise CannotTrace(
+                "the script put nothing on the GPU, so there is nothing to estimate: "
+                'it never moves its model to "cuda", or an argument of its own decides that',
+                output=self._started.output,
+            )
         return Trace(
             gpu=self._gpu,
             mode=self._mode,
@@ -121,11 +128,13 @@ class TracedScript:
             else "nothing was on the device yet"
         )
         if needs_data:
-            sentence = f"the script asks for data that a trace does not have ({text})"
+            sentence = f"the script needs real data where a trace has none ({text})"
         elif facts["how"] == "crashed":
             after = _counted(facts["steps"], "step", "steps")
             reason = text or self._last_words() or f"exit code {facts['exit_code']}"
             sentence = f"the script failed by itself after {after}: {reason}; {so_far}"
+            if _NEEDS_GPU.search(text):
+                sentence += "; that code asks for a real GPU, so nothing after it can be estimated"
             if not text and facts["exit_code"] == 2:  # what argparse says for a bad command line
                 sentence += "; the script's own arguments go after its name"
         else:
@@ -149,6 +158,10 @@ class PendingTrace:
     def result(self) -> Trace:
         """The trace, once it is there; raises `CannotTrace` with how far the script came."""
         return self.script.await_trace(self)
+
+
+_NEEDS_GPU = re.compile(r"CUDA tensor|is_cuda|active driver|No module named 'triton'", re.IGNORECASE)
+"""How extensions and Triton fail without a GPU."""
 
 
 def _counted(number: int, one: str, more: str) -> str:

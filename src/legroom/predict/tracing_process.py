@@ -11,18 +11,26 @@ Requests and replies are lines of JSON on two file descriptors; a trace itself i
 import contextlib
 import ctypes
 import functools
+import gc
 import json
 import os
 import signal
 import sys
+import time
 import traceback
+import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, NoReturn
 
 import psutil
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
 from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as _dataloader
 
@@ -41,6 +49,11 @@ from legroom.predict.trace import Trace, finish, make_device
 MOST_AT_ONCE = 4
 """Traces; each takes some hundred MiB of the host."""
 
+LONGEST_REASON = 300
+"""Characters of the script's own error that are told; its output has the rest."""
+LONGEST_EVALUATION = 3.0
+"""Seconds: what a script evaluates before its training is cut short there, since the training is what was asked for."""
+
 
 class TracingProcess:
     """One script, traced on request."""
@@ -57,6 +70,8 @@ class TracingProcess:
         self._batch_size: int | None = None
         self._loader: Any = None
         self._batches = 0
+        self._evaluation_ends: float | None = None
+        """Set once an evaluation before the training was seen (see `_training_follows`)."""
         self._resize_to: int | None = None
         self._means = contextlib.ExitStack()
         """Of the one trace that a fork is for; never left, since the fork ends with it."""
@@ -70,14 +85,18 @@ class TracingProcess:
             self._stop_at_first_call()
             self._end_where_data_is_needed()
             stack.enter_context(_nothing_saved())
+            stack.enter_context(_checkpoints_mapped())
             self._note_compiling()
             with installed(self.script):
                 outcome = execute(self.script, uncaught=_describe)
-            self._end(
-                "ended" if outcome.exit_code == 0 else "crashed",
-                f"{outcome.traceback}{outcome.error}",
-                outcome.exit_code,
-            )
+            how = "ended" if outcome.exit_code == 0 else "crashed"
+            text = f"{outcome.traceback}{outcome.error}"
+            if how == "crashed" and self.trace.mode == "fake" and _NO_DATA in text:
+                how, text = (
+                    "needs data",
+                    f"its own compiled code reads a tensor, {outcome.traceback.strip(' ,')}",
+                )
+            self._end(how, text, outcome.exit_code)
 
     # --- waiting for requests, and serving them
 
@@ -115,6 +134,7 @@ class TracingProcess:
         self._path = request["path"]
         self._batch_size = request["batch_size"] or self._batch_size
         self._resize_to = request["batch_size"]
+        _no_model_saved()
         if request["means"]:
             means = map(Means, request["means"])
             self._means.enter_context(
@@ -140,18 +160,20 @@ class TracingProcess:
         plain_iter, plain_next = DataLoader.__iter__, _dataloader._BaseDataLoaderIter.__next__
 
         def iterate(loader: Any) -> Any:
-            if self._loader is None:
-                self._loader = loader
-                self._batch_size = loader.batch_size
+            evaluates = not torch.is_grad_enabled()
+            if self._loader is None or (self._is_before_training() and not evaluates):
+                self._loader, self._batches = loader, 0
+                self._batch_size = self._resize_to or loader.batch_size
                 self._serve()
             iterator: Any = plain_iter(loader)
-            if loader is self._loader:
-                iterator._legroom_resizes = True
+            iterator._legroom_loader, iterator._legroom_evaluates = weakref.ref(loader), evaluates
             return iterator
 
         def give(iterator: Any) -> Any:
+            if getattr(iterator, "_legroom_evaluates", False) and self._evaluation_is_long():
+                raise StopIteration
             batch = plain_next(iterator)
-            if getattr(iterator, "_legroom_resizes", False):
+            if getattr(iterator, "_legroom_loader", _nothing)() is self._loader:
                 self._batches += 1
                 if self._resize_to is not None:
                     batch = resized(batch, self._resize_to)
@@ -163,6 +185,36 @@ class TracingProcess:
         yield
         DataLoader.__iter__ = plain_iter  # type: ignore[method-assign]
         _dataloader._BaseDataLoaderIter.__next__ = plain_next  # type: ignore[method-assign]
+
+    def _training_follows(self) -> bool:
+        """Whether training is still to come: nothing was trained with the batches so far, but there is an optimizer.
+
+        They were an evaluation then, or fetched ahead. Steps are counted anew, and a loader that is iterated now is the
+        training's.
+        """
+        clock = self.device.recorder.clock
+        if clock.trains or not any(
+            issubclass(type(thing), torch.optim.Optimizer) for thing in gc.get_objects()
+        ):
+            return False
+        clock.trains, clock.step = True, 0  # from now on, batches are no steps
+        self._evaluation_ends = time.monotonic() + LONGEST_EVALUATION
+        return True
+
+    def _is_before_training(self) -> bool:
+        return self._evaluation_ends is not None and self.device.recorder.clock.step == 0
+
+    def _evaluation_is_long(self) -> bool:
+        if (
+            self._evaluation_ends is None
+            or not self._is_before_training()
+            or time.monotonic() < self._evaluation_ends
+        ):
+            return False
+        note = "An evaluation before the training was cut short"
+        if note not in self.trace.notes:
+            self.trace.notes.append(note)
+        return True
 
     def _stop_at_first_call(self) -> None:
         """Where no loader is iterated first, the first call of a model is where requests are taken. Before it, not
@@ -217,9 +269,11 @@ class TracingProcess:
             try:
                 return plain_run(func, args, kwargs, to_device)
             except (DataDependentOutputException, DynamicOutputShapeException):
-                frame, _ = user_frame(sys._getframe(1))
-                where = f", {os.path.basename(frame.file)}:{frame.line}" if frame else ""
-                self._end("needs data", f"{func.overloadpacket}{where}", 1)
+                self._end("needs data", f"{func.overloadpacket}{_where()}", 1)
+            except (UnsupportedOperatorException, RuntimeError) as error:
+                if type(error) is RuntimeError and _NO_SHAPES not in str(error):
+                    raise
+                self._end("needs data", f"{func.overloadpacket}{_where()}: it has no fake implementation", 1)
 
         stand_ins.run = run  # type: ignore[method-assign]
 
@@ -230,7 +284,7 @@ class TracingProcess:
         def step_ended(step: int, seconds: float) -> None:
             if tell is not None:
                 tell(step, seconds)
-            if step + 1 >= self.steps:
+            if step + 1 >= self.steps and not self._training_follows():
                 self._end("stepped")
 
         clock.on_step_end = step_ended
@@ -239,6 +293,11 @@ class TracingProcess:
         """Write what was seen and be gone, whatever the script would still do."""
         trace = finish(self.trace, self.device)
         trace.batch_size = self._batch_size
+        trace.trains = trace.trains and (self._evaluation_ends is None or trace.steps > 0)
+        if how in ("stepped", "ended") and not trace.trains:
+            trace.notes.append(
+                "Nothing was trained up to there, so this is the peak of the forward passes alone"
+            )
         facts = {
             "how": how, "text": text, "exit_code": exit_code, "steps": trace.steps, "trains": trace.trains,
             "batch_size": trace.batch_size, "doubt": trace.doubt, "doubts": trace.doubts, "made_up": trace.made_up,
@@ -260,6 +319,12 @@ class TracingProcess:
         os._exit(0)
 
 
+def _where() -> str:
+    """The user's line that is being run, after a comma."""
+    frame, _ = user_frame(sys._getframe(2))
+    return f", {os.path.basename(frame.file)}:{frame.line}" if frame else ""
+
+
 def _describe(error: BaseException, hooked: bool) -> tuple[str, str]:
     """The error in its last line, and the user's line that it came from."""
     text = "".join(traceback.format_exception_only(error)).strip()
@@ -268,7 +333,7 @@ def _describe(error: BaseException, hooked: bool) -> tuple[str, str]:
         innermost = innermost.tb_next
     frame = None if innermost is None else user_frame(innermost.tb_frame)[0]
     where = "" if frame is None else f"{os.path.basename(frame.file)}:{_line(error, frame)}, "
-    return text.splitlines()[0], where
+    return shorten(text.splitlines()[0], LONGEST_REASON, placeholder=" …"), where
 
 
 def _line(error: BaseException, found: Frame) -> int:
@@ -286,26 +351,71 @@ def _die_with_parent() -> None:
 
 
 _PR_SET_PDEATHSIG = 1
+_NO_SHAPES = "fake impl"
+"""What torch says of a custom operation whose results' shapes nobody declared."""
+_NO_DATA = "Cannot access data pointer"
+"""What torch says to a kernel (an extension's, Triton's) that is given a tensor without data."""
 
 
 @contextlib.contextmanager
 def _nothing_saved() -> Iterator[None]:
     """An estimate writes no checkpoint: neither with torch nor with safetensors, which transformers saves with."""
 
-    def nothing(*_arguments: Any, **_options: Any) -> None:
-        pass
-
-    tables = table(torch, {"save": nothing}) + table(torch.serialization, {"save": nothing})
+    tables = table(torch, {"save": _save_nothing}) + table(torch.serialization, {"save": _save_nothing})
     with contextlib.suppress(ImportError):
         import safetensors.torch
 
-        tables += table(safetensors.torch, {"serialize_file": nothing})
+        tables += table(safetensors.torch, {"serialize_file": _save_nothing})
     with replaced(tables):
         yield
 
 
+@contextlib.contextmanager
+def _checkpoints_mapped() -> Iterator[None]:
+    """Checkpoints are mapped from their files rather than read: what goes to the device without data needs no memory.
+
+    Files that cannot be mapped (of before torch 1.6, or none at all) are read as usual.
+    """
+    plain_load = torch.load
+
+    @functools.wraps(plain_load)
+    def load(source: Any, *args: Any, **options: Any) -> Any:
+        if isinstance(source, str | os.PathLike) and options.get("mmap") is None:
+            with contextlib.suppress(RuntimeError, ValueError):
+                return plain_load(source, *args, **{**options, "mmap": True})
+        return plain_load(source, *args, **options)
+
+    with replaced(table(torch, {"load": load}) + table(torch.serialization, {"load": load})):
+        yield
+
+
+def _no_model_saved() -> None:
+    """Nor does transformers, if the script has loaded it: its saving looks at tensors' data before it writes.
+
+    Without these names in a version of it, the script fails where it saves, if that is in its first steps.
+    """
+    for module, kind, method in _SAVERS:
+        saver = getattr(sys.modules.get(module), kind, None)
+        if hasattr(saver, method):
+            setattr(saver, method, _save_nothing)
+
+
+def _save_nothing(*_arguments: Any, **_options: Any) -> None:
+    pass
+
+
+_SAVERS = (
+    ("transformers.modeling_utils", "PreTrainedModel", "save_pretrained"),
+    ("transformers.trainer", "Trainer", "_save_checkpoint"),
+)
+
+
 def _nowhere(event: object) -> None:
     pass
+
+
+def _nothing() -> None:
+    """A reference to a loader, for iterators that were made in some other way: never the loader's."""
 
 
 if __name__ == "__main__":

@@ -10,9 +10,10 @@ from legroom.diagnose.picture import picture_at_peak
 from legroom.diagnose.sources import read_sources
 from legroom.memory.events import Frame
 from legroom.memory.ledger import Ledger
-from legroom.observe.gpus import GPUS
+from legroom.observe.gpus import GPUS, Gpu
 from legroom.predict.estimate import Estimate
 from legroom.predict.job import Told
+from legroom.predict.largest_batch import MOST
 from legroom.predict.plan import Option
 from legroom.show.memory_bar import MemoryBar
 from legroom.show.sections import by_line, section
@@ -68,6 +69,12 @@ def _further_parts(told: Told) -> Iterator[RenderableType]:
         )
     yield Text("Next, on a virtual GPU with as much for PyTorch:")
     yield verbatim(f"  {_next(told)}", style="bold cyan")
+    if now.fits and now.trace.trains and not told.planned:
+        yield Text("What would save memory:")
+        yield verbatim(
+            f"  legroom estimate --plan --gpu {_named(now.gpu, now.gpu.memory)} {told.script}",
+            style="bold cyan",
+        )
 
 
 def _verdict(now: Estimate) -> str:
@@ -93,6 +100,8 @@ def _batch(told: Told) -> str:
         return f"Traced with a batch of {now.batch_size}."
     if now.max_batch_size is None:
         return f"Not even a batch of {min(told.search.tried)} fits (today: {now.batch_size})."
+    if now.max_batch_size > 0.99 * MOST:
+        return f"Even a batch of {now.max_batch_size} fits (today: {now.batch_size}); none larger was tried."
     return f"Largest batch that fits: {now.max_batch_size} (today: {now.batch_size}); traced at that size."
 
 
@@ -120,5 +129,9 @@ def _gpu_words(now: Estimate) -> str:
 
 def _next(told: Told) -> str:
     gpu = told.estimate.gpu
-    named = gpu.name if gpu in GPUS else f"{(gpu.memory - gpu.context) // MiB}MiB"
-    return f"legroom run --gpu {named} {told.script}"
+    return f"legroom run --gpu {_named(gpu, gpu.memory - gpu.context)} {told.script}"
+
+
+def _named(gpu: Gpu, memory: int) -> str:
+    """A GPU as the command line takes it: a size by the memory that is meant."""
+    return gpu.name if gpu in GPUS else f"{memory // MiB}MiB"
