@@ -4,6 +4,7 @@ from legroom.memory.allocator_settings import AllocatorSettings
 from legroom.memory.events import Alloc, Category, Event, Free, Phase
 from legroom.observe.gpus import find_gpu
 from legroom.predict import doubt
+from legroom.predict.requests import play
 from legroom.predict.trace import Trace
 from legroom.units import MiB
 
@@ -40,6 +41,22 @@ def test_a_guess_that_fits_the_cache_anyway_is_no_doubt() -> None:
     events = (asked(1, 200 * MiB), Free(0.0, 1), asked(2, 40 * MiB), Free(0.0, 2))
 
     assert doubt.of(trace_of(*events, doubts={2: 150 * MiB})) == 0
+
+
+def test_of_two_guesses_each_is_tried_without_the_other() -> None:
+    """Both larger would share one block of the cache; the second alone takes a new one."""
+    events = (asked(1, 30 * MiB), Free(0.0, 1), asked(2, 30 * MiB), Free(0.0, 2))
+    both = play(trace_of(*events).requests(instead={1: 60 * MiB, 2: 50 * MiB}))
+
+    assert both.reserved == 60 * MiB
+    assert doubt.of(trace_of(*events, doubts={1: 60 * MiB, 2: 50 * MiB})) == 50 * MiB
+
+
+def test_guesses_with_the_same_alternative_turn_out_alike() -> None:
+    """A layer gets the same kernel in each step: the second one finds the block of the first."""
+    events = (asked(1, 30 * MiB), Free(0.0, 1), asked(2, 30 * MiB), Free(0.0, 2))
+
+    assert doubt.of(trace_of(*events, doubts={1: 50 * MiB, 2: 50 * MiB})) == 20 * MiB
 
 
 def test_the_same_trace_has_the_same_doubt() -> None:
