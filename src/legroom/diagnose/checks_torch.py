@@ -148,7 +148,7 @@ def compute(device: str) -> str:
 
     def results(place: str) -> list[torch.Tensor]:
         # small whole numbers: exact in every format, TF32 included
-        parts = [part.to(place).requires_grad_() for part in (left, image, weight)]
+        parts = [part.to(place, copy=True).requires_grad_() for part in (left, image, weight)]
         product = parts[0] @ parts[0].detach()
         convolved = torch.nn.functional.conv2d(parts[1], parts[2])
         torch.autograd.backward(product.sum() + convolved.sum())

@@ -12,6 +12,7 @@ from legroom.diagnose.checks_machine import GpuState, Machine, look
 from legroom.diagnose.checks_torch import DeviceResult, TorchFacts, ask_torch, compute
 from legroom.diagnose.doctor import diagnose
 from legroom.observe.devices import NA, Gpu, GpuProcess, Host
+from legroom.observe.virtual.gpu import VirtualGPU
 from legroom.units import GiB, MiB
 
 GPU = Gpu(
@@ -151,6 +152,11 @@ def test_a_crash_before_anything_was_said_is_torchs_trouble() -> None:
 
 def test_the_small_computation_is_right_on_the_host() -> None:
     assert compute("cpu") == ""
+
+
+def test_a_sound_gpu_computes_right():
+    with VirtualGPU("1GiB"):
+        assert compute("cuda:0") == ""
 
 
 def test_what_bears_on_an_error_is_looked_up() -> None:
