@@ -161,7 +161,7 @@ def held_by_python(targets: list[Any], variables: Variables) -> set[int]:
             id(referrer) in variables.running or _is_ours(referrer.f_code)
         ):
             continue
-        if referrer is not targets and _worth_following(referrer):
+        if referrer is not targets and _is_in_python(referrer):
             held |= wanted & {id(referent) for referent in gc.get_referents(referrer)}
     return held
 
@@ -206,7 +206,7 @@ class _Search:
         referrers = gc.get_referrers(*level)
         found: list[Any] = []
         for referrer in referrers:
-            if id(referrer) in self._met or id(referrer) in self._ours or not _worth_following(referrer):
+            if id(referrer) in self._met or id(referrer) in self._ours or isinstance(referrer, _NO_HOLDERS):
                 continue
             if isinstance(referrer, FrameType) and (
                 id(referrer) in self._variables.running or _is_ours(referrer.f_code)
@@ -514,9 +514,13 @@ def _which(referrer: Any, level: list[Any]) -> Any:
     return None
 
 
-def _worth_following(referrer: Any) -> bool:
-    """A node of the autograd graph keeps tensors on behalf of those that the graph leads to: no one in Python."""
-    return not isinstance(referrer, ModuleType | CodeType | Variables | _Search | torch._C._FunctionBase)
+_NO_HOLDERS = (ModuleType, CodeType, Variables, _Search)
+
+
+def _is_in_python(referrer: Any) -> bool:
+    """A node of the autograd graph keeps tensors on behalf of those that the graph leads to: no one in Python. (A list may keep
+    such a node, though: the `ctx` of a function of the user's own.)"""
+    return not isinstance(referrer, (*_NO_HOLDERS, torch._C._FunctionBase))
 
 
 def _rank(referrer: Any) -> int:

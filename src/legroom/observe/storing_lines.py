@@ -131,6 +131,40 @@ def find_feeding(root: str, file: str | None, function: str, line: int) -> Store
     return Stored(tuple(reader.statements), False, False, False)
 
 
+def is_limited_at(file: str, line: int) -> bool:
+    """Whether the container that a line stores into, by whatever name it has there, is emptied or limited in length."""
+    tree = _tree(file)
+    for node in ast.walk(tree) if tree is not None else ():
+        if getattr(node, "lineno", 0) != line:
+            continue
+        owners: list[ast.expr] = []
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _PUTS:
+            owners = [node.func.value]
+        elif isinstance(node, ast.Assign):
+            owners = [target.value for target in node.targets if isinstance(target, ast.Subscript)]
+        for owner in owners:
+            while isinstance(owner, ast.Subscript):
+                owner = owner.value
+            name = owner.id if isinstance(owner, ast.Name) else getattr(owner, "attr", "")
+            found = find_storing(
+                name, is_attribute=isinstance(owner, ast.Attribute), file=file, function=_around(tree, line), line=line
+            )  # fmt: skip
+            if found.shrinks:
+                return True
+    return False
+
+
+def _around(tree: ast.Module | None, line: int) -> str:
+    """The innermost function around a line."""
+    functions = [
+        node
+        for node in (ast.walk(tree) if tree is not None else ())
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.lineno <= line <= (node.end_lineno or 0)
+    ]
+    return max(functions, key=lambda node: node.lineno).name if functions else ""
+
+
 def is_called_in_loop(file: str, line: int) -> bool:
     """Whether the statement on this line stands within a loop of its function."""
     tree = _tree(file)
@@ -204,6 +238,15 @@ def _binds(function: ast.AST, variable: str) -> bool:
     return False
 
 
+def _assigns_its_own(function: ast.AST, variable: str) -> bool:
+    """Whether a function assigns to a variable of that name that is another than the one outside it."""
+    own = list(_own_nodes(function))
+    declared = (node.names for node in own if isinstance(node, ast.Global | ast.Nonlocal))
+    return not any(variable in names for names in declared) and any(
+        isinstance(node, ast.Name) and node.id == variable and isinstance(node.ctx, ast.Store) for node in own
+    )
+
+
 def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
     stack = list(ast.iter_child_nodes(function))
     while stack:
@@ -233,8 +276,11 @@ class _Reader:
     def _descend(self, node: ast.AST, function: str, loops: int) -> None:
         for child in ast.iter_child_nodes(node):
             self._look(child, function, loops)
+            before = len(self.statements)
             if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
                 self._descend(child, child.name, 0)
+                if not self._is_attribute and _assigns_its_own(child, self._name):
+                    del self.statements[before:]  # stored into a variable of that function, by the same name
             else:
                 self._descend(child, function, loops + isinstance(child, _LOOPS))
 

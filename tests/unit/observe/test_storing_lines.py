@@ -97,3 +97,13 @@ def test_methods_that_hand_something_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize("source", ["def broken(:\n", "print 'python 2'\n", "\x00"])
 def test_source_that_cannot_be_read_says_nothing(read, source: str) -> None:
     assert read(source, "kept").statements == ()
+
+
+def test_a_variable_of_the_same_name_within_a_function_is_another(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "def forward(x, hidden=None):\n    out, hidden = cell(x, hidden)\n    return out, hidden\n"
+        "for x in data:\n    out, hidden = forward(x, hidden)\n"
+    )
+    found = find_storing("hidden", is_attribute=False, file=str(script))
+    assert [each.line for each in found.statements] == [5]

@@ -8,6 +8,7 @@ address may be used again.
 import gc
 import weakref
 from collections.abc import Iterable, Iterator
+from itertools import compress
 from typing import Any
 
 import torch
@@ -15,39 +16,33 @@ from torch import nn
 
 from legroom.observe.storages import storage_of
 
-_OTHER, _TENSOR, _MODULE = 0, 1, 2
-
-
-class _Kinds(dict[type, int]):
-    """Class → whether its instances are tensors or modules: faster than asking each object."""
-
-    def __missing__(self, kind: type) -> int:
-        try:
-            answer = (
-                _TENSOR
-                if issubclass(kind, torch.Tensor)
-                else _MODULE
-                if issubclass(kind, nn.Module)
-                else _OTHER
-            )
-        except TypeError:
-            answer = _OTHER
-        self[kind] = answer
-        return answer
-
 
 def look_around() -> tuple[list[torch.Tensor], bool]:
     """Every tensor that Python knows of, and whether a model is in evaluation mode. Keep neither longer than the look."""
-    kinds = _Kinds()
-    found = [each for each in gc.get_objects() if kinds[type(each)]]
-    tensors = [each for each in found if kinds[type(each)] == _TENSOR]
+    kinds = {torch.Tensor: _derived(torch.Tensor), nn.Module: _derived(nn.Module)}
+    wanted = kinds[torch.Tensor] | kinds[nn.Module]
+    objects = gc.get_objects()
+    # Chained in C: asking each of some hundred thousand objects in Python takes several times as long.
+    found = list(compress(objects, map(wanted.__contains__, map(type, objects))))
+    del objects
+    tensors = [each for each in found if type(each) in kinds[torch.Tensor]]
     evaluating = any(
-        kinds[type(each)] == _MODULE
+        type(each) in kinds[nn.Module]
         and each.__dict__.get("training") is False
         and each.__dict__.get("_modules")
         for each in found
     )
     return tensors, evaluating
+
+
+def _derived(kind: type) -> set[type]:
+    """A class and all that are derived from it."""
+    kinds, unread = {kind}, [kind]
+    while unread:
+        derived: set[type] = set(type.__subclasses__(unread.pop())) - kinds
+        kinds |= derived
+        unread += derived
+    return kinds
 
 
 class Followed:

@@ -15,6 +15,7 @@ from dataclasses import replace
 import torch
 
 from legroom.memory.kept import Kept
+from legroom.observe.storing_lines import is_limited_at
 from legroom.observe.watching.counters import Counters, Reading
 from legroom.observe.watching.graph_births import Roots, StepMarks
 from legroom.observe.watching.storing_trace import TURNS as TRACED_TURNS
@@ -194,6 +195,8 @@ class Watcher:
         """True once it is told, or will be."""
         place = self._places.get((kept.name, kept.file))
         if place is not None:
+            if is_limited_at(place.file, place.line):
+                return False
             self._tell(_placed(kept, place))
         elif self._traced is not None:
             return False  # one at a time
@@ -216,6 +219,8 @@ class Watcher:
         self._traced = None
         if trace.place is not None:
             self._places[kept.name, kept.file] = trace.place
+            if is_limited_at(trace.place.file, trace.place.line):
+                return
             kept = _placed(kept, trace.place)
         self._tell(kept)
 
@@ -225,4 +230,9 @@ def _placed(kept: Kept, place: Place) -> Kept:
 
 
 def _is_on_accelerator(tensor: torch.Tensor) -> bool:
+    """On a device, or standing for a tensor of the virtual GPU that is in use (there is one only if its module was loaded)."""
+    module = sys.modules.get("legroom.observe.virtual.gpu")
+    virtual = module.VirtualGPU._active if module is not None else None
+    if virtual is not None:
+        return virtual.recorder.measure(tensor) is not None
     return tensor.device.type not in ("cpu", "meta")

@@ -23,6 +23,17 @@ def test_a_helper_that_stores_under_another_name_is_named() -> None:
     assert sys.gettrace() is None
 
 
+def _push(ring: list[Any], value: Any) -> None:
+    ring.append(value)
+    if len(ring) > 30:
+        ring.pop(0)
+
+
+def test_a_helper_that_limits_what_it_stores_under_another_name_is_no_leak() -> None:
+    losses: list[Any] = []
+    assert leaks_of(lambda step, loss, output: _push(losses, loss), turns=20) == []
+
+
 def test_the_line_of_the_caller_is_named_where_an_argument_is_computed_by_a_call() -> None:
     store: list[int] = []
 
