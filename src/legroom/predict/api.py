@@ -1,6 +1,8 @@
 """The public functions: `estimate`, `max_batch` and `plan`, for a model and a batch or for a step of one's own."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -78,6 +80,17 @@ def plan(target: Any, *args: Any, gpu: str | int, optimizer: MakeOptimizer | Non
     return finish_plan(now, start_plan(now, start), start, largest=largest)
 
 
+@contextlib.contextmanager
+def _torch_says_it_once() -> Iterator[None]:
+    """A step that fails raises its error; torch would log the same with a traceback of its own besides."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    was_disabled, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = was_disabled
+
+
 class _Job:
     """One thing to trace, as often as wanted."""
 
@@ -96,7 +109,11 @@ class _Job:
     def trace(self, batch_size: int | None = None, means: Sequence[Means] = ()) -> Trace:
         args = self._args if batch_size is None else resized(self._args, batch_size)
         trace = Trace(gpu=self._gpu, mode="fake", batch_size=batch_size_of(args))
-        with make_device(self._gpu, "fake", trace.events.append) as device, in_force(*means):
+        with (
+            _torch_says_it_once(),
+            make_device(self._gpu, "fake", trace.events.append) as device,
+            in_force(*means),
+        ):
             onto = OntoDevice()
             if isinstance(self._target, nn.Module):
                 step = standard_step(onto.copied(self._target), onto.copied(args[0]), self._optimizer)

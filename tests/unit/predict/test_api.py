@@ -192,3 +192,11 @@ def test_html_for_notebooks() -> None:
 def test_bad_input_is_one_sentence(target: Any, args: tuple[Any, ...], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         legroom.estimate(target, *args, gpu="1GiB")
+
+
+def test_a_batch_that_does_not_suit_the_model_gives_its_error_and_no_log(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(RuntimeError, match="same reduction dim|cannot be multiplied"):
+        legroom.estimate(nn.Linear(64, 8), torch.zeros(4, 60), gpu="8GiB")
+    assert capfd.readouterr().err == ""
