@@ -11,11 +11,10 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from bench.convolution_table import described
 from bench.table import print_table
 from legroom.observe.cuda_rules import convolution_workspace as rules
 from legroom.observe.cuda_rules.convolution_neighbours import guess
-from legroom.observe.cuda_rules.convolution_table import Layer, table, told
+from legroom.observe.cuda_rules.convolution_table import Layer, described, table, told
 from legroom.observe.cuda_rules.convolution_workspace import Workspaces
 from legroom.observe.gpus import find_gpu
 
@@ -38,7 +37,7 @@ class Errors:
             f"{sum(min(abs(error), 3) for error in self.likely) / count:.1%}",
             f"{sum(error < -0.02 for error in self.likely) / count:.1%}",
             f"{sum(error < -0.02 for error in self.most) / count:.1%}",
-            f"{sum(max(0, most - likely) for most, likely in zip(self.most, self.likely, strict=True)) / count:.0%}",
+            f"{sum(min(3, most - likely) for most, likely in zip(self.most, self.likely, strict=True)) / count:.0%}",
         ]
 
 
@@ -95,7 +94,7 @@ def guesses(layer: Layer, batch: int) -> dict[str, tuple[Workspaces, Workspaces]
     by_rule = Workspaces(rules.forward(c), rules.input_gradient(c), rules.weight_gradient(c, H200))
     found = {"rules": (by_rule, rules.most(c, H200))}
     for way, without in ways.items():
-        guessed = guess(layer, c, without)
+        guessed = guess(layer, c, H200, without)
         if guessed is not None:
             found[way] = (guessed.likely, guessed.most)
     return found

@@ -9,12 +9,11 @@ the weights for each picture) and a remainder, so that it can be told for other 
 import gzip
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from math import prod
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from legroom.observe.cuda_rules.convolution_table import KINDS, TABLE, UNIT, Layer, size_of, table
+from legroom.observe.cuda_rules.convolution_table import KINDS, TABLE, UNIT, Layer, described, size_of, table
 from legroom.observe.cuda_rules.convolution_workspace import Convolution
 
 
@@ -80,26 +79,6 @@ def encode(row: list[Any]) -> tuple[list[Any], int, list[int]]:
     return named, batch, [part for size in bytes_ for part in explain(size, convolution)]
 
 
-def described(layer: Layer, batch: int, padding: Sequence[int] | None = None) -> Convolution:
-    """A layer as rules see it. The table does not keep paddings: without one, the size is kept, or pictures are cut up."""
-    if padding is None:
-        same = [gap * (reach - 1) // 2 for gap, reach in zip(layer.dilation, layer.kernel, strict=True)]
-        padding = [0] * len(same) if tuple(layer.kernel) == tuple(layer.stride) else same
-    return Convolution(
-        element=4 if layer.dtype == "float32" else 2,
-        channels_last=bool(layer.channels_last),
-        batch=batch,
-        inputs=layer.inputs,
-        outputs=layer.outputs,
-        input_area=prod(layer.sizes),
-        output_area=prod(output_sizes(layer, padding)),
-        kernel_area=prod(layer.kernel),
-        stride=max(layer.stride),
-        groups=layer.groups,
-        transposed=bool(layer.transposed),
-    )
-
-
 def explain(size: int, convolution: Convolution) -> tuple[int, int]:
     """The kind that leaves the smallest remainder, and that remainder. Simpler kinds win where both leave little.
 
@@ -118,15 +97,6 @@ def explain(size: int, convolution: Convolution) -> tuple[int, int]:
 def rest_of(size: int, index: int, convolution: Convolution) -> int:
     rest = size - size_of(KINDS[index], convolution)
     return rest if rest >= 0 else 1 << 60  # what is more than was taken explains nothing
-
-
-def output_sizes(layer: Layer, padding: Sequence[int]) -> list[int]:
-    edges = zip(layer.sizes, layer.kernel, layer.stride, padding, layer.dilation, strict=True)
-    if layer.transposed:
-        return [
-            (size - 1) * step - 2 * edge + gap * (reach - 1) + 1 for size, reach, step, edge, gap in edges
-        ]
-    return [(size + 2 * edge - gap * (reach - 1) - 1) // step + 1 for size, reach, step, edge, gap in edges]
 
 
 if __name__ == "__main__":

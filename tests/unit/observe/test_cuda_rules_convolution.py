@@ -120,7 +120,7 @@ def test_a_layer_that_was_never_measured_at_this_batch_is_not_in_the_table():
 def test_between_measured_batch_sizes_the_nearest_speaks_scaled():
     c = layer(20, 512, 512, 28, 3)
 
-    found = guess(named(c, 28, 3), c)
+    found = guess(named(c, 28, 3), c, H200)
 
     assert found is not None
     assert copies(c) <= found.likely.forward < copies(c) + 20 * MiB
@@ -129,7 +129,7 @@ def test_between_measured_batch_sizes_the_nearest_speaks_scaled():
 def test_a_layer_nobody_measured_takes_what_one_like_it_took_told_for_its_own_size():
     c = layer(16, 509, 503, 29, 3)
 
-    found = guess(named(c, 29, 3), c)
+    found = guess(named(c, 29, 3), c, H200)
 
     assert found is not None
     assert copies(c) <= found.likely.forward < 1.5 * copies(c)
@@ -138,7 +138,7 @@ def test_a_layer_nobody_measured_takes_what_one_like_it_took_told_for_its_own_si
 def test_a_guess_is_in_doubt_by_what_its_nearest_neighbours_took():
     c = layer(20, 100, 100, 60, 3)
 
-    found = guess(named(c, 60, 3), c)
+    found = guess(named(c, 60, 3), c, H200)
 
     assert found is not None
     assert all(most >= likely for most, likely in zip(found.most, found.likely, strict=True))
@@ -148,13 +148,13 @@ def test_a_guess_is_in_doubt_by_what_its_nearest_neighbours_took():
 def test_what_is_left_out_does_not_speak():
     c = layer(16, 512, 512, 28, 3)
 
-    assert guess(named(c, 28, 3), c, lambda _layer, _batch: True) is None
+    assert guess(named(c, 28, 3), c, H200, lambda _layer, _batch: True) is None
 
 
 def test_a_kernel_that_was_never_measured_is_compared_with_others_of_its_kind():
     c = layer(16, 64, 64, 56, 13)
 
-    found = guess(named(c, 56, 13), c)
+    found = guess(named(c, 56, 13), c, H200)
 
     assert found is not None
     assert found.most.forward > 0

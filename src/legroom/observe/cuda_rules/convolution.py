@@ -87,12 +87,12 @@ def _workspaces(found: Convolution, arguments: dict[str, Any], input: Any, weigh
     measured = look_up(layer, found)
     if measured is not None:
         return Guess(measured, NO_DOUBT)
-    return _by_likeness(layer, found) or _by_rule(found, gpu)
+    return _by_likeness(layer, found, gpu) or _by_rule(found, gpu)
 
 
 @lru_cache(maxsize=4096)
-def _by_likeness(layer: Layer, found: Convolution) -> Guess | None:
-    return guess(layer, found)
+def _by_likeness(layer: Layer, found: Convolution, gpu: Gpu) -> Guess | None:
+    return guess(layer, found, gpu)
 
 
 def _by_rule(found: Convolution, gpu: Gpu) -> Guess:

@@ -12,8 +12,9 @@ from heapq import nsmallest
 from math import dist, log, prod
 from typing import NamedTuple
 
-from legroom.observe.cuda_rules.convolution_table import Layer, Row, table, told
-from legroom.observe.cuda_rules.convolution_workspace import Convolution, Workspaces
+from legroom.observe.cuda_rules.convolution_table import KINDS, UNIT, Layer, Row, described, size_of, table
+from legroom.observe.cuda_rules.convolution_workspace import Convolution, Workspaces, partial_weights
+from legroom.observe.gpus import Gpu
 
 COUNT = 8
 """How many neighbours are asked. Of the measured layers, left out in turn, the largest of so many was enough for all but 2 to 4%."""
@@ -32,7 +33,9 @@ class _Measured(NamedTuple):
     row: Row
 
 
-def guess(layer: Layer, c: Convolution, without: Callable[[Layer, int], bool] | None = None) -> Guess | None:
+def guess(
+    layer: Layer, c: Convolution, gpu: Gpu, without: Callable[[Layer, int], bool] | None = None
+) -> Guess | None:
     """What the nearest neighbour took, and the most that any of the nearest took; None if there is none of its family.
 
     `without(layer, batch)`: measurements to be left out.
@@ -44,12 +47,32 @@ def guess(layer: Layer, c: Convolution, without: Callable[[Layer, int], bool] | 
             candidates = [one for one in candidates if not without(one.layer, one.row[0])]
         if len(candidates) >= COUNT or (candidates and len(family) < _NARROW):
             near = nsmallest(COUNT, candidates, key=lambda one: dist(one.place, place))
-            sizes = [told(one.row, c) for one in near]
+            sizes = [_carried_over(one, c, gpu) for one in near]
             return Guess(sizes[0], Workspaces(*(max(column) for column in zip(*sizes, strict=True))))
     return None
 
 
 _NARROW = 7
+
+
+def _carried_over(measured: _Measured, c: Convolution, gpu: Gpu) -> Workspaces:
+    """What a neighbour took, told for a convolution of other sizes.
+
+    Copies follow the sizes of what is copied; what remains are mostly partial sums, and shrinks with those. (That it
+    does not grow with them either was found by leaving out measured layers.)
+    """
+    like = described(measured.layer, measured.row[0])
+    before, now = partial_weights(like, gpu), partial_weights(c, gpu)
+    growth = min(1.0, now / before if before and now else c.weights / like.weights)
+    sizes = []
+    for place in (1, 3, 5):
+        kind, rest = KINDS[measured.row[place]], measured.row[place + 1] * UNIT
+        if (
+            kind.copies and not c.pointwise
+        ):  # a coincidence: only products of pictures copy the weights for each
+            rest, kind = rest + size_of(kind, like), KINDS[0]
+        sizes.append(size_of(kind, c) + (round(rest * growth) if rest > 2 * UNIT else rest))
+    return Workspaces(*sizes)
 
 
 def _families_of(layer: Layer) -> tuple[tuple[object, ...], tuple[object, ...]]:

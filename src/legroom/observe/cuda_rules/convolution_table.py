@@ -8,7 +8,9 @@ tells about Hopper, on which it was measured.
 
 import gzip
 import json
+from collections.abc import Sequence
 from functools import lru_cache
+from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
@@ -72,7 +74,7 @@ def size_of(kind: Kind, c: Convolution) -> int:
 
 
 def told(row: Row, c: Convolution) -> Workspaces:
-    """What a measured row says of a convolution that is made like it."""
+    """What a measured row says of its own layer."""
     sizes = [size_of(KINDS[row[place]], c) + row[place + 1] * UNIT for place in (1, 3, 5)]
     return Workspaces(*sizes)
 
@@ -80,6 +82,35 @@ def told(row: Row, c: Convolution) -> Workspaces:
 def look_up(layer: Layer, c: Convolution) -> Workspaces | None:
     """What was measured for this layer at this size of batch; None where it was not."""
     return next((told(row, c) for row in table().get(layer, []) if row[0] == c.batch), None)
+
+
+def described(layer: Layer, batch: int, padding: Sequence[int] | None = None) -> Convolution:
+    """A layer as rules see it. The table does not keep paddings: without one, the size is kept, or pictures are cut up."""
+    if padding is None:
+        same = [gap * (reach - 1) // 2 for gap, reach in zip(layer.dilation, layer.kernel, strict=True)]
+        padding = [0] * len(same) if tuple(layer.kernel) == tuple(layer.stride) else same
+    return Convolution(
+        element=4 if layer.dtype == "float32" else 2,
+        channels_last=bool(layer.channels_last),
+        batch=batch,
+        inputs=layer.inputs,
+        outputs=layer.outputs,
+        input_area=prod(layer.sizes),
+        output_area=prod(_output_sizes(layer, padding)),
+        kernel_area=prod(layer.kernel),
+        stride=max(layer.stride),
+        groups=layer.groups,
+        transposed=bool(layer.transposed),
+    )
+
+
+def _output_sizes(layer: Layer, padding: Sequence[int]) -> list[int]:
+    edges = zip(layer.sizes, layer.kernel, layer.stride, padding, layer.dilation, strict=True)
+    if layer.transposed:
+        return [
+            (size - 1) * step - 2 * edge + gap * (reach - 1) + 1 for size, reach, step, edge, gap in edges
+        ]
+    return [(size + 2 * edge - gap * (reach - 1) - 1) // step + 1 for size, reach, step, edge, gap in edges]
 
 
 @lru_cache(maxsize=1)

@@ -79,10 +79,10 @@ def most(c: Convolution, gpu: Gpu) -> Workspaces:
     gradient of the weights partial sums. In the survey 3 to 10% of the kernels took more than 2% beyond this; they keep further
     copies of the weights. Channels last there is nothing to convert but what must be padded."""
     if c.channels_last:
-        return Workspaces(_padding(c), _padding(c), _padding(c) + _partial_weights(c, gpu))
+        return Workspaces(_padding(c), _padding(c), _padding(c) + partial_weights(c, gpu))
     to = 16 // c.element
     converted = c.converted(to=to) + (c.padded_weights(to) * c.element if c.pointwise else 0)
-    return Workspaces(converted, converted, converted + _partial_weights(c, gpu))
+    return Workspaces(converted, converted, converted + partial_weights(c, gpu))
 
 
 def forward(c: Convolution) -> int:
@@ -132,7 +132,7 @@ def weight_gradient(c: Convolution, gpu: Gpu) -> int:
     half = c.element == 2
     if c.depthwise:
         return _depthwise_weights(c)
-    partial = _partial_weights(c, gpu)
+    partial = partial_weights(c, gpu)
     if c.channels_last:
         return partial + _padding(c)
     if c.pointwise and c.stride == 1:
@@ -174,7 +174,7 @@ def _padding(c: Convolution) -> int:
     return c.converted(input=input, output=output, to=multiple)
 
 
-def _partial_weights(c: Convolution, gpu: Gpu) -> int:
+def partial_weights(c: Convolution, gpu: Gpu) -> int:
     """As many copies of the weights as keep all multiprocessors busy, where the weights alone do not."""
     rows, columns = c.outputs, c.inputs * c.kernel_area // c.groups
     tiles = _up(rows, TILE) // TILE * (_up(columns, TILE) // TILE)
