@@ -92,6 +92,7 @@ class Window:
         self._marks = marks
         self._ticks = ticks
         self._on_device = on_device
+        self._named: set[tuple[object, ...]] = set()
         self._followed = Followed()
         self._counts: list[int] = []
         self._sizes: dict[Named, list[int]] = {}
@@ -112,7 +113,13 @@ class Window:
                 suspects += self._larger(signs, turn)
             # What was followed to holders that limit themselves is no reason to look again at once.
             self.quiet = not suspects and (not signs.uneasy or holders.found)
-        return suspects
+        return [each for each in suspects if each.warming or self._is_first(each.kept)]
+
+    def _is_first(self, kept: Kept) -> bool:
+        """A list of tensors that hold graphs shows two signs; the first, of the graph, has the fuller figures."""
+        known = kept.identity in self._named
+        self._named.add(kept.identity)
+        return not known
 
     # --- what can be seen
 
@@ -154,6 +161,8 @@ class Window:
                 carrying=_referred(carrying),
             )
         generations = [by_birth.get(turn - back, []) for back in range(1, LOOKS_OF_TENSORS + 1)]
+        if not self._ticks.trains:
+            generations = [[tensor for tensor in each if self._on_device(tensor)] for each in generations]
         if self.looks > LOOKS_OF_TENSORS + 1 and all(generations) and self._rising(LOOKS_OF_TENSORS + 2):
             sample = [tensor for generation in generations[1:] for tensor in _spread(generation)]
             if matters:
