@@ -53,7 +53,11 @@ def find_gpu(named: str | int) -> Gpu:
         for gpu in GPUS:
             if wanted in map(_plain, (gpu.name, *gpu.aliases)):
                 return gpu
-        if wanted and not any(letter.isdigit() for letter in named[:1]) and not named.lstrip().startswith("."):
+        if (
+            wanted
+            and not any(letter.isdigit() for letter in named[:1])
+            and not named.lstrip().startswith(".")
+        ):
             raise UsageError(
                 f"no GPU is known as '{named}': name one of {', '.join(gpu.name for gpu in GPUS)}, "
                 "or give its memory, such as 24GiB"
