@@ -140,7 +140,10 @@ class Births:
         }
         found = {}
         for tensor, node in roots(tensors):
-            alone = Births(self._marks, oldest=self._oldest, most=20_000)
+            oldest = min(
+                self._oldest, self.step_of(node) or 0
+            )  # an old tensor's own graph is followed as well
+            alone = Births(self._marks, oldest=oldest, most=20_000)
             alone.follow([node])
             step = max(alone.steps(now), default=-1)
             nodes = frozenset(id(each) for each in alone.nodes.get(step, ()))
