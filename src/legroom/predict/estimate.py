@@ -1,6 +1,6 @@
 """The answer: does it fit, by how much, where is the peak, what is the largest batch."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from legroom.memory.ledger import Ledger
@@ -13,9 +13,9 @@ from legroom.units import format_size
 SCHEMA = "legroom.estimate/1"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Estimate:
-    """What a training step will need on a GPU. Sizes in bytes."""
+    """What a training step will need on a GPU. Sizes in bytes. At a prompt it shows itself as a sentence."""
 
     gpu: Gpu
     peak_requested: int
@@ -34,9 +34,9 @@ class Estimate:
     """The largest batch that fits, traced at that very size; None where no batch size could be varied."""
     steps: int
     mode: Mode
-    state: State = field(repr=False)
+    state: State
     """Everything alive at the peak."""
-    trace: Trace = field(repr=False)
+    trace: Trace
     notes: tuple[str, ...] = ()
 
     @property
@@ -91,17 +91,25 @@ class Estimate:
             "notes": list(self.notes),
         }
 
+    def __repr__(self) -> str:
+        held = ", ".join(f"{name} {format_size(size)}" for name, size in self._held())
+        return f"<Estimate: {_WORDS[self.verdict].lower()}, {self._figures()} At the peak: {held}.>"
+
     def _repr_html_(self) -> str:
         rows = "".join(
             f"<tr><td>{name}</td><td style='text-align:right'>{format_size(size)}</td></tr>"
-            for name, size in self.by_category.items()
-            if size
+            for name, size in self._held()
         )
+        return f"<p><b>{_WORDS[self.verdict]}</b>: {self._figures()}</p><table>{rows}</table>"
+
+    def _figures(self) -> str:
+        memory = format_size(self.gpu.memory)
+        named = memory if self.gpu.name == memory else f"{memory} ({self.gpu.name})"
         largest = "" if self.max_batch_size is None else f" Largest batch: {self.max_batch_size}."
-        return (
-            f"<p><b>{_WORDS[self.verdict]}</b>: {format_size(self.peak_device)} of {format_size(self.gpu.memory)} "
-            f"({self.gpu.name}), at most {format_size(self.safe)}.{largest}</p><table>{rows}</table>"
-        )
+        return f"{format_size(self.peak_device)} of {named}, at most {format_size(self.safe)}.{largest}"
+
+    def _held(self) -> list[tuple[str, int]]:
+        return [(name, size) for name, size in self.by_category.items() if size]
 
 
 _WORDS = {"fits": "Fits", "uncertain": "May not fit", "does-not-fit": "Does not fit"}

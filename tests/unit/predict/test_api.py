@@ -175,6 +175,15 @@ def test_a_big_model_needs_no_memory_of_its_own() -> None:
     assert psutil.Process().memory_info().rss - before < 300 * MiB
 
 
+def test_at_a_prompt_it_is_a_sentence() -> None:
+    model, batch = model_and_batch()
+    shown = repr(legroom.estimate(model, batch, gpu="8GiB", search=False))
+    assert shown.startswith("<Estimate: fits, ")
+    assert " of 8.00 GiB, at most " in shown
+    assert "parameter" in shown
+    assert "Trace(" not in shown
+
+
 def test_html_for_notebooks() -> None:
     model, batch = model_and_batch()
     page = legroom.estimate(model, batch, gpu="rtx4090", search=False)._repr_html_()
