@@ -184,6 +184,8 @@ class _Line:
         self._next = self._began + (REPAINT_SECONDS if self._repaints else FIRST_PLAIN_SECONDS)
         self._recent: list[tuple[int, int]] = []
         self._painted = False
+        self._told = 0
+        """How far the last plain line told."""
 
     def advance(self) -> None:
         """Another item is asked for: the one before it, if any, is done."""
@@ -200,7 +202,7 @@ class _Line:
         )
 
     def close(self) -> None:
-        if self._quiet or self._done <= 0:
+        if self._quiet or self._done <= self._told:
             return
         self._clear()
         self._write(plain_text(self._figures(time.perf_counter())) + "\n")
@@ -212,6 +214,7 @@ class _Line:
             self._painted = True
         else:
             self._write(f"legroom: {plain_text(figures)}\n")
+            self._told = self._done
 
     def _figures(self, now: float) -> Figures:
         allocated = cuda_allocated()

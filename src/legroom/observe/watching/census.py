@@ -19,7 +19,7 @@ from legroom.observe.storages import storage_of
 
 def look_around() -> tuple[list[torch.Tensor], bool]:
     """Every tensor that Python knows of, and whether a model is in evaluation mode. Keep neither longer than the look."""
-    kinds = {torch.Tensor: _derived(torch.Tensor), nn.Module: _derived(nn.Module)}
+    kinds = {torch.Tensor: _with_memory(_derived(torch.Tensor)), nn.Module: _derived(nn.Module)}
     wanted = kinds[torch.Tensor] | kinds[nn.Module]
     objects = gc.get_objects()
     # Chained in C: asking each of some hundred thousand objects in Python takes several times as long.
@@ -33,6 +33,11 @@ def look_around() -> tuple[list[torch.Tensor], bool]:
         for each in found
     )
     return tensors, evaluating
+
+
+def _with_memory(kinds: set[type]) -> set[type]:
+    """Without the stand-ins that compiling leaves behind: they hold nothing, and their nodes are numbered by other threads."""
+    return {kind for kind in kinds if not kind.__module__.startswith("torch._subclasses.")}
 
 
 def _derived(kind: type) -> set[type]:

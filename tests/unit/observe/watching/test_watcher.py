@@ -32,6 +32,14 @@ def test_the_verdict_comes_within_five_turns_of_growth() -> None:
     assert leak.step <= 5
 
 
+def test_what_compiling_left_behind_is_not_taken_for_a_holder() -> None:
+    compiled = torch.compile(nn.Sequential(nn.Linear(6, 4), nn.ReLU()), backend="aot_eager")
+    compiled(torch.randn(3, 6)).sum().backward()
+    losses = []
+    (leak,) = leaks_of(lambda step, loss, output: losses.append(loss))
+    assert leak.name == "losses"
+
+
 def test_growth_that_begins_late_is_found_within_five_turns() -> None:
     kept = []
 
