@@ -1,10 +1,12 @@
 """What it costs that ranks agree: steps of DDP and FSDP2 with agreement against the same steps without it.
 
     python -m bench.agreement_gpu [FOLDER]
+    python -m bench.agreement_gpu --cpu
 
 One rank with NCCL on a real GPU (all that one GPU can hold): everything that agreement adds is there but the other ranks'
-delay. That is measured apart: the exchange at the end of a step, among processes of this machine over gloo.
-The two ways take turns, and the median over rounds counts. `--small` tries the program itself on a virtual GPU.
+delay. That is measured apart: the exchange at the end of a step, among processes of this machine over gloo. `--cpu` measures
+whole steps of two ranks over gloo, on the CPU, a core for each. The two ways take turns, and the median over rounds counts. `--small` tries the
+program itself on a virtual GPU.
 """
 
 import argparse
@@ -14,6 +16,7 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +35,36 @@ ROUNDS, STEPS, WARM_UP = 7, 4, 3
 EXCHANGES = 300
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A transformer and its batch."""
+
+    rows: int
+    layers: int = 24
+    width: int = 1024
+    heads: int = 16
+    length: int = 1024
+    device: str = "cuda"
+
+
+SMALL = Work(2, layers=2, width=64, heads=4, length=16)
+ON_CPU = Work(8, layers=4, width=512, heads=8, length=128, device="cpu")
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser()
     arguments.add_argument("folder", nargs="?", type=Path)
     arguments.add_argument("--small", action="store_true")
+    arguments.add_argument("--cpu", action="store_true")
     chosen = arguments.parse_args()
+    if chosen.cpu:
+        with RankPool(2) as pool:
+            figures = [pool.run(compare, kind, ON_CPU, timeout=600)[0] for kind in ("DDP", "FSDP2")]
+        show(
+            figures,
+            f"A step of a transformer ({ON_CPU.layers} layers of {ON_CPU.width}, float32), 2 ranks on the CPU, gloo",
+        )
+        return
     exchanges = [(ranks, exchange_seconds(ranks)) for ranks in ((2,) if chosen.small else (2, 8))]
     print_table(
         "The exchange at the end of a step, gloo, one machine",
@@ -47,11 +75,22 @@ def main() -> None:
     with legroom.VirtualGPU("8GiB") if chosen.small else nullcontext():
         dist.init_process_group("nccl")
         figures = [
-            compare(kind, rows) for kind in ("DDP", "FSDP2") for rows in ((2,) if chosen.small else (16, 32))
+            compare(kind, work)
+            for kind in ("DDP", "FSDP2")
+            for work in ((SMALL,) if chosen.small else (Work(16), Work(32)))
         ]
         dist.destroy_process_group()
+    show(figures, "A step of a transformer (24 layers of 1024, sequences of 1024, bf16 autocast), 1 rank")
+    if chosen.folder is not None:
+        chosen.folder.mkdir(parents=True, exist_ok=True)
+        (chosen.folder / "agreement.json").write_text(
+            json.dumps({"exchange": exchanges, "steps": figures}, indent=1)
+        )
+
+
+def show(figures: list[dict[str, Any]], title: str) -> None:
     print_table(
-        "A step of a transformer (24 layers of 1024, sequences of 1024, bf16 autocast), 1 rank",
+        title,
         ("model", "rows", "plain", "with agreement", "cost", "spread plain", "spread agreement"),
         [
             (
@@ -61,19 +100,16 @@ def main() -> None:
             for each in figures
         ],
     )  # fmt: skip
-    if chosen.folder is not None:
-        chosen.folder.mkdir(parents=True, exist_ok=True)
-        (chosen.folder / "agreement.json").write_text(
-            json.dumps({"exchange": exchanges, "steps": figures}, indent=1)
-        )
 
 
-def compare(kind: str, rows: int) -> dict[str, Any]:
+def compare(kind: str, work: Work) -> dict[str, Any]:
     """The median step of both ways, taking turns on the same model."""
     torch.manual_seed(0)
-    width = 1024 if rows > 2 else 64
-    layer = nn.TransformerEncoderLayer(width, 16 if rows > 2 else 4, 4 * width, 0.0, batch_first=True)
-    model: nn.Module = nn.TransformerEncoder(layer, 24 if rows > 2 else 2, enable_nested_tensor=False).cuda()
+    if work.device == "cpu":
+        torch.set_num_threads(1)
+    rows, width = work.rows, work.width
+    layer = nn.TransformerEncoderLayer(width, work.heads, 4 * width, 0.0, batch_first=True)
+    model: nn.Module = nn.TransformerEncoder(layer, work.layers, enable_nested_tensor=False).to(work.device)
     if kind == "DDP":
         model = DistributedDataParallel(model)
     else:
@@ -83,10 +119,10 @@ def compare(kind: str, rows: int) -> dict[str, Any]:
     ranks = ranks_for(model)
     assert ranks is not None
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    x = torch.randn(rows, 1024 if rows > 2 else 16, width, device="cuda")
+    x = torch.randn(rows, work.length, width, device=work.device)
 
     def passes() -> None:
-        with torch.autocast("cuda", dtype=torch.bfloat16):
+        with torch.autocast(work.device, dtype=torch.bfloat16, enabled=work.device == "cuda"):
             loss = model(x).float().square().mean()
         loss.backward()
 
@@ -119,11 +155,12 @@ def _agreed(ranks: Ranks, rows: int, passes: Callable[[], None]) -> None:
 
 
 def seconds(step: Callable[[], None], steps: int) -> float:
-    torch.cuda.synchronize()
+    wait = torch.cuda.synchronize if torch.cuda.is_available() else nullcontext
+    wait()
     begun = time.perf_counter()
     for _ in range(steps):
         step()
-    torch.cuda.synchronize()
+    wait()
     return (time.perf_counter() - begun) / steps
 
 
