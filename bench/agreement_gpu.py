@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 import legroom
 from bench.rank_pool import RankPool
 from bench.table import print_table
-from legroom.train.agree import Ranks, ranks_for
+from legroom.train.ranks.agree import Ranks, ranks_for
 
 ROUNDS, STEPS, WARM_UP = 7, 4, 3
 EXCHANGES = 300

@@ -132,7 +132,7 @@ class Training:
 
 
 def by_legroom(workload: Workload) -> Outcome:
-    from legroom.train.find_batch import find_batch
+    from legroom.train.sizes.find_batch import find_batch
 
     training = Training(workload)
     found = find_batch(training.step, training.make_batch, steps=STEPS)

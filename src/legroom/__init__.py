@@ -14,21 +14,21 @@ if TYPE_CHECKING:
     from legroom.show.explain import explain as explain
     from legroom.show.summary import summary as summary
     from legroom.show.watch import watch as watch
-    from legroom.train.find_batch import find_batch as find_batch
     from legroom.train.freeing import free as free
-    from legroom.train.guard import Guard as Guard
+    from legroom.train.guarding.guard import Guard as Guard
     from legroom.train.precision import precision as precision
-    from legroom.train.spill import Spill as Spill
+    from legroom.train.sizes.find_batch import find_batch as find_batch
+    from legroom.train.spilling.spill import Spill as Spill
 
 __version__ = "0.1.0.dev0"
 
 _PUBLIC = {
-    "Guard": "legroom.train.guard",
-    "Spill": "legroom.train.spill",
+    "Guard": "legroom.train.guarding.guard",
+    "Spill": "legroom.train.spilling.spill",
     "VirtualGPU": "legroom.observe.virtual.gpu",
     "estimate": "legroom.predict.api",
     "explain": "legroom.show.explain",
-    "find_batch": "legroom.train.find_batch",
+    "find_batch": "legroom.train.sizes.find_batch",
     "free": "legroom.train.freeing",
     "max_batch": "legroom.predict.api",
     "plan": "legroom.predict.api",

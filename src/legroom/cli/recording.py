@@ -44,7 +44,7 @@ from legroom.show.live import LiveLine
 from legroom.show.run_summary import closing_words, oom_words, run_words
 from legroom.show.terminal import print_to
 from legroom.show.tracebacks import headline, innermost_place, shortened, without_ours
-from legroom.train.spill import Spill
+from legroom.train.spilling.spill import Spill
 from legroom.units import format_size
 
 AtExit = Callable[[Callable[[], None]], object]

@@ -76,7 +76,7 @@ def run(
 
     from legroom.cli.recording import Recording  # torch and the rest, only now
     from legroom.observe.script import Script
-    from legroom.train.spill import Spill
+    from legroom.train.spilling.spill import Spill
 
     target = (
         Script(module, tuple(words), is_module=True)

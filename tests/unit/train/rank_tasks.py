@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from legroom.errors import UsageError
-from legroom.train.agree import Ranks, ranks_for
-from legroom.train.lost_ranks import PeerFailed, RankMissing
+from legroom.train.ranks.agree import Ranks, ranks_for
+from legroom.train.ranks.lost_ranks import PeerFailed, RankMissing
 
 ROWS, WIDTH = 8, 12
 

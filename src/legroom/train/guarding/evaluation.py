@@ -1,0 +1,108 @@
+"""A function of a batch, run in pieces when memory is short: evaluation, embedding, anything without an optimizer.
+
+It has sizes of its own, since it needs far less memory than training. Pieces shrink down to one row; then, where that is
+allowed, the model goes to the host for the rest of the batch, and comes back.
+"""
+
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from legroom.diagnose.oom import Failure
+from legroom.train.guarding.random_state import RandomState
+from legroom.train.guarding.recovery import read_failure, release
+from legroom.train.guarding.splitting import Batch, joined, moved
+from legroom.train.sizes.sizing import Sizer, chunk_sizes
+
+log = logging.getLogger("legroom")
+
+
+class Evaluation:
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        most: int | None,
+        batch_dim: int,
+        whole: frozenset[int | str],
+    ) -> None:
+        self._model, self._device = model, device
+        self._most, self._batch_dim, self._whole = most, batch_dim, whole
+        self.sizer = Sizer(most=most)
+
+    def decorated(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def in_pieces(*batch: Any, **named: Any) -> Any:
+            return self.run(function, batch, named, host=False)
+
+        return in_pieces
+
+    def run(
+        self, function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any], *, host: bool
+    ) -> Any:
+        """The function's result for the whole batch. `host`: the host may help when one row does not fit."""
+        batch = Batch(arguments, named, self._batch_dim, self._whole)
+        sizes: list[int] = []
+        results: list[Any] = []
+        micro = self.sizer.micro_batch(batch.rows)
+        while sum(sizes) < batch.rows:
+            start = sum(sizes)
+            size = chunk_sizes(batch.rows - start, min(micro, batch.rows - start))[0]
+            before = RandomState(self._device)
+            result, failure, error = self._piece(
+                function, batch, start, start + size, keep_error=size == 1 and not host
+            )
+            if failure is None:
+                sizes.append(size)
+                results.append(result)
+                continue
+            if error is not None:
+                raise error
+            release()
+            before.restore()
+            if size > 1:
+                micro = self.sizer.failed(batch.rows, size, failure)
+                log.warning(
+                    "Out of memory: the batch of %d rows is evaluated %d at a time.", batch.rows, micro
+                )
+                continue
+            log.warning("One row did not fit: the rest of this batch is evaluated on the host, slowly.")
+            with self._on_host():
+                rest = batch.piece(start, batch.rows)
+                results.append(moved(function(*moved(rest[0], _HOST), **moved(rest[1], _HOST)), _HOST))
+            results = [moved(result, _HOST) for result in results]
+            sizes.append(batch.rows - start)
+        self.sizer.succeeded(batch.rows, max(sizes))
+        return joined(results, sizes, self._batch_dim)
+
+    def _piece(
+        self, function: Callable[..., Any], batch: Batch, start: int, stop: int, *, keep_error: bool
+    ) -> tuple[Any, Failure | None, Exception | None]:
+        try:
+            arguments, named = batch.piece(start, stop)
+            return function(*arguments, **named), None, None
+        except Exception as error:
+            failure = read_failure(error)
+            if not failure.is_oom or keep_error:
+                raise
+        return None, failure, None
+
+    @contextmanager
+    def _on_host(self) -> Iterator[None]:
+        """The model in host memory for a while: the same parameters, elsewhere."""
+        with torch.inference_mode(False), torch.no_grad():
+            self._model.to(_HOST)
+        release()
+        try:
+            yield
+        finally:
+            with torch.inference_mode(False), torch.no_grad():
+                self._model.to(self._device)
+
+
+_HOST = torch.device("cpu")

@@ -1,0 +1,1 @@
+"""How large: micro-batches from failures and clean steps, plans remembered between runs, the largest batch found by running."""

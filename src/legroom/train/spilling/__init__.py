@@ -1,0 +1,1 @@
+"""Saved activations that wait in host memory."""

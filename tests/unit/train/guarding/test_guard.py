@@ -1,0 +1,447 @@
+"""A guarded step: what it does, what it returns, what it leaves behind when memory fails."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.unit.train.guarded import cross_entropy_of, gradients, guarded, small_batch, small_model
+from torch import nn
+
+import legroom
+from legroom import Guard, VirtualGPU
+from legroom.errors import LegroomError, UsageError
+
+pytestmark = pytest.mark.usefixtures("frozen_heap")
+
+
+def same(ours, theirs):
+    return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+# --- without trouble
+
+
+def test_a_step_is_bit_for_bit_the_plain_one():
+    plain, ours = small_model(0.3), small_model(0.3)
+    x, y = small_batch(device="cpu")
+    optimizer = torch.optim.Adam(plain.parameters())
+    guard = Guard(ours, torch.optim.Adam(ours.parameters()))
+    torch.manual_seed(5)
+    losses = []
+    for _ in range(3):
+        loss = F.cross_entropy(plain(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    torch.manual_seed(5)
+    assert same([guard.step(cross_entropy_of(ours), x, y) for _ in range(3)], losses)
+    assert same(ours.parameters(), plain.parameters())
+    assert guard.last == legroom.train.guarding.guard.Done((10,), 1, ())
+
+
+def test_gradients_are_none_after_a_step_and_the_loss_is_detached():
+    model = small_model()
+    loss = guarded(model).step(cross_entropy_of(model), *small_batch(device="cpu"))
+    assert not loss.requires_grad
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_backward_adds_to_gradients_and_update_ends_the_step():
+    model, plain = small_model(), small_model()
+    guard = guarded(model)
+    x, y = small_batch(device="cpu")
+    guard.backward(cross_entropy_of(model), x[:4], y[:4])
+    guard.backward(cross_entropy_of(model), x[4:], y[4:])
+    F.cross_entropy(plain(x[:4]), y[:4]).backward()
+    F.cross_entropy(plain(x[4:]), y[4:]).backward()
+    for ours, theirs in zip(gradients(model), gradients(plain), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    guard.update()
+    assert not same(model.parameters(), before)
+
+
+def test_named_arguments_and_models_that_give_their_own_loss():
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = small_model()
+
+        def forward(self, inputs, labels):
+            return type("Output", (), {"loss": F.cross_entropy(self.inner(inputs), labels)})()
+
+    model = Own()
+    x, y = small_batch(device="cpu")
+    loss = guarded(model, max_micro_batch=4).step(model, inputs=x, labels=y)
+    assert loss.dim() == 0
+
+
+def test_a_precision_scales_and_steps():
+    with VirtualGPU("1GiB"):
+        model = small_model().cuda()
+        guard = guarded(model, precision="fp16", max_micro_batch=4, clip_norm=1.0)
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        guard.step(cross_entropy_of(model), *small_batch())
+        assert guard.scaler is not None
+        assert not same(model.parameters(), before)
+
+
+# --- the same gradients, whole and split
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("micro", [1, 3, 4, 7])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_split_gradients_equal_the_whole_batchs(dtype, tolerance, micro, reduction):
+    whole, split = small_model().to(dtype), small_model().to(dtype)
+    x, y = small_batch(rows=11, device="cpu")
+    x = x.to(dtype)
+    expected = F.cross_entropy(whole(x), y, reduction=reduction)
+    expected.backward()
+    guard = guarded(split, max_micro_batch=micro)
+    loss = guard.backward(lambda x, y: F.cross_entropy(split(x), y, reduction=reduction), x, y)
+    assert len(guard.last.split) == -(-11 // micro)
+    assert abs(loss - expected) <= tolerance * abs(expected)
+    for ours, theirs in zip(gradients(split), gradients(whole), strict=True):
+        assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max()
+    assert guard.findings == []
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+def test_a_mean_over_tokens_is_weighted_by_what_counts(dtype, tolerance):
+    whole, split = small_model().to(dtype), small_model().to(dtype)
+    x = torch.randn(7, 5, 6, dtype=dtype)
+    y = torch.randint(0, 3, (7, 5))
+    y[0] = -100  # a row in which nothing counts: alone, its mean is not a number
+    y[1:, 3:] = -100
+    y[4, 1:] = -100
+
+    def loss_of(model):
+        return lambda x, y: F.cross_entropy(model(x).flatten(0, 1), y.flatten(), ignore_index=-100)
+
+    expected = loss_of(whole)(x, y)
+    expected.backward()
+    guard = guarded(split, max_micro_batch=1, weight=lambda x, y: (y != -100).sum())
+    loss = guard.backward(loss_of(split), x, y)
+    assert abs(loss - expected) <= tolerance * abs(expected)
+    for ours, theirs in zip(gradients(split), gradients(whole), strict=True):
+        assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max()
+    assert guard.findings == []
+
+
+# --- when memory fails
+
+
+def test_memory_that_runs_out_splits_the_batch_and_the_loss_is_the_same():
+    plain = small_model(width=512)
+    x, y = small_batch(rows=8_000, device="cpu")
+    expected = F.cross_entropy(plain(x), y)
+    expected.backward()
+    with VirtualGPU("40MiB"):
+        model = small_model(width=512).cuda()
+        guard = guarded(model)
+        loss = guard.backward(cross_entropy_of(model), x.cuda(), y.cuda())
+        assert len(guard.last.split) > 1
+        assert guard.last.attempts > 1
+        assert sum(guard.last.split) == 8_000
+        torch.testing.assert_close(loss.cpu(), expected.detach())
+        for ours, theirs in zip(gradients(model), gradients(plain), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
+
+
+def test_the_failed_attempts_tensors_are_dead_before_the_retry():
+    with VirtualGPU("1GiB") as gpu:
+        model = small_model().cuda()
+        seen: list[weakref.ref] = []
+        alive: list[int] = []
+        kept = []
+
+        def loss_fn(x, y):
+            alive.append(sum(reference() is not None for reference in seen))
+            hidden = model(x)
+            seen.extend((weakref.ref(hidden), weakref.ref(hidden.untyped_storage())))
+            try:
+                if len(seen) == 2:
+                    gpu.fail_allocation(1)
+                return F.cross_entropy(hidden, y)
+            except torch.OutOfMemoryError as error:
+                kept.append(error)  # as loggers and notebooks do
+                raise
+
+        guarded(model, reduction="mean").step(loss_fn, *small_batch())
+        assert kept
+        assert len(alive) > 1
+        assert not any(alive)
+
+
+def test_memory_is_as_before_when_the_retry_begins():
+    with VirtualGPU("1GiB") as gpu:
+        model = small_model().cuda()
+        batch = small_batch()
+        guard = guarded(model, reduction="mean")
+        guard.step(cross_entropy_of(model), *batch)
+        before, found = torch.cuda.memory_allocated(), []
+
+        def loss_fn(x, y):
+            found.append(torch.cuda.memory_allocated() - before)
+            return F.cross_entropy(model(x), y)
+
+        gpu.fail_allocation(4)
+        guard.step(loss_fn, *batch)
+        assert found[0] == found[1]
+
+
+def test_gradients_from_before_survive_a_failure_in_backward():
+    def run(fail):
+        with VirtualGPU("1GiB") as gpu:
+            model = small_model().cuda()
+            x, y = small_batch()
+            guard = guarded(model, max_micro_batch=2)
+            guard.backward(cross_entropy_of(model), x[:4], y[:4])
+            begin = gpu.allocations
+            if fail:
+                gpu.fail_allocation(fail)
+            guard.backward(cross_entropy_of(model), x[4:6], y[4:6])
+            return gradients(model), gpu.allocations - begin, guard.last
+
+    _, made, _ = run(None)
+    references = {}
+    for number in range(1, made + 1, 3):
+        found, _, last = run(number)
+        references.setdefault(last.split, found)
+        assert same(found, references[last.split])
+    assert {(1, 1)} <= set(references)
+
+
+def test_finished_micro_batches_are_kept_when_a_later_one_fails_in_forward():
+    with VirtualGPU("1GiB") as gpu:
+        model = small_model().cuda()
+        calls = []
+
+        def loss_fn(x, y):
+            calls.append(len(x))
+            if calls == [4, 4]:
+                gpu.fail_allocation(1)
+            return F.cross_entropy(model(x), y)
+
+        guard = guarded(model, max_micro_batch=4, reduction="mean")
+        guard._is_looked_at = True
+        guard.step(loss_fn, *small_batch(rows=8))
+        assert calls[:2] == [4, 4]
+        assert sum(calls[2:]) == 4  # the first four rows were not computed again
+        assert guard.last.split[0] == 4
+        assert guard.last.attempts == 2
+
+
+def test_an_error_that_is_not_about_memory_passes_and_leaves_what_pytorch_leaves():
+    model = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3))
+    plain = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3))
+    plain.load_state_dict(model.state_dict())
+    x, y = small_batch(device="cpu")
+
+    class MineError(Exception):
+        pass
+
+    def failing(network):
+        def loss_fn(x, y):
+            F.cross_entropy(network(x), y).backward()
+            torch.rand(3)
+            raise MineError("wrong labels")
+
+        return loss_fn
+
+    F.cross_entropy(plain(x), y).backward()
+    torch.manual_seed(3)
+    with pytest.raises(MineError, match="wrong labels"):
+        failing(plain)(x, y)
+    state = torch.get_rng_state()
+    guard = guarded(model)
+    F.cross_entropy(model(x), y).backward()
+    torch.manual_seed(3)
+    with pytest.raises(MineError, match="wrong labels"):
+        guard.step(failing(model), x, y)
+    assert same(gradients(model), gradients(plain))
+    assert same(model.buffers(), plain.buffers())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_sizes_are_remembered_for_the_next_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("LEGROOM_CACHE", str(tmp_path))
+    x, y = small_batch(rows=8_000, device="cpu")
+    attempts = []
+    for _ in range(2):
+        with VirtualGPU("40MiB"):
+            model = small_model(width=512).cuda()
+            guard = guarded(model)
+            guard.step(cross_entropy_of(model), x.cuda(), y.cuda())
+            attempts.append(guard.last.attempts)
+    assert attempts[0] > 1
+    assert attempts[1] == 1
+
+
+# --- bad input
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "sentence"),
+    [
+        (lambda model, x, y: model(x), r"the loss has shape \(10, 3\): it must be one number"),
+        (lambda model, x, y: 3.0, "the function gave a float: it must return the loss"),
+        (lambda model, x, y: F.cross_entropy(model(x).detach(), y), "does not depend on any parameter"),
+    ],
+)
+def test_a_loss_that_is_none_says_so(loss_fn, sentence):
+    model = small_model()
+    with pytest.raises(UsageError, match=sentence):
+        guarded(model).step(lambda x, y: loss_fn(model, x, y), *small_batch(device="cpu"))
+
+
+def test_a_model_on_two_devices_is_refused():
+    with VirtualGPU("1GiB", "1GiB"):
+        model = nn.Sequential(nn.Linear(2, 2).to("cuda:0"), nn.Linear(2, 2).to("cuda:1"))
+        with pytest.raises(
+            UsageError, match="on cuda:0 and cuda:1: Guard works where one device holds them all"
+        ):
+            guarded(model)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"reduction": "median"}, "reduction= is 'auto', 'mean' or 'sum'"),
+        ({"coupling": "loose"}, "coupling= is 'warn'"),
+        ({"ladder": ("magic",)}, "ladder= knows spill, checkpoint, bf16, fp16"),
+        ({"max_micro_batch": 0}, "a micro-batch of 0 rows is none"),
+        ({"precision": "fp16", "scaler": torch.amp.GradScaler("cpu")}, "either precision= or scaler="),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        guarded(small_model(), **options)
+
+
+def test_arguments_in_the_wrong_order_are_noticed():
+    model = small_model()
+    with pytest.raises(UsageError, match="Guard needs the model first"):
+        Guard(torch.optim.SGD(model.parameters()), model)
+    with pytest.raises(UsageError, match="Guard needs the optimizer second"):
+        Guard(model, model)
+
+
+def test_a_weight_that_is_no_number_is_refused():
+    model = small_model()
+    guard = guarded(model, max_micro_batch=4, weight=lambda x, y: y)
+    with pytest.raises(UsageError, match="it must give one number"):
+        guard.step(cross_entropy_of(model), *small_batch(device="cpu"))
+
+
+def test_one_row_that_fits_nowhere_ends_in_a_sentence_and_everything_is_as_before():
+    with VirtualGPU("6MiB"):
+        model = small_model().cuda()
+        x = torch.randn(2, 400_000, 6)
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        guard = guarded(model, reduction="mean", ladder=())
+        torch.manual_seed(2)
+        state = torch.get_rng_state()
+        with pytest.raises(torch.OutOfMemoryError) as caught:
+            guard.step(lambda x: model(x.cuda()).mean(), x)
+        assert isinstance(caught.value, LegroomError)
+        said = str(caught.value)
+        assert "One row of the batch does not fit on cuda:0" in said
+        assert "parameters" in said
+        assert "larger GPU" in said
+        assert same(model.parameters(), before)
+        assert torch.equal(torch.get_rng_state(), state)
+        assert all(parameter.grad is None for parameter in model.parameters())
+        del caught
+        gc.collect()
+        assert torch.cuda.memory_allocated() < 100_000
+
+
+def test_an_optimizer_operation_that_fits_by_no_means_says_that_the_step_is_unfinished():
+    with VirtualGPU("1GiB") as gpu:
+        model = small_model().cuda()
+        guard = Guard(model, torch.optim.Adam(model.parameters()))
+        guard.backward(cross_entropy_of(model), *small_batch())
+        before = [parameter.detach().cpu().clone() for parameter in model.parameters()]
+        gpu.fail_allocation(1, times=1000)
+        with pytest.raises(
+            torch.OutOfMemoryError, match="The step is not finished: load your latest checkpoint"
+        ):
+            guard.update()
+        assert same([parameter.detach().cpu() for parameter in model.parameters()], before)  # nothing is lost
+
+
+def test_a_batch_where_the_function_belongs_is_said_in_one_sentence():
+    guard = guarded(small_model())
+    with pytest.raises(UsageError, match="is a Tensor: give the function that computes the loss first"):
+        guard.step(*small_batch(device="cpu"))
+
+
+def test_a_norm_that_clips_everything_is_refused():
+    with pytest.raises(UsageError, match="give a norm above zero"):
+        guarded(small_model(), clip_norm=0.0)
+
+
+def test_a_guard_that_is_dropped_is_gone_at_once():
+    model = small_model()
+    guard = guarded(model)
+    guard.step(cross_entropy_of(model), *small_batch(device="cpu"))
+    gone = weakref.ref(guard)
+    gc.disable()
+    try:
+        del guard
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+# --- batch normalisation has no statistics of a single row
+
+
+@pytest.mark.parametrize(("rows", "split"), [(6, (2, 2, 2)), (7, (3, 2, 2)), (1, (1,)), (3, (3,))])
+def test_batch_normalisation_never_gets_a_single_row_that_a_split_left_over(rows, split):
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    if rows == 1:
+        model.eval()
+    guard = guarded(model, max_micro_batch=2, coupling="per-chunk", reduction="mean")
+    guard.step(cross_entropy_of(model), *small_batch(rows, device="cpu"))
+    assert guard.last.split == split
+
+
+@pytest.mark.parametrize("rows", [6, 7])
+def test_batch_normalisation_that_does_not_fit_climbs_the_ladder_before_single_rows(rows):
+    with VirtualGPU("1GiB") as gpu:
+        model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).cuda()
+        guard = guarded(model, coupling="per-chunk", reduction="mean", ladder=(), remember=False)
+        x, y = small_batch(rows)
+        seen = []
+
+        def loss(x, y):
+            seen.append(len(x))
+            gpu.fail_allocation(1)
+            return F.cross_entropy(model(x), y)
+
+        with pytest.raises(torch.OutOfMemoryError, match="the fewest rows that batch normalisation can take"):
+            guard.step(loss, x, y)
+    assert min(seen) > 1
+    assert seen[-1] == 2 + rows % 2
+
+
+def test_models_without_batch_normalisation_go_down_to_single_rows():
+    with VirtualGPU("1GiB") as gpu:
+        model = small_model().cuda()
+        guard = guarded(model, reduction="mean", ladder=(), remember=False)
+        seen = []
+
+        def loss(x, y):
+            seen.append(len(x))
+            gpu.fail_allocation(1)
+            return F.cross_entropy(model(x), y)
+
+        with pytest.raises(torch.OutOfMemoryError, match="One row of the batch does not fit"):
+            guard.step(loss, *small_batch(6))
+    assert min(seen) == 1

@@ -1,0 +1,118 @@
+"""Plans are remembered across runs, and never get in the way."""
+
+import json
+import multiprocessing
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from legroom.train.sizes.plans import plan_key, plans_folder, recall, remember
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LEGROOM_CACHE", str(tmp_path))
+    return tmp_path / "plans"
+
+
+def a_model(width: int = 8) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width))
+
+
+class TestKeys:
+    def test_the_same_situation_has_the_same_key(self) -> None:
+        assert plan_key(a_model(), batch=torch.zeros(3, 4)) == plan_key(a_model(), batch=torch.zeros(7, 4))
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            lambda: plan_key(a_model(9), batch=torch.zeros(3, 4)),
+            lambda: plan_key(a_model().double(), batch=torch.zeros(3, 4)),
+            lambda: plan_key(a_model().eval(), batch=torch.zeros(3, 4)),
+            lambda: plan_key(a_model().requires_grad_(False), batch=torch.zeros(3, 4)),
+            lambda: plan_key(a_model(), batch=torch.zeros(3, 5)),
+            lambda: plan_key(a_model(), batch={"x": [torch.zeros(3, 4), torch.zeros(3)]}),
+            lambda: plan_key(a_model(), batch=torch.zeros(3, 4), precision="bf16"),
+            lambda: plan_key(a_model(), batch=torch.zeros(3, 4), device=torch.device("cpu")),
+        ],
+    )
+    def test_another_situation_has_another_key(self, other: object) -> None:
+        assert other() != plan_key(a_model(), batch=torch.zeros(3, 4))  # type: ignore[operator]
+
+    def test_the_allocators_settings_count(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        before = plan_key(a_model())
+        monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+        assert plan_key(a_model()) != before
+
+    def test_the_gpu_and_its_cap_count(self) -> None:
+        from legroom import VirtualGPU
+
+        device = torch.device("cuda", 0)
+        keys = set()
+        for size in ("1GiB", "2GiB"):
+            with VirtualGPU(size):
+                keys.add(plan_key(a_model(), device=device))
+                torch.cuda.set_per_process_memory_fraction(0.5)
+                keys.add(plan_key(a_model(), device=device))
+        assert len(keys) == 4
+
+
+class TestRemembering:
+    def test_what_was_remembered_is_recalled(self) -> None:
+        assert remember("key", {"rows": 32})
+        assert recall("key") == {"rows": 32}
+
+    def test_nothing_remembered_is_none(self) -> None:
+        assert recall("key") is None
+
+    @pytest.mark.parametrize(
+        "text",
+        ["", "{", "[1]", '{"format": 99, "plan": {}}', '{"format": 1, "plan": 3}', "\ud800", "[" * 60000],
+    )
+    def test_a_damaged_file_is_as_none(self, cache: Path, text: str) -> None:
+        cache.mkdir(parents=True)
+        (cache / "key.json").write_bytes(text.encode("utf-8", "surrogatepass"))
+        assert recall("key") is None
+        assert remember("key", {"rows": 1})
+        assert recall("key") == {"rows": 1}
+
+    def test_a_folder_that_is_a_file_is_left_alone(self, cache: Path) -> None:
+        cache.write_text("mine")
+        assert not remember("key", {"rows": 1})
+        assert cache.read_text() == "mine"
+
+    def test_what_is_no_plain_data_is_not_remembered_and_leaves_nothing(self, cache: Path) -> None:
+        assert not remember("key", {"rows": object()})
+        assert not cache.exists() or list(cache.iterdir()) == []
+
+    def test_writers_at_the_same_time_leave_one_whole_answer(self, cache: Path) -> None:
+        processes = multiprocessing.get_context("fork")
+        writers = [processes.Process(target=_write, args=(number,)) for number in (1, 2)]
+        for writer in writers:
+            writer.start()
+        while any(writer.is_alive() for writer in writers):
+            plan = recall("key")
+            assert plan is None or plan["long"] == [plan["who"]] * 500
+        assert [path.name for path in cache.iterdir()] == ["key.json"]
+        assert json.loads((cache / "key.json").read_text())["format"] == 1
+
+
+def _write(number: int) -> None:
+    for _ in range(100):
+        remember("key", {"who": number, "long": [number] * 500})
+
+
+class TestWhere:
+    def test_off_means_nothing_is_written(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("LEGROOM_CACHE", "off")
+        assert plans_folder() is None
+        assert not remember("key", {})
+
+    def test_the_users_cache_folder_is_the_default(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.delenv("LEGROOM_CACHE")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        assert plans_folder() == tmp_path / "legroom" / "plans"
