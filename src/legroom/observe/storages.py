@@ -53,7 +53,7 @@ def _storage_of_values(tensor: Any) -> Any:
 
 
 def tensors_in(value: Any, depth: int = 6) -> Iterator[torch.Tensor]:
-    """The tensors in nested tuples, lists, dicts and objects with `__dict__`-free mappings, in order."""
+    """The tensors among these values, and in tuples, lists and mappings among them, in order."""
     for item in value:
         if isinstance(item, torch.Tensor):
             yield item

@@ -5,11 +5,13 @@ from typing import Any
 
 import torch
 
+from legroom.observe.storages import tensors_in
+
 
 def batch_size_of(batch: Any) -> int | None:
     """The number of rows that most tensors of a batch agree on; None where there is no tensor."""
     counts: dict[int, int] = {}
-    for tensor in _tensors(batch):
+    for tensor in tensors_in((batch,)):
         if tensor.dim():
             counts[tensor.shape[0]] = counts.get(tensor.shape[0], 0) + 1
     return max(counts, key=lambda size: (counts[size], size)) if counts else None
@@ -40,14 +42,3 @@ def _resized(value: Any, now: int, rows: list[int]) -> Any:
             return type(value)(value[row] for row in rows)
         return type(value)(_resized(item, now, rows) for item in value)
     return value
-
-
-def _tensors(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)

@@ -20,6 +20,7 @@ from legroom.errors import UsageError
 from legroom.memory.events import Alloc, Category, Event, Free, Tag
 from legroom.memory.ledger import Ledger
 from legroom.observe.gpus import find_gpu
+from legroom.observe.storages import tensors_in
 from legroom.predict.copying import OntoDevice, loss_of
 from legroom.predict.mismatch import Call, Mismatch, mismatch_of
 from legroom.predict.trace import Trace, make_device
@@ -144,7 +145,7 @@ def _told(
         parameters=sum(_count(each) for each in parameters),
         trainable=sum(_count(each) for each in parameters if each.requires_grad),
         parameter_bytes=sum(_count(each) * each.element_size() for each in parameters),
-        input_bytes=sum(tensor.numel() * tensor.element_size() for tensor in _tensors(given)),
+        input_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors_in((given,))),
         kept=before[-1],
         peak=peak,
         mismatch=mismatch,
@@ -168,19 +169,8 @@ def _count(parameter: torch.Tensor) -> int:
     return 0 if torch.nn.parameter.is_lazy(parameter) else parameter.numel()
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
-
-
 def shapes_of(value: Any) -> tuple[Shape, ...]:
-    return tuple(tuple(tensor.shape) for tensor in _tensors(value))
+    return tuple(tuple(tensor.shape) for tensor in tensors_in((value,)))
 
 
 # --- watching the forward pass

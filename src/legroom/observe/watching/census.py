@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from legroom.observe.storages import storage_of
+from legroom.observe.storages import storage_of, tensors_in
 
 
 def look_around() -> tuple[list[torch.Tensor], bool]:
@@ -106,15 +106,4 @@ def _claimed(
     for reference in optimizers:
         optimizer = reference()
         if optimizer is not None:
-            yield from _tensors_in_state(optimizer.state)
-
-
-def _tensors_in_state(value: Any, depth: int = 3) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif depth and isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors_in_state(item, depth - 1)
-    elif depth and isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors_in_state(item, depth - 1)
+            yield from tensors_in(optimizer.state.values(), depth=2)

@@ -10,13 +10,14 @@ operands and result do not fit; then the error passes.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
+from legroom.observe.storages import tensors_in
 from legroom.train.guarding.random_state import RandomState
 from legroom.train.guarding.recovery import empty_cache, read_failure, release
 
@@ -39,7 +40,7 @@ class MakingRoom(TorchFunctionMode):
         if type(func) is _GETTER:  # a tensor's property: nothing is computed, and there are thousands of them
             return func(*args)
         if self._away:
-            self._bring_back(_tensors((args, kwargs)))
+            self._bring_back(tensors_in((args, kwargs)))
         elif func in _ASKS:
             return func(*args)
         drawn = RandomState(self._device, with_numpy=False) if _draws(func) else None
@@ -126,11 +127,11 @@ class MakingRoom(TorchFunctionMode):
         del self._away[moved.key]
 
     def _has_movable(self, args: Any, kwargs: Any) -> bool:
-        keep = {_key(tensor) for tensor in _tensors((args, kwargs))}
+        keep = {_key(tensor) for tensor in tensors_in((args, kwargs))}
         return any(key not in keep and key not in self._away for key in self._storages())
 
     def _move_out(self, wanted: int, args: Any, kwargs: Any) -> None:
-        self._move_until(wanted, {_key(tensor) for tensor in _tensors((args, kwargs))})
+        self._move_until(wanted, {_key(tensor) for tensor in tensors_in((args, kwargs))})
 
     def _move_until(self, wanted: int, keep: set[int]) -> None:
         """Move the largest first, until `wanted` bytes are free or nothing is left to move."""
@@ -196,14 +197,3 @@ def _bytes_of(storage: torch.UntypedStorage, device: torch.device) -> torch.Tens
 def _key(tensor: torch.Tensor) -> int:
     local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return local.untyped_storage()._cdata if local.layout == torch.strided else 0
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
