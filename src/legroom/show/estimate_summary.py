@@ -24,10 +24,6 @@ from legroom.units import MiB, format_size
 STYLES = {"fits": "bold green", "uncertain": "bold yellow", "does-not-fit": "bold red"}
 
 
-def estimate_words(told: Told) -> RenderableType:
-    return Group(verdict_words(told.estimate), further_words(told))
-
-
 def verdict_words(now: Estimate) -> RenderableType:
     """What one trace tells: does it fit, and who holds the memory."""
     return Group(*_verdict_parts(now))

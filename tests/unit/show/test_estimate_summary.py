@@ -1,6 +1,7 @@
 """What people read of an estimate."""
 
 import torch
+from rich.console import Group
 from torch import nn
 
 from legroom.predict.api import _Job
@@ -8,7 +9,7 @@ from legroom.predict.estimate import judge
 from legroom.predict.job import Told
 from legroom.predict.largest_batch import Search
 from legroom.predict.plan import Option
-from legroom.show.estimate_summary import estimate_words
+from legroom.show.estimate_summary import further_words, verdict_words
 from legroom.show.terminal import rendered
 
 
@@ -20,7 +21,7 @@ def words(gpu: str, *, options: tuple[Option, ...] = (), largest: int | None = 5
     told = Told(
         script="train.py", estimate=judge(trace, max_batch_size=largest), search=search, options=options
     )
-    return rendered(estimate_words(told), width=80)
+    return rendered(Group(verdict_words(told.estimate), further_words(told)), width=80)
 
 
 def test_the_first_line_is_the_verdict() -> None:

@@ -29,10 +29,6 @@ class Counters:
         self._allocated = allocated or cuda_allocated
         self._host = _heap_in_use()
 
-    @property
-    def sees_host(self) -> bool:
-        return self._host is not None
-
     def read(self) -> Reading:
         return Reading(self._allocated(), self._host() if self._host is not None else 0)
 

@@ -37,6 +37,7 @@ from legroom.train.ranks.appointments import Appointments
 from legroom.train.ranks.collectives import seen
 from legroom.train.ranks.lost_ranks import PeerFailed, RankMissing
 from legroom.train.ranks.notice_board import NoticeBoard
+from legroom.train.ranks.protocol import Plan
 from legroom.train.ranks.replicas import Replicas
 from legroom.train.ranks.shards import Shards, sharded_roots
 
@@ -45,14 +46,6 @@ _SHORTAGES = 2  # after so many steps given up for lack of passes, ranks ask eac
 _GRACE = 5.0  # seconds in which a rank that is alive says so
 Batches = TypeVar("Batches")
 _numbers = itertools.count()
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What every rank does with its batch."""
-
-    micro: int
-    chunks: int
 
 
 def ranks_for(model: nn.Module, *, patience: float = PATIENCE) -> "Ranks | None":
@@ -225,12 +218,6 @@ class Ranks:
         self._say_why(why)
         self._sit_out(self._chunks)
         self._conclude(_Verdict(void=True, chunks=self._chunks, raised_by=self._me + 1))
-
-    def reset(self) -> None:
-        """Before a retry: nothing to do, `failed` left everything in order."""
-
-    def after_update(self) -> None:
-        """After the optimizer: nothing to do, it talks to nobody."""
 
     def _with_room(self) -> AbstractContextManager[Any]:
         """Appointments are kept even if weights must wait in host memory meanwhile: the others cannot go on without."""

@@ -10,11 +10,11 @@ from legroom.diagnose.oom import Failure
 T = TypeVar("T")
 
 
-class RankPlan(Protocol):
-    @property
-    def micro(self) -> int: ...
-    @property
-    def chunks(self) -> int: ...
+class Plan(NamedTuple):
+    """What every rank does with its batch."""
+
+    micro: int
+    chunks: int
 
 
 class AgreedRanks(Protocol):
@@ -22,7 +22,7 @@ class AgreedRanks(Protocol):
 
     keeps_finished_chunks: bool
 
-    def plan(self, batch_size: int, micro: int) -> RankPlan: ...
+    def plan(self, batch_size: int, micro: int) -> Plan: ...
     def weights(self, total: float, *, by_rows: bool) -> float: ...
     def chunk(self, index: int, count: int, kind: Hashable = None) -> AbstractContextManager[Any]: ...
     def failed(self, failure: Any) -> None: ...
@@ -32,18 +32,13 @@ class AgreedRanks(Protocol):
     def together(self, batches: Iterable[T]) -> Iterator[T]: ...
 
 
-class _Plan(NamedTuple):
-    micro: int
-    chunks: int
-
-
 class Alone:
     """One process: nobody to ask."""
 
     keeps_finished_chunks = True
 
-    def plan(self, batch_size: int, micro: int) -> RankPlan:
-        return _Plan(micro, -(-batch_size // micro))
+    def plan(self, batch_size: int, micro: int) -> Plan:
+        return Plan(micro, -(-batch_size // micro))
 
     def weights(self, total: float, *, by_rows: bool) -> float:
         return total

@@ -29,7 +29,6 @@ from legroom.diagnose.lint.rule import Problem
 from legroom.diagnose.lint.syntax import dotted
 
 CODE = "LG406"
-_IN_PLACE = {"copy_", "add_", "mul_", "sub_", "normal_", "uniform_", "fill_", "zero_", "clamp_", "lerp_"}
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -59,12 +58,6 @@ def _is_tensor(program: Program, node: cst.BaseExpression) -> bool:
     if kind in (Kind.GRAPH, Kind.PARAMETER):
         return True
     return isinstance(node, cst.Attribute) and node.attr.value in {"grad", "weight", "bias"}
-
-
-def _is_changed_in_place(program: Program, node: cst.Attribute) -> bool:
-    """`x.data.copy_(...)`: only tensors have methods that end so."""
-    parent = program.parent.get(node)
-    return isinstance(parent, cst.Attribute) and parent.attr.value in _IN_PLACE
 
 
 def _is_changed(program: Program, node: cst.Attribute) -> bool:
