@@ -32,7 +32,7 @@ from legroom.memory.allocator_settings import AllocatorSettings
 from legroom.observe.gpus import find_gpu
 from legroom.predict import doubt
 from legroom.predict.fit import replay, safe_reserved
-from legroom.predict.trace import trace_steps
+from legroom.predict.tracing import trace_steps
 
 KEPT = Path(__file__).parent.parent / "tests" / "data" / "truth_peaks.json"
 MEASURED_STEPS = 3

@@ -26,8 +26,8 @@ class Layer(NamedTuple):
 Request = tuple[Layer, int, str, bool]
 
 
-def draw(count: int) -> list[Request]:
-    dice = random.Random(23)
+def draw(count: int, seed: int = 23) -> list[Request]:
+    dice = random.Random(seed)
     makers, weights = zip(*KINDS.items(), strict=True)
     requests: list[Request] = []
     for maker in dice.choices(makers, weights, k=count):
@@ -42,7 +42,7 @@ BATCHES = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 19
 CHANNELS = (16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160, 192, 224, 256, 288, 320, 384, 448, 512)
 
 
-def _layer(
+def make_layer(
     inputs: int,
     outputs: int,
     sizes: tuple[int, ...],
@@ -71,7 +71,7 @@ def _text(dice: random.Random) -> Layer:
     outputs = dice.choice((width, width, 2 * width, 64, 100, 128, 256, 512))
     length = dice.choice((32, 50, 64, 100, 128, 200, 256, 400, 512, 1024))
     kernel = dice.choice((1, 2, 3, 3, 3, 4, 5, 5, 7, 9))
-    return _layer(width, outputs, (length,), kernel, padding=dice.choice((kernel // 2, kernel // 2, 0)))
+    return make_layer(width, outputs, (length,), kernel, padding=dice.choice((kernel // 2, kernel // 2, 0)))
 
 
 def _sound(dice: random.Random) -> Layer:
@@ -82,7 +82,7 @@ def _sound(dice: random.Random) -> Layer:
         ((3, 1), (3, 1), (3, 2), (5, 1), (5, 2), (7, 1), (8, 4), (9, 1), (10, 5), (15, 2), (16, 8), (31, 1), (80, 4))
     )  # fmt: skip
     dilation = dice.choice((1, 1, 1, 2, 4, 8, 32)) if stride == 1 and kernel <= 7 else 1
-    return _layer(inputs, outputs, (length,), kernel, stride, dilation=dilation)
+    return make_layer(inputs, outputs, (length,), kernel, stride, dilation=dilation)
 
 
 def _spectrogram(dice: random.Random) -> Layer:
@@ -94,7 +94,7 @@ def _spectrogram(dice: random.Random) -> Layer:
     sizes = (dice.choice((32, 64, 100, 128, 200, 400, 800)), dice.choice((40, 64, 80, 128, 161, 257)))
     if dice.random() < 0.3:
         sizes = (sizes[1], sizes[0])
-    return _layer(inputs, outputs, sizes, kernel, dice.choice(((1, 1), (1, 1), (2, 2), (2, 1), (1, 2))))
+    return make_layer(inputs, outputs, sizes, kernel, dice.choice(((1, 1), (1, 1), (2, 2), (2, 1), (1, 2))))
 
 
 def _volume(dice: random.Random) -> Layer:
@@ -104,14 +104,14 @@ def _volume(dice: random.Random) -> Layer:
     depth = side if dice.random() < 0.6 else dice.choice((2, 4, 8, 16, 32))
     kernel = dice.choice((3, 3, 3, 3, 3, 1, 2, 5, 7, (1, 3, 3), (3, 1, 1), (1, 7, 7)))
     stride = 2 if kernel == 2 else dice.choice((1, 1, 1, 2))
-    return _layer(inputs, outputs, (depth, side, side), kernel, stride, 0 if kernel == 2 else None)
+    return make_layer(inputs, outputs, (depth, side, side), kernel, stride, 0 if kernel == 2 else None)
 
 
 def _large_picture(dice: random.Random) -> Layer:
     width = dice.choice((32, 48, 56, 64, 64, 64, 96, 128))
     inputs, outputs = dice.choice(((width, width), (width, width), (3, width), (1, width), (width, 3), (width, 12), (width, 4 * width)))  # fmt: skip
     side = dice.choice((41, 48, 64, 72, 96, 100, 120, 128, 144, 160, 192, 240, 256, 320, 384, 512))
-    return _layer(inputs, outputs, (side, side), dice.choice((3, 3, 3, 5, 7, 9)))
+    return make_layer(inputs, outputs, (side, side), dice.choice((3, 3, 3, 5, 7, 9)))
 
 
 def _odd_channels(dice: random.Random) -> Layer:
@@ -153,7 +153,7 @@ def _odd_channels(dice: random.Random) -> Layer:
     stride = kernel if kernel in (2, 4) else dice.choice((1, 1, 1, 2))
     dilation = dice.choice((1, 1, 1, 2, 4)) if kernel == 3 and stride == 1 else 1
     groups = dice.choice((1, 1, 1, 1, 1, 1, 2, 4, 8)) if inputs % 8 == 0 and outputs % 8 == 0 else 1
-    return _layer(
+    return make_layer(
         inputs, outputs, (height, width), kernel, stride, 0 if kernel in (2, 4) else None, dilation, groups
     )
 
@@ -161,9 +161,9 @@ def _odd_channels(dice: random.Random) -> Layer:
 def _depthwise(dice: random.Random) -> Layer:
     channels = dice.choice((*CHANNELS, 576, 672, 768, 960, 1152))
     if dice.random() < 0.25:
-        return _layer(channels, channels, (dice.choice((64, 200, 500, 1000)),), dice.choice((3, 5, 7, 15, 31)), groups=channels)  # fmt: skip
+        return make_layer(channels, channels, (dice.choice((64, 200, 500, 1000)),), dice.choice((3, 5, 7, 15, 31)), groups=channels)  # fmt: skip
     side = dice.choice((7, 10, 14, 16, 20, 28, 32, 40, 56, 64, 112))
-    return _layer(channels, channels, (side, side), dice.choice((3, 3, 5, 5, 7, 7, 9)), dice.choice((1, 1, 2)), groups=channels)  # fmt: skip
+    return make_layer(channels, channels, (side, side), dice.choice((3, 3, 5, 5, 7, 7, 9)), dice.choice((1, 1, 2)), groups=channels)  # fmt: skip
 
 
 def _transposed(dice: random.Random) -> Layer:
@@ -176,7 +176,7 @@ def _transposed(dice: random.Random) -> Layer:
         2: dice.choice((1, 4, 6, 7, 8, 12, 14, 16, 24, 32, 48, 64, 96)),
         3: dice.choice((4, 6, 8, 12, 16, 24, 32)),
     }[dimensions]
-    return _layer(inputs, outputs, (side,) * dimensions, kernel, stride, padding, transposed=True)
+    return make_layer(inputs, outputs, (side,) * dimensions, kernel, stride, padding, transposed=True)
 
 
 KINDS: dict[Callable[[random.Random], Layer], float] = {

@@ -1,6 +1,6 @@
 """Asks cuDNN, on a real GPU, how much workspace it takes for the convolutions of well-known networks, and for random ones.
 
-    python bench/convolution_survey.py OUT [--round 1|2|3] [--jobs 12] [--seconds 150]
+    python bench/convolution_survey.py OUT [--round 1|2|3|4] [--jobs 12] [--seconds 150]
 
 The heuristic by which cuDNN chooses a kernel is not published, so its choices are looked up where they were measured and
 guessed elsewhere. Needs torch and torchvision, not Legroom. Writes OUT/convolutions-<round>-<part>.jsonl.gz, one row for each
@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from convolution_everyday import draw_everyday
 from convolution_kinds import Layer, draw
 
 TABLE = Path(__file__).parent.parent / "src/legroom/observe/cuda_rules/convolutions_h200.json.gz"
@@ -135,6 +136,16 @@ ROUNDS: dict[int, dict[str, Any]] = {
         "random": 0,
     },
     3: {"networks": (), "generators": (), "random": 0, "kinds": 30_000},
+    4: {
+        "networks": (
+            ("float32", False, (2, 12, 24, 48)), ("float16", False, (24, 48)), ("bfloat16", False, (8, 16, 64, 96, 256)),
+            ("float16", True, (24, 96)), ("float32", True, (8, 96)), ("bfloat16", True, (32, 64, 128)),
+        ),
+        "generators": (("bfloat16", False, (8, 64)),),
+        "random": 0,
+        "kinds": 4000,
+        "everyday": 16_000,
+    },
 }  # fmt: skip
 """Which batch sizes were measured at which time."""
 
@@ -155,7 +166,8 @@ def requests(part_of_survey: int) -> list[tuple[Layer, int, str, bool]]:
         for batch in batches
         if not last or len(layer.sizes) == 2
     ]
-    rows += drawn_at_random(wanted["random"]) + draw(wanted.get("kinds", 0))
+    rows += drawn_at_random(wanted["random"]) + draw(wanted.get("kinds", 0), 20 + part_of_survey)
+    rows += draw_everyday(wanted.get("everyday", 0))
     rows = [row for row in rows if fits(*row[:3])]
     random.Random(3).shuffle(rows)
     known = known_layers() if part_of_survey > 1 else set()

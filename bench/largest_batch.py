@@ -26,7 +26,8 @@ from legroom.memory.allocator_settings import AllocatorSettings
 from legroom.observe.gpus import find_gpu
 from legroom.predict import requests
 from legroom.predict.largest_batch import Search, largest_batch
-from legroom.predict.trace import Trace, trace_steps
+from legroom.predict.trace import Trace
+from legroom.predict.tracing import trace_steps
 from legroom.units import GiB
 
 KEPT = Path(__file__).parent.parent / "tests" / "data" / "largest_batches.json"

@@ -4,6 +4,7 @@
     ├── UsageError               a bad argument, size, path or option
     ├── CaptureError             a capture file that cannot be read or written
     │   └── CaptureVersionError  ... because another version of Legroom wrote it
+    ├── CheckpointError          a checkpoint that cannot be written or read, or is another model's
     ├── MissingExtra             an optional part is not installed; names the extra
     └── Unsupported              asked of a virtual GPU something that it cannot do
 
@@ -26,6 +27,10 @@ class CaptureError(LegroomError):
 
 class CaptureVersionError(CaptureError):
     """A capture file that another version of Legroom wrote."""
+
+
+class CheckpointError(LegroomError):
+    """A checkpoint that cannot be written or read, or is another model's."""
 
 
 class MissingExtra(LegroomError, ImportError):  # noqa: N818  (reads as what it is)

@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """`legroom run OPTIONS TARGET ARGUMENTS`."""
+    """`legroom run OPTIONS TARGET ARGUMENTS`, or `legroom launch ...`."""
 
     options: tuple[str, ...] = ()
     """Legroom's own that matter for another run: the GPU, not where the capture went."""
@@ -16,22 +16,29 @@ class Command:
     """The script, or `-m` and a module."""
     arguments: tuple[str, ...] = ()
     """The script's own."""
+    verb: str = "run"
 
     @property
     def text(self) -> str:
-        return shlex.join(["legroom", "run", *self.options, *self.target, *self.arguments])
+        return shlex.join(["legroom", self.verb, *self.options, *self.target, *self.arguments])
 
     def with_arguments(self, arguments: Sequence[str]) -> "Command":
         return replace(self, arguments=tuple(arguments))
 
-    def as_run(self) -> dict[str, list[str]]:
+    def as_run(self) -> dict[str, Any]:
         """As it is kept in a capture's header."""
-        return {"options": list(self.options), "target": list(self.target), "arguments": list(self.arguments)}
+        return {
+            "verb": self.verb,
+            "options": list(self.options),
+            "target": list(self.target),
+            "arguments": list(self.arguments),
+        }
 
     @classmethod
     def from_run(cls, run: Mapping[str, Any]) -> "Command":
         """From a capture's header, which may come from a stranger: words that are no words are left out."""
-        return cls(*(_words(run.get(key)) for key in ("options", "target", "arguments")))
+        verb = "launch" if run.get("verb") == "launch" else "run"
+        return cls(*(_words(run.get(key)) for key in ("options", "target", "arguments")), verb=verb)
 
 
 def _words(value: object) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ so that they are written once. Where the error tells figures, causes that follow
 the causes (free memory, versions, limits) is looked up by the same checks that `legroom doctor` makes.
 """
 
+import builtins
 import codecs
 import gzip
 import re
@@ -21,8 +22,9 @@ from typing import Any, Literal, Protocol
 
 from legroom.diagnose.codes import find_page
 from legroom.diagnose.ending import from_notes
+from legroom.diagnose.explain_families import family_of
 from legroom.diagnose.explain_figures import causes_from_figures, sentence_of_figures
-from legroom.diagnose.explain_log import Found, Sighting, pieces_of, search_log
+from legroom.diagnose.explain_log import Found, Headline, Sighting, pieces_of, search_log
 from legroom.diagnose.oom import Failure, classify
 from legroom.diagnose.oom_figures import Figures, read_figures
 from legroom.diagnose.oom_spellings import Certainty
@@ -130,41 +132,38 @@ def _of_log(found: Found, *, is_log: bool = True) -> Explanation:
     if found.error is not None:
         return _of_sighting(found.error, found.error.line if is_log else None, earlier)
     if found.unknown is not None:
-        kind = found.unknown.kind.rpartition(".")[2]
-        if kind in _MISTAKES:
-            sentence = f"{kind}: an error of the program, not of memory. The traceback's last line of your own code is where to look."
-            told: Kind = "not-memory"
-        elif kind == "RuntimeError" and not _SPEAKS_OF_MORE.search(found.unknown.text):
-            sentence = "This error is not known, but nothing in it speaks of memory or of the GPU: its traceback says where to look."
-            told = "not-memory"
-        else:
-            sentence = "This error is not known: its traceback says where it was raised."
-            told = "unknown"
-        return Explanation(
-            kind=told,
-            certainty="likely" if told == "not-memory" else "unsure",
-            sentence=sentence,
-            message=found.unknown.text,
-            line=found.unknown.line if is_log else None,
-            earlier=earlier,
-        )
+        return _of_headline(found.unknown, found.unknown.line if is_log else None, earlier)
     return Explanation(
         kind="unknown", certainty="unsure", sentence="There is no error in it that is known.", earlier=earlier
     )
 
 
-_MISTAKES = (
-    "AssertionError", "AttributeError", "ImportError", "IndentationError", "IndexError", "KeyError", "ModuleNotFoundError", "NameError",
-    "SyntaxError", "TypeError", "UnboundLocalError", "ValueError", "ZeroDivisionError", "KeyboardInterrupt", "FileNotFoundError",
-    "JSONDecodeError", "UnicodeDecodeError", "PermissionError", "NotImplementedError",
-)  # fmt: skip
+def _of_headline(last: Headline, line: int | None, earlier: Earlier | None) -> Explanation:
+    """An error that no table knows: its family, if its words tell that."""
+    kind, code = family_of(last.kind, last.text)
+    name = last.kind.rpartition(".")[2]
+    if code:
+        return _built(code, kind, "likely", last.text, Figures(), line=line, earlier=earlier)
+    if kind == "not-memory" and earlier is not None and earlier.code in _OF_MEMORY:
+        kind = "unknown"  # it may have come of that
+    if kind == "unknown":
+        sentence = "This error is not known: its traceback says where it was raised."
+    elif isinstance(getattr(builtins, name, None), type):
+        sentence = f"{name}: {_OF_PROGRAM}"
+    else:
+        sentence = "This error is not known, but nothing in it speaks of memory: its traceback says where to look."
+    return Explanation(
+        kind=kind,
+        certainty="likely" if kind == "not-memory" else "unsure",
+        sentence=sentence,
+        message=last.text,
+        line=line,
+        earlier=earlier,
+    )
 
 
-_SPEAKS_OF_MORE = re.compile(
-    r"memory|alloc|oom\b|cuda|cudnn|cublas|nccl|gpu|kill|signal|resource|exit|process|worker|failed$",
-    re.IGNORECASE,
-)
-"""Words of an unknown error that leave open whether it was memory."""
+_OF_PROGRAM = "an error of the program, not of memory. The traceback's last line of your own code is where to look."
+_OF_MEMORY = frozenset(f"LG70{number}" for number in range(7))
 
 
 def _earlier(seen: Sighting | None) -> Earlier | None:
@@ -267,7 +266,7 @@ def _of_exception(error: BaseException) -> Explanation:
         return Explanation(
             kind="not-memory",
             certainty="likely",
-            sentence=f"{name}: an error of the program, not of memory. The traceback's last line of your own code is where to look.",
+            sentence=f"{name}: {_OF_PROGRAM}",
             message=text.splitlines()[0] if text else name,
         )
     return told

@@ -25,6 +25,15 @@ _WRAPPERS = {"ChildFailedError", "CalledProcessError", "ProcessRaisedException",
 _HEADLINE = re.compile(
     r"^(?:\S{0,40}\]:?\s*)?((?:\w+\.)*(?:\w*(?:Error|Exception|Interrupt|Failure)|StopIteration))(?:: ?(.*))?$"
 )
+_WARNED = re.compile(r"\b((?:\w+\.)*\w*Warning): \S")
+_RAISED = re.compile(r"^((?:\w+\.)*[A-Z]\w*)(?:: ?(.*))?$")
+"""What ends a traceback, whatever the exception is called."""
+_SAID = re.compile(
+    r"^(?:[\w./:,\[\]()| -]{0,80}?(?:\[| |\|))?(?:ERROR|FATAL|CRITICAL)(?: ?[\]|:-]|\s)+\s*[A-Za-z'\"\[(<`]|^(?:\S+: )?(?:fatal )?error:? +[A-Za-z'\"\[(<`]",
+)
+"""A line that a program marks as an error; not one that tells an error of so much."""
+_DECORATION = (" ", "\t", "|", "+", "│", "╭", "╰", "❱", "┃", "-", "<", "~", "File ", "Cell ", "/", "Input ")
+"""How lines of a traceback begin: Python's, rich's, and a notebook's."""
 _PREFIX = re.compile(r"^(?:\[?rank\s?\d+\]?:\s?|\[\d+\]:?\s?|\(\w+ pid=\d+\) ?|\d+: )")
 
 
@@ -112,10 +121,10 @@ def _ways() -> Iterator[_Way]:
         *(
             (memory_code(each), memory_code(each) == "LG705", each, each.ways)
             for each in known
-            if each.source
+            if not each.in_words
         ),
         *((rule.code, rule.weak, None, rule.ways) for rule in RULES),
-        *((memory_code(each), True, each, each.ways) for each in known if not each.source),
+        *((memory_code(each), True, each, each.ways) for each in known if each.in_words),
     ]
     for order, (code, weak, spelling, ways) in enumerate(table):
         for plain, pattern in ways:
@@ -203,12 +212,17 @@ class _Search:
 
 def _counts(seen: Sighting, lines: int) -> bool:
     """Whether words that only mention memory are those of an error."""
-    if seen.spelling is None or seen.spelling.source:
+    if seen.spelling is None or not seen.spelling.in_words:
         return True
-    return lines <= 3 or _LOOKS_BAD.search(seen.text) is not None
+    if _LOOKS_BAD.search(seen.text) is not None:
+        return True
+    return lines <= 3 and _IN_PASSING.search(seen.text) is None
 
 
-_LOOKS_BAD = re.compile(r"error|exception|fail|fatal|abort|kill|cannot|could not|unable", re.IGNORECASE)
+_LOOKS_BAD = re.compile(r"error|exception|fatal|abort|kill|crash|cannot|could not|unable|\bfail(?:ed|ure)\b|[✗❌⚠]", re.IGNORECASE)
+_IN_PASSING = re.compile(
+    r"handler|avoid|prevent|in case|\bif\b|without|never|no longer|instead of|\bmay\b|\bmight\b|\bwould\b|risk", re.IGNORECASE
+)
 
 
 class _Window:
@@ -282,19 +296,22 @@ class _Window:
         number = self.number(position)
         for offset, line in enumerate(self._text[position : position + 4 * _OVERLAP].split("\n")):
             plain = _PREFIX.sub("", line.rstrip("\r"))
-            if offset and plain and not plain.startswith((" ", "\t", "|", "+")):
-                match = _HEADLINE.match(plain)
+            if offset and plain and not plain.startswith(_DECORATION):
+                match = _RAISED.match(plain)
                 if match is None:
                     return None
                 return Headline(line=number + offset, kind=match[1], text=_shown(plain))
         return None
 
     def lone_headline(self) -> Headline | None:
-        """In a short text without a traceback: the last line that reads like an error of Python."""
-        for offset, line in reversed(list(enumerate(self._text.split("\n")))):
-            match = _HEADLINE.match(_PREFIX.sub("", line.strip()))
-            if match is not None:
-                return Headline(line=self._before + offset + 1, kind=match[1], text=_shown(line))
+        """In a short text without a traceback: the last line that reads like an error of Python, or is marked as one."""
+        lines = [_PREFIX.sub("", line.strip()) for line in self._text.split("\n")]
+        for pattern in (_HEADLINE, _WARNED, _SAID):
+            for offset in reversed(range(len(lines))):
+                match = pattern.search(lines[offset])
+                if match is not None:
+                    kind = match[1] if pattern.groups else ""
+                    return Headline(line=self._before + offset + 1, kind=kind, text=_shown(lines[offset]))
         return None
 
 

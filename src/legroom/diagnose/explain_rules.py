@@ -6,11 +6,15 @@ means, the causes, the check that decides and the fix) is the code's page, so th
 
 A `weak` entry tells of a consequence: a launcher that counts its dead children, a peer that lost its connection. It is the answer
 only where nothing else in the log is.
+
+Where a library's list of statuses is closed, the whole list stands here by its names (`cuda_statuses`, `CUBLAS_STATUS_\\w+`), so that a
+status need not have been met before. A sentence that is not here can still be told by its words: see `explain_families`.
 """
 
 import re
 from dataclasses import dataclass
 
+from legroom.diagnose.cuda_statuses import STATUSES, pattern_of
 from legroom.diagnose.oom_spellings import Certainty, Spelling, compiled_ways
 
 
@@ -46,19 +50,21 @@ def _rule(code: str, pattern: str, *, weak: bool = False) -> Rule:
     return Rule(code, compiled_ways(pattern), weak)
 
 
+def _status(code: str) -> Rule:
+    """What CUDA itself says of errors of this kind."""
+    return _rule(code, pattern_of(STATUSES[code]))
+
+
 RULES: tuple[Rule, ...] = (
     # --- what happened on the GPU
-    _rule("LG710", r"device-side assert triggered|error=(?:59|710)\b|Assertion `[^`\n]{1,200}` failed[^\n]{0,20}$|CUDA_ERROR_ASSERT|cudaErrorAssert"),
-    _rule("LG710", r"block: \[\d+,\d+,\d+\], thread: \[\d+,\d+,\d+\] Assertion"),
-    _rule(
-        "LG711", r"an illegal memory access was encountered|CUDA_ERROR_ILLEGAL_ADDRESS|cudaErrorIllegalAddress|misaligned address"
-        r"|unspecified launch failure|an illegal instruction was encountered|invalid program counter|CUDA_ERROR_LAUNCH_FAILED",
-    ),
-    _rule(
-        "LG725", r"uncorrectable (?:ECC|NVLink) error|GPU has fallen off the bus|NVRM: Xid|GPU is lost|hardware stack error"
-        r"|cudaErrorECCUncorrectable|CUDA error: the launch timed out and was terminated",
-    ),
-    _rule("LG750", r"out of resources?: [^\n]{0,120}|Required: \d+,? Hardware limit|too many resources requested for launch|triton\S*OutOfResources"),
+    _status("LG710"),
+    _rule("LG710", r"Assertion `[^`\n]{1,200}` failed[^\n]{0,20}$|block: \[\d+,\d+,\d+\], thread: \[\d+,\d+,\d+\] Assertion"),
+    _status("LG711"),
+    _rule("LG711", r"Memory access fault by GPU node|Invalid __(?:global|shared|local)__ (?:read|write) of size"),
+    _status("LG725"),
+    _rule("LG725", r"GPU has fallen off the bus|NVRM: Xid|GPU is lost|Unable to determine the device handle for GPU|GPU requires reset"),
+    _rule("LG750", r"out of resources?: [^\n]{0,120}|Required: \d+,? Hardware limit|triton\S*OutOfResources|uses too much shared (?:data|memory)"),
+    _status("LG750"),
     # --- values and shapes
     _rule("LG712", r"index out of range in self|Target -?\d+ is out of bounds|index -?\d+ is out of bounds for dimension \d+ with size"),
     _rule("LG712", r"Class values must be (?:smaller than num_classes|non-negative)|all elements of (?:input|target) should be between 0 and 1"),
@@ -93,26 +99,29 @@ RULES: tuple[Rule, ...] = (
     _rule("LG718", r"result type \w+ can't be cast to the desired output type|Expected tensor for argument #\d+ '\w+' to have (?:one of the following )?scalar type|self and mat2 must have the same dtype"),
     _rule("LG718", r"to have the same dtype, but got|query, key, and value to have the same dtype|expects (?:a )?\w+ scalar type|expected dtype \w+ for"),
     # --- the libraries on the GPU
-    _rule("LG720", r"CUDNN_STATUS_(?:BAD_PARAM|NOT_SUPPORTED|ARCH_MISMATCH|VERSION_MISMATCH|SUBLIBRARY_VERSION_MISMATCH|INVALID_VALUE)\w*|cuDNN version incompatibility"),
-    _rule("LG721", r"CUBLAS_STATUS_(?:INVALID_VALUE|NOT_SUPPORTED|ARCH_MISMATCH)|CUSOLVER_STATUS_INVALID_VALUE|CUSPARSE_STATUS_INVALID_VALUE"),
+    _rule("LG720", r"cuDNN version incompatibility|(?:CUDNN_STATUS|miopenStatus)_?\w+|CUDNN_BACKEND_\w+[^\n]{0,80}(?:fail|error)"),
+    _rule("LG721", r"(?:CU|HIP)(?:BLAS|SOLVER|SPARSE|RAND)_STATUS_\w+|(?:CU|HIP)FFT_(?!SUCCESS)[A-Z]+_[A-Z_]+|rocblas_status_\w+|MAGMA_ERR\w*|nvrtc: error|NVRTC_ERROR\w*|NVJITLINK_ERROR\w*|CUTENSOR_STATUS_\w+"),
+    _status("LG722"),
+    _rule("LG722", r"is not compatible with the current PyTorch installation|supports CUDA capabilities|no longer supports? this GPU|only supports? (?:Ampere|Hopper|Turing|Volta|GPUs with)|requires? (?:a GPU with )?(?:compute|device) capability|capability[^\n]{0,40}(?:too low|is too old|or (?:higher|above|newer))|sm_\d+[^\n]{0,60}not (?:supported|defined)|Unsupported gpu architecture"),
+    _status("LG723"),
+    _rule("LG723", r"driver on your system is too old|Driver/library version mismatch|Error 80[34]:|The detected CUDA version \([\d.]+\) mismatches|CUDA version mismatch|requires? (?:a )?(?:newer )?(?:NVIDIA )?driver|unsatisfied condition: cuda>="),
+    _status("LG724"),
     _rule(
-        "LG722", r"no kernel image is available for execution|is not compatible with the current PyTorch installation|the provided PTX was compiled with an unsupported toolchain"
-        r"|PTX JIT compilation failed|CUDA_ERROR_NO_BINARY_FOR_GPU|device kernel image is invalid|cudaErrorNoKernelImageForDevice|supports CUDA capabilities",
+        "LG724", r"Torch not compiled with CUDA enabled|No CUDA GPUs are available|Found no NVIDIA driver|ProcessGroupNCCL is only supported with GPUs|No HIP GPUs are available"
+        r"|Attempting to deserialize object on (?:a )?CUDA device|all CUDA-capable devices are busy or unavailable|CUDA unknown error|not linked with support for cuda devices",
     ),
+    _rule("LG724", r"cuInit: |CUDA initialization: |NVIDIA-SMI has failed because|could not select device driver|No (?:NVIDIA )?devices? (?:were|was) found|NVML_ERROR_\w+|Failed to initialize NVML|NVMLError\w*"),
+    _status("LG726"),
     _rule(
-        "LG723", r"driver on your system is too old|driver version is insufficient for CUDA runtime|Driver/library version mismatch"
-        r"|forward compatibility was attempted on non supported|system has unsupported display driver|CUDA_ERROR_SYSTEM_DRIVER_MISMATCH|Error 80[34]:|The detected CUDA version \([\d.]+\) mismatches",
+        "LG726", r"cannot open shared object file|Could not load (?:dynamic )?library '?\w+|undefined symbol: \w+|Could not load symbol|DLL load failed|version `[A-Z]+_[\d.]+' not found|cannot allocate memory in static TLS block",
     ),
+    _rule("LG726", r"or one of its dependencies|fbgemm\.dll|operator torchvision::nms does not exist|couldn't load custom ops|libcu\w+\.so[.\d]* not found|CUDA Setup failed|no attribute 'cadam32bit|compiled against API version|numpy\.dtype size changed|Error while loading conda entry point|OMP: Error #15|multiple copies of the OpenMP runtime|Symbol not found: |PyTorch and torchvision (?:were|was) compiled with different CUDA"),
+    _rule("LG727", r"Cannot re-initialize (?:CUDA|XPU|HIP) in forked subprocess"),
     _rule(
-        "LG724", r"Torch not compiled with CUDA enabled|No CUDA GPUs are available|Found no NVIDIA driver|invalid device ordinal|no CUDA-capable device is detected"
-        r"|Attempting to deserialize object on (?:a )?CUDA device|all CUDA-capable devices are busy or unavailable|CUDA unknown error|CUDA error: initialization error|ProcessGroupNCCL is only supported with GPUs",
+        "LG729", r"Segmentation fault|segfault at|Fatal Python error: |SIGSEGV|SIGABRT|SIGILL|Illegal instruction|Aborted \(core dumped\)|\bcore dumped\b|double free or corruption|(?:free|malloc|munmap_chunk)\(\): \w+"
+        r"|Floating point exception|corrupted (?:size vs|double-linked)|pure virtual method called|stack smashing detected|exit code (?:-11|139|-6|134|3221225477|-1073741819)\b|0xC0000005|Windows fatal exception",
+        weak=True,
     ),
-    _rule("LG724", r"not linked with support for cuda devices|cuInit: UNKNOWN ERROR|CUDA-capable device\(s\) is/are busy|CUDA initialization: |NVIDIA-SMI has failed because"),
-    _rule(
-        "LG726", r"cannot open shared object file|Could not load library lib\w+|\.so: undefined symbol|undefined symbol: (?:nccl|cu|_ZNK?\d*c10|__nv)\w*|Could not load symbol|DLL load failed while importing",
-    ),
-    _rule("LG726", r"or one of its dependencies|fbgemm\.dll|operator torchvision::nms does not exist|couldn't load custom ops"),
-    _rule("LG727", r"Cannot re-initialize CUDA in forked subprocess"),
     # --- several processes
     _rule(
         "LG730", r"Watchdog caught collective operation timeout|ran for \d+ milliseconds before timing out|Timed out (?:waiting|initializing) \S+|collective operation timeout"
@@ -121,8 +130,9 @@ RULES: tuple[Rule, ...] = (
     _rule("LG730", r"due to the asynchronous nature of CUDA kernels, subsequent GPU operations might run on corrupted|wait timeout after \d+ms", weak=True),
     _rule(
         "LG731", r"unhandled system error|ncclSystemError|ncclInternalError|NCCL[^\n]{0,200}internal error|invalid usage \(run with|ncclInvalidUsage|ncclInvalidArgument|Duplicate GPU detected|NCCL WARN (?:Net|Call to)"
-        r"|Call to ibv_\w+ failed|Bootstrap : no socket interface found|Cuda failure (?:\d+ )?'(?!out of memory)|peer access is not supported between these two devices",
+        r"|Call to ibv_\w+ failed|Bootstrap : no socket interface found|Cuda failure (?:\d+ )?'(?!out of memory)|NCCL WARN [A-Z]|NCCL (?:error|failure)[^\n]{0,20}: (?!unhandled cuda error)|nccl\w{0,30}Error\b(?<!ncclUnhandledCudaError)",
     ),
+    _status("LG731"),
     _rule("LG731", r"ncclRemoteError|remote process exited or there was a network error|Connection closed by (?:remote )?peer|Connection reset by peer|Broken pipe", weak=True),
     _rule("LG732", r"Expected to have finished reduction in the prior iteration|Expected to mark a variable ready only once|was marked (?:as )?ready (?:twice|multiple)|parameters? which did not receive grad"),
     _rule("LG732", r"DDP expects same model across all ranks|Detected mismatch between collectives|params?\[\d+\] in this process with sizes"),
@@ -160,4 +170,7 @@ RULES: tuple[Rule, ...] = (
         "LG781", r"PytorchStreamReader failed|failed finding central directory|invalid load key|Weights only load failed|unexpected EOF, expected \d+ more bytes|Ran out of input"
         r"|HeaderTooLarge|MetadataIncompleteBuffer|InvalidHeaderDeserialization|unpickling stack underflow|PytorchStreamWriter failed",
     ),
+    # --- whatever else CUDA says: an error is what was before it, if anything was
+    _status("LG728"),
+    _rule("LG728", r"(?:CUDA|HIP) (?:runtime |driver |kernel )?error: (?!out of memory)|Triton Error \[(?:CUDA|HIP)\]: (?!out of memory)|(?:CUDA|HIP)_ERROR_\w+|(?:cuda|hip)Error[A-Z]\w+", weak=True),
 )  # fmt: skip

@@ -36,6 +36,8 @@ class Spelling:
     """Each with a part of it that is plain text, in lower case."""
     reason: str
     """A sentence for people: what it means."""
+    in_words: bool = False
+    """Words that one also writes in passing (`the out of memory handler`): in a log they count only where the line looks bad."""
 
 
 def find_spelling(text: str) -> tuple[Spelling, str, str] | None:
@@ -75,8 +77,8 @@ def _occurrences(text: str, plain: str) -> Iterator[int]:
         yield last
 
 
-def _says(certainty: Certainty, source: str, pattern: str, reason: str) -> Spelling:
-    return Spelling(certainty, source, compiled_ways(pattern), reason)
+def _says(certainty: Certainty, source: str, pattern: str, reason: str, *, in_words: bool = False) -> Spelling:
+    return Spelling(certainty, source, compiled_ways(pattern), reason, in_words)
 
 
 def compiled_ways(pattern: str) -> tuple[tuple[str, re.Pattern[str]], ...]:
@@ -129,12 +131,16 @@ _PINNED, _HIDDEN = Certainty.PINNED, Certainty.DISGUISED
 
 _CUDA = "The GPU's memory could not serve an allocation."
 _LIBRARY = "The library could not allocate the GPU memory that it works in."
+_TOO_SMALL = "What is to be loaded or served is larger than the memory that the GPU has left."
 _HANDLE = "The library could not be set up on the GPU, which it says when its own memory there cannot be had."
 _FAILED = "The library failed on the GPU and does not say why; too little memory is one of the causes."
 _ENGINE = "cuDNN found no algorithm whose workspace could be had; a type or layout that it does not know gives the same words."
 _SYSTEM = "The host's memory could not serve an allocation."
 _SHARED = "The shared memory (/dev/shm) that processes pass tensors through is full."
 _KILLED = "The system killed a process, as it does when the host's memory runs out; a person can do the same."
+
+_GPU = r"(?:free |available )?(?:GPU|CUDA|device|video|graphics|VRAM)(?: (?:video |device )?(?:memory|RAM|VRAM))?\b"
+_HOSTS = r"(?:free |available )?(?:system |host |CPU |main )?(?:RAM|(?<=[mtUn] )memory)\b"
 
 SPELLINGS: tuple[Spelling, ...] = (
     # --- which pool: page-locked memory
@@ -178,23 +184,32 @@ SPELLINGS: tuple[Spelling, ...] = (
     _says(_SURE, "cuSPARSE", r"(?:CU|HIP)SPARSE_STATUS_ALLOC_FAILED", _LIBRARY),
     _says(_SURE, "cuRAND", r"(?:CU|HIP)RAND_STATUS_ALLOCATION_FAILED", _LIBRARY),
     _says(_SURE, "XLA", r"RESOURCE[_ ]EXHAUSTED: (?:Out of memory|Failed to allocate)|OOM when allocating tensor", _CUDA),
+    _says(_SURE, "TensorFlow", r"Allocator \(\w+_bfc\) ran out of memory|failed to allocate [^\n]{0,60} from device", _CUDA),
+    _says(_SURE, "cupy", r"Out of memory allocating [\d,]+ bytes \(allocated so far|cupy\S{0,40}OutOfMemoryError|rmm::out_of_memory", _CUDA),
+    _says(_SURE, "other devices", r"OUT_OF_DEVICE_MEMORY|ErrorOutOfDeviceMemory|NPU out of memory|Ran out of memory in memory space hbm|CL_MEM_OBJECT_ALLOCATION_FAILURE", _CUDA),
+    _says(
+        _SURE, "inference server", r"No available memory for the cache blocks|larger than the (?:available KV cache memory|maximum number of tokens that can be stored in KV cache)"
+        r"|Free memory on device[^\n]{0,120} is less than desired|enough GPU (?:RAM|VRAM|memory) to (?:fit|load|run)", _TOO_SMALL,
+    ),
     # --- the host's memory
     _says(_HOST, "shared memory", r"killed by signal: Bus error|out of shared memory|shared memory\(shm\)|bus error encountered in worker", _SHARED),
     _says(_HOST, "shared memory", r"(?:unable to write to file <|/dev/shm|shared memory segment)[^\n]{0,300}No space left on device", _SHARED),
     _says(_HOST, "shared memory", r"Error while (?:creating|attaching to) shared memory segment", _SHARED),
     _says(
-        _HOST, "CPU", r"DefaultCPUAllocator|not enough memory: you tried to allocate|unable to mmap [^\n]{0,300}Cannot allocate memory", _SYSTEM,
+        _HOST, "CPU", r"DefaultCPUAllocator|(?:not enough|can't allocate) memory: you tried to allocate|unable to mmap [^\n]{0,300}Cannot allocate memory", _SYSTEM,
     ),
     _says(_HOST, "cuDNN", r"CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED|(?:UR_RESULT|ZE_RESULT|PI)_ERROR_OUT_OF_HOST_MEMORY", _SYSTEM),
+    _says(_HOST, "a library", r"Failed to allocate \d+ bytes in function|malloc of size \d+ failed|Java heap space|mmap: cannot allocate|OpenBLAS[^\n]{0,60}Memory allocation still failed", _SYSTEM),
     _says(_HOST, "NumPy", r"Unable to allocate [^\n]{0,40} for an array with shape", _SYSTEM),
     _says(_HOST, "C++", r"std::bad_alloc|^(?:RuntimeError: )?bad allocation$", _SYSTEM),
     _says(_HOST, "system", r"\[Errno 12\]|Cannot allocate memory(?! in static TLS)|paging file is too small", _SYSTEM),
     _says(_HOST, "Ray", r"killed due to the node running low on memory", _SYSTEM),
     _says(
-        _HOST, "system", r"Out of memory: Killed process|oom[-_]kill(?:er)?\b|killed by signal: Killed|Signal 9 \(SIGKILL\)|exitcode\s*: -9\b"
+        _HOST, "system", r"Out of memory: Kill(?:ed)? process|oom[-_]kill(?:er)?\b|OOMKilled|killed by signal: Killed|Signal 9 \(SIGKILL\)|exitcode\s*: -9\b"
         r"|died with <Signals\.SIGKILL|exit code (?:-9|137)\b|return code = -9\b|: line \d+:\s+\d+ Killed\b|(?:^|\n|\])\s?Killed\s*(?:\n|$)", _KILLED,
     ),
-    _says(_HOST, "Python", r"(?:^|\n)MemoryError\b", _SYSTEM),
+    _says(_HOST, "Python", r"(?:^|\n)(?:\w+\.)*(?:_?Array|Arrow)?MemoryError\b", _SYSTEM),
+    _says(_HOST, "a scheduler", r"exceeded (?:job |step |container |the )?memory limit|using all available RAM|Workers?[^\n]{0,40} (?:exceeded|running out of)[^\n]{0,40}memory|excessive memory usage causing the Operating System to kill", _SYSTEM),
     # --- sounds like memory, and is not
     _says(
         _NOT, "Triton", r"out of resources?: (?:shared memory|tensor memory|threads|registers)",
@@ -233,5 +248,14 @@ SPELLINGS: tuple[Spelling, ...] = (
         _HIDDEN, "CUDA", r"NVML_SUCCESS == [^\n]{0,80}INTERNAL ASSERT FAILED|handles_\.at\(i\) INTERNAL ASSERT FAILED",
         "PyTorch's bookkeeping stumbled where it does after an allocation failed.",
     ),
-    _says(_HIDDEN, "", r"\bout of (?:GPU |device )?memory\b", "The text speaks of running out of memory, without saying of which."),
+    _says(_HIDDEN, "ONNX Runtime", r"Failed to allocate memory for requested buffer|Dst tensor is not initialized|HSA_STATUS_ERROR_OUT_OF_RESOURCES", _FAILED),
+    # --- said in words, by whomever
+    _says(_SURE, "", rf"out of {_GPU}|not enough {_GPU}|insufficient {_GPU}|out of memory (?:on|in|for) (?:the |a |your )?(?:GPU|CUDA|device)\b", _CUDA, in_words=True),
+    _says(_SURE, "", r"\b(?:GPU|CUDA|VRAM|cuda:\d)\b[^\n]{0,30}(?:\s|is )out of memory|\bCUDA OOM\b|\bGPU OOM\b|GPU memory (?:is )?(?:full|exhausted)", _CUDA, in_words=True),
+    _says(_HOST, "", rf"out of {_HOSTS}|not enough {_HOSTS}|insufficient {_HOSTS}", _SYSTEM, in_words=True),
+    _says(
+        _HIDDEN, "", r"\bout of memory\b|not enough (?:free |available )?memory\b|insufficient (?:free |available )?memory\b|memory allocation (?:failed|failure|error)"
+        r"|(?:failed|unable|could not|cannot|can't) (?:to )?allocate\b[^\n]{0,40}\b(?:bytes|memory(?! in static)|[KMG]i?B|buffer)\b",
+        "The text speaks of too little memory, without saying of which.", in_words=True,
+    ),
 )  # fmt: skip

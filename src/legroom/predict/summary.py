@@ -23,7 +23,8 @@ from legroom.observe.gpus import find_gpu
 from legroom.observe.storages import tensors_in
 from legroom.predict.copying import OntoDevice, loss_of
 from legroom.predict.mismatch import Call, Mismatch, mismatch_of
-from legroom.predict.trace import Trace, make_device
+from legroom.predict.trace import Trace
+from legroom.predict.tracing import make_device
 
 Shape = tuple[int, ...]
 

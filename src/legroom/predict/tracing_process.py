@@ -42,9 +42,11 @@ from legroom.observe.script import Script, execute, installed
 from legroom.observe.virtual.gpu import VirtualGPU
 from legroom.observe.virtual.patching import replaced, table
 from legroom.predict.line_reader import LineReader
-from legroom.predict.means import Means, in_force
+from legroom.predict.means import Means
+from legroom.predict.means_in_force import in_force
 from legroom.predict.resize import batch_size_of, resized
-from legroom.predict.trace import Trace, finish, make_device
+from legroom.predict.trace import Trace
+from legroom.predict.tracing import finish, make_device
 
 MOST_AT_ONCE = 4
 """Traces; each takes some hundred MiB of the host."""

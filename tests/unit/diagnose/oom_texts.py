@@ -129,7 +129,7 @@ DISGUISED = [
     ),
     ("Native API failed. Native API returns: 40 (UR_RESULT_ERROR_OUT_OF_RESOURCES)", "XPU"),
     ('!handles_.at(i) INTERNAL ASSERT FAILED at "c10/cuda/CUDACachingAllocator.cpp":487', "CUDA"),
-    ("the renderer ran out of GPU memory", ""),
+    ("the renderer ran out of memory", ""),
 ]
 
 HOST = [

@@ -11,7 +11,8 @@ from legroom.memory.events import Alloc
 from legroom.observe.cuda_rules.convolution import BENCHMARK
 from legroom.observe.gpus import find_gpu
 from legroom.predict.estimate import judge
-from legroom.predict.trace import Trace, trace_steps
+from legroom.predict.trace import Trace
+from legroom.predict.tracing import trace_steps
 
 H200 = find_gpu("h200")
 

@@ -5,7 +5,7 @@ from torch import nn
 
 import legroom
 from legroom.observe.gpus import find_gpu
-from legroom.predict.trace import make_device
+from legroom.predict.tracing import make_device
 
 
 def lazy_model() -> nn.Module:

@@ -1,10 +1,9 @@
-"""Means of saving memory, put to a traced run from outside so that each can be re-traced, and what each costs."""
+"""Means of saving memory, put to a traced run from outside so that each can be re-traced."""
 
 import contextlib
 import gc
 import weakref
 from collections.abc import Callable, Iterator
-from enum import StrEnum
 from typing import Any, NoReturn
 
 import torch
@@ -12,17 +11,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.checkpoint import checkpoint
 
-
-class Means(StrEnum):
-    """What can be done to make a run fit, cheapest first."""
-
-    FUSED = "fused optimizer"
-    LOOP = "optimizer in a loop"
-    AUTOCAST = "bf16 autocast"
-    CHECKPOINT = "activation checkpointing"
-    LIGHTER_OPTIMIZER = "8-bit optimizer state"
-    SPILL = "activations in host memory"
-    FREEZE = "frozen backbone"
+from legroom.predict.means import Means
 
 
 class DoesNotApply(Exception):  # noqa: N818
