@@ -168,7 +168,7 @@ def requests(part_of_survey: int) -> list[tuple[Layer, int, str, bool]]:
     ]
     rows += drawn_at_random(wanted["random"]) + draw(wanted.get("kinds", 0), 20 + part_of_survey)
     rows += draw_everyday(wanted.get("everyday", 0))
-    rows = [row for row in rows if fits(*row[:3])]
+    rows = [row for row in dict.fromkeys(rows) if fits(*row[:3])]
     random.Random(3).shuffle(rows)
     known = known_layers() if part_of_survey > 1 else set()
     return sorted(rows, key=lambda row: identity(row[0], row[2], row[3]) in known)

@@ -2,12 +2,13 @@
 
     python bench/measure_gpu.py peaks OUT --cases study [--jobs 6]     peaks of each case, one fresh process each
     python bench/measure_gpu.py inside OUT --cases study [--jobs 4]    what each operation of a case allocates inside
-    python bench/measure_gpu.py probes OUT [--jobs 4]                  the same for a wide list of single operations
+    python bench/measure_gpu.py probes OUT [--jobs 4]                  the same for convolutions, attention and other operations
+    python bench/measure_gpu.py scratch OUT [--jobs 4]                 the same for a wide list of ordinary operations
     python bench/measure_gpu.py histories OUT --cases a,b [--jobs 4]   all that the allocator did over three steps, unwatched
     python bench/measure_gpu.py caps OUT --cases a,b [--caps 1,1.5]    whether cases run under a cap of so many GiB
     python bench/measure_gpu.py context OUT                            what CUDA, its libraries and NCCL hold outside torch
 
-`peaks` writes OUT/peaks-<cases>.json. `inside` and `probes` write OUT/*.jsonl.gz: one line per case or probe, with the
+`peaks` writes OUT/peaks-<cases>.json. `inside`, `probes` and `scratch` write OUT/*.jsonl.gz: one line per case or probe, with the
 bytes asked for (+) and given back (-) in order, and which operation, with which arguments, did so. A dispatch mode
 marks the borders of operations there, so gradients that meet are added out of place; `histories` runs without one and
 writes OUT/histories.jsonl.gz: rows of [action, bytes, address].
@@ -31,6 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from probes import PROBES
+from scratch_probes import SCRATCH_PROBES
 from workloads import CASES, Case, build, join_alone
 
 STEPS = 3
@@ -42,7 +44,18 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument(
         "what",
-        choices=["peaks", "inside", "probes", "histories", "caps", "context", "one", "history", "capped"],
+        choices=[
+            "peaks",
+            "inside",
+            "probes",
+            "scratch",
+            "histories",
+            "caps",
+            "context",
+            "one",
+            "history",
+            "capped",
+        ],
     )
     parser.add_argument("out", type=Path)
     parser.add_argument(
@@ -295,11 +308,12 @@ def in_parts(out: Path, what: str, names: str, jobs: int) -> int:
 
 def look_inside(out: Path, what: str, names: str, part: str) -> int:
     index, count = map(int, part.split("/"))
-    stem = f"{what}-{names}" if what == "inside" else what
+    stem = f"{what}-{names if names in CASES else 'some'}" if what == "inside" else what
     torch.cuda.memory._record_memory_history(max_entries=5_000_000, context=None)
     with gzip.open(out / f"{stem}-{index}.jsonl.gz", "wt") as file:
-        if what == "probes":
-            for name, probe in list(PROBES())[index::count]:
+        if what != "inside":
+            listed = PROBES() if what == "probes" else SCRATCH_PROBES()
+            for name, probe in list(listed)[index::count]:
                 write(file, name, lambda probe=probe: probe())
         else:
             for case in selected(names)[index::count]:

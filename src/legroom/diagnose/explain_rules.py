@@ -83,7 +83,7 @@ RULES: tuple[Rule, ...] = (
         r"|stack expects each tensor to be equal size|Expected input batch_size \(\d+\) to match target batch_size|normalized_shape=|input\.size\(-1\) must be equal to input_size",
     ),
     _rule("LG716", r"Expected target size\b|Using a target size \([^\n]{0,60}\) that is different to the input size|Expected more than 1 value per channel when training|shape mismatch: (?:value|indexing) tensor"),
-    _rule("LG716", r"Dimension out of range \(expected to be in range of|Target size \([^\n]{0,60}\) must be the same as input size|batch1 dim \d must match batch2"),
+    _rule("LG716", r"Dimension out of range \(expected to be in range of|Target size \([^\n]{0,60}\) must be the same as input size|batch1 dim \d must match batch2|multi-target not supported"),
     _rule("LG717", r"Error\(s\) in loading state_dict|(?:Missing|Unexpected) key\(s\) in state_dict|size mismatch for \S+: copying a param"),
     # --- where tensors live, and of what type they are
     _rule(
@@ -144,7 +144,7 @@ RULES: tuple[Rule, ...] = (
     # --- loading data
     _rule("LG740", r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) exited unexpectedly|killed by signal: (?:Segmentation fault|Aborted|Terminated)"),
     _rule("LG741", r"in DataLoader worker process \d+", weak=True),
-    _rule("LG742", r"Too many open files|received 0 items of ancdata"),
+    _rule("LG742", r"Too many open files|received 0 items of ancdata|unable to open shared memory object"),
     _rule("LG743", r"Can't pickle (?:local object|<function|<class)|An attempt has been made to start a new process before|cannot pickle '\w+' object|freeze_support\(\)"),
     _rule("LG744", r"batch must contain tensors, numpy arrays, numbers, dicts or lists|Trying to resize storage that is not resizable"),
     # --- compiled code

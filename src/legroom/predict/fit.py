@@ -7,7 +7,7 @@ something fits is replayed with the capacity in force, never read off an unlimit
 from typing import Literal
 
 from legroom.memory.allocator_settings import AllocatorSettings
-from legroom.observe.cuda_rules.convolution import BENCHMARK
+from legroom.observe.notes import BENCHMARK
 from legroom.predict.requests import Peaks as Peaks
 from legroom.predict.requests import default_settings as default_settings
 from legroom.predict.requests import play

@@ -1,11 +1,12 @@
 """A list of requests for memory, played through the allocator of a GPU."""
 
+import functools
+import importlib.metadata
 import os
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
-
-import torch
 
 from legroom.memory.allocator import AllocationFailed, Allocator
 from legroom.memory.allocator_blocks import Block
@@ -72,4 +73,11 @@ def play(
 
 def default_settings() -> AllocatorSettings:
     """The settings that a run from this shell would have."""
-    return AllocatorSettings.from_environment(os.environ, torch.__version__)
+    return AllocatorSettings.from_environment(os.environ, _torch_version())
+
+
+@functools.cache
+def _torch_version() -> str:
+    """Of the torch that would run it. It is not imported for that: who judges a trace may have no other need of it."""
+    torch = sys.modules.get("torch")
+    return importlib.metadata.version("torch") if torch is None else str(torch.__version__)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from legroom.memory.events import Alloc
-from legroom.observe.cuda_rules.convolution import BENCHMARK
+from legroom.observe.notes import BENCHMARK
 from legroom.observe.gpus import find_gpu
 from legroom.predict.estimate import judge
 from legroom.predict.trace import Trace

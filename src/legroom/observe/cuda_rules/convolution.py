@@ -18,6 +18,7 @@ from legroom.observe.cuda_rules.convolution_table import Layer, look_up
 from legroom.observe.cuda_rules.convolution_workspace import Convolution, Workspaces
 from legroom.observe.cuda_rules.plan import Call, Give, Output, Plan, Rule, Step, Take, size_of
 from legroom.observe.gpus import Gpu
+from legroom.observe.notes import BENCHMARK
 
 
 def _forward(call: Call) -> Plan:
@@ -28,15 +29,6 @@ def _forward(call: Call) -> Plan:
     taken = _workspaces(found, arguments, input, weight, call.gpu)
     steps = [Output(0), *_copies(found, input=input, weight=weight), *_held("workspace", taken, 0)]
     return Plan(steps, BENCHMARK if torch.backends.cudnn.benchmark else "")
-
-
-BENCHMARK = (
-    "cudnn.benchmark is on: the first step tries kernels with as much memory as is free, so the peak may come near all of the "
-    "GPU's memory. Tries that do not fit are given up, so they do not decide whether the run fits."
-)
-"""Source: `generate_and_filter_plans` in ATen/native/cudnn/Conv_v8.cpp, which halves the workspace it asks for until there is
-room and drops the kernels that need more. Measured: ResNet-18 at batch 64, which needs 1.6 GiB, peaks at 3.9 GiB on an H200 and
-runs under caps of 1.8, 2.0, 2.4 and 2.8 GiB, filling each."""
 
 
 def _backward(call: Call) -> Plan:
