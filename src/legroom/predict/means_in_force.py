@@ -1,7 +1,6 @@
 """Means of saving memory, put to a traced run from outside so that each can be re-traced."""
 
 import contextlib
-import gc
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
@@ -12,6 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.checkpoint import checkpoint
 
 from legroom.predict.means import Means
+from legroom.predict.resting_collector import living
 
 
 class DoesNotApply(Exception):  # noqa: N818
@@ -152,7 +152,7 @@ def _lighter(undo: _Undo) -> None:
     light_step = torch.optim.Optimizer.profile_hook_step(step)
 
     def lighten(model: nn.Module) -> None:
-        kinds = {type(thing) for thing in gc.get_objects() if issubclass(type(thing), torch.optim.Optimizer)}
+        kinds = {type(optimizer) for optimizer in living(torch.optim.Optimizer)}
         for kind in kinds:
             undo.callback(setattr, kind, "step", kind.step)
             setattr(kind, "step", light_step)  # noqa: B010

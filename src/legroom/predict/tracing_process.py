@@ -11,7 +11,6 @@ Requests and replies are lines of JSON on two file descriptors; a trace itself i
 import contextlib
 import ctypes
 import functools
-import gc
 import json
 import os
 import signal
@@ -45,6 +44,7 @@ from legroom.predict.line_reader import LineReader
 from legroom.predict.means import Means
 from legroom.predict.means_in_force import in_force
 from legroom.predict.resize import batch_size_of, resized
+from legroom.predict.resting_collector import living, resting_during_imports
 from legroom.predict.trace import Trace
 from legroom.predict.tracing import finish, make_device
 
@@ -81,6 +81,7 @@ class TracingProcess:
     def run(self) -> NoReturn:
         torch.set_num_threads(1)  # a fork has none of its parent's threads
         with contextlib.ExitStack() as stack:
+            stack.enter_context(resting_during_imports(self._holds_nothing))
             stack.enter_context(self._loaders_watched())
             stack.enter_context(self.device)
             self._count_steps()
@@ -99,6 +100,9 @@ class TracingProcess:
                     f"its own compiled code reads a tensor, {outcome.traceback.strip(' ,')}",
                 )
             self._end(how, text, outcome.exit_code)
+
+    def _holds_nothing(self) -> bool:
+        return not any(device.allocator.peak_reserved for device in self.device.devices)
 
     # --- waiting for requests, and serving them
 
@@ -124,7 +128,7 @@ class TracingProcess:
                 request = waiting.pop(0)
                 child = os.fork()
                 if child == 0:
-                    _die_with_parent()
+                    die_with_parent()
                     self._go_on(request)
                     return
                 running[child] = request["number"]
@@ -195,9 +199,7 @@ class TracingProcess:
         training's.
         """
         clock = self.device.recorder.clock
-        if clock.trains or not any(
-            issubclass(type(thing), torch.optim.Optimizer) for thing in gc.get_objects()
-        ):
+        if clock.trains or not any(living(torch.optim.Optimizer)):
             return False
         clock.trains, clock.step = True, 0  # from now on, batches are no steps
         self._evaluation_ends = time.monotonic() + LONGEST_EVALUATION
@@ -346,7 +348,7 @@ def _line(error: BaseException, found: Frame) -> int:
     return lines[-1] or found.line if lines else found.line
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Nobody waits for a trace whose asker was killed. Elsewhere than on Linux it runs on to its steps."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -418,8 +420,3 @@ def _nowhere(event: object) -> None:
 
 def _nothing() -> None:
     """A reference to a loader, for iterators that were made in some other way: never the loader's."""
-
-
-if __name__ == "__main__":
-    _die_with_parent()
-    TracingProcess(json.loads(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])).run()

@@ -54,7 +54,7 @@ def start(
     reply_read, reply_write = os.pipe()
     process = subprocess.Popen(
         [
-            sys.executable, "-m", "legroom.predict.tracing_process",
+            sys.executable, "-m", "legroom.predict.tracing_main",
             json.dumps(order), str(request_read), str(reply_write),
         ],
         pass_fds=(request_read, reply_write),

@@ -1,0 +1,50 @@
+"""Traces what a program asks of memory: it runs on an endless virtual GPU that behaves like the one in question."""
+
+from collections.abc import Callable
+
+from legroom.memory.events import Event
+from legroom.observe.cuda_rules.rules import CudaRules
+from legroom.observe.gpus import Gpu
+from legroom.observe.stand_ins import StandIns
+from legroom.observe.virtual.gpu import VirtualGPU
+from legroom.predict import doubt
+from legroom.predict.trace import Mode, Trace
+
+
+def make_device(gpu: Gpu, mode: Mode, sink: Callable[[Event], None]) -> VirtualGPU:
+    """An endless virtual GPU that behaves like `gpu`, for tracing."""
+    return VirtualGPU(
+        gpu.memory,
+        sink=sink,
+        rules=CudaRules(gpu),
+        stand_ins=StandIns() if mode == "fake" else None,
+        bounded=False,
+    )
+
+
+def finish(trace: Trace, device: VirtualGPU) -> Trace:
+    """Take over what the device knows at the end of a trace."""
+    recorder = device.recorder
+    trace.steps = recorder.clock.step
+    trace.trains = recorder.clock.trains
+    trace.doubts = recorder.doubts
+    trace.doubt = doubt.of(trace)
+    if recorder.rules is not None:
+        trace.notes.extend(note for note in recorder.rules.notes if note not in trace.notes)
+    trace.made_up = 0 if device.stand_ins is None else device.stand_ins.made_up
+    return trace
+
+
+def trace_steps(
+    make_step: Callable[[], Callable[[], object]], gpu: Gpu, *, steps: int = 2, mode: Mode = "fake"
+) -> Trace:
+    """Trace `steps` calls of what `make_step()` gives; both run with `cuda` served by the traced device."""
+    trace = Trace(gpu=gpu, mode=mode)
+    with make_device(gpu, mode, trace.events.append) as device:
+        step = make_step()
+        for _ in range(steps):
+            step()
+        finish(trace, device)
+        trace.steps = trace.steps or steps
+        del step
+    return trace
