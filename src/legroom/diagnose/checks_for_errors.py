@@ -72,6 +72,8 @@ _ABOUT: dict[str, tuple[Callable[[Machine], Check], ...]] = {
     "LG724": (driver, torch_build, visible),
     "LG725": (driver, health),
     "LG726": _LIBRARIES,
+    "LG728": _LIBRARIES,
+    "LG729": _LIBRARIES,
     "LG731": (shared_memory, limits),
     "LG740": (shared_memory, container),
     "LG742": (limits,),

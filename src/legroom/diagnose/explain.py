@@ -151,7 +151,9 @@ def _of_headline(last: Headline, line: int | None, earlier: Earlier | None) -> E
     elif isinstance(getattr(builtins, name, None), type):
         sentence = f"{name}: {_OF_PROGRAM}"
     else:
-        sentence = "This error is not known, but nothing in it speaks of memory: its traceback says where to look."
+        sentence = (
+            "This error is not known, but nothing in it speaks of memory: its traceback says where to look."
+        )
     return Explanation(
         kind=kind,
         certainty="likely" if kind == "not-memory" else "unsure",
@@ -162,7 +164,9 @@ def _of_headline(last: Headline, line: int | None, earlier: Earlier | None) -> E
     )
 
 
-_OF_PROGRAM = "an error of the program, not of memory. The traceback's last line of your own code is where to look."
+_OF_PROGRAM = (
+    "an error of the program, not of memory. The traceback's last line of your own code is where to look."
+)
 _OF_MEMORY = frozenset(f"LG70{number}" for number in range(7))
 
 

@@ -219,9 +219,12 @@ def _counts(seen: Sighting, lines: int) -> bool:
     return lines <= 3 and _IN_PASSING.search(seen.text) is None
 
 
-_LOOKS_BAD = re.compile(r"error|exception|fatal|abort|kill|crash|cannot|could not|unable|\bfail(?:ed|ure)\b|[✗❌⚠]", re.IGNORECASE)
+_LOOKS_BAD = re.compile(
+    r"error|exception|fatal|abort|kill|crash|cannot|could not|unable|\bfail(?:ed|ure)\b|[✗❌⚠]", re.IGNORECASE
+)
 _IN_PASSING = re.compile(
-    r"handler|avoid|prevent|in case|\bif\b|without|never|no longer|instead of|\bmay\b|\bmight\b|\bwould\b|risk", re.IGNORECASE
+    r"handler|avoid|prevent|in case|\bif\b|without|never|no longer|instead of|\bmay\b|\bmight\b|\bwould\b|risk",
+    re.IGNORECASE,
 )
 
 

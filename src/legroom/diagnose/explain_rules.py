@@ -99,10 +99,10 @@ RULES: tuple[Rule, ...] = (
     _rule("LG718", r"result type \w+ can't be cast to the desired output type|Expected tensor for argument #\d+ '\w+' to have (?:one of the following )?scalar type|self and mat2 must have the same dtype"),
     _rule("LG718", r"to have the same dtype, but got|query, key, and value to have the same dtype|expects (?:a )?\w+ scalar type|expected dtype \w+ for"),
     # --- the libraries on the GPU
-    _rule("LG720", r"cuDNN version incompatibility|(?:CUDNN_STATUS|miopenStatus)_?\w+|CUDNN_BACKEND_\w+[^\n]{0,80}(?:fail|error)"),
+    _rule("LG720", r"cuDNN version incompatibility|CUDNN_STATUS_\w+|miopenStatus\w+|CUDNN_BACKEND_\w+[^\n]{0,80}(?:fail|error)"),
     _rule("LG721", r"(?:CU|HIP)(?:BLAS|SOLVER|SPARSE|RAND)_STATUS_\w+|(?:CU|HIP)FFT_(?!SUCCESS)[A-Z]+_[A-Z_]+|rocblas_status_\w+|MAGMA_ERR\w*|nvrtc: error|NVRTC_ERROR\w*|NVJITLINK_ERROR\w*|CUTENSOR_STATUS_\w+"),
     _status("LG722"),
-    _rule("LG722", r"is not compatible with the current PyTorch installation|supports CUDA capabilities|no longer supports? this GPU|only supports? (?:Ampere|Hopper|Turing|Volta|GPUs with)|requires? (?:a GPU with )?(?:compute|device) capability|capability[^\n]{0,40}(?:too low|is too old|or (?:higher|above|newer))|sm_\d+[^\n]{0,60}not (?:supported|defined)|Unsupported gpu architecture"),
+    _rule("LG722", r"is not compatible with the current PyTorch installation|supports CUDA capabilities|no longer supports? this GPU|only supports? (?:Ampere|Hopper|Turing|Volta|GPUs with)|requires? (?:a GPU with )?(?:compute|device) capability|capability[^\n]{0,40}(?:too low|is too old|or (?:higher|above|newer))|sm_\d+[^\n]{0,60}not supported|sm_\d+[^\n]{0,60}not defined|Unsupported gpu architecture"),
     _status("LG723"),
     _rule("LG723", r"driver on your system is too old|Driver/library version mismatch|Error 80[34]:|The detected CUDA version \([\d.]+\) mismatches|CUDA version mismatch|requires? (?:a )?(?:newer )?(?:NVIDIA )?driver|unsatisfied condition: cuda>="),
     _status("LG724"),
@@ -118,7 +118,7 @@ RULES: tuple[Rule, ...] = (
     _rule("LG726", r"or one of its dependencies|fbgemm\.dll|operator torchvision::nms does not exist|couldn't load custom ops|libcu\w+\.so[.\d]* not found|CUDA Setup failed|no attribute 'cadam32bit|compiled against API version|numpy\.dtype size changed|Error while loading conda entry point|OMP: Error #15|multiple copies of the OpenMP runtime|Symbol not found: |PyTorch and torchvision (?:were|was) compiled with different CUDA"),
     _rule("LG727", r"Cannot re-initialize (?:CUDA|XPU|HIP) in forked subprocess"),
     _rule(
-        "LG729", r"Segmentation fault|segfault at|Fatal Python error: |SIGSEGV|SIGABRT|SIGILL|Illegal instruction|Aborted \(core dumped\)|\bcore dumped\b|double free or corruption|(?:free|malloc|munmap_chunk)\(\): \w+"
+        "LG729", r"Segmentation fault|segfault at|Fatal Python error: |SIGSEGV|SIGABRT|SIGILL|Illegal instruction|Aborted \(core dumped\)|\bcore dumped\b|double free or corruption|free\(\): \w+|malloc\(\): \w+|munmap_chunk\(\): \w+"
         r"|Floating point exception|corrupted (?:size vs|double-linked)|pure virtual method called|stack smashing detected|exit code (?:-11|139|-6|134|3221225477|-1073741819)\b|0xC0000005|Windows fatal exception",
         weak=True,
     ),
@@ -156,7 +156,7 @@ RULES: tuple[Rule, ...] = (
         "LG760", r"Function '\w+' returned nan values in its \d+\w+ output|cannot be converted to type (?:at::)?(?:c10::)?Half without overflow|loss is (?:nan|inf)\b|Loss is (?:nan|inf|NaN), stopping"
         r"|Gradient overflow\.\s+Skipping step|OVERFLOW! Rank \d+ Skipping step|Current loss scale already at minimum|Minimum loss scale reached",
     ),
-    _rule("LG760", r"found NaN in|NaN or Inf found in|nonfinite gradients|non-finite (?:loss|gradient)|The total norm of order [\d.]+ for gradients from `parameters` is non-finite|\bloss: ?nan\b|\bloss ?= ?nan\b|\bloss'?:? nan\b"),
+    _rule("LG760", r"found NaN in|NaN or Inf found in|nonfinite gradients|non-finite (?:loss|gradient)|The total norm of order [\d.]+ for gradients from `parameters` is non-finite|\bloss'?[:=]? nan\b|\bloss[:=]nan\b|\bloss = nan\b"),
     _rule("LG761", r"Attempting to unscale FP16 gradients|unscale_\(\) has already been called|No inf checks were recorded for this optimizer|step\(\) has already been called since the last update"),
     # --- autograd
     _rule(
@@ -172,5 +172,5 @@ RULES: tuple[Rule, ...] = (
     ),
     # --- whatever else CUDA says: an error is what was before it, if anything was
     _status("LG728"),
-    _rule("LG728", r"(?:CUDA|HIP) (?:runtime |driver |kernel )?error: (?!out of memory)|Triton Error \[(?:CUDA|HIP)\]: (?!out of memory)|(?:CUDA|HIP)_ERROR_\w+|(?:cuda|hip)Error[A-Z]\w+", weak=True),
+    _rule("LG728", r"(?:CUDA|HIP) (?:runtime |driver |kernel )?error: (?!out of memory)|Triton Error \[(?:CUDA|HIP)\]: (?!out of memory)|(?:CUDA|HIP)_ERROR_\w+|cudaError[A-Z]\w+|hipError[A-Z]\w+", weak=True),
 )  # fmt: skip

@@ -77,7 +77,9 @@ def _occurrences(text: str, plain: str) -> Iterator[int]:
         yield last
 
 
-def _says(certainty: Certainty, source: str, pattern: str, reason: str, *, in_words: bool = False) -> Spelling:
+def _says(
+    certainty: Certainty, source: str, pattern: str, reason: str, *, in_words: bool = False
+) -> Spelling:
     return Spelling(certainty, source, compiled_ways(pattern), reason, in_words)
 
 
@@ -251,7 +253,7 @@ SPELLINGS: tuple[Spelling, ...] = (
     _says(_HIDDEN, "ONNX Runtime", r"Failed to allocate memory for requested buffer|Dst tensor is not initialized|HSA_STATUS_ERROR_OUT_OF_RESOURCES", _FAILED),
     # --- said in words, by whomever
     _says(_SURE, "", rf"out of {_GPU}|not enough {_GPU}|insufficient {_GPU}|out of memory (?:on|in|for) (?:the |a |your )?(?:GPU|CUDA|device)\b", _CUDA, in_words=True),
-    _says(_SURE, "", r"\b(?:GPU|CUDA|VRAM|cuda:\d)\b[^\n]{0,30}(?:\s|is )out of memory|\bCUDA OOM\b|\bGPU OOM\b|GPU memory (?:is )?(?:full|exhausted)", _CUDA, in_words=True),
+    _says(_SURE, "", r"\b(?:GPU|CUDA|VRAM|cuda:\d)\b[^\n]{0,30}(?:\s|is )out of memory|\bCUDA OOM\b|\bGPU OOM\b|GPU memory (?:is )?exhausted|GPU memory (?:is )?full", _CUDA, in_words=True),
     _says(_HOST, "", rf"out of {_HOSTS}|not enough {_HOSTS}|insufficient {_HOSTS}", _SYSTEM, in_words=True),
     _says(
         _HIDDEN, "", r"\bout of memory\b|not enough (?:free |available )?memory\b|insufficient (?:free |available )?memory\b|memory allocation (?:failed|failure|error)"

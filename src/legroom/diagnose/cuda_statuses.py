@@ -1,0 +1,159 @@
+"""Every status that a call of CUDA can return, by its family: the number, the name, the words, and the page that explains it.
+
+CUDA's list is closed, so an error is told by what it is, not by whether anyone has pasted it before. A status is spelled in five ways:
+`cudaErrorIllegalAddress` (the runtime), `CUDA_ERROR_ILLEGAL_ADDRESS` (the driver), `hipErrorIllegalAddress` (AMD's), its number
+(`error=700`), and its words, which count anywhere where they are CUDA's alone, and else only behind something like `CUDA error:`.
+Running out of memory is not here: `oom_spellings` knows more of it.
+"""
+
+import re
+from typing import NamedTuple
+
+
+class Status(NamedTuple):
+    """One status of CUDA."""
+
+    number: int
+    name: str
+    """As the runtime has it, without `cudaError`."""
+    words: str
+    """What CUDA says of it."""
+    driver: str = ""
+    """The driver's name where it is not the runtime's, without `CUDA_ERROR_`."""
+
+
+_OWN_WORDS = 3
+"""Words of CUDA's that are at least so many are nobody else's."""
+
+_FAULT = (
+    Status(700, "IllegalAddress", "an illegal memory access was encountered"),
+    Status(715, "IllegalInstruction", "an illegal instruction was encountered"),
+    Status(716, "MisalignedAddress", "misaligned address"),
+    Status(717, "InvalidAddressSpace", "operation not supported on global/shared address space"),
+    Status(718, "InvalidPc", "invalid program counter"),
+    Status(719, "LaunchFailure", "unspecified launch failure", "LAUNCH_FAILED"),
+)
+_ASSERT = (
+    Status(59, "Assert", "device-side assert triggered"),
+    Status(710, "Assert", "device-side assert triggered"),
+)
+_HARDWARE = (
+    Status(214, "ECCUncorrectable", "uncorrectable ECC error encountered", "ECC_UNCORRECTABLE"),
+    Status(220, "NvlinkUncorrectable", "uncorrectable NVLink error detected during the execution"),
+    Status(702, "LaunchTimeout", "the launch timed out and was terminated"),
+    Status(714, "HardwareStackError", "hardware stack error"),
+    Status(910, "ExternalDevice", "the async operation in another process or external device failed"),
+    Status(721, "TensorMemoryLeak", "tensor memory leak detected"),
+    Status(226, "Contained", "invalid access of peer GPU memory over nvlink or a hardware error"),
+)
+_TOO_LARGE = (
+    Status(7, "LaunchOutOfResources", "too many resources requested for launch"),
+    Status(701, "LaunchOutOfResources", "too many resources requested for launch"),
+    Status(720, "CooperativeLaunchTooLarge", "too many blocks in cooperative launch"),
+)
+_NO_KERNELS = (
+    Status(98, "InvalidDeviceFunction", "invalid device function"),
+    Status(200, "InvalidKernelImage", "device kernel image is invalid", "INVALID_IMAGE"),
+    Status(209, "NoKernelImageForDevice", "no kernel image is available for execution", "NO_BINARY_FOR_GPU"),
+    Status(218, "InvalidPtx", "a PTX JIT compilation failed"),
+    Status(221, "JitCompilerNotFound", "PTX JIT compiler library not found"),
+    Status(222, "UnsupportedPtxVersion", "the provided PTX was compiled with an unsupported toolchain"),
+    Status(223, "JitCompilationDisabled", "PTX JIT compilation was disabled"),
+    Status(300, "InvalidSource", "device kernel image is invalid"),
+)
+_DRIVER = (
+    Status(34, "StubLibrary", "CUDA driver is a stub library"),
+    Status(35, "InsufficientDriver", "CUDA driver version is insufficient for CUDA runtime version"),
+    Status(36, "CallRequiresNewerDriver", "API call is not supported in the installed CUDA driver"),
+    Status(803, "SystemDriverMismatch", "system has unsupported display driver / cuda driver combination"),
+    Status(804, "CompatNotSupportedOnDevice", "forward compatibility was attempted on non supported HW"),
+)
+_NO_GPU = (
+    Status(3, "InitializationError", "initialization error", "NOT_INITIALIZED"),
+    Status(
+        46, "DevicesUnavailable", "CUDA-capable device(s) is/are busy or unavailable", "DEVICE_UNAVAILABLE"
+    ),
+    Status(100, "NoDevice", "no CUDA-capable device is detected"),
+    Status(101, "InvalidDevice", "invalid device ordinal"),
+    Status(216, "DeviceAlreadyInUse", "exclusive-thread device already in use by a different thread"),
+    Status(802, "SystemNotReady", "system not yet initialized"),
+    Status(805, "MpsConnectionFailed", "MPS client failed to connect to the MPS control daemon"),
+    Status(999, "Unknown", "unknown error"),
+)
+_LIBRARY = (
+    Status(302, "SharedObjectSymbolNotFound", "shared object symbol not found"),
+    Status(303, "SharedObjectInitFailed", "shared object initialization failed"),
+    Status(500, "SymbolNotFound", "named symbol not found", "NOT_FOUND"),
+)
+_REFUSED = (
+    Status(1, "InvalidValue", "invalid argument"),
+    Status(4, "CudartUnloading", "driver shutting down", "DEINITIALIZED"),
+    Status(9, "InvalidConfiguration", "invalid configuration argument"),
+    Status(11, "InvalidValue", "invalid argument"),
+    Status(12, "InvalidPitchValue", "invalid pitch argument"),
+    Status(13, "InvalidSymbol", "invalid device symbol"),
+    Status(201, "DeviceUninitialized", "invalid device context", "INVALID_CONTEXT"),
+    Status(304, "OperatingSystem", "OS call failed or operation not supported on this OS"),
+    Status(400, "InvalidResourceHandle", "invalid resource handle", "INVALID_HANDLE"),
+    Status(401, "IllegalState", "the operation cannot be performed in the present state"),
+    Status(600, "NotReady", "device not ready"),
+    Status(704, "PeerAccessAlreadyEnabled", "peer access is already enabled"),
+    Status(709, "ContextIsDestroyed", "context is destroyed"),
+    Status(712, "HostMemoryAlreadyRegistered", "part or all of the requested memory range is already mapped"),
+    Status(800, "NotPermitted", "operation not permitted"),
+    Status(801, "NotSupported", "operation not supported"),
+    Status(900, "StreamCaptureUnsupported", "operation not permitted when stream is capturing"),
+    Status(901, "StreamCaptureInvalidated", "operation failed due to a previous error during capture"),
+    Status(904, "StreamCaptureUnjoined", "operation failed on a capturing stream with unjoined work"),
+    Status(906, "StreamCaptureImplicit", "operation would make the legacy stream depend on a capturing blocking stream"),
+    Status(908, "StreamCaptureWrongThread", "attempt to terminate a thread-local capture sequence from another thread"),
+)  # fmt: skip
+_PEERS = (
+    Status(217, "PeerAccessUnsupported", "peer access is not supported between these two devices"),
+    Status(711, "TooManyPeers", "peer mapping resources exhausted"),
+)
+
+STATUSES: dict[str, tuple[Status, ...]] = {
+    "LG710": _ASSERT,
+    "LG711": _FAULT,
+    "LG725": _HARDWARE,
+    "LG750": _TOO_LARGE,
+    "LG722": _NO_KERNELS,
+    "LG723": _DRIVER,
+    "LG724": _NO_GPU,
+    "LG726": _LIBRARY,
+    "LG731": _PEERS,
+    "LG728": _REFUSED,
+}
+"""By the code of the page that explains the family."""
+
+
+def pattern_of(statuses: tuple[Status, ...]) -> str:
+    """What a log says where one of these was returned."""
+    ways = []
+    for status in statuses:
+        driver = status.driver or re.sub(r"(?<=[a-z])(?=[A-Z])", "_", status.name).upper()
+        ways += [rf"(?:cuda|hip)Error{status.name}\b", rf"(?:CUDA|HIP)_ERROR_{driver}\b"]
+        words = re.sub(r"([().])", r"\\\1", status.words)
+        ways.append(words if len(status.words.split()) >= _OWN_WORDS else _BEHIND_CUDA + words)
+    numbers = "|".join(sorted({str(status.number) for status in statuses}))
+    ways += [rf"{said}(?:{numbers})\b(?![.%])" for said in _NUMBERED]
+    return "|".join(dict.fromkeys(ways))
+
+
+_SIGNS = r"[ =:#]{0,3}\(?"
+_NUMBERED = (
+    r"THCudaCheck FAIL[^\n]{0,160}error=",
+    *(
+        said + _SIGNS
+        for said in (
+            "cuda error",
+            "cuda runtime error",
+            "cuda driver error",
+            "cuda failed with error",
+            "hip error",
+        )
+    ),
+)
+"""What stands before the number; each way has a long plain part, by which long logs are looked through quickly."""
+_BEHIND_CUDA = r"(?:CUDA|HIP|Triton)[^\n]{0,60}(?:error|failure|failed)[^\n]{0,30}[:' ] ?"

@@ -1,0 +1,98 @@
+"""Errors that no table knows are told by their family, and words about memory are believed only where an error says them."""
+
+import pytest
+
+from legroom.diagnose.cuda_statuses import STATUSES, Status
+from legroom.diagnose.explain import explain
+from legroom.diagnose.explain_families import family_of
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [(code, each) for code, all_ in STATUSES.items() for each in all_]
+)
+def test_every_status_of_cuda_is_told_by_its_name_and_by_its_words(code: str, status: Status) -> None:
+    for text in (f"terminated: cudaError{status.name}", f"RuntimeError: CUDA error: {status.words}"):
+        told = explain(text)
+        assert (told.kind, told.code) == ("not-memory", code), text
+
+
+def test_a_status_is_told_by_its_number_but_a_rate_of_errors_is_not_one() -> None:
+    assert explain("RuntimeError: cuda runtime error (716) : ...").code == "LG711"
+    assert explain("cuda error 3.5 percent of the images").kind == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("RuntimeError: frobnicate: expected 3 channels in the second dimension, got 7", "LG716"),
+        ("ValueError: the sequences have different lengths, which is not supported", "LG716"),
+        ("RuntimeError: fancy_kernel only supports bfloat16", "LG718"),
+        ("RuntimeError: fancy_kernel: q is on cuda:0 and k on cpu", "LG713"),
+        ("RuntimeError: entry 17 is out of bounds", "LG712"),
+        ("RuntimeError: gradient of a frozen thing was asked for", "LG770"),
+        ("SomeError: rendezvous was closed", "LG733"),
+    ],
+)  # fmt: skip
+def test_a_sentence_never_seen_is_told_by_its_words_and_only_likely(text: str, code: str) -> None:
+    told = explain(text)
+    assert (told.kind, told.code, told.certainty) == ("not-memory", code, "likely")
+
+
+def test_a_mistake_of_the_program_has_no_family_whatever_words_it_uses() -> None:
+    assert family_of("TypeError", "TypeError: forward() got an unexpected argument 'size'") == (
+        "not-memory",
+        "",
+    )
+
+
+def test_an_unknown_error_that_speaks_of_memory_stays_unknown() -> None:
+    assert explain("LibraryError: the arena of memory is gone").kind == "unknown"
+    assert explain("LibraryError: this memory format is strange").kind == "not-memory"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("Could not allocate tensor: there is not enough GPU video memory available!", "oom"),
+        ("error: the job ran out of system memory", "host-oom"),
+        ("fatal: failed to allocate 52 MB", "disguised-oom"),
+        ("we avoid running out of GPU memory by a smaller batch", "unknown"),
+        ("INFO the handler for out of memory was installed", "unknown"),
+    ],
+)
+def test_words_about_memory_count_where_an_error_says_them(text: str, kind: str) -> None:
+    assert explain(text).kind == kind
+
+
+class TestLines:
+    def test_a_line_marked_as_an_error_is_one(self) -> None:
+        told = explain("[2024-01-01 10:00:00] [ERROR] trainer: configuration is broken\nbye")
+        assert (told.kind, told.message) == (
+            "not-memory",
+            "[2024-01-01 10:00:00] [ERROR] trainer: configuration is broken",
+        )
+
+    def test_a_figure_called_error_is_none(self) -> None:
+        assert explain("epoch 3 loss 0.2 error: 0.31\nERROR 0.3").kind == "unknown"
+
+    def test_a_notebook_s_traceback_ends_with_its_headline(self) -> None:
+        told = explain(
+            "RuntimeError          Traceback (most recent call last)\nCell In[3], line 5\n      4 x = 1\n----> 5 f(x)\n\n"
+            "File ~/lib/thing.py:10, in f(x)\n---> 10 return g(x)\n\nRuntimeError: 3 widgets expected\n"
+        )
+        assert (told.kind, told.message, told.line) == ("not-memory", "RuntimeError: 3 widgets expected", 9)
+
+    def test_an_exception_not_called_error_ends_a_traceback_too(self) -> None:
+        told = explain(
+            'Traceback (most recent call last):\n  File "a.py", line 3, in <module>\nqueue.Empty\n'
+        )
+        assert (told.kind, told.message) == ("not-memory", "queue.Empty")
+
+    def test_a_warning_is_no_memory(self) -> None:
+        assert explain("a.py:3: UserWarning: something is deprecated\n  f(x)").kind == "not-memory"
+
+
+def test_a_crash_in_native_code_has_its_page_unless_an_error_stands_before_it() -> None:
+    assert explain("step 10\nSegmentation fault (core dumped)").code == "LG729"
+    text = "RuntimeError: CUDA error: device-side assert triggered\nAborted (core dumped)"
+    assert explain(text).code == "LG710"
