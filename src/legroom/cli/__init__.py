@@ -14,6 +14,7 @@ import typer
 from legroom.cli.doctor import doctor
 from legroom.cli.estimate import estimate
 from legroom.cli.explain import explain
+from legroom.cli.launch import launch
 from legroom.cli.lint import lint
 from legroom.cli.report import report
 from legroom.cli.run import ScriptCommand, run
@@ -91,6 +92,12 @@ app.command(
     context_settings={"allow_interspersed_args": False},
     options_metavar="[OPTIONS]",
 )(estimate)
+app.command(
+    "launch",
+    cls=ScriptCommand,
+    context_settings={"allow_interspersed_args": False},
+    options_metavar="[OPTIONS]",
+)(launch)
 app.command("report")(report)
 app.command("lint")(lint)
 app.command("explain")(explain)

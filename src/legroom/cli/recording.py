@@ -11,14 +11,14 @@ A forked child of the script is the script's business: it writes no capture and 
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -38,7 +38,7 @@ from legroom.memory.events import Event
 from legroom.observe.attribution import is_user_file
 from legroom.observe.index_checks import IndexChecks
 from legroom.observe.script import Ending, Outcome, Script, before_os_exit, execute, installed
-from legroom.observe.session import Session
+from legroom.observe.session import Session, Status
 from legroom.show.beat import Beat
 from legroom.show.live import LiveLine
 from legroom.show.run_summary import closing_words, oom_words, run_words
@@ -48,6 +48,19 @@ from legroom.train.spilling.spill import Spill
 from legroom.units import format_size
 
 AtExit = Callable[[Callable[[], None]], object]
+
+
+class Speaker(Protocol):
+    """Speaks for a run instead of the run itself: a launcher that has many of them to speak for."""
+
+    facts: Mapping[str, object]
+    """For the capture's header."""
+
+    def failing(self, text: str, traceback: str) -> None:
+        """An exception leaves the script; nothing of it has been printed yet."""
+
+    def ended(self, outcome: Outcome, figures: Status) -> None:
+        """The script is over, and the capture is complete."""
 
 
 class Recording:
@@ -64,9 +77,10 @@ class Recording:
         options: list[str],
         spill: Spill | None = None,
         blocking: bool = False,
+        speaker: Speaker | None = None,
     ) -> None:
         """`options`: Legroom's own words that another run of the same kind needs. `spill`: give it to the script.
-        `blocking`: check indices before each operation on a real GPU."""
+        `blocking`: check indices before each operation on a real GPU. `speaker`: say nothing, tell it instead."""
         self._script = script
         self._gpus = gpus
         self._output = output
@@ -75,6 +89,7 @@ class Recording:
         self._options = options
         self._spill = spill
         self._blocking = blocking
+        self._speaker = speaker
         self._owner = os.getpid()
         self._session: Session | None = None
         self._place: CapturePlace | None = None
@@ -128,7 +143,7 @@ class Recording:
         self._flushing.start()
         if self._as_json:
             self._json = JsonStdout()
-        else:
+        elif self._speaker is None:
             self._announce()
             self._live = LiveLine(self._session.status)
             self._live.start()
@@ -150,6 +165,7 @@ class Recording:
             or os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
             or "",
             "devices": [asdict(device) for device in self._session.devices],
+            **(self._speaker.facts if self._speaker is not None else {}),
         }
 
     def _announce(self) -> None:
@@ -190,9 +206,11 @@ class Recording:
         else:
             traceback = shortened(error, is_user_file)
             _guarded(lambda: self._explain(text, traceback))
+        if self._speaker is not None:
+            self._speaker.failing(text, traceback)
         if not hooked:
             sys.stderr.write(traceback)
-        if not self._as_json and not is_oom(error):
+        if not self._as_json and self._speaker is None and not is_oom(error):
             _guarded(lambda: _name_cause(error, on_virtual_gpu=self._gpus is not None))
         return text, traceback
 
@@ -202,8 +220,9 @@ class Recording:
             return
         report = self._report(Outcome(1, Ending.RAISED, text, traceback))
         if report.oom is not None:
-            print_to(sys.stderr, "", oom_words(report), "")
             self._told = report
+            if self._speaker is None:
+                print_to(sys.stderr, "", oom_words(report), "")
 
     def _leaving(self, status: int) -> None:
         """The script calls `os._exit`: the process is about to vanish."""
@@ -230,6 +249,9 @@ class Recording:
     def _conclude(self) -> None:
         assert self._place is not None
         outcome = self._outcome or Outcome(1, Ending.RAISED)
+        if self._speaker is not None:
+            self._conclude_in_silence(outcome, self._speaker)
+            return
         told = self._told
         report = self._report(outcome) if told is None else told
         if told is not None:
@@ -244,6 +266,15 @@ class Recording:
         print_to(
             sys.stderr, closing_words(report, complaint=self._place.writer.failed or self._place.complaint)
         )
+
+    def _conclude_in_silence(self, outcome: Outcome, speaker: Speaker) -> None:
+        """The capture is finished, and not read: whoever wants a report makes it from there."""
+        assert self._session is not None
+        assert self._place is not None
+        self._session.finish()
+        self._write_ending(outcome)
+        self._place.writer.close()
+        speaker.ended(outcome, self._session.status())
 
     def _report(self, outcome: Outcome) -> RunReport:
         """What the capture says up to now, with how the run ended written into it."""

@@ -111,7 +111,10 @@ class ScriptCommand(typer.core.TyperCommand):
         return super().parse_args(ctx, end_options_after_module(spill_everything(args)))
 
 
-_TAKES_VALUE = ("--gpu", "-o", "--output", "--format", "--batch-size", "--steps", "--multiple-of")
+_TAKES_VALUE = (
+    "--gpu", "-o", "--output", "--format", "--batch-size", "--steps", "--multiple-of",
+    "--nproc", "--strategy", "--nodes", "--rendezvous", "--wait", "--max-restarts", "--engine", "--logs",
+)  # fmt: skip
 
 
 def end_options_after_module(args: list[str]) -> list[str]:

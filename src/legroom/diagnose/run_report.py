@@ -103,6 +103,8 @@ class RunReport:
     """What went to host memory, where that was asked for."""
     sources: Sources = field(default_factory=dict)
     """Lines of the user's code that the report speaks of."""
+    rank: int | None = None
+    """Of a launch; None for a run by itself."""
 
     def as_json(self) -> dict[str, Any]:
         """The stable keys first, what else may help a program after them."""
@@ -115,6 +117,7 @@ class RunReport:
             "oom": _oom_as_dict(self.oom) if self.oom else None,
             "leaks": [leak.as_dict() for leak in self.leaks],
             "capture": self.capture,
+            **({"rank": self.rank} if self.rank is not None else {}),
             "command": self.command.text,
             "next": [command for command, _ in self.next_commands],
             "ended": self.ending.ended,
@@ -190,6 +193,7 @@ def run_report(capture: Capture, *, path: str | None = None) -> RunReport:
     holders = _named_once(ledger.holders(len(ooms) - 1)) if ooms else []
     leaks = _leaks(capture, ledger, devices, device, notes, holders)
     command = Command.from_run(capture.run)
+    rank = capture.run.get("rank")
     return RunReport(
         command=command,
         started=str(capture.run.get("started", "")),
@@ -210,6 +214,7 @@ def run_report(capture: Capture, *, path: str | None = None) -> RunReport:
         remarks=tuple(dict.fromkeys(note.text for note in notes if note.kind in _REMARKS)),
         spilled=spilled.from_notes(notes),
         sources=sources.from_notes(notes),
+        rank=rank if isinstance(rank, int) else None,
     )
 
 

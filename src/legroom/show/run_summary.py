@@ -73,7 +73,7 @@ def _run_parts(report: RunReport) -> Iterator[RenderableType]:
 
 
 def _oom_parts(report: RunReport, oom: OomReport) -> Iterator[RenderableType]:
-    yield Text(_oom_sentence(oom), style="bold red")
+    yield Text(_oom_sentence(oom, report.rank), style="bold red")
     if report.spilled is not None:
         yield Text(_spill_sentence(report.spilled, report.seconds))
     frame = oom.event.frame
@@ -121,7 +121,7 @@ def _closing_parts(report: RunReport, complaint: str) -> Iterator[RenderableType
 
 
 def _sentence(report: RunReport) -> str:
-    how = _ending_words(report)
+    how = f"{_ending_words(report)}{_on_rank(report.rank)}"
     steps = f" after {counted(report.steps, 'step')}" if report.steps else ""
     duration = f" in {seconds_words(report.seconds)}" if report.seconds else ""
     if report.peak is None or report.device is None:
@@ -156,14 +156,18 @@ def _ending_words(report: RunReport) -> str:
     return "Broken off (killed, or still running)" if report.truncated else "Ended"
 
 
-def _oom_sentence(oom: OomReport) -> str:
+def _on_rank(rank: int | None) -> str:
+    return f" on rank {rank}" if rank is not None else ""
+
+
+def _oom_sentence(oom: OomReport, rank: int | None) -> str:
     event = oom.event
     where = f", on {frame_place(event.frame)}" if event.frame else ""
     block = ""
     if oom.free >= event.requested:  # then the figures alone would not say why
         block = f", which takes a block of {format_size(oom.block)},"
     return (
-        f"Out of memory at step {event.step}, {phase_words(event.phase)}{where}: "
+        f"Out of memory{_on_rank(rank)} at step {event.step}, {phase_words(event.phase)}{where}: "
         f"{format_size(event.requested)} were asked for{block} and {format_size(oom.free)} of "
         f"{format_size(event.capacity)} were free."
     )
