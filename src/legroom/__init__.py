@@ -11,9 +11,11 @@ if TYPE_CHECKING:
     from legroom.predict.api import estimate as estimate
     from legroom.predict.api import max_batch as max_batch
     from legroom.predict.api import plan as plan
+    from legroom.scale.parallel import parallel as parallel
     from legroom.show.explain import explain as explain
     from legroom.show.summary import summary as summary
     from legroom.show.watch import watch as watch
+    from legroom.train.checkpoints.checkpoints import Checkpoints as Checkpoints
     from legroom.train.freeing import free as free
     from legroom.train.guarding.guard import Guard as Guard
     from legroom.train.precision import precision as precision
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 
 _PUBLIC = {
+    "Checkpoints": "legroom.train.checkpoints.checkpoints",
     "Guard": "legroom.train.guarding.guard",
     "Spill": "legroom.train.spilling.spill",
     "VirtualGPU": "legroom.observe.virtual.gpu",
@@ -31,12 +34,14 @@ _PUBLIC = {
     "find_batch": "legroom.train.sizes.find_batch",
     "free": "legroom.train.freeing",
     "max_batch": "legroom.predict.api",
+    "parallel": "legroom.scale.parallel",
     "plan": "legroom.predict.api",
     "precision": "legroom.train.precision",
     "summary": "legroom.show.summary",
     "watch": "legroom.show.watch",
 }
 __all__ = [
+    "Checkpoints",
     "Guard",
     "Spill",
     "VirtualGPU",
@@ -46,6 +51,7 @@ __all__ = [
     "find_batch",
     "free",
     "max_batch",
+    "parallel",
     "plan",
     "precision",
     "summary",

@@ -145,11 +145,11 @@ def _mean(results: Sequence[Any], sizes: Sequence[int]) -> Any:
     return sum(result * (size / rows) for result, size in zip(results, sizes, strict=True))
 
 
-def moved(value: Any, device: torch.device) -> Any:
+def moved(value: Any, device: torch.device, *, non_blocking: bool = False) -> Any:
     """`value` with its tensors on `device`."""
     if isinstance(value, torch.Tensor):
-        return value.to(device)
-    return _rebuilt(value, lambda item: moved(item, device))
+        return value.to(device, non_blocking=non_blocking)
+    return _rebuilt(value, lambda item: moved(item, device, non_blocking=non_blocking))
 
 
 # --- walking containers: one place knows how each kind is taken apart and made again
