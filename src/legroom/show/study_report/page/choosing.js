@@ -1,0 +1,74 @@
+// One trial is pointed at, some are kept by the brushes: the same everywhere on the page.
+const brushes = new Map();
+const detail = document.getElementById("detail");
+const rows = [...document.querySelectorAll("tr[data-trial]")];
+let pinned = null;
+
+const elementsOf = (number) => document.querySelectorAll(`[data-trial="${number}"]`);
+
+function point(number) {
+  document.querySelectorAll(".is-hovered").forEach((element) => element.classList.remove("is-hovered"));
+  document.body.classList.toggle("has-hover", number !== null);
+  detail.hidden = number === null;
+  if (number === null) return;
+  elementsOf(number).forEach((element) => element.classList.add("is-hovered"));
+  describe(study.trials.find((trial) => trial.number === number));
+}
+
+function describe(trial) {
+  const lines = [
+    ...Object.entries(trial.config).map(([name, value]) => [name, figure(value)]),
+    [study.metric, figure(trial.value)],
+    ["memory", `${size(trial.predicted)} predicted, ${size(trial.peak)} seen`],
+  ];
+  const heading = document.createElement("strong");
+  heading.textContent = `Trial ${trial.number}: ${trial.state}`;
+  const table = document.createElement("table");
+  for (const [name, value] of lines) {
+    const row = table.insertRow();
+    row.insertCell().textContent = name;
+    row.insertCell().textContent = value;
+  }
+  const why = document.createElement("div");
+  why.textContent = trial.why;
+  detail.replaceChildren(heading, table, why);
+}
+
+function pointable(element, number) {
+  element.dataset.trial = number;
+  element.addEventListener("pointerenter", () => pinned === null && point(number));
+  element.addEventListener("pointerleave", () => pinned === null && point(null));
+  element.addEventListener("click", (event) => { event.stopPropagation(); pinned = pinned === number ? null : number; point(pinned); });
+}
+document.addEventListener("click", () => { if (pinned !== null) { pinned = null; point(null); } });
+document.addEventListener("keydown", (event) => { if (event.key === "Escape") { pinned = null; point(null); } });
+
+function keep() {
+  const kept = new Set(study.trials.filter((trial) => [...brushes.values()].every((inside) => inside(trial))).map((trial) => trial.number));
+  document.querySelectorAll("[data-trial]").forEach((element) => element.classList.toggle("is-out", !kept.has(Number(element.dataset.trial))));
+  document.getElementById("kept").textContent = brushes.size ? `${kept.size} of ${study.trials.length} trials kept.` : "";
+}
+
+for (const row of rows) {
+  pointable(row, Number(row.dataset.trial));
+  row.tabIndex = 0;
+  row.addEventListener("focus", () => pinned === null && point(Number(row.dataset.trial)));
+  row.addEventListener("blur", () => pinned === null && point(null));
+}
+
+// A click on a heading sorts the table; figures are sorted as figures.
+document.querySelectorAll("th button").forEach((button) => button.addEventListener("click", (event) => {
+  event.stopPropagation();
+  const heading = button.parentElement, body = heading.closest("table").tBodies[0], column = heading.cellIndex;
+  const down = heading.getAttribute("aria-sort") === "ascending";
+  heading.parentElement.querySelectorAll("th").forEach((other) => other.removeAttribute("aria-sort"));
+  heading.setAttribute("aria-sort", down ? "descending" : "ascending");
+  const key = (row) => { const text = row.cells[column].dataset.sort ?? row.cells[column].textContent; return text === "" ? NaN : Number.isNaN(Number(text)) ? text : Number(text); };
+  const missing = (value) => typeof value === "number" && Number.isNaN(value);
+  const order = (a, b) => { // what has no figure stays at the end either way
+    if (missing(a) || missing(b)) return missing(a) - missing(b);
+    const sign = typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b));
+    return down ? -sign : sign;
+  };
+  body.append(...[...body.rows].sort((a, b) => order(key(a), key(b))));
+}));

@@ -1,0 +1,122 @@
+"""What the logs hold, and that a log that cannot be written costs no study."""
+
+import builtins
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from legroom.errors import MissingExtra
+from legroom.tuning.logging_common import Logger
+from legroom.tuning.logging_tensorboard import TensorBoardLog
+from legroom.tuning.logging_wandb import WandbLog
+from legroom.tuning.records import Report, TrialRecord, TrialState
+from made_studies import finished, never_fits
+
+
+def read(folder: Path) -> Any:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    accumulator = EventAccumulator(str(folder))
+    accumulator.Reload()
+    return accumulator
+
+
+def test_tensorboard_has_each_report_and_the_memory(tmp_path: Path) -> None:
+    log = TensorBoardLog(tmp_path)
+    log.changed(finished(3))
+    log.closed()
+    events = read(tmp_path / "trial_0003")
+    assert [(each.step, each.value) for each in events.Scalars("loss")] == [(1, 1.0), (2, 0.5), (3, 0.25)]
+    assert events.Scalars("memory/actual_mib")[-1].value == 55.0
+
+
+def test_tensorboard_has_the_configuration(tmp_path: Path) -> None:
+    log = TensorBoardLog(tmp_path)
+    log.changed(finished(0))
+    told = read(tmp_path / "trial_0000").summary_metadata["_hparams_/session_start_info"]
+    assert b"batch_size" in told.plugin_data.content
+
+
+def test_a_report_is_logged_once_however_often_the_trial_changes(tmp_path: Path) -> None:
+    log = TensorBoardLog(tmp_path)
+    record = finished(0, state=TrialState.RUNNING, reports=[Report(1, {"loss": 1.0})])
+    log.changed(record)
+    log.changed(record)
+    record.reports.append(Report(2, {"loss": 0.5}))
+    log.changed(record)
+    log.closed()
+    assert [each.step for each in read(tmp_path / "trial_0000").Scalars("loss")] == [1, 2]
+
+
+def test_wandb_keeps_a_trial_offline(tmp_path: Path) -> None:
+    log = WandbLog("project", tmp_path)
+    log.changed(finished(0))
+    log.changed(never_fits(1))
+    log.closed()
+    runs = sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+    assert len(runs) == 2
+    written = b"".join(run.read_bytes() for run in runs)
+    assert b"memory/actual_mib" in written
+    assert b"batch_size" in written
+    assert b"never-fits" in written
+
+
+@pytest.mark.parametrize(
+    ("module", "make", "sentence"),
+    [
+        (
+            "torch.utils.tensorboard",
+            lambda: TensorBoardLog("x"),
+            "TensorBoard is not installed: pip install 'legroom[log]'",
+        ),
+        ("wandb", lambda: WandbLog("p", "x"), "wandb is not installed: pip install 'legroom[log]'"),
+    ],
+)
+def test_a_log_whose_package_is_missing_says_what_to_install(
+    module: str, make: Any, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any, **named: Any) -> Any:
+        if name == module:
+            raise ImportError(name)
+        return real(name, *rest, **named)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(MissingExtra) as caught:
+        make()
+    assert str(caught.value) == sentence
+
+
+class Full(Logger):
+    """A log on a disk that is full."""
+
+    name = "The log"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def write_report(self, record: TrialRecord, index: int) -> None:
+        self.calls += 1
+        raise OSError(28, "No space left on device")
+
+    def end(self, record: TrialRecord) -> None:
+        self.calls += 1
+
+    def close(self) -> None:
+        self.calls += 1
+
+
+def test_a_full_disk_costs_the_log_and_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    log = Full()
+    with caplog.at_level(logging.WARNING, logger="legroom"):
+        log.changed(finished(0))
+        log.changed(finished(1))
+        log.closed()
+    assert log.calls == 1
+    assert caplog.messages == [
+        "The log could not be written (No space left on device): the study goes on without it."
+    ]
