@@ -22,6 +22,7 @@ TABLES = (
     "collected_last",
     "collected_fresh",
     "collected_at_the_end",
+    "collected_from_threads",
 )
 MEMORY = ("oom", "disguised-oom", "host-oom")
 

@@ -55,19 +55,20 @@ _FAMILIES = tuple(
     (code, re.compile(pattern, re.IGNORECASE))
     for code, pattern in (
         ("LG731", r"\bnccl\b"),
-        ("LG733", r"process group|rendezvous|\bMASTER_(?:ADDR|PORT)\b|init_process_group|TCPStore|world[_ ]size|\bgloo\b|\bc10d\b|(?:client|server) socket|waiting for clients|\bsocket timeout|\bDist(?:Network|Store|Backend)?Error\b"),
+        ("LG733", r"process group|rendezvous|\bMASTER_(?:ADDR|PORT)\b|init_process_group|TCPStore|world[_ ]size|\bgloo\b|\bc10d\b|(?:client|server) socket|waiting for clients|\bsocket timeout|connect\w*\W{0,4}timed out|\bDist(?:Network|Store|Backend)?Error\b"),
         ("LG728", r"\bcuda graph|stream is capturing|CUDAGraph|\bcapture\b.{0,40}\b(?:cuda|stream)"),
         ("LG717", r"state_dict|\bckpt\b.{0,60}(?:match|missing|unexpected)|checkpoint.{0,60}(?:match|missing key|unexpected key)"),
         ("LG781", r"inline_container|pickle|zip archive|safetensors|corrupt\w*|truncated|magic number|(?:load|read)\w*.{0,60}(?:checkpoint|archive|model file)"),
         ("LG722", r"\bis_sm\d+|\bsm_?\d\d|compute_\d\d|compute capability"),
         ("LG713", r"has not been allocated on \w+ device|\b(?:same|different|wrong|two|which|what) devices?\b|device.{0,60}(?:mismatch|\bbut\b|expected|does not match|must be)|(?:expected|must be|should be|found|is|are|not) (?:a |an |all )?(?:on|in)? ?(?:the )?(?:cpu|cuda|gpu)\b|\b(?:cuda:\d|cpu)\b.{1,80}\b(?:cuda:\d|cpu)\b"),
         ("LG718", r"d-?type|scalar type|data ?type|\b(?:half|b?float(?:16|32|64|8\w*)|bf16|fp16|fp8|double|long|int(?:8|16|32|64)|bool|byte|char)\b.{0,80}" + _DIFFERS + "|" + _DIFFERS + r".{0,80}\b(?:half|b?float(?:16|32|64|8\w*)|bf16|fp16|fp8|double|long|int(?:8|16|32|64)|bool|byte|char)(?:Tensor)?\b"),
-        ("LG712", r"out[ -]of[ -](?:range|bounds)|must be (?:non-?negative|positive|between)|outside (?:the|of)"),
+        ("LG712", r"(?<!list index )(?<!tuple index )(?<!string index )out[ -]of[ -](?:range|bounds)|must be (?:non-?negative|positive|between)|outside (?:the|of)"),
         ("LG760", r"\bnans?\b|\binf(?:inity)?\b|non-?finite|overflow|diverge"),
         ("LG770", r"requires?[_ ]grad|grad_fn|gradients?\b|autograd|backward|in-?place|\bgraph\b|inference tensor|leaf variable|double backward"),
         ("LG716", _SIZE + r".{0,160}" + _DIFFERS + "|" + _DIFFERS + r".{0,160}" + _SIZE),
-        ("LG752", r"dynamo|inductor|torch\.?_?compile|\bjit\b|torchscript|fx\.?graph|symbolic(?:ally)? trac"),
-        ("LG724", r"cuda (?:is |was )?(?:not |un)available|no (?:cuda|gpu|nvidia)|(?:cuda|gpu)s? (?:is|are) (?:required|needed|not)|requires? (?:a )?(?:cuda|gpu)|is_available\(\)"),
+        ("LG752", r"dynamo|inductor|\bLowering\w*|torch\.?_?compile|\bjit\b|torchscript|fx\.?graph|symbolic(?:ally)? trac"),
+        ("LG724", r"backend is supported on|cuda (?:is |was )?(?:not |un)available|no (?:cuda|gpu|nvidia)|(?:cuda|gpu)s? (?:is|are) (?:required|needed|not)|requires? (?:a )?(?:cuda|gpu)|is_available\(\)"),
+        ("LG726", r"(?:load|open|find|locate)\w*.{0,60}(?:shared library|\blib\w+\.so|\.dll|dylib)"),
         ("LG728", r"\bcuda\b.{0,40}\b(?:error|fail\w*)"),
     )
 )  # fmt: skip

@@ -29,12 +29,17 @@ _WARNED = re.compile(r"\b((?:\w+\.)*\w*Warning): \S")
 _RAISED = re.compile(r"^((?:\w+\.)*[A-Z]\w*)(?:: ?(.*))?$")
 """What ends a traceback, whatever the exception is called."""
 _SAID = re.compile(
-    r"^(?:[\w./:,\[\]()| -]{0,80}?(?:\[| |\|))?(?:ERROR|FATAL|CRITICAL)(?: ?[\]|:-]|\s)+\s*[A-Za-z'\"\[(<`]|^(?:\S+: )?(?:fatal )?error:? +[A-Za-z'\"\[(<`]",
+    r"^(?:[\w./:,\[\]()| -]{0,80}?(?:\[| |\|))?(?-i:ERROR|FATAL|CRITICAL)(?: ?[\]|:-]|\s)+\s*[A-Za-z'\"\[(<`]|^(?:\S+: )?(?:fatal )?error:? +[A-Za-z'\"\[(<`]"
+    r"|^panic: |panicked at |failed assertion |Check failed: |^terminate called after|^(?:unable|failed) to |^(?:could not|cannot) ",
+    re.IGNORECASE,
 )
 """A line that a program marks as an error; not one that tells an error of so much."""
 _DECORATION = (" ", "\t", "|", "+", "│", "╭", "╰", "❱", "┃", "-", "<", "~", "File ", "Cell ", "/", "Input ")
 """How lines of a traceback begin: Python's, rich's, and a notebook's."""
-_PREFIX = re.compile(r"^(?:\[?rank\s?\d+\]?:\s?|\[\d+\]:?\s?|\(\w+ pid=\d+\) ?|\d+: )")
+_PREFIX = re.compile(
+    r"^(?:\[?rank\s?\d+\]?:\s?|\[\d+\]:?\s?|\(\w+ pid=\d+\) ?|\d+: )*(?:[^\n]{0,60}\b(?:ERROR|CRITICAL|FATAL)\b[^\]\n]{0,40}\[[\w.]+:\d+\] ?)?"
+)
+"""What launchers and loggers write before each line: the rank, the process, the level and the place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,17 +177,27 @@ class _Search:
                 self._last[order] = seen
 
     def found(self) -> Found:
-        if self._headline is None and self._lines < 2000:
-            self._headline = _Window(self._carried, self._carried.lower(), self._before).lone_headline()
         latest = [seen for seen in self._last.values() if _counts(seen, self._lines)]
-        strong = [seen for seen in latest if not seen.weak]
-        error = max(strong or latest, key=lambda seen: (seen.line, -seen.order), default=None)
+        strong = [seen for seen in latest if not seen.weak or _is_said_as_an_error(seen)]
+        if self._headline is None and self._lines < 2000 and not strong:
+            self._headline = _Window(self._carried, self._carried.lower(), self._before).lone_headline()
+        error = max(
+            strong or latest, key=lambda seen: (seen.code != _CRASH, seen.line, -seen.order), default=None
+        )
+        error = self._fault_before(error) or error
         unknown = self._unknown(error, latest)
         if unknown is not None and error is not None and not error.weak:
             return Found(error=None, unknown=unknown, first=self._earliest(None), lines=self._lines)
         if unknown is not None:
             return Found(error=None, unknown=unknown, first=None, lines=self._lines)
         return Found(error=error, unknown=None, first=self._earliest(error), lines=self._lines)
+
+    def _fault_before(self, error: Sighting | None) -> Sighting | None:
+        """After a kernel has failed, every call of CUDA fails, in words that hide the cause."""
+        if error is None or error.spelling is None or error.spelling.certainty is not Certainty.DISGUISED:
+            return None
+        faults = [seen for seen in self._last.values() if seen.code in _FAULTS and seen.line <= error.line]
+        return max(faults, key=lambda seen: seen.line, default=None)
 
     def _unknown(self, error: Sighting | None, latest: list[Sighting]) -> Headline | None:
         """The last headline, where nothing that is known explains it."""
@@ -212,6 +227,8 @@ class _Search:
 
 def _counts(seen: Sighting, lines: int) -> bool:
     """Whether words that only mention memory are those of an error."""
+    if "NCCL INFO" in seen.text:
+        return False
     if seen.spelling is None or not seen.spelling.in_words:
         return True
     if _LOOKS_BAD.search(seen.text) is not None:
@@ -219,6 +236,19 @@ def _counts(seen: Sighting, lines: int) -> bool:
     return lines <= 3 and _IN_PASSING.search(seen.text) is None
 
 
+def _is_said_as_an_error(seen: Sighting) -> bool:
+    """Whether words name the memory that is short, on a line that looks bad."""
+    spelling = seen.spelling
+    if spelling is None or not spelling.in_words or spelling.certainty is Certainty.DISGUISED:
+        return False
+    return _LOOKS_BAD.search(seen.text) is not None
+
+
+_CRASH = "LG729"
+"""Only says that the process ended: whatever else is known tells more."""
+
+
+_FAULTS = ("LG710", "LG711")
 _LOOKS_BAD = re.compile(
     r"error|exception|fatal|abort|kill|crash|cannot|could not|unable|\bfail(?:ed|ure)\b|[✗❌⚠]", re.IGNORECASE
 )

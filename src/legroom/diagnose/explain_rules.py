@@ -113,7 +113,7 @@ RULES: tuple[Rule, ...] = (
     _rule("LG724", r"cuInit: |CUDA initialization: |NVIDIA-SMI has failed because|could not select device driver|No (?:NVIDIA )?devices? (?:were|was) found|NVML_ERROR_\w+|Failed to initialize NVML|NVMLError\w*"),
     _status("LG726"),
     _rule(
-        "LG726", r"cannot open shared object file|Could not load (?:dynamic )?library '?\w+|undefined symbol: \w+|Could not load symbol|DLL load failed|version `[A-Z]+_[\d.]+' not found|cannot allocate memory in static TLS block",
+        "LG726", r"cannot open shared object file|load the \S{1,40} shared library|Could not load (?:dynamic )?library '?\w+|undefined symbol: \w+|Could not load symbol|DLL load failed|version `[A-Z]+_[\d.]+' not found|cannot allocate memory in static TLS block",
     ),
     _rule("LG726", r"or one of its dependencies|fbgemm\.dll|operator torchvision::nms does not exist|couldn't load custom ops|libcu\w+\.so[.\d]* not found|CUDA Setup failed|no attribute 'cadam32bit|compiled against API version|numpy\.dtype size changed|Error while loading conda entry point|OMP: Error #15|multiple copies of the OpenMP runtime|Symbol not found: |PyTorch and torchvision (?:were|was) compiled with different CUDA"),
     _rule("LG727", r"Cannot re-initialize (?:CUDA|XPU|HIP) in forked subprocess"),
@@ -125,7 +125,7 @@ RULES: tuple[Rule, ...] = (
     # --- several processes
     _rule(
         "LG730", r"Watchdog caught collective operation timeout|ran for \d+ milliseconds before timing out|Timed out (?:waiting|initializing) \S+|collective operation timeout"
-        r"|Watchdog got stuck for|monitoredBarrier|failed to pass monitoredBarrier|failed to recv, got 0 bytes",
+        r"|Watchdog got stuck for|monitoredBarrier|program may be hanging|failed to recv, got 0 bytes",
     ),
     _rule("LG730", r"due to the asynchronous nature of CUDA kernels, subsequent GPU operations might run on corrupted|wait timeout after \d+ms", weak=True),
     _rule(
@@ -154,7 +154,7 @@ RULES: tuple[Rule, ...] = (
     # --- precision
     _rule(
         "LG760", r"Function '\w+' returned nan values in its \d+\w+ output|cannot be converted to type (?:at::)?(?:c10::)?Half without overflow|loss is (?:nan|inf)\b|Loss is (?:nan|inf|NaN), stopping"
-        r"|Gradient overflow\.\s+Skipping step|OVERFLOW! Rank \d+ Skipping step|Current loss scale already at minimum|Minimum loss scale reached",
+        r"|Gradient overflow\.\s+Skipping step|OVERFLOW! Rank \d+ Skipping step|overflow!? [^\n]{0,20}Skipping step|Grad(?:ient)?s? overflow\w* |overflow detected[^\n]{0,40}loss scale|Current loss scale already at minimum|Minimum loss scale reached",
     ),
     _rule("LG760", r"found NaN in|NaN or Inf found in|nonfinite gradients|non-finite (?:loss|gradient)|The total norm of order [\d.]+ for gradients from `parameters` is non-finite|\bloss'?[:=]? nan\b|\bloss[:=]nan\b|\bloss = nan\b"),
     _rule("LG761", r"Attempting to unscale FP16 gradients|unscale_\(\) has already been called|No inf checks were recorded for this optimizer|step\(\) has already been called since the last update"),

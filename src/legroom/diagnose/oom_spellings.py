@@ -142,6 +142,7 @@ _SHARED = "The shared memory (/dev/shm) that processes pass tensors through is f
 _KILLED = "The system killed a process, as it does when the host's memory runs out; a person can do the same."
 
 _GPU = r"(?:free |available )?(?:GPU|CUDA|device|video|graphics|VRAM)(?: (?:video |device )?(?:memory|RAM|VRAM))?\b"
+_CANNOT = r"(?:failed to|unable to|could not|cannot|can't)"
 _HOSTS = r"(?:free |available )?(?:system |host |CPU |main )?(?:RAM|(?<=[mtUn] )memory)\b"
 
 SPELLINGS: tuple[Spelling, ...] = (
@@ -253,11 +254,14 @@ SPELLINGS: tuple[Spelling, ...] = (
     _says(_HIDDEN, "ONNX Runtime", r"Failed to allocate memory for requested buffer|Dst tensor is not initialized|HSA_STATUS_ERROR_OUT_OF_RESOURCES", _FAILED),
     # --- said in words, by whomever
     _says(_SURE, "", rf"out of {_GPU}|not enough {_GPU}|insufficient {_GPU}|out of memory (?:on|in|for) (?:the |a |your )?(?:GPU|CUDA|device)\b", _CUDA, in_words=True),
-    _says(_SURE, "", r"\b(?:GPU|CUDA|VRAM|cuda:\d)\b[^\n]{0,30}(?:\s|is )out of memory|\bCUDA OOM\b|\bGPU OOM\b|GPU memory (?:is )?exhausted|GPU memory (?:is )?full", _CUDA, in_words=True),
+    _says(_SURE, "", r"\b(?:GPU|CUDA|VRAM)\w{0,12}\b[^\n]{0,40}(?:\s|is )out of memory|\bCUDA OOM\b|\bGPU OOM\b|GPU memory (?:is )?exhausted|GPU memory (?:is )?full", _CUDA, in_words=True),
+    _says(_PINNED, "", rf"{_CANNOT} allocate\b[^\n]{{0,40}}\bpinned\b", "Page-locked host memory could not be had.", in_words=True),
+    _says(_SURE, "", rf"{_CANNOT} allocate\b[^\n]{{0,20}}\b(?:GPU|CUDA\d?|device|VRAM)\b", _CUDA, in_words=True),
+    _says(_HOST, "", rf"{_CANNOT} allocate\b[^\n]{{0,20}}\b(?:CPU|host|RAM)\b", _SYSTEM, in_words=True),
     _says(_HOST, "", rf"out of {_HOSTS}|not enough {_HOSTS}|insufficient {_HOSTS}", _SYSTEM, in_words=True),
     _says(
         _HIDDEN, "", r"\bout of memory\b|not enough (?:free |available )?memory\b|insufficient (?:free |available )?memory\b|memory allocation (?:failed|failure|error)"
-        r"|(?:failed|unable|could not|cannot|can't) (?:to )?allocate\b[^\n]{0,40}\b(?:bytes|memory(?! in static)|[KMG]i?B|buffer)\b",
+        rf"|{_CANNOT} allocate\b[^\n]{{0,40}}\b(?:bytes|memory(?! in static)|[KMG]i?B|buffer)\b",
         "The text speaks of too little memory, without saying of which.", in_words=True,
     ),
 )  # fmt: skip

@@ -96,3 +96,29 @@ def test_a_crash_in_native_code_has_its_page_unless_an_error_stands_before_it() 
     assert explain("step 10\nSegmentation fault (core dumped)").code == "LG729"
     text = "RuntimeError: CUDA error: device-side assert triggered\nAborted (core dumped)"
     assert explain(text).code == "LG710"
+
+
+class TestWhichError:
+    def test_after_a_kernel_s_assertion_a_library_s_failure_is_its_consequence(self) -> None:
+        told = explain(
+            "Indexing.cu:1146: block: [84,0,0], thread: [80,0,0] Assertion `srcIndex < srcSelectDimSize` failed.\n"
+            "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"
+        )
+        assert (told.kind, told.code) == ("not-memory", "LG710")
+
+    def test_nccl_s_information_is_no_error(self) -> None:
+        told = explain(
+            "host:1 [0] NCCL INFO Plugin load returned 2 : cannot open shared object file\nNCCL version 2.18"
+        )
+        assert told.kind == "unknown"
+
+    def test_a_traceback_behind_a_logger_s_prefix_is_read(self) -> None:
+        prefix = "(Engine pid=1) ERROR 06-23 06:27:21 [core.py:1229] "
+        lines = (
+            "Traceback (most recent call last):",
+            '  File "a.py", line 3, in run',
+            "    assert x",
+            "AssertionError",
+        )
+        told = explain("\n".join(prefix + line for line in lines))
+        assert (told.kind, told.message) == ("not-memory", "AssertionError")
