@@ -14,7 +14,7 @@ in `updating`; sizes, in `sizing`; what is left when one row does not fit, in `l
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -211,6 +211,30 @@ class Guard:
         self.precision.scale(loss).backward()  # type: ignore[no-untyped-call]
         self.update()
         return loss.detach()
+
+    # ------------------------------------------------------------ what lasts
+
+    def state_dict(self) -> dict[str, Any]:
+        """The plan: sizes that fitted, what is in use because one row did not, how the loss adds up, the loss scale."""
+        return {
+            "sizes": self.sizer.remember(),
+            "rungs": list(self._ladder.names),
+            "reduction": self._reduction,
+            "precision": self.precision.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with a plan from a checkpoint: the same splits, so the same rounding."""
+        if not {"sizes", "rungs", "reduction", "precision"} <= set(state):
+            raise UsageError("this is no state of a Guard: give load_state_dict what state_dict() gave")
+        if state["sizes"].get("rows") is not None:
+            self.sizer = Sizer(most=self._max_micro_batch, remembered=state["sizes"])
+            if self._memory is not None:
+                self._memory.is_new = False  # the checkpoint knows more than the last run's notes
+        while len(self._ladder.rungs) < len(state["rungs"]) and self._ladder.climb() is not None:
+            pass
+        self._reduction = self._reduction or state["reduction"]
+        self.precision.load_state_dict(state["precision"])
 
     # ------------------------------------------------------------ one batch
 

@@ -19,6 +19,8 @@ class Scaling(Protocol):
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None: ...
     def step(self, optimizer: torch.optim.Optimizer) -> object: ...
     def update(self) -> None: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 class Given:
@@ -47,6 +49,13 @@ class Given:
         if self.scaler is not None:
             self.scaler.update()
             self._is_unscaled = False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.scaler is None else dict(self.scaler.state_dict())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.scaler is not None and state:
+            self.scaler.load_state_dict(state)
 
 
 def scaling(precision: Any, scaler: Any, device: torch.device) -> Scaling:

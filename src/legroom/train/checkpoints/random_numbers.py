@@ -1,0 +1,45 @@
+"""The random generators of a process as plain data: torch's on the host and on its GPUs, Python's, NumPy's, those of a loader.
+
+`guarding.random_state` keeps the same for the length of a step, as the objects they are; a checkpoint needs what can be written down.
+"""
+
+import random
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+
+def random_numbers() -> dict[str, Any]:
+    """Where every generator of the process is."""
+    numpy: Any = sys.modules.get("numpy")
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "python": random.getstate(),
+        "numpy": None if numpy is None else _numpy_as_plain(numpy.random.get_state()),
+    }
+
+
+def restore_random_numbers(state: Mapping[str, Any]) -> None:
+    """Put every generator there. GPUs that were not there are left as they are."""
+    torch.set_rng_state(state["torch"])
+    if torch.cuda.is_available():
+        for index, one in enumerate(state["cuda"][: torch.cuda.device_count()]):
+            torch.cuda.set_rng_state(one, index)
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None and state["numpy"] is not None:
+        name, keys, position, has_gauss, gauss = state["numpy"]
+        numpy.random.set_state((name, numpy.array(keys, dtype="uint32"), position, has_gauss, gauss))
+
+
+def generator_states(generators: Iterable[torch.Generator]) -> list[torch.Tensor]:
+    return [generator.get_state() for generator in generators]
+
+
+def _numpy_as_plain(state: Any) -> tuple[Any, ...]:
+    name, keys, position, has_gauss, gauss = state
+    return str(name), [int(key) for key in keys], int(position), int(has_gauss), float(gauss)
