@@ -33,6 +33,11 @@ def test_the_command_line_answers_without_torch() -> None:
     assert not {"torch", "ray", "textual", "plotly", "libcst"} & loaded
 
 
+def test_an_estimate_is_judged_and_shown_without_torch() -> None:
+    """The process that traces the script has it; a second one would take as long as the judging itself, many times."""
+    assert "torch" not in loaded_by("import legroom.predict.job, legroom.show.estimate_summary")
+
+
 def test_public_names_are_real_and_listed() -> None:
     for name in legroom.__all__:
         assert getattr(legroom, name) is not None

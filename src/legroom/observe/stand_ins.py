@@ -22,6 +22,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.parameter import is_lazy
 
+from legroom.observe.shape_memory import ShapeMemory
+
 SMALL = 64 * 1024
 """Bytes below which a tensor made during a module's construction stays real: its values may steer the construction
 (`[rate.item() for rate in torch.linspace(0, 0.1, depth)]`), and it costs nothing."""
@@ -52,6 +54,7 @@ class StandIns:
 
     def __init__(self) -> None:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._memory = ShapeMemory(self.mode, self._worked_out)
         self.made_up = 0
         """How many values were made up."""
         self._infinities = _Storages()
@@ -81,6 +84,9 @@ class StandIns:
         """The operation on shapes alone: what entering the mode and calling `func` would come to, without that way's cost."""
         if _in_fake_mode():  # as when torch copies a stand-in: the mode's turn comes after ours anyway
             return func(*args, **kwargs)
+        return self._memory.run(func, args, kwargs)
+
+    def _worked_out(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return self.mode.__torch_dispatch__(func, (), args, kwargs)
 
     def device_of(self, tensor: FakeTensor) -> torch.device:

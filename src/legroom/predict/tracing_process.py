@@ -75,13 +75,15 @@ class TracingProcess:
         self._evaluation_ends: float | None = None
         """Set once an evaluation before the training was seen (see `_training_follows`)."""
         self._resize_to: int | None = None
+        self._imports = contextlib.ExitStack()
+        """Left at the first batch: what is imported after that is little."""
         self._means = contextlib.ExitStack()
         """Of the one trace that a fork is for; never left, since the fork ends with it."""
 
     def run(self) -> NoReturn:
         torch.set_num_threads(1)  # a fork has none of its parent's threads
         with contextlib.ExitStack() as stack:
-            stack.enter_context(resting_during_imports(self._holds_nothing))
+            self._imports.enter_context(resting_during_imports(self._holds_nothing))
             stack.enter_context(self._loaders_watched())
             stack.enter_context(self.device)
             self._count_steps()
@@ -110,6 +112,7 @@ class TracingProcess:
         """Waits at the first batch; returns in the forks that are to go on."""
         if not self._waiting:
             return
+        self._imports.close()
         self._say({"event": "ready", "batch_size": self._batch_size})
         most = min(MOST_AT_ONCE, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2)
         waiting: list[dict[str, Any]] = []

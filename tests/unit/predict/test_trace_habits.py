@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from legroom.memory.events import Alloc
-from legroom.observe.notes import BENCHMARK
 from legroom.observe.gpus import find_gpu
+from legroom.observe.notes import BENCHMARK
 from legroom.predict.estimate import judge
 from legroom.predict.trace import Trace
 from legroom.predict.tracing import trace_steps
