@@ -41,7 +41,7 @@ from legroom.train.checkpoints.matching import nearest
 from legroom.train.checkpoints.modules import check_module, load_module, module_state, shapes
 from legroom.train.checkpoints.plain_state import refused
 from legroom.train.checkpoints.slabs import Slabs
-from legroom.train.checkpoints.unfinished_folder import remove_folder, remove_leftovers
+from legroom.train.checkpoints.unfinished_folder import remove_folder
 
 log = logging.getLogger("legroom")
 
@@ -112,8 +112,6 @@ class Checkpoints:
         )
 
         def write() -> None:
-            if crew.main:
-                remove_leftovers(self.folder)
             saving.write(contents, self.folder, crew, step=step, metrics=figures)
             if crew.main:
                 self._remove_superfluous()

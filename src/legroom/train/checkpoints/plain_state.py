@@ -20,7 +20,8 @@ from legroom.train.checkpoints.checked_files import Checksum, read_small
 from legroom.train.checkpoints.tensor_file import can_hold
 
 _TENSOR = "legroom.tensor"
-_PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, torch.Size)
+_BYTES = "legroom.bytes"
+_PLAIN = (bool, complex, type(None), torch.dtype, torch.device, torch.Size)
 Tensors = dict[str, torch.Tensor]
 
 
@@ -37,6 +38,8 @@ def put_together(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     if isinstance(value, dict):
         if set(value) == {_TENSOR}:
             return tensors[value[_TENSOR]]
+        if set(value) == {_BYTES}:
+            return value[_BYTES].encode("latin-1")
         return {key: put_together(item, tensors) for key, item in value.items()}
     if type(value) in (list, tuple, set):
         return type(value)(put_together(item, tensors) for item in value)
@@ -75,17 +78,22 @@ class _TakingApart:
     def walk(self, value: Any, name: str) -> Any:
         if isinstance(value, torch.Tensor):
             return self._tensor(value, name)
+        if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
+            return value.item()
         if isinstance(value, _PLAIN):
             return value
+        for kind in (int, float, str):
+            if isinstance(value, kind):
+                return kind(value)  # an enumeration's member, say, would bring its class with it
+        if isinstance(value, bytes):
+            return {_BYTES: value.decode("latin-1")}  # weights_only does not read empty ones
         if isinstance(value, Mapping):
             return {self._key(key, name): self.walk(item, f"{name}.{key}") for key, item in value.items()}
         if isinstance(value, list | tuple | set):
-            kind: Callable[[Any], Any] = (
+            container: Callable[[Any], Any] = (
                 list if isinstance(value, list) else set if isinstance(value, set) else tuple
             )
-            return kind(self.walk(item, f"{name}.{index}") for index, item in enumerate(value))
-        if type(value).__module__ == "numpy" and hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
-            return value.item()
+            return container(self.walk(item, f"{name}.{index}") for index, item in enumerate(value))
         raise refused(value, name)
 
     def _key(self, key: Any, name: str) -> Any:

@@ -22,7 +22,7 @@ from legroom.train.checkpoints.plain_state import Tensors, as_bytes, is_sharded,
 from legroom.train.checkpoints.random_numbers import random_numbers
 from legroom.train.checkpoints.slabs import Slabs
 from legroom.train.checkpoints.tensor_file import TensorFile, staged
-from legroom.train.checkpoints.unfinished_folder import UnfinishedFolder, saying_what_failed
+from legroom.train.checkpoints.unfinished_folder import UnfinishedFolder, remove_leftovers, saying_what_failed
 
 STATE = "state.pt"
 STATE_TENSORS = "state.safetensors"
@@ -97,7 +97,7 @@ def write(
     contents: Copied, folder: Path, crew: Crew, *, step: int, metrics: Mapping[str, float]
 ) -> catalog.Saved:
     """Write a copy as the newest checkpoint of `folder`. It is there for good when this returns, or not at all."""
-    unfinished = UnfinishedFolder(folder) if crew.main else None
+    unfinished = crew.each(lambda: _begun(folder, contents) if crew.main else None)
     try:
         return _write(contents, folder, crew, unfinished, step, metrics)
     except BaseException:
@@ -136,6 +136,12 @@ def _write(
     saved = crew.together(finish)[0]
     assert saved is not None
     return saved
+
+
+def _begun(folder: Path, contents: Copied) -> UnfinishedFolder:
+    with saying_what_failed(folder, contents.size):
+        remove_leftovers(folder)
+        return UnfinishedFolder(folder)
 
 
 def _files(contents: Copied, path: Path, folder: Path) -> dict[str, Checksum]:

@@ -1,0 +1,227 @@
+"""What is in a checkpoint's files: a format that others read, checked piece by piece, plain data alone."""
+
+import json
+import random
+
+import numpy
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.train.checkpoints.trainings import Training, saved_at
+from torch import nn
+
+import legroom
+from legroom.errors import CheckpointError, UsageError
+from legroom.train.checkpoints import checked_files, slabs
+from legroom.train.checkpoints.plain_state import as_bytes, put_together, taken_apart
+from legroom.train.checkpoints.random_numbers import random_numbers, restore_random_numbers
+from legroom.train.checkpoints.slabs import Slabs
+from legroom.train.checkpoints.tensor_file import read_tensors, staged
+
+DTYPES = [
+    torch.float64,
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+]
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    """Files in many pieces, as large ones are."""
+    monkeypatch.setattr(checked_files, "PIECE", 1000)
+    monkeypatch.setattr(slabs, "PIECE", 1000)
+
+
+def tensors_of_all_types():
+    torch.manual_seed(0)
+    return {f"a.{index}": (torch.randn(index, 7, 13) * 9).to(dtype) for index, dtype in enumerate(DTYPES)}
+
+
+def same(ours, theirs):
+    return set(ours) == set(theirs) and all(
+        ours[name].dtype == theirs[name].dtype and torch.equal(ours[name], theirs[name]) for name in ours
+    )
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_the_safetensors_library_reads_what_is_written(tmp_path):
+    tensors = tensors_of_all_types()
+    staged(tensors, Slabs()).write(tmp_path / "x.safetensors")
+    assert same(safetensors.torch.load_file(tmp_path / "x.safetensors"), tensors)
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_what_is_written_is_read(tmp_path):
+    tensors = tensors_of_all_types()
+    checksum = staged(tensors, Slabs()).write(tmp_path / "x.safetensors")
+    assert len(checksum.sums) > 5
+    assert same(read_tensors(tmp_path / "x.safetensors", checksum), tensors)
+
+
+def test_views_and_transposed_tensors_are_written_as_they_look(tmp_path):
+    whole = torch.arange(60.0).reshape(3, 4, 5)
+    tensors = {"part": whole[1], "turned": whole.permute(2, 0, 1), "none": whole[:0], "one": whole[0, 0, 3]}
+    checksum = staged(tensors, Slabs()).write(tmp_path / "x.safetensors")
+    assert same(read_tensors(tmp_path / "x.safetensors", checksum), tensors)
+
+
+@pytest.mark.usefixtures("small_pieces")
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(0, 1500), min_size=1, max_size=6), st.data())
+def test_a_changed_byte_anywhere_is_noticed(tmp_path_factory, sizes, data):
+    path = tmp_path_factory.mktemp("x") / "x.safetensors"
+    tensors = {str(index): torch.arange(size, dtype=torch.int16) for index, size in enumerate(sizes)}
+    checksum = staged(tensors, Slabs()).write(path)
+    contents = bytearray(path.read_bytes())
+    contents[data.draw(st.integers(0, len(contents) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    path.write_bytes(contents)
+    with pytest.raises(CheckpointError, match="is damaged: its contents have changed"):
+        read_tensors(path, checksum)
+
+
+def test_a_file_that_was_cut_short_is_noticed(tmp_path):
+    checksum = staged(tensors_of_all_types(), Slabs()).write(tmp_path / "x")
+    (tmp_path / "x").write_bytes((tmp_path / "x").read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match="is damaged: it has"):
+        read_tensors(tmp_path / "x", checksum)
+
+
+plain = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(max_size=5)
+    | st.binary(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text(max_size=5) | st.integers(), inner, max_size=3)
+    ),
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(plain)
+def test_plain_data_comes_back_as_it_was(value):
+    import io
+
+    tensors = {}
+    written = as_bytes(taken_apart(value, "x", tensors))
+    assert put_together(torch.load(io.BytesIO(written), weights_only=True), tensors) == value
+
+
+def test_two_names_for_one_tensor_are_written_once(tmp_path):
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words = nn.Embedding(50, 8)
+            self.scores = nn.Linear(8, 50, bias=False)
+            self.scores.weight = self.words.weight
+
+    model = Tied()
+    checkpoints = legroom.Checkpoints(tmp_path)
+    checkpoints.track(model=model)
+    checkpoints.save(1)
+    assert list(safetensors.torch.load_file(checkpoints.last.path / "model.safetensors")) == ["words.weight"]
+    before = model.words.weight.detach().clone()
+    nn.init.zeros_(model.words.weight)
+    checkpoints.resume()
+    assert torch.equal(model.scores.weight, before)
+    assert model.scores.weight is model.words.weight
+
+
+def test_every_file_of_plain_data_is_read_with_weights_only(tmp_path):
+    saved_at(tmp_path, [2])
+    files = list(tmp_path.glob("*/*.pt"))
+    assert len(files) == 2
+    for file in files:
+        torch.load(file, weights_only=True)
+
+
+def test_a_whole_model_among_the_state_is_refused_with_the_reason(tmp_path):
+    class Trainer:
+        def state_dict(self):
+            return {"epoch": 3, "nets": [nn.Linear(2, 2)]}
+
+        def load_state_dict(self, state):
+            raise AssertionError
+
+    checkpoints = legroom.Checkpoints(tmp_path)
+    checkpoints.track(trainer=Trainer())
+    with pytest.raises(
+        UsageError, match=r"trainer\.nets\.0 is a whole model \(Linear\): pickled, it would need this class"
+    ) as told:
+        checkpoints.save(1)
+    assert "trainer.nets.0.state_dict()" in str(told.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_whole_model_as_a_figure_is_refused_with_the_reason(tmp_path):
+    checkpoints = legroom.Checkpoints(tmp_path)
+    checkpoints.track(model=nn.Linear(2, 2))
+    with pytest.raises(UsageError, match="model is a whole model"):
+        checkpoints.save(1, model=nn.Linear(2, 2))
+
+
+def test_an_object_that_weights_only_does_not_read_is_refused(tmp_path):
+    class Odd:
+        def state_dict(self):
+            return {"when": Training}
+
+        load_state_dict = None
+
+    checkpoints = legroom.Checkpoints(tmp_path)
+    checkpoints.track(odd=Odd())
+    with pytest.raises(
+        UsageError, match=r"odd\.when is a type, which torch\.load\(weights_only=True\) does not read"
+    ):
+        checkpoints.save(1)
+
+
+def test_sparse_tensors_and_numpy_numbers_are_kept(tmp_path):
+    kept = {}
+
+    class Part:
+        def state_dict(self):
+            return {
+                "sparse": torch.eye(3).to_sparse(),
+                "number": numpy.float64(0.1),
+                "several": (1, {2}, torch.Size([3])),
+            }
+
+        def load_state_dict(self, state):
+            kept.update(state)
+
+    checkpoints = legroom.Checkpoints(tmp_path)
+    checkpoints.track(part=Part())
+    checkpoints.save(1)
+    checkpoints.resume()
+    assert torch.equal(kept["sparse"].to_dense(), torch.eye(3))
+    assert kept["number"] == 0.1
+    assert kept["several"] == (1, {2}, torch.Size([3]))
+
+
+def test_every_generator_comes_back():
+    state = random_numbers()
+    drawn = [torch.rand(3).tolist(), random.random(), numpy.random.rand()]
+    restore_random_numbers(state)
+    assert [torch.rand(3).tolist(), random.random(), numpy.random.rand()] == drawn
+
+
+def test_the_manifest_is_json_that_tells_step_and_figures(tmp_path):
+    saved_at(tmp_path, [2])
+    told = json.loads((tmp_path / "step-00000002" / "legroom.json").read_text())
+    assert (told["format"], told["step"], told["parts"]) == (
+        1,
+        2,
+        ["model", "optimizer", "scheduler", "loader"],
+    )
+    assert set(told["files"]) == {"model.safetensors", "state.safetensors", "state.pt", "rank-0.pt"}
