@@ -1,0 +1,311 @@
+"""Which checkpoint is resumed, which are kept, and what is said when one does not fit."""
+
+import logging
+
+import pytest
+import torch
+from tests.unit.train.checkpoints.trainings import Training, saved_at
+from torch import nn
+from torch.utils.data import DataLoader
+
+import legroom
+from legroom.errors import CheckpointError, UsageError
+from legroom.train.checkpoints.matching import nearest
+
+
+def with_losses(folder, losses, **options):
+    checkpoints = legroom.Checkpoints(folder, **{"best": "val_loss", **options})
+    model = nn.Linear(2, 2)
+    checkpoints.track(model=model)
+    for step, loss in enumerate(losses, 1):
+        nn.init.constant_(model.weight, step)
+        checkpoints.save(step, **({} if loss is None else {"val_loss": loss}))
+    return model, checkpoints
+
+
+def steps(checkpoints):
+    return [saved.step for saved in checkpoints.saved]
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path):
+    _, checkpoints = with_losses(tmp_path, [0.5, 0.2, 0.9, 0.8, 0.7], keep=2)
+    assert steps(checkpoints) == [5, 4, 2]
+    assert (checkpoints.last.step, checkpoints.best.step) == (5, 2)
+    assert checkpoints.best.metrics == {"val_loss": 0.2}
+
+
+def test_higher_can_be_better_and_nan_never_is(tmp_path):
+    _, checkpoints = with_losses(tmp_path, [0.5, 0.9, float("nan"), None, 0.1], keep=1, higher_is_better=True)
+    assert steps(checkpoints) == [5, 2]
+
+
+def test_keep_none_keeps_all(tmp_path):
+    assert steps(with_losses(tmp_path, [1.0] * 5, keep=None)[1]) == [5, 4, 3, 2, 1]
+
+
+def test_the_best_one_can_be_resumed_and_its_weights_loaded(tmp_path):
+    model, checkpoints = with_losses(tmp_path, [0.5, 0.2, 0.9])
+    assert checkpoints.resume("best") == 2
+    assert model.weight[0, 0] == 2
+    other = nn.Linear(2, 2)
+    checkpoints.load_weights(other, "last")
+    assert other.weight[0, 0] == 3
+
+
+def test_a_run_resumed_from_an_earlier_step_goes_on_from_there(tmp_path):
+    model, checkpoints = with_losses(tmp_path, [0.5, 0.2, 0.9])
+    assert checkpoints.resume("best") == 2
+    nn.init.constant_(model.weight, 22.0)
+    checkpoints.save(3, val_loss=0.3)
+    assert checkpoints.resume("last") == 3
+    assert model.weight[0, 0] == 22
+
+
+def test_a_damaged_last_one_is_passed_over_with_a_warning(tmp_path, caplog):
+    with_losses(tmp_path, [0.5, 0.2, 0.9])
+    damaged = tmp_path / "step-00000003" / "model.safetensors"
+    contents = bytearray(damaged.read_bytes())
+    contents[-1] ^= 1
+    damaged.write_bytes(contents)
+    model, checkpoints = nn.Linear(2, 2), legroom.Checkpoints(tmp_path)
+    checkpoints.track(model=model)
+    with caplog.at_level(logging.WARNING):
+        assert checkpoints.resume() == 2
+    assert model.weight[0, 0] == 2
+    assert caplog.messages == [
+        f"{damaged} is damaged: its contents have changed since it was written. Going on from the one before it."
+    ]
+    with pytest.raises(CheckpointError, match="is damaged"):
+        checkpoints.resume("step-00000003")
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "state.safetensors", "state.pt", "rank-0.pt"])
+def test_a_missing_file_is_named_and_nothing_is_loaded(tmp_path, file):
+    saved_at(tmp_path, [2])
+    (tmp_path / "step-00000002" / file).unlink()
+    training = Training().track(checkpoints := legroom.Checkpoints(tmp_path))
+    before = [value.clone() for value in training.model.state_dict().values()]
+    with pytest.raises(CheckpointError, match=f"{file} is damaged: it is missing"):
+        checkpoints.resume()
+    assert all(torch.equal(a, b) for a, b in zip(before, training.model.state_dict().values(), strict=True))
+
+
+def test_a_folder_that_is_no_checkpoint_is_told(tmp_path):
+    (tmp_path / "step-00000009").mkdir()
+    checkpoints = legroom.Checkpoints(tmp_path)
+    checkpoints.track(model=nn.Linear(2, 2))
+    assert checkpoints.resume() == 0
+    with pytest.raises(CheckpointError, match="is no checkpoint: it has no legroom.json"):
+        checkpoints.resume("step-00000009")
+
+
+def test_a_later_format_is_told(tmp_path):
+    _, checkpoints = with_losses(tmp_path, [0.5])
+    path = checkpoints.last.path / "legroom.json"
+    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
+    with pytest.raises(CheckpointError, match=r"another version of Legroom \(format 2; this one reads 1\)"):
+        checkpoints.resume("step-00000001")
+
+
+def test_a_name_that_is_not_there_gets_the_nearest(tmp_path):
+    _, checkpoints = with_losses(tmp_path, [0.5])
+    with pytest.raises(
+        CheckpointError, match=r"there is no checkpoint .*step-0001: did you mean step-00000001\?"
+    ):
+        checkpoints.resume("step-0001")
+
+
+# ------------------------------------------------------------ another model
+
+
+class Net(nn.Module):
+    def __init__(self, head="classifier", classes=3):
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8))
+        setattr(self, head, nn.Linear(8, classes))
+
+
+def mismatch(tmp_path, saved, wanted):
+    checkpoints = legroom.Checkpoints(tmp_path)
+    checkpoints.track(model=saved)
+    checkpoints.save(1)
+    before = {name: value.clone() for name, value in wanted.state_dict().items()}
+    checkpoints.track(model=wanted)
+    with pytest.raises(CheckpointError) as told:
+        checkpoints.resume()
+    assert all(torch.equal(before[name], value) for name, value in wanted.state_dict().items())
+    return str(told.value).replace(str(tmp_path), "RUNS")
+
+
+def test_missing_names_are_told_with_the_nearest(tmp_path):
+    assert mismatch(tmp_path, Net("classifier"), Net("classification")) == (
+        "The weights in RUNS/step-00000001 are not this model's (4 of 6 fit).\n"
+        "Missing, 2:\n"
+        "  classification.weight   (nearest in the file: classifier.weight)\n"
+        "  classification.bias   (nearest in the file: classifier.bias)\n"
+        "Build the model as it was, or load what fits: load_weights(model, ..., strict=False)."
+    )
+
+
+def test_shapes_are_told(tmp_path):
+    told = mismatch(tmp_path, Net(classes=10), Net(classes=3))
+    assert "Of another shape, 2:\n  classifier.weight: 10x8 in the file, 3x8 in the model" in told
+
+
+def test_a_prefix_is_told_in_one_sentence(tmp_path):
+    wrapper = nn.Module()
+    wrapper.net = Net()
+    assert "Every name in the file begins with 'net.', no name of the model does" in mismatch(
+        tmp_path, wrapper, Net()
+    )
+
+
+def test_many_names_are_not_all_listed(tmp_path):
+    told = mismatch(tmp_path, nn.Linear(2, 2), nn.Sequential(*(nn.Linear(2, 2) for _ in range(20))))
+    assert "  and 35 more" in told
+    assert len(told.splitlines()) < 16
+
+
+def test_what_fits_can_be_loaded_alone(tmp_path, caplog):
+    source = Net(classes=10)
+    checkpoints = legroom.Checkpoints(tmp_path)
+    checkpoints.track(model=source)
+    checkpoints.save(1)
+    target = Net(classes=3)
+    checkpoints.load_weights(target, "last", strict=False)
+    assert torch.equal(target.encoder[0].weight, source.encoder[0].weight)
+    assert "2 of 6 tensors were not loaded" in caplog.text
+    assert "classifier.weight, classifier.bias" in caplog.text
+
+
+def test_wrapped_models_are_saved_under_their_own_names(tmp_path):
+    source = Net()
+    checkpoints = legroom.Checkpoints(tmp_path)
+    checkpoints.track(model=torch.compile(nn.DataParallel(source)))
+    checkpoints.save(1)
+    target = Net()
+    checkpoints.track(model=target)
+    checkpoints.resume()
+    assert torch.equal(target.classifier.weight, source.classifier.weight)
+
+
+def test_an_optimizer_of_other_parameters_is_told(tmp_path):
+    model = Net()
+    checkpoints = legroom.Checkpoints(tmp_path)
+    checkpoints.track(model=model, optimizer=torch.optim.SGD(model.classifier.parameters(), 0.1))
+    checkpoints.save(1)
+    checkpoints.track(optimizer=torch.optim.SGD(model.parameters(), 0.1))
+    with pytest.raises(
+        CheckpointError, match=r"the checkpoint's optimizer did not train encoder\.0\.weight and 3 more"
+    ):
+        checkpoints.resume()
+
+
+def test_an_optimizers_state_follows_its_parameters_in_another_order(tmp_path):
+    model = Net()
+    first = torch.optim.Adam(model.parameters(), 0.1)
+    model.classifier(model.encoder(torch.randn(5, 4))).sum().backward()
+    first.step()
+    checkpoints = legroom.Checkpoints(tmp_path)
+    checkpoints.track(model=model, optimizer=first)
+    checkpoints.save(1)
+    second = torch.optim.Adam(
+        [{"params": list(model.classifier.parameters())}, {"params": list(model.encoder.parameters())}], 0.5
+    )
+    checkpoints.track(optimizer=second)
+    checkpoints.resume()
+    for parameter in model.parameters():
+        assert torch.equal(first.state[parameter]["exp_avg"], second.state[parameter]["exp_avg"])
+    assert [group["lr"] for group in second.param_groups] == [0.1, 0.1]
+
+
+def test_a_part_that_was_not_saved_is_told_and_can_be_left(tmp_path):
+    model, checkpoints = with_losses(tmp_path, [0.5])
+    checkpoints.track(optimizer=torch.optim.SGD(model.parameters(), 0.1))
+    with pytest.raises(
+        CheckpointError,
+        match=r"holds no 'optimizer': it was saved with model\. Track what it was saved with, or call resume\(strict=False\)",
+    ):
+        checkpoints.resume()
+    assert checkpoints.resume(strict=False) == 1
+
+
+def test_a_part_that_is_not_tracked_any_more_is_told(tmp_path, caplog):
+    saved_at(tmp_path, [2])
+    checkpoints = legroom.Checkpoints(tmp_path)
+    checkpoints.track(model=Training().model)
+    checkpoints.resume()
+    assert "also holds optimizer, scheduler, loader, which is not tracked: that starts anew." in caplog.text
+
+
+def test_nearest_names_end_alike():
+    assert nearest("head.bias", ["head.weight", "heads.bias", "body.weight"]) == "heads.bias"
+    assert nearest("completely.other", ["x"]) is None
+
+
+# ------------------------------------------------------------ what is asked wrongly
+
+
+@pytest.mark.parametrize(
+    ("ask", "told"),
+    [
+        (lambda folder: legroom.Checkpoints(folder, keep=0), "keep=0 would keep no checkpoint"),
+        (lambda folder: legroom.Checkpoints(folder).save(1), "nothing is tracked"),
+        (lambda folder: legroom.Checkpoints(folder).track(x=3), "x is a int, which has no state_dict"),
+        (
+            lambda folder: legroom.Checkpoints(folder).track(loader=DataLoader([1])),
+            r"loader is a DataLoader, which does not know its place: write loader = checkpoints\.loader\(loader\)",
+        ),
+        (lambda folder: with_losses(folder, [0.1], best=None)[1].resume("best"), "which figure is best"),
+        (
+            lambda folder: with_losses(folder, ["low"]),
+            "val_loss is a str: figures of a checkpoint are single numbers",
+        ),
+        (lambda folder: with_losses(folder, [0.1])[1].save("5"), "save\\(\\) wants the step first"),
+    ],
+)
+def test_bad_input_gets_one_sentence(tmp_path, ask, told):
+    with pytest.raises(UsageError, match=told):
+        ask(tmp_path)
+
+
+def test_a_file_in_place_of_the_folder_is_told(tmp_path):
+    (tmp_path / "model.pt").write_text("")
+    with pytest.raises(UsageError, match=r"model\.pt is a file: give a folder"):
+        legroom.Checkpoints(tmp_path / "model.pt")
+
+
+# ------------------------------------------------------------ on a GPU
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_training_on_a_gpu_is_saved_and_resumed_there(tmp_path, background):
+    with legroom.VirtualGPU("64MiB"):
+        model = nn.Linear(64, 64).cuda()
+        optimizer = torch.optim.Adam(model.parameters(), 0.1)
+        model(torch.ones(2, 64, device="cuda")).sum().backward()
+        optimizer.step()
+        checkpoints = legroom.Checkpoints(tmp_path, background=background)
+        checkpoints.track(model=model, optimizer=optimizer)
+        checkpoints.save(1)
+        before = model.weight.detach().clone()
+        nn.init.zeros_(model.weight)
+        optimizer.state.clear()
+        assert checkpoints.resume() == 1
+        assert model.weight.is_cuda
+        assert torch.equal(model.weight, before)
+        assert optimizer.state[model.weight]["exp_avg"].is_cuda
+        checkpoints.close()
+
+
+def test_a_checkpoint_of_a_gpu_is_read_without_one(tmp_path):
+    with legroom.VirtualGPU("64MiB"):
+        model = nn.Linear(64, 64).cuda()
+        checkpoints = legroom.Checkpoints(tmp_path)
+        checkpoints.track(model=model)
+        checkpoints.save(1)
+        weights = model.weight.detach().cpu()
+    plain = nn.Linear(64, 64)
+    legroom.Checkpoints(tmp_path).load_weights(plain, "last")
+    assert plain.weight.device.type == "cpu"
+    assert torch.equal(plain.weight, weights)
