@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from legroom.cli.estimate import EXIT_CODES
 from legroom.cli.options import Format, FormatOption, ModuleOption, ScriptWords, parse_gpus
 from legroom.errors import UsageError
 
@@ -130,7 +131,33 @@ def launch(
         max_restarts=max_restarts,
         watch=watch,
     )
-    return _run(plan, logs, as_json=format == Format.JSON)
+    as_json = format == Format.JSON
+    return _foretell(plan, as_json=as_json) if dry_run else _run(plan, logs, as_json=as_json)
+
+
+def _foretell(plan: "LaunchPlan", *, as_json: bool) -> int:
+    from legroom.scale.launching.foretelling import foretell
+    from legroom.show.launch_forecast import forecast_words
+    from legroom.show.launch_summary import opening_words
+    from legroom.show.progress import said_on
+    from legroom.show.terminal import print_to
+
+    if not as_json:
+        print_to(sys.stdout, opening_words(plan, None))
+    with said_on(sys.stderr, quiet=as_json) as say:
+        forecasts = foretell(plan, say)
+    if as_json:
+        document = {"world_size": plan.world_size, "torchrun": plan.torchrun}
+        ranks = [forecast.as_json() for forecast in forecasts]
+        print(json.dumps({"schema": SCHEMA, **document, "ranks": ranks}, indent=2))
+    else:
+        print_to(sys.stdout, forecast_words(forecasts))
+    verdicts = [forecast.estimate.verdict if forecast.estimate else "uncertain" for forecast in forecasts]
+    return max((EXIT_CODES[verdict] for verdict in verdicts), key=_WORST.index, default=0)
+
+
+_WORST = (0, 3, 1)
+"""Exit codes of verdicts: what fits, what may not, what does not."""
 
 
 def _run(plan: "LaunchPlan", logs: Path | None, *, as_json: bool) -> int:

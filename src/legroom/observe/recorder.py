@@ -73,6 +73,8 @@ class Context(threading.local):
     category: Category | None = None
     call: tuple[Any, Any, Any] | None = None
     """The torch function that the program called, its arguments and its named arguments, while it runs."""
+    imagines: bool = False
+    """Whether torch only works out what a result would look like: nothing of that is memory."""
 
 
 class Recorder:
@@ -211,6 +213,8 @@ class Recorder:
         plan: Plan | None,
     ) -> None:
         target = self.context.target
+        if self.context.imagines:
+            return
         if self.everywhere:
             device = 0
         elif target == HOST:

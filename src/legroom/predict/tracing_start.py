@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import IO, Any, Literal
 
@@ -42,9 +43,17 @@ class Started:
 
 
 def start(
-    script: Script, gpu: str | int, *, mode: Literal["fake", "cpu"] = "fake", steps: int = 2
+    script: Script,
+    gpu: str | int,
+    *,
+    mode: Literal["fake", "cpu"] = "fake",
+    steps: int = 2,
+    environment: Mapping[str, str] | None = None,
 ) -> Started:
-    """Run `script` up to its first batch, in a process that then takes requests (see `tracing_process`)."""
+    """Run `script` up to its first batch, in a process that then takes requests (see `tracing_process`).
+
+    `environment`: what it finds there beside ours.
+    """
     order: dict[str, Any] = {
         "script": script.name, "arguments": list(script.arguments), "is_module": script.is_module,
         "gpu": gpu, "mode": mode, "steps": steps,
@@ -58,6 +67,7 @@ def start(
             json.dumps(order), str(request_read), str(reply_write),
         ],
         pass_fds=(request_read, reply_write),
+        env={**os.environ, **(environment or {})},
         stdin=subprocess.DEVNULL,
         stdout=printed,
         stderr=subprocess.STDOUT,

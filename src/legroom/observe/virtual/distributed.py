@@ -9,21 +9,14 @@ import functools
 from collections.abc import Iterable
 from typing import Any
 
+from legroom.observe.virtual import lone_rank
 from legroom.observe.virtual.patching import Replacement, answer, optional_module, table
 
 
 def replacements() -> Iterable[Replacement]:
-    """Groups are made with gloo; collectives forget which device they were bound to."""
-    distributed, c10d = (
-        optional_module("torch.distributed"),
-        optional_module("torch.distributed.distributed_c10d"),
-    )
-    for name, position in (("init_process_group", 0), ("new_group", 2)):
-        plain = getattr(c10d, name, None)
-        if plain is not None:
-            with_gloo = _with_gloo(plain, position)
-            yield from table(c10d, {name: with_gloo})
-            yield from table(distributed, {name: with_gloo})
+    """Groups are made with gloo, or of a rank that is traced alone; collectives forget which device they were bound to."""
+    yield from lone_rank.replacements() if lone_rank.is_wanted() else _groups_with_gloo()
+    distributed, c10d = _modules()
     barrier = getattr(c10d, "barrier", None)
     if barrier is not None:
         anywhere = _without(barrier, "device_ids")
@@ -39,6 +32,28 @@ def replacements() -> Iterable[Replacement]:
         plain = getattr(parallel, name, None)
         if plain is not None:
             yield from table(parallel, {name: _buckets_on_its_device(plain)})
+    sharding = getattr(optional_module("torch.distributed.tensor._sharding_prop"), "ShardingPropagator", None)
+    for name in (
+        "_propagate_tensor_meta_non_cached",
+        "_propagate_tensor_meta",
+    ):  # one calls the other, if both are there
+        plain = getattr(sharding, name, None)
+        if plain is not None:
+            yield from table(sharding, {name: _imagined(plain)})
+
+
+def _modules() -> tuple[Any, Any]:
+    return optional_module("torch.distributed"), optional_module("torch.distributed.distributed_c10d")
+
+
+def _groups_with_gloo() -> Iterable[Replacement]:
+    distributed, c10d = _modules()
+    for name, position in (("init_process_group", 0), ("new_group", 2)):
+        plain = getattr(c10d, name, None)
+        if plain is not None:
+            with_gloo = _with_gloo(plain, position)
+            yield from table(c10d, {name: with_gloo})
+            yield from table(distributed, {name: with_gloo})
 
 
 def _with_gloo(plain: Any, position: int) -> Any:
@@ -81,6 +96,26 @@ def _buckets_on_its_device(plain: Any) -> Any:
             return plain(parallel, *arguments, **options)
         finally:
             context.orphans = outer
+
+    return call
+
+
+def _imagined(plain: Any) -> Any:
+    """To place the result of an operation on sharded tensors, torch runs it on whole ones that do not exist."""
+
+    @functools.wraps(plain)
+    def call(*arguments: Any, **options: Any) -> Any:
+        from legroom.observe.virtual.gpu import VirtualGPU
+
+        if VirtualGPU._active is None:
+            return plain(*arguments, **options)
+        context = VirtualGPU._active.recorder.context
+        outer = context.imagines
+        context.imagines = True
+        try:
+            return plain(*arguments, **options)
+        finally:
+            context.imagines = outer
 
     return call
 
