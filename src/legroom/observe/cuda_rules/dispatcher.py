@@ -6,6 +6,7 @@ tensors would be saved for the backward pass. So while `Overrides` is active, th
 that take CUDA's. Whatever lies below them is as it was, and closing it puts everything back.
 """
 
+import inspect
 import warnings
 from collections.abc import Callable
 from types import TracebackType
@@ -25,6 +26,7 @@ class Overrides:
         self.stands_for_cuda = stands_for_cuda
         library: Any = torch.library.Library
         self._library = library("aten", "IMPL")
+        self._set_aside: set[str] = set()
 
     def put(self, name: str, kernel: Callable[..., Any], *keys: str) -> None:
         """From now on `name` (`dropout`, `softmax.int`) runs `kernel`. Skipped where torch has no such operation."""
@@ -33,6 +35,7 @@ class Overrides:
         for key in keys:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # it is meant to replace one
+                self._set_aside |= made_replaceable(f"aten/{name}/{key}")
                 self._library.impl(name, kernel, key)
 
     def composite(self, name: str, decide: Callable[..., Any]) -> None:
@@ -53,6 +56,7 @@ class Overrides:
 
     def close(self) -> None:
         self._library._destroy()
+        getattr(torch.library, "_impls", set()).update(self._set_aside)
 
     def __enter__(self) -> "Overrides":
         return self
@@ -68,3 +72,17 @@ def overload(name: str) -> Any:
     base, _, variant = name.partition(".")
     packet = getattr(torch.ops.aten, base, None)
     return getattr(packet, variant or "default", None)
+
+
+def made_replaceable(kernel: str) -> set[str]:
+    """torch's note that `kernel` was written in Python, taken away: releases without `allow_override` refuse to replace such a one.
+
+    Returns what was taken, to be given back. Where torch keeps no such list, nothing is taken, and the kernel is replaced or
+    refused as that release does.
+    """
+    if "allow_override" in inspect.signature(torch.library.Library.impl).parameters:
+        return set()
+    listed: set[str] = getattr(torch.library, "_impls", set())
+    taken = listed & {kernel}
+    listed -= taken
+    return taken

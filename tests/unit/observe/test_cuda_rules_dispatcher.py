@@ -1,0 +1,25 @@
+"""Kernels of ours beside those that torch itself wrote in Python."""
+
+import torch
+
+from legroom.observe.cuda_rules.dispatcher import Overrides, made_replaceable
+
+
+def test_a_release_that_refuses_a_second_python_kernel_is_made_to_forget_the_first(monkeypatch):
+    monkeypatch.setattr(torch.library.Library, "impl", lambda self, op_name, fn, dispatch_key="": None)
+    monkeypatch.setattr(torch.library, "_impls", {"aten/_cudnn_rnn/Meta", "aten/add.Tensor/CPU"})
+
+    assert made_replaceable("aten/_cudnn_rnn/Meta") == {"aten/_cudnn_rnn/Meta"}
+
+    assert torch.library._impls == {"aten/add.Tensor/CPU"}
+
+
+def test_torchs_own_note_is_back_after_closing(monkeypatch):
+    monkeypatch.setattr(torch.library.Library, "impl", lambda self, op_name, fn, dispatch_key="": None)
+    monkeypatch.setattr(torch.library, "_impls", {"aten/_cudnn_rnn/Meta"})
+
+    with Overrides(lambda tensor: False) as overrides:
+        overrides.put("_cudnn_rnn", lambda *args: None, "Meta")
+        assert torch.library._impls == set()
+
+    assert torch.library._impls == {"aten/_cudnn_rnn/Meta"}
