@@ -12,6 +12,7 @@ from torch import nn
 
 from legroom.errors import CheckpointError
 from legroom.train.checkpoints.matching import nearest, plain_name
+from legroom.train.checkpoints.modules import unwrapped
 
 Names = Mapping[int, str]
 """Of parameters, by `id`."""
@@ -22,7 +23,7 @@ def parameter_names(modules: Iterable[nn.Module]) -> dict[int, str]:
     return {
         id(parameter): plain_name(name)
         for module in modules
-        for name, parameter in module.named_parameters(remove_duplicate=True)
+        for name, parameter in unwrapped(module).named_parameters()
     }
 
 

@@ -73,7 +73,7 @@ def read_plain(path: Path, expected: Checksum) -> Any:
 class _TakingApart:
     def __init__(self, tensors: Tensors) -> None:
         self._tensors = tensors
-        self._names = {_identity(tensor): name for name, tensor in tensors.items() if tensor.numel()}
+        self._names = {_identity(tensor): name for name, tensor in tensors.items() if _is_somewhere(tensor)}
 
     def walk(self, value: Any, name: str) -> Any:
         if isinstance(value, torch.Tensor):
@@ -104,7 +104,7 @@ class _TakingApart:
     def _tensor(self, tensor: torch.Tensor, name: str) -> Any:
         if not (can_hold(tensor) or is_sharded(tensor)):
             return tensor.detach().to("cpu", copy=True)  # sparse, quantised: as torch writes them
-        known = self._names.setdefault(_identity(tensor), name) if tensor.numel() else name
+        known = self._names.setdefault(_identity(tensor), name) if _is_somewhere(tensor) else name
         self._tensors.setdefault(known, tensor)
         return {_TENSOR: known}
 
@@ -130,6 +130,11 @@ def is_sharded(tensor: torch.Tensor) -> bool:
         "torch.distributed.tensor"
     )  # slow to import: where nobody has, there is no such tensor
     return module is not None and isinstance(tensor, module.DTensor)
+
+
+def _is_somewhere(tensor: torch.Tensor) -> bool:
+    """Whether it has an address: an empty one, or an empty piece of one, has none."""
+    return bool(getattr(tensor, "_local_tensor", tensor).numel())
 
 
 def _identity(tensor: torch.Tensor) -> Any:

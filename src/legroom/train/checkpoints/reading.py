@@ -84,11 +84,13 @@ def _check(contents: Read, parts: Mapping[str, Any], everyone: Sequence[Mapping[
 def load(contents: Read, parts: Mapping[str, Any], crew: Crew) -> None:
     """Put it all into the tracked objects, models first: optimizers follow their parameters."""
     names = parameter_names(part for part in parts.values() if isinstance(part, nn.Module))
-    optimizers = {
-        name: by_number(contents.parts[name], part, names, name)
-        for name, part in parts.items()
-        if isinstance(part, torch.optim.Optimizer) and name in contents.parts
-    }
+    optimizers = crew.each(
+        lambda: {
+            name: by_number(contents.parts[name], part, names, name)
+            for name, part in parts.items()
+            if isinstance(part, torch.optim.Optimizer) and name in contents.parts
+        }
+    )
     for name, part in parts.items():
         if name in contents.modules:
             load_module(part, contents.modules[name])

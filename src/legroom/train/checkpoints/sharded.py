@@ -6,6 +6,7 @@ it is read here with the few classes that belong in it, and nothing else.
 """
 
 import pickle
+import warnings
 from collections.abc import Mapping
 from dataclasses import is_dataclass
 from enum import Enum
@@ -76,7 +77,9 @@ def read_sharded(
             targets[name] = torch.empty(shape, dtype=dtype)
     reader = _Reader(folder / FOLDER)
     try:
-        load(targets, storage_reader=reader, process_group=crew.group, no_dist=crew.group is None)
+        with warnings.catch_warnings():  # that one process reads what many wrote is meant
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            load(targets, storage_reader=reader, process_group=crew.group, no_dist=crew.group is None)
     except CheckpointException as error:
         raise _cause(error) from None
     return targets
