@@ -130,6 +130,7 @@ def launch(
         strategy=strategy.value if strategy is not None else None,
         max_restarts=max_restarts,
         watch=watch,
+        engine=engine.value,
     )
     as_json = format == Format.JSON
     return _foretell(plan, as_json=as_json) if dry_run else _run(plan, logs, as_json=as_json)
@@ -163,7 +164,7 @@ _WORST = (0, 3, 1)
 def _run(plan: "LaunchPlan", logs: Path | None, *, as_json: bool) -> int:
     from legroom.scale.launching.elastic import run_elastic
     from legroom.scale.launching.folder import make_folder
-    from legroom.scale.launching.order import rank_command
+    from legroom.scale.launching.ray_engine import run_ray
     from legroom.show.launch_lines import RankLines
     from legroom.show.launch_summary import ending_words, opening_words, restart_words
     from legroom.show.terminal import print_to
@@ -184,7 +185,10 @@ def _run(plan: "LaunchPlan", logs: Path | None, *, as_json: bool) -> int:
 
     lines.start()
     try:
-        end = run_elastic(plan, folder, rank_command(plan), starting=starting, over=over)
+        if plan.engine == "ray":
+            end = run_ray(plan, folder, starting=starting, over=over)
+        else:
+            end = run_elastic(plan, folder, starting=starting, over=over)
     finally:
         lines.stop()
     if as_json:

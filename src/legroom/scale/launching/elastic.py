@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import psutil
@@ -30,22 +30,16 @@ from legroom.errors import LegroomError
 from legroom.scale.launching.folder import RunFolder, read_ending
 from legroom.scale.launching.host_kills import kernel_kills
 from legroom.scale.launching.meeting_place import check_place
-from legroom.scale.launching.order import ATTEMPT, environment
-from legroom.scale.launching.outcome import Attempt, LaunchEnd, RankResult
+from legroom.scale.launching.order import ATTEMPT, environment, rank_command
+from legroom.scale.launching.outcome import Attempt, LaunchEnd, Over, RankResult, Starting
 from legroom.scale.launching.plan import LaunchPlan
 
 GRACE_SECONDS = 15
 """How long ranks that are told to end may take. torchrun gives 30, so a launch whose rank died could take longer than that."""
 
-Starting = Callable[[int, Mapping[int, int]], None]
-"""`(attempt, {local rank: rank})`: ranks are about to start."""
-Over = Callable[[Attempt], None]
 
-
-def run_elastic(
-    plan: LaunchPlan, folder: RunFolder, command: list[str], *, starting: Starting, over: Over
-) -> LaunchEnd:
-    """Start `command` once per rank and stay until all of them have ended, one way or another.
+def run_elastic(plan: LaunchPlan, folder: RunFolder, *, starting: Starting, over: Over) -> LaunchEnd:
+    """Start the ranks of this node and stay until all of them have ended, one way or another.
 
     Raises `LegroomError` where nodes do not meet. Must be called on the main thread, so that Ctrl-C reaches it.
     """
@@ -57,7 +51,7 @@ def run_elastic(
     interrupted = ""
     with _environment(plan, folder), _grace(GRACE_SECONDS), _signals_restored():
         try:
-            agent = _Agent(_spec(plan, command), watched)
+            agent = _Agent(_spec(plan), watched)
             try:
                 agent.run()
             finally:
@@ -160,7 +154,8 @@ class _Agent(LocalElasticAgent):
             self._handler.shutdown()
 
 
-def _spec(plan: LaunchPlan, command: list[str]) -> WorkerSpec:
+def _spec(plan: LaunchPlan) -> WorkerSpec:
+    command = rank_command(plan)
     fewest, most = plan.nodes
     patience = int(plan.wait)
     settings: dict[str, Any] = (

@@ -7,7 +7,7 @@ before a lost connection, and a death by a signal before that too; among errors 
 
 import re
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +27,8 @@ class RankResult:
     """One rank of one attempt, when it was over."""
 
     rank: int
-    exit_code: int | None
-    """As the operating system reports it, below zero for a signal; None where nobody saw it."""
+    exit_code: int
+    """As the operating system reports it, below zero for a signal."""
     ending: RankEnding | None
     """What it said itself; None for one that was killed or ended by the launcher."""
     files: RankFiles
@@ -40,15 +40,12 @@ class RankResult:
     @property
     def code(self) -> int:
         """As a shell reports it: 128 and the signal for a process that was killed."""
-        known = self.exit_code if self.exit_code is not None else None
-        if known is None:
-            return self.ending.exit_code if self.ending is not None else 1
-        return known if known >= 0 else 128 - known
+        return self.exit_code if self.exit_code >= 0 else 128 - self.exit_code
 
     @property
     def signal(self) -> str:
         """`SIGKILL`; "" for a process that ended by itself."""
-        if self.exit_code is None or self.exit_code >= 0:
+        if self.exit_code >= 0:
             return ""
         try:
             return signal.Signals(-self.exit_code).name
@@ -111,6 +108,12 @@ class Attempt:
         if cause is None or not cause.lost_peer:
             return ()
         return tuple(rank for rank in self.ranks if not rank.failed)
+
+
+Starting = Callable[[int, Mapping[int, int]], None]
+"""`(attempt, {local rank: rank})`: ranks are about to start."""
+Over = Callable[[Attempt], None]
+"""All of them have ended."""
 
 
 def _order(rank: RankResult) -> tuple[int, float]:

@@ -7,6 +7,7 @@ import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from legroom.errors import UsageError
 from legroom.observe.script import Script
@@ -14,6 +15,7 @@ from legroom.observe.script import Script
 IN_ONE_PROCESS = ("dp", "split")
 """Strategies that drive several GPUs from one process: there is one rank, whatever the number of GPUs."""
 DEFAULT_PORT = 29400
+Engine = Literal["torchrun", "ray"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,7 @@ class LaunchPlan:
     """`OMP_NUM_THREADS` of each rank."""
     watch: bool = True
     """Whether a rank with a GPU records what happens to its memory."""
+    engine: Engine = "torchrun"
 
     @property
     def world_size(self) -> int:
@@ -86,6 +89,10 @@ class LaunchPlan:
         if self.rendezvous is not None:
             words += ["--nodes", str(most) if fewest == most else f"{fewest}:{most}"]
             words += ["--rendezvous", self.rendezvous]
+        elif most > 1:
+            words += ["--nodes", str(most)]
+        if self.engine != "torchrun":
+            words += ["--engine", self.engine]
         if self.strategy is not None:
             words += ["--strategy", self.strategy]
         if self.max_restarts:
@@ -105,11 +112,14 @@ def plan_launch(
     strategy: str | None = None,
     max_restarts: int = 0,
     watch: bool = True,
+    engine: Engine = "torchrun",
 ) -> LaunchPlan:
     """Decide what was left open and refuse what cannot be; `gpus` are virtual, `real_gpus` counts what the machine has."""
     script.check()
     fewest, most = _parse_nodes(nodes)
-    if rendezvous is None and most > 1:
+    if engine == "ray" and rendezvous is not None:
+        raise UsageError("nodes of a Ray cluster have met already: leave --rendezvous away with --engine ray")
+    if engine == "torchrun" and rendezvous is None and most > 1:
         raise UsageError(
             f"{most} nodes need a place to meet: give all of them the same --rendezvous HOST:{DEFAULT_PORT}, "
             "where HOST is one of them"
@@ -127,6 +137,7 @@ def plan_launch(
         max_restarts=max_restarts,
         threads=_threads(ranks),
         watch=watch,
+        engine=engine,
     )
 
 
