@@ -1,0 +1,73 @@
+"""A trial inside a Ray worker: the function runs as it does everywhere, its reports go through Ray Tune.
+
+Every trial has a worker process of its own (actors are not reused), so that its memory goes back whatever it did.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from legroom.tuning.schedulers import Action
+from legroom.tuning.trial import Reported
+from legroom.tuning.trial_process import Order, TrialEnd, print_to, run_trial
+
+ORDER, REPORTED, ENDED = "order", "legroom_report", "legroom_end"
+"""Keys under which these travel in Ray's configurations and results."""
+
+
+def run_in_ray(config: dict[str, Any]) -> None:
+    """What Ray Tune takes for the training function."""
+    import torch
+    from ray import tune
+
+    order = _as_seen_here(config[ORDER])
+    print_to(Path(order.folder) / "output.txt")
+    torch.set_num_threads(order.threads)
+    channel = TuneChannel()
+    end = run_trial(order, channel)
+    if not channel.is_closed:
+        tune.report({ENDED: end})
+
+
+def _as_seen_here(order: Order) -> Order:
+    """Where Ray chose the GPU, it is the only one that this process sees, whatever its number in the cluster."""
+    import ray
+
+    if order.place is None or not ray.get_gpu_ids():
+        return order
+    return replace(order, place=replace(order.place, index=0))
+
+
+class TuneChannel:
+    """Reports to Ray Tune, which answers by going on or by ending the thread."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+
+    def report(self, told: Reported) -> Action:
+        from ray import tune
+
+        try:
+            tune.report({REPORTED: told})
+        except SystemExit:  # how Ray ends a function that waits in a report
+            self.is_closed = True
+            return Action.STOP
+        return Action.GO_ON
+
+
+def read_result(result: dict[str, Any]) -> Reported | TrialEnd:
+    """What a result of Ray's says: one of ours, or what a plain Ray function gave to `ray.tune.report`."""
+    if REPORTED in result:
+        told: Reported = result[REPORTED]
+        return told
+    if ENDED in result:
+        end: TrialEnd = result[ENDED]
+        return end
+    from ray.tune.result import AUTO_RESULT_KEYS
+
+    metrics = {
+        name: float(value)
+        for name, value in result.items()
+        if name not in AUTO_RESULT_KEYS and isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    return Reported(step=int(result["training_iteration"]), metrics=metrics)
