@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from legroom.train.precision import precision as precision
     from legroom.train.sizes.find_batch import find_batch as find_batch
     from legroom.train.spilling.spill import Spill as Spill
+    from legroom.tuning.api import tune as tune
 
 __version__ = "0.1.0.dev0"
 
@@ -38,6 +39,7 @@ _PUBLIC = {
     "plan": "legroom.predict.api",
     "precision": "legroom.train.precision",
     "summary": "legroom.show.summary",
+    "tune": "legroom.tuning.api",
     "watch": "legroom.show.watch",
 }
 __all__ = [
@@ -55,6 +57,7 @@ __all__ = [
     "plan",
     "precision",
     "summary",
+    "tune",
     "watch",
 ]
 

@@ -1,0 +1,1 @@
+"""Hyperparameter search that knows what fits."""

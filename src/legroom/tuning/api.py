@@ -1,0 +1,189 @@
+"""`legroom.tune`: a search over configurations that never loses a trial to memory."""
+
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from legroom.errors import MissingExtra, UsageError
+from legroom.tuning.admission import Gate, places_for
+from legroom.tuning.conductor import Conductor
+from legroom.tuning.durations import parse_seconds
+from legroom.tuning.engine import Engine, Job, Watcher
+from legroom.tuning.function import TrainFunction
+from legroom.tuning.memory_gate import MemoryGate, OpenGate
+from legroom.tuning.records import Mode
+from legroom.tuning.schedulers import SCHEDULERS, SchedulerOptions, make_scheduler
+from legroom.tuning.searchers import check_search, make_searcher
+from legroom.tuning.space import Space, read_space
+from legroom.tuning.store import Store
+from legroom.tuning.study import Study
+
+ENGINES = ("auto", "local", "ray")
+
+
+def tune(
+    train_fn: Any,
+    space: Any = None,
+    *,
+    metric: str = "loss",
+    mode: Mode = "min",
+    search: str = "random",
+    scheduler: str | None = None,
+    trials: int = 10,
+    gpu: str | None = None,
+    time_budget: float | str | None = None,
+    resume: bool = False,
+    storage: str | Path | None = None,
+    engine: str = "auto",
+    address: str | None = None,
+    parallel: int | None = None,
+    ranks: int = 1,
+    seed: int = 0,
+    grace: int = 1,
+    reduction: float = 2,
+    most_steps: int | None = None,
+    interval: int = 1,
+    shape_parameters: Sequence[str] | None = None,
+    watchers: Sequence[Watcher] = (),
+) -> Study:
+    """Search the configuration for which `train_fn(config, trial)` reports the best `metric`.
+
+    `train_fn` may also be a `ray.tune.Tuner`. `space`: a dict or a TOML file (see docs/tune.md). `search`: random, grid, bayes, hyperopt or optuna. `scheduler`: asha,
+    median, pbt or None. `trials`: how many are started; what can never fit is rejected before and does not count.
+    `gpu`: None is every GPU here, or the host where there is none; "8GiB,4GiB" are virtual ones; "cpu" is the host.
+    `time_budget`: seconds, or "20min". `storage`: the study's folder; `resume`: go on with what is there. `engine`: local, ray or
+    auto. `parallel`: trials at once at most. `ranks`: processes of one trial. `grace`, `reduction`, `most_steps`: ASHA's.
+    `interval`: population-based training's. `shape_parameters`: those that memory depends on, if you know.
+    """
+    if type(train_fn).__module__.startswith("ray.tune"):
+        from legroom.tuning.ray_tuner import unpacked
+
+        plain, asked = unpacked(train_fn)
+        return tune(
+            plain, gpu=gpu, resume=resume, storage=storage, engine=engine, address=address, ranks=ranks, seed=seed,
+            shape_parameters=shape_parameters, watchers=watchers, **asked,
+        )  # fmt: skip
+    function = TrainFunction.of(train_fn)
+    read = _read(space)
+    _check(mode, search, read, scheduler, trials, engine, parallel, ranks)
+    runner, reason = _engine(engine, address)
+    places = places_for(gpu)
+    if address is not None and gpu is None:  # the GPUs are the cluster's
+        places = runner.places()  # type: ignore[attr-defined]
+    job = Job(
+        function=function,
+        space=read,
+        metric=metric,
+        mode=mode,
+        search=search,
+        scheduler=scheduler,
+        scheduler_options=SchedulerOptions(
+            grace=grace, reduction=reduction, most_steps=most_steps, interval=interval
+        ),
+        trials=trials,
+        places=places,
+        parallel=parallel,
+        ranks=ranks,
+        time_budget=None if time_budget is None else parse_seconds(time_budget),
+        seed=seed,
+        folder=Path(storage) if storage is not None else Path(f"{function.name}-study"),
+        shape_parameters=None if shape_parameters is None else frozenset(shape_parameters),
+    )
+    if ranks > 1 and job.places and len(job.places) < ranks:
+        raise UsageError(f"a trial of {ranks} ranks needs {ranks} GPUs, and there are {len(job.places)}")
+    return run_job(job, runner, resume=resume, watchers=watchers, reason=reason)
+
+
+def run_job(
+    job: Job, engine: Engine, *, resume: bool, watchers: Sequence[Watcher] = (), reason: str = ""
+) -> Study:
+    """One study, from what was asked to what was found."""
+    searcher = make_searcher(job.search, job.space, job.mode, job.seed)
+    scheduler = make_scheduler(job.scheduler, job.space, job.mode, job.seed, job.scheduler_options)
+    facts = {
+        "metric": job.metric, "mode": job.mode, "space": job.space.written(), "search": job.search,
+        "scheduler": job.scheduler, "function": job.function.name,
+    }  # fmt: skip
+    store = Store(job.folder.absolute(), resume=resume, mode=job.mode, facts=facts)
+    gate: Gate = OpenGate()
+    if job.places:
+        gate = MemoryGate(
+            job.function, job.places, job.space, ranks=job.ranks, shape_parameters=job.shape_parameters
+        )
+    conductor = Conductor(job, searcher, scheduler, gate, store, watchers)
+    interrupted = False
+    try:
+        if reason:
+            conductor.say(reason)
+        engine.run(job, conductor)
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        conductor.close()
+    return Study(
+        metric=job.metric,
+        mode=job.mode,
+        trials=conductor.records,
+        folder=job.folder,
+        name=job.function.name,
+        search=job.search,
+        scheduler=job.scheduler,
+        engine=engine.name,
+        space=job.space,
+        places=job.places,
+        seconds=conductor.seconds,
+        interrupted=interrupted,
+    )
+
+
+def _read(space: Any) -> Space:
+    """A space of ours, or one written with Ray's domains: those are there only where Ray has been imported."""
+    if "ray.tune" in sys.modules:
+        from legroom.tuning.ray_spaces import is_ray_space, space_of
+
+        if is_ray_space(space):
+            return space_of(space)
+    return read_space(space)
+
+
+def _engine(named: str, address: str | None) -> tuple[Engine, str]:
+    """The engine, and why it is this one where nobody chose it."""
+    has_ray = find_spec("ray") is not None
+    if named == "ray" or address is not None or (named == "auto" and has_ray):
+        if not has_ray:
+            raise MissingExtra("Ray", "tune")
+        from legroom.tuning.ray_engine import RayEngine
+
+        return RayEngine(address), ""
+    from legroom.tuning.local_engine import LocalEngine
+
+    return (
+        LocalEngine(),
+        ""
+        if named == "local"
+        else "Ray is not installed, so trials run as processes of this machine (engine: local)",
+    )
+
+
+def _check(
+    mode: str,
+    search: str,
+    space: Space,
+    scheduler: str | None,
+    trials: int,
+    engine: str,
+    parallel: int | None,
+    ranks: int,
+) -> None:
+    if mode not in ("min", "max"):
+        raise UsageError(f"mode='{mode}' is none: the metric is to be 'min' or 'max'")
+    check_search(search, space)
+    if scheduler is not None and scheduler not in SCHEDULERS:
+        raise UsageError(f"scheduler='{scheduler}' is none: choose {', '.join(SCHEDULERS)}, or None for none")
+    if engine not in ENGINES:
+        raise UsageError(f"engine='{engine}' is none: choose {', '.join(ENGINES)}")
+    for name, number in (("trials", trials), ("parallel", parallel), ("ranks", ranks)):
+        if number is not None and (not isinstance(number, int) or number < 1):
+            raise UsageError(f"{name}={number} is too few: 1 or more")

@@ -1,0 +1,386 @@
+"""Leads a study and plays no instrument: what is tried next, what is admitted, what is cut short, what is learned and written.
+
+Engines differ in where trials run; everything else is here once. One thread calls it. Whatever it is told is in the store
+before it answers, and a conductor that is made from that store goes on as this one would have.
+"""
+
+import contextlib
+import math
+import shutil
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import replace
+from pathlib import Path
+
+from legroom.errors import UsageError
+from legroom.tuning.admission import Admission, Fit, Gate, Verdict
+from legroom.tuning.engine import Job, Ready, Watcher
+from legroom.tuning.records import Ending, Report, TrialRecord, TrialState
+from legroom.tuning.schedulers import GO_ON, Action, Decision, Scheduler
+from legroom.tuning.searchers import Result, Searcher
+from legroom.tuning.store import Store
+
+MOST_REJECTED = 20
+"""Proposals that never fit, for each trial that is wanted: a space with next to nothing that fits ends with a sentence."""
+
+
+class Conductor:
+    """One study on its way."""
+
+    def __init__(
+        self,
+        job: Job,
+        searcher: Searcher,
+        scheduler: Scheduler | None,
+        gate: Gate,
+        store: Store,
+        watchers: Sequence[Watcher] = (),
+    ) -> None:
+        self.job = job
+        self._searcher, self._scheduler, self._gate, self._store = searcher, scheduler, gate, store
+        self._watchers = list(watchers)
+        self.records: list[TrialRecord] = store.load()
+        self._asked: dict[int, Future[Admission]] = {}
+        self._again: deque[int] = deque()
+        """Trials that are to be started once more, from their checkpoints."""
+        self._no_more = False
+        self._said: set[str] = set()
+        past = [t for record in self.records for t in (record.started, record.ended) if t is not None]
+        past += [report.seconds for record in self.records for report in record.reports]
+        self._began = time.monotonic() - max(past, default=0.0)
+        self._began_now = time.monotonic()
+        self._recall()
+
+    # ------------------------------------------------------------ what an engine asks
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no trial will be handed out any more."""
+        return not self._asked and not self._again and (self._is_late() or not self._may_propose())
+
+    def next(self, ahead: int = 2) -> Ready | None:
+        """A trial that can start as soon as there is room; None where there is none now.
+
+        `ahead`: how many proposals may wait for their estimates, so that these are made while other trials train.
+        """
+        if self._is_late():
+            self._drop_waiting()
+            return None
+        while self._again:
+            number = self._again.popleft()
+            record = self.records[number]
+            if number not in self._asked:
+                self._asked[number] = self._gate.ask(record.config)
+        while len(self._asked) < ahead and self._may_propose():
+            self._propose()
+        for number in sorted(self._asked):
+            if self._asked[number].done():
+                ready = self._settled(number, self._asked.pop(number).result())
+                if ready is not None:
+                    return ready
+        return None
+
+    def wait(self, seconds: float) -> None:
+        """Until an estimate is there, at most so long."""
+        if self._asked:
+            wait(list(self._asked.values()), timeout=seconds, return_when=FIRST_COMPLETED)
+
+    def started(self, number: int, place: str, fit: Fit | None) -> None:
+        """A trial runs now."""
+        record = self.records[number]
+        record.state, record.gpu, record.why = TrialState.RUNNING, place, ""
+        record.attempts += 1
+        if record.started is None:
+            record.started = self.seconds
+        if fit is not None:
+            record.memory = replace(
+                record.memory, predicted=fit.predicted, safe=fit.safe, micro_batch=fit.micro_batch
+            )
+            if fit.micro_batch is not None:
+                record.why = (
+                    f"its batch of {record.memory.batch_size} goes in micro-batches of {fit.micro_batch}"
+                )
+        self._changed(record)
+
+    def reported(
+        self,
+        number: int,
+        metrics: dict[str, float],
+        *,
+        checkpoint: str | None = None,
+        actual_bytes: int | None = None,
+        ooms: int = 0,
+        micro_batch: int | None = None,
+    ) -> Decision:
+        """A trial reported: what it is to do."""
+        record = self.records[number]
+        report = Report(record.step + 1, metrics, round(self.seconds, 3))
+        best = record.best_report(self.job.metric, self.job.mode)
+        record.reports.append(report)
+        self._measured(record, actual_bytes, ooms, micro_batch)
+        if checkpoint is not None:
+            self._keep(
+                record, checkpoint, is_best=record.best_report(self.job.metric, self.job.mode) is not best
+            )
+        self._store.report(record, report, self.job.metric)
+        value = metrics.get(self.job.metric)
+        decision = self._decide(record, value)
+        self._tell(record)
+        return decision
+
+    def measured(self, number: int, actual_bytes: int | None, ooms: int) -> None:
+        """What a trial's process took, as known at its end."""
+        self._measured(self.records[number], actual_bytes, ooms, None)
+
+    def ended(self, number: int, ending: Ending) -> None:
+        """A trial is over for good."""
+        record = self.records[number]
+        state, why = ending.state, ending.why
+        value = record.value(self.job.metric, self.job.mode)
+        if state is TrialState.FINISHED and value is None:
+            state, why = TrialState.FAILED, self._without_metric(record)
+        record.state, record.why = state, why or record.why
+        record.ended = round(self.seconds, 3)
+        self._store.end(record, value)
+        self._learn(record)
+        if self._scheduler is not None:
+            self._scheduler.ended(number)
+        self._tell(record)
+        if state is TrialState.FAILED and not any(
+            self.job.metric in r.metrics for t in self.records for r in t.reports
+        ):
+            self._refuse_if_never_reported()
+
+    def put_back(self, number: int, state: TrialState, why: str) -> None:
+        """A trial's process is gone, the trial is not over: it will be handed out again, from its last checkpoint."""
+        record = self.records[number]
+        record.state, record.why = state, why
+        self._forget_after_checkpoint(record)
+        self._again.append(number)
+        self._changed(record)
+
+    def take_over(self, number: int, decision: Decision) -> None:
+        """A trial goes on from another's checkpoint with a changed configuration."""
+        record = self.records[number]
+        assert decision.parent is not None
+        assert decision.config is not None
+        parent = self.records[decision.parent]
+        record.parent, record.config = decision.parent, decision.config
+        record.last_checkpoint, record.checkpoint_step = parent.last_checkpoint, record.step
+        record.state, record.why = TrialState.PAUSED, decision.why
+        self._again.append(number)
+        self._changed(record)
+
+    def ran_out(self, number: int, fit: Fit | None, needed: int) -> None:
+        """A trial met a full GPU in spite of its estimate."""
+        if fit is not None:
+            self._gate.ran_out(self.records[number].config, fit, needed)
+
+    def interrupt(self) -> None:
+        """Ctrl-C: what runs is written down as waiting, to be gone on with."""
+        for record in self.records:
+            if not record.state.is_final:
+                record.state = TrialState.WAITING
+                record.why = "interrupted"
+                self._forget_after_checkpoint(record)
+                self._store.change(record)
+                self._tell(record)
+
+    def say(self, sentence: str) -> None:
+        """Tell people, once."""
+        if sentence not in self._said:
+            self._said.add(sentence)
+            for watcher in self._watchers:
+                watcher.said(sentence)
+
+    def close(self) -> None:
+        for watcher in self._watchers:
+            watcher.closed()
+        self._gate.close()
+        self._store.close()
+
+    @property
+    def seconds(self) -> float:
+        """Since the study began, without the time in which it did not run."""
+        return time.monotonic() - self._began
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Of the time budget."""
+        budget = self.job.time_budget
+        return None if budget is None else max(0.0, budget - (time.monotonic() - self._began_now))
+
+    def folder_of(self, number: int) -> Path:
+        return self._store.trial_folder(number)
+
+    # ------------------------------------------------------------ proposing and admitting
+
+    def _may_propose(self) -> bool:
+        if self._no_more:
+            return False
+        rejected = sum(record.state is TrialState.NEVER_FITS for record in self.records)
+        if self.job.search != "grid" and rejected >= MOST_REJECTED * self.job.trials:
+            self.say(
+                f"{rejected} proposals can never fit, so no more are made: make the space smaller, or use a larger GPU"
+            )
+            return False
+        return len(self.records) - rejected < self.job.trials
+
+    def _propose(self) -> None:
+        number = len(self.records)
+        config = self._searcher.propose(number)
+        if config is None:
+            self._no_more = True
+            return
+        record = TrialRecord(number=number, config=config)
+        self.records.append(record)
+        self._store.add(record, self.job.space)
+        self._asked[number] = self._gate.ask(config)
+        self._tell(record)
+
+    def _settled(self, number: int, admission: Admission) -> Ready | None:
+        record = self.records[number]
+        record.memory = replace(record.memory, batch_size=admission.batch_size, shortage=admission.shortage)
+        if admission.verdict is Verdict.NEVER:
+            record.state, record.why, record.ended = (
+                TrialState.NEVER_FITS,
+                admission.why,
+                round(self.seconds, 3),
+            )
+            self._store.end(record, None)
+            self._learn(record)
+            self._tell(record)
+            return None
+        if admission.verdict is Verdict.UNKNOWN:
+            self.say(admission.why)
+        return Ready(
+            number=number,
+            config=record.config,
+            admission=admission,
+            checkpoint=record.last_checkpoint,
+            step=record.step,
+        )
+
+    def _drop_waiting(self) -> None:
+        """The time is up: what was proposed and never ran is left waiting, for a resumed study."""
+        self._asked.clear()
+        self._again.clear()
+
+    def _is_late(self) -> bool:
+        return self.seconds_left == 0.0
+
+    # ------------------------------------------------------------ deciding and learning
+
+    def _decide(self, record: TrialRecord, value: float | None) -> Decision:
+        if value is None:
+            return GO_ON
+        if math.isnan(value):
+            return Decision(Action.STOP, f"{self.job.metric} was no number (NaN) at step {record.step}")
+        if self._is_late():
+            return Decision(Action.STOP, "the time was up")
+        if self._scheduler is None:
+            return GO_ON
+        decision = self._scheduler.reported(record.number, record.config, record.step, value)
+        if decision.action in (Action.PAUSE, Action.TAKE_OVER) and record.last_checkpoint is None:
+            raise UsageError(
+                "population-based training needs checkpoints: give one to trial.report(checkpoint=...)"
+            )
+        return decision
+
+    def _learn(self, record: TrialRecord) -> None:
+        best = record.best_report(self.job.metric, self.job.mode)
+        if record.state is TrialState.NEVER_FITS:
+            result = Result(shortage=record.memory.shortage)
+        elif best is None:
+            result = Result()
+        else:
+            is_partial = record.state is TrialState.STOPPED
+            result = Result(best.metrics[self.job.metric], is_partial=is_partial, step=best.step)
+        self._searcher.learn(record.number, record.config, result)
+
+    def _measured(self, record: TrialRecord, actual: int | None, ooms: int, micro_batch: int | None) -> None:
+        known = record.memory
+        if actual is not None:
+            context = next((place.context for place in self.job.places if place.name == record.gpu), 0)
+            known = replace(known, actual=max(known.actual or 0, actual + context))
+        if micro_batch is not None:
+            known = replace(known, micro_batch=micro_batch)
+        record.memory = replace(known, ooms=max(known.ooms, ooms))
+
+    def _keep(self, record: TrialRecord, checkpoint: str, *, is_best: bool) -> None:
+        """The best and the latest checkpoint are kept, others go."""
+        before = {record.checkpoint, record.last_checkpoint}
+        record.last_checkpoint, record.checkpoint_step = checkpoint, record.step
+        if is_best or record.checkpoint is None:
+            record.checkpoint = checkpoint
+        for path in before - {record.checkpoint, record.last_checkpoint, None}:
+            if not any(path == other.last_checkpoint for other in self.records):
+                remove(Path(str(path)))
+
+    def _without_metric(self, record: TrialRecord) -> str:
+        names = sorted({name for report in record.reports for name in report.metrics})
+        if self.job.metric in names:
+            return f"{self.job.metric} was never a number"
+        told = f"it reported {', '.join(names)}" if names else "it reported nothing"
+        return f"it never reported '{self.job.metric}': {told}"
+
+    def _refuse_if_never_reported(self) -> None:
+        """Every trial would be in vain: say so at the first one that ended without the metric."""
+        ended = [
+            r for r in self.records if r.state is TrialState.FAILED and r.why.startswith("it never reported")
+        ]
+        if ended:
+            raise UsageError(
+                f"the function ended without the metric: {ended[0].why}. Report it, trial.report({self.job.metric}=...), or name another metric"
+            )
+
+    # ------------------------------------------------------------ going on after an interruption
+
+    def _recall(self) -> None:
+        """Tell searcher and scheduler all that happened, in its order; hand out anew what had not ended."""
+        for record in sorted(self.records, key=lambda r: math.inf if r.ended is None else r.ended):
+            if record.state.is_final:
+                self._learn(record)
+        for record in self.records:
+            if not record.state.is_final:
+                record.state = TrialState.WAITING
+                self._forget_after_checkpoint(record)
+                self._store.change(record)
+                self._again.append(record.number)
+        if self._scheduler is not None:
+            self._retell(self._scheduler)
+
+    def _retell(self, scheduler: Scheduler) -> None:
+        told = sorted(
+            ((report.seconds, record, report) for record in self.records for report in record.reports),
+            key=lambda item: item[0],
+        )
+        for _, record, report in told:
+            value = report.metrics.get(self.job.metric)
+            if value is not None and not math.isnan(value):
+                scheduler.reported(record.number, record.config, report.step, value)
+
+    def _forget_after_checkpoint(self, record: TrialRecord) -> None:
+        """Reports of steps that will be made again are taken back."""
+        record.reports = record.reports[: record.checkpoint_step]
+
+    # ------------------------------------------------------------
+
+    def _changed(self, record: TrialRecord) -> None:
+        self._store.change(record)
+        self._tell(record)
+
+    def _tell(self, record: TrialRecord) -> None:
+        for watcher in self._watchers:
+            watcher.changed(record)
+
+
+def remove(path: Path) -> None:
+    """Take a checkpoint away, a file or a folder."""
+    with contextlib.suppress(OSError):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()

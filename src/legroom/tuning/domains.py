@@ -1,0 +1,261 @@
+"""What one parameter of a search may be: a range or a list of choices.
+
+Every domain can be drawn from, counted off (for a grid), and, where it is a range, laid onto the line from 0 to 1, on which
+searchers that only know numbers work. So a searcher needs no case for each kind.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Protocol
+
+from legroom.errors import UsageError
+
+
+class Domain(Protocol):
+    """The values that a parameter can take."""
+
+    @property
+    def is_range(self) -> bool:
+        """Whether values have an order and a distance, so that something can be learned from near ones."""
+
+    def draw(self, dice: Random) -> Any: ...
+
+    def grid(self) -> list[Any] | None:
+        """Every value, in order; None where there is no end of them."""
+
+
+class Range(Domain, Protocol):
+    """A domain that lies on the line from 0 to 1."""
+
+    def at(self, share: float) -> Any:
+        """The value at a place on the line."""
+
+    def share(self, value: Any) -> float:
+        """Its place on the line."""
+
+
+@dataclass(frozen=True, slots=True)
+class FloatRange:
+    """From `low` to `high`, both meant; `log`: even in its logarithm; `step`: multiples from `low`; `points`: for a grid."""
+
+    low: float
+    high: float
+    log: bool = False
+    step: float | None = None
+    points: int | None = None
+
+    is_range = True
+
+    def draw(self, dice: Random) -> float:
+        return self.at(dice.random())
+
+    def at(self, share: float) -> float:
+        share = min(1.0, max(0.0, share))
+        if self.log:
+            value = math.exp(math.log(self.low) + share * (math.log(self.high) - math.log(self.low)))
+        else:
+            value = self.low + share * (self.high - self.low)
+        if self.step is not None:
+            value = self.low + round((value - self.low) / self.step) * self.step
+            value = float(f"{value:.12g}")  # 0.1 * 3 is to be written 0.3
+        return min(self.high, max(self.low, value))
+
+    def share(self, value: Any) -> float:
+        if self.high == self.low:
+            return 0.0
+        if self.log:
+            return (math.log(value) - math.log(self.low)) / (math.log(self.high) - math.log(self.low))
+        return float((value - self.low) / (self.high - self.low))
+
+    def grid(self) -> list[float] | None:
+        if self.points is not None:
+            return [self.at(index / max(1, self.points - 1)) for index in range(self.points)]
+        if self.step is not None:
+            count = int((self.high - self.low) / self.step + 1e-9) + 1
+            return [float(f"{self.low + index * self.step:.12g}") for index in range(count)]
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class IntRange:
+    """Whole numbers from `low` to `high`, both included; `log`: even in their logarithm."""
+
+    low: int
+    high: int
+    log: bool = False
+    points: int | None = None
+
+    is_range = True
+
+    def draw(self, dice: Random) -> int:
+        return self.at(dice.random()) if self.log else dice.randint(self.low, self.high)
+
+    def at(self, share: float) -> int:
+        share = min(1.0, max(0.0, share))
+        low, high = self.low - 0.5, self.high + 0.5  # so that the ends are as likely as the rest
+        if self.log:
+            value = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
+        else:
+            value = low + share * (high - low)
+        return min(self.high, max(self.low, round(value)))
+
+    def share(self, value: Any) -> float:
+        low, high = self.low - 0.5, self.high + 0.5
+        if self.log:
+            return (math.log(value) - math.log(low)) / (math.log(high) - math.log(low))
+        return float((value - low) / (high - low))
+
+    def grid(self) -> list[int]:
+        if self.points is not None:
+            middles = [self.at((index + 0.5) / self.points) for index in range(self.points)]
+            return sorted(set(middles))
+        return list(range(self.low, self.high + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class PowerRange:
+    """Powers of two, from 2**`low` to 2**`high`, both included."""
+
+    low: int
+    high: int
+
+    is_range = True
+
+    @property
+    def exponents(self) -> IntRange:
+        return IntRange(self.low, self.high)
+
+    def draw(self, dice: Random) -> int:
+        return int(2 ** dice.randint(self.low, self.high))
+
+    def at(self, share: float) -> int:
+        return int(2 ** self.exponents.at(share))
+
+    def share(self, value: Any) -> float:
+        return self.exponents.share(math.log2(value))
+
+    def grid(self) -> list[int]:
+        return [2**exponent for exponent in range(self.low, self.high + 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of a few values, without an order."""
+
+    options: tuple[Any, ...]
+
+    is_range = False
+
+    def draw(self, dice: Random) -> Any:
+        return self.options[dice.randrange(len(self.options))]
+
+    def grid(self) -> list[Any]:
+        return list(self.options)
+
+
+AnyDomain = FloatRange | IntRange | PowerRange | Choice
+
+
+def read_domain(name: str, written: Any) -> AnyDomain | None:
+    """A domain as people write it, in TOML or Python; None for a plain value, which is the same in every trial.
+
+    `[2, 4, 8]` and `{choice = [...]}`: one of these. `{uniform = [0, 1]}`, `{log = [1e-4, 1e-1]}`, `{int = [1, 8]}`,
+    `{int_log = [16, 1024]}`: a range, both ends included. `{int_log2 = [2, 9]}`: 4, 8, ... 512. `step` and `points` beside it
+    make a range countable.
+    """
+    if isinstance(written, FloatRange | IntRange | PowerRange | Choice):
+        return written
+    if isinstance(written, list | tuple):
+        return _choice(name, written)
+    if not isinstance(written, dict):
+        return None
+    kinds = [kind for kind in written if kind in KINDS]
+    if len(kinds) != 1:
+        raise UsageError(
+            f"parameter '{name}': write one of {', '.join(KINDS)}, such as {name} = {{log = [1e-4, 1e-1]}}"
+        )
+    kind = kinds[0]
+    unknown = sorted(set(written) - {kind, "step", "points", "when"})
+    if unknown:
+        raise UsageError(
+            f"parameter '{name}': '{unknown[0]}' means nothing here; beside {kind} there are step, points and when"
+        )
+    if kind == "choice":
+        return _choice(name, written[kind])
+    return _range(name, kind, written[kind], written.get("step"), written.get("points"))
+
+
+def written(domain: AnyDomain) -> dict[str, Any]:
+    """The other way round: as people write it."""
+    if isinstance(domain, Choice):
+        return {"choice": list(domain.options)}
+    if isinstance(domain, PowerRange):
+        return {"int_log2": [domain.low, domain.high]}
+    if isinstance(domain, IntRange):
+        kind = "int_log" if domain.log else "int"
+    else:
+        kind = "log" if domain.log else "uniform"
+    further = {"step": getattr(domain, "step", None), "points": domain.points}
+    told: dict[str, Any] = {kind: [domain.low, domain.high]}
+    return told | {name: value for name, value in further.items() if value is not None}
+
+
+KINDS = ("uniform", "log", "int", "int_log", "int_log2", "choice")
+
+
+def _choice(name: str, options: Sequence[Any]) -> Choice:
+    if isinstance(options, str) or not isinstance(options, list | tuple) or not options:
+        raise UsageError(f"parameter '{name}': a choice needs its options, such as {name} = [2, 4, 8]")
+    plain = (bool, int, float, str, type(None))
+    if not all(isinstance(option, plain) for option in options):
+        raise UsageError(
+            f"parameter '{name}': a choice is among numbers, texts and true/false; name larger things and look them up"
+        )
+    if len(set(options)) != len(options):
+        raise UsageError(f"parameter '{name}' has the same option twice")
+    return Choice(tuple(options))
+
+
+def _range(name: str, kind: str, ends: Any, step: Any, points: Any) -> AnyDomain:
+    def is_number(value: Any) -> bool:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+    if not isinstance(ends, list | tuple) or len(ends) != 2 or not all(map(is_number, ends)):
+        raise UsageError(
+            f"parameter '{name}': {kind} needs its two ends, such as {{{kind} = {_EXAMPLES[kind]}}}"
+        )
+    low, high = ends
+    if low > high:
+        raise UsageError(
+            f"parameter '{name}': {kind} = [{low}, {high}] has its larger end first; write [{high}, {low}]"
+        )
+    if kind in ("log", "int_log") and low <= 0:
+        raise UsageError(
+            f"parameter '{name}': {kind} has no logarithm of {low}; begin above zero, or use uniform"
+        )
+    if step is not None and (kind != "uniform" or not is_number(step) or step <= 0):
+        raise UsageError(f"parameter '{name}': step goes with uniform and is above zero")
+    if points is not None and (not isinstance(points, int) or points < 1 or kind == "int_log2"):
+        raise UsageError(f"parameter '{name}': points is how many values of a range a grid takes, 1 or more")
+    if kind in ("uniform", "log"):
+        return FloatRange(float(low), float(high), kind == "log", step, points)
+    if low != int(low) or high != int(high):
+        raise UsageError(f"parameter '{name}': {kind} has whole numbers as its ends, not [{low}, {high}]")
+    if kind == "int_log2":
+        if low < 0 or high > 62:
+            raise UsageError(
+                f"parameter '{name}': int_log2 gives the exponents, 0 to 62; [2, 9] means 4 to 512"
+            )
+        return PowerRange(int(low), int(high))
+    return IntRange(int(low), int(high), kind == "int_log", points)
+
+
+_EXAMPLES = {
+    "uniform": "[0.0, 1.0]",
+    "log": "[1e-4, 1e-1]",
+    "int": "[1, 8]",
+    "int_log": "[16, 1024]",
+    "int_log2": "[2, 9]",
+}

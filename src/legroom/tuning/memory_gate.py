@@ -1,0 +1,274 @@
+"""Says of each configuration whether it fits, before it starts: in the background, once for all that ask the same of memory.
+
+A worker thread traces one configuration after the other. The batch whole, first; where that does not fit, its smallest piece;
+where that fits, the largest piece that does, by what the two foretell. Two configurations that differ only in parameters
+that memory does not depend on (a learning rate) share an answer. Which these are is found out, not guessed: a range of
+floats is traced at both of its ends, and if that asks for the very same memory as the first configuration did, it is left
+out of the comparison. Whole numbers and choices always count, unless the user names the parameters that do.
+
+A trial that met a full GPU in spite of its answer makes all later answers larger by as much, and ends the sharing.
+"""
+
+import contextlib
+import itertools
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import partial
+
+from legroom.tuning.admission import NO_GPU, Admission, Fit, Place, Verdict
+from legroom.tuning.domains import FloatRange
+from legroom.tuning.function import TrainFunction
+from legroom.tuning.space import Config, Space
+from legroom.tuning.tracer import CannotEstimate, Traced, Tracer
+from legroom.units import format_size
+
+MOST_TRACES = 6
+"""For the largest micro-batch on one GPU: after so many the largest that was found is good enough."""
+MOST_CORRECTION = 2.0
+"""An estimate is never taken for more than this much too low: something else is wrong then."""
+
+
+class OpenGate:
+    """Where trials run on the host alone: everything may pass."""
+
+    def ask(self, config: Config) -> "Future[Admission]":
+        answer: Future[Admission] = Future()
+        answer.set_result(NO_GPU)
+        return answer
+
+    def ran_out(self, config: Config, fit: Fit, needed: int) -> None:
+        """There is no estimate to correct."""
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """What was traced of one configuration: micro-batch (None: whole) → figures of each kind of GPU."""
+
+    config: Config
+    traces: dict[int | None, dict[int, Traced]]
+    """By place's index."""
+
+
+class MemoryGate:
+    """The gate in front of one function."""
+
+    def __init__(
+        self,
+        function: TrainFunction,
+        places: Sequence[Place],
+        space: Space,
+        *,
+        ranks: int = 1,
+        shape_parameters: frozenset[str] | None = None,
+    ) -> None:
+        self._places, self._space = list(places), space
+        self._tracers = [Tracer(function, list(alike), ranks) for alike in _kinds(places)]
+        self._counts = set(space.names) if shape_parameters is None else set(shape_parameters)
+        """Parameters in which two configurations must agree to share an answer."""
+        self._to_probe = (
+            [p.name for p in space.parameters if isinstance(p.domain, FloatRange)]
+            if shape_parameters is None
+            else []
+        )
+        self._known: list[_Known] = []
+        self._correction = 1.0
+        self._jobs: queue.PriorityQueue[tuple[int, int, Callable[[], None]]] = queue.PriorityQueue()
+        self._order = itertools.count()
+        self._closed = False
+        self._worker = threading.Thread(target=self._work, name="legroom-estimates", daemon=True)
+        self._worker.start()
+
+    def ask(self, config: Config) -> "Future[Admission]":
+        answer: Future[Admission] = Future()
+
+        def work() -> None:
+            answer.set_running_or_notify_cancel()
+            try:
+                answer.set_result(self._answer(config))
+            except Exception as error:  # whoever waits must not wait for ever
+                answer.set_exception(error)
+
+        self._jobs.put((0, next(self._order), work))
+        return answer
+
+    def ran_out(self, config: Config, fit: Fit, needed: int) -> None:
+        self._correction = min(MOST_CORRECTION, max(self._correction, 1.05 * needed / max(1, fit.predicted)))
+        self._counts, self._to_probe = set(self._space.names), []
+
+    def close(self) -> None:
+        self._closed = True
+        for tracer in self._tracers:
+            tracer.kill()  # whoever waits for it learns that it is gone
+        self._jobs.put((-1, next(self._order), lambda: None))
+        self._worker.join()
+        for tracer in self._tracers:
+            tracer.close()
+
+    # ------------------------------------------------------------ the worker
+
+    def _work(self) -> None:
+        while not self._closed:
+            _, _, job = self._jobs.get()
+            if not self._closed:
+                job()
+
+    def _answer(self, config: Config) -> Admission:
+        began = time.perf_counter()
+        known = self._alike(config)
+        is_cached = known is not None
+        try:
+            if known is None:
+                known = _Known(config, {})
+                self._trace(known, None)
+                self._known.append(known)
+            fits, rows = self._fits(known)
+        except CannotEstimate as trouble:
+            return self._unknown(str(trouble))
+        admission = self._judged(known, fits, rows)
+        if len(self._known) == 1 and self._to_probe:
+            for name in self._to_probe:
+                self._jobs.put((1, next(self._order), partial(self._probe, name)))
+            self._to_probe = []
+        return replace(admission, seconds=time.perf_counter() - began, is_cached=is_cached)
+
+    def _trace(self, known: _Known, micro: int | None) -> dict[int, Traced]:
+        if micro not in known.traces:
+            told: dict[int, Traced] = {}
+            for tracer in self._tracers:
+                traced = tracer.trace(known.config, micro)
+                for index, place in enumerate(tracer.places):
+                    told[place.index] = replace(traced, fits=(traced.fits[index],))
+            known.traces[micro] = told
+        return known.traces[micro]
+
+    def _alike(self, config: Config) -> _Known | None:
+        """What was traced of a configuration that asks the same of memory."""
+        for known in self._known:
+            if known.config.keys() == config.keys() and all(
+                known.config[name] == config[name] for name in config if name in self._counts
+            ):
+                return known
+        return None
+
+    def _probe(self, name: str) -> None:
+        """Does memory depend on this parameter? Not if both of its ends ask for what the first configuration asked for."""
+        first = self._known[0]
+        domain = next(p.domain for p in self._space.parameters if p.name == name)
+        if name not in first.config or not isinstance(domain, FloatRange):
+            return
+        with contextlib.suppress(CannotEstimate):
+            for value in (domain.low, domain.high):
+                for tracer in self._tracers:
+                    traced = tracer.trace({**first.config, name: value}, None)
+                    if traced.asked_for != first.traces[None][tracer.places[0].index].asked_for:
+                        return
+            self._counts.discard(name)
+
+    # ------------------------------------------------------------ figures into answers
+
+    def _fits(self, known: _Known) -> tuple[dict[int, Fit], int | None]:
+        whole = self._trace(known, None)
+        fits: dict[int, Fit] = {}
+        rows = next(iter(whole.values())).rows
+        if rows is None and isinstance(known.config.get("batch_size"), int):
+            rows = known.config["batch_size"]
+        for place in self._places:
+            traced = whole[place.index]
+            if self._is_in(traced, place):
+                fits[place.index] = self._fit(traced, place, None)
+            elif traced.splits and rows is not None and rows > traced.fewest:
+                found = self._largest_piece(known, place, rows, traced)
+                if found is not None:
+                    fits[place.index] = found
+        return fits, rows
+
+    def _largest_piece(self, known: _Known, place: Place, rows: int, whole: Traced) -> Fit | None:
+        """The largest micro-batch that fits, of those that cut the batch evenly."""
+        sizes = sorted({-(-rows // pieces) for pieces in range(2, rows // whole.fewest + 1)} | {whole.fewest})
+        tried = {len(sizes): whole.safe}
+        low, high = 0, len(sizes)
+        first = self._trace(known, sizes[0])[place.index]
+        tried[0] = first.safe
+        if not self._is_in(first, place):
+            return None
+        best = self._fit(first, place, sizes[0])
+        for _ in range(MOST_TRACES):
+            if high - low <= 1:
+                break
+            middle = _between(low, high, [*sizes, rows], tried, place.room / self._correction)
+            traced = self._trace(known, sizes[middle])[place.index]
+            tried[middle] = traced.safe
+            if self._is_in(traced, place):
+                low, best = middle, self._fit(traced, place, sizes[middle])
+            else:
+                high = middle
+        return best
+
+    def _is_in(self, traced: Traced, place: Place) -> bool:
+        if self._correction > 1.0:
+            return traced.safe * self._correction <= place.room
+        return traced.fits[0]
+
+    def _fit(self, traced: Traced, place: Place, micro: int | None) -> Fit:
+        return Fit(
+            predicted=place.context + traced.reserved,
+            safe=min(place.memory, place.context + round(traced.safe * self._correction)),
+            micro_batch=micro,
+        )
+
+    def _judged(self, known: _Known, fits: dict[int, Fit], rows: int | None) -> Admission:
+        largest = max(self._places, key=lambda place: place.room)
+        if fits:
+            split = [fit for fit in fits.values() if fit.micro_batch is not None]
+            verdict = Verdict.SPLIT if len(split) == len(fits) else Verdict.FITS
+            return Admission(verdict=verdict, fits=fits, batch_size=rows)
+        whole = known.traces[None][largest.index]
+        smallest = min((m for m in known.traces if m is not None), default=None)
+        least = known.traces[smallest][largest.index] if smallest is not None else whole
+        needed = round(least.safe * self._correction)
+        if smallest is not None:
+            what = f"even in micro-batches of {smallest} it needs"
+        elif whole.splits:
+            what = "it needs"
+        else:
+            what = "it has no trial.guard, so its batch cannot be split, and it needs"
+        return Admission(
+            verdict=Verdict.NEVER,
+            fits={},
+            why=f"{what} {format_size(needed)}, and there are {format_size(largest.room)}",
+            batch_size=rows,
+            shortage=max(1e-6, needed / largest.room - 1.0),
+        )
+
+    def _unknown(self, why: str) -> Admission:
+        fits = {place.index: Fit(predicted=0, safe=place.memory) for place in self._places}
+        return Admission(
+            verdict=Verdict.UNKNOWN,
+            fits=fits,
+            why=f"memory could not be estimated ({why}): such trials run alone on a GPU",
+        )
+
+
+def _kinds(places: Sequence[Place]) -> Iterator[list[Place]]:
+    """Places for which one trace is enough: the same kernels, or virtual ones of whatever size."""
+    kinds: dict[tuple[bool, str], list[Place]] = {}
+    for place in places:
+        kinds.setdefault((place.virtual, "" if place.virtual else place.model), []).append(place)
+    yield from kinds.values()
+
+
+def _between(low: int, high: int, sizes: Sequence[int], tried: dict[int, int], room: float) -> int:
+    """Which size to try next: where a line between the two nearest that were tried meets the room."""
+    small, large = sizes[low], sizes[high]
+    slope = (tried[high] - tried[low]) / max(1, large - small)
+    wanted = small + (room - tried[low]) / slope if slope > 0 else (small + large) / 2
+    inside = range(low + 1, high)
+    below = [index for index in inside if sizes[index] <= wanted]
+    return below[-1] if below else inside[0]

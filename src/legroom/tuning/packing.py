@@ -1,0 +1,117 @@
+"""Which trial goes to which GPU: several share one as long as their safe bounds fit side by side.
+
+Every trial in a process of its own, each with CUDA's context, so what is added up is the bound on the device. Trials come
+one after the other and nobody knows how long they take, so the rule is simple: of those that are ready, the largest that has
+room now goes first, to the GPU where it leaves least free; one that was passed over too often gets the next GPU that
+empties. A trial is put where its batch need not be split, if there is such a place at all among the free ones.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from legroom.tuning.admission import Admission, Fit, Place, Verdict
+
+PATIENCE = 6
+"""How often others may go before a trial that waits for room."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where a trial goes: one place for each of its ranks."""
+
+    number: int
+    places: tuple[Place, ...]
+    fit: Fit | None
+    """How it runs there; None on the host."""
+
+
+@dataclass(slots=True)
+class Packer:
+    """Keeps account of what is taken. `slots`: trials at once at most."""
+
+    places: Sequence[Place]
+    slots: int
+    ranks: int = 1
+    _taken: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    """Trial → (place's index, bytes) of each rank."""
+    _passed: dict[int, int] = field(default_factory=dict)
+
+    def place(
+        self, waiting: Mapping[int, Admission], *, alone: frozenset[int] = frozenset()
+    ) -> Placement | None:
+        """The next of the `waiting` trials that can start now; `alone`: those that are to have a GPU to themselves."""
+        if len(self._taken) >= self.slots or not waiting:
+            return None
+        if not self.places:
+            number = min(waiting)
+            self._taken[number] = []
+            return Placement(number=number, places=(), fit=None)
+        held = self._held_for(waiting)
+        for number in sorted(waiting, key=lambda one: (one != held, -_size(waiting[one]), one)):
+            whole = number in alone or waiting[number].verdict is Verdict.UNKNOWN
+            chosen = self._room_for(waiting[number], whole)
+            if chosen is not None:
+                self._take(number, chosen, waiting)
+                return Placement(number=number, places=tuple(p for p, _ in chosen), fit=chosen[0][1])
+            if number == held:
+                return None  # nobody goes before it any more
+        return None
+
+    def release(self, number: int) -> None:
+        """A trial's process is gone."""
+        self._taken.pop(number, None)
+
+    def free(self, place: Place) -> int:
+        """Bytes that no trial was given."""
+        return place.memory - sum(
+            size for taken in self._taken.values() for index, size in taken if index == place.index
+        )
+
+    # ------------------------------------------------------------
+
+    def _room_for(self, admission: Admission, whole: bool) -> list[tuple[Place, Fit]] | None:
+        """One place for each rank, all with the same micro-batch; None where there is not enough room now."""
+        possible = []
+        for place in self.places:
+            fit = admission.fits.get(place.index)
+            if fit is None:
+                continue
+            size = place.memory if whole else fit.safe
+            if size <= self.free(place):
+                possible.append(
+                    (fit.micro_batch is not None, self.free(place) - size, place.index, place, fit)
+                )
+        if len(possible) < self.ranks:
+            return None
+        possible.sort(key=lambda one: one[:3])
+        chosen = [
+            (place, _alone(fit, place) if whole else fit) for _, _, _, place, fit in possible[: self.ranks]
+        ]
+        micros = [fit.micro_batch for _, fit in chosen if fit.micro_batch is not None]
+        smallest = min(micros, default=None)
+        return [(place, _with_micro(fit, smallest)) for place, fit in chosen]
+
+    def _take(
+        self, number: int, chosen: Sequence[tuple[Place, Fit]], waiting: Mapping[int, Admission]
+    ) -> None:
+        self._taken[number] = [(place.index, fit.safe) for place, fit in chosen]
+        self._passed.pop(number, None)
+        for other in waiting:
+            if other < number:
+                self._passed[other] = self._passed.get(other, 0) + 1
+
+    def _held_for(self, waiting: Mapping[int, Admission]) -> int | None:
+        late = [number for number in waiting if self._passed.get(number, 0) >= PATIENCE]
+        return min(late, default=None)
+
+
+def _size(admission: Admission) -> int:
+    return min((fit.safe for fit in admission.fits.values()), default=0)
+
+
+def _alone(fit: Fit, place: Place) -> Fit:
+    return Fit(predicted=fit.predicted, safe=place.memory, micro_batch=fit.micro_batch)
+
+
+def _with_micro(fit: Fit, micro: int | None) -> Fit:
+    return Fit(predicted=fit.predicted, safe=fit.safe, micro_batch=micro)

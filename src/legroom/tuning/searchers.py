@@ -1,0 +1,126 @@
+"""Where configurations come from: the protocol of a searcher, and the two that learn nothing, random and grid.
+
+A searcher is told every trial that ended and asked for the next one, in the order of their numbers. It writes nothing down:
+a resumed study makes a new one and tells it all that happened, and it must then go on as if nothing had been.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Protocol
+
+from legroom.errors import MissingExtra, UsageError
+from legroom.tuning.domains import Choice
+from legroom.tuning.records import Mode
+from legroom.tuning.space import Config, Space
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a searcher learns from one trial. Exactly one of these holds: a value, a `shortage`, or neither (it failed)."""
+
+    value: float | None = None
+    """The metric, as reported (not turned round for `mode`)."""
+    shortage: float | None = None
+    """It can never fit: by which share of the largest GPU's memory it is too large, above 0."""
+    is_partial: bool = False
+    """The scheduler cut it short: the value is not its last word."""
+    step: int = 0
+
+
+class Searcher(Protocol):
+    """One way to choose configurations."""
+
+    def propose(self, number: int) -> Config | None:
+        """The configuration of trial `number`; None when there are no more."""
+
+    def learn(self, number: int, config: Config, result: Result) -> None:
+        """A trial is over (or was rejected because it can never fit)."""
+
+
+class RandomSearcher:
+    """Each configuration drawn by itself, so that a trial's is the same whatever happened before."""
+
+    def __init__(self, space: Space, seed: int) -> None:
+        self._space, self._seed = space, seed
+
+    def propose(self, number: int) -> Config | None:
+        return self._space.draw(Random(f"{self._seed}/{number}"))
+
+    def learn(self, number: int, config: Config, result: Result) -> None:
+        """There is nothing to learn."""
+
+
+class GridSearcher:
+    """Every configuration once."""
+
+    def __init__(self, space: Space) -> None:
+        self._left: Iterator[Config] = space.grid()
+        self._known: list[Config] = []
+        first = next(self._left)  # says at once what cannot be counted off
+        self._known.append(first)
+
+    def propose(self, number: int) -> Config | None:
+        while len(self._known) <= number:
+            config = next(self._left, None)
+            if config is None:
+                return None
+            self._known.append(config)
+        return dict(self._known[number])
+
+    def learn(self, number: int, config: Config, result: Result) -> None:
+        """There is nothing to learn."""
+
+
+SEARCHES = ("random", "grid", "bayes", "hyperopt", "optuna")
+MakeSearcher = Callable[[Space, Mode, int], Searcher]
+
+
+def make_searcher(search: str, space: Space, mode: Mode, seed: int) -> Searcher:
+    """A searcher by name; says what the space has that it cannot do, and what to use instead."""
+    check_search(search, space)
+    if search == "random":
+        return RandomSearcher(space, seed)
+    if search == "grid":
+        return GridSearcher(space)
+    package = {"bayes": "bayes_opt", "hyperopt": "hyperopt", "optuna": "optuna"}[search]
+    try:
+        if search == "optuna":
+            from legroom.tuning.searcher_optuna import OptunaSearcher
+
+            return OptunaSearcher(space, mode, seed)
+        if search == "hyperopt":
+            from legroom.tuning.searcher_hyperopt import HyperoptSearcher
+
+            return HyperoptSearcher(space, mode, seed)
+        from legroom.tuning.searcher_bayes import BayesSearcher
+
+        return BayesSearcher(space, mode, seed)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != package:
+            raise
+        raise MissingExtra(_PACKAGES[search], "tune") from None
+
+
+def check_search(search: str, space: Space) -> None:
+    """Raises `UsageError` for an unknown search, and for a space that this one cannot do."""
+    if search not in SEARCHES:
+        raise UsageError(f"search='{search}' is none: choose {_listed(SEARCHES)}")
+    if search == "bayes":
+        choices = [p.name for p in space.parameters if isinstance(p.domain, Choice)]
+        if choices:
+            raise UsageError(
+                f"Bayesian optimization needs ranges, and {_listed(choices)} {'is a list' if len(choices) == 1 else 'are lists'} of choices: "
+                "use search='optuna' or 'hyperopt', or write powers of two as {int_log2 = [1, 4]}"
+            )
+        if space.has_conditions:
+            raise UsageError(
+                "Bayesian optimization cannot do conditions (when = ...): use search='optuna' or 'hyperopt'"
+            )
+
+
+_PACKAGES = {"bayes": "bayesian-optimization", "hyperopt": "HyperOpt", "optuna": "Optuna"}
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"

@@ -1,0 +1,157 @@
+"""Between the conductor, which knows no processes, and an engine, which knows nothing else: who has room, who leaves, who comes again.
+
+    for order in stage.hand_out() or ():      # one order per rank: start a process for each
+        ...
+    stage.reported(number, told)              # rank 0's report → the decision; a trial that is to stop then ends
+    stage.ended(number, end)                  # its processes are gone
+
+The same for every engine, so that a trial that met a full GPU, was paused or took over another's checkpoint comes back in the same way
+everywhere.
+"""
+
+import os
+import tempfile
+from dataclasses import dataclass, field
+
+from legroom.tuning.admission import Admission, Fit
+from legroom.tuning.conductor import Conductor
+from legroom.tuning.engine import Job, Ready
+from legroom.tuning.packing import Packer, Placement
+from legroom.tuning.records import Ending, TrialState
+from legroom.tuning.schedulers import Action, Decision
+from legroom.tuning.trial import Reported
+from legroom.tuning.trial_process import Order, TrialEnd
+
+
+@dataclass(slots=True)
+class _OnStage:
+    """A trial that runs."""
+
+    fit: Fit | None
+    is_alone: bool
+    """It has its GPUs to itself."""
+    decision: Decision = field(default_factory=Decision)
+    """The latest about it."""
+
+
+class Stage:
+    """One run of an engine."""
+
+    def __init__(self, job: Job, conductor: Conductor) -> None:
+        self._job, self._conductor = job, conductor
+        self._slots = slots_for(job)
+        self._packer = Packer(job.places, self._slots, job.ranks)
+        self._threads = max(1, processors() // (self._slots * job.ranks))
+        self._ready: dict[int, Ready] = {}
+        self._running: dict[int, _OnStage] = {}
+        self._alone: set[int] = set()
+        """Trials that get a GPU to themselves, since their share was too small."""
+
+    @property
+    def running(self) -> int:
+        """How many trials run."""
+        return len(self._running)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing runs and nothing will."""
+        return not self._running and not self._ready and self._conductor.is_over
+
+    def hand_out(self) -> list[Order] | None:
+        """The next trial that has room, an order for each of its ranks; None where there is none now."""
+        while len(self._ready) < self._slots + 2:
+            ready = self._conductor.next(ahead=self._slots + 1)
+            if ready is None:
+                break
+            self._ready[ready.number] = ready
+        waiting: dict[int, Admission] = {number: ready.admission for number, ready in self._ready.items()}
+        placement = self._packer.place(waiting, alone=frozenset(self._alone))
+        return None if placement is None else self._enter(self._ready.pop(placement.number), placement)
+
+    def reported(self, number: int, told: Reported) -> Action:
+        """What a trial is to do after a report; one that is not to go on then ends, and `ended` is told so."""
+        decision = self._conductor.reported(
+            number,
+            told.metrics,
+            checkpoint=told.checkpoint,
+            actual_bytes=told.actual_bytes,
+            ooms=told.ooms,
+            micro_batch=told.micro_batch,
+        )
+        self._running[number].decision = decision
+        return decision.action
+
+    def ended(self, number: int, end: TrialEnd) -> None:
+        """A trial's processes are gone: it is over, or will be handed out again."""
+        trial = self._running.pop(number)
+        self._packer.release(number)
+        self._conductor.measured(number, end.actual_bytes, end.ooms)
+        if end.ooms and trial.fit is not None:
+            self._conductor.ran_out(number, trial.fit, trial.fit.safe)
+        if end.final is not None:
+            self._conductor.reported(number, end.final)
+        decision = trial.decision
+        if end.state is TrialState.OUT_OF_MEMORY and not trial.is_alone and number not in self._alone:
+            self._alone.add(number)
+            self._conductor.put_back(
+                number, TrialState.WAITING, f"{end.why}; it starts again with a GPU to itself"
+            )
+        elif end.state is TrialState.STOPPED and decision.action is Action.PAUSE:
+            self._conductor.put_back(number, TrialState.PAUSED, decision.why)
+        elif end.state is TrialState.STOPPED and decision.action is Action.TAKE_OVER:
+            self._conductor.take_over(number, decision)
+        else:
+            self._conductor.ended(number, Ending(end.state, end.why or decision.why))
+
+    def time_is_up(self) -> None:
+        """Every process was ended because the budget is spent: what has a value counts, the rest is left for later."""
+        for number in self._running:
+            if self._conductor.records[number].value(self._job.metric, self._job.mode) is not None:
+                self._conductor.ended(number, Ending(TrialState.STOPPED, "the time was up"))
+        self.interrupt()
+
+    def interrupt(self) -> None:
+        """Every process was ended in the middle: what had not ended waits for a resumed study."""
+        self._running.clear()
+        self._conductor.interrupt()
+
+    # ------------------------------------------------------------
+
+    def _enter(self, ready: Ready, placement: Placement) -> list[Order]:
+        fit, places = placement.fit, placement.places
+        is_alone = all(fit is not None and fit.safe >= place.memory for place in places)
+        self._running[ready.number] = _OnStage(fit, is_alone)
+        self._conductor.started(ready.number, ", ".join(place.name for place in places) or "cpu", fit)
+        meeting = f"{tempfile.mkdtemp(prefix='legroom-')}/ranks" if self._job.ranks > 1 else ""
+        return [self._order(ready, placement, rank, meeting) for rank in range(self._job.ranks)]
+
+    def _order(self, ready: Ready, placement: Placement, rank: int, meeting: str) -> Order:
+        fit = placement.fit
+        place = placement.places[rank] if placement.places else None
+        return Order(
+            number=ready.number,
+            config=ready.config,
+            function=self._job.function,
+            folder=str(self._conductor.folder_of(ready.number)),
+            place=place,
+            cap=None if fit is None or place is None else fit.safe - place.context,
+            micro_batch=None if fit is None else fit.micro_batch,
+            checkpoint=ready.checkpoint,
+            step=ready.step,
+            rank=rank,
+            ranks=self._job.ranks,
+            meeting=meeting,
+            threads=self._threads,
+        )
+
+
+def slots_for(job: Job) -> int:
+    """Trials at once: on GPUs as many as memory allows, but no more than there are processors to feed them."""
+    if job.parallel is not None:
+        return job.parallel
+    return min(max(1, processors() // job.ranks), job.trials)
+
+
+def processors() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

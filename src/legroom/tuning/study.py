@@ -1,0 +1,149 @@
+"""What a search found: the best trial, the table of all, and the same as files."""
+
+import csv
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from legroom.errors import UsageError
+from legroom.tuning.admission import Place
+from legroom.tuning.records import Mode, TrialRecord, TrialState
+from legroom.tuning.space import Config, Space, read_space
+from legroom.tuning.store import read_study
+
+SCHEMA = "legroom.study/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """A study, finished or not. At a prompt it shows itself as a sentence."""
+
+    metric: str
+    mode: Mode
+    trials: Sequence[TrialRecord]
+    folder: Path
+    space: Space
+    name: str = "train"
+    """The function's."""
+    search: str = "random"
+    scheduler: str | None = None
+    engine: str = "local"
+    places: Sequence[Place] = ()
+    seconds: float = 0.0
+    """How long it ran, all its parts together."""
+    interrupted: bool = False
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "Study":
+        """A study on disk."""
+        facts, trials = read_study(Path(folder))
+        ends = [trial.ended for trial in trials if trial.ended is not None]
+        return cls(
+            metric=facts["metric"],
+            mode=facts["mode"],
+            name=facts["function"],
+            search=facts["search"],
+            scheduler=facts["scheduler"],
+            trials=trials,
+            folder=Path(folder),
+            space=read_space(facts["space"]),
+            seconds=max(ends, default=0.0),
+        )
+
+    @property
+    def best(self) -> TrialRecord:
+        """The trial with the best value; raises `UsageError` where none reported one."""
+        ranked = self.ranked
+        if not ranked:
+            raise UsageError(f"no trial reported '{self.metric}': see why in study.trials or {self.folder}")
+        return ranked[0]
+
+    @property
+    def ranked(self) -> list[TrialRecord]:
+        """Trials that have a value, the best first."""
+        told = [(trial.value(self.metric, self.mode), trial) for trial in self.trials]
+        sign = 1.0 if self.mode == "min" else -1.0
+        known = [(sign * value, trial.number, trial) for value, trial in told if value is not None]
+        return [trial for _, _, trial in sorted(known, key=lambda one: one[:2])]
+
+    @property
+    def best_config(self) -> Config:
+        return self.best.config
+
+    @property
+    def best_value(self) -> float:
+        value = self.best.value(self.metric, self.mode)
+        assert value is not None
+        return value
+
+    @property
+    def best_checkpoint(self) -> str | None:
+        """Path of the best trial's checkpoint at its best report."""
+        return self.best.checkpoint
+
+    def counted(self) -> dict[TrialState, int]:
+        """How many trials stand where."""
+        counts = {state: sum(trial.state is state for trial in self.trials) for state in TrialState}
+        return {state: count for state, count in counts.items() if count}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One flat dict per trial, as in the CSV file."""
+        return [self._row(trial) for trial in self.trials]
+
+    def to_csv(self, path: str | Path) -> None:
+        """A row per trial: configuration, value, steps, state, memory, why."""
+        rows = self.rows()
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        with open(path, "w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, names)
+            writer.writeheader()
+            writer.writerows(rows)
+
+    def to_json(self, path: str | Path) -> None:
+        Path(path).write_text(json.dumps(self.as_json(), indent=2) + "\n", encoding="utf-8")
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, learning curves too."""
+        ranked = self.ranked
+        return {
+            "schema": SCHEMA,
+            "metric": self.metric,
+            "mode": self.mode,
+            "best": ranked[0].number if ranked else None,
+            "trials": [
+                {**trial.as_dict(), "value": trial.value(self.metric, self.mode)} for trial in self.trials
+            ],
+        }
+
+    def _row(self, trial: TrialRecord) -> dict[str, Any]:
+        memory = trial.memory
+        last = trial.reports[-1].metrics if trial.reports else {}
+        return {
+            "trial": trial.number,
+            "state": str(trial.state),
+            self.metric: trial.value(self.metric, self.mode),
+            **{f"config.{name}": value for name, value in trial.config.items()},
+            **{f"last.{name}": value for name, value in last.items()},
+            "steps": trial.step,
+            "batch_size": memory.batch_size,
+            "micro_batch": memory.micro_batch,
+            "predicted_bytes": memory.predicted,
+            "safe_bytes": memory.safe,
+            "actual_bytes": memory.actual,
+            "ooms": memory.ooms,
+            "gpu": trial.gpu,
+            "started_seconds": trial.started,
+            "ended_seconds": trial.ended,
+            "checkpoint": trial.checkpoint,
+            "why": trial.why,
+        }
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{count} {state}" for state, count in self.counted().items())
+        ranked = self.ranked
+        if not ranked:
+            return f"<Study: {counts}; no value of {self.metric} yet>"
+        config = ", ".join(f"{name}={value!r}" for name, value in ranked[0].config.items())
+        return f"<Study: {counts}; best {self.metric} {self.best_value:.4g} in trial {ranked[0].number}: {config}>"

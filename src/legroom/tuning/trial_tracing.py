@@ -1,0 +1,246 @@
+"""The process in which configurations are traced: the training function runs without data until it has taken two steps.
+
+It enters an endless virtual GPU, imports the function once and then takes requests, lines of JSON: a configuration and a
+micro-batch. Each is served by a fork that runs the function, replays what it asked for with every GPU's capacity in force, and
+answers with figures alone. Nothing the function would do afterwards happens: the fork is gone at its second step.
+"""
+
+import contextlib
+import ctypes
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import psutil
+import torch
+
+from legroom.observe.cuda_rules import optimizers
+from legroom.observe.gpus import Gpu, find_gpu
+from legroom.observe.stand_ins import StandIns
+from legroom.observe.virtual.gpu import VirtualGPU
+from legroom.predict.fit import replay, safe_reserved, slack
+from legroom.predict.line_reader import LineReader
+from legroom.predict.trace import Trace
+from legroom.predict.tracing import finish, make_device
+from legroom.train.guarding.guard import Guard
+from legroom.tuning.function import TrainFunction
+from legroom.tuning.schedulers import Action
+from legroom.tuning.trial import Reported, Trial
+from legroom.tuning.trial_process import called
+
+STEPS = 2
+"""Optimizer steps: the first one makes the optimizer's state, the second one is like all others."""
+PIECES = 2
+"""Of a split batch that are traced: the second one meets the first one's gradients, the others are like it."""
+
+
+class TrialTracing:
+    """Serves requests to trace one function."""
+
+    def __init__(self, order: dict[str, Any], requests: int, replies: int) -> None:
+        self._function = TrainFunction(**order["function"])
+        self._rooms: list[int] = order["rooms"]
+        """Bytes for PyTorch, of each GPU in question."""
+        self._virtual: bool = order["virtual"]
+        self._ranks: int = order["ranks"]
+        self._gpu: Gpu = find_gpu(order["gpu"])
+        self._trace = Trace(gpu=self._gpu, mode="fake")
+        self._requests, self._replies = LineReader(requests), os.fdopen(replies, "w")
+        self._began = 0.0
+        self._trial: _TracedTrial | None = None
+
+    def run(self) -> NoReturn:
+        torch.set_num_threads(1)  # a fork has none of its parent's threads
+        os.nice(5)  # trials that train come first
+        with contextlib.ExitStack() as stack:
+            device = self._device(stack)
+            train = self._function.load()
+            self._say({"ready": True})
+            while True:
+                try:
+                    line = self._requests.line(None)
+                except EOFError:
+                    os._exit(0)
+                if line is None:
+                    continue
+                request = json.loads(line)
+                child = os.fork()
+                if child == 0:
+                    _die_with_parent()
+                    self._serve(request, train, device)
+                self._say({"done": True, **self._awaited(child, request["patience"])})
+
+    def _awaited(self, child: int, patience: float) -> dict[str, str]:
+        """Wait for a fork, not for ever."""
+        deadline = time.monotonic() + patience
+        while os.waitpid(child, os.WNOHANG)[0] == 0:
+            if time.monotonic() > deadline:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                return {"error": f"two steps took longer than {patience:.0f} s to trace"}
+            time.sleep(0.005)
+        return {}
+
+    def _device(self, stack: contextlib.ExitStack) -> VirtualGPU:
+        """What the function finds as its GPU: one with CUDA's kernels, or for a virtual GPU one that counts as that does."""
+        if not self._virtual:
+            return stack.enter_context(make_device(self._gpu, "fake", self._trace.events.append))
+        device = VirtualGPU(
+            self._gpu.memory, sink=self._trace.events.append, stand_ins=StandIns(), bounded=False
+        )
+        stack.enter_context(device)
+        stack.enter_context(optimizers.installed())
+        return device
+
+    def _serve(self, request: dict[str, Any], train: Any, device: VirtualGPU) -> NoReturn:
+        """In a fork: one configuration."""
+        self._began = time.perf_counter()
+        device.recorder.sink = self._trace.events.append  # a fork's events go nowhere otherwise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os.dup2(1, 2)
+        self._trial = trial = _TracedTrial(
+            number=request["number"],
+            config=request["config"],
+            folder=Path(os.devnull),
+            device="cuda",
+            ranks=self._ranks,
+            channel=_GoOn(),
+            _micro_batch=request["micro_batch"],
+        )
+        clock = device.recorder.clock
+
+        def step_ended(step: int, seconds: float) -> None:
+            if step + 1 >= STEPS and clock.trains:
+                self._answer(device)
+
+        clock.on_step_end = step_ended
+        try:
+            with _nothing_saved(), _group(self._ranks):
+                called(train, dict(request["config"]), trial)
+        except BaseException as error:
+            last = traceback.format_exception_only(error)[-1].strip()[:200]
+            self._say({"error": last})
+            _leave()
+        self._answer(device)
+
+    def _answer(self, device: VirtualGPU) -> NoReturn:
+        assert self._trial is not None
+        trace = finish(self._trace, device)
+        if not trace.trains or not trace.events:
+            self._say({"error": "it took no training step on the GPU"})
+            _leave()
+        peaks = replay(trace)
+        extra = slack(trace, peaks)
+        safe = safe_reserved(trace, peaks)
+        sizes = hashlib.sha256()
+        for request in trace.requests():
+            sizes.update(f"{request.bytes},{request.stream};".encode())
+        self._say(
+            {
+                "reserved": peaks.reserved,
+                "safe": safe,
+                "fits": [
+                    safe <= room or replay(trace, room, extra=extra).failed_at is None for room in self._rooms
+                ],
+                "rows": self._trial.batch,
+                "fewest": self._trial.fewest,
+                "splits": self._trial.splits,
+                "asked_for": sizes.hexdigest(),
+                "seconds": time.perf_counter() - self._began,
+            }
+        )
+        _leave()
+
+    def _say(self, reply: dict[str, Any]) -> None:
+        self._replies.write(json.dumps(reply) + "\n")
+        self._replies.flush()
+
+
+class _TracedTrial(Trial):
+    """A trial whose guard traces a split batch by its first pieces, and notes how many rows it was given."""
+
+    batch: int | None = None
+    fewest: int = 1
+
+    def guard(self, model: Any, optimizer: Any, **options: Any) -> Guard:
+        self.splits = True
+        asked = options.pop("max_micro_batch", None)
+        sizes = [size for size in (asked, self._micro_batch) if size is not None]
+        options["remember"] = False
+        guard = _TracedGuard(model, optimizer, max_micro_batch=min(sizes, default=None), **options)
+        guard.trial = self
+        return guard
+
+
+class _TracedGuard(Guard):
+    """Takes the first pieces of a batch only, and does not look whether rows depend on each other: that needs data."""
+
+    trial: _TracedTrial
+
+    def _cut(self, rows: int, micro: int) -> list[int]:
+        self.trial.batch = max(rows, self.trial.batch or 0)
+        self.trial.fewest = self._fewest_rows()
+        return super()._cut(rows, micro)[:PIECES]
+
+    def _look_at(self, *_: Any) -> None:
+        self._is_looked_at = True
+
+
+class _GoOn:
+    """Nobody stops a trace."""
+
+    def report(self, told: Reported) -> Action:
+        return Action.GO_ON
+
+
+@contextlib.contextmanager
+def _nothing_saved() -> Iterator[None]:
+    """A trace writes no checkpoint."""
+    plain = torch.save
+    torch.save = lambda *arguments, **options: None
+    try:
+        yield
+    finally:
+        torch.save = plain
+
+
+@contextlib.contextmanager
+def _group(ranks: int) -> Iterator[None]:
+    """A function of several ranks finds a process group. It has this process alone: what ranks would share is counted whole,
+    so that the estimate is on the safe side."""
+    if ranks == 1:
+        yield
+        return
+    import tempfile
+
+    import torch.distributed as dist
+
+    with tempfile.TemporaryDirectory() as folder:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=0, world_size=1)
+        yield
+
+
+def _leave() -> NoReturn:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a loader would take its workers' end for a failure
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            child.kill()
+    os._exit(0)
+
+
+def _die_with_parent() -> None:
+    """Nobody waits for a trace whose asker was killed. Elsewhere than on Linux it runs on to its steps."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    _die_with_parent()
+    TrialTracing(json.loads(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])).run()
