@@ -8,11 +8,14 @@ from torch import nn
 
 from legroom.errors import UsageError
 from legroom.scale.choosing import Choice
+from legroom.scale.cutting.planning import AmongRanks, plan_pipeline
+from legroom.scale.foresight import likeness_of
 from legroom.scale.shares import checked_shares
 from legroom.scale.strategies.alone import alone
 from legroom.scale.strategies.data_parallel import DDP_IS_BETTER, checked_devices, data_parallel
 from legroom.scale.strategies.distributed import distributed
 from legroom.scale.strategies.engine import Engine
+from legroom.scale.strategies.pipelined import Pipelined
 from legroom.scale.strategies.sharded import sharded
 from legroom.scale.world import Place
 from legroom.train.guarding.scaling import Given, Scaling, scaling
@@ -60,6 +63,18 @@ def build(
             Choice("fsdp", ""),
             Given(),
         )
+    if wanted == "pipeline" and size > 1:
+        plan = plan_pipeline(
+            model,
+            optimizer,
+            _batch(wishes, "pipeline"),
+            size,
+            likeness_of(place.device),
+            schedule=wishes.schedule,
+            micro_batches=wishes.micro_batches,
+            among=AmongRanks(),
+        )
+        return Pipelined(model, optimizer, place, plan, schedule=wishes.schedule), Choice("pipeline", ""), how
     if wanted == "dp" and len(place.devices) > 1:
         checked_devices(place)
         shares = checked_shares(wishes.shares, len(place.devices), zero_allowed=True)
@@ -69,3 +84,12 @@ def build(
             how,
         )
     return alone(model, optimizer, place), Choice("alone", ""), how
+
+
+def _batch(wishes: Wishes, strategy: str) -> Any:
+    if wishes.batch is None:
+        raise UsageError(
+            f"strategy='{strategy}' needs batch=, one batch with the target last, to see what goes where: "
+            "legroom.parallel(model, optimizer, batch=(x, y))"
+        )
+    return wishes.batch

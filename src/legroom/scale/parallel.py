@@ -144,9 +144,7 @@ class Parallel:
             )
         if self.optimizer is None:
             raise UsageError("there is no optimizer to step: give legroom.parallel(model, optimizer)")
-        batch, named = self._here((batch, named))
-        scale = self._weighing.begin(Batch(batch, named))
-        loss = self._engine.backward(loss_fn, batch, named, scale, self._scaling)
+        loss = self._engine.backward(loss_fn, self._here(batch, named), self._weighing, self._scaling)
         self._scaling.unscale_(self.optimizer)
         if self._clip_norm is not None:
             self._clip(self._clip_norm)
@@ -157,8 +155,7 @@ class Parallel:
 
     def evaluate(self, function: Callable[..., Any], *batch: Any, **named: Any) -> Any:
         """`function(*batch, **named)` without gradients: `run.evaluate(lambda x: run.model(x), x)`, on every rank."""
-        batch, named = self._here((batch, named))
-        return self._engine.evaluate(function, batch, named)
+        return self._engine.evaluate(function, self._here(batch, named))
 
     def gather(self, value: Any) -> Any:
         """What every rank has, put together: rows one after the other as in the whole batch, numbers in a row, else a list."""
@@ -200,9 +197,11 @@ class Parallel:
     def __repr__(self) -> str:
         return f"<Parallel: {self.strategy}, rank {self.rank} of {self.size} on {self.device}>"
 
-    def _here(self, value: Any) -> Any:
+    def _here(self, batch: tuple[Any, ...], named: dict[str, Any]) -> Batch:
         device = self._engine.batch_device
-        return value if device is None else moved(value, device, non_blocking=True)
+        return Batch(
+            *((batch, named) if device is None else moved((batch, named), device, non_blocking=True))
+        )
 
     def _clip(self, most: float) -> None:
         assert self.optimizer is not None

@@ -6,11 +6,10 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from legroom.scale.weighing import Weighing
 from legroom.train.guarding.passes import LossFunction, checked_loss
 from legroom.train.guarding.scaling import Scaling
-
-Scale = Callable[[], float]
-"""What this rank's mean loss counts, so that the mean over ranks is that of all rows. Asked for once the forward pass is under way."""
+from legroom.train.guarding.splitting import Batch
 
 
 class Engine(Protocol):
@@ -30,19 +29,12 @@ class Engine(Protocol):
     """Whether a rank holds only a part of the weights."""
 
     def backward(
-        self,
-        loss_fn: LossFunction,
-        arguments: tuple[Any, ...],
-        named: dict[str, Any],
-        scale: Scale,
-        scaling: Scaling,
+        self, loss_fn: LossFunction, batch: Batch, weighing: Weighing, scaling: Scaling
     ) -> torch.Tensor:
         """Forward and backward; the loss, detached: its mean over ranks is the whole batch's."""
 
-    def evaluate(
-        self, function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]
-    ) -> Any:
-        """`function(*arguments, **named)` without gradients, on every rank."""
+    def evaluate(self, function: Callable[..., Any], batch: Batch) -> Any:
+        """`function` of the batch without gradients, on every rank."""
 
     def norm(self, parameters: Sequence[nn.Parameter]) -> torch.Tensor:
         """Of all gradients, over all ranks."""
@@ -66,25 +58,19 @@ class Direct:
         self.shares, self.batch_device, self.is_sharded = list(shares), batch_device, is_sharded
 
     def backward(
-        self,
-        loss_fn: LossFunction,
-        arguments: tuple[Any, ...],
-        named: dict[str, Any],
-        scale: Scale,
-        scaling: Scaling,
+        self, loss_fn: LossFunction, batch: Batch, weighing: Weighing, scaling: Scaling
     ) -> torch.Tensor:
+        told = weighing.begin(batch)
         with scaling.autocast():
-            loss = checked_loss(loss_fn(*arguments, **named))
-        weight = scale()
+            loss = checked_loss(loss_fn(*batch.arguments, **batch.named))
+        weight = told()
         weighed = loss if weight == 1.0 else loss * weight
         scaling.scale(weighed).backward()  # type: ignore[no-untyped-call]
         return weighed.detach()
 
-    def evaluate(
-        self, function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]
-    ) -> Any:
+    def evaluate(self, function: Callable[..., Any], batch: Batch) -> Any:
         with torch.no_grad():
-            return function(*arguments, **named)
+            return function(*batch.arguments, **batch.named)
 
     def norm(self, parameters: Sequence[nn.Parameter]) -> torch.Tensor:
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
