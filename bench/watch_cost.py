@@ -1,9 +1,10 @@
 """What watching costs and what it sees.
 
-    python -m bench.watch_cost [--json FILE]
+    python -m bench.watch_cost [--seconds 20] [--json FILE]
 
-1. Always-on: a training loop of small operations, with the detector attached and without, in alternating blocks of the same
-   run; and the detector's own work after each step, timed by itself, as a share of the step.
+1. Always-on: training loops of small operations, plain, with the detector attached and inside `legroom.watch`, in short blocks of
+   the same run in ever new order; medians over all steps, and the plain loop twice, to see the noise. On the CPU processor time is
+   counted, for others may be at work; the backward pass runs on the same thread there.
 2. A scan: with 300,000 objects in the process that Python's collector lists, the time to list all tensors, to follow one of
    them to its holder, and both together (processor time of the thread, for others may be at work), with the machine's load beside it.
 3. Coverage: a run that dies of memory on a virtual GPU (on the real one where there is one): the share of the bytes then alive that
@@ -15,14 +16,18 @@ import contextlib
 import gc
 import json
 import os
+import random
 import statistics
 import time
+from collections.abc import Callable, Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+import legroom
 from bench.table import print_table
 from legroom.memory.events import Category, Holder, Note, Oom
 from legroom.memory.ledger import Ledger
@@ -30,9 +35,13 @@ from legroom.observe.holder_paths import Variables, find_path
 from legroom.observe.session import Session
 from legroom.observe.watching.census import look_around
 from legroom.observe.watching.watcher import Watcher
+from legroom.show.watch import _detector
 from legroom.units import GiB, MiB
 
-BLOCKS, STEPS = 24, 40
+LAYERS = (12, 30)
+TURNS, FELT = 12, 3
+"""Steps in a block, and how many of them are not counted."""
+WAYS = ["plain", "plain again", "detector", "legroom.watch"]
 OBJECTS = 300_000
 KEPT: list[torch.Tensor] = []
 """What the scan looks for."""
@@ -41,24 +50,27 @@ KEPT: list[torch.Tensor] = []
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--seconds", type=float, default=20.0, help="for each size of step")
     options = parser.parse_args()
     torch.set_num_threads(1)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     figures: dict[str, Any] = {"torch": torch.__version__, "device": device}
     figures["scan"] = scan()  # first, while there are fewer objects than it wants
-    figures["always_on"] = always_on(device)
+    figures["always_on"] = [always_on(device, layers, options.seconds) for layers in LAYERS]
     figures["coverage"] = coverage(device)
-    on, seen, covered = figures["always_on"], figures["scan"], figures["coverage"]
+    seen, covered = figures["scan"], figures["coverage"]
     print_table(
-        f"Watching, torch {torch.__version__} on {device}",
+        f"Watching while nothing grows, torch {torch.__version__} on {device}: time of a step / that of a plain one",
+        ["plain step", *WAYS[1:], "steps each"],
+        [
+            [f"{on['plain_ms']:.2f} ms", *(f"{on[way]:.4f}" for way in WAYS[1:]), str(on["steps"])]
+            for on in figures["always_on"]
+        ],
+    )
+    print_table(
+        "A scan, and what is known at a failure",
         ["figure", "value"],
         [
-            ["step without watching", f"{on['plain_ms']:.3f} ms"],
-            ["with / without, medians of alternating blocks", f"{on['ratio']:.4f}"],
-            [
-                "the detector's own work after a step",
-                f"{on['own_us']:.1f} us = {on['own_share']:.2%} of the step",
-            ],
             ["objects in the process", f"{seen['objects']:,}"],
             ["list all tensors", f"{seen['list_ms']:.0f} ms"],
             ["follow one to its holder", f"{seen['path_ms']:.0f} ms ({seen['holder']})"],
@@ -73,59 +85,63 @@ def main() -> None:
         options.json.write_text(json.dumps(figures, indent=1))
 
 
-def always_on(device: str) -> dict[str, float]:
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(12))).to(device)
+def always_on(device: str, layers: int, seconds: float) -> dict[str, Any]:
+    """Medians of a step's time, as multiples of the plain one's."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(layers))).to(device)
     optimizer = torch.optim.Adam(model.parameters(), foreach=False)
-    x = torch.randn(16, 64, device=device)
+    batches = [torch.randn(16, 64, device=device)] * TURNS
+    clock = time.perf_counter if device == "cuda" else time.thread_time
 
-    def step() -> None:
-        loss = model(x).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        loss.item()
-
-    def block() -> float:
-        began = time.perf_counter()
-        for _ in range(STEPS):
-            step()
-        return (time.perf_counter() - began) / STEPS
+    def turns(loader: Iterable[torch.Tensor]) -> list[float]:
+        """How long each took, from one batch to the next; without the first ones, which still feel the way before."""
+        ends = []
+        for batch in loader:
+            ends.append(clock())
+            loss = model(batch).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            loss.item()
+        return [after - before for before, after in pairwise(ends[FELT:])]
 
     watcher = Watcher(lambda kept: None)
-    watcher.attach()
-    for _ in range(40):  # past the first looks
-        step()
-    watcher.detach()
-    ratios, plain_times, counting = [], [], []
-    original = watcher.ticks._on_tick
 
-    def timed() -> None:
-        began = time.perf_counter()
-        original()
-        counting.append(time.perf_counter() - began)
-
-    watcher.ticks._on_tick = timed
-    for number in range(BLOCKS):
-        pair = {}
-        for attached in (True, False) if number % 2 else (False, True):
-            looked = watcher.seconds_looking
-            if attached:
-                watcher.attach()
-            pair[attached] = block()
+    def attached() -> list[float]:
+        watcher.attach()
+        try:
+            return turns(batches)
+        finally:
             watcher.detach()
-            if watcher.seconds_looking > looked:
-                pair.clear()  # a look belongs to what grows, not to what is always on
-                break
-        if pair:
-            ratios.append(pair[True] / pair[False])
-            plain_times.append(pair[False])
-    own, plain = statistics.mean(sorted(counting)[: len(counting) * 9 // 10]), min(plain_times)
-    return {
-        "plain_ms": plain * 1e3,
-        "ratio": statistics.median(ratios),
-        "own_us": own * 1e6,
-        "own_share": own / plain,
+
+    ways: dict[str, Callable[[], list[float]]] = {
+        "plain": lambda: turns(batches),
+        "plain again": lambda: turns(batches),
+        "detector": attached,
+        "legroom.watch": lambda: turns(legroom.watch(batches, quiet=True)),
     }
+    times: dict[str, list[float]] = {way: [] for way in WAYS}
+    until = time.perf_counter() + seconds
+    for way in 4 * WAYS:  # past the first looks
+        ways[way]()
+    while time.perf_counter() < until:
+        for way in random.sample(WAYS, len(WAYS)):
+            looked = watcher.seconds_looking, _detector.watcher.seconds_looking
+            taken = ways[way]()
+            # A look belongs to what grows, not to what is always on.
+            if looked == (watcher.seconds_looking, _detector.watcher.seconds_looking):
+                times[way] += taken
+    plain = statistics.median(times["plain"])
+    ratios = {way: statistics.median(times[way]) / plain for way in WAYS}
+    means = {
+        f"{way}, mean": statistics.fmean(_middle(times[way])) / statistics.fmean(_middle(times["plain"]))
+        for way in WAYS
+    }
+    return {"plain_ms": plain * 1e3, "steps": min(map(len, times.values())), **ratios, **means}
+
+
+def _middle(times: list[float]) -> list[float]:
+    """Without the slowest twentieth, which is the machine's."""
+    return sorted(times)[: len(times) * 19 // 20]
 
 
 def scan() -> dict[str, Any]:

@@ -52,28 +52,43 @@ class StepMarks:
 
 
 class Roots:
-    """Tells, for next to nothing, whether the graphs of earlier steps are gone: the node from which each backward pass
-    began carries a token, which dies with it. Without torch's `metadata` on nodes, it never tells anything."""
+    """Tells, for next to nothing, whether the graphs of earlier turns are gone: the nodes from which backward passes
+    began carry a token, which dies with them. Without torch's `metadata` on nodes, it never tells anything."""
 
-    KEEP = 8
+    KEEP = 6
+    """So many turns are remembered."""
+    MOST_IN_TURN = 4
 
     def __init__(self) -> None:
-        self._tokens: list[weakref.ref[_Token]] = []
+        self.turn = 0
+        """The one at work."""
+        self._tokens: dict[int, list[weakref.ref[_Token]]] = {}
+        """By turn; only of turns whose backward passes were marked."""
 
     def mark(self, started_from: Any) -> None:
         """A backward pass begins from this tensor."""
+        tokens = self._tokens.setdefault(self.turn, [])
+        if len(tokens) >= self.MOST_IN_TURN:
+            return
         node = started_from.grad_fn if isinstance(started_from, torch.Tensor) else None
         metadata = getattr(node, "metadata", None)
         if metadata is not None:
             token = _Token()
             metadata["legroom"] = token
-            self._tokens.append(weakref.ref(token))
-            if len(self._tokens) > self.KEEP:
-                del self._tokens[0]
+            tokens.append(weakref.ref(token))
 
-    def are_kept(self) -> bool:
-        """Whether several that are no longer the newest are still there."""
-        return sum(token() is not None for token in self._tokens[:-2]) >= 2
+    def turns_kept(self) -> int:
+        """How many of the turns before the last two still have a node that is alive."""
+        if len(self._tokens) > self.KEEP:
+            del self._tokens[next(iter(self._tokens))]
+        kept = 0
+        for turn, tokens in self._tokens.items():
+            if turn < self.turn - 2:
+                for token in tokens:
+                    if token() is not None:
+                        kept += 1
+                        break
+        return kept
 
 
 class _Token:

@@ -24,9 +24,12 @@ class Ticks:
     BACKWARDS_ALONE = 8
     """So many backward passes with neither optimizer nor loader: then they are the turns."""
 
-    def __init__(self, on_tick: Callable[[], None], on_backward: Callable[[Any], None] | None = None) -> None:
-        """`on_backward(what)` is called with what a backward pass starts from."""
+    def __init__(
+        self, on_tick: Callable[[], None], on_backward: Callable[[Any], None] = lambda what: None
+    ) -> None:
+        """`on_backward(what)` is called with what a backward pass starts from, unless it is `muted`."""
         self._on_backward = on_backward
+        self.muted = False
         self.trains = False
         """Whether the turn that just ended trained: an optimizer or a backward pass ended it."""
         self.has_stepped = False
@@ -104,7 +107,7 @@ class Ticks:
 
         def backward(*args: Any, **kwargs: Any) -> Any:
             self._backward_begins()
-            if self._on_backward is not None and args:
+            if args and not self.muted:
                 self._on_backward(args[0])
             return original(*args, **kwargs)
 

@@ -1,7 +1,7 @@
 """Watches a training loop for memory that it keeps, at a cost that is not felt.
 
-After every turn little is done: two counters are read (device bytes, bytes of the C heap) and it is asked whether the nodes from
-which the last backward passes began are gone. When a counter has reached a new height again and again, or such nodes stay, a window of looks is opened (see `window`);
+After a turn little is done: two counters are read (device bytes, bytes of the C heap) and it is asked whether the nodes from
+which earlier backward passes began are gone; after turns of a few milliseconds not even that each time (see `attention`). When a counter has reached a new height again and again, or such nodes stay, a window of looks is opened (see `window`);
 also shortly after the start, and now and then later, for what the counters do not show. A window that finds nothing
 closes after three looks, and the same growth that led to it must then last longer to open the next one. Where the source does
 not say which line stores, the verdict waits for a turn or two in which the loop's lines are traced (see `storing_trace`).
@@ -9,6 +9,7 @@ not say which line stores, the verdict waits for a turn or two in which the loop
 
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -16,7 +17,8 @@ import torch
 
 from legroom.memory.kept import Kept
 from legroom.observe.storing_lines import is_limited_at
-from legroom.observe.watching.counters import Counters, Reading
+from legroom.observe.watching.attention import Attention
+from legroom.observe.watching.counters import Counters
 from legroom.observe.watching.graph_births import Roots, StepMarks
 from legroom.observe.watching.storing_trace import TURNS as TRACED_TURNS
 from legroom.observe.watching.storing_trace import Place, StoringTrace
@@ -29,6 +31,8 @@ RISES = 2
 """So many new heights in a row open a window."""
 HEIGHT_OVER = 8
 """A new height is one above the last so many turns."""
+GRAPHS_KEPT = 2
+"""Graphs of so many earlier turns open a window."""
 QUIET_LOOKS = 3
 LOOKS_AFTER_ALL = LOOKS_OF_TENSORS + 3
 """So many looks show every sign there is: a window that found one leak stays open until then, for there may be another."""
@@ -53,12 +57,11 @@ class Watcher:
         share: float = 0.003,
     ) -> None:
         """`allocated`, `on_device`: where another than the CUDA allocator knows of device memory. `share`: the most that
-        reading the counters may take of the time."""
+        it may take of the time while nothing grows."""
         self.leaks: dict[tuple[object, ...], Kept] = {}
         self.turn = 0
         self.seconds_looking = 0.0
         """Spent in windows, for the curious."""
-        self.share = share
         self.trouble = ""
         """Why watching was given up; "" while it goes on."""
         self._roots = Roots()
@@ -68,11 +71,10 @@ class Watcher:
         self._counters = Counters(allocated)
         self._marks = StepMarks()
         self._window: Window | None = None
-        self._recent: list[Reading] = []
+        self._attention = Attention(share)
+        self._recent: dict[str, deque[int]] = {sign: deque(maxlen=HEIGHT_OVER) for sign in ("device", "host")}
         self._rises = {"device": 0, "host": 0}
         self._opened_by: list[str] = []
-        self._next_reading = 0.0
-        self._owed = 0.0
         self._has_stepped = False
         self._patience = dict.fromkeys(_SIGNS, 0)
         self._next_by_chance = FIRST_LOOK
@@ -81,10 +83,6 @@ class Watcher:
         self._traced: tuple[Kept, StoringTrace, int] | None = None
         self._places: dict[tuple[str, str | None], Place] = {}
         """By holder and its file, what tracing has shown."""
-
-    @property
-    def last(self) -> Reading | None:
-        return self._recent[-1] if self._recent else None
 
     def begin_loop(self) -> None:
         """Another loop begins: what was quiet, or told, before says nothing about it."""
@@ -100,13 +98,20 @@ class Watcher:
         self._place_traced(at_once=True)
 
     def _turn_ended(self) -> None:
+        began = time.perf_counter()
         turn, self.turn = self.turn, self.turn + 1
+        if self.ticks.has_stepped is not self._has_stepped:
+            self._begin_anew(turn)
+        self._roots.turn = self.turn
+        self._marks.end_step(turn)
+        if not (self._attention.is_due(began) or self._is_busy(turn)):
+            self.ticks.muted = not self._attention.expects
+            return
         if self._traced is not None:
             self._place_traced()
-        if self.ticks.has_stepped and not self._has_stepped:
-            self._begin_anew(turn)
-        self._marks.end_step(turn)
-        signs = self._count()
+        signs, unsure = self._count()
+        self._attention.paid(began, time.perf_counter(), again=unsure)
+        self.ticks.muted = not self._attention.expects
         if self._window is None:
             due = [sign for sign in signs if turn >= self._not_before[sign]]
             if turn >= self._next_by_chance:
@@ -130,28 +135,24 @@ class Watcher:
         self._window = None
         self._next_by_chance = turn + FIRST_LOOK
 
-    def _count(self) -> list[str]:
-        """What grows: `graph` where graphs are kept, `device` or `host` where that counter has risen for some turns. They are read no more often than their
-        share of the time allows: after each turn unless a turn takes but a few milliseconds."""
-        began = time.perf_counter()
-        if began >= self._next_reading:
-            reading, recent, uncertain = self._counters.read(), self._recent, False
-            for sign in ("device", "host") if len(recent) >= 3 else ():
-                rises = getattr(reading, sign) > max(getattr(each, sign) for each in recent)
-                self._rises[sign] = self._rises[sign] + 1 if rises else 0
-                uncertain = uncertain or 0 < self._rises[sign] < RISES
-            recent.append(reading)
-            if len(recent) > HEIGHT_OVER:
-                del recent[0]
-            ended = time.perf_counter()
-            self._owed += ended - began
-            if (
-                not uncertain
-            ):  # a first new height is looked into after the very next turn; the time is paid back later
-                self._next_reading = ended + self._owed / self.share
-                self._owed = 0.0
-        grown = [sign for sign, rises in self._rises.items() if rises >= RISES]
-        return [*grown, "graph"] if self._roots.are_kept() else grown
+    def _is_busy(self, turn: int) -> bool:
+        """Whether something other than the counters wants this turn."""
+        return self._window is not None or self._traced is not None or turn >= self._next_by_chance
+
+    def _count(self) -> tuple[list[str], bool]:
+        """What grows (`graph` where graphs are kept, `device` or `host` where that counter has risen for some turns), and whether
+        something may be about to."""
+        unsure, grown = False, []
+        for sign, figure in zip(("device", "host"), self._counters.read(), strict=True):
+            recent = self._recent[sign]
+            self._rises[sign] = self._rises[sign] + 1 if len(recent) >= 3 and figure > max(recent) else 0
+            recent.append(figure)
+            if self._rises[sign] >= RISES:
+                grown.append(sign)
+            elif self._rises[sign]:
+                unsure = True
+        kept = self._roots.turns_kept()
+        return ([*grown, "graph"] if kept >= GRAPHS_KEPT else grown), unsure or kept == 1
 
     def _look(self, turn: int) -> None:
         window = self._window
