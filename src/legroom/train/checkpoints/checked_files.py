@@ -3,6 +3,7 @@
 A file is written in pieces by several threads; each piece has its own CRC-32, so that checking it again is as parallel as writing.
 """
 
+import mmap
 import os
 import zlib
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 from legroom.errors import CheckpointError
 from legroom.units import MiB
 
-PIECE = 64 * MiB
+PIECE = 16 * MiB
 THREADS = min(8, os.cpu_count() or 1)
 S = TypeVar("S")
 T = TypeVar("T")
@@ -37,61 +38,38 @@ class Checksum:
         return Checksum(int(told["size"]), int(told["head"]), tuple(int(one) for one in told["sums"]))
 
 
-def write_file(path: Path, head: bytes, pieces: Sequence[memoryview] = ()) -> Checksum:
-    """`head`, then `pieces`, each of `PIECE` bytes but the last. They are on the disk when this returns."""
+def write_file(path: Path, head: bytes, views: Sequence[memoryview] = ()) -> Checksum:
+    """`head`, then all of `views`. They are on the disk when this returns."""
+    pieces = _cut(views)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
 
-        def put(numbered: tuple[int, memoryview]) -> int:
+        def put(numbered: tuple[int, list[memoryview]]) -> int:
             offset, piece = numbered
-            checksum = zlib.crc32(piece)
-            while piece:
-                written = os.pwrite(descriptor, piece, offset)
-                offset, piece = offset + written, piece[written:]
+            checksum = 0
+            for view in piece:
+                checksum = zlib.crc32(view, checksum)
+                while view:
+                    written = os.pwrite(descriptor, view, offset)
+                    offset, view = offset + written, view[written:]
             return checksum
 
-        places = [(0, memoryview(head))] + [
-            (len(head) + index * PIECE, piece) for index, piece in enumerate(pieces)
-        ]
-        sums = _in_threads(put, places)
+        places = [(len(head) + index * PIECE, piece) for index, piece in enumerate(pieces)]
+        sums = _in_threads(put, [(0, [memoryview(head)]), *places])
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    return Checksum(len(head) + sum(len(piece) for piece in pieces), len(head), tuple(sums))
+    return Checksum(len(head) + sum(len(view) for view in views), len(head), tuple(sums))
 
 
-def read_pieces(path: Path, expected: Checksum, target: memoryview) -> bytes:
-    """The file's head, and all after it in `target`. A CheckpointError says what is wrong with a damaged one."""
-    _check_size(path, expected)
-    descriptor = _opened(path)
-    try:
-
-        def get(numbered: tuple[int, int]) -> bytes:
-            index, checksum = numbered
-            if index == 0:
-                head = os.pread(descriptor, expected.head, 0)
-                _check(path, head, checksum)
-                return head
-            start = (index - 1) * PIECE
-            piece = target[start : start + PIECE]
-            filled = 0
-            while filled < len(piece):
-                count = os.preadv(descriptor, [piece[filled:]], expected.head + start + filled)
-                if count == 0:
-                    break
-                filled += count
-            _check(path, piece, checksum)
-            return b""
-
-        heads = _in_threads(get, list(enumerate(expected.sums)))
-    finally:
-        os.close(descriptor)
-    return heads[0]
-
-
-def read_small(path: Path, expected: Checksum) -> bytes:
-    """The whole of a file that has a head alone."""
-    return read_pieces(path, expected, memoryview(bytearray()))
+def read_file(path: Path, expected: Checksum) -> memoryview:
+    """The file's contents, mapped: read when looked at, private when changed. A damaged file is refused."""
+    contents = _mapped(path)
+    if len(contents) != expected.size:
+        raise _damaged(path, f"it has {len(contents)} bytes of {expected.size}")
+    if _sums(contents, expected.head) != expected.sums:
+        raise _damaged(path, "its contents have changed since it was written")
+    return contents
 
 
 def checksum_of(path: Path) -> Checksum:
@@ -99,20 +77,44 @@ def checksum_of(path: Path) -> Checksum:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
-        size = os.fstat(descriptor).st_size
-        sums = _in_threads(
-            lambda start: zlib.crc32(os.pread(descriptor, PIECE, start)), range(0, size, PIECE)
-        )
     finally:
         os.close(descriptor)
-    return Checksum(size, 0, (0, *sums))
+    contents = _mapped(path)
+    return Checksum(len(contents), 0, _sums(contents, 0))
 
 
-def check_file(path: Path, expected: Checksum) -> None:
-    """Whether a file that something else will read is as it was written."""
-    _check_size(path, expected)
-    if checksum_of(path) != expected:
-        raise _damaged(path, "its contents have changed since it was written")
+def _cut(views: Sequence[memoryview]) -> list[list[memoryview]]:
+    """The views in pieces of `PIECE` bytes, the last one shorter."""
+    pieces: list[list[memoryview]] = []
+    room = 0
+    for view in views:
+        while view:
+            if room == 0:
+                pieces.append([])
+                room = PIECE
+            pieces[-1].append(view[:room])
+            view, room = view[room:], room - len(pieces[-1][-1])
+    return pieces
+
+
+def _sums(contents: memoryview, head: int) -> tuple[int, ...]:
+    pieces = [
+        contents[:head],
+        *(contents[start : start + PIECE] for start in range(head, len(contents), PIECE)),
+    ]
+    return tuple(_in_threads(zlib.crc32, pieces))
+
+
+def _mapped(path: Path) -> memoryview:
+    try:
+        with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_size == 0:
+                return memoryview(b"")
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+    except FileNotFoundError:
+        raise _damaged(path, "it is missing") from None
+    except OSError as error:
+        raise _damaged(path, f"it cannot be read ({error.strerror})") from None
 
 
 def _in_threads(work: Callable[[S], T], items: Sequence[S]) -> list[T]:
@@ -120,27 +122,6 @@ def _in_threads(work: Callable[[S], T], items: Sequence[S]) -> list[T]:
         return [work(item) for item in items]
     with ThreadPoolExecutor(THREADS) as pool:
         return list(pool.map(work, items))
-
-
-def _opened(path: Path) -> int:
-    try:
-        return os.open(path, os.O_RDONLY)
-    except OSError as error:
-        raise _damaged(path, f"it cannot be opened ({error.strerror})") from None
-
-
-def _check_size(path: Path, expected: Checksum) -> None:
-    try:
-        size = path.stat().st_size
-    except OSError:
-        raise _damaged(path, "it is missing") from None
-    if size != expected.size:
-        raise _damaged(path, f"it has {size} bytes of {expected.size}")
-
-
-def _check(path: Path, data: bytes | memoryview, checksum: int) -> None:
-    if zlib.crc32(data) != checksum:
-        raise _damaged(path, "its contents have changed since it was written")
 
 
 def _damaged(path: Path, what: str) -> CheckpointError:

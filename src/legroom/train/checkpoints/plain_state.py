@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from legroom.errors import CheckpointError, UsageError
-from legroom.train.checkpoints.checked_files import Checksum, read_small
+from legroom.train.checkpoints.checked_files import Checksum, read_file
 from legroom.train.checkpoints.tensor_file import can_hold
 
 _TENSOR = "legroom.tensor"
@@ -61,7 +61,7 @@ def as_bytes(value: Any) -> bytes:
 
 
 def read_plain(path: Path, expected: Checksum) -> Any:
-    data = read_small(path, expected)
+    data = bytes(read_file(path, expected))
     try:
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError):

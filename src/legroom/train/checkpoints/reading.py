@@ -40,7 +40,7 @@ def read(saved: Saved, parts: Mapping[str, Any], crew: Crew) -> Read:
     """All of a checkpoint that `parts` need. Every rank calls it, and it fails on all or none."""
     own = crew.each(lambda: _plain(saved, rank_file(min(crew.rank, saved.ranks - 1))))
     shared = crew.each(lambda: _plain(saved, STATE))
-    others = crew.each(lambda: put_together(shared["parts"], _tensors(saved, STATE_TENSORS)))
+    others = crew.each(lambda: put_together(shared["parts"], _state_tensors(saved, parts)))
     if saved.sharded:
         from legroom.train.checkpoints.reading_spread import read_spread
 
@@ -96,7 +96,7 @@ def load(contents: Read, parts: Mapping[str, Any], crew: Crew) -> None:
             load_module(part, contents.modules[name])
     for name, part in parts.items():
         if name in optimizers:
-            part.load_state_dict(_spread(optimizers[name], part))
+            part.load_state_dict(_for_loading(optimizers[name], part))
         elif name in contents.parts:
             part.load_state_dict(contents.parts[name])
         elif name in contents.own["loaders"]:
@@ -118,13 +118,31 @@ def _tensors(saved: Saved, file: str) -> dict[str, torch.Tensor]:
     return read_tensors(saved.path / file, saved.files[file]) if file in saved.files else {}
 
 
-def _spread(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """An optimizer's state over ranks as its parameters are."""
+def _state_tensors(saved: Saved, parts: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Copies, since an object keeps what it loads, and a file it lies in may go; an optimizer's, which are large, are copied when loaded."""
+    return {
+        name: tensor
+        if isinstance(parts.get(name.partition(".")[0]), torch.optim.Optimizer)
+        else tensor.clone()
+        for name, tensor in _tensors(saved, STATE_TENSORS).items()
+    }
+
+
+def _own(tensor: Any, parameter: torch.Tensor) -> Any:
+    """A tensor for an optimizer to keep: over ranks as its parameter is, and out of the file."""
+    if not isinstance(tensor, torch.Tensor):
+        return tensor
+    placed = spread_like(tensor, parameter)
+    # Those of a GPU's parameter are copied there by the optimizer; it leaves single numbers (its count of steps) where they are.
+    return placed if placed is not tensor or (parameter.is_cuda and tensor.dim() > 0) else tensor.clone()
+
+
+def _for_loading(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return {
         **state,
         "state": {
-            number: {key: spread_like(value, parameters[number]) for key, value in values.items()}
+            number: {key: _own(value, parameters[number]) for key, value in values.items()}
             for number, values in state["state"].items()
         },
     }

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from legroom.train.checkpoints.catalog import Saved
-from legroom.train.checkpoints.checked_files import check_file
+from legroom.train.checkpoints.checked_files import read_file
 from legroom.train.checkpoints.crew import Crew
 from legroom.train.checkpoints.modules import module_state
 from legroom.train.checkpoints.optimizer_names import like_parameter, merged, parameter_names
@@ -25,7 +25,7 @@ def read_spread(saved: Saved, parts: Mapping[str, Any], crew: Crew) -> tuple[Sta
         if crew.main:
             for name, expected in saved.files.items():
                 if name.startswith(f"{FOLDER}/"):
-                    check_file(saved.path / name, expected)
+                    read_file(saved.path / name, expected)
         return [
             read_plain(saved.path / file, saved.files[file]) for file in map(rank_file, range(saved.ranks))
         ]

@@ -21,7 +21,7 @@ from legroom.train.checkpoints.optimizer_names import by_name, parameter_names
 from legroom.train.checkpoints.plain_state import Tensors, as_bytes, is_sharded, taken_apart
 from legroom.train.checkpoints.random_numbers import random_numbers
 from legroom.train.checkpoints.slabs import Slabs
-from legroom.train.checkpoints.tensor_file import TensorFile, staged
+from legroom.train.checkpoints.tensor_file import TensorFile, tensor_file
 from legroom.train.checkpoints.unfinished_folder import UnfinishedFolder, remove_leftovers, saying_what_failed
 
 STATE = "state.pt"
@@ -89,7 +89,11 @@ def copied(parts: Mapping[str, Any], crew: Crew, slabs: Callable[[str], Slabs], 
     made.plain_files[rank_file(crew.rank)] = as_bytes(own)
     if crew.main:
         made.plain_files[STATE] = as_bytes(shared)
-        made.tensor_files = {file: staged(tensors, slabs(file)) for file, tensors in files.items() if tensors}
+        for file, tensors in files.items():
+            if tensors:
+                made.tensor_files[file] = laid_out = tensor_file(tensors)
+                if later or any(tensor.is_cuda for tensor in tensors.values()):
+                    laid_out.copy(slabs(file))
     return made
 
 

@@ -5,9 +5,10 @@ Only tensors go this way, so torch unpickles nothing from the pieces. Its table 
 it is read here with the few classes that belong in it, and nothing else.
 """
 
+import contextlib
 import pickle
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
 from enum import Enum
 from pathlib import Path
@@ -39,7 +40,8 @@ def write_sharded(folder: Path, tensors: Mapping[str, torch.Tensor], crew: Crew)
     """Each rank's pieces into `folder`/shards. Every rank calls this with the same names."""
     writer = FileSystemWriter(folder / FOLDER, single_file_per_rank=True, sync_files=True)
     try:
-        save(dict(tensors), storage_writer=writer, process_group=crew.group, no_dist=crew.group is None)
+        with _alone_is_meant():
+            save(dict(tensors), storage_writer=writer, process_group=crew.group, no_dist=crew.group is None)
     except CheckpointException as error:
         raise _cause(error) from None
 
@@ -77,8 +79,7 @@ def read_sharded(
             targets[name] = torch.empty(shape, dtype=dtype)
     reader = _Reader(folder / FOLDER)
     try:
-        with warnings.catch_warnings():  # that one process reads what many wrote is meant
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        with _alone_is_meant():
             load(targets, storage_reader=reader, process_group=crew.group, no_dist=crew.group is None)
     except CheckpointException as error:
         raise _cause(error) from None
@@ -91,6 +92,14 @@ def spread(tensor: torch.Tensor, like: DTensor) -> torch.Tensor:
         return tensor
     local = tensor.to(like.to_local().device)
     return distribute_tensor(local, like.device_mesh, like.placements)
+
+
+@contextlib.contextmanager
+def _alone_is_meant() -> Iterator[None]:
+    """Torch warns where one process reads what many wrote."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
 
 
 def _cause(error: CheckpointException) -> BaseException:

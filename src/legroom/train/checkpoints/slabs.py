@@ -33,7 +33,7 @@ class Slabs:
             if tensor.is_cuda:
                 devices.add(tensor.device)
             if tensor.nbytes:
-                self._put(_bytes_of(tensor), offset)
+                self._put(bytes_of(tensor), offset)
             offset += tensor.nbytes
         self._events = [torch.cuda.current_stream(device).record_event() for device in devices]
 
@@ -76,9 +76,10 @@ class Slabs:
 
 
 def memory_of(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous tensor in host memory, to read and write in place while the tensor lives."""
+    """A contiguous tensor's bytes in host memory, in place; good while the tensor lives."""
     return memoryview((ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
 
 
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as the bytes it would be in a file: itself where it lies in order, a copy otherwise."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from legroom.train.checkpoints.checked_files import Checksum, read_pieces, write_file
-from legroom.train.checkpoints.slabs import Slabs, memory_of
+from legroom.train.checkpoints.checked_files import Checksum, read_file, write_file
+from legroom.train.checkpoints.slabs import Slabs, bytes_of, memory_of
 
 _TYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "C64": torch.complex64,
@@ -36,20 +36,30 @@ def can_hold(tensor: torch.Tensor) -> bool:
 
 @dataclass(slots=True)
 class TensorFile:
-    """Tensors on their way into a file: already copied, not yet written."""
+    """Tensors on their way into a file."""
 
     head: bytes
-    slabs: Slabs
+    tensors: list[torch.Tensor]
     size: int
+    slabs: Slabs | None = None
+    """Where they have been copied to, if they have."""
+
+    def copy(self, slabs: Slabs) -> None:
+        """From here on the tensors may change."""
+        slabs.fill(self.tensors)
+        self.slabs, self.tensors = slabs, []
 
     def write(self, path: Path) -> Checksum:
+        if self.slabs is None:
+            flat = [bytes_of(tensor) for tensor in self.tensors]
+            return write_file(path, self.head, [memory_of(tensor) for tensor in flat])
         checksum = write_file(path, self.head, self.slabs.filled())
         self.slabs.done()
         return checksum
 
 
-def staged(tensors: Mapping[str, torch.Tensor], slabs: Slabs) -> TensorFile:
-    """A copy of the tensors as they are now, to be written when it suits."""
+def tensor_file(tensors: Mapping[str, torch.Tensor]) -> TensorFile:
+    """A file of these tensors, laid out."""
     ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
@@ -62,15 +72,15 @@ def staged(tensors: Mapping[str, torch.Tensor], slabs: Slabs) -> TensorFile:
         offset += tensor.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    slabs.fill([tensor for _, tensor in ordered])
-    return TensorFile(len(text).to_bytes(8, "little") + text, slabs, offset)
+    head = len(text).to_bytes(8, "little") + text
+    return TensorFile(head, [tensor for _, tensor in ordered], offset)
 
 
 def read_tensors(path: Path, expected: Checksum) -> dict[str, torch.Tensor]:
-    """The tensors of a file that `TensorFile` wrote, in host memory; a damaged one is refused."""
-    data = torch.empty(expected.size - expected.head, dtype=torch.uint8)
-    head = read_pieces(path, expected, memory_of(data))
-    return _tensors(json.loads(head[8:]), data)
+    """The tensors of a file that `TensorFile` wrote, lying in the mapped file; a damaged one is refused."""
+    contents = read_file(path, expected)
+    header = json.loads(bytes(contents[8 : expected.head]))
+    return _tensors(header, torch.frombuffer(contents, dtype=torch.uint8)[expected.head :])
 
 
 def _tensors(header: dict[str, Any], data: torch.Tensor) -> dict[str, torch.Tensor]:

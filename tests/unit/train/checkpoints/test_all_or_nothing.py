@@ -10,7 +10,6 @@ import threading
 import time
 
 import pytest
-from tests.unit.train.checkpoints.trainings import saved_at
 from torch import nn
 
 import legroom
@@ -280,8 +279,8 @@ def test_a_checkpoint_of_the_same_step_replaces_the_old_one_only_when_it_is_ther
 
 
 def test_copies_die_with_the_save(tmp_path):
-    training = saved_at(tmp_path, [1])
-    checkpoints = legroom.Checkpoints(tmp_path)
-    training.track(checkpoints)
+    _, checkpoints = training_with(tmp_path, 1.0, background=True)
     checkpoints.save(2)
+    checkpoints.wait()
+    assert list(checkpoints._slabs) == ["model.safetensors"]
     assert all(not slabs._slabs for slabs in checkpoints._slabs.values())

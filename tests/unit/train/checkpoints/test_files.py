@@ -18,7 +18,7 @@ from legroom.train.checkpoints import checked_files, slabs
 from legroom.train.checkpoints.plain_state import as_bytes, put_together, taken_apart
 from legroom.train.checkpoints.random_numbers import random_numbers, restore_random_numbers
 from legroom.train.checkpoints.slabs import Slabs
-from legroom.train.checkpoints.tensor_file import read_tensors, staged
+from legroom.train.checkpoints.tensor_file import read_tensors, tensor_file
 
 DTYPES = [
     torch.float64,
@@ -53,14 +53,34 @@ def same(ours, theirs):
 @pytest.mark.usefixtures("small_pieces")
 def test_the_safetensors_library_reads_what_is_written(tmp_path):
     tensors = tensors_of_all_types()
-    staged(tensors, Slabs()).write(tmp_path / "x.safetensors")
+    tensor_file(tensors).write(tmp_path / "x.safetensors")
     assert same(safetensors.torch.load_file(tmp_path / "x.safetensors"), tensors)
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_a_copy_is_what_the_tensors_were(tmp_path):
+    tensors = tensors_of_all_types()
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
+    file = tensor_file(tensors)
+    file.copy(Slabs())
+    for tensor in tensors.values():
+        tensor.zero_()
+    assert same(read_tensors(tmp_path / "x", file.write(tmp_path / "x")), before)
+
+
+def test_slabs_are_used_again_for_more_and_for_less(tmp_path):
+    slabs = Slabs()
+    for number, size in enumerate((10, 3000, 700, 40)):
+        tensors = {"x": torch.arange(size)}
+        file = tensor_file(tensors)
+        file.copy(slabs)
+        assert same(read_tensors(tmp_path / str(number), file.write(tmp_path / str(number))), tensors)
 
 
 @pytest.mark.usefixtures("small_pieces")
 def test_what_is_written_is_read(tmp_path):
     tensors = tensors_of_all_types()
-    checksum = staged(tensors, Slabs()).write(tmp_path / "x.safetensors")
+    checksum = tensor_file(tensors).write(tmp_path / "x.safetensors")
     assert len(checksum.sums) > 5
     assert same(read_tensors(tmp_path / "x.safetensors", checksum), tensors)
 
@@ -68,7 +88,7 @@ def test_what_is_written_is_read(tmp_path):
 def test_views_and_transposed_tensors_are_written_as_they_look(tmp_path):
     whole = torch.arange(60.0).reshape(3, 4, 5)
     tensors = {"part": whole[1], "turned": whole.permute(2, 0, 1), "none": whole[:0], "one": whole[0, 0, 3]}
-    checksum = staged(tensors, Slabs()).write(tmp_path / "x.safetensors")
+    checksum = tensor_file(tensors).write(tmp_path / "x.safetensors")
     assert same(read_tensors(tmp_path / "x.safetensors", checksum), tensors)
 
 
@@ -78,7 +98,7 @@ def test_views_and_transposed_tensors_are_written_as_they_look(tmp_path):
 def test_a_changed_byte_anywhere_is_noticed(tmp_path_factory, sizes, data):
     path = tmp_path_factory.mktemp("x") / "x.safetensors"
     tensors = {str(index): torch.arange(size, dtype=torch.int16) for index, size in enumerate(sizes)}
-    checksum = staged(tensors, Slabs()).write(path)
+    checksum = tensor_file(tensors).write(path)
     contents = bytearray(path.read_bytes())
     contents[data.draw(st.integers(0, len(contents) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     path.write_bytes(contents)
@@ -87,7 +107,7 @@ def test_a_changed_byte_anywhere_is_noticed(tmp_path_factory, sizes, data):
 
 
 def test_a_file_that_was_cut_short_is_noticed(tmp_path):
-    checksum = staged(tensors_of_all_types(), Slabs()).write(tmp_path / "x")
+    checksum = tensor_file(tensors_of_all_types()).write(tmp_path / "x")
     (tmp_path / "x").write_bytes((tmp_path / "x").read_bytes()[:-1])
     with pytest.raises(CheckpointError, match="is damaged: it has"):
         read_tensors(tmp_path / "x", checksum)
