@@ -53,6 +53,11 @@ class LiveTable:
         if not quiet and can_repaint(self._stream) and not os.environ.get("CI"):
             self._live = self._new_live()
 
+    def resumed(self, records: Sequence[TrialRecord]) -> None:
+        self._records |= {record.number: record for record in records}
+        best = best_of(records, self._metric, self._mode)
+        self._best = None if best is None else best.value(self._metric, self._mode)
+
     def changed(self, record: TrialRecord) -> None:
         self._records[record.number] = record
         if self._live is None:

@@ -52,6 +52,9 @@ class Conductor:
         self._began = time.monotonic() - max(past, default=0.0)
         self._began_now = time.monotonic()
         self._recall()
+        if self.records:
+            for watcher in self._watchers:
+                watcher.resumed(self.records)
 
     # ------------------------------------------------------------ what an engine asks
 

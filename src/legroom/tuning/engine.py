@@ -77,6 +77,9 @@ class Engine(Protocol):
 class Watcher(Protocol):
     """Whoever shows or logs a study while it runs (the live table, TensorBoard, wandb). Called from the engine's thread."""
 
+    def resumed(self, records: Sequence[TrialRecord]) -> None:
+        """The study goes on with these, before anything changes."""
+
     def changed(self, record: TrialRecord) -> None:
         """A trial has a new state or a new report."""
 

@@ -1,7 +1,7 @@
 """What the loggers share: which figures go out, and that a log that cannot be written never ends a study."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,11 @@ class Logger:
         self._written: dict[int, int] = {}
         self._ended: set[int] = set()
         self._is_broken = False
+
+    def resumed(self, records: Sequence[TrialRecord]) -> None:
+        """What was logged before the study was interrupted is not logged again."""
+        self._written |= {record.number: len(record.reports) for record in records}
+        self._ended |= {record.number for record in records if record.state.is_final}
 
     def changed(self, record: TrialRecord) -> None:
         """Writes what is new since the last time. A trial that was rejected before it started is over at once."""

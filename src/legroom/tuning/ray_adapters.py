@@ -4,12 +4,16 @@ Ray keeps processes, resources and machines; what is tried, admitted, cut short 
 trials can be several of Ray's: each time it is handed out (again after a pause, a full GPU, another's checkpoint) Ray sees a new one.
 """
 
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
+from legroom.errors import LegroomError
 from legroom.tuning.conductor import Conductor
 from legroom.tuning.ray_trial import ORDER, read_result
 from legroom.tuning.records import TrialState
@@ -21,23 +25,44 @@ from legroom.tuning.trial_process import TrialEnd
 SECONDS_BETWEEN_LOOKS = 0.2
 
 
+@dataclass(slots=True)
+class Exchange:
+    """What searcher and scheduler share."""
+
+    stage: Stage
+    conductor: Conductor
+    numbers: dict[str, int] = field(default_factory=dict)
+    """Ray's name of a trial → our number."""
+    refusal: LegroomError | None = None
+    """Why the study ends here: Ray would wrap it into an error of its own, with a traceback in its text."""
+
+    @contextlib.contextmanager
+    def heard(self) -> Iterator[None]:
+        try:
+            yield
+        except LegroomError as error:
+            self.refusal = error
+            raise
+
+
 class StagedSearch(Searcher):
     """Ray asks for a configuration and gets the order of the next trial that has room."""
 
-    def __init__(self, stage: Stage, conductor: Conductor, numbers: dict[str, int]) -> None:
-        """`numbers`: Ray's name of a trial → ours, shared with the scheduler."""
+    def __init__(self, exchange: Exchange) -> None:
         super().__init__()
-        self._stage, self._conductor, self._numbers = stage, conductor, numbers
+        self._exchange = exchange
 
     def suggest(self, trial_id: str) -> Any:
         """An order; None where there is none now; Ray's own word where there will be no more."""
-        orders = self._stage.hand_out()
-        while orders is None and not self._stage.running and not self._stage.is_over:
-            self._conductor.wait(SECONDS_BETWEEN_LOOKS)  # Ray would sleep a whole second
-            orders = self._stage.hand_out()
+        stage, conductor = self._exchange.stage, self._exchange.conductor
+        with self._exchange.heard():
+            orders = stage.hand_out()
+            while orders is None and not stage.running and not stage.is_over:
+                conductor.wait(SECONDS_BETWEEN_LOOKS)  # Ray would sleep a whole second
+                orders = stage.hand_out()
         if orders is None:
-            return Searcher.FINISHED if self._stage.is_over else None
-        self._numbers[trial_id] = orders[0].number
+            return Searcher.FINISHED if stage.is_over else None
+        self._exchange.numbers[trial_id] = orders[0].number
         return {ORDER: orders[0]}
 
     def on_trial_complete(
@@ -61,29 +86,26 @@ class StagedScheduler(FIFOScheduler):
 
     _supports_buffered_results = False  # a trial is to wait for the answer to each report
 
-    def __init__(self, stage: Stage, numbers: dict[str, int]) -> None:
+    def __init__(self, exchange: Exchange) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._stage, self._numbers = stage, numbers
+        self._exchange = exchange
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
-        number = self._numbers[trial.trial_id]
+        stage, number = self._exchange.stage, self._exchange.numbers[trial.trial_id]
         told = read_result(result)
-        if not isinstance(told, Reported):
-            self._stage.ended(number, told)
-            return TrialScheduler.STOP
-        if self._stage.reported(number, told) is Action.GO_ON:
-            return TrialScheduler.CONTINUE
-        # Ray ends the process, and it will say no more.
-        self._stage.ended(
-            number, TrialEnd(state=TrialState.STOPPED, actual_bytes=told.actual_bytes, ooms=told.ooms)
-        )
+        with self._exchange.heard():
+            if isinstance(told, Reported):
+                if stage.reported(number, told) is Action.GO_ON:
+                    return TrialScheduler.CONTINUE
+                # Ray ends the process, and it will say no more.
+                told = TrialEnd(state=TrialState.STOPPED, actual_bytes=told.actual_bytes, ooms=told.ooms)
+            stage.ended(number, told)
         return TrialScheduler.STOP
 
     def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:
-        self._stage.ended(self._numbers[trial.trial_id], TrialEnd(state=TrialState.FAILED, why=_why(trial)))
-
-    def on_trial_complete(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:
-        """Our trials say that they end, and are stopped at that."""
+        end = TrialEnd(state=TrialState.FAILED, why=_why(trial))
+        with self._exchange.heard():
+            self._exchange.stage.ended(self._exchange.numbers[trial.trial_id], end)
 
     def __getstate__(self) -> dict[str, Any]:
         return {}

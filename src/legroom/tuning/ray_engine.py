@@ -21,6 +21,7 @@ from legroom.tuning.trial_process import Order
 
 if TYPE_CHECKING:
     from legroom.tuning.conductor import Conductor
+    from legroom.tuning.ray_adapters import Exchange
 
 LEAST = 0.01
 """Processors that a trial asks Ray for where the stage packs: it hands out no more than there is room for, and Ray need not
@@ -56,34 +57,41 @@ class RayEngine:
         with connected(self._address, processors=processors()):
             if self._address is not None and job.parallel is None:
                 job = replace(job, parallel=_processors_of_cluster())
-            stage = Stage(job, conductor)
-            account = job.folder / "ray"
-            try:
-                _tuner(stage, conductor, account, _resources(self._machines)).fit()
-            except KeyboardInterrupt:
-                stage.interrupt()
-                raise
-            finally:
-                shutil.rmtree(
-                    account, ignore_errors=True
-                )  # Ray's account of the study: the store has all of it
-            if not stage.is_over:  # Ray took Ctrl-C for itself and ended its trials
-                stage.interrupt()
-                raise KeyboardInterrupt
+            self._fit(job, Stage(job, conductor), conductor)
+
+    def _fit(self, job: Job, stage: Stage, conductor: "Conductor") -> None:
+        from legroom.tuning.ray_adapters import Exchange
+
+        exchange = Exchange(stage, conductor)
+        account = job.folder / "ray"
+        try:
+            _tuner(exchange, account, _resources(self._machines)).fit()
+        except KeyboardInterrupt:
+            stage.interrupt()
+            raise
+        except Exception:
+            if exchange.refusal is not None:
+                raise exchange.refusal from None
+            raise
+        finally:
+            shutil.rmtree(account, ignore_errors=True)  # Ray's account of the study: the store has all of it
+        if not stage.is_over:  # Ray took Ctrl-C for itself and ended its trials
+            stage.interrupt()
+            raise KeyboardInterrupt
 
 
-def _tuner(stage: Stage, conductor: "Conductor", folder: Path, resources: Resources) -> Any:
+def _tuner(exchange: "Exchange", folder: Path, resources: Resources) -> Any:
     from ray import tune
 
     from legroom.tuning.ray_adapters import StagedScheduler, StagedSearch
 
-    numbers: dict[str, int] = {}
+    numbers = exchange.numbers
     folder.mkdir(parents=True, exist_ok=True)
     return tune.Tuner(
         tune.with_resources(run_in_ray, resources),
         tune_config=tune.TuneConfig(
-            search_alg=StagedSearch(stage, conductor, numbers),
-            scheduler=StagedScheduler(stage, numbers),
+            search_alg=StagedSearch(exchange),
+            scheduler=StagedScheduler(exchange),
             num_samples=-1,  # as many as the search gives
             reuse_actors=False,
             trial_name_creator=lambda trial: f"trial-{numbers[trial.trial_id]}",

@@ -70,6 +70,14 @@ def test_in_a_pipe_only_a_new_best_and_trouble_are_told() -> None:
     ]
 
 
+def test_after_an_interruption_the_best_before_it_counts() -> None:
+    stream = io.StringIO()
+    table = LiveTable("loss", "min", stream=stream)
+    table.resumed([finished(0)])
+    table.changed(finished(1))
+    assert stream.getvalue() == ""
+
+
 def test_a_trial_that_still_runs_is_not_told_in_a_pipe() -> None:
     stream = io.StringIO()
     LiveTable("loss", "min", stream=stream).changed(finished(0, state=TrialState.RUNNING))

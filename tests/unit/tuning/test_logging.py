@@ -50,6 +50,18 @@ def test_a_report_is_logged_once_however_often_the_trial_changes(tmp_path: Path)
     assert [each.step for each in read(tmp_path / "trial_0000").Scalars("loss")] == [1, 2]
 
 
+def test_what_was_logged_before_an_interruption_is_not_logged_again(tmp_path: Path) -> None:
+    log = TensorBoardLog(tmp_path)
+    record = finished(0, state=TrialState.RUNNING, reports=[Report(1, {"loss": 1.0})])
+    log.resumed([record, finished(1)])
+    record.reports.append(Report(2, {"loss": 0.5}))
+    log.changed(record)
+    log.changed(finished(1))
+    log.closed()
+    assert [each.step for each in read(tmp_path / "trial_0000").Scalars("loss")] == [2]
+    assert not (tmp_path / "trial_0001").exists()
+
+
 def test_wandb_keeps_a_trial_offline(tmp_path: Path) -> None:
     log = WandbLog("project", tmp_path)
     log.changed(finished(0))
