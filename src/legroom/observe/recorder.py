@@ -30,7 +30,7 @@ from legroom.observe.cuda_rules.rules import CudaRules
 from legroom.observe.kernel_memory import KernelMemory
 from legroom.observe.roles import Roles
 from legroom.observe.stand_ins import ASKS_DEVICE, StandIns
-from legroom.observe.storages import Live, storage_of, tensors_in
+from legroom.observe.storages import Live, is_imagined, storage_of, tensors_in
 from legroom.observe.training import TrainingClock
 
 HOST = -1
@@ -73,8 +73,6 @@ class Context(threading.local):
     category: Category | None = None
     call: tuple[Any, Any, Any] | None = None
     """The torch function that the program called, its arguments and its named arguments, while it runs."""
-    imagines: bool = False
-    """Whether torch only works out what a result would look like: nothing of that is memory."""
 
 
 class Recorder:
@@ -213,7 +211,7 @@ class Recorder:
         plan: Plan | None,
     ) -> None:
         target = self.context.target
-        if self.context.imagines:
+        if is_imagined(out, None if self.stand_ins is None else self.stand_ins.mode):
             return
         if self.everywhere:
             device = 0

@@ -52,6 +52,15 @@ def _storage_of_values(tensor: Any) -> Any:
         return None
 
 
+def is_imagined(out: Any, mode: Any) -> bool:
+    """Whether a result has no data, and is no stand-in of `mode` (a fake mode, or None): torch only worked out its shape.
+
+    It does that for instance to place the results of operations on sharded tensors, with the whole tensors' sizes.
+    """
+    first = out if isinstance(out, torch.Tensor) else next(tensors_in(out), None) if out else None
+    return isinstance(first, torch._subclasses.FakeTensor) and first.fake_mode is not mode
+
+
 def tensors_in(value: Any, depth: int = 6) -> Iterator[torch.Tensor]:
     """The tensors among these values, and in tuples, lists and mappings among them, in order."""
     for item in value:

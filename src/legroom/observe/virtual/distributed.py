@@ -32,14 +32,6 @@ def replacements() -> Iterable[Replacement]:
         plain = getattr(parallel, name, None)
         if plain is not None:
             yield from table(parallel, {name: _buckets_on_its_device(plain)})
-    sharding = getattr(optional_module("torch.distributed.tensor._sharding_prop"), "ShardingPropagator", None)
-    for name in (
-        "_propagate_tensor_meta_non_cached",
-        "_propagate_tensor_meta",
-    ):  # one calls the other, if both are there
-        plain = getattr(sharding, name, None)
-        if plain is not None:
-            yield from table(sharding, {name: _imagined(plain)})
 
 
 def _modules() -> tuple[Any, Any]:
@@ -96,26 +88,6 @@ def _buckets_on_its_device(plain: Any) -> Any:
             return plain(parallel, *arguments, **options)
         finally:
             context.orphans = outer
-
-    return call
-
-
-def _imagined(plain: Any) -> Any:
-    """To place the result of an operation on sharded tensors, torch runs it on whole ones that do not exist."""
-
-    @functools.wraps(plain)
-    def call(*arguments: Any, **options: Any) -> Any:
-        from legroom.observe.virtual.gpu import VirtualGPU
-
-        if VirtualGPU._active is None:
-            return plain(*arguments, **options)
-        context = VirtualGPU._active.recorder.context
-        outer = context.imagines
-        context.imagines = True
-        try:
-            return plain(*arguments, **options)
-        finally:
-            context.imagines = outer
 
     return call
 

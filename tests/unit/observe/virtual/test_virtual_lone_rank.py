@@ -1,0 +1,59 @@
+"""A rank that is traced alone: the world has its size, and nobody needs to come."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+
+from legroom import VirtualGPU
+from legroom.observe.virtual.lone_rank import VARIABLE
+
+
+@pytest.fixture
+def third_of_four(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name, value in {VARIABLE: "1", "RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    with VirtualGPU("1GiB"):
+        dist.init_process_group("nccl")
+        yield
+        dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("third_of_four")
+def test_it_has_its_place_in_the_whole_world() -> None:
+    assert (dist.get_rank(), dist.get_world_size()) == (2, 4)
+
+
+@pytest.mark.usefixtures("third_of_four")
+def test_meetings_wait_for_nobody() -> None:
+    dist.barrier()
+    ones = torch.ones(4, device="cuda")
+    dist.all_reduce(ones)
+    told: list[object] = ["kept"]
+    dist.broadcast_object_list(told, src=0)
+    assert told == ["kept"]
+
+
+@pytest.mark.usefixtures("third_of_four")
+def test_a_replica_trains_a_step() -> None:
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8).cuda())
+    model(torch.ones(2, 8, device="cuda")).sum().backward()
+    assert next(model.parameters()).grad is not None
+
+
+@pytest.mark.usefixtures("third_of_four")
+def test_a_sharded_model_holds_its_share_and_nothing_imagined() -> None:
+    model = torch.nn.Linear(1024, 1024, bias=False).cuda()
+    fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    model(torch.ones(2, 1024, device="cuda")).sum().backward()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    optimizer.step()
+    share = 1024 * 1024  # a quarter of 4 MiB
+    assert torch.cuda.memory_allocated() - before == share  # the momentum
+    assert (
+        torch.cuda.max_memory_allocated() - before <= 2 * share
+    )  # and one temporary at most, never whole tensors
