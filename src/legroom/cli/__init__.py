@@ -18,6 +18,7 @@ from legroom.cli.launch import launch
 from legroom.cli.lint import lint
 from legroom.cli.report import report
 from legroom.cli.run import ScriptCommand, run
+from legroom.cli.tune import tune
 from legroom.errors import LegroomError
 
 app = typer.Typer(
@@ -102,3 +103,4 @@ app.command("report")(report)
 app.command("lint")(lint)
 app.command("explain")(explain)
 app.command("doctor")(doctor)
+app.command("tune")(tune)

@@ -21,6 +21,8 @@ from legroom.tuning.store import Store
 from legroom.tuning.study import Study
 
 ENGINES = ("auto", "local", "ray")
+EVERY = 1 << 30
+"""Trials: as many as a grid has points."""
 
 
 def tune(
@@ -31,7 +33,7 @@ def tune(
     mode: Mode = "min",
     search: str = "random",
     scheduler: str | None = None,
-    trials: int = 10,
+    trials: int | None = None,
     gpu: str | None = None,
     time_budget: float | str | None = None,
     resume: bool = False,
@@ -51,7 +53,7 @@ def tune(
     """Search the configuration for which `train_fn(config, trial)` reports the best `metric`.
 
     `train_fn` may also be a `ray.tune.Tuner`. `space`: a dict or a TOML file (see docs/tune.md). `search`: random, grid, bayes, hyperopt or optuna. `scheduler`: asha,
-    median, pbt or None. `trials`: how many are started; what can never fit is rejected before and does not count.
+    median, pbt or None. `trials`: how many are started (10, or all of a grid); what can never fit is rejected before and does not count.
     `gpu`: None is every GPU here, or the host where there is none; "8GiB,4GiB" are virtual ones; "cpu" is the host.
     `time_budget`: seconds, or "20min". `storage`: the study's folder; `resume`: go on with what is there. `engine`: local, ray or
     auto. `parallel`: trials at once at most. `ranks`: processes of one trial. `grace`, `reduction`, `most_steps`: ASHA's.
@@ -82,7 +84,7 @@ def tune(
         scheduler_options=SchedulerOptions(
             grace=grace, reduction=reduction, most_steps=most_steps, interval=interval
         ),
-        trials=trials,
+        trials=trials if trials is not None else EVERY if search == "grid" else 10,
         places=places,
         parallel=parallel,
         ranks=ranks,
@@ -172,7 +174,7 @@ def _check(
     search: str,
     space: Space,
     scheduler: str | None,
-    trials: int,
+    trials: int | None,
     engine: str,
     parallel: int | None,
     ranks: int,

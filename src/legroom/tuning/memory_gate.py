@@ -26,8 +26,10 @@ from legroom.tuning.space import Config, Space
 from legroom.tuning.tracer import CannotEstimate, Traced, Tracer
 from legroom.units import format_size
 
-MOST_TRACES = 6
+MOST_TRACES = 4
 """For the largest micro-batch on one GPU: after so many the largest that was found is good enough."""
+NEAR = 0.75
+"""Of the smallest micro-batch that does not fit: one that is as large as this is large enough."""
 MOST_CORRECTION = 2.0
 """An estimate is never taken for more than this much too low: something else is wrong then."""
 
@@ -200,7 +202,7 @@ class MemoryGate:
             return None
         best = self._fit(first, place, sizes[0])
         for _ in range(MOST_TRACES):
-            if high - low <= 1:
+            if high - low <= 1 or sizes[low] >= NEAR * [*sizes, rows][high]:
                 break
             middle = _between(low, high, [*sizes, rows], tried, place.room / self._correction)
             traced = self._trace(known, sizes[middle])[place.index]

@@ -58,7 +58,9 @@ class TrialTracing:
 
     def run(self) -> NoReturn:
         torch.set_num_threads(1)  # a fork has none of its parent's threads
-        os.nice(5)  # trials that train come first
+        with contextlib.ExitStack() as stack:
+            self._warm_up(self._device(stack))
+        self._trace = Trace(gpu=self._gpu, mode="fake")
         with contextlib.ExitStack() as stack:
             device = self._device(stack)
             train = self._function.load()
@@ -98,6 +100,14 @@ class TrialTracing:
         stack.enter_context(device)
         stack.enter_context(optimizers.installed())
         return device
+
+    def _warm_up(self, device: VirtualGPU) -> None:
+        """What torch loads at its first step without data takes a second: here once, not in every fork."""
+        model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(8, 2)).to("cuda")
+        optimizer = torch.optim.AdamW(model.parameters())
+        guard = Guard(model, optimizer, max_micro_batch=1, reduction="mean", coupling="per-chunk", remember=False)
+        guard.step(lambda images: model(images).sum(), torch.zeros(2, 1, 4, 4, device="cuda")).item()
+        finish(self._trace, device)
 
     def _serve(self, request: dict[str, Any], train: Any, device: VirtualGPU) -> NoReturn:
         """In a fork: one configuration."""
