@@ -8,7 +8,7 @@ from torch import nn
 
 from legroom.errors import UsageError
 from legroom.scale.choosing import Choice
-from legroom.scale.cutting.planning import AmongRanks, plan_pipeline
+from legroom.scale.cutting.planning import AmongRanks, plan_pipeline, plan_split
 from legroom.scale.foresight import likeness_of
 from legroom.scale.shares import checked_shares
 from legroom.scale.strategies.alone import alone
@@ -17,6 +17,7 @@ from legroom.scale.strategies.distributed import distributed
 from legroom.scale.strategies.engine import Engine
 from legroom.scale.strategies.pipelined import Pipelined
 from legroom.scale.strategies.sharded import sharded
+from legroom.scale.strategies.split import split
 from legroom.scale.world import Place
 from legroom.train.guarding.scaling import Given, Scaling, scaling
 
@@ -75,6 +76,11 @@ def build(
             among=AmongRanks(),
         )
         return Pipelined(model, optimizer, place, plan, schedule=wishes.schedule), Choice("pipeline", ""), how
+    if wanted == "split" and len(place.devices) > 1:
+        homes, _ = plan_split(
+            model, optimizer, _batch(wishes, "split"), len(place.devices), likeness_of(place.device)
+        )
+        return split(model, optimizer, place, homes), Choice("split", ""), how
     if wanted == "dp" and len(place.devices) > 1:
         checked_devices(place)
         shares = checked_shares(wishes.shares, len(place.devices), zero_allowed=True)

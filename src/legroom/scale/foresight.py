@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 
 from legroom.errors import LegroomError, UsageError
-from legroom.memory.events import Event
+from legroom.memory.events import Alloc, Category, Event, Free, Tag
 from legroom.observe.cuda_rules.rules import CudaRules
 from legroom.observe.gpus import Gpu, find_gpu
 from legroom.observe.stand_ins import StandIns
@@ -48,10 +48,23 @@ class Likeness:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """The most that each kind of memory took at any time, in bytes."""
+
+    weights: int
+    gradients: int
+    state: int
+    rest: int
+    """Activations, inputs and all that passes."""
+
+
+@dataclass(frozen=True, slots=True)
 class Foreseen:
-    """One step, from its second time on: the first makes optimizer state."""
+    """Steps on devices without data."""
 
     peaks: tuple[Peaks, ...]
+    """One per device."""
+    held: tuple[Held, ...]
     """One per device."""
     looked_at_values: bool
     """Whether the step asked for values: then it may go another way with other data."""
@@ -89,7 +102,11 @@ def foreseen(like: Likeness, devices: int, make_step: MakeStep, *, steps: int = 
             looked_at_values = bool(device.stand_ins and device.stand_ins.made_up)
             del step
         trace = Trace(gpu=like.gpu, mode="fake", events=events)
-        return Foreseen(tuple(play(trace.requests(index)) for index in range(devices)), looked_at_values)
+        return Foreseen(
+            tuple(play(trace.requests(index)) for index in range(devices)),
+            tuple(_held(events, index) for index in range(devices)),
+            looked_at_values,
+        )
 
     return undisturbed(trace)
 
@@ -111,6 +128,31 @@ def traced(like: Likeness, devices: int = 1) -> Iterator[tuple[list[Event], Virt
             yield events, device
     finally:
         logger.disabled = was_disabled
+
+
+def _held(events: list[Event], device: int) -> Held:
+    kinds = {event.id: event.category for event in events if type(event) is Alloc and event.device == device}
+    kinds.update({event.id: event.category for event in events if type(event) is Tag and event.id in kinds})
+    now = dict.fromkeys(("weights", "gradients", "state", "rest"), 0)
+    most = dict(now)
+    sizes: dict[int, int] = {}
+    for event in events:
+        if type(event) is Alloc and event.id in kinds:
+            sizes[event.id] = event.block_bytes
+            kind = _KINDS.get(kinds[event.id], "rest")
+            now[kind] += event.block_bytes
+            most[kind] = max(most[kind], now[kind])
+        elif type(event) is Free and event.id in sizes:
+            now[_KINDS.get(kinds[event.id], "rest")] -= sizes.pop(event.id)
+    return Held(**most)
+
+
+_KINDS = {
+    Category.PARAMETER: "weights",
+    Category.BUFFER: "weights",
+    Category.GRADIENT: "gradients",
+    Category.OPTIMIZER_STATE: "state",
+}
 
 
 def undisturbed(function: Callable[[], T]) -> T:

@@ -8,15 +8,34 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from legroom.scale.cutting.balance import Balance, balanced
+from legroom.scale.cutting.balance import Balance, Traffic, balanced
 from legroom.scale.cutting.cut import Cut, cut_at
 from legroom.scale.cutting.parts import Part, Sheet
 from legroom.scale.cutting.rehearsal import costs, inputs_of, stage_step, traffic
 from legroom.scale.cutting.score import record
 from legroom.scale.foresight import Likeness, foreseen
+from legroom.scale.rehearsals import split_step
+from legroom.scale.strategies.split import homes_of_parts
 from legroom.train.guarding.splitting import Batch
 
 T = TypeVar("T")
+
+
+def plan_split(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None, batch: Any, devices: int, like: Likeness
+) -> tuple[dict[str, int], Balance]:
+    """Which of the devices each tensor of the model goes to, and what each device needs: the same cut, one batch at a time."""
+    score = record(model, *inputs_of(batch))
+    sheet = Sheet(score)
+
+    def rehearsed(boundaries: Sequence[int]) -> tuple[int, ...]:
+        homes = homes_of_parts(model, sheet.parts(boundaries))
+        told = foreseen(like, devices, split_step(model, optimizer, batch, devices, homes))
+        return tuple(peaks.allocated for peaks in told.peaks)
+
+    flow = Traffic((1,) * devices, 1)
+    found = balanced(sheet, costs(model, optimizer, sheet, batch, like), flow, rehearsed)
+    return homes_of_parts(model, sheet.parts(found.boundaries)), found
 
 
 class Among:

@@ -19,6 +19,7 @@ from legroom.scale.cutting.parts import Part, Player, Sheet
 from legroom.scale.cutting.score import Entry, Named, Score, input_tensors, tensors_of, without_data
 from legroom.scale.foresight import Likeness, MakeStep, traced, undisturbed
 from legroom.scale.optimizers import rebound
+from legroom.scale.rehearsals import optimizer_for
 
 
 def traffic(schedule: str, stages: int, micro_batches: int) -> Traffic:
@@ -61,7 +62,7 @@ def stage_step(
 
     def make(onto: OntoDevice) -> Callable[[], None]:
         placed, placed_optimizer = onto.copied((bare, bare_optimizer))
-        steps = _optimizer(placed, placed_optimizer)
+        steps = optimizer_for(placed, placed_optimizer)
         batch = onto.copied([micro] * flow.buffered)
         player = Player(score, part, placed, torch.device("cuda", 0))
         arrive = [[_buffer(like) for like in player.likes(part.receives)] for _ in batch]
@@ -119,7 +120,7 @@ def costs(
         with traced(like) as (events, _):
             onto = OntoDevice()
             placed, placed_optimizer = onto.copied((model, optimizer))
-            steps = _optimizer(placed, placed_optimizer)
+            steps = optimizer_for(placed, placed_optimizer)
             batch = onto.copied(micro)
             player = Player(score, whole, placed, torch.device("cuda", 0))
             begins = [len(events)]
@@ -179,13 +180,6 @@ def inputs_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(batch, list | tuple):
         return (tuple(batch[:-1]) if len(batch) > 1 else tuple(batch)), {}
     return (batch,), {}
-
-
-def _optimizer(model: nn.Module, given: torch.optim.Optimizer | None) -> torch.optim.Optimizer:
-    """The run's own; without one, what most people take."""
-    if given is not None:
-        return given
-    return torch.optim.AdamW(parameter for parameter in model.parameters() if parameter.requires_grad)
 
 
 def _buffer(like: Any) -> torch.Tensor:

@@ -28,7 +28,7 @@ def data_parallel(
 ) -> Direct:
     model.to(place.device)
     wrapped = UnevenDataParallel(model, list(place.devices), shares)
-    return Direct("dp", wrapped, model, optimizer, batch_device=None)
+    return Direct("dp", wrapped, model, optimizer, batch_device=place.device)
 
 
 class UnevenDataParallel(nn.Module):

@@ -190,9 +190,10 @@ def _rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
         items = {name: change(item) for name, item in value.items()}
         if type(value) is dict:
             return items
-        made = copy.copy(value)
+        made: Any = copy.copy(value)
         try:
-            made.update(items)  # type: ignore[attr-defined]
+            for name, item in items.items():  # not update(): some, a model's outputs, refuse it
+                made[name] = item
         except (AttributeError, TypeError):
             return items
         return made
