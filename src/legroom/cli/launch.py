@@ -11,7 +11,7 @@ import typer
 
 from legroom.cli.estimate import EXIT_CODES
 from legroom.cli.options import Format, FormatOption, ModuleOption, ScriptWords, parse_gpus
-from legroom.errors import UsageError
+from legroom.errors import LegroomError, UsageError
 
 if TYPE_CHECKING:
     from legroom.diagnose.run_report import RunReport
@@ -164,11 +164,14 @@ _WORST = (0, 3, 1)
 def _run(plan: "LaunchPlan", logs: Path | None, *, as_json: bool) -> int:
     from legroom.scale.launching.elastic import run_elastic
     from legroom.scale.launching.folder import make_folder
+    from legroom.scale.launching.meeting_place import check_place
     from legroom.scale.launching.ray_engine import run_ray
     from legroom.show.launch_lines import RankLines
     from legroom.show.launch_summary import ending_words, opening_words, restart_words
     from legroom.show.terminal import print_to
 
+    if plan.rendezvous is not None:
+        check_place(plan.rendezvous)
     folder = make_folder(logs, plan.script.stem)
     if not as_json:
         print_to(sys.stderr, opening_words(plan, folder))
@@ -189,6 +192,9 @@ def _run(plan: "LaunchPlan", logs: Path | None, *, as_json: bool) -> int:
             end = run_ray(plan, folder, starting=starting, over=over)
         else:
             end = run_elastic(plan, folder, starting=starting, over=over)
+    except LegroomError:
+        folder.discard()
+        raise
     finally:
         lines.stop()
     if as_json:

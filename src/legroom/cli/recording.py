@@ -28,7 +28,6 @@ from legroom.diagnose import ending as endings
 from legroom.diagnose import sources, spilled
 from legroom.diagnose.command import Command
 from legroom.diagnose.ending import RunEnding
-from legroom.diagnose.explain import explain
 from legroom.diagnose.oom import is_oom
 from legroom.diagnose.run_report import RunReport, run_report
 from legroom.diagnose.spilled import Spilled
@@ -274,7 +273,7 @@ class Recording:
         self._session.finish()
         self._write_ending(outcome)
         self._place.writer.close()
-        speaker.ended(outcome, self._session.status())
+        speaker.ended(outcome, self._session.fullest())
 
     def _report(self, outcome: Outcome) -> RunReport:
         """What the capture says up to now, with how the run ended written into it."""
@@ -355,6 +354,10 @@ def _account(spill: Spill) -> Spilled:
 
 def _name_cause(error: BaseException, *, on_virtual_gpu: bool) -> None:
     """Below the traceback of an error that is known: what it means, and where its page is."""
+    from legroom.diagnose.explain import (
+        explain,  # a thousand patterns, which a run that goes well never needs
+    )
+
     told = explain(error)
     if not told.code:
         return

@@ -39,7 +39,7 @@ class DeviceInfo:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The figures of the moment, of the fullest device."""
+    """The figures of the moment, of one device."""
 
     step: int
     """Steps completed."""
@@ -104,11 +104,20 @@ class Session:
         return "watched", f"{self._watcher.turn} turns of the loop were watched for leaks"
 
     def status(self) -> Status:
-        fullest = max(self.devices, key=lambda device: self._figures(device.index)[0])
+        """Of the device that holds most now."""
+        return self._status_of(max(self.devices, key=lambda device: self._figures(device.index)[0]))
+
+    def fullest(self) -> Status:
+        """Of the device that held most of its memory at some moment."""
+        return self._status_of(
+            max(self.devices, key=lambda device: self._figures(device.index)[3] / max(device.capacity, 1))
+        )
+
+    def _status_of(self, device: DeviceInfo) -> Status:
         steps, seconds = (
             self._producer.progress if isinstance(self._producer, CudaHistory) else self._progress
         )
-        return Status(steps, seconds, fullest.index, *self._figures(fullest.index), fullest.capacity)
+        return Status(steps, seconds, device.index, *self._figures(device.index), device.capacity)
 
     def _figures(self, index: int) -> tuple[int, int, int, int]:
         """allocated, reserved and their peaks over the run."""

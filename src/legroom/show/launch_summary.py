@@ -54,7 +54,7 @@ def _ranks_words(plan: LaunchPlan) -> str:
 def restart_words(attempt: Attempt, allowed: int) -> RenderableType:
     """An attempt failed and another begins."""
     cause = attempt.cause
-    why = "another node came or went" if cause is None else _what_happened(cause)
+    why = "another node came or went" if cause is None else _what_happened(cause, attempt)
     return Text(f"legroom: {why}; all ranks start again ({attempt.number + 1} of {allowed}).", style="yellow")
 
 
@@ -106,9 +106,9 @@ def _cause_parts(
             "every rank must come to every collective operation.",
             style="bold red",
         )
-        yield Text(f"Then {_what_happened(cause)}.")
+        yield Text(f"Then {_what_happened(cause, last)}.")
     else:
-        first = _what_happened(cause)
+        first = _what_happened(cause, last)
         yield Text(f"{first[0].upper()}{first[1:]}.", style="bold red")
         if cause.lost_peer and plan.nodes[1] > 1:
             yield Text(
@@ -122,12 +122,12 @@ def _cause_parts(
         yield Text(f"\n{advice}", style="yellow")
 
 
-def _what_happened(rank: RankResult) -> str:
-    after = f" after {seconds_words(rank.ending.seconds)}" if rank.ending is not None else ""
+def _what_happened(rank: RankResult, attempt: Attempt) -> str:
+    after = f" after {seconds_words(rank.ending.seconds if rank.ending else attempt.seconds)}"
     if rank.ending is None:
         if rank.signal:
-            return f"rank {rank.rank} was killed by {rank.signal}"
-        return f"rank {rank.rank} ended with exit code {rank.code}, without a Python error"
+            return f"rank {rank.rank} was killed by {rank.signal}{after}"
+        return f"rank {rank.rank} ended{after} with exit code {rank.code}, without a Python error"
     if rank.ending.error:
         return f"rank {rank.rank} failed first{after}: {_shortened(rank.ending.error)}"
     return f"rank {rank.rank} ended first{after}, with exit code {rank.code}"

@@ -29,7 +29,6 @@ from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
 from legroom.errors import LegroomError
 from legroom.scale.launching.folder import RunFolder, read_ending
 from legroom.scale.launching.host_kills import kernel_kills
-from legroom.scale.launching.meeting_place import check_place
 from legroom.scale.launching.order import ATTEMPT, environment, rank_command
 from legroom.scale.launching.outcome import Attempt, LaunchEnd, Over, RankResult, Starting
 from legroom.scale.launching.plan import LaunchPlan
@@ -44,7 +43,6 @@ def run_elastic(plan: LaunchPlan, folder: RunFolder, *, starting: Starting, over
     Raises `LegroomError` where nodes do not meet. Must be called on the main thread, so that Ctrl-C reaches it.
     """
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL + 1)  # we say it ourselves, once
-    check_place(plan)
     watched = _Watched(folder, starting, over)
     killed_before = kernel_kills()
     known = set(psutil.Process().children(recursive=True))

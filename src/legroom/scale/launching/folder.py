@@ -9,6 +9,7 @@
 All that is shown about a launch is read from here, whoever started the ranks and wherever they ran.
 """
 
+import contextlib
 import json
 import os
 from dataclasses import asdict, dataclass
@@ -27,10 +28,6 @@ class RankFiles:
     ending: Path
     capture: Path
 
-    @property
-    def all(self) -> tuple[Path, ...]:
-        return self.out, self.err, self.ending, self.capture
-
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
@@ -47,6 +44,11 @@ class RunFolder:
             folder / f"{stem}.json",
             folder / f"{stem}{CAPTURE}",
         )
+
+    def discard(self) -> None:
+        """Nothing was started: take it away again, unless there is something in it."""
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
 
 
 def make_folder(wanted: Path | None, stem: str) -> RunFolder:

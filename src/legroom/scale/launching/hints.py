@@ -1,9 +1,12 @@
 """What a rank's death means beyond its own words, and what to do about it."""
 
 import re
+from pathlib import Path
 
 from legroom.scale.launching.outcome import RankResult
 
+_LOOKED_AT = 20_000
+"""Bytes at the end of an error log."""
 _SIGNALS = {
     "SIGKILL": "Nobody but a person or the kernel sends SIGKILL; the kernel does when host memory runs out (dmesg tells): "
     "fewer loader workers, or a smaller data set in memory.",
@@ -17,8 +20,8 @@ _KERNEL = "The kernel killed a process meanwhile for want of host memory: fewer 
 _ERRORS = (
     (
         re.compile(r"finished its bootstrapping phase"),
-        "The script starts processes (a DataLoader's workers, mp.spawn) while those import it again: put what starts the "
-        'run into a function, and call it under if __name__ == "__main__":',
+        "The script has no main guard, and the processes that it starts (a DataLoader's workers, mp.spawn) run it anew: "
+        'put what it does into a function, and call that under if __name__ == "__main__":',
     ),
     (
         re.compile(r"EADDRINUSE|[Aa]ddress already in use"),
@@ -38,5 +41,15 @@ def hint(rank: RankResult, kernel_kills: int) -> str:
         if rank.signal == "SIGKILL" and kernel_kills:
             return _KERNEL
         return _SIGNALS.get(rank.signal, "")
-    text = f"{rank.ending.error}\n{rank.ending.traceback}"
+    # The log too: what a loader's worker died of is told there alone.
+    text = f"{rank.ending.error}\n{rank.ending.traceback}\n{_tail(rank.files.err)}"
     return next((remedy for pattern, remedy in _ERRORS if pattern.search(text)), "")
+
+
+def _tail(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(path.stat().st_size - _LOOKED_AT, 0))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,22 +1,19 @@
 """Whether nodes can meet where they are told to: a port that another program holds is found in seconds, not in minutes."""
 
 import socket
+import threading
 from datetime import timedelta
 
 import psutil
-import torch.distributed as distributed
 
 from legroom.errors import LegroomError, UsageError
-from legroom.scale.launching.plan import LaunchPlan
 
 PATIENCE_SECONDS = 5
 
 
-def check_place(plan: LaunchPlan) -> None:
-    """Raise where the host has no address, or where its port is this machine's and another program answers there."""
-    if plan.rendezvous is None:
-        return
-    host, _, port = plan.rendezvous.rpartition(":")
+def check_place(place: str) -> None:
+    """Raise where the host of `host:port` has no address, or where the port is this machine's and another program's."""
+    host, _, port = place.rpartition(":")
     addresses = _addresses(host)
     if not addresses & _own_addresses():
         return
@@ -53,14 +50,23 @@ def _is_free(port: int) -> bool:
 
 def _is_meeting(host: str, port: int) -> bool:
     """Whether another node of a launch waits there already."""
-    try:
-        store = distributed.TCPStore(  # type: ignore[attr-defined]
-            host, port, is_master=False, timeout=timedelta(seconds=PATIENCE_SECONDS)
-        )
-        store.check(["legroom"])
-    except Exception:  # whatever a stranger answers
-        return False
-    return True
+    import torch.distributed as distributed
+
+    answered = threading.Event()
+
+    def ask() -> None:
+        try:
+            store = distributed.TCPStore(  # type: ignore[attr-defined]
+                host, port, is_master=False, timeout=timedelta(seconds=PATIENCE_SECONDS)
+            )
+            store.check(["legroom"])
+        except Exception:  # whatever a stranger answers
+            return
+        answered.set()
+
+    # A stranger that says nothing keeps torch waiting for ever, whatever the timeout: hence a thread, to be left behind.
+    threading.Thread(target=ask, daemon=True).start()
+    return answered.wait(PATIENCE_SECONDS)
 
 
 def _who(port: int) -> str:
