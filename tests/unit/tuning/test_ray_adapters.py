@@ -5,8 +5,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-pytest.importorskip("ray.tune", reason="Ray is not installed")
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 

@@ -17,7 +17,6 @@ def free_port() -> int:
 
 
 def test_a_cluster_that_is_not_there_is_a_sentence() -> None:
-    pytest.importorskip("ray")
     address = f"127.0.0.1:{free_port()}"
     with pytest.raises(
         UsageError, match=f"there is no Ray cluster at {address}: start one with `ray start --head`"
@@ -27,7 +26,6 @@ def test_a_cluster_that_is_not_there_is_a_sentence() -> None:
 
 
 def test_no_cluster_on_this_machine_is_a_sentence() -> None:
-    pytest.importorskip("ray")
     with pytest.raises(UsageError, match="there is no Ray cluster on this machine"):
         with connected("auto", processors=1):
             raise AssertionError("there is a cluster")
@@ -35,14 +33,12 @@ def test_no_cluster_on_this_machine_is_a_sentence() -> None:
 
 @pytest.mark.parametrize("address", ["nowhere", "host:", ":6379", "host:port"])
 def test_what_is_no_address_is_a_sentence(address: str) -> None:
-    pytest.importorskip("ray")
     with pytest.raises(UsageError, match="write 'host:6379', or 'auto'"):
         with connected(address, processors=1):
             raise AssertionError("there is a cluster")
 
 
 def test_rays_client_is_refused_with_what_to_give() -> None:
-    pytest.importorskip("ray")
     with pytest.raises(UsageError, match="start the search on a machine of the cluster"):
         with connected("ray://host:10001", processors=1):
             raise AssertionError("there is a cluster")
@@ -56,7 +52,6 @@ def test_without_ray_the_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_environment_is_as_before_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("ray")
     monkeypatch.setenv("RAY_AIR_NEW_OUTPUT", "1")
     before = dict(os.environ)
     with pytest.raises(UsageError):

@@ -3,8 +3,6 @@
 from typing import Any
 
 import pytest
-
-pytest.importorskip("ray.tune", reason="Ray is not installed")
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler, MedianStoppingRule
 from ray.tune.search import ConcurrencyLimiter

@@ -37,7 +37,7 @@ def write_page(study: StudyFigures, path: Path) -> Path:
     except OSError as error:
         raise UsageError(
             f"the report could not be written to {path}: {error.strerror or error}. "
-            "The study itself is kept; give another place with --report"
+            "The study itself is kept: make room, and the same command with --resume writes the report"
         ) from None
     return path
 

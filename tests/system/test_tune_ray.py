@@ -1,0 +1,130 @@
+"""Studies on Ray Tune, for real: one Ray for all of these, since each start takes seconds."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray import tune as ray_tune
+
+from legroom.errors import UsageError
+from legroom.show import study_report
+from legroom.tuning.api import tune
+from legroom.tuning.records import TrialState
+from legroom.units import MiB
+
+FUNCTIONS = """
+import torch
+
+def train(config, trial):
+    if config["kind"] == "bad":
+        raise ValueError("no luck")
+    start = trial.load_checkpoint() or {"epoch": 0}
+    for epoch in range(start["epoch"], 3):
+        trial.report(loss=config["lr"] / (epoch + 1), checkpoint={"epoch": epoch + 1})
+
+def silent(config, trial):
+    trial.report(accuracy=0.5)
+
+def wide(config, trial):
+    model = torch.nn.Linear(config["width"], config["width"]).to(trial.device)
+    guard = trial.guard(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    rows = torch.ones(config["batch_size"], config["width"], device=trial.device)
+    for _ in range(3):
+        loss = guard.step(lambda x: torch.tanh(torch.tanh(model(x))).square().mean(), rows)
+    trial.report(loss=float(loss))
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def running_ray() -> Iterator[None]:
+    before = os.environ.get("RAY_USAGE_STATS_ENABLED")
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    yield
+    ray.shutdown()
+    if before is None:
+        del os.environ["RAY_USAGE_STATS_ENABLED"]
+
+
+@pytest.fixture
+def functions(tmp_path: Path) -> str:
+    file = tmp_path / "functions.py"
+    file.write_text(FUNCTIONS)
+    return str(file)
+
+
+def plain(config: dict[str, Any]) -> None:
+    for step in range(2):
+        ray_tune.report({"loss": config["lr"] / (step + 1)})
+
+
+def test_a_trial_that_raises_is_recorded_and_the_others_go_on(functions: str, tmp_path: Path) -> None:
+    study = tune(
+        f"{functions}:train", {"lr": [0.5], "kind": ["bad", "good"]},
+        metric="loss", search="grid", scheduler="asha", engine="ray", storage=tmp_path / "study",
+    )  # fmt: skip
+    bad, good = study.trials
+    assert (bad.state, bad.why) == (TrialState.FAILED, "ValueError: no luck, functions.py:6")
+    assert (good.state, good.step) == (TrialState.FINISHED, 3)
+    assert study.best_checkpoint is not None
+    assert Path(study.best_checkpoint).exists()
+    assert "no luck" in study_report.write(study, tmp_path / "report.html").read_text()
+    assert ray.is_initialized(), "Ray that others started is theirs to stop"
+
+
+def test_a_tuner_that_someone_has_runs_as_it_is(tmp_path: Path) -> None:
+    given = ray_tune.Tuner(
+        plain,
+        param_space={"lr": ray_tune.uniform(0.1, 1.0)},
+        tune_config=ray_tune.TuneConfig(metric="loss", mode="min", num_samples=2),
+    )
+    study = tune(given, storage=tmp_path / "study")
+    assert [trial.state for trial in study.trials] == [TrialState.FINISHED] * 2
+    first = study.trials[0]
+    assert [report.metrics for report in first.reports] == [
+        {"loss": first.config["lr"]},
+        {"loss": first.config["lr"] / 2},
+    ]
+
+
+def test_a_metric_that_is_never_reported_is_a_sentence(functions: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        tune(
+            f"{functions}:silent",
+            {"lr": [0.1, 0.2]},
+            metric="loss",
+            trials=2,
+            engine="ray",
+            storage=tmp_path / "study",
+        )
+    assert "it never reported 'loss': it reported accuracy" in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+
+
+def test_what_cannot_fit_is_not_started_and_what_is_too_large_is_split(
+    functions: str, tmp_path: Path
+) -> None:
+    space = {"width": [64, 4096], "batch_size": [16, 65536]}
+    study = tune(
+        f"{functions}:wide",
+        space,
+        metric="loss",
+        search="grid",
+        gpu="48MiB",
+        engine="ray",
+        storage=tmp_path / "study",
+    )
+    states = {(trial.config["width"], trial.config["batch_size"]): trial for trial in study.trials}
+    assert states[64, 16].state is TrialState.FINISHED
+    assert states[64, 16].memory.micro_batch is None
+    split = states[64, 65536]
+    assert split.state is TrialState.FINISHED
+    assert split.memory.micro_batch is not None
+    assert split.memory.actual is not None
+    assert split.memory.actual <= 48 * MiB
+    for too_wide in (states[4096, 16], states[4096, 65536]):
+        assert too_wide.state is TrialState.NEVER_FITS
+        assert too_wide.attempts == 0

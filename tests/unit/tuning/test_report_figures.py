@@ -1,0 +1,73 @@
+"""A study's records as the figures that the page shows."""
+
+from pathlib import Path
+
+from legroom.tuning.admission import Place
+from legroom.tuning.records import Report, TrialMemory, TrialRecord, TrialState
+from legroom.tuning.report_figures import figures_of
+from legroom.tuning.space import read_space
+from legroom.tuning.study import Study
+from legroom.units import MiB
+from made_studies import failed, finished, never_fits
+
+SPACE = {
+    "lr": {"log": [1e-3, 1.0]},
+    "batch_size": [2, 16, 256],
+    "width": {"int_log2": [2, 9]},
+    "depth": {"int": [1, 4]},
+    "epochs": 3,
+}
+
+
+def study(*trials: TrialRecord) -> Study:
+    return Study(
+        metric="loss",
+        mode="min",
+        trials=trials,
+        folder=Path("study"),
+        name="train",
+        space=read_space(SPACE),
+        places=[
+            Place(index=0, memory=384 * MiB),
+            Place(index=1, memory=384 * MiB),
+            Place(index=2, memory=64 * MiB),
+        ],
+    )
+
+
+def looks(*trials: TrialRecord) -> list[str]:
+    return [trial.look for trial in figures_of(study(*trials)).trials]
+
+
+def test_how_each_trial_ended() -> None:
+    lost = finished(3, state=TrialState.OUT_OF_MEMORY)
+    stopped = finished(4, state=TrialState.STOPPED)
+    split = finished(5, memory=TrialMemory(safe=300 * MiB, batch_size=256, micro_batch=64))
+    waiting = TrialRecord(number=6, config={"lr": 0.1})
+    ended = [finished(0), never_fits(1), failed(2), lost, stopped, split, waiting]
+    assert looks(*ended) == ["good", "rejected", "failed", "lost", "stopped", "split", "open"]
+
+
+def test_axes_are_as_the_space_says() -> None:
+    axes = {axis.name: (axis.kind, tuple(axis.values)) for axis in figures_of(study()).parameters}
+    assert axes == {
+        "lr": ("log", ()),
+        "batch_size": ("category", (2, 16, 256)),
+        "width": ("log", ()),
+        "depth": ("linear", ()),
+    }
+
+
+def test_each_size_of_gpu_is_told_once() -> None:
+    assert figures_of(study()).capacities == [64 * MiB, 384 * MiB]
+
+
+def test_the_safe_bound_is_what_was_foretold() -> None:
+    (trial,) = figures_of(study(finished(0))).trials
+    assert (trial.predicted, trial.peak, trial.seconds) == (64 * MiB, 55 * MiB, 3.0)
+
+
+def test_reports_without_the_metric_are_no_points() -> None:
+    reports = [Report(1, {"accuracy": 0.1}), Report(2, {"loss": 0.5})]
+    (trial,) = figures_of(study(finished(0, reports=reports))).trials
+    assert list(trial.curve) == [(2, 0.5)]
