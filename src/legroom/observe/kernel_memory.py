@@ -31,6 +31,8 @@ class Ledgerkeeper(Protocol):
 
     def note_doubt(self, number: int, most: int) -> None: ...
 
+    def note_spare(self, number: int) -> None: ...
+
 
 class KernelMemory:
     """The memory of kernels over one run: what libraries keep, once taken, stays taken."""
@@ -65,6 +67,8 @@ class KernelMemory:
                     taken[step.name] = recorder.take(step.bytes, device, place, func)
                     if step.most > step.bytes:
                         recorder.note_doubt(taken[step.name][0], step.most)
+                    if step.spare:
+                        recorder.note_spare(taken[step.name][0])
                 elif isinstance(step, Give):
                     recorder.give(*taken.pop(step.name), device)
                 elif isinstance(step, Keep) and (device, step.name) not in self._kept:

@@ -119,6 +119,8 @@ class Recorder:
         self.stand_ins = stand_ins
         self.doubts: dict[int, int] = {}
         """Of memory that kernels took: its number → what it may have been instead, where that is not known."""
+        self.spare: set[int] = set()
+        """Numbers of what kernels would have done without."""
         self._on_failure = on_failure
         self._lock = threading.RLock()
         self._dead: deque[Live] = deque()
@@ -255,6 +257,10 @@ class Recorder:
     def note_doubt(self, number: int, most: int) -> None:
         """What a kernel took as `number` may have been as much as `most`."""
         self.doubts[number] = most
+
+    def note_spare(self, number: int) -> None:
+        """What a kernel took as `number` it would have done without, had there been no room."""
+        self.spare.add(number)
 
     def give(self, number: int, block: Any, device: int) -> None:
         """A kernel gives back what it took."""

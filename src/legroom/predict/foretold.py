@@ -24,8 +24,10 @@ class ForetoldTrace(Trace):
         if not instead:
             return self.asked
         return [
-            Request(number, instead.get(number, size) if size >= 0 else size, stream)
-            for number, size, stream in self.asked
+            request._replace(bytes=instead[request.id])
+            if request.bytes >= 0 and request.id in instead
+            else request
+            for request in self.asked
         ]
 
 
@@ -55,8 +57,8 @@ def foretelling(a: int, small: Trace, b: int, large: Trace) -> Callable[[int], F
             doubt=max(0, round(small.doubt + (large.doubt - small.doubt) * share)),
             doubts={number: between(*pair, share) for number, pair in most.items()},
             asked=[
-                Request(number, between(first, second, share), stream)
-                for number, first, second, stream in pairs.requests
+                request._replace(bytes=between(request.bytes, other, share))
+                for request, other in pairs.requests
             ],
         )
 
@@ -67,7 +69,7 @@ def foretelling(a: int, small: Trace, b: int, large: Trace) -> Callable[[int], F
 class _Pairs:
     """Each request of one trace with the bytes of its counterpart in another, and the counterparts' ids."""
 
-    requests: list[tuple[int, int, int, int]]
+    requests: list[tuple[Request, int]]
     counterparts: dict[int, int]
 
 
@@ -75,11 +77,11 @@ def _aligned(first: list[Request], second: list[Request]) -> _Pairs | None:
     if len(first) != len(second):
         return None
     counterparts: dict[int, int] = {}
-    pairs: list[tuple[int, int, int, int]] = []
-    for (number, size, stream), (other, other_size, other_stream) in zip(first, second, strict=True):
-        if (size < 0) is not (other_size < 0) or stream != other_stream:
+    pairs: list[tuple[Request, int]] = []
+    for one, other in zip(first, second, strict=True):
+        if (one.bytes < 0) is not (other.bytes < 0) or one.stream != other.stream:
             return None
-        if counterparts.setdefault(number, other) != other:  # something else is given back
+        if counterparts.setdefault(one.id, other.id) != other.id:  # something else is given back
             return None
-        pairs.append((number, size, other_size, stream))
+        pairs.append((one, other.bytes))
     return _Pairs(pairs, counterparts)

@@ -19,6 +19,8 @@ class Request(NamedTuple):
     id: int
     bytes: int
     stream: int
+    spare: bool = False
+    """Whether the program goes on without it where there is no room (a workspace of cuDNN's)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +31,7 @@ class Peaks:
     allocated: int
     reserved: int
     failed_at: int | None
-    """The position of the request that failed; None if all were served."""
+    """The position of the request that failed; None if all were served that could not be done without."""
 
 
 def play(
@@ -42,7 +44,8 @@ def play(
 ) -> Peaks:
     """Every request, on a device with `capacity` bytes for PyTorch; `extra` bytes of them taken before.
 
-    `place(size, stream)` says where the device puts each new segment.
+    `place(size, stream)` says where the device puts each new segment. What can be done without and was refused once is not
+    asked for again: torch remembers the kernel that it took instead.
     """
     allocator = Allocator(capacity, settings=settings or default_settings(), base_address=place)
     if extra:
@@ -52,17 +55,20 @@ def play(
             return Peaks(requested=0, allocated=0, reserved=0, failed_at=0)
     blocks: dict[int, Block] = {}
     failed: int | None = None
-    for position, (number, size, stream) in enumerate(requests):
+    refused: set[int] = set()
+    for position, (number, size, stream, spare) in enumerate(requests):
         if size < 0:
             block = blocks.pop(number, None)
             if block is not None:
                 allocator.free(block)
-        elif size:  # torch asks for no block where there are no bytes
+        elif size and not (spare and size in refused):  # torch asks for no block where there are no bytes
             try:
                 blocks[number] = allocator.malloc(size, stream)
             except AllocationFailed:
-                failed = position
-                break
+                if not spare:
+                    failed = position
+                    break
+                refused.add(size)
     return Peaks(
         requested=allocator.peak_requested,
         allocated=allocator.peak_allocated,

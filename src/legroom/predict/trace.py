@@ -31,6 +31,8 @@ class Trace:
     """Bytes by which reserved memory may be higher, as far as kernels are known to be guesses (see `doubt`)."""
     doubts: dict[int, int] = field(default_factory=dict)
     """Memory of kernels whose size is a guess: its id → what it may be instead. Empty in a trace from another process."""
+    spare: set[int] = field(default_factory=set)
+    """Memory of kernels that have another way where there is no room: its ids."""
     made_up: int = 0
     """How many values the program asked for and was given a stand-in."""
     notes: list[str] = field(default_factory=list)
@@ -50,7 +52,8 @@ class Trace:
         for event in self.events:
             if type(event) is Alloc and event.device == device:
                 alive[event.id] = event
-                asked.append(Request(event.id, instead.get(event.id, event.bytes), event.stream))
+                size = instead.get(event.id, event.bytes)
+                asked.append(Request(event.id, size, event.stream, event.id in self.spare))
             elif type(event) is Free and alive.pop(event.id, None) is not None:
                 asked.append(Request(event.id, -1, 0))
             elif type(event) is Step and event.device == device:
@@ -84,7 +87,7 @@ def _again(step: list[Request], described: dict[int, tuple[Any, ...]], times: in
             if request.bytes >= 0:
                 number += 1
                 now[request.id] = number
-                yield Request(number, request.bytes, request.stream)
+                yield Request(number, request.bytes, request.stream, request.spare)
             elif request.id in born:
                 yield Request(now[request.id], -1, 0)
             elif heirs.get(described[request.id]):

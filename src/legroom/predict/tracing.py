@@ -28,6 +28,7 @@ def finish(trace: Trace, device: VirtualGPU) -> Trace:
     trace.steps = recorder.clock.step
     trace.trains = recorder.clock.trains
     trace.doubts = recorder.doubts
+    trace.spare = recorder.spare
     trace.doubt = doubt.of(trace)
     if recorder.rules is not None:
         trace.notes.extend(note for note in recorder.rules.notes if note not in trace.notes)

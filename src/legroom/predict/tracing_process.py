@@ -307,7 +307,7 @@ class TracingProcess:
             )
         facts = {
             "how": how, "text": text, "exit_code": exit_code, "steps": trace.steps, "trains": trace.trains,
-            "batch_size": trace.batch_size, "doubt": trace.doubt, "doubts": trace.doubts, "made_up": trace.made_up,
+            "batch_size": trace.batch_size, "doubt": trace.doubt, "doubts": trace.doubts, "spare": sorted(trace.spare), "made_up": trace.made_up,
             "notes": trace.notes, "batches": self._batches, "reserved": self.device.devices[0].allocator.peak_reserved,
         }  # fmt: skip
         if self._path is None:

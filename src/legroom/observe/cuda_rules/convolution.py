@@ -119,8 +119,10 @@ def _position(mask: Any, index: int) -> int:
 
 
 def _held(name: str, taken: Guess, which: int) -> list[Step]:
+    """A workspace that cuDNN asks for. Where there is no room for it, torch goes on to the next kernel of cuDNN's list, and to
+    the generic ones, which need none, at its end (`try_configs` in ATen/native/cudnn/Conv_v8.cpp catches the failure)."""
     size, most = taken.likely[which], taken.most[which]
-    return [Take(name, size, most), Give(name)] if size or most else []
+    return [Take(name, size, most, spare=True), Give(name)] if size or most else []
 
 
 def _describe(arguments: dict[str, Any], input: Any, weight: Any, output: Any) -> Convolution:

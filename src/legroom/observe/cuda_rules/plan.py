@@ -29,6 +29,8 @@ class Take(NamedTuple):
     bytes: int
     most: int = 0
     """Where `bytes` is a guess: what it may be instead. It widens the safe bound, not the estimate."""
+    spare: bool = False
+    """Whether the operation does without it where there is no room: another kernel is taken, one that needs none."""
 
 
 class Give(NamedTuple):
