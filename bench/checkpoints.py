@@ -46,10 +46,8 @@ def main() -> None:
     chosen = parser.parse_args()
     if not chosen.gpu:
         kills()
-    figures = [
-        speed(place, chosen.size or (2.0 if chosen.gpu else 0.25), "cuda" if chosen.gpu else "cpu")
-        for place in places()
-    ]
+    size = chosen.size or (2.0 if chosen.gpu else 0.25)
+    figures = [speed(place, size, "cuda" if chosen.gpu else "cpu") for place in places(size)]
     if chosen.gpu:
         figures.append(sharded_on_one_rank())
     if chosen.folder is not None:
@@ -194,9 +192,13 @@ def with_torch(folder: Path, model: Weights) -> tuple[Save, Resume]:
 # ------------------------------------------------------------ speed
 
 
-def places() -> list[str]:
+def places(size: float) -> list[str]:
     """Folders to write to: where temporary files are, and memory, where the disk does not count."""
-    return [tempfile.gettempdir(), *(["/dev/shm"] if os.access("/dev/shm", os.W_OK) else [])]
+    wanted = 8 * size * GiB
+    return [
+        place for place in (tempfile.gettempdir(), "/dev/shm")
+        if os.access(place, os.W_OK) and shutil.disk_usage(place).free > wanted
+    ]  # fmt: skip
 
 
 def training(size: float, device: str) -> tuple[nn.Module, torch.optim.Optimizer]:

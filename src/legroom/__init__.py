@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from legroom.show.explain import explain as explain
     from legroom.show.summary import summary as summary
     from legroom.show.watch import watch as watch
+    from legroom.train import transfer as transfer
     from legroom.train.checkpoints.checkpoints import Checkpoints as Checkpoints
+    from legroom.train.evaluate import evaluate as evaluate
     from legroom.train.freeing import free as free
     from legroom.train.guarding.guard import Guard as Guard
     from legroom.train.precision import precision as precision
@@ -31,6 +33,7 @@ _PUBLIC = {
     "Spill": "legroom.train.spilling.spill",
     "VirtualGPU": "legroom.observe.virtual.gpu",
     "estimate": "legroom.predict.api",
+    "evaluate": "legroom.train.evaluate",
     "explain": "legroom.show.explain",
     "find_batch": "legroom.train.sizes.find_batch",
     "free": "legroom.train.freeing",
@@ -42,6 +45,7 @@ _PUBLIC = {
     "tune": "legroom.tuning.api",
     "watch": "legroom.show.watch",
 }
+_MODULES = {"transfer": "legroom.train.transfer"}
 __all__ = [
     "Checkpoints",
     "Guard",
@@ -49,6 +53,7 @@ __all__ = [
     "VirtualGPU",
     "__version__",
     "estimate",
+    "evaluate",
     "explain",
     "find_batch",
     "free",
@@ -57,12 +62,15 @@ __all__ = [
     "plan",
     "precision",
     "summary",
+    "transfer",
     "tune",
     "watch",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(_MODULES[name])
     module = _PUBLIC.get(name)
     if module is None:
         raise AttributeError(f"module 'legroom' has no attribute '{name}'")
