@@ -42,7 +42,7 @@ def run_elastic(plan: LaunchPlan, folder: RunFolder, *, starting: Starting, over
 
     Raises `LegroomError` where nodes do not meet. Must be called on the main thread, so that Ctrl-C reaches it.
     """
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL + 1)  # we say it ourselves, once
+    _silence_torch()
     watched = _Watched(folder, starting, over)
     killed_before = kernel_kills()
     known = set(psutil.Process().children(recursive=True))
@@ -132,6 +132,7 @@ class _Agent(LocalElasticAgent):
 
     def __init__(self, spec: WorkerSpec, watched: _Watched) -> None:
         super().__init__(spec, watched)
+        self._shutdown_timeout = GRACE_SECONDS
         self._watched = watched
         self._handler = spec.rdzv_handler
 
@@ -145,6 +146,16 @@ class _Agent(LocalElasticAgent):
         super()._stop_workers(*arguments, **options)
         # Another node came or went: the ranks were healthy and are about to start anew.
         self._watched.finished({})
+
+    def _shutdown(self, *arguments: Any, **options: Any) -> None:
+        # Whoever presses Ctrl-C while ranks take their time to end means it.
+        signal.signal(signal.SIGINT, lambda *_: self._kill())
+        super()._shutdown(*arguments, **options)
+
+    def _kill(self) -> None:
+        for worker in self.get_worker_group().workers:
+            with contextlib.suppress(OSError, TypeError):  # gone, or never there
+                os.killpg(worker.id, signal.SIGKILL)
 
     def meet_no_more(self) -> None:
         """Let the other nodes know that this launch is over."""
@@ -193,6 +204,13 @@ def _not_met(plan: LaunchPlan, error: Exception) -> LegroomError:
     return LegroomError(
         f"no connection to {plan.rendezvous}: start the node with that address first, and see that the port is open"
     )
+
+
+def _silence_torch() -> None:
+    """What its agent logs about failures and signals is said here, once and in other words."""
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).disabled = True
 
 
 @contextlib.contextmanager
