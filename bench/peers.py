@@ -10,9 +10,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from bench.further_models import FURTHER
-from bench.models import MODELS
-from bench.workloads import Case, build
+from bench.workloads import BUILDERS, Case, build
 
 
 def mem_tracker(case: Case) -> int | None:
@@ -45,7 +43,7 @@ def accelerate_estimate(case: Case) -> int | None:
 
     try:
         with torch.device("meta"):
-            model = (MODELS | FURTHER)[case.model]().model
+            model = BUILDERS[case.model]().model
         total, _ = calculate_maximum_sizes(model)
         precision = {"amp_fp16": "float16", "amp_bf16": "bfloat16", "bf16": "bfloat16"}.get(
             case.precision, "float32"
@@ -63,7 +61,7 @@ def torchinfo_estimate(case: Case) -> int | None:
         return None
     try:
         with torch.device("meta"):
-            spec = (MODELS | FURTHER)[case.model]()
+            spec = BUILDERS[case.model]()
         inputs: Any = spec.batch(case.batch, "meta")[0]
         told = torchinfo.summary(spec.model, input_data=[inputs], device="meta", verbose=0)
         return int(told.total_input + told.total_param_bytes + 2 * told.total_output_bytes)

@@ -6,7 +6,8 @@ Nothing here imports Legroom, so that the same file serves on the machine with t
 
 `CASES["reference"]` are the cases of the published reference measurements, `CASES["study"]` may be looked at while
 rules are written, `CASES["held-back"]` were measured and predicted once, when the first rules were done, and
-`CASES["fresh"]` when the next ones were, `CASES["fresh-again"]` when the present ones were.
+`CASES["fresh"]` when the next ones were, `CASES["fresh-again"]` after those, and `CASES["everyday"]` (ordinary training, weighted as
+people train) when the present ones were.
 """
 
 import contextlib
@@ -19,13 +20,19 @@ from typing import Any
 import torch
 
 if __package__:
+    from bench.everyday_pictures import EVERYDAY_PICTURES
+    from bench.everyday_sequences import EVERYDAY_SEQUENCES
     from bench.further_models import FURTHER
     from bench.later_models import LATER
     from bench.models import MODELS
 else:  # run as a plain script beside its siblings, on a machine without the package
+    from everyday_pictures import EVERYDAY_PICTURES
+    from everyday_sequences import EVERYDAY_SEQUENCES
     from further_models import FURTHER
     from later_models import LATER
     from models import MODELS
+
+BUILDERS = MODELS | FURTHER | LATER | EVERYDAY_PICTURES | EVERYDAY_SEQUENCES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +143,7 @@ def build(
     torch.manual_seed(0)
     torch.backends.cudnn.benchmark = case.benchmark
     torch.backends.cuda.matmul.allow_tf32 = case.precision == "tf32"
-    spec = (MODELS | FURTHER | LATER)[case.model]()
+    spec = BUILDERS[case.model]()
     model = spec.model
     if case.checkpoint:
         model.gradient_checkpointing_enable()
@@ -408,10 +415,60 @@ _FRESH_AGAIN = [
     _case("scans", "adamw", "amp_bf16", 6, inference=True),
 ]
 
+_EVERYDAY = [
+    _case("digits", "adadelta", "fp32", 64),
+    _case("wide_residual", "nesterov", "fp32", 128),
+    _case("wide_residual", "sgdm", "amp_fp16", 256, channels_last=True),
+    _case("resnet34", "adamw", "amp_bf16", 64),
+    _case("resnet152", "sgdm", "amp_fp16", 32, channels_last=True),
+    _case("resnet18", "sgdm", "fp32", 100),
+    _case("resnet50", "adam", "amp_fp16", 48, frozen=True),
+    _case("efficientnet_b3", "adamw", "amp_bf16", 24),
+    _case("vgg19_bn", "sgdm", "amp_bf16", 32),
+    _case("convnext_base", "adamw", "amp_bf16", 24, ema=True),
+    _case("swin_s", "adamw", "amp_fp16", 20),
+    _case("small_vision_transformer", "adamw", "fp32", 64, clip=True),
+    _case("small_vision_transformer", "adamw_fused", "amp_bf16", 128),
+    _case("medical_unet", "adam", "fp32", 16),
+    _case("medical_unet", "adamw", "amp_fp16", 24),
+    _case("encoded_unet", "adamw", "amp_bf16", 16),
+    _case("adversarial", "adam", "fp32", 128),
+    _case("painter", "adam", "fp32", 2),
+    _case("noise_net", "adam", "fp32", 64, ema=True),
+    _case("noise_net", "adamw", "amp_bf16", 128, clip=True),
+    _case("detector", "sgdm", "amp_fp16", 16),
+    _case("pose", "adam", "fp32", 32),
+    _case("contrasted", "sgdm", "amp_bf16", 128),
+    _case("spectrograms", "adam", "fp32", 32),
+    _case("gpt2_medium", "adamw", "amp_bf16", 4, checkpoint=True, clip=True),
+    _case("mistral", "adamw_fused", "bf16", 8),
+    _case("gemma", "adamw", "amp_bf16", 8, accumulate=2),
+    _case("bert_reviews", "adamw", "fp32", 24, clip=True),
+    _case("bert_reviews", "adamw", "amp_fp16", 48, frozen=True),
+    _case("deberta", "adamw", "amp_bf16", 32, clip=True),
+    _case("marian", "adafactor", "fp32", 32),
+    _case("whisper", "adamw", "amp_fp16", 8, accumulate=2, clip=True),
+    _case("stories", "adamw", "amp_bf16", 64, clip=True),
+    _case("stories", "adam", "tf32", 48, checkpoint=True),
+    _case("word_model", "sgd", "fp32", 40, clip=True),
+    _case("packed_classifier", "adam", "fp32", 64),
+    _case("forecast", "adam", "fp32", 256),
+    _case("forecast", "adamw", "amp_fp16", 512),
+    _case("attentive_translator", "adam", "fp32", 64, clip=True),
+    _case("columns", "adamw", "fp32", 512),
+    _case("table_net", "adam", "fp32", 4096),
+    _case("graph_attention", "adam", "fp32", 20),
+    _case("player", "rmsprop", "fp32", 512),
+    _case("agent", "adam", "fp32", 16384, clip=True),
+    _case("series_transformer", "adam", "fp32", 32),
+    _case("autoencoder", "adam", "fp32", 1024),
+]
+
 CASES: dict[str, list[Case]] = {
     "reference": _REFERENCE,
     "study": _STUDY,
     "held-back": _HELD_BACK,
     "fresh": _FRESH,
     "fresh-again": _FRESH_AGAIN,
+    "everyday": _EVERYDAY,
 }

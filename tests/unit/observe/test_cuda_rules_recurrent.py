@@ -13,10 +13,23 @@ from legroom.observe.gpus import find_gpu
 MODES = {"LSTM": 2, "GRU": 3, "RNN": 1}
 
 
-def layer(kind, layers, inputs, hidden, batch, steps, *, element=4, both=False, training=True, dropout=False):
+def layer(
+    kind,
+    layers,
+    inputs,
+    hidden,
+    batch,
+    steps,
+    *,
+    dtype="float32",
+    both=False,
+    training=True,
+    dropout=False,
+    **more,
+):
     return Layer(
         mode=MODES[kind], steps=steps, batch=batch, inputs=inputs, hidden=hidden, layers=layers,
-        directions=2 if both else 1, element=element, training=training, dropout=dropout,
+        directions=2 if both else 1, dtype=dtype, training=training, dropout=dropout, **more,
     )  # fmt: skip
 
 
@@ -28,8 +41,11 @@ def layer(kind, layers, inputs, hidden, batch, steps, *, element=4, both=False, 
         (layer("LSTM", 4, 256, 256, 64, 100), 150733056),
         (layer("LSTM", 3, 256, 512, 128, 200, both=True), 1782579456),
         (layer("LSTM", 2, 650, 650, 20, 70, dropout=True), 40154016),
-        (layer("LSTM", 2, 650, 650, 160, 70, element=2, dropout=True), 161070272),
+        (layer("LSTM", 2, 650, 650, 160, 70, dtype="float16", dropout=True), 161070272),
         (layer("LSTM", 2, 650, 650, 160, 70, training=False), 0),
+        (layer("LSTM", 1, 256, 1024, 32, 50, both=True, dtype="bfloat16", projected=64), 39731456),
+        (layer("LSTM", 2, 256, 300, 32, 50, dtype="bfloat16", projected=200), 13760256),
+        (layer("GRU", 2, 26, 64, 16, 512, rows=5056), 16826624),
     ],
 )
 def test_the_reserve_is_what_was_measured(asked, size):
@@ -48,6 +64,29 @@ def test_the_reserve_is_what_was_measured(asked, size):
 )
 def test_the_workspace_is_what_was_measured(asked, size):
     assert workspace(asked) == size
+
+
+@pytest.mark.parametrize(
+    ("asked", "size"),
+    [
+        (layer("LSTM", 1, 256, 1024, 32, 50, both=True, dtype="bfloat16", projected=64), 70713856),
+        (layer("LSTM", 2, 40, 350, 20, 60, dtype="float16", projected=200, training=False), 23881632),
+        (layer("LSTM", 2, 3, 1280, 24, 7, dropout=True, training=False), 102242720),
+        (layer("RNN", 1, 200, 64, 4, 28, training=False), 8722208),
+        (layer("GRU", 1, 100, 40, 384, 20), 38933376),
+        (layer("LSTM", 1, 256, 256, 32, 50, dtype="float16"), 27591168),
+        (layer("LSTM", 1, 256, 256, 32, 50, dtype="bfloat16"), 14533120),
+    ],
+)
+def test_workspaces_of_every_algorithm_are_near_what_was_measured(asked, size):
+    assert workspace(asked) == pytest.approx(size, rel=0.02)
+
+
+def test_small_layers_keep_their_weights_in_registers_forwards_sooner_than_backwards():
+    middling = layer("LSTM", 1, 256, 150, 32, 50, dtype="float16", both=True)
+
+    assert workspace(middling) == pytest.approx(33144128, rel=0.005)
+    assert workspace(middling, backward=True) == pytest.approx(25796928, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -111,6 +150,23 @@ def test_weights_that_are_not_flat_get_a_buffer_at_every_call():
     results = run(flatten=False).results_of("_cudnn_rnn")
 
     assert results[4][0] == (sum(w.numel() for w in run().module.parameters()),)
+
+
+def test_weights_in_bfloat16_are_never_flat():
+    with traced() as log:
+        module = nn.LSTM(16, 32, dtype=torch.bfloat16)
+        module.flatten_parameters()
+        module(torch.empty(10, 4, 16, dtype=torch.bfloat16))
+
+    assert len({weight.untyped_storage()._cdata for weight in module.parameters()}) == 4
+    assert log.results_of("_cudnn_rnn")[4][0] == (sum(w.numel() for w in module.parameters()),)
+
+
+def test_gradients_of_weights_without_biases_are_copied_out_of_cudnns_buffer():
+    log = run(bias=False)
+
+    assert len({weight.grad.untyped_storage()._cdata for weight in log.module.parameters()}) == 4
+    assert order(log.plan_of("_cudnn_rnn_backward"))[-6:] == ["gradients", "workspace", 3, 4, 5, 6]
 
 
 def test_the_reserve_is_kept_for_the_backward_pass():

@@ -6,9 +6,9 @@ what the next few took says how far that may be off. `bench/convolution_guesses.
 guesses it from the rest: that is where the weights below and the number of neighbours come from.
 """
 
+from bisect import insort
 from collections.abc import Callable
 from functools import lru_cache
-from heapq import nsmallest
 from math import dist, log, prod
 from typing import NamedTuple
 
@@ -33,6 +33,10 @@ class _Measured(NamedTuple):
     row: Row
 
 
+_Family = dict[tuple[float, ...], list[_Measured]]
+"""Measurements by their channels (the first two of their place), which decide most of a distance."""
+
+
 def guess(
     layer: Layer, c: Convolution, gpu: Gpu, without: Callable[[Layer, int], bool] | None = None
 ) -> Guess | None:
@@ -42,14 +46,28 @@ def guess(
     """
     place = _place(layer, c.batch)
     for family in _families_of(layer):
-        candidates = _families().get(family, [])
-        if without is not None:
-            candidates = [one for one in candidates if not without(one.layer, one.row[0])]
-        if len(candidates) >= COUNT or (candidates and len(family) < _NARROW):
-            near = nsmallest(COUNT, candidates, key=lambda one: dist(one.place, place))
+        near = _nearest(_families().get(family, {}), place, without)
+        if len(near) >= COUNT or (near and len(family) < _NARROW):
             sizes = [_carried_over(one, c, gpu) for one in near]
             return Guess(sizes[0], Workspaces(*(max(column) for column in zip(*sizes, strict=True))))
     return None
+
+
+def _nearest(
+    family: _Family, place: tuple[float, ...], without: Callable[[Layer, int], bool] | None
+) -> list[_Measured]:
+    """The nearest few, nearest first. Whole groups are passed over once their channels alone are farther away."""
+    found: list[tuple[float, int, _Measured]] = []
+    seen = 0
+    for away, channels in sorted((dist(channels, place[:2]), channels) for channels in family):
+        if len(found) >= COUNT and away > found[COUNT - 1][0]:
+            break
+        for one in family[channels]:
+            if without is None or not without(one.layer, one.row[0]):
+                seen += 1
+                insort(found, (dist(one.place, place), seen, one))
+        del found[COUNT:]
+    return [one for _, _, one in found]
 
 
 _NARROW = 7
@@ -106,13 +124,13 @@ def _place(layer: Layer, batch: int) -> tuple[float, ...]:
 
 
 @lru_cache(maxsize=1)
-def _families() -> dict[tuple[object, ...], list[_Measured]]:
-    found: dict[tuple[object, ...], list[_Measured]] = {}
+def _families() -> dict[tuple[object, ...], _Family]:
+    found: dict[tuple[object, ...], _Family] = {}
     for layer, rows in table().items():
         if layer.groups == layer.inputs > 1:
             continue  # depthwise: kernels of their own
         for row in rows:
             measured = _Measured(_place(layer, row[0]), layer, row)
             for family in _families_of(layer):
-                found.setdefault(family, []).append(measured)
+                found.setdefault(family, {}).setdefault(measured.place[:2], []).append(measured)
     return found

@@ -69,10 +69,11 @@ class _Generators:
 
 
 def _flatten(weights: Sequence[Tensor]) -> None:
-    """Let all weights be parts of one buffer, as cuDNN wants them."""
+    """Let all weights be parts of one buffer, as cuDNN wants them; those that torch leaves apart are put together at every call."""
     if len({w.untyped_storage()._cdata for w in weights}) == 1:
         return
-    if len({w.dtype for w in weights}) > 1:
+    dtypes = {w.dtype for w in weights}
+    if len(dtypes) > 1 or dtypes - _FLATTENED:
         return
     with torch.no_grad():
         buffer = weights[0].new_empty(sum(w.numel() for w in weights))
@@ -204,9 +205,11 @@ def _layer(arguments: dict[str, Any], input: Tensor) -> Layer:
         hidden=arguments["hidden_size"],
         layers=arguments["num_layers"],
         directions=2 if arguments["bidirectional"] else 1,
-        element=input.element_size(),
+        dtype=str(input.dtype).removeprefix("torch."),
         training=arguments["train"],
         dropout=arguments["dropout"] > 0,
+        projected=arguments["proj_size"] or 0,
+        rows=input.shape[0] if sizes else 0,
     )
 
 
@@ -238,13 +241,22 @@ def _backward_shapes(*args: Any) -> tuple[Any, ...]:
         grad_input = input.new_empty(input.shape[1], input.shape[0], input.shape[2]).transpose(0, 1)
     else:
         grad_input = input.new_empty(input.shape)
-    flat = input.new_empty(sum(w.numel() for w in arguments["weight"]))
+    weights = arguments["weight"]
+    if _has_biases(arguments):
+        grad_weights = _parts(input.new_empty(sum(w.numel() for w in weights)), [w.shape for w in weights])
+    else:
+        grad_weights = [input.new_empty(w.shape) for w in weights]
     return (
         grad_input if need_input else None,
         hx.new_empty(hx.shape) if need_state or need_input else None,
         cx.new_empty(cx.shape) if cx is not None and (need_cell or need_input) else None,
-        _parts(flat, [w.shape for w in arguments["weight"]]) if need_weights else [],
+        grad_weights if need_weights else [],
     )
+
+
+def _has_biases(arguments: dict[str, Any]) -> bool:
+    """Two matrices (three with a projection) and two biases belong to each layer; without biases only the matrices."""
+    return int(arguments["weight_stride0"]) > (3 if arguments["proj_size"] else 2)
 
 
 # What the operations take
@@ -266,7 +278,7 @@ def _backward(call: Call) -> Plan:
     measured histories."""
     arguments = call.arguments
     layer = _layer(arguments, arguments["input"])
-    scratch = workspace(layer)
+    scratch = workspace(layer, backward=True)
     has_cell = arguments["cx"] is not None
     grad = arguments["grad_output"]
     copied = [Take("input", size_of(arguments["input"]))] if _reordered(arguments) else []
@@ -278,17 +290,31 @@ def _backward(call: Call) -> Plan:
     steps += [Take("workspace", scratch), Give("workspace")]
     steps += [Give(taken.name) for taken in (*reordered, *copied)]
     if arguments["output_mask"][3]:
-        steps += [*copied, Output(3 if has_cell else 2), Take("workspace", scratch)]
+        first = 3 if has_cell else 2
+        steps += copied
+        if _has_biases(arguments):
+            steps += [Output(first), Take("workspace", scratch)]
+        else:  # cuDNN's buffer has biases all the same: the matrices are copied out of it
+            count = len(arguments["weight"])
+            steps += [Take("gradients", layer.weights + _biases(layer)), Take("workspace", scratch)]
+            steps += [Output(index) for index in range(first, first + count)]
     return Plan(steps)
+
+
+def _biases(layer: Layer) -> int:
+    return 2 * layer.gates * layer.hidden * layer.layers * layer.directions * layer.element
 
 
 def _reordered(arguments: dict[str, Any]) -> bool:
     """Whether the input must be copied to put the steps first."""
-    return bool(arguments["batch_first"]) and not arguments["batch_sizes"]
+    wrong = bool(arguments["batch_first"]) and not arguments["batch_sizes"]
+    return wrong and min(arguments["input"].shape[:2]) > 1
 
 
 RULES: dict[str, Rule] = {"aten::_cudnn_rnn": _forward, "aten::_cudnn_rnn_backward": _backward}
 
+_FLATTENED = {torch.float16, torch.float32, torch.float64}
+"""`torch.backends.cudnn.is_acceptable` knows no bfloat16."""
 _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 _FORWARD_NAMES = [argument.name for argument in aten._cudnn_rnn.default._schema.arguments]
 _BACKWARD_NAMES = [argument.name for argument in aten._cudnn_rnn_backward.default._schema.arguments]

@@ -20,6 +20,7 @@ from legroom.observe.cuda_rules import (
     normalization,
     optimizers,
     recurrent,
+    recurrent_cells,
     reductions,
     rms_norm,
     softmax,
@@ -79,6 +80,7 @@ class CudaRules:
             linear.install(overrides)
             rms_norm.install(overrides, self.release)
             attention.install(overrides, self.gpu, self.release)
+            recurrent_cells.install(overrides)
             with (
                 optimizers.installed(),
                 recurrent.installed(overrides, self.gpu),
