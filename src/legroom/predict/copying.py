@@ -68,9 +68,20 @@ class OntoDevice:
                     known[name] = FunctionType(
                         value.__code__, known, value.__name__, value.__defaults__, value.__closure__
                     )
+                elif name.startswith("__"):
+                    continue  # Python's own: `__builtins__` is a dict too
                 elif isinstance(value, _TRAINED) or name == "device":
-                    known[name] = self._variable(name, value)
+                    known[name] = self._global(name, value)
         return known
+
+    def _global(self, name: str, value: Any) -> Any:
+        """The module's own collections are copied where they can be: a lock or a file in one is no part of training."""
+        try:
+            return self._variable(name, value)
+        except TypeError:
+            if isinstance(value, list | tuple | dict):
+                return value
+            raise
 
     def _variable(self, name: str, value: Any) -> Any:
         if name == "device" and value == "cpu":
