@@ -60,9 +60,12 @@ class RankLines:
 
     def _run(self) -> None:
         while not self._over.wait(LOOK_SECONDS):
-            with self._lock:
-                for log in self._logs:
-                    log.look()
+            self._look_once()
+
+    def _look_once(self) -> None:
+        with self._lock:
+            for log in self._logs:
+                log.look()
 
 
 class _Log:

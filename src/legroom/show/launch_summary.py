@@ -35,20 +35,24 @@ def opening_words(plan: LaunchPlan, folder: RunFolder | None) -> RenderableType:
 
 
 def _ranks_words(plan: LaunchPlan) -> str:
-    ranks = counted(plan.nproc, "rank")
+    words = f"{counted(plan.nproc, 'rank')}{_gpu_words(plan)}"
+    fewest, most = plan.nodes
     if plan.rendezvous is not None:
-        fewest, most = plan.nodes
-        nodes = f"{most}" if fewest == most else f"{fewest} to {most}"
-        ranks = f"{ranks} on this node, {nodes} nodes that meet at {plan.rendezvous}"
+        nodes = counted(most, "node") if fewest == most else f"{fewest} to {most} nodes"
+        return f"{words}; {nodes} meet at {plan.rendezvous}"
+    return f"{words} on each of {most} nodes" if most > 1 else words
+
+
+def _gpu_words(plan: LaunchPlan) -> str:
     each = " each" if plan.nproc > 1 else ""
     if plan.gpus:
         sizes = [format_size(find_gpu(gpu).memory) for gpu in plan.gpus]
         if len(set(sizes)) > 1 or len(sizes) > plan.nproc:
-            return f"{ranks}, virtual GPUs of {_listed(sizes)}"
-        return f"{ranks}, a virtual GPU of {sizes[0]}{each}"
+            return f", virtual GPUs of {_listed(sizes)}"
+        return f", a virtual GPU of {sizes[0]}{each}"
     if plan.real_gpus:
-        return f"{ranks}, a GPU{each}"
-    return f"{ranks} on the CPU (no GPU here; --gpu 8GiB gives virtual ones)"
+        return f", a GPU{each}"
+    return " on the CPU (no GPU here; --gpu 8GiB gives virtual ones)"
 
 
 def restart_words(attempt: Attempt, allowed: int) -> RenderableType:
@@ -73,12 +77,12 @@ def _ending_parts(
     if last is None or end.interrupted:
         ended = "ended" if last is not None else "not started"
         how = "Interrupted" if end.interrupted == "SIGINT" else f"Ended by {end.interrupted}"
-        yield Text(f"{how}: {_all_ranks(plan.nproc)} {ended}.", style="bold")
+        yield Text(f"{how}: {_all_ranks(plan.nproc, plan)} {ended}.", style="bold")
         yield Text(f"Output in {folder.path}.")
         return
     cause = last.cause
     if cause is None:
-        yield from _success_parts(end, last, folder)
+        yield from _success_parts(end, last, plan, folder)
         return
     yield from _cause_parts(cause, last, plan, end, report)
     yield from _follower_parts(last)
@@ -102,19 +106,21 @@ def _cause_parts(
     elif last.left_early:
         gone = _rank_words([rank.rank for rank in last.left_early])
         yield Text(
-            f"{gone[0].upper()}{gone[1:]} ended without an error while the others still waited for it: "
-            "every rank must come to every collective operation.",
+            _sentence(
+                f"{gone} ended without an error while others still waited for it: "
+                "every rank must come to every collective operation"
+            ),
             style="bold red",
         )
-        yield Text(f"Then {_what_happened(cause, last)}.")
+        yield Text(_sentence(f"then {_what_happened(cause, last)}"))
+    elif cause.lost_peer and plan.nodes[1] > 1:
+        yield Text(
+            f"The connection to other nodes was lost{_after(cause, last)}: the first failure was on one of them, and the launch there "
+            "says which.",
+            style="bold red",
+        )
     else:
-        first = _what_happened(cause, last)
-        yield Text(f"{first[0].upper()}{first[1:]}.", style="bold red")
-        if cause.lost_peer and plan.nodes[1] > 1:
-            yield Text(
-                "All ranks of this node only lost their connection: the first failure was on another node, "
-                "and the launch there says which."
-            )
+        yield Text(_sentence(_what_happened(cause, last)), style="bold red")
     if cause.ending is not None and cause.ending.traceback:
         yield verbatim(f"\n{cause.ending.traceback.rstrip()}")
     advice = hint(cause, end.kernel_kills)
@@ -123,7 +129,7 @@ def _cause_parts(
 
 
 def _what_happened(rank: RankResult, attempt: Attempt) -> str:
-    after = f" after {seconds_words(rank.ending.seconds if rank.ending else attempt.seconds)}"
+    after = _after(rank, attempt)
     if rank.ending is None:
         if rank.signal:
             return f"rank {rank.rank} was killed by {rank.signal}{after}"
@@ -131,6 +137,10 @@ def _what_happened(rank: RankResult, attempt: Attempt) -> str:
     if rank.ending.error:
         return f"rank {rank.rank} failed first{after}: {_shortened(rank.ending.error)}"
     return f"rank {rank.rank} ended first{after}, with exit code {rank.code}"
+
+
+def _after(rank: RankResult, attempt: Attempt) -> str:
+    return f" after {seconds_words(rank.ending.seconds if rank.ending else attempt.seconds)}"
 
 
 def _follower_parts(last: Attempt) -> Iterator[RenderableType]:
@@ -171,7 +181,9 @@ def _crowd_parts(last: Attempt) -> Iterator[RenderableType]:
 # --- a launch that went well -------------------------------------------------------------------------------------
 
 
-def _success_parts(end: LaunchEnd, last: Attempt, folder: RunFolder) -> Iterator[RenderableType]:
+def _success_parts(
+    end: LaunchEnd, last: Attempt, plan: LaunchPlan, folder: RunFolder
+) -> Iterator[RenderableType]:
     restarts = len(end.attempts) - 1
     again = f", after {counted(restarts, 'restart')}" if restarts else ""
     watched = [rank for rank in last.ranks if rank.ending is not None and rank.ending.device is not None]
@@ -184,7 +196,7 @@ def _success_parts(end: LaunchEnd, last: Attempt, folder: RunFolder) -> Iterator
             f"{format_size(fullest.ending.capacity)}{on}"
         )
     yield Text(
-        f"Finished in {seconds_words(last.seconds)}{again}: {_all_ranks(len(last.ranks))}{peak}.",
+        f"Finished in {seconds_words(last.seconds)}{again}: {_all_ranks(len(last.ranks), plan)}{peak}.",
         style="bold",
     )
     if len(watched) > 1:
@@ -226,8 +238,13 @@ def _peak_table(ranks: Sequence[RankResult]) -> RenderableType:
 # --- words -------------------------------------------------------------------------------------------------------
 
 
-def _all_ranks(number: int) -> str:
-    return {1: "the only rank", 2: "both ranks"}.get(number, f"all {number} ranks")
+def _sentence(words: str) -> str:
+    return f"{words[0].upper()}{words[1:]}{'' if words.endswith(('.', '…', '!', '?')) else '.'}"
+
+
+def _all_ranks(number: int, plan: LaunchPlan) -> str:
+    here = " of this node" if plan.rendezvous is not None else ""
+    return {1: "the one rank", 2: "both ranks"}.get(number, f"all {number} ranks") + here
 
 
 def _rank_words(ranks: Sequence[int]) -> str:

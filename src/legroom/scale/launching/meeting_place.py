@@ -1,8 +1,8 @@
 """Whether nodes can meet where they are told to: a port that another program holds is found in seconds, not in minutes."""
 
 import socket
-import threading
-from datetime import timedelta
+import subprocess
+import sys
 
 import psutil
 
@@ -49,24 +49,30 @@ def _is_free(port: int) -> bool:
 
 
 def _is_meeting(host: str, port: int) -> bool:
-    """Whether another node of a launch waits there already."""
-    import torch.distributed as distributed
+    """Whether another node of a launch waits there already.
 
-    answered = threading.Event()
-
-    def ask() -> None:
+    Asked in a process of its own: a stranger that says nothing keeps torch waiting whatever its timeout, and one that hangs
+    up makes it log its whole stack.
+    """
+    asking = [sys.executable, "-c", _QUESTION, host, str(port), str(PATIENCE_SECONDS)]
+    with subprocess.Popen(asking, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # torch is there
         try:
-            store = distributed.TCPStore(  # type: ignore[attr-defined]
-                host, port, is_master=False, timeout=timedelta(seconds=PATIENCE_SECONDS)
-            )
-            store.check(["legroom"])
-        except Exception:  # whatever a stranger answers
-            return
-        answered.set()
+            return process.wait(PATIENCE_SECONDS) == 0
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return False
 
-    # A stranger that says nothing keeps torch waiting for ever, whatever the timeout: hence a thread, to be left behind.
-    threading.Thread(target=ask, daemon=True).start()
-    return answered.wait(PATIENCE_SECONDS)
+
+_QUESTION = """
+import sys
+from datetime import timedelta
+from torch.distributed import TCPStore
+print("ready", flush=True)
+host, port, seconds = sys.argv[1:]
+TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=float(seconds))).check(["legroom"])
+"""
 
 
 def _who(port: int) -> str:

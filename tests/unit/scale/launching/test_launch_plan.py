@@ -1,0 +1,99 @@
+"""What is decided and refused before a launch starts anything."""
+
+from pathlib import Path
+
+import pytest
+
+from legroom.errors import UsageError
+from legroom.observe.script import Script
+from legroom.scale.launching.plan import LaunchPlan, plan_launch
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    Path("train.py").write_text("pass")
+
+    def plan(*arguments: str, **options) -> LaunchPlan:
+        settings = {"nproc": None, "gpus": (), "real_gpus": 0, **options}
+        return plan_launch(Script("train.py", arguments), **settings)
+
+    return plan
+
+
+def test_one_size_is_a_gpu_for_each_rank(plan):
+    assert plan(nproc=4, gpus=["8GiB"]).gpus == ("8GiB",) * 4
+
+
+def test_sizes_without_a_number_of_ranks_are_one_rank_each(plan):
+    assert plan(gpus=["24GiB", "8GiB"]).nproc == 2
+
+
+def test_a_machine_with_gpus_gets_a_rank_for_each(plan):
+    assert plan(real_gpus=3).nproc == 3
+
+
+@pytest.mark.parametrize("strategy", ["dp", "split"])
+def test_strategies_of_one_process_get_one_rank_that_sees_all_gpus(plan, strategy):
+    planned = plan(gpus=["8GiB", "8GiB"], strategy=strategy)
+    assert (planned.nproc, planned.gpus) == (1, ("8GiB", "8GiB"))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"nproc": 3, "gpus": ["8GiB", "8GiB"]}, "3 ranks need 3 GPUs and --gpu names 2"),
+        ({"nproc": 4, "real_gpus": 1}, "4 ranks need 4 GPUs and this machine has 1: use --nproc 1"),
+        ({"nproc": 2, "strategy": "dp"}, "drives all GPUs from one process"),
+        ({"nodes": "2"}, "2 nodes need a place to meet"),
+        ({"nodes": "4:2"}, "'4:2' is no number of nodes"),
+        ({"nodes": "two"}, "'two' is no number of nodes"),
+        ({"rendezvous": "node1:http"}, "'node1:http' is no place to meet"),
+        ({"rendezvous": "node1:1", "engine": "ray"}, "leave --rendezvous away"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(plan, options, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        plan(**options)
+
+
+def test_a_script_that_is_not_there_is_refused(plan):
+    with pytest.raises(UsageError, match=r"there is no script 'trian\.py'"):
+        plan_launch(Script("trian.py"), nproc=1, gpus=(), real_gpus=0)
+
+
+def test_torchrun_on_one_machine(plan):
+    assert plan("--lr", "0.1", nproc=2).torchrun == (
+        "torchrun --standalone --nproc-per-node=2 train.py --lr 0.1"
+    )
+
+
+def test_torchrun_with_virtual_gpus_and_a_strategy(plan):
+    planned = plan(gpus=["24GiB", "8GiB"], strategy="fsdp", max_restarts=3)
+    assert planned.torchrun == (
+        "LEGROOM=24GiB,8GiB LEGROOM_STRATEGY=fsdp torchrun --standalone --nproc-per-node=2 --max-restarts=3 train.py"
+    )
+
+
+def test_torchrun_on_several_nodes(plan):
+    planned = plan(nproc=8, nodes="2:4", rendezvous="node1")
+    assert planned.torchrun == (
+        "torchrun --nnodes=2:4 --rdzv-backend=c10d --rdzv-endpoint=node1:29400 --rdzv-id=train --nproc-per-node=8 train.py"
+    )
+    assert planned.world_size == 32
+
+
+def test_ranks_share_the_cores(plan, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)), raising=False)
+    planned = plan(nproc=2)
+    assert planned.threads == 4
+    assert planned.torchrun.startswith("OMP_NUM_THREADS=4 torchrun ")
+
+
+def test_the_options_start_the_same_launch_again(plan):
+    planned = plan(nproc=2, gpus=["8GiB"], strategy="ddp", nodes="2", rendezvous="node1:5", max_restarts=1)
+    assert " ".join(planned.options) == (
+        "--gpu 8GiB --nproc 2 --nodes 2 --rendezvous node1:5 --strategy ddp --max-restarts 1"
+    )
