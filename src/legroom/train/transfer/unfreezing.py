@@ -5,7 +5,7 @@ optimizer nothing: it has no gradient, so it is passed over, and its state is ma
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ from legroom.train.transfer.patterns import Patterns, selected
 from legroom.units import format_size
 
 log = logging.getLogger("legroom")
+SMALL = 0.01
+"""Of what is frozen: a smaller part is no stage of its own."""
 
 
 class GradualUnfreezing:
@@ -77,19 +79,49 @@ class GradualUnfreezing:
         return new
 
 
-def blocks(model: nn.Module) -> list[str]:
-    """The model's blocks, the last one first: the layers of its longest stack, or its parts if it has none."""
-    stacks = [
-        (name, module)
-        for name, module in model.named_modules()
-        if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1
-    ]
-    name, stack = max(stacks, key=lambda item: _size(item[1]), default=("", model))
-    named = [
-        (f"{name}.{child}" if name else child) for child, layer in stack.named_children() if _size(layer) > 0
-    ]
-    return named[::-1]
+def blocks(model: nn.Module) -> list[tuple[str, ...]]:
+    """The model's frozen blocks, the last ones first: the layers of its stacks, and its other parts. Small parts go with their neighbour."""
+    frozen = {id(parameter) for parameter in model.parameters() if not parameter.requires_grad}
+    wanted = frozen or {id(parameter) for parameter in model.parameters()}
+    found: list[tuple[str, ...]] = []
+    waiting: tuple[str, ...] = ()
+    for name in reversed(list(_parts(model, "", wanted))):
+        waiting += (name,)
+        if sum(_size(model.get_submodule(one), wanted) for one in waiting) >= SMALL * _size(model, wanted):
+            found.append(waiting)
+            waiting = ()
+    if waiting and found:
+        found[-1] += waiting
+    return found
 
 
-def _size(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+def _parts(module: nn.Module, prefix: str, wanted: set[int]) -> Iterator[str]:
+    """Names of blocks, in the order in which they were made. What mostly consists of stacks is taken apart."""
+    for name, child in module.named_children():
+        if _size(child, wanted) == 0:
+            continue
+        if _is_stack(child):
+            yield from (
+                f"{prefix}{name}.{one}" for one, layer in child.named_children() if _size(layer, wanted)
+            )
+        elif 2 * sum(_size(stack, wanted) for stack in _stacks(child)) > _size(child, wanted):
+            yield from _parts(child, f"{prefix}{name}.", wanted)
+        else:
+            yield prefix + name
+
+
+def _stacks(module: nn.Module) -> Iterator[nn.Module]:
+    """The outermost stacks below a module."""
+    for child in module.children():
+        if _is_stack(child):
+            yield child
+        else:
+            yield from _stacks(child)
+
+
+def _is_stack(module: nn.Module) -> bool:
+    return isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1
+
+
+def _size(module: nn.Module, wanted: set[int]) -> int:
+    return sum(parameter.numel() for parameter in module.parameters() if id(parameter) in wanted)

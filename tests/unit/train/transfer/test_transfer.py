@@ -365,8 +365,33 @@ def unfreezing(**options):
 
 
 def test_blocks_come_from_the_end():
-    assert transfer.blocks(Stack()) == ["layers.2", "layers.1", "layers.0"]
-    assert transfer.blocks(Net()) == ["body.4", "body.3", "body.1", "body.0"]
+    model = Stack()
+    transfer.freeze(model, except_="head")
+    assert transfer.blocks(model) == [("layers.2",), ("layers.1",), ("layers.0",), ("embed",)]
+
+
+def test_small_parts_are_unfrozen_with_their_neighbour():
+    model = nn.Sequential(
+        nn.LayerNorm(100), nn.Linear(100, 100), nn.LayerNorm(100), nn.Linear(100, 100), nn.Linear(100, 1)
+    )
+    assert transfer.blocks(model) == [("4", "3"), ("2", "1", "0")]
+
+
+def test_a_stack_inside_a_part_is_taken_apart():
+    class Encoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(20, 8)
+            self.encoder = nn.Module()
+            self.encoder.layer = nn.ModuleList(Net() for _ in range(2))
+
+    model = nn.Module()
+    model.inner = Encoder()
+    assert transfer.blocks(model) == [
+        ("inner.encoder.layer.1",),
+        ("inner.encoder.layer.0",),
+        ("inner.embed",),
+    ]
 
 
 def test_one_stage_more_every_few_epochs():
@@ -384,7 +409,7 @@ def test_one_stage_more_every_few_epochs():
 
 def test_a_stage_is_trained_with_its_own_rate_and_costs_nothing_before():
     model, optimizer, stages = unfreezing()
-    assert [group["lr"] for group in optimizer.param_groups] == [1e-2, 1e-4, 1e-4, 1e-4]
+    assert [group["lr"] for group in optimizer.param_groups] == [1e-2, 1e-4, 1e-4, 1e-4, 1e-4]
 
     def train():
         optimizer.zero_grad()
