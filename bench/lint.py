@@ -127,12 +127,8 @@ def main() -> None:
                 print(f"{name}: {title}: {row}")
     if "--fixes" in sys.argv:
         fixes()
-    folders = [argument for argument in sys.argv[1:] if not argument.startswith("-")] or [
-        "src",
-        "tests",
-        "bench",
-    ]
-    speed(folders)
+    if folders := [argument for argument in sys.argv[1:] if not argument.startswith("-")]:
+        speed(folders)
 
 
 def fixes() -> None:

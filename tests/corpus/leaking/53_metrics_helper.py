@@ -22,7 +22,7 @@ def main():
             loss = nn.functional.smooth_l1_loss(model(x.to(device)), y.to(device))
             loss.backward()
             optimizer.step()
-            note("train/loss", loss)
+            note("train/loss", loss)  # also: lint=accumulate
             note("train/lr", optimizer.param_groups[0]["lr"])
         print(epoch, sum(float(v) for v in metrics["train/loss"]) / len(metrics["train/loss"]))
 

@@ -1,6 +1,7 @@
 """The value of every kind of expression, for the flow analysis."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import libcst as cst
 
@@ -31,7 +32,7 @@ from legroom.diagnose.lint.results import (
     names_a_loss,
     torch_result,
 )
-from legroom.diagnose.lint.syntax import children, dotted, is_true, keyword, last_name, string_value
+from legroom.diagnose.lint.syntax import children, dotted, is_false, is_true, keyword, last_name, string_value
 
 
 class Expressions:
@@ -157,6 +158,8 @@ class Expressions:
             if name in NUMBER_ATTRIBUTES:
                 return PLAIN
             return TENSOR if name in GRAPHLESS_ATTRIBUTES else of
+        if of.items is not None and len(of.items) == 2 and name in _VALUES_AND_INDICES:
+            return of.items[_VALUES_AND_INDICES.index(name)]  # q.max(1).values
         if of.class_name is not None:
             known = self.program.classes[of.class_name].attributes.get(f"self.{name}")
             if known is not None:
@@ -164,7 +167,11 @@ class Expressions:
         if of.kind is Kind.MODEL:
             if name in {"weight", "bias"}:
                 return PARAMETER
-            return PLAIN if name in {"device", "dtype", "config", "training"} else MODEL
+            return (
+                PLAIN
+                if name in {"device", "dtype", "config", "training"}
+                else replace(MODEL, frozen=of.frozen)
+            )
         return by_name(name)
 
     def _subscript(self, node: cst.Subscript) -> Value:
@@ -289,7 +296,7 @@ class Expressions:
         is_other_method = local is not None and local.name not in {"forward", "__call__"}
         is_part = of.kind is not Kind.MODEL or local is not None or self._is_submodule(node)
         if called.kind is Kind.MODEL and is_part and not is_other_method:
-            return model_call(arguments, no_grad=no_grad)
+            return model_call(called, arguments, no_grad=no_grad)
         if called.kind is Kind.CRITERION:
             return loss_call(arguments, no_grad=no_grad)
         if local is not None and local is not self.function:
@@ -298,6 +305,8 @@ class Expressions:
                 return loss_call(arguments, no_grad=no_grad)
             return TENSOR if no_grad and returned.kind is Kind.GRAPH else returned
         if isinstance(node.func, cst.Attribute):
+            if of.kind is Kind.MODEL and node.func.attr.value == "requires_grad_":
+                return self._frozen(node, of)
             found = method_result(of, node.func.attr.value, arguments, no_grad=no_grad)
             if found is not None:
                 return found
@@ -306,10 +315,18 @@ class Expressions:
             if node.func.attr.value == "prepare" and arguments:
                 return arguments[0]
             if of.kind is Kind.MODEL and self._is_submodule(node):
-                return model_call(arguments, no_grad=no_grad)
+                return model_call(of, arguments, no_grad=no_grad)
         if name is not None and names_a_loss(name) and any(each.carries_graph for each in arguments):
             return loss_call(arguments, no_grad=no_grad)
         return UNKNOWN
+
+    def _frozen(self, node: cst.Call, model: Value) -> Value:
+        """`model.requires_grad_(False)`, and the name that it has."""
+        value = replace(model, frozen=bool(node.args) and is_false(node.args[0]))
+        path = dotted(node.func.value) if isinstance(node.func, cst.Attribute) else None
+        if path is not None:
+            self.names[path] = value
+        return value
 
     def _is_submodule(self, node: cst.Call) -> bool:
         """Whether `model.encoder(x)` calls a part of the model rather than a method of it."""
@@ -325,6 +342,9 @@ class Expressions:
             if limit is not None and not (isinstance(limit.value, cst.Name) and limit.value.value == "None"):
                 return container(known.element, bounded=True)
         return known
+
+
+_VALUES_AND_INDICES = ("values", "indices")
 
 
 def _is_text(node: cst.BaseSlice, text: str) -> bool:

@@ -1,5 +1,6 @@
 """What the flow analysis notes down for the rules: functions, loops, calls and what is stored where."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import libcst as cst
@@ -42,6 +43,22 @@ class Function:
     @property
     def body(self) -> cst.CSTNode:
         return self.node.body if isinstance(self.node, cst.FunctionDef) else self.node
+
+    def receives(self, call: cst.Call) -> Iterator[tuple[str, cst.Arg]]:
+        """The arguments of a call of it, each with the parameter that gets it; the rest goes into `*args`."""
+        names = list(self.parameters)
+        if self.class_name is not None and names[:1] in (["self"], ["cls"]):
+            names = names[1:]
+        place = 0
+        for argument in call.args:
+            if argument.star:
+                return
+            if argument.keyword is not None:
+                name = argument.keyword.value
+                yield (name if name in names else names[-1] if names else name), argument
+            elif names:
+                yield names[min(place, len(names) - 1)], argument
+                place += 1
 
     def owns(self, path: str) -> bool:
         """Whether a path begins with a name that dies with the call."""

@@ -8,6 +8,7 @@ What cannot be told stays unknown, and no rule speaks of the unknown: a linter t
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import libcst as cst
 
@@ -44,7 +45,11 @@ from legroom.diagnose.lint.syntax import (
 )
 
 _ROUNDS = 3
+_PASSES = {"torch.autograd.backward", "torch.autograd.grad"}
 _GRAD_SWITCHES = {"no_grad", "inference_mode", "set_grad_enabled", "enable_grad"}
+
+
+_ALL_OF_IT = {"parameters", "named_parameters"}
 
 
 def follow(program: Program) -> None:
@@ -98,7 +103,7 @@ def _runs_a_model(call: CallFact) -> bool:
 
 
 def _is_backward(call: CallFact) -> bool:
-    return call.method in {"backward", "manual_backward"} or call.name == "torch.autograd.backward"
+    return call.method in {"backward", "manual_backward"} or call.name in _PASSES
 
 
 def _is_step(call: CallFact) -> bool:
@@ -259,12 +264,7 @@ class _Walker(Notes):
             self.comes_from[path] = given[0]
         if any(name in _GRAD_SWITCHES for name in map(last_name, names_in(expression))):
             self.grad_contexts.add(path)
-        if (
-            path.endswith(".requires_grad")
-            and isinstance(expression, cst.Name)
-            and expression.value == "True"
-        ):
-            self.names[path.removesuffix(".requires_grad")] = PARAMETER
+        self._freeze(path, expression)
         self.note_store(node, path, "assign", expression, value, uses_itself=uses_itself)
         if (
             isinstance(expression, cst.Attribute) and expression.attr.value in ADDING
@@ -272,6 +272,25 @@ class _Walker(Notes):
             self.adders[path] = expression
         self.forget_below(path)
         self.names[path] = value
+
+    def _freeze(self, path: str, expression: cst.BaseExpression) -> None:
+        """`p.requires_grad = False` for all parameters of a model freezes it; a new part thaws it."""
+        switched = (
+            expression.value if path.endswith(".requires_grad") and isinstance(expression, cst.Name) else ""
+        )
+        if switched == "True":
+            self.names[path.removesuffix(".requires_grad")] = PARAMETER
+        around = self.loops[-1].node if self.loops else None
+        over = around.iter if isinstance(around, cst.For) else None
+        of = receiver(over) if isinstance(over, cst.Call) and method_name(over) in _ALL_OF_IT else None
+        model = dotted(of) if of is not None else None
+        if switched and model is not None:
+            known = self.names.get(model, MODEL)
+            self.names[model] = replace(known, frozen=known.kind is Kind.MODEL and switched == "False")
+        elif not switched:
+            for outer in [each for each in self.names if path.startswith(f"{each}.")]:
+                if self.names[outer].frozen:
+                    self.names[outer] = replace(self.names[outer], frozen=False)
 
     def assign_item(
         self, target: cst.Subscript, value: Value, expression: cst.BaseExpression, node: cst.CSTNode
@@ -378,6 +397,8 @@ class _Walker(Notes):
             for bound in names_in(target):
                 self.comes_from[bound] = self.comes_from[path or ""]
         name = dotted(source.func) if isinstance(source, cst.Call) else None
+        if isinstance(source, cst.Call) and name in {"zip", "enumerate"}:
+            self._follow_parts(target, source)
         if isinstance(source, cst.Call) and name == "enumerate" and isinstance(target, cst.Tuple):
             self.bind(target.elements[0].value, PLAIN)
             for each in target.elements[1:]:
@@ -390,6 +411,16 @@ class _Walker(Notes):
                     self.bind(each.value, element_of(self.quietly(argument.value)))
                 return
         self.bind(target, element_of(iterated))
+
+    def _follow_parts(self, target: cst.BaseExpression, source: cst.Call) -> None:
+        """`for index, feature in zip(indices, features)`: a part of a parameter comes from it as well."""
+        parts = [each.value for each in target.elements] if isinstance(target, cst.Tuple) else [target]
+        if dotted(source.func) == "enumerate":
+            parts = parts[1:]
+        for part, argument in zip(parts, positional(source), strict=False):
+            if (path := dotted(argument.value)) in self.comes_from:
+                for bound in names_in(part):
+                    self.comes_from[bound] = self.comes_from[path or ""]
 
     def bind(self, target: cst.BaseExpression, value: Value) -> None:
         if isinstance(target, (cst.Tuple, cst.List)):
@@ -507,7 +538,11 @@ def _names_that_go_backward(function: Function) -> set[str]:
     """Paths that `backward` is called on, or that are given to it."""
     found: set[str] = set()
     for node in walk(function.body, into_functions=False):
-        if not isinstance(node, cst.Call) or method_name(node) not in {"backward", "manual_backward"}:
+        if not isinstance(node, cst.Call):
+            continue
+        if (dotted(node.func) or "").endswith("autograd.grad") and node.args:
+            found.update(filter(None, [dotted(node.args[0].value)]))
+        if method_name(node) not in {"backward", "manual_backward"}:
             continue
         of = receiver(node)
         if isinstance(of, cst.Call) and method_name(of) in {"scale", "mean", "sum"}:

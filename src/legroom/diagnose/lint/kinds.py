@@ -52,6 +52,8 @@ class Value:
     """A dict, so that a new key makes it larger."""
     host: bool = False
     """A tensor that was moved to the host."""
+    frozen: bool = False
+    """A model none of whose parameters takes gradients."""
 
     @property
     def carries_graph(self) -> bool:

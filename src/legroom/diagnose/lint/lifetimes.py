@@ -61,13 +61,39 @@ def outlives_its_step(program: Program, store: Store) -> LoopFact | Function | N
         if (
             is_step_loop(loop)
             and survives(program, store.target, loop)
-            and not feeds_backward(program, store, loop)
+            and not feeds_backward(program, store.target, store.function, loop)
             and not _is_handed_back(program, store, loop)
         ):
             return loop
-    if not is_own(store) and repeats(program, store.function):
-        return None if is_let_go_elsewhere(program, store) else store.function
-    return None
+    if is_own(store) or not repeats(program, store.function) or is_let_go_elsewhere(program, store):
+        return None
+    return store.function if _is_kept_by_callers(program, store) else None
+
+
+def _is_kept_by_callers(program: Program, store: Store) -> bool:
+    """Whether a container that a function was given stays: `select(state, log_probs)` with a list of that episode does not."""
+    function, first = store.function, store.target.partition(".")[0]
+    if first not in function.parameters or first in {"self", "cls"} or not function.sites:
+        return True
+    return any(
+        _stays(program, site, path_of(argument.value))
+        for site in function.sites
+        for name, argument in function.receives(site.call)
+        if name == first
+    )
+
+
+def _stays(program: Program, site: CallSite, path: str | None) -> bool:
+    """Whether what a caller gives is still there after its next step."""
+    if path is None:
+        return False
+    for loop in reversed(site.loops):
+        if survives(program, path, loop):
+            if is_step_loop(loop) and not feeds_backward(program, path, site.caller, loop):
+                return True
+        else:
+            return False
+    return not site.caller.owns(path)
 
 
 def _is_handed_back(program: Program, store: Store, loop: LoopFact) -> bool:
@@ -165,12 +191,18 @@ def _let_go(program: Program, target: str, function: Function) -> bool:
     name = last_name(target)
     plain = "." not in target
     for release in program.releases:
-        if last_name(release.target) == name and not _is_never_called(program, release.function):
+        if last_name(release.target) != name or _is_never_called(program, release.function):
+            continue
+        if _may_be_same(program, release.function, release.target, function, target):
             return True
     for store in program.stores:
         if store.how != "assign" or last_name(store.target) != name or store.function.name == "__init__":
             continue
         if _is_never_called(program, store.function):
+            continue
+        if ("." not in store.target) is not plain:
+            continue  # a variable that is called like the attribute
+        if not _may_be_same(program, store.function, store.target, function, target):
             continue
         if store.uses_itself and not is_cut(store):
             continue
@@ -184,6 +216,14 @@ def _let_go(program: Program, target: str, function: Function) -> bool:
         if store.function is function and not plain:
             return True
     return False
+
+
+def _may_be_same(program: Program, one: Function, path: str, other: Function, its: str) -> bool:
+    """Whether two paths of the same last name may lead to the same thing: `self.data` of two unrelated classes does not."""
+    if not (path.startswith("self.") and its.startswith("self.")) or path.count(".") + its.count(".") > 2:
+        return True
+    first, second = one.class_name or "", other.class_name or ""
+    return first == second or program.inherits(first, second) or program.inherits(second, first)
 
 
 def _is_never_called(program: Program, function: Function) -> bool:
@@ -205,25 +245,23 @@ def _encloses(outer: Function, inner: Function) -> bool:
     return False
 
 
-def feeds_backward(program: Program, store: Store, loop: LoopFact) -> bool:
-    """Whether a sum or list is collected in order to go backward through it after the loop."""
-    wanted = {store.target}
+def feeds_backward(program: Program, target: str, function: Function, loop: LoopFact) -> bool:
+    """Whether a sum or list of a function is collected in order to go backward through it after the loop."""
+    wanted = {target}
     for _ in range(4):
         wanted |= {
             each.target
             for each in program.stores
-            if each.function is store.function
-            and each.target not in wanted
-            and wanted & names_in(each.expression)
+            if each.function is function and each.target not in wanted and wanted & names_in(each.expression)
         }
     for call in program.calls:
-        if call.function is not store.function or call.method not in {"backward", "manual_backward"}:
+        if call.function is not function or call.method not in {"backward", "manual_backward"}:
             continue
         if loop.first <= call.order <= loop.last:
             continue
         if names_in(call.node) & wanted:
             return True
-    return _returned_to_backward(program, store, wanted)
+    return _returned_to_backward(program, function, wanted)
 
 
 def goes_backward_anywhere(program: Program, target: str) -> bool:
@@ -242,11 +280,11 @@ def goes_backward_anywhere(program: Program, target: str) -> bool:
     )
 
 
-def _returned_to_backward(program: Program, store: Store, wanted: set[str]) -> bool:
+def _returned_to_backward(program: Program, function: Function, wanted: set[str]) -> bool:
     """Whether a caller goes backward through what the function returns."""
-    if not any(names_in(each) & wanted for each in store.function.returned_nodes):
+    if not any(names_in(each) & wanted for each in function.returned_nodes):
         return False
-    for site in store.function.sites:
+    for site in function.sites:
         holders = {
             each.target
             for each in program.stores

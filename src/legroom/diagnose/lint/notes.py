@@ -150,21 +150,11 @@ class Notes(Expressions):
 
     def given(self, local: Function, call: cst.Call, arguments: tuple[Value, ...]) -> dict[str, Value]:
         """What each parameter of a function gets by this call."""
-        names = list(local.parameters)
-        if local.class_name is not None and names[:1] in (["self"], ["cls"]):
-            names = names[1:]
+        known = {id(argument): value for argument, value in zip(call.args, arguments, strict=False)}
         values: dict[str, Value] = {}
-        place = 0
-        for argument, value in zip(call.args, arguments, strict=False):
-            if argument.star:
-                break
-            if argument.keyword is not None:
-                name = argument.keyword.value
-                values[name if name in names else names[-1] if names else name] = value
-            elif names:
-                name = names[min(place, len(names) - 1)]  # the rest goes into *args
-                values[name] = joined(values[name], value) if name in values else value
-                place += 1
+        for name, argument in local.receives(call):
+            value = known[id(argument)]
+            values[name] = joined(values[name], value) if name in values else value
         return values
 
     def around(self, node: cst.CSTNode) -> Surroundings:

@@ -109,6 +109,13 @@ class Program:
             for base in known.bases
         )
 
+    def inherits(self, name: str, base: str, seen: frozenset[str] = frozenset()) -> bool:
+        """Whether a class of this file is derived from another one."""
+        known = self.classes.get(name)
+        if known is None or name in seen:
+            return False
+        return base in known.bases or any(self.inherits(each, base, seen | {name}) for each in known.bases)
+
     def method(self, class_name: str | None, name: str) -> Function | None:
         """A method of a class of this file, or of one it inherits from."""
         seen: set[str] = set()

@@ -109,6 +109,8 @@ def method_result(receiver: Value, method: str, arguments: Sequence[Value], *, n
     if kind is Kind.SCALER and method == "scale" and arguments:
         return arguments[0]
     if kind is Kind.CONTAINER:
+        if method in SELF_METHODS and receiver.element is not None and receiver.element.kind is Kind.MODEL:
+            return receiver  # nn.ModuleList
         if method in {"values", "copy", "items", "keys"}:
             return receiver if method != "keys" else container(PLAIN)
         if method in {"pop", "get", "popleft"}:
@@ -120,8 +122,13 @@ def method_result(receiver: Value, method: str, arguments: Sequence[Value], *, n
     return None
 
 
-def model_call(arguments: Sequence[Value], *, no_grad: bool) -> Value:
-    return TENSOR if no_grad else GRAPH
+def model_call(model: Value, arguments: Sequence[Value], *, no_grad: bool) -> Value:
+    """A frozen model gives a graph only to what had one."""
+    if no_grad:
+        return TENSOR
+    if model.frozen and not any(each.carries_graph or each.kind is Kind.PARAMETER for each in arguments):
+        return TENSOR
+    return GRAPH
 
 
 def loss_call(arguments: Sequence[Value], *, no_grad: bool) -> Value:
@@ -237,7 +244,7 @@ def _model_method(receiver: Value, method: str, arguments: Sequence[Value], *, n
     if method == "generate":
         return TENSOR
     if method == "forward" or names_a_loss(method) or method in {"log_prob", "encode", "decode", "embed"}:
-        return model_call(arguments, no_grad=no_grad)
+        return model_call(receiver, arguments, no_grad=no_grad)
     return None
 
 

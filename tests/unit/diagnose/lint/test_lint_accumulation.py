@@ -365,6 +365,62 @@ def evaluate():
         total += criterion(model(x), y)  # here
     return total / len(train_loader)
 """,
+    "what goes through autograd.grad": """
+weights = [torch.randn(4, 2, requires_grad=True)]
+trace = []
+for x, y in train_loader:
+    loss = ((x @ weights[0] - y) ** 2).mean()
+    grads = torch.autograd.grad(loss, weights)
+    trace.append(loss)  # here
+""",
+    "a frozen model with a new head": """
+for parameter in model.parameters():
+    parameter.requires_grad = False
+model.head = nn.Linear(2, 2)
+outputs = []
+for x, y in train_loader:
+    outputs.append(model(x))  # here
+""",
+    "parts of what is given": f"""
+class Bank:
+    def __init__(self):
+        self.rows = {{}}
+    def write(self, indices, rows):
+        for index, row in zip(indices.tolist(), rows):
+            self.rows.setdefault(index, []).append(row)
+bank = Bank()
+for x, y in train_loader:{STEP}
+    rows = model(x)
+    bank.write(y, rows)  # here
+""",
+    "an attribute that another class empties": f"""
+class Limited:
+    def __init__(self):
+        self.data = []
+    def push(self, item):
+        self.data.append(item)
+        if len(self.data) > 9:
+            self.data.pop(0)
+class Unlimited:
+    def __init__(self):
+        self.data = []
+    def push(self, item):
+        self.data.append(item)
+limited, unlimited = Limited(), Unlimited()
+for x, y in train_loader:{STEP}
+    limited.push(loss)
+    unlimited.push(loss)  # here
+""",
+    "a penalty over a list of layers": """
+layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3)).to("cpu")
+penalty = 0
+for x, y in train_loader:
+    for layer in layers:
+        x = layer(x)
+        penalty = penalty + x.abs().mean()  # here
+    loss = x.mean()
+    loss.backward()
+""",
 }
 
 IS_FINE = {
@@ -558,6 +614,35 @@ for x, y in train_loader:
     losses.append(criterion(model(x), y))
 total = torch.stack(losses).mean()
 total.backward()
+""",
+    "a list that a function is given and its caller makes anew": """
+from torch.distributions import Categorical
+def select(state, kept):
+    choice = Categorical(logits=model(state))
+    action = choice.sample()
+    kept.append(choice.log_prob(action))
+    return action
+for episode in range(9):
+    kept = []
+    for _ in range(5):
+        select(torch.randn(4), kept)
+    loss = -torch.stack(kept).sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""",
+    "features of a frozen model": """
+for parameter in model.parameters():
+    parameter.requires_grad = False
+features = []
+for x, y in train_loader:
+    features.append(model(x))
+""",
+    "features of a model frozen at once": """
+backbone = nn.Linear(4, 4).requires_grad_(False)
+features = []
+for x, y in train_loader:
+    features.append(backbone(x))
 """,
 }
 

@@ -295,6 +295,16 @@ for step, (x, y) in enumerate(train_loader):
         torch.cuda.empty_cache()
 """,
     "LG402 the new one": "scaler = torch.amp.GradScaler('cuda')\n",
+    "LG402 for an old torch": """
+if is_torch_version(">=", "2.4.0"):
+    from torch.amp import GradScaler
+else:
+    from torch.cuda.amp import GradScaler
+try:
+    from torch.amp import autocast
+except ImportError:
+    from torch.cuda.amp import autocast
+""",
     "LG403 after the block": """
 with torch.autocast("cuda"):
     loss = criterion(model(x), y)
@@ -316,6 +326,19 @@ criterion(model(x), y).backward()
 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
 """,
     "LG405 reduction": "a = nn.MSELoss(reduction='sum')\nb = np.add.accumulate(x, reduce=True)\n",
+    "LG406 another tensor for a parameter": """
+for p in model.parameters():
+    p.data = p.data.to(torch.bfloat16)
+""",
+    "LG201 collected for a backward pass": """
+kept = []
+for episode in range(9):
+    for _ in range(5):
+        kept.append(model(torch.randn(4)).sum())
+    torch.stack(kept).sum().backward()
+    optimizer.step()
+    kept.clear()
+""",
     "LG406 other data": "print(args.data, dataset.data, response.data, self.data, batch.data)\n",
     "LG501 distributed": "model = nn.parallel.DistributedDataParallel(model)\n",
     "LG502 said": """

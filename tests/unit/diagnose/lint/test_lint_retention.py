@@ -4,6 +4,12 @@ import pytest
 from linted import check_marks, findings, mended
 
 TELLS = {
+    "LG108 by autograd.grad": """
+for x, y in train_loader:
+    loss = criterion(model(x), y)
+    grads = torch.autograd.grad(loss, model.parameters(), retain_graph=True)  # here
+    optimizer.step()
+""",
     "LG104 a hidden state": """
 hidden = torch.zeros(1, 4)
 for x, y in train_loader:

@@ -28,6 +28,7 @@ import libcst as cst
 
 from legroom.diagnose.lint.edits import Edit, append_to, replace
 from legroom.diagnose.lint.facts import Store
+from legroom.diagnose.lint.kinds import Kind, by_name
 from legroom.diagnose.lint.lifetimes import is_let_go_elsewhere, is_own, repeats, survives
 from legroom.diagnose.lint.program import Program
 from legroom.diagnose.lint.results import names_a_loss
@@ -65,6 +66,8 @@ def _carries_itself_on(program: Program, store: Store) -> bool:
     if store.how == "item":
         return not store.varying_key and not store.into.is_tensor and _state_argument(store) is not None
     if store.how != "assign" or adds_to_itself(program, store):
+        return False
+    if by_name(last_name(store.target)).kind is Kind.MODEL:  # self.model = wrapped
         return False
     if isinstance(store.expression, cst.Call) and names_a_loss(dotted(store.expression.func) or ""):
         return False

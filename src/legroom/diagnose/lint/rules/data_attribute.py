@@ -13,7 +13,8 @@ with torch.no_grad():
     p -= lr * p.grad
 ```
 
-**In code**: `.data` of a value that is known to be a tensor: a result, a parameter, a `.weight`, a `.grad`.
+**In code**: `.data` of a value that is known to be a tensor: a result, a parameter, a `.weight`, a `.grad`. Giving a parameter another
+tensor (`p.data = p.data.to(torch.bfloat16)`) is how its type or device is changed, and is fine.
 
 **Fix**: safe where it is only read: `.detach()`. Where something is changed through it, or it is assigned, none.
 """
@@ -39,6 +40,7 @@ def check(program: Program) -> Iterator[Problem]:
             not isinstance(node, cst.Attribute)
             or node.attr.value != "data"
             or not _is_tensor(program, node.value)
+            or _is_given_another(program, node)
         ):
             continue
         edits: tuple[Edit, ...] = ()
@@ -58,6 +60,19 @@ def _is_tensor(program: Program, node: cst.BaseExpression) -> bool:
     if kind in (Kind.GRAPH, Kind.PARAMETER):
         return True
     return isinstance(node, cst.Attribute) and node.attr.value in {"grad", "weight", "bias"}
+
+
+def _is_given_another(program: Program, node: cst.Attribute) -> bool:
+    """Whether the statement puts a whole new tensor into a parameter."""
+    for parent in program.ancestors(node):
+        if isinstance(parent, cst.Assign):
+            return any(
+                isinstance(each.target, cst.Attribute) and each.target.attr.value == "data"
+                for each in parent.targets
+            )
+        if isinstance(parent, cst.SimpleStatementLine):
+            return False
+    return False
 
 
 def _is_changed(program: Program, node: cst.Attribute) -> bool:

@@ -16,11 +16,13 @@ scaler = torch.amp.GradScaler("cuda")
 
 On Ampere and newer, `torch.amp.autocast("cuda", dtype=torch.bfloat16)` needs no scaler at all.
 
-**In code**: names of `torch.cuda.amp` and `torch.cpu.amp`, imported or spelled out.
+**In code**: names of `torch.cuda.amp` and `torch.cpu.amp`, imported or spelled out, unless they stand under a test of torch's version or where the new
+ones could not be imported.
 
 **Fix**: safe: the name and the device argument. `autocast` with arguments given by place is left to you.
 """
 
+import re
 from collections.abc import Iterator
 
 import libcst as cst
@@ -33,6 +35,7 @@ from legroom.diagnose.lint.syntax import dotted, positional
 CODE = "LG402"
 _OLD = ("torch.cuda.amp", "torch.cpu.amp")
 _NAMES = {"autocast", "GradScaler"}
+_MISSING = re.compile(r"ImportError|AttributeError|ModuleNotFoundError")
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -43,11 +46,26 @@ def check(program: Program) -> Iterator[Problem]:
             yield from _spelled_out(program, node)
 
 
+def _is_for_old_versions(program: Program, node: cst.CSTNode) -> bool:
+    """Whether it stands under a test of the version, or behind an import that failed."""
+    for parent in program.ancestors(node):
+        if isinstance(parent, cst.If) and re.search(
+            r"version|hasattr", program.source(parent.test), re.IGNORECASE
+        ):
+            return True
+        handlers = parent.handlers if isinstance(parent, cst.Try) else ()
+        if any(each.type is not None and _MISSING.search(program.source(each.type)) for each in handlers):
+            return True
+    return False
+
+
 def _spelled_out(program: Program, call: cst.Call) -> Iterator[Problem]:
     """`torch.cuda.amp.autocast(...)`; names imported from there are told at their import."""
     path = dotted(call.func) or ""
     name = program.imports.qualified(call.func) or ""
     if not _is_old(name) or not path.endswith(f"amp.{name.rpartition('.')[2]}"):
+        return
+    if _is_for_old_versions(program, call):
         return
     device = name.split(".")[1]
     new = (
@@ -69,6 +87,8 @@ def _spelled_out(program: Program, call: cst.Call) -> Iterator[Problem]:
 def _imported(program: Program, node: cst.ImportFrom) -> Iterator[Problem]:
     source = dotted(node.module)
     if source not in _OLD or isinstance(node.names, cst.ImportStar) or node.module is None:
+        return
+    if _is_for_old_versions(program, node):
         return
     device = source.split(".")[1]
     names = {each.evaluated_alias or each.evaluated_name: each.evaluated_name for each in node.names}

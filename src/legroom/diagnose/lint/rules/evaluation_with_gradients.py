@@ -32,6 +32,7 @@ import libcst as cst
 from legroom.diagnose.lint.edits import Edit, line_before, under_with
 from legroom.diagnose.lint.facts import CallFact, Function, LoopFact
 from legroom.diagnose.lint.kinds import EVALUATION_NAMES, Kind
+from legroom.diagnose.lint.lifetimes import feeds_backward
 from legroom.diagnose.lint.program import Program
 from legroom.diagnose.lint.rule import Problem
 from legroom.diagnose.lint.syntax import is_false, last_name, live_names, names_in, walk
@@ -82,7 +83,7 @@ def _runs_a_model(program: Program, call: CallFact) -> bool:
     if not call.result.carries_graph or call.function.name in _BY_FRAMEWORKS:
         return False
     if call.receiver.kind is Kind.MODEL:
-        return True
+        return any(each.kind is not Kind.PARAMETER for each in call.arguments)  # on data
     return bool(call.loops) and any(
         each.function is call.local and each.receiver.kind is Kind.MODEL and each.result.carries_graph
         for each in program.calls
@@ -134,6 +135,8 @@ def _gives_graph_away(program: Program, call: CallFact, loop: LoopFact) -> bool:
                 "." in store.target or store.target in function.parameters or not function.owns(store.target)
             )
             if (outlives and store.how != "assign") or ("." in store.target):
+                return True
+            if feeds_backward(program, store.target, function, loop):
                 return True
     called = {each.local for each in program.calls if each.function is function and loop in each.loops}
     if any(

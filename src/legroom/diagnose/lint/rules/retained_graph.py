@@ -34,7 +34,7 @@ CODE = "LG108"
 def check(program: Program) -> Iterator[Problem]:
     for call in program.calls:
         argument = keyword(call.node, "retain_graph")
-        if call.method not in {"backward", "manual_backward"} or argument is None or not is_true(argument):
+        if argument is None or not is_true(argument) or not _goes_back(call):
             continue
         repeated = bool(call.loops) or (bool(call.function.sites) and repeats(program, call.function))
         if not repeated or _another_follows(program, call) or _is_the_same_graph_again(program, call):
@@ -48,16 +48,17 @@ def check(program: Program) -> Iterator[Problem]:
         )
 
 
+def _goes_back(call: CallFact) -> bool:
+    return call.method in {"backward", "manual_backward"} or (call.name or "").endswith("autograd.grad")
+
+
 def _another_follows(program: Program, call: CallFact) -> bool:
     """Whether a later backward pass of the same round may go through the same graph."""
     loop = call.loops[-1] if call.loops else None
     for other in program.calls:
         if other.function is not call.function or other.order <= call.order or other.node is call.node:
             continue
-        goes_back = other.method in {"backward", "manual_backward"} or (other.name or "").endswith(
-            "autograd.grad"
-        )
-        if goes_back and (loop is None or loop.first <= other.order <= loop.last):
+        if _goes_back(other) and (loop is None or loop.first <= other.order <= loop.last):
             return True
     return False
 
