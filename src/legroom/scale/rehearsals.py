@@ -23,6 +23,24 @@ def plain_step(model: nn.Module, optimizer: Optimizer, batch: Any) -> MakeStep:
     return lambda onto: _step(*_placed(onto, model, optimizer, batch))
 
 
+def idle_step(model: nn.Module, optimizer: Optimizer) -> MakeStep:
+    """No batch: gradients are there, and the optimizer takes its step."""
+
+    def make(onto: OntoDevice) -> Callable[[], None]:
+        placed, steps, _ = _placed(onto, model, optimizer, None)
+
+        def step() -> None:
+            for parameter in placed.parameters():
+                if parameter.requires_grad:
+                    parameter.grad = torch.empty_like(parameter)
+            steps.step()
+            steps.zero_grad()
+
+        return step
+
+    return make
+
+
 def bucketed_step(model: nn.Module, optimizer: Optimizer, batch: Any) -> MakeStep:
     """DDP: gradients live in buckets from the start of the run on, each being a view into one."""
 

@@ -2,7 +2,7 @@
 
 One process copies the model to every GPU in every step and gathers the outputs on the first one, the coordinator; the loss is that
 of the whole batch, so the gradients are too, however the rows are divided. Which share leaves all GPUs equally full is foreseen
-from a batch (see `foresight.data_parallel_shares`) or given by hand; 0 leaves the coordinator to coordinate.
+from a batch (see `balancing`) or given by hand; 0 leaves the coordinator to coordinate.
 """
 
 from typing import Any
@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.nn.parallel import gather, parallel_apply, replicate
 
-from legroom.errors import UsageError
 from legroom.scale.shares import divided
 from legroom.scale.strategies.engine import Direct
 from legroom.scale.world import Place
@@ -64,12 +63,3 @@ class UnevenDataParallel(nn.Module):
             return gather(outputs, self.devices[0])
         home = [moved(output, self.devices[0]) for output in outputs]
         return joined(home, [counts[place] for place in at_work])
-
-
-def checked_devices(place: Place) -> None:
-    """Several GPUs in one process, and one process."""
-    if place.world.size > 1:
-        raise UsageError(
-            f"strategy='dp' is for one process with several GPUs, and {place.world.size} were started: use 'ddp', which needs one "
-            "process per GPU, or start one"
-        )
