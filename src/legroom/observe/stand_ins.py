@@ -194,7 +194,11 @@ def _any_fake(values: Any) -> bool:
     return False
 
 
-_ALL = frozenset(id(getattr(torch.ops.aten.all, overload)) for overload in torch.ops.aten.all.overloads())  # type: ignore[no-untyped-call]
+_ALL = frozenset(
+    id(getattr(packet, overload))
+    for packet in (torch.ops.aten.all, torch.ops.aten._is_all_true)  # the latter checks distributions' parameters
+    for overload in packet.overloads()  # type: ignore[no-untyped-call]
+)
 _FACTORIES = frozenset(
     id(getattr(packet, overload))
     for name in (
