@@ -1,7 +1,7 @@
 """The largest batch under a cap: found without a GPU, against the true one measured on an H200.
 
     python -m bench.largest_batch                        all cases
-    python -m bench.largest_batch --half held-back       one half only (published, study, held-back)
+    python -m bench.largest_batch --half held-back       one half only (published, study, held-back, fresh)
     python -m bench.largest_batch --only gpt2 lstm       cases with these words in their names
 
 True sizes: by trying on the GPU, three full steps each, the cap set by the per-process fraction (`measure_largest_batch.py`

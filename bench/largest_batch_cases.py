@@ -1,7 +1,8 @@
 """Training steps whose true largest batch under a cap is measured on a real GPU and foretold without one.
 
 Nothing here imports Legroom: the same file serves on the machine with the GPU. `study` may be looked at while the search
-is written; `held-back` is foretold and measured once, when it is done; `published` came with the reference measurements.
+is written; `held-back` is foretold and measured once, when it is done, and `fresh` likewise for the present search; `published`
+came with the reference measurements.
 """
 
 from dataclasses import dataclass, replace
@@ -61,4 +62,14 @@ MEASURED_HERE: tuple[Capped, ...] = (
     _capped("held-back", "swin_t", "adamw", "fp32", 53, 6),
     _capped("held-back", "diffusion_unet", "adamw", "amp_bf16", 84, 5, ema=True),
     _capped("held-back", "resnet34", "sgdm", "fp32", 180, 6),
+    _capped("fresh", "vgg16", "sgdm", "fp32", 77, 8),
+    _capped("fresh", "regnet_x_1_6gf", "sgdm", "fp32", 76, 5),
+    _capped("fresh", "densenet121", "adamw", "amp_bf16", 58, 4, channels_last=True),
+    _capped("fresh", "fcn_resnet50", "adam", "amp_fp16", 37, 6),
+    _capped("fresh", "volume_net", "adam", "fp32", 19, 4),
+    _capped("fresh", "super_resolution", "adam", "amp_bf16", 179, 4),
+    _capped("fresh", "roberta_mlm", "adamw", "amp_fp16", 22, 6),
+    _capped("fresh", "qwen2", "adamw", "bf16", 8, 6, clip=True),
+    _capped("fresh", "whisper_encoder", "adamw", "fp32", 11, 4),
+    _capped("fresh", "translator", "adam", "fp32", 237, 3),
 )

@@ -22,8 +22,7 @@ from typing import Any
 import torch
 
 from largest_batch_cases import MEASURED_HERE, PUBLISHED, Capped
-from models import MODELS
-from workloads import build
+from workloads import BUILDERS, build
 
 STEPS = 3
 GiB = 1 << 30
@@ -54,7 +53,7 @@ def main(argv: list[str]) -> int:
     until = time.monotonic() + options.seconds
     with torch.device("meta"):
         for name in {capped.case.model for capped in chosen}:
-            MODELS[name]()  # for what it imports
+            BUILDERS[name]()  # for what it imports
     print(f"imported after {options.seconds - (until - time.monotonic()):.0f} s", flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -86,8 +85,8 @@ def in_forks(chosen: list[Capped], jobs: int, folder: Path, until: float) -> Non
 def largest(capped: Capped, until: float) -> dict[str, Any]:
     """Close in on the largest batch from both sides."""
     began = time.monotonic()
-    spec = MODELS[capped.case.model]()
-    MODELS[capped.case.model] = lambda: spec  # built once; each trial has its own copy, being a fork
+    spec = BUILDERS[capped.case.model]()
+    BUILDERS[capped.case.model] = lambda: spec  # built once; each trial has its own copy, being a fork
     tried: dict[int, dict[str, Any]] = {}
     low, high = 0, 1 << 30
     strides = iter(STRIDES)
