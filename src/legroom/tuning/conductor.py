@@ -76,14 +76,15 @@ class Conductor:
             record = self.records[number]
             if number not in self._asked:
                 self._asked[number] = self._gate.ask(record.config)
-        while len(self._asked) < ahead and self._may_propose():
-            self._propose()
-        for number in sorted(self._asked):
-            if self._asked[number].done():
-                ready = self._settled(number, self._asked.pop(number).result())
-                if ready is not None:
-                    return ready
-        return None
+        while True:
+            while len(self._asked) < ahead and self._may_propose():
+                self._propose()
+            answered = [number for number in sorted(self._asked) if self._asked[number].done()]
+            if not answered:
+                return None
+            ready = self._settled(answered[0], self._asked.pop(answered[0]).result())
+            if ready is not None:  # else it can never fit, and another takes its place
+                return ready
 
     def wait(self, seconds: float) -> None:
         """Until an estimate is there, at most so long."""

@@ -48,7 +48,7 @@ class Population:
             dice = Random(f"{self._seed}/{number}/{step}")
             parent = dice.choice(ranked[:few])
             changed = self._moved(self._configs[parent], dice)
-            why = f"took over trial {parent} at step {step}: it was {ranked.index(number) + 1}. of {len(ranked)}"
+            why = f"took over trial {parent} at step {step}: it was at place {ranked.index(number) + 1} of {len(ranked)}"
             return Decision(Action.TAKE_OVER, why, parent, changed)
         behind = [
             other for other in self._scores if other not in self._ended and self._scores[other][0] < step

@@ -86,7 +86,7 @@ class Asha:
         rank = 1 + sum(other < score for other in others.values())
         return Decision(
             Action.STOP,
-            f"ASHA at step {rung}: {rank}. of {len(others)}, the best {math.floor(len(others) / self.reduction) or 1} go on",
+            f"ASHA at step {rung}: place {rank} of {len(others)}, and the best {math.floor(len(others) / self.reduction) or 1} go on",
         )
 
     def ended(self, number: int) -> None:

@@ -17,6 +17,10 @@ from legroom.tuning.searchers import Result
 from legroom.tuning.space import Config, Space
 
 
+RANDOM_FIRST = 10
+"""Trials at random before it begins to model, as many as Optuna's: a search of thirty learns little from HyperOpt's own twenty."""
+
+
 class HyperoptSearcher:
     """Every parameter is drawn in every trial; those whose condition does not hold are left out of the configuration."""
 
@@ -34,7 +38,12 @@ class HyperoptSearcher:
         trials = self._trials()
         with contextlib.redirect_stdout(None):
             suggested = tpe.suggest(
-                [number], self._domain, trials, hash((self._seed, number)) & 0x7FFFFFFF, verbose=False
+                [number],
+                self._domain,
+                trials,
+                hash((self._seed, number)) & 0x7FFFFFFF,
+                n_startup_jobs=RANDOM_FIRST,
+                verbose=False,
             )
         drawn = {name: values[0] for name, values in suggested[0]["misc"]["vals"].items()}
         self._drawn[number] = drawn

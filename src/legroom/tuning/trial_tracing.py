@@ -103,9 +103,13 @@ class TrialTracing:
 
     def _warm_up(self, device: VirtualGPU) -> None:
         """What torch loads at its first step without data takes a second: here once, not in every fork."""
-        model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(8, 2)).to("cuda")
+        model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(8, 2)).to(
+            "cuda"
+        )
         optimizer = torch.optim.AdamW(model.parameters())
-        guard = Guard(model, optimizer, max_micro_batch=1, reduction="mean", coupling="per-chunk", remember=False)
+        guard = Guard(
+            model, optimizer, max_micro_batch=1, reduction="mean", coupling="per-chunk", remember=False
+        )
         guard.step(lambda images: model(images).sum(), torch.zeros(2, 1, 4, 4, device="cuda")).item()
         finish(self._trace, device)
 

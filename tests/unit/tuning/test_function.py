@@ -1,0 +1,70 @@
+"""The training function, named so that another process can load it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from legroom.errors import UsageError
+from legroom.tuning.function import CannotLoad, TrainFunction
+
+
+def module_level(config: dict[str, int], trial: object) -> int:
+    return config["x"] + 1
+
+
+def test_a_function_of_a_file_is_named_by_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(
+        "import math\nimport beside\ndef train(config, trial):\n    return config['x'] * 2\n\nif __name__ == '__main__':\n    raise SystemExit(1)\n"
+    )
+    (tmp_path / "beside.py").write_text("")
+    function = TrainFunction.of(f"{file}:train")
+    assert not function.pickled
+    assert function.imports == ["math"]
+    code = f"from legroom.tuning.function import TrainFunction\nprint(TrainFunction(name='train', file={str(file)!r}).load()({{'x': 4}}, None))"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        == "8\n"
+    )
+
+
+def test_a_function_at_the_top_of_a_module_is_imported_again() -> None:
+    function = TrainFunction.of(module_level)
+    assert not function.pickled
+    assert function.load()({"x": 1}, None) == 2
+
+
+def test_a_function_without_a_name_travels_by_value() -> None:
+    more = 3
+    function = TrainFunction.of(lambda config, trial: config["x"] + more)
+    assert function.pickled
+    assert function.load()({"x": 1}, None) == 4
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("train.py", "write it as train.py:train"),
+        ("nowhere.py:train", "there is no script 'nowhere.py'"),
+        (7, "not a int"),
+    ],
+)
+def test_what_is_no_function_is_told(written: object, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        TrainFunction.of(written)
+
+
+def test_a_missing_function_is_told_with_those_that_are_there(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("def fit(config, trial): ...\n")
+    with pytest.raises(UsageError, match="no function 'train': it has fit"):
+        TrainFunction.of(f"{file}:train")
+
+
+def test_a_file_that_fails_at_import_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "broken_train.py"
+    file.write_text("raise ValueError('no data')\ndef train(config, trial): ...\n")
+    with pytest.raises(CannotLoad, match="could not be imported: ValueError: no data"):
+        TrainFunction.of(f"{file}:train").load()

@@ -1,0 +1,115 @@
+"""Searchers: the same after an interruption, and what they learn from what can never fit."""
+
+import pytest
+
+from legroom.errors import UsageError
+from legroom.tuning.penalties import Penalties
+from legroom.tuning.searchers import Result, check_search, make_searcher
+from legroom.tuning.space import Config, read_space
+
+SPACE = read_space({"x": {"uniform": [0.0, 1.0]}, "n": {"int_log2": [0, 6]}, "fixed": "same"})
+WITH_CHOICES = read_space({"x": {"uniform": [0.0, 1.0]}, "b": [2, 4], "m": {"int": [1, 3], "when": {"b": 2}}})
+
+
+def value_of(config: Config) -> float:
+    return (config["x"] - 0.3) ** 2
+
+
+@pytest.mark.parametrize("search", ["random", "optuna", "hyperopt", "bayes"])
+def test_a_searcher_that_was_told_all_again_goes_on_the_same(search: str) -> None:
+    first = make_searcher(search, SPACE, "min", 7)
+    told: list[tuple[int, Config, Result]] = []
+    for number in range(14):
+        config = first.propose(number)
+        assert config is not None
+        result = Result(shortage=0.5) if config["n"] > 16 else Result(value_of(config))
+        first.learn(number, config, result)
+        told.append((number, config, result))
+    again = make_searcher(search, SPACE, "min", 7)
+    for number, config, result in told:
+        again.learn(number, config, result)
+    mine, other = first.propose(14), again.propose(14)
+    assert mine is not None
+    assert other is not None
+    assert mine["n"] == other["n"]
+    assert mine["x"] == pytest.approx(other["x"], abs=1e-6)
+
+
+@pytest.mark.parametrize("search", ["random", "optuna", "hyperopt", "bayes"])
+def test_proposals_lie_in_the_space(search: str) -> None:
+    searcher = make_searcher(search, SPACE, "max", 3)
+    for number in range(12):
+        config = searcher.propose(number)
+        assert config is not None
+        assert 0 <= config["x"] <= 1
+        assert config["n"] in {1, 2, 4, 8, 16, 32, 64}
+        assert config["fixed"] == "same"
+        searcher.learn(number, config, Result(value_of(config)))
+
+
+@pytest.mark.parametrize("search", ["optuna", "hyperopt"])
+def test_conditions_are_observed_by_searchers_that_can(search: str) -> None:
+    searcher = make_searcher(search, WITH_CHOICES, "min", 1)
+    for number in range(14):
+        config = searcher.propose(number)
+        assert config is not None
+        assert ("m" in config) == (config["b"] == 2)
+        searcher.learn(number, config, Result(config["x"]))
+
+
+@pytest.mark.parametrize("search", ["optuna", "hyperopt", "bayes"])
+def test_what_never_fits_is_proposed_less_often_once_it_is_told(search: str) -> None:
+    """Half of the space never fits, and the best that fits is at its edge."""
+
+    def proposals_that_fit(tells: bool) -> int:
+        searcher = make_searcher(
+            search, read_space({"x": {"uniform": [0.0, 1.0]}, "y": {"uniform": [0.0, 1.0]}}), "min", 0
+        )
+        count = 0
+        for number in range(30):
+            config = searcher.propose(number)
+            assert config is not None
+            x, y = config["x"], config["y"]
+            if x <= 0.5:
+                searcher.learn(number, config, Result(1 - x + (y - 0.5) ** 2))
+            else:
+                searcher.learn(number, config, Result(shortage=x - 0.5) if tells else Result())
+            count += x <= 0.5 and number >= 12
+        return count
+
+    assert proposals_that_fit(tells=True) > proposals_that_fit(tells=False)
+
+
+def test_grid_gives_each_configuration_once_then_none() -> None:
+    searcher = make_searcher("grid", read_space({"b": [2, 4], "n": {"int": [1, 2]}}), "min", 0)
+    configs = [searcher.propose(number) for number in range(4)]
+    assert configs == [{"b": 2, "n": 1}, {"b": 2, "n": 2}, {"b": 4, "n": 1}, {"b": 4, "n": 2}]
+    assert searcher.propose(4) is None
+
+
+def test_a_penalty_is_worse_than_the_worst_and_grows_with_the_shortage() -> None:
+    penalties = Penalties("max")
+    for value in (0.2, 0.9):
+        penalties.learn(Result(value))
+    little, much = penalties.loss(Result(shortage=0.1)), penalties.loss(Result(shortage=0.9))
+    assert -0.9 < -0.2 < little < much
+
+
+def test_an_unknown_search_is_told_with_those_that_are_known() -> None:
+    with pytest.raises(
+        UsageError, match="search='tpe' is none: choose random, grid, bayes, hyperopt or optuna"
+    ):
+        check_search("tpe", SPACE)
+
+
+def test_bayes_with_choices_says_what_to_use_instead() -> None:
+    with pytest.raises(UsageError, match="b is a list of choices: use search='optuna' or 'hyperopt'"):
+        check_search("bayes", WITH_CHOICES)
+
+
+def test_bayes_with_conditions_says_what_to_use_instead() -> None:
+    space = read_space(
+        {"x": {"uniform": [0, 1]}, "n": {"int": [1, 2]}, "y": {"uniform": [0, 1], "when": {"n": 1}}}
+    )
+    with pytest.raises(UsageError, match="conditions"):
+        check_search("bayes", space)
