@@ -62,8 +62,8 @@ class StandIns:
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any], to_device: bool) -> Any:
         """One operation. `to_device`: its results live on a device, whatever its inputs are."""
-        if func is _ITEM and isinstance(args[0], FakeTensor):
-            return self._value(args[0])
+        if func is _ITEM:  # a host's tensor may say how large one on the device is to be
+            return self._value(args[0]) if isinstance(args[0], FakeTensor) else func(*args, **kwargs)
         if id(func) in _ALL and _any_fake(args):
             out = self._shaped(func, args, kwargs)
             self._true.add(out)

@@ -27,7 +27,8 @@ def _forward(call: Call) -> Plan:
     result = call.result if isinstance(call.result, torch.Tensor) else call.result[0]
     found = _describe(arguments, input, weight, result)
     taken = _workspaces(found, arguments, input, weight, call.gpu)
-    steps = [Output(0), *_copies(found, input=input, weight=weight), *_held("workspace", taken, 0)]
+    before, after = _by_dimension(input, _copies(found, input=input))
+    steps = [*before, Output(0), *after, *_copies(found, weight=weight), *_held("workspace", taken, 0)]
     return Plan(steps, BENCHMARK if torch.backends.cudnn.benchmark else "")
 
 
@@ -37,7 +38,8 @@ def _backward(call: Call) -> Plan:
     mask = arguments["output_mask"] or (True, True, True)
     found = _describe(arguments, input, weight, gradient)
     taken = _workspaces(found, arguments, input, weight, call.gpu)
-    copies = _copies(found, gradient=gradient)
+    whole, needed = _by_dimension(input, _copies(found, input=input))
+    copies = [*whole, *_copies(found, gradient=gradient)]
     steps: list[Step] = [*copies]
     if found.depthwise and not _depthwise_by_cudnn(found, input, weight):
         steps += [Output(_position(mask, index)) for index in (1, 0) if mask[index]]
@@ -47,10 +49,9 @@ def _backward(call: Call) -> Plan:
             steps += [Output(0), *copied, *_held("input gradient", taken, 1)]
             steps += [Give(copy.name) for copy in copied]
         if mask[1]:
-            copied = _copies(found, input=input)
-            steps += [Output(_position(mask, 1)), *copied, *_held("weight gradient", taken, 2)]
-            steps += [Give(copy.name) for copy in copied]
-    steps += [Give(copy.name) for copy in copies]
+            steps += [Output(_position(mask, 1)), *needed, *_held("weight gradient", taken, 2)]
+            steps += [Give(copy.name) for copy in needed]
+    steps += [Give(copy.name) for copy in copies if copy not in whole]
     if mask[2]:
         steps.append(Output(_position(mask, 2)))
         dims = [0, *range(2, gradient.dim())]
@@ -153,6 +154,12 @@ def _copies(found: Convolution, **tensors: Any) -> list[Take]:
         if not tensor.is_contiguous(memory_format=wanted):
             steps.append(Take(name, size_of(tensor)))
     return steps
+
+
+def _by_dimension(input: Any, copies: list[Take]) -> tuple[list[Take], list[Take]]:
+    """Copies made before all else, and those made where they are needed: over one dimension the input is put in one piece first
+    and stays so to the end (`input.contiguous()` in `_convolution` and `convolution_backward`)."""
+    return (copies, []) if input.dim() == 3 else ([], copies)
 
 
 def _last(tensor: Any) -> bool:

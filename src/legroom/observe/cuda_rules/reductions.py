@@ -135,9 +135,19 @@ def _reduction(accumulator: int | None = None, vector: int = 4) -> Rule:
         if tensor.element_size() == 8 and accumulator in (SUM, WELFORD):
             size *= 2
         dims = call.arguments.get("dim")
-        return scratch(*of_tensor(tensor, dims, call.gpu, accumulator=size, vector=vector))
+        widened = _widened(call, tensor)
+        if widened:
+            size = 8
+        return scratch(widened, *of_tensor(tensor, dims, call.gpu, accumulator=size, vector=vector))
 
     return rule
+
+
+def _widened(call: Call, tensor: Any) -> int:
+    """Bytes of a copy in 64 bits: sums and products of booleans and small integers are made of one (`make_reduction`)."""
+    added = call.func._schema.name in ("aten::sum", "aten::prod", "aten::nansum")
+    narrow = not tensor.is_floating_point() and not tensor.is_complex() and tensor.element_size() < 8
+    return tensor.numel() * 8 if added and narrow else 0
 
 
 SUM, WELFORD, INDEXED = 4, 16, 16

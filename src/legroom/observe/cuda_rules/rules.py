@@ -12,6 +12,7 @@ from legroom.observe.cuda_rules import (
     attention,
     autocast,
     convolution,
+    distances,
     dropout,
     embedding,
     libraries,
@@ -19,6 +20,7 @@ from legroom.observe.cuda_rules import (
     matmul,
     normalization,
     optimizers,
+    packed_sequences,
     recurrent,
     recurrent_cells,
     reductions,
@@ -78,9 +80,11 @@ class CudaRules:
             dropout.install(overrides)
             softmax.install(overrides)
             linear.install(overrides)
+            normalization.install(overrides)
             rms_norm.install(overrides, self.release)
             attention.install(overrides, self.gpu, self.release)
             recurrent_cells.install(overrides)
+            packed_sequences.install(overrides)
             with (
                 optimizers.installed(),
                 recurrent.installed(overrides, self.gpu),
@@ -121,5 +125,6 @@ _RULES: dict[str, Rule] = {
     **attention.RULES,
     **normalization.RULES,
     **embedding.RULES,
+    **distances.RULES,
     **temporaries.RULES,
 }

@@ -63,6 +63,22 @@ def _mean_of_loss(call: Call) -> Plan | None:
     return Plan([Output(0, losses), Take("losses", losses), *_takes(sums)])
 
 
+def _loss_in_place(call: Call) -> Plan | None:
+    """The losses are made where the result will be: it stays as large as they are."""
+    if not call.arguments.get("reduction", 1):
+        return None
+    losses = size_of(call.arguments["self"])
+    sums = reductions.of_tensor(_flat(call.arguments["self"]), None, call.gpu, accumulator=4)
+    return Plan([Output(0, losses), *_takes(sums)])
+
+
+def _loss_beside(call: Call) -> Plan | None:
+    """The losses are made, then their mean."""
+    if not call.arguments.get("reduction", 1):
+        return None
+    return Plan([Take("losses", size_of(call.arguments["self"])), Output(0)])
+
+
 def _logits_loss(call: Call) -> Plan | None:
     """Two tensors as large as the logits before the mean."""
     logits = size_of(call.arguments["self"])
@@ -89,7 +105,16 @@ def _sort(call: Call) -> Plan | None:
     row = tensor.shape[call.arguments["dim"]] if tensor.dim() else 1
     if row <= 4096:
         return scratch(1024)
-    return scratch(tensor.numel() * 8, tensor.numel() * (8 + tensor.element_size()))
+    if tensor.numel() == row:
+        return scratch(tensor.numel() * 8, tensor.numel() * (8 + tensor.element_size()))
+    places, keys = tensor.numel() * 8, tensor.numel() * tensor.element_size()
+    return scratch(places, places, keys, places + keys)
+
+
+def _randperm(call: Call) -> Plan | None:
+    """Random keys are sorted beside the numbers (small permutations are made by one block)."""
+    count = call.result.numel() if isinstance(call.result, torch.Tensor) else 0
+    return scratch(count * 8, count * 8, count * 8, count * 16) if count > 30_000 else None
 
 
 def _topk(call: Call) -> Plan | None:
@@ -184,6 +209,11 @@ RULES: dict[str, Rule] = {
     "aten::_safe_softmax": _safe_softmax,
     "aten::logsumexp": _logsumexp,
     "aten::mse_loss": _mean_of_loss,
+    "aten::smooth_l1_loss": _mean_of_loss,
+    "aten::huber_loss": _loss_beside,
+    "aten::binary_cross_entropy": _loss_in_place,
+    "aten::soft_margin_loss": _loss_in_place,
+    "aten::randperm": _randperm,
     "aten::binary_cross_entropy_with_logits": _logits_loss,
     "aten::roll": _roll,
     "aten::cumsum": _cumulative,

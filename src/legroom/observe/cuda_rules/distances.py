@@ -1,0 +1,35 @@
+"""Distances between all pairs of rows: what `torch.cdist` makes on its way.
+
+Source: `_euclidean_dist` in ATen/native/Distance.cpp, which squares, sums, scales and joins both sides to make one product of
+them, and `_cdist_backward` in cuda/DistanceKernel.cu, which holds the gradient of every pair for every column before it adds them
+up. Measured on an H200, 94 pairs of sizes: equal.
+"""
+
+from legroom.observe.cuda_rules import matmul
+from legroom.observe.cuda_rules.plan import Call, Give, Output, Plan, Rule, Step, Take, size_of
+
+
+def _euclidean(call: Call) -> Plan:
+    steps: list[Step] = []
+    for side in ("x1", "x2"):
+        size = size_of(call.arguments[side])
+        norms = size // max(1, call.arguments[side].shape[-1])
+        steps += [Take(f"{side} squared", size), Take(f"{side} norms", norms), Give(f"{side} squared")]
+        steps.append(Take(f"{side} ones", norms))
+    steps.append(Take("scaled", size_of(call.arguments["x1"])))
+    for side in ("x1", "x2"):
+        rows = size_of(call.arguments[side]) // max(1, call.arguments[side].shape[-1])
+        steps.append(Take(f"{side} joined", size_of(call.arguments[side]) + 2 * rows))
+        steps += [Give(f"{side} norms"), Give(f"{side} ones")]
+        if side == "x1":
+            steps.append(Give("scaled"))
+    return Plan([*steps, Output(0), matmul.kept(call)])
+
+
+def _backward(call: Call) -> Plan:
+    pairs = call.arguments["cdist"].numel()
+    columns = call.arguments["x1"].shape[-1]
+    return Plan([Output(0), Take("pairs", pairs * columns * call.arguments["x1"].element_size())])
+
+
+RULES: dict[str, Rule] = {"aten::_euclidean_dist": _euclidean, "aten::_cdist_backward": _backward}
