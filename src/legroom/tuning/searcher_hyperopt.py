@@ -16,7 +16,6 @@ from legroom.tuning.records import Mode
 from legroom.tuning.searchers import Result
 from legroom.tuning.space import Config, Space
 
-
 RANDOM_FIRST = 10
 """Trials at random before it begins to model, as many as Optuna's: a search of thirty learns little from HyperOpt's own twenty."""
 
