@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -40,7 +41,7 @@ GRACE_SECONDS = 15
 def run_elastic(plan: LaunchPlan, folder: RunFolder, *, starting: Starting, over: Over) -> LaunchEnd:
     """Start the ranks of this node and stay until all of them have ended, one way or another.
 
-    Raises `LegroomError` where nodes do not meet. Must be called on the main thread, so that Ctrl-C reaches it.
+    Raises `LegroomError` where nodes do not meet. Ctrl-C ends all ranks if this runs on the main thread.
     """
     _silence_torch()
     watched = _Watched(folder, starting, over)
@@ -148,8 +149,9 @@ class _Agent(LocalElasticAgent):
         self._watched.finished({})
 
     def _shutdown(self, *arguments: Any, **options: Any) -> None:
-        # Whoever presses Ctrl-C while ranks take their time to end means it.
-        signal.signal(signal.SIGINT, lambda *_: self._kill())
+        if threading.current_thread() is threading.main_thread():
+            # Whoever presses Ctrl-C while ranks take their time to end means it.
+            signal.signal(signal.SIGINT, lambda *_: self._kill())
         super()._shutdown(*arguments, **options)
 
     def _kill(self) -> None:
@@ -248,6 +250,9 @@ def _grace(seconds: int) -> Iterator[None]:
 @contextlib.contextmanager
 def _signals_restored() -> Iterator[None]:
     """The agent takes the signals that end a program; afterwards they are as before."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     names = (
         signal.SIGTERM,
         signal.SIGINT,

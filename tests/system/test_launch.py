@@ -1,0 +1,73 @@
+"""`legroom launch` as a program: Ctrl-C, nodes that meet, Ray."""
+
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+TALKING = """
+import os, sys
+print("hello from", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], os.environ.get("LEGROOM_STRATEGY"))
+print("a warning", file=sys.stderr)
+"""
+WAITING = """
+import time
+print("waiting", flush=True)
+time.sleep(60)
+"""
+
+
+def test_ctrl_c_ends_all_ranks(write, start, tmp_path):
+    process = start("launch", "--nproc", "2", write(WAITING))
+    assert process.stdout is not None
+    assert {process.stdout.readline() for _ in range(2)} == {"[0] waiting\n", "[1] waiting\n"}
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Interrupted: both ranks ended." in err
+    assert "Traceback" not in err
+    assert not _running("train.py", tmp_path)
+
+
+def test_two_nodes_meet(write, start):
+    words = ["launch", "--nodes", "2", "--rendezvous", f"127.0.0.1:{_free_port()}", write(TALKING)]
+    nodes = [start(*words), start(*words)]
+    shown = [node.communicate(timeout=60)[0] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0]
+    assert sorted(shown) == ["[0] hello from 0 of 2 None\n", "[1] hello from 1 of 2 None\n"]
+
+
+def test_ray_runs_the_same_ranks(write, legroom):
+    pytest.importorskip("ray")
+    done = legroom("launch", "--engine", "ray", "--nproc", "2", write(TALKING), timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[0] hello from 0 of 2 None", "[1] hello from 1 of 2 None"]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _running(script: str, folder: Path) -> list[int]:
+    """Processes that run `script` in `folder`; one that was just ended gets a moment to go."""
+    for _ in range(20):
+        found = [
+            pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if _is(pid, script, folder)
+        ]
+        if not found:
+            return []
+        time.sleep(0.1)
+    return found
+
+
+def _is(pid: int, script: str, folder: Path) -> bool:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return script.encode() in words and os.readlink(f"/proc/{pid}/cwd") == str(folder)
+    except OSError:
+        return False

@@ -1,0 +1,52 @@
+"""`legroom launch` with virtual GPUs: every rank has its own, and what is told of memory names the rank."""
+
+import json
+from pathlib import Path
+
+TRAINING = """
+import os
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(512, 512).cuda())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(2):
+    model(torch.randn(1024, 512, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_an_out_of_memory_report_names_the_rank(launch):
+    done = launch(TRAINING, ["--gpu", "64MiB,4MiB"])
+    assert done.returncode == 1
+    assert "Out of memory on rank 1 at step 0" in done.stderr
+    assert "virtual GPU 1, 4.0 MiB" in done.stderr
+    assert "rank 0: connection lost" in done.stderr
+    assert "  legroom report train.launch/rank-1.legroom" in done.stderr
+    assert "legroom launch --gpu 64MiB,4MiB --nproc 2 train.py" in done.stderr
+
+
+def test_the_peak_of_a_rank_is_its_own_gpus(launch):
+    done = launch(TRAINING, ["--gpu", "64MiB", "--nproc", "2", "--format", "json"])
+    ranks = json.loads(done.stdout)["ranks"]
+    assert [rank["steps"] for rank in ranks] == [2, 2]
+    # weights, their gradients and the bucket of 1 MiB each, the input and the output of 2 MiB each
+    assert all(rank["peak_allocated_bytes"] > 6 << 20 for rank in ranks)
+
+
+def test_a_dry_run_foretells_each_rank_and_starts_none(launch):
+    done = launch(TRAINING, ["--dry-run", "--gpu", "8GiB,500MiB", "--format", "json"])
+    ranks = json.loads(done.stdout)["ranks"]
+    assert [rank["verdict"] for rank in ranks] == ["fits", "does-not-fit"]
+    assert done.returncode == 1
+    assert not list(Path().glob("*.launch"))
+
+
+def test_a_dry_run_without_a_gpu_says_how_to_name_one(launch):
+    done = launch(TRAINING, ["--dry-run", "--nproc", "2"])
+    assert "name the GPU: --gpu 24GiB" in " ".join(done.stdout.split())
