@@ -103,20 +103,13 @@ class StagedScheduler(FIFOScheduler):
         return TrialScheduler.STOP
 
     def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:
-        end = TrialEnd(state=TrialState.FAILED, why=_why(trial))
+        # The function's own errors are told in the worker; Ray gives the scheduler none of what it knows of a dead one.
+        end = TrialEnd(
+            state=TrialState.FAILED,
+            why="its process ended without a word: it was killed, or the machine was out of memory",
+        )
         with self._exchange.heard():
             self._exchange.stage.ended(self._exchange.numbers[trial.trial_id], end)
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
-
-
-def _why(trial: Trial) -> str:
-    """What is known of a worker that is gone: our own code tells errors of the function, so this is the process's end."""
-    error = trial.get_pickled_error() or trial.get_error()
-    kind = type(error).__name__
-    if kind == "OutOfMemoryError":
-        return "Ray ended its process: the machine's memory was nearly full"
-    if kind in ("RayActorError", "ActorDiedError", "WorkerCrashedError"):
-        return "its process died"
-    return f"its process died ({kind})"

@@ -34,7 +34,7 @@ def connected(address: str | None, *, processors: int) -> Iterator[None]:
     """Ray is there inside: the caller's own, the cluster at `address`, or one of ours with so many processors."""
     if why_not() is not None:
         raise MissingExtra("Ray", "tune")
-    with _environment(QUIET):
+    with _environment(QUIET), _unsaid("ray.tune"):
         import ray
 
         if ray.is_initialized():
@@ -93,6 +93,18 @@ def _unreachable(address: str) -> UsageError:
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+@contextlib.contextmanager
+def _unsaid(name: str) -> Iterator[None]:
+    """A logger is silent inside: Ray Tune prints a traceback of its own for a trial whose end the study tells in a sentence."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,157 @@
+"""What a search costs besides training: to its first report, and for each further trial, beside plain Ray Tune in the same run; and an estimate.
+
+    python -m bench.tune_overhead --rounds 3 --trials 6
+
+The function imports torch and reports once. Trials run one after the other; each system starts what it needs (Ray, workers, a fork
+server) within its time. Rounds take turns, so that a busy machine is busy for all.
+"""
+
+import argparse
+import logging
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import ray
+from ray import tune as ray_tune
+
+from bench import tuning_space
+from bench.table import print_table
+from legroom.tuning.admission import virtual_places
+from legroom.tuning.api import tune
+from legroom.tuning.function import TrainFunction
+from legroom.tuning.memory_gate import MemoryGate
+from legroom.tuning.ray_cluster import QUIET
+from legroom.tuning.space import read_space
+
+Times = list[float]
+"""When each trial reported, in seconds since the search was asked for."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--trials", type=int, default=6)
+    parser.add_argument("--configurations", type=int, default=12, help="of the estimates")
+    asked = parser.parse_args()
+    systems: dict[str, Callable[[int], Times]] = {
+        "plain Ray Tune": plain_ray,
+        "Legroom on Ray": lambda trials: legroom(trials, "ray"),
+        "Legroom, local": lambda trials: legroom(trials, "local"),
+    }
+    first: dict[str, list[float]] = {name: [] for name in systems}
+    further: dict[str, list[float]] = {name: [] for name in systems}
+    for _ in range(asked.rounds):
+        for name, search in systems.items():
+            times = search(asked.trials)
+            first[name].append(times[0])
+            further[name].append((times[-1] - times[0]) / (len(times) - 1))
+    print_table(
+        f"{asked.trials} trials one after the other, median of {asked.rounds} rounds, and as a ratio to plain Ray Tune",
+        ["system", "to the first report", "ratio", "each further trial", "ratio"],
+        [
+            [
+                name,
+                f"{statistics.median(first[name]):.1f} s",
+                f"{_ratio(first, name):.2f}",
+                f"{statistics.median(further[name]):.1f} s",
+                f"{_ratio(further, name):.2f}",
+            ]
+            for name in systems
+        ],
+    )
+    estimates(asked.configurations)
+
+
+def report_once(config: dict[str, Any], trial: Any) -> None:
+    """For Legroom."""
+    import torch  # noqa: F401  (what every training function does)
+
+    trial.report(loss=config["lr"], at=time.time())
+
+
+def report_once_to_ray(config: dict[str, Any]) -> None:
+    """The same for Ray."""
+    import torch  # noqa: F401
+
+    ray_tune.report({"loss": config["lr"], "at": time.time()})
+
+
+def plain_ray(trials: int) -> Times:
+    began = time.time()
+    os.environ.update(QUIET)
+    ray.init(
+        address="local", include_dashboard=False, num_cpus=2, log_to_driver=False, logging_level=logging.ERROR
+    )
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            results = ray_tune.Tuner(
+                ray_tune.with_resources(report_once_to_ray, {"cpu": 1}),
+                param_space={"lr": ray_tune.uniform(0.0, 1.0)},
+                tune_config=ray_tune.TuneConfig(
+                    metric="loss", mode="min", num_samples=trials, max_concurrent_trials=1
+                ),
+                run_config=ray_tune.RunConfig(name="plain", storage_path=folder, verbose=0),
+            ).fit()
+            return sorted(result.metrics["at"] - began for result in results)
+    finally:
+        ray.shutdown()
+
+
+def legroom(trials: int, engine: str) -> Times:
+    began = time.time()
+    with tempfile.TemporaryDirectory() as folder:
+        study = tune(
+            report_once, {"lr": {"uniform": [0.0, 1.0]}}, metric="loss", trials=trials, parallel=1,
+            engine=engine, storage=Path(folder) / "study",
+        )  # fmt: skip
+        return sorted(trial.reports[0].metrics["at"] - began for trial in study.trials)
+
+
+def estimates(count: int) -> None:
+    """What the gate takes to answer about configurations of the space in `tuning_space`, each asked twice."""
+    space = read_space(tuning_space.SPACE)
+    gate = MemoryGate(
+        TrainFunction.of("bench/tuning_space.py:train"), virtual_places(tuning_space.GPU), space
+    )
+    configs = [space.draw(Random(seed)) for seed in range(count)]
+    try:
+        start = _asked(gate, configs[0])
+        new, known = [], []
+        for config in configs[1:]:
+            new.append(_asked(gate, config))
+            known.append(_asked(gate, config))
+    finally:
+        gate.close()
+    print_table(
+        f"An estimate, over {len(new)} configurations",
+        ["", "median", "longest"],
+        [
+            ["the first, with the process that traces", f"{start:.2f} s", ""],
+            ["a configuration not seen before", f"{statistics.median(new):.2f} s", f"{max(new):.2f} s"],
+            ["one that is known", f"{statistics.median(known) * 1e3:.1f} ms", f"{max(known) * 1e3:.1f} ms"],
+        ],
+    )
+
+
+def _asked(gate: MemoryGate, config: dict[str, Any]) -> float:
+    began = time.perf_counter()
+    gate.ask(config).result()
+    return time.perf_counter() - began
+
+
+def _ratio(times: dict[str, list[float]], name: str) -> float:
+    """Round by round, since a round is done under one load."""
+    plain = times["plain Ray Tune"]
+    return statistics.median(mine / theirs for mine, theirs in zip(times[name], plain, strict=True))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""The study's page in a real browser: its charts are drawn, with nothing fetched and no error of its script."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from legroom.show.study_report.writing import write_page
+from made_studies import study, trial
+
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
+
+
+@pytest.mark.skipif(BROWSER is None, reason="there is no chromium to open the page with")
+def test_every_chart_is_drawn(tmp_path: Path) -> None:
+    stopped = trial(2, look="stopped", state="stopped early", why="ASHA at step 1")
+    rejected = trial(3, look="rejected", state="cannot fit", why="too large", value=None, curve=[], peak=None)
+    page = write_page(study(trial(0), trial(1), stopped, rejected), tmp_path / "report.html")
+    opened = subprocess.run(
+        [str(BROWSER), "--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1000,2000", "--dump-dom", page.as_uri()],
+        capture_output=True, text=True, timeout=120, check=True,
+    ).stdout  # fmt: skip
+    parallel, curves, memory = (
+        opened.partition(f'<div id="{name}" class="chart">')[2].partition("</svg>")[0]
+        for name in ("parallel", "curves", "memory")
+    )
+    assert parallel.count('class="axis"') == 3
+    assert parallel.count('class="line is-best"') == 1
+    assert curves.count('class="mark line"') == 1, "one cross, where the scheduler stopped a trial"
+    assert memory.count('class="capacity"') == 1
+    assert memory.count('class="mark"') == 4
