@@ -6,7 +6,7 @@ from typing import Any
 from legroom.memory.ledger import Ledger
 from legroom.memory.state import State
 from legroom.observe.gpus import Gpu
-from legroom.predict.fit import Verdict, replay, safe_reserved, verdict
+from legroom.predict.fit import Verdict, beside, replay, safe_reserved, verdict
 from legroom.predict.trace import Mode, Trace
 from legroom.units import format_size
 
@@ -25,7 +25,7 @@ class Estimate:
     peak_reserved: int
     """What the allocator takes from the device: `torch.cuda.max_memory_reserved()`."""
     peak_device: int
-    """That and the CUDA context: what `nvidia-smi` shows."""
+    """That, the CUDA context and what NCCL holds: what `nvidia-smi` shows."""
     safe: int
     """A bound on `peak_device` that is meant to hold."""
     verdict: Verdict
@@ -125,9 +125,9 @@ def judge(trace: Trace, *, max_batch_size: int | None = None) -> Estimate:
         peak_requested=peaks.requested,
         peak_allocated=peaks.allocated,
         peak_reserved=peaks.reserved,
-        peak_device=peaks.reserved + gpu.context,
-        safe=gpu.context + safe_reserved(trace, peaks),
-        verdict=verdict(trace, peaks, gpu.memory - gpu.context),
+        peak_device=peaks.reserved + beside(trace),
+        safe=beside(trace) + safe_reserved(trace, peaks),
+        verdict=verdict(trace, peaks, gpu.memory - beside(trace)),
         batch_size=trace.batch_size,
         max_batch_size=max_batch_size,
         steps=trace.steps,

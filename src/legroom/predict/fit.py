@@ -7,7 +7,7 @@ something fits is replayed with the capacity in force, never read off an unlimit
 from typing import Literal
 
 from legroom.memory.allocator_settings import AllocatorSettings
-from legroom.observe.notes import BENCHMARK
+from legroom.observe.notes import BENCHMARK, COMMUNICATION, COMMUNICATION_BYTES
 from legroom.predict.requests import Peaks as Peaks
 from legroom.predict.requests import default_settings as default_settings
 from legroom.predict.requests import play
@@ -26,6 +26,11 @@ def replay(
     return play(trace.requests(), capacity, extra=extra, settings=settings)
 
 
+def beside(trace: Trace) -> int:
+    """What the device holds beside PyTorch's memory: the CUDA context, and NCCL's buffers where ranks talk."""
+    return trace.gpu.context + (COMMUNICATION_BYTES if COMMUNICATION in trace.notes else 0)
+
+
 def slack(trace: Trace, peaks: Peaks) -> int:
     """What the safe bound adds to the peak: what is known to be in doubt, and a share for what is not."""
     return trace.doubt + round(MARGIN * peaks.reserved)
@@ -34,7 +39,7 @@ def slack(trace: Trace, peaks: Peaks) -> int:
 def safe_reserved(trace: Trace, peaks: Peaks) -> int:
     """A bound on reserved memory: what may be more, and where `cudnn.benchmark` takes what is free, all there is."""
     if BENCHMARK in trace.notes:
-        return trace.gpu.memory - trace.gpu.context
+        return trace.gpu.memory - beside(trace)
     return peaks.reserved + slack(trace, peaks)
 
 

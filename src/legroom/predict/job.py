@@ -7,6 +7,7 @@ from typing import Any
 from legroom.observe.gpus import find_gpu
 from legroom.observe.script import Script
 from legroom.predict.estimate import Estimate, judge
+from legroom.predict.fit import beside
 from legroom.predict.largest_batch import Search, largest_batch
 from legroom.predict.means import Means
 from legroom.predict.plan import Option, finish_plan, start_plan
@@ -133,7 +134,7 @@ class _ScriptJob:
             try:
                 search = largest_batch(
                     trace_at,
-                    now.gpu.memory - now.gpu.context,
+                    now.gpu.memory - beside(now.trace),
                     start=now.batch_size,
                     known=now.trace,
                     multiple_of=self.multiple_of,

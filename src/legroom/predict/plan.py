@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from legroom.predict.estimate import Estimate
-from legroom.predict.fit import Verdict, replay, verdict
+from legroom.predict.fit import Verdict, beside, replay, verdict
 from legroom.predict.means import Means
 from legroom.predict.trace import Trace
 
@@ -133,12 +133,12 @@ def _smaller_batch(now: Estimate, largest: Trace) -> Option:
 
 def _judged(now: Estimate, trace: Trace, means: str, *, price: str, how: str) -> Option:
     peaks = replay(trace)
-    peak_device = peaks.reserved + now.gpu.context
+    peak_device = peaks.reserved + beside(trace)
     return Option(
         means=means,
         peak_device=peak_device,
         saves=now.peak_device - peak_device,
-        verdict=verdict(trace, peaks, now.gpu.memory - now.gpu.context),
+        verdict=verdict(trace, peaks, now.gpu.memory - beside(trace)),
         price=price,
         how=how,
     )

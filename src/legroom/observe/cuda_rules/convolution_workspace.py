@@ -131,7 +131,7 @@ def weight_gradient(c: Convolution, gpu: Gpu) -> int:
     """Bytes of workspace for the gradient of the weights."""
     half = c.element == 2
     if c.depthwise:
-        return _depthwise_weights(c)
+        return _depthwise_weights(c, gpu)
     partial = partial_weights(c, gpu)
     if c.channels_last:
         return partial + _padding(c)
@@ -156,13 +156,18 @@ def _pointwise_weights(c: Convolution, partial: int) -> int:
     return copies if alone else converted + partial // 2
 
 
-def _depthwise_weights(c: Convolution) -> int:
-    """Only channels last: eight partial sums for each picture and channel; single precision unrolls large kernels."""
+def _depthwise_weights(c: Convolution, gpu: Gpu) -> int:
+    """Only channels last: eight partial sums for each picture and channel; single precision unrolls large kernels and keeps partial
+    sums for four blocks on each multiprocessor."""
     if not c.channels_last or c.batch < 8:
         return 0
     if c.element == 2:
         return 8 * c.batch * _up(c.inputs, 32) * c.kernel_area * 4
-    return 8 * c.converted(output=False, weight=False) if c.kernel_area >= 49 and c.output_area >= 784 else 0
+    if c.kernel_area < 49 or c.output_area < 784:
+        return 0
+    return (
+        8 * c.converted(output=False, weight=False) + 4 * gpu.multiprocessors * c.weights * 4 + 40 * c.inputs
+    )
 
 
 def _padding(c: Convolution) -> int:

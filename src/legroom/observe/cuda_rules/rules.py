@@ -11,6 +11,7 @@ from legroom.observe.cuda_rules import (
     accumulation,
     attention,
     autocast,
+    communication,
     convolution,
     distances,
     dropout,
@@ -126,5 +127,6 @@ _RULES: dict[str, Rule] = {
     **normalization.RULES,
     **embedding.RULES,
     **distances.RULES,
+    **communication.RULES,
     **temporaries.RULES,
 }
