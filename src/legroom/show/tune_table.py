@@ -136,7 +136,7 @@ def trial_table(
     """
     best = best_of(records, metric, mode)
     rows = shown(records, best, most_rows)
-    columns = _figure_columns(rows, metric)
+    columns = _figure_columns(rows, metric, mode)
     searched = _searched(records)
     with_searched = columns | {name: [_setting(record, name) for record in rows] for name in searched}
     has_room = _width(with_searched) <= width
@@ -201,12 +201,12 @@ def _headline(
     return ", ".join(parts)
 
 
-def _figure_columns(rows: Sequence[TrialRecord], metric: str) -> dict[str, list[str]]:
+def _figure_columns(rows: Sequence[TrialRecord], metric: str, mode: Mode) -> dict[str, list[str]]:
     """Heading → a cell for each row. Memory only where any is known: a search without a GPU has none."""
     columns = {
         "trial": [str(record.number) for record in rows],
         "state": [_words(record.state) for record in rows],
-        clean(metric): [_latest(record, metric) for record in rows],
+        clean(metric): [_best(record, metric, mode) for record in rows],
         "step": [str(record.step or "") for record in rows],
         "seen": [_size(record.memory.actual) for record in rows],
         "foretold": [_size(_foretold(record)) for record in rows],
@@ -227,9 +227,10 @@ def _searched(records: Sequence[TrialRecord]) -> list[str]:
     ]
 
 
-def _latest(record: TrialRecord, metric: str) -> str:
-    told = record.reports[-1].metrics.get(metric) if record.reports else None
-    return "" if told is None else f"{told:.4g}"
+def _best(record: TrialRecord, metric: str, mode: Mode) -> str:
+    """What the trial counts by: the best that it reported."""
+    value = record.value(metric, mode)
+    return "" if value is None else f"{value:.4g}"
 
 
 def _foretold(record: TrialRecord) -> int | None:

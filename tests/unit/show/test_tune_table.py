@@ -4,7 +4,7 @@ import io
 
 from legroom.show.terminal import rendered
 from legroom.show.tune_table import LiveTable, shown, trial_table
-from legroom.tuning.records import TrialMemory, TrialRecord, TrialState
+from legroom.tuning.records import Report, TrialMemory, TrialRecord, TrialState
 from legroom.units import MiB
 from made_studies import failed, finished, never_fits
 
@@ -28,6 +28,11 @@ def test_a_trial_is_a_line_with_its_reason_below() -> None:
         "    3  failed                                         0.5           2",
         "       ValueError: no such loss, train.py:31",
     ]
+
+
+def test_a_trial_is_shown_with_its_best_report_not_its_latest() -> None:
+    worse = finished(0, reports=[Report(1, {"loss": 0.5}), Report(2, {"loss": 0.9})])
+    assert rendered(trial_table([worse], "loss", "min")).splitlines()[2].split()[2] == "0.5"
 
 
 def test_where_parameters_have_no_room_they_stand_below() -> None:

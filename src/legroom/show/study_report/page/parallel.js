@@ -41,11 +41,11 @@ function drawAxis(root, axis, index, at, length, narrow) {
   shape("line", { x1, y1, x2, y2, class: "axis" }, root);
   const [nameX, nameY, anchor] = narrow ? [x2, y1 - 22, "start"] : [x1, 18, "middle"];
   shape("text", { x: nameX, y: nameY + (narrow ? 8 : 0), "text-anchor": anchor, class: "name" }, root, axis.name);
-  let last = -Infinity;
+  let last = Infinity;
   for (const tick of axis.scale.ticks) {
-    const [x, y] = at(index, axis.scale.place(tick));
-    if (narrow && Math.abs(x - last) < 34) continue;
-    last = x;
+    const place = axis.scale.place(tick), [x, y] = at(index, place);
+    if (Math.abs(place - last) < (narrow ? 34 : 15)) continue; // it would lie over the label before
+    last = place;
     shape("text", narrow ? { x, y: y + 18, "text-anchor": x > length - 10 ? "end" : x < 30 ? "start" : "middle" } : { x: x + 7, y: y + 4 }, root, figure(tick));
   }
   drawBrush(root, axis, index, at, length, narrow);
