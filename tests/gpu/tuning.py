@@ -66,7 +66,13 @@ def main(argv: list[str] | None = None) -> int:
             storage=Path(storage) / "study",
             parallel=4,
         )
-    print(study.table())
+    for trial in study.trials:
+        memory = trial.memory
+        print(
+            f"{trial.number:2} {trial.state:12} {trial.config} micro {memory.micro_batch} "
+            f"foretold {gib(memory.predicted)} at most {gib(memory.safe)} seen {gib(memory.actual)} "
+            f"{trial.started or 0:.1f} to {trial.ended or 0:.1f} s {trial.why}"
+        )
     print(f"{time.perf_counter() - began:.0f} s")
     failed = 0
     for name, is_right, told in checks(study):
@@ -105,6 +111,10 @@ def checks(study: Study) -> Iterator[tuple[str, bool, str]]:
         together <= total,
         f"{together / 2**30:.1f} GiB at most",
     )
+
+
+def gib(size: int | None) -> str:
+    return "-" if size is None else f"{size / 2**30:.2f} GiB"
 
 
 def fullest(trials: list[TrialRecord]) -> tuple[int, int]:

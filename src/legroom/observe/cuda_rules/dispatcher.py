@@ -17,6 +17,13 @@ import torch
 COMPOSITE = ("AutogradCPU", "CPU")
 """Where to put a kernel for an operation that is made of others: with gradients and without."""
 
+MAY_REPLACE = (
+    {"allow_override": True}
+    if "allow_override" in inspect.signature(torch.library.Library.impl).parameters
+    else {}
+)
+"""How a release is told that a kernel written in Python may be replaced by ours."""
+
 
 class Overrides:
     """Kernels for aten operations, in force while it is open."""
@@ -36,7 +43,7 @@ class Overrides:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # it is meant to replace one
                 self._set_aside |= made_replaceable(f"aten/{name}/{key}")
-                self._library.impl(name, kernel, key)
+                self._library.impl(name, kernel, key, **MAY_REPLACE)
 
     def composite(self, name: str, decide: Callable[..., Any]) -> None:
         """`decide(original, *args, **kwargs)` runs instead of `name` for stand-in tensors; hosts' own go on as ever.
@@ -75,12 +82,12 @@ def overload(name: str) -> Any:
 
 
 def made_replaceable(kernel: str) -> set[str]:
-    """torch's note that `kernel` was written in Python, taken away: releases without `allow_override` refuse to replace such a one.
+    """torch's note that `kernel` was written in Python, taken away: releases that cannot be told so refuse to replace such a one.
 
     Returns what was taken, to be given back. Where torch keeps no such list, nothing is taken, and the kernel is replaced or
     refused as that release does.
     """
-    if "allow_override" in inspect.signature(torch.library.Library.impl).parameters:
+    if MAY_REPLACE:
         return set()
     listed: set[str] = getattr(torch.library, "_impls", set())
     taken = listed & {kernel}
