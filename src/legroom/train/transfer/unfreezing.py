@@ -19,6 +19,8 @@ from legroom.units import format_size
 log = logging.getLogger("legroom")
 SMALL = 0.01
 """Of what is frozen: a smaller part is no stage of its own."""
+STACKED = 0.2
+"""Of a part: one with that much in stacks of layers is taken apart. The rest may be a large embedding."""
 
 
 class GradualUnfreezing:
@@ -96,7 +98,7 @@ def blocks(model: nn.Module) -> list[tuple[str, ...]]:
 
 
 def _parts(module: nn.Module, prefix: str, wanted: set[int]) -> Iterator[str]:
-    """Names of blocks, in the order in which they were made. What mostly consists of stacks is taken apart."""
+    """Names of blocks, in the order in which they were made. What has stacks of layers in it is taken apart."""
     for name, child in module.named_children():
         if _size(child, wanted) == 0:
             continue
@@ -104,7 +106,7 @@ def _parts(module: nn.Module, prefix: str, wanted: set[int]) -> Iterator[str]:
             yield from (
                 f"{prefix}{name}.{one}" for one, layer in child.named_children() if _size(layer, wanted)
             )
-        elif 2 * sum(_size(stack, wanted) for stack in _stacks(child)) > _size(child, wanted):
+        elif sum(_size(stack, wanted) for stack in _stacks(child)) >= STACKED * _size(child, wanted):
             yield from _parts(child, f"{prefix}{name}.", wanted)
         else:
             yield prefix + name

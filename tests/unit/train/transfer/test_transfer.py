@@ -381,7 +381,7 @@ def test_a_stack_inside_a_part_is_taken_apart():
     class Encoder(nn.Module):
         def __init__(self):
             super().__init__()
-            self.embed = nn.Embedding(20, 8)
+            self.embed = nn.Embedding(400, 8)  # more than all layers
             self.encoder = nn.Module()
             self.encoder.layer = nn.ModuleList(Net() for _ in range(2))
 

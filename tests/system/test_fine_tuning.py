@@ -1,0 +1,29 @@
+"""The example of transfer learning: a real pretrained model learns from real sentences, and a second run goes on from the first."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+EXAMPLE = Path(__file__).parents[2] / "examples/fine_tune_minilm.py"
+
+
+def run(folder, epochs):
+    words = ["--rows", "24", "--epochs", str(epochs), "--folder", str(folder)]
+    done = subprocess.run([sys.executable, str(EXAMPLE), *words], capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_minilm_learns_and_a_second_run_goes_on(tmp_path):
+    first = run(tmp_path, 1)
+    predicted = float(re.search(r"([\d.]+) MiB less \(", first)[1])
+    measured = float(re.search(r"On a virtual GPU it is ([\d.]+) MiB less", first)[1])
+    assert 0.8 < predicted / measured < 1.2
+    assert "epoch 0: accuracy" in first
+    second = run(tmp_path, 2)
+    assert "epoch 0:" not in second
+    assert "epoch 1: accuracy" in second
+    reached = [float(figure) for figure in re.findall(r"accuracy ([\d.]+)%", first + second)]
+    assert reached[-1] > reached[0] + 10, "it has learnt nothing"
+    assert reached[2] == reached[1], "the second run begins where the first ended"
