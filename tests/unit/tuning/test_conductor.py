@@ -1,6 +1,7 @@
 """The conductor: what is proposed, admitted, cut short, learned and written, and how it goes on after an interruption."""
 
 import math
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,8 @@ class Notes:
 
     def changed(self, record: TrialRecord) -> None:
         self.states.append((record.number, record.state))
+
+    def resumed(self, records: Sequence[TrialRecord]) -> None: ...
 
     def said(self, sentence: str) -> None:
         self.sentences.append(sentence)

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ class Watch:
     def changed(self, record: TrialRecord) -> None:
         self._function(record)
 
+    def resumed(self, records: Sequence[TrialRecord]) -> None: ...
     def said(self, sentence: str) -> None: ...
     def closed(self) -> None: ...
 
