@@ -3,9 +3,8 @@
     python -m bench.leaks [--jobs N] [--names] [--json FILE]
 
 Every program of tests/corpus runs in a process of its own, with the detector watching as under `legroom.watch`: on the GPU
-where there is one, else on the CPU. Even-numbered programs were looked at while the detector was made; odd-numbered ones
-were not. `--names` lists what went wrong among the former; among the latter only with `--held-back-names`, for they lose their
-worth once looked at.
+where there is one, else on the CPU. `--names` lists what went wrong; of the second round only with `--held-back-names`, for programs
+lose their worth once looked at. `--second` runs only those.
 """
 
 import argparse
@@ -35,6 +34,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--names", action="store_true")
     parser.add_argument("--held-back-names", action="store_true")
+    parser.add_argument("--second", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--answer", type=int, help=argparse.SUPPRESS)
@@ -43,7 +43,7 @@ def main() -> None:
     if options.one is not None:
         _answer(next(each for each in programs() if each.path == options.one), options.answer)
     _warm_up()
-    results = run_all(programs(), options.jobs)
+    results = run_all([each for each in programs() if each.held_back or not options.second], options.jobs)
     print_table(
         f"Corpus, torch {torch.__version__}, {'GPU' if any(r['on_gpu'] for _, r in results) else 'CPU'}",
         [
@@ -58,7 +58,7 @@ def main() -> None:
             "false alarms",
             "failed",
         ],
-        [_row("tuned on", results, False), _row("held back", results, True)],
+        [_row("first round", results, False), _row("second round", results, True)],
     )
     for program, result in results:
         shown = options.held_back_names if program.held_back else options.names

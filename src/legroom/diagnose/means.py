@@ -38,19 +38,25 @@ def operation_larger_than_device(evidence: Evidence) -> Iterator[Finding]:
 
 
 def weights_do_not_fit(evidence: Evidence) -> Iterator[Finding]:
+    """A failure while the model is moved to the device, with nothing else on it."""
+    oom = evidence.oom
     weights = evidence.held(Category.PARAMETER, Category.BUFFER)
-    if evidence.oom.phase is not Phase.OTHER or evidence.held(Category.ACTIVATION, Category.GRADIENT):
+    if oom.phase is not Phase.OTHER or evidence.held(Category.ACTIVATION, Category.GRADIENT):
         return
-    if weights + evidence.oom.requested < evidence.budget * 0.8 or weights < evidence.oom.allocated * 0.8:
+    wanted = weights + oom.requested
+    # Memory is taken in large blocks, so that even what would fit may find no room.
+    is_full = wanted >= evidence.budget * 0.8 or oom.requested <= free_at(oom)
+    if not is_full or weights < oom.allocated * 0.8:
         return
     yield Finding(
         code="LG602",
-        message=f"The weights alone do not fit: {format_size(weights)} were on the device when it was full.",
+        message=f"The weights alone do not fit: with {format_size(weights)} of them on the device there was no room for the next "
+        f"{format_size(oom.requested)}. Gradients and the optimizer's state are yet to come: with Adam three times the weights.",
         fix="Load them in half precision (`model.to(torch.bfloat16)` before `.to(device)`), train adapters on a "
         "quantised model, or spread the model over several devices.",
         **at(evidence.oom.frame),
-        bytes=weights,
-        saves=weights // 2,
+        bytes=wanted,
+        saves=wanted // 2,
     )
 
 

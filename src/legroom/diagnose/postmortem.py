@@ -44,6 +44,7 @@ def advise(evidence: Evidence) -> tuple[Finding, ...]:
         (_usefulness(finding, evidence, price), finding)
         for price, rule in enumerate(RULES)
         for finding in rule(evidence)
+        if finding.saves > 0 or finding.code in _NOTHING_ELSE_HELPS
     ]
     findings = [finding for _, finding in sorted(ranked, key=lambda pair: pair[0])]
     half = evidence.oom.allocated / 2

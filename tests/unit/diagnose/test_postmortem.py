@@ -108,6 +108,15 @@ def test_weights_that_do_not_fit(make_run):
     assert list(run.advice()) == ["LG602"]
 
 
+def test_a_device_too_small_for_the_first_weights_is_told_so_and_nothing_that_frees_nothing(make_run):
+    run = make_run()
+    run.phase = Phase.OTHER
+    run.oom(900)
+    advice = run.advice()
+    assert list(advice) == ["LG602"]
+    assert "with 0 B of them on the device there was no room for the next 900.0 MiB" in advice["LG602"].message
+
+
 def test_growth_is_a_mistake_and_comes_first(make_run):
     run = make_run()
     run.alloc(50, PARAMETER)
