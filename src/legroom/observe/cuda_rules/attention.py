@@ -113,9 +113,10 @@ def _efficient_backward(call: Call) -> Plan:
         steps += [Give("sums"), Give("product")]
     else:
         steps.append(Take("rows", sums))
-    block = 128 if width <= 128 else 64
+    narrow = width <= 64 and query.dtype == torch.float32
+    block = 64 if narrow or width > 128 else 128
     padded = 64 if width <= 64 else -(-width // 128) * 128
-    partial = -(-rows // block) * (block * padded * 4 + 32)
+    partial = -(-rows // block) * (block * padded * 4 + (16 if narrow else 32))
     if query.element_size() == 2 and width > 128:  # gradients of keys and values too wide for the registers
         partial += 2 * -(-key.shape[2] // block) * block * padded * 4
     steps += [Take("workspace", batch * heads * partial), Give("rows")]

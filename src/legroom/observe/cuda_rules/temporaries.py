@@ -100,12 +100,13 @@ def _cumulative(call: Call) -> Plan | None:
 
 
 def _sort(call: Call) -> Plan | None:
-    """Long rows: segmented radix sort over keys with 64-bit places; short ones are sorted in one block each."""
+    """Long rows: segmented radix sort over keys with 64-bit places, a few rows one after the other (`Sort.cu`); short ones are sorted
+    in one block each."""
     tensor = call.arguments["self"]
     row = tensor.shape[call.arguments["dim"]] if tensor.dim() else 1
     if row <= 4096:
         return scratch(1024)
-    if tensor.numel() == row:
+    if tensor.numel() == row or tensor.numel() >= 128 * row:
         return scratch(tensor.numel() * 8, tensor.numel() * (8 + tensor.element_size()))
     places, keys = tensor.numel() * 8, tensor.numel() * tensor.element_size()
     return scratch(places, places, keys, places + keys)
