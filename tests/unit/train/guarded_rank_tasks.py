@@ -106,3 +106,80 @@ def unequal_loaders(kind: str) -> Any:
     losses = [guard.step(lambda x: model(x).square().mean(), x).item() for x in guard.together(batches)]
     whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
     return len(losses), losses[1:], [tensor.detach().double().sum().item() for tensor in whole]
+
+
+def odd_rows_with_batch_norm(kind: str) -> Any:
+    """Rank 0 has 6 rows in three pieces, rank 1 has 5: three pieces of these would leave one row to normalise by."""
+    logging.getLogger("legroom").setLevel(logging.CRITICAL)
+    torch.manual_seed(0)
+    model: nn.Module = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)).cuda()
+    model = DistributedDataParallel(model) if kind == "ddp" else fully_shard(model)
+    guard = legroom.Guard(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), max_micro_batch=2, coupling="per-chunk"
+    )
+    x = torch.randn([6, 5][dist.get_rank()], 8, device="cuda")
+    loss = guard.step(lambda x: model(x).square().mean(), x)
+    assert guard.last is not None
+    return guard.last.split, bool(torch.isfinite(loss))
+
+
+def evaluated(kind: str) -> Any:
+    """An evaluation that fits rank 1 alone, in the middle of an accumulation, and a training step after it."""
+    logging.getLogger("legroom").setLevel(logging.CRITICAL)
+    model = model_of(kind)
+    norm = nn.BatchNorm1d(WIDTH).cuda()  # its buffers are what DDP would send around in every forward pass
+    if kind == "ddp":
+        model = DistributedDataParallel(nn.Sequential(model.module, norm))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    guard = legroom.Guard(model, optimizer)
+    model.train()
+    small = torch.ones(4, WIDTH, device="cuda")
+    guard.backward(lambda x: model(x).square().mean(), small)
+    gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    model.eval()
+    torch.manual_seed(dist.get_rank())
+    x = torch.randn(3 * ROWS + dist.get_rank(), WIDTH, device="cuda")
+    scores = guard.evaluate(model, x)
+    again = torch.cat([guard.evaluate(model, piece) for piece in x[: 3 * ROWS].split(ROWS // 2)])
+    kept = all(
+        torch.equal(ours.to_local() if hasattr(ours, "to_local") else ours, p.grad.to_local() if hasattr(p.grad, "to_local") else p.grad)
+        for ours, p in zip(gradients, model.parameters(), strict=True)
+    )  # fmt: skip
+    model.train()
+    guard.step(lambda x: model(x).square().mean(), small)
+    return scores.shape[0] - 3 * ROWS, torch.allclose(scores[: 3 * ROWS], again, atol=1e-5), kept
+
+
+def evaluated_in_vain() -> str:
+    """One row does not fit rank 0."""
+    logging.getLogger("legroom").setLevel(logging.CRITICAL)
+    model = model_of("fsdp")
+    guard = legroom.Guard(model, torch.optim.SGD(model.parameters(), lr=0.0))
+
+    def wasteful(x: torch.Tensor) -> torch.Tensor:
+        torch.empty((180 << 20) // 4, device="cuda")
+        return model(x)
+
+    try:
+        guard.evaluate(wasteful, torch.ones(4, WIDTH, device="cuda"))
+    except torch.OutOfMemoryError as error:
+        return str(error)
+    return "fitted"
+
+
+def evaluated_with_an_error() -> str:
+    """Rank 1's function raises something of its own."""
+    model = model_of("fsdp")
+    guard = legroom.Guard(model, torch.optim.SGD(model.parameters(), lr=0.0))
+
+    def picky(x: torch.Tensor) -> torch.Tensor:
+        scores = model(x)
+        if dist.get_rank() == 1:
+            raise ValueError("label 7 is out of range")
+        return scores
+
+    try:
+        guard.evaluate(picky, torch.ones(4, WIDTH, device="cuda"))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "went well"

@@ -401,7 +401,10 @@ def refusal(option: str) -> str:
         except UsageError as error:
             return str(error)
     model = build("ddp")
-    model.register_comm_hook(None, default_hooks.allreduce_hook)
+    if option == "precision":
+        model.mixed_precision = object()  # as DDP keeps what it was given; with a real one it asks for CUDA
+    else:
+        model.register_comm_hook(None, default_hooks.allreduce_hook)
     try:
         ranks_for(model)
     except UsageError as error:

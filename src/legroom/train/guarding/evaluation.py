@@ -1,7 +1,9 @@
 """A function of a batch, run in pieces when memory is short: evaluation, embedding, anything without an optimizer.
 
 It has sizes of its own, since it needs far less memory than training. Pieces shrink down to one row; then, where that is
-allowed, the model goes to the host for the rest of the batch, and comes back.
+allowed, the model goes to the host for the rest of the batch, and comes back. Where parameters are sharded over ranks (FSDP2)
+every forward pass needs all of them: then the ranks cut their batches into the same number of pieces and, when one runs out
+of memory, all do it again in more.
 """
 
 import functools
@@ -14,10 +16,13 @@ import torch
 from torch import nn
 
 from legroom.diagnose.oom import Failure
+from legroom.train.guarding.ladder import DoesNotFit
 from legroom.train.guarding.random_state import RandomState
 from legroom.train.guarding.recovery import read_failure, release
 from legroom.train.guarding.splitting import Batch, joined, moved
-from legroom.train.sizes.sizing import Sizer, chunk_sizes
+from legroom.train.guarding.weighting import spans
+from legroom.train.ranks.protocol import AgreedRanks, Alone
+from legroom.train.sizes.sizing import Sizer, chunk_sizes, even
 
 log = logging.getLogger("legroom")
 
@@ -30,8 +35,9 @@ class Evaluation:
         most: int | None,
         batch_dim: int,
         whole: frozenset[int | str],
+        ranks: AgreedRanks | None = None,
     ) -> None:
-        self._model, self._device = model, device
+        self._model, self._device, self._ranks = model, device, ranks or Alone()
         self._most, self._batch_dim, self._whole = most, batch_dim, whole
         self.sizer = Sizer(most=most)
 
@@ -42,10 +48,81 @@ class Evaluation:
 
         return in_pieces
 
+    def evaluate(
+        self, function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> Any:
+        """The function's result for the whole batch, without gradients, as all ranks need it."""
+        ranks = self._ranks.for_evaluation()
+        if isinstance(ranks, Alone):
+            with torch.inference_mode(), self._ranks.apart():
+                return self.run(function, arguments, named, host=True)
+        with (
+            torch.no_grad(),
+            self._ranks.apart(),
+        ):  # what is gathered in inference mode, training could not use
+            return self._agreed(function, Batch(arguments, named, self._batch_dim, self._whole), ranks)
+
+    def _agreed(self, function: Callable[..., Any], batch: Batch, ranks: AgreedRanks) -> Any:
+        """In as many pieces as every other rank takes."""
+        micro = self.sizer.micro_batch(batch.rows)
+        while True:
+            chunks = ranks.plan(batch.rows, micro).chunks
+            sizes = even(batch.rows, min(chunks, batch.rows))
+            before = RandomState(self._device)
+            results, failure, void = self._attempt(function, batch, sizes, chunks, ranks)
+            if failure is not None:
+                release()
+                ranks.failed(failure)
+                largest = max(sizes)
+                smaller = self.sizer.failed(batch.rows, largest, failure) if largest > 1 else 0
+                void = ranks.settle(failure, smaller)
+            elif void is None:
+                void = ranks.settle(None, micro)
+                if void is None:
+                    self.sizer.succeeded(batch.rows, max(sizes))
+                    return joined(results, sizes, self._batch_dim)
+            results.clear()
+            before.restore()
+            if void == 0:
+                raise DoesNotFit(
+                    "one row does not fit in an evaluation, on this rank or another, and parameters that are sharded "
+                    "cannot wait in host memory: shard over more ranks, or evaluate in lower precision"
+                )
+            assert void is not None
+            micro = void
+            log.warning(
+                "Out of memory on a rank: the batch of %d rows is evaluated %d at a time.", batch.rows, micro
+            )
+
+    def _attempt(
+        self, function: Callable[..., Any], batch: Batch, sizes: list[int], chunks: int, ranks: AgreedRanks
+    ) -> tuple[list[Any], Failure | None, int | None]:
+        """The results; or what failed here; or the size that was agreed because an error here came of a failure elsewhere."""
+        results: list[Any] = []
+        edges = spans(sizes)
+        try:
+            for index in range(chunks):
+                start, stop = edges[index] if index < len(edges) else (0, 1)  # others have more: any row does
+                arguments, named = batch.piece(start, stop)
+                with ranks.chunk(index, chunks, "evaluation"):
+                    result = function(*arguments, **named)
+                if index < len(edges):
+                    results.append(result)
+            return results, None, None
+        except Exception as error:
+            failure = read_failure(error)
+            if not failure.is_oom:
+                void = ranks.raised(error)
+                if void is None:
+                    raise
+                return [], None, void
+        return [], failure, None
+
     def run(
         self, function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any], *, host: bool
     ) -> Any:
-        """The function's result for the whole batch. `host`: the host may help when one row does not fit."""
+        """The same for this process alone, gradients as the caller has them; what is done stays done. `host`: the host may
+        help when one row does not fit."""
         batch = Batch(arguments, named, self._batch_dim, self._whole)
         sizes: list[int] = []
         results: list[Any] = []

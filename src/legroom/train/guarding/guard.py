@@ -47,7 +47,7 @@ from legroom.train.guarding.verification import Verified, verify
 from legroom.train.guarding.weighting import Reduction, Weight, count, weights
 from legroom.train.ranks.protocol import AgreedRanks, Alone
 from legroom.train.sizes.plan_memory import PlanMemory
-from legroom.train.sizes.sizing import Sizer, chunk_sizes
+from legroom.train.sizes.sizing import Sizer, chunk_sizes, even
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -119,7 +119,9 @@ class Guard:
         self._figures = StepFigures(self.device)
         self._is_looked_at = False
         self._on_finding = on_finding
-        self._evaluation = Evaluation(model, self.device, max_micro_batch, batch_dim, self._whole)
+        self._evaluation = Evaluation(
+            model, self.device, max_micro_batch, batch_dim, self._whole, self._ranks
+        )
 
     # ------------------------------------------------------------ what people call
 
@@ -140,6 +142,7 @@ class Guard:
                 f"the first argument is a {type(loss_fn).__name__}: give the function that computes the loss first, then the batch"
             )
         whole = Batch(batch, named, self._batch_dim, self._whole)
+        self._updating.reserved.take()
         self._transaction.begin()
         try:
             loss = self._all_passes(loss_fn, whole)
@@ -190,8 +193,7 @@ class Guard:
 
         Results with rows are concatenated, single numbers become the mean over rows.
         """
-        with torch.inference_mode():
-            return self._evaluation.run(function, batch, named, host=True)
+        return self._evaluation.evaluate(function, batch, named)
 
     def batched(self, function: F) -> F:
         """A decorator: calls run in pieces when memory is short, with gradients or without, as the caller has it."""
@@ -296,14 +298,17 @@ class Guard:
         return Passes(
             loss_fn, batch, sizes, with_room(lambda: self._weights(batch, sizes)), self.precision, self._ranks, self._ladder.contexts,
             self._between, self._around if len(sizes) > 1 else nullcontext, kind=self._ladder.names, done=len(finished), loss=kept.loss if kept is not None else None,
+            fewest=min(batch.rows, self._fewest_rows()),
         )  # fmt: skip
 
     def _cut(self, rows: int, micro: int) -> list[int]:
         plan = self._ranks.plan(rows, min(micro, rows))
         if not isinstance(self._ranks, Alone):
-            return _even(rows, plan.chunks)
+            own = min(plan.chunks, max(1, rows // self._fewest_rows()))
+            # Where every rank must make as many passes, those for which this one has no rows weigh nothing.
+            return even(rows, own) + [0] * (plan.chunks - own if plan.is_exact else 0)
         sizes = chunk_sizes(rows, plan.micro)
-        return _even(rows, rows // 2) if sizes[-1] == 1 < rows and self._fewest_rows() > 1 else sizes
+        return even(rows, rows // 2) if sizes[-1] == 1 < rows and self._fewest_rows() > 1 else sizes
 
     def _fewest_rows(self) -> int:
         """Rows that a piece must have: batch normalisation has no statistics of one, and torch refuses it."""
@@ -349,7 +354,7 @@ class Guard:
         if self._coupling == "whole":
             return 0
         smaller = self.sizer.failed(rows, micro, failure, phase=phase, before=self._figures.allocated())
-        smallest = _even(rows, max(1, rows // self._fewest_rows()))[0]
+        smallest = even(rows, max(1, rows // self._fewest_rows()))[0]
         if micro <= smallest:
             return 0
         if smaller < smallest:
@@ -362,6 +367,9 @@ class Guard:
         what = "The batch" if self._coupling == "whole" else "One row" if fewest == 1 else "The fewest rows"
         if self._transaction.earlier_to_host():
             log.warning("%s did not fit: gradients of earlier batches wait in host memory for now.", what)
+            return
+        if self._updating.reserved.give():
+            log.warning("%s did not fit: no room is kept any more for the optimizer's state.", what)
             return
         rung = self._ladder.climb()
         if rung is None:
@@ -417,11 +425,6 @@ class Guard:
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[nn.Parameter]:
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
-
-
-def _even(rows: int, chunks: int) -> list[int]:
-    each, larger = divmod(rows, chunks)
-    return [each + 1] * larger + [each] * (chunks - larger)
 
 
 def _sentence(reason: str) -> str:

@@ -40,6 +40,8 @@ class Passes:
     around: Callable[[], AbstractContextManager[Any]]
     """What all pieces run in together."""
     kind: Hashable = None
+    fewest: int = 1
+    """Rows that a piece must have."""
     done: int = 0
     """Pieces that are finished."""
     loss: torch.Tensor | None = None
@@ -71,8 +73,8 @@ class Passes:
         if not weight and self.ranks.keeps_finished_chunks:
             return  # nothing in it counts: the mean over nothing would be no number
         start, stop = spans(self.sizes)[index]
-        if start == stop:  # other ranks have more pieces: any row does, since it weighs nothing
-            start, stop = 0, 1
+        if start == stop:  # other ranks have more pieces: any rows do, since they weigh nothing
+            start, stop = 0, self.fewest
         arguments, named = self.batch.piece(start, stop)
         with self.ranks.chunk(index, len(self.sizes), self.kind):
             self.phase = "forward"

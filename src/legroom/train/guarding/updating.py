@@ -7,7 +7,8 @@ An optimizer that fails half way has changed some numbers and not others. Two wa
 - **any other**: the step runs under `MakingRoom` from the start, where a function that runs out of memory is called again on
   the spot. That costs Python some microseconds for every function, which a model of that size does not notice.
 
-Unscaling, clipping and the loss scale's update are a few functions: they always run the second way.
+Unscaling, clipping and the loss scale's update are a few functions: they always run the second way. State that the first step
+will make has its room kept from the beginning (`reserving`), so that it does not come as a surprise here.
 """
 
 import contextlib
@@ -21,6 +22,7 @@ from legroom.errors import UsageError
 from legroom.train.guarding.copies import Copies
 from legroom.train.guarding.making_room import MakingRoom
 from legroom.train.guarding.recovery import read_failure, release
+from legroom.train.guarding.reserving import ReservedState
 
 PLAIN = frozenset(
     getattr(torch.optim, name)
@@ -60,6 +62,7 @@ class Updating:
         self._small = _small_bytes(device) if small_bytes is None else small_bytes
         self._before = _Before(optimizer)
         self._room = contextlib.ExitStack()
+        self.reserved = ReservedState(optimizer, device, PLAIN)
         self.retries = 0
         """How often memory ran out and the work was done all the same."""
 
@@ -117,6 +120,7 @@ class Updating:
                 optimizer.step = own
 
     def _step(self, plain: Callable[[], Any]) -> Any:
+        self.reserved.give()
         if not self._copied():
             self._room.enter_context(self._making_room())
             return plain()

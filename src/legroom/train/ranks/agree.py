@@ -37,7 +37,7 @@ from legroom.train.ranks.appointments import Appointments
 from legroom.train.ranks.collectives import seen
 from legroom.train.ranks.lost_ranks import PeerFailed, RankMissing
 from legroom.train.ranks.notice_board import NoticeBoard
-from legroom.train.ranks.protocol import Plan
+from legroom.train.ranks.protocol import AgreedRanks, Alone, Plan
 from legroom.train.ranks.replicas import Replicas
 from legroom.train.ranks.shards import Shards, sharded_roots
 
@@ -68,12 +68,23 @@ class Ranks:
     keeps_finished_chunks = False
     """A failed attempt is done again whole: the passes that were finished had gathered zeros from the rank that failed."""
 
-    def __init__(self, model: nn.Module, replicas: list[Replicas], shards: Shards, patience: float) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        replicas: list[Replicas],
+        shards: Shards,
+        patience: float,
+        *,
+        trains: bool = True,
+    ) -> None:
+        """`trains`: its passes go backward; what they leave in gradients is theirs."""
         groups = [dist.group.WORLD, *(part.group for part in replicas), *shards.groups(), *_own_groups(model)]
         members = sorted(
             {rank for part in replicas for rank in dist.get_process_group_ranks(part.group)} | shards.ranks()
         )
         self._model, self._replicas, self._shards = model, replicas, shards
+        self._trains = trains
+        self._evaluating: Ranks | None = None
         self._members = members
         self._me = dist.get_rank()
         self._patience = patience
@@ -112,7 +123,7 @@ class Ranks:
         self._wish = needed if rows >= self._most_rows else max(needed, self._chunks)
         self._most_rows = max(self._most_rows, rows)
         chunks = self._chunks if self._passes_matter else max(self._chunks, needed)
-        self._planned = Plan(max(1, math.ceil(rows / chunks)), chunks)
+        self._planned = Plan(max(1, math.ceil(rows / chunks)), chunks, self._passes_matter)
         self._next_pass = 0
         self._averages_hold = True
         return self._planned
@@ -180,8 +191,9 @@ class Ranks:
         for part in self._replicas:
             part.forget()
         self._shards.forget()
-        for parameter in self._model.parameters():
-            parameter.grad = None  # the attempt's, and worth nothing: there must be room for what follows
+        if self._trains:
+            for parameter in self._model.parameters():
+                parameter.grad = None  # the attempt's, and worth nothing: there must be room for what follows
         with self._with_room():
             if self._under_way:
                 self._end(self._appointments.keep())
@@ -218,6 +230,26 @@ class Ranks:
         self._say_why(why)
         self._sit_out(self._chunks)
         self._conclude(_Verdict(void=True, chunks=self._chunks, raised_by=self._me + 1))
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Inside, DDP communicates nothing: each rank calls the model as often as it likes. Shards still meet."""
+        with ExitStack() as entered:
+            for part in self._replicas:
+                entered.enter_context(part.alone())
+            yield
+
+    def for_evaluation(self) -> AgreedRanks:
+        """How ranks agree on forward passes alone. Every rank calls it before each evaluation.
+
+        A replica needs nobody for those. Shards do, with plans and appointments of their own.
+        """
+        if not self._shards.meshes():
+            return Alone()
+        self._shards.reshard()
+        if self._evaluating is None:
+            self._evaluating = Ranks(self._model, [], self._shards, self._patience, trains=False)
+        return self._evaluating
 
     def _with_room(self) -> AbstractContextManager[Any]:
         """Appointments are kept even if weights must wait in host memory meanwhile: the others cannot go on without."""

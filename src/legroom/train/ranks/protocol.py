@@ -15,6 +15,8 @@ class Plan(NamedTuple):
 
     micro: int
     chunks: int
+    is_exact: bool = False
+    """Whether every rank must make that many passes, no fewer."""
 
 
 class AgreedRanks(Protocol):
@@ -30,6 +32,8 @@ class AgreedRanks(Protocol):
     def raised(self, error: BaseException) -> int | None: ...
     def gave_up(self, why: str) -> None: ...
     def together(self, batches: Iterable[T]) -> Iterator[T]: ...
+    def apart(self) -> AbstractContextManager[Any]: ...
+    def for_evaluation(self) -> "AgreedRanks": ...
 
 
 class Alone:
@@ -60,6 +64,12 @@ class Alone:
 
     def together(self, batches: Iterable[T]) -> Iterator[T]:
         return iter(batches)
+
+    def apart(self) -> AbstractContextManager[Any]:
+        return _NOTHING
+
+    def for_evaluation(self) -> AgreedRanks:
+        return self
 
 
 _NOTHING = contextlib.nullcontext()

@@ -50,7 +50,7 @@ class Replicas:
             self._take_buffers()
         if last:
             self._reducer.start()
-        with self._alone():
+        with self.alone():
             yield
 
     def finish(self) -> bool:
@@ -62,7 +62,7 @@ class Replicas:
         self._reducer.stop()
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def alone(self) -> Iterator[None]:
         """DDP communicates nothing: no gradients, no buffers, and no tracking of what is unused."""
         ddp = self._ddp
         kept = (ddp.require_forward_param_sync, ddp.find_unused_parameters, ddp.static_graph)

@@ -41,9 +41,14 @@ class Shards:
                     found.setdefault(id(parameter.device_mesh), parameter.device_mesh)
         return list(found.values())
 
+    def reshard(self) -> None:
+        """What a forward pass left gathered is given up: the next one gathers the same as every other did."""
+        for root in self._roots:
+            root.reshard()  # type: ignore[operator]
+
     def forget(self) -> None:
         """The step has failed: every parameter is sharded again, and nothing remembers the pass."""
-        for root in self._roots:
+        for root in filter(_was_called, self._roots):
             _reset(root)
             _drop_leftovers(root)
 
@@ -77,6 +82,12 @@ def _inner_groups(root: nn.Module) -> Iterator[Any]:
                         group = getattr(info, name, None)
                         if group is not None:
                             yield group
+
+
+def _was_called(root: Any) -> bool:
+    """FSDP2 sets itself up in the first forward pass, and a reset before that fails in it. (Where its state no longer tells,
+    it counts as called.)"""
+    return getattr(root._get_fsdp_state(), "_is_root", True) is not None
 
 
 def _reset(root: Any) -> None:

@@ -81,9 +81,17 @@ def chunk_sizes(batch_size: int, micro: int) -> list[int]:
     """
     if batch_size < 1 or micro < 1:
         raise UsageError(f"{batch_size} rows cannot be cut into chunks of {micro}: both must be above zero")
-    chunks = -(-batch_size // micro)
-    rows, larger = divmod(batch_size, chunks)
-    return [rows + 1] * larger + [rows] * (chunks - larger)
+    return even(batch_size, -(-batch_size // micro))
+
+
+def even(rows: int, chunks: int) -> list[int]:
+    """So many chunks, as even as they can be, the larger ones first.
+
+    >>> even(7, 3)
+    [3, 2, 2]
+    """
+    each, larger = divmod(rows, chunks)
+    return [each + 1] * larger + [each] * (chunks - larger)
 
 
 class Sizer:

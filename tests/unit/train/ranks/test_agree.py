@@ -139,6 +139,10 @@ def test_a_communication_hook_is_refused_with_the_remedy(pool: RankPool) -> None
     assert "build the model without register_comm_hook()" in pool.run(tasks.refusal, "hook")[0]
 
 
+def test_ddps_own_mixed_precision_is_refused_with_the_remedy(pool: RankPool) -> None:
+    assert "use Guard's precision= instead" in pool.run(tasks.refusal, "precision")[0]
+
+
 def test_sparse_gradients_are_refused_with_the_remedy(pool: RankPool) -> None:
     assert "use sparse=False" in pool.run(tasks.refusal, "sparse")[0]
 

@@ -59,3 +59,29 @@ def test_a_rank_with_fewer_batches_goes_along_without_weight(pool: RankPool, kin
     assert steps == also_steps == 3
     assert losses == [0.0, 0.0]
     assert first == second
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_an_odd_batch_leaves_no_single_row_to_batch_normalisation(pool: RankPool, kind: str) -> None:
+    (first, finite), (second, also_finite) = pool.run(tasks.odd_rows_with_batch_norm, kind)
+    assert finite
+    assert also_finite
+    assert first == (2, 2, 2)
+    assert second == ((3, 2) if kind == "ddp" else (3, 2, 0))
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_an_evaluation_that_fits_one_rank_alone_is_done_by_both(pool: RankPool, kind: str) -> None:
+    """Gradients that wait for the next step are kept, and training goes on."""
+    assert pool.run(tasks.evaluated, kind) == [(0, True, True), (1, True, True)]
+
+
+def test_all_ranks_stop_when_one_row_cannot_be_evaluated_on_one_of_them(pool: RankPool) -> None:
+    for told in pool.run(tasks.evaluated_in_vain):
+        assert told.startswith("one row does not fit in an evaluation, on this rank or another")
+
+
+def test_an_error_in_an_evaluation_stops_all_ranks_and_says_whose_it_was(pool: RankPool) -> None:
+    first, second = pool.run(tasks.evaluated_with_an_error)
+    assert second == "ValueError: label 7 is out of range"
+    assert first.endswith("Rank 1 stopped, so this rank stops too: ValueError: label 7 is out of range")
