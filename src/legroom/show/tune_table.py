@@ -138,7 +138,10 @@ def trial_table(
     rows = shown(records, best, most_rows)
     columns = _figure_columns(rows, metric, mode)
     searched = _searched(records)
-    with_searched = columns | {name: [_setting(record, name) for record in rows] for name in searched}
+    with_searched = columns | {
+        f"config.{name}" if name in columns else clean(name): [_setting(record, name) for record in rows]
+        for name in searched
+    }
     has_room = _width(with_searched) <= width
     columns = with_searched if has_room else columns
     widths = [max(map(len, [name, *cells])) for name, cells in columns.items()]

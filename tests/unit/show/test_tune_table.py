@@ -50,6 +50,12 @@ def test_what_is_the_same_in_every_trial_is_not_shown() -> None:
     assert "epochs" not in rendered(trial_table(records, "loss", "min"))
 
 
+def test_a_parameter_named_as_a_column_has_a_column_of_its_own() -> None:
+    records = [finished(number, config={"step": number}) for number in (1, 2)]
+    heads = rendered(trial_table(records, "loss", "min")).splitlines()[1].split()
+    assert heads == ["trial", "state", "loss", "step", "seen", "foretold", "config.step"]
+
+
 def test_without_a_gpu_there_are_no_columns_of_memory() -> None:
     text = rendered(trial_table([finished(0, memory=TrialMemory())], "loss", "min"))
     assert "foretold" not in text
