@@ -107,8 +107,10 @@ class Checkpoints:
         figures = _figures(step, metrics)
         self.wait()
         crew = self._crew()
+        later = self._background is not None
+        spread = saving.is_spread(self._parts, crew)
         contents = crew.each(
-            lambda: saving.copied(self._parts, crew, self._slabs_of, later=self._background is not None)
+            lambda: saving.copied(self._parts, crew, self._slabs_of, spread=spread, later=later)
         )
 
         def write() -> None:
@@ -142,7 +144,7 @@ class Checkpoints:
         """
         self.wait()
         crew = self._crew()
-        candidates = crew.from_main(self._candidates(which) if crew.main else None)
+        candidates = self._candidates(which, crew)
         for number, saved in enumerate(candidates):
             parts = self._parts if strict else {n: p for n, p in self._parts.items() if n in saved.parts}
             try:
@@ -172,7 +174,7 @@ class Checkpoints:
         """
         self.wait()
         crew = self._crew()
-        candidates = crew.from_main(self._candidates(which) if crew.main else None)
+        candidates = self._candidates(which, crew)
         if not candidates:
             raise CheckpointError(f"there is no checkpoint in {self.folder} yet")
         saved = candidates[0]
@@ -209,8 +211,11 @@ class Checkpoints:
 
     # ------------------------------------------------------------ inside
 
-    def _candidates(self, which: str | os.PathLike[str]) -> list[Saved]:
-        """What `which` means, the first choice first."""
+    def _candidates(self, which: str | os.PathLike[str], crew: Crew) -> list[Saved]:
+        """What `which` means, the first choice first: the same on all ranks."""
+        return crew.together(lambda: self._meant(which) if crew.main else [])[0]
+
+    def _meant(self, which: str | os.PathLike[str]) -> list[Saved]:
         if which == "last":
             return self.saved
         if which == "best":

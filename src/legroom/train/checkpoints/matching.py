@@ -10,14 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from legroom.errors import CheckpointError
 
 Shapes = Mapping[str, Sequence[int]]
-WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
-"""What DataParallel, torch.compile and the like put into names."""
+WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+"""What torch.compile and the like put into names."""
 SHOWN = 5
 
 
 def plain_name(name: str) -> str:
     """A parameter's name without what wrappers added."""
-    for wrapper in WRAPPERS[1:]:
+    for wrapper in WRAPPERS:
         name = name.replace(wrapper, "")
     return name
 

@@ -28,7 +28,7 @@ Tensors = dict[str, torch.Tensor]
 def taken_apart(value: Any, name: str, tensors: Tensors) -> Any:
     """`value` with its tensors moved into `tensors` under their paths; two names for one tensor share an entry.
 
-    `name` is the path so far, `optimizer.state.0` for example.
+    `name` is the path so far: `optimizer`, or nothing.
     """
     return _TakingApart(tensors).walk(value, name)
 
@@ -88,7 +88,10 @@ class _TakingApart:
         if isinstance(value, bytes):
             return {_BYTES: value.decode("latin-1")}  # weights_only does not read empty ones
         if isinstance(value, Mapping):
-            return {self._key(key, name): self.walk(item, f"{name}.{key}") for key, item in value.items()}
+            return {
+                self._key(key, name): self.walk(item, f"{name}.{key}" if name else str(key))
+                for key, item in value.items()
+            }
         if isinstance(value, list | tuple | set):
             container: Callable[[Any], Any] = (
                 list if isinstance(value, list) else set if isinstance(value, set) else tuple

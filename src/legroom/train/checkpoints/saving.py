@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from legroom.errors import CheckpointError
 from legroom.train.checkpoints import catalog
 from legroom.train.checkpoints.checked_files import Checksum, write_file
 from legroom.train.checkpoints.crew import Crew
@@ -56,35 +57,47 @@ class Copied:
         )
 
 
-def copied(parts: Mapping[str, Any], crew: Crew, slabs: Callable[[str], Slabs], *, later: bool) -> Copied:
-    """A copy of what is to be saved. `later`: training goes on while it is written."""
+def is_spread(parts: Mapping[str, Any], crew: Crew) -> bool:
+    """Whether ranks hold different parts of a model: pieces of its tensors, or other names."""
+
+    def held() -> tuple[bool, dict[str, list[str]]]:
+        states = {name: module_state(part) for name, part in parts.items() if isinstance(part, nn.Module)}
+        tensors = [
+            value for state in states.values() for value in state.values() if isinstance(value, torch.Tensor)
+        ]
+        return any(map(is_sharded, tensors)), {name: sorted(state) for name, state in states.items()}
+
+    told = crew.together(held)
+    return any(one != told[0] or one[0] for one in told)
+
+
+def copied(
+    parts: Mapping[str, Any], crew: Crew, slabs: Callable[[str], Slabs], *, spread: bool, later: bool
+) -> Copied:
+    """A copy of what is to be saved. `spread`: each rank writes its own part; `later`: training goes on while it is written."""
     modules = {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
-    is_spread = _is_spread(modules, crew)
     names = parameter_names(modules.values())
     files: dict[str, Tensors] = {}
     shared: dict[str, Any] = {"modules": {}, "parts": {}}
     own: dict[str, Any] = {"random": random_numbers(), "loaders": {}, "optimizers": {}}
-    spread: Tensors = {}
+    pieces: Tensors = {}
     for name, part in parts.items():
         if isinstance(part, nn.Module):
-            tensors = spread if is_spread else files.setdefault(module_file(name), {})
-            shared["modules"][name] = {
-                key: taken_apart(value, f"{name}.{key}" if is_spread else key, tensors)
-                for key, value in module_state(part).items()
-            }
+            tensors = pieces if spread else files.setdefault(module_file(name), {})
+            shared["modules"][name] = taken_apart(module_state(part), name if spread else "", tensors)
         elif isinstance(part, PlacedLoader):
             own["loaders"][name] = part.state_dict()
         elif isinstance(part, torch.optim.Optimizer):
-            tensors = spread if is_spread else files.setdefault(STATE_TENSORS, {})
-            place = own["optimizers"] if is_spread else shared["parts"]
+            tensors = pieces if spread else files.setdefault(STATE_TENSORS, {})
+            place = own["optimizers"] if spread else shared["parts"]
             place[name] = taken_apart(by_name(part, names), name, tensors)
         elif crew.main:
             shared["parts"][name] = taken_apart(part.state_dict(), name, files.setdefault(STATE_TENSORS, {}))
-    made = Copied(is_spread=is_spread, modules=tuple(modules), parts=tuple(parts))
-    if is_spread:
+    made = Copied(is_spread=spread, modules=tuple(modules), parts=tuple(parts))
+    if spread:
         from legroom.train.checkpoints.sharded import host_copy
 
-        made.spread = {name: host_copy(tensor) for name, tensor in spread.items()} if later else spread
+        made.spread = {name: host_copy(tensor) for name, tensor in pieces.items()} if later else pieces
         own["modules"] = shared.pop("modules")
     made.plain_files[rank_file(crew.rank)] = as_bytes(own)
     if crew.main:
@@ -149,6 +162,10 @@ def _begun(folder: Path, contents: Copied) -> UnfinishedFolder:
 
 
 def _files(contents: Copied, path: Path, folder: Path) -> dict[str, Checksum]:
+    if not path.is_dir():
+        raise CheckpointError(
+            f"{folder} is not the folder that rank 0 writes to: put the checkpoints on a disk that all nodes share"
+        )
     with saying_what_failed(folder, contents.size):
         return {
             **{name: file.write(path / name) for name, file in contents.tensor_files.items()},
@@ -161,13 +178,3 @@ def _shards(contents: Copied, path: Path, folder: Path, crew: Crew) -> None:
 
     with saying_what_failed(folder, contents.size):
         write_sharded(path, contents.spread, crew)
-
-
-def _is_spread(modules: Mapping[str, nn.Module], crew: Crew) -> bool:
-    """Whether ranks hold different parts: pieces of tensors, or different names."""
-    states = {name: module_state(module) for name, module in modules.items()}
-    pieces = any(
-        is_sharded(value) for state in states.values() for value in state.values() if isinstance(value, torch.Tensor)
-    )  # fmt: skip
-    told = crew.together(lambda: (pieces, {name: sorted(state) for name, state in states.items()}))
-    return any(one != told[0] or one[0] for one in told)
