@@ -9,7 +9,7 @@ from torch import nn
 
 from legroom.memory.events import Alloc
 from legroom.observe.gpus import find_gpu
-from legroom.observe.notes import BENCHMARK
+from legroom.observe.notes import BENCHMARK, COMMUNICATION, COMMUNICATION_BYTES
 from legroom.predict.estimate import judge
 from legroom.predict.trace import Trace
 from legroom.predict.tracing import trace_steps
@@ -81,3 +81,15 @@ def test_the_buckets_of_data_parallel_training_live_on_the_device(alone: Callabl
         if type(event) is Alloc and event.op == "aten.empty" and event.bytes == size
     ]
     assert buckets
+
+
+def test_what_nccl_holds_is_counted_beside_and_said(alone: Callable[[], None]) -> None:
+    def make() -> Callable[[], object]:
+        alone()
+        parallel = nn.parallel.DistributedDataParallel(nn.Linear(8, 8).to("cuda"), device_ids=[0])
+        return lambda: parallel(torch.randn(4, 8, device="cuda")).sum().backward()
+
+    told = judge(trace_steps(make, H200))
+
+    assert COMMUNICATION in told.notes
+    assert told.peak_device == told.peak_reserved + H200.context + COMMUNICATION_BYTES

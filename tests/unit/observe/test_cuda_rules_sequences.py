@@ -1,0 +1,82 @@
+"""Cells, packed sequences, convolutions over sequences: CUDA's path, held against histories of an H200."""
+
+import torch
+from cuda_rules_bench import order, taken, traced
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from legroom.observe.cuda_rules import CudaRules
+from legroom.observe.gpus import find_gpu
+
+
+def test_an_lstm_cell_is_two_products_and_one_kernel():
+    with traced() as log:
+        cell = nn.LSTMCell(300, 1024)
+        state = cell(torch.empty(64, 300))
+        state[0].backward(torch.empty(64, 1024))
+
+    assert log.names.count("_thnn_fused_lstm_cell") == 1
+    assert [shape for shape, _ in log.results_of("_thnn_fused_lstm_cell")] == [
+        (64, 1024),
+        (64, 1024),
+        (64, 4096),
+    ]
+    assert cell.weight_hh.grad.shape == (4096, 1024)
+    assert "sigmoid" not in log.names
+
+
+def test_a_gru_cell_keeps_five_values_for_each_unit():
+    with traced() as log:
+        cell = nn.GRUCell(64, 128)
+        out = cell(torch.empty(32, 64))
+        out.backward(torch.empty(32, 128))
+
+    assert [shape for shape, _ in log.results_of("_thnn_fused_gru_cell")] == [(32, 128), (32, 640)]
+    assert cell.bias_ih.grad.shape == (384,)
+
+
+def packed(batch_first: bool):
+    rules = CudaRules(find_gpu("h200"))
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with rules.installed(lambda tensor: isinstance(tensor, FakeTensor)):
+        with fake:
+            given = torch.empty(*((3, 5) if batch_first else (5, 3)), 16, requires_grad=True)
+        made = pack_padded_sequence(given, torch.tensor([5, 2, 1]), batch_first=batch_first)
+        made.data.backward(torch.empty_like(made.data))
+    return given, made
+
+
+def test_lengths_on_the_host_say_how_many_rows_a_packed_sequence_has():
+    _, made = packed(batch_first=True)
+
+    assert made.data.shape == (8, 16)
+    assert made.batch_sizes.tolist() == [3, 2, 1, 1, 1]
+
+
+def test_gradients_of_packed_sequences_are_padded_again_steps_first():
+    for batch_first in (True, False):
+        given, _ = packed(batch_first)
+
+        assert given.grad.shape == given.shape
+
+
+def test_a_transposed_sequence_is_put_in_one_piece_before_a_convolution_makes_its_result():
+    with traced() as log:
+        layer = nn.Conv1d(300, 256, 3)
+        given = torch.empty(128, 400, 300, requires_grad=True).transpose(1, 2)
+        out = layer(given)
+        out.backward(torch.empty_like(out))
+
+    forward, backward = log.plan_of("convolution"), log.plan_of("convolution_backward")
+    assert order(forward)[:2] == ["input", 0]
+    assert taken(forward)["input"] == 128 * 400 * 300 * 4
+    assert order(backward)[0] == "input"
+    assert "-input" not in order(backward)
+
+
+def test_a_transposed_picture_is_put_in_one_piece_after():
+    with traced() as log:
+        nn.Conv2d(8, 8, 3)(torch.empty(2, 16, 16, 8).transpose(1, 3).transpose(2, 3).narrow(3, 0, 12))
+
+    assert order(log.plan_of("convolution"))[0] == 0
