@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from legroom.scale.parallel import parallel as parallel
     from legroom.show.explain import explain as explain
     from legroom.show.summary import summary as summary
+    from legroom.show.tune import tune as tune
     from legroom.show.watch import watch as watch
     from legroom.train import transfer as transfer
     from legroom.train.checkpoints.checkpoints import Checkpoints as Checkpoints
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from legroom.train.precision import precision as precision
     from legroom.train.sizes.find_batch import find_batch as find_batch
     from legroom.train.spilling.spill import Spill as Spill
-    from legroom.tuning.api import tune as tune
 
 __version__ = "0.1.0.dev0"
 
@@ -42,7 +42,7 @@ _PUBLIC = {
     "plan": "legroom.predict.api",
     "precision": "legroom.train.precision",
     "summary": "legroom.show.summary",
-    "tune": "legroom.tuning.api",
+    "tune": "legroom.show.tune",
     "watch": "legroom.show.watch",
 }
 _MODULES = {"transfer": "legroom.train.transfer"}

@@ -48,7 +48,7 @@ def tune(
     most_steps: int | None = None,
     interval: int = 1,
     shape_parameters: Sequence[str] | None = None,
-    watchers: Sequence[Watcher] = (),
+    watchers: Sequence[Watcher] | None = None,
 ) -> Study:
     """Search the configuration for which `train_fn(config, trial)` reports the best `metric`.
 
@@ -57,7 +57,8 @@ def tune(
     `gpu`: None is every GPU here, or the host where there is none; "8GiB,4GiB" are virtual ones; "cpu" is the host.
     `time_budget`: seconds, or "20min". `storage`: the study's folder; `resume`: go on with what is there. `engine`: local, ray or
     auto. `parallel`: trials at once at most. `ranks`: processes of one trial. `grace`, `reduction`, `most_steps`: ASHA's.
-    `interval`: population-based training's. `shape_parameters`: those that memory depends on, if you know.
+    `interval`: population-based training's. `shape_parameters`: those that memory depends on, if you know. `watchers`: who shows or logs it;
+    None is the live table, `[]` is silence.
     """
     if type(train_fn).__module__.startswith("ray.tune"):
         from legroom.tuning.ray_tuner import unpacked
@@ -95,7 +96,7 @@ def tune(
     )
     if ranks > 1 and job.places and len(job.places) < ranks:
         raise UsageError(f"a trial of {ranks} ranks needs {ranks} GPUs, and there are {len(job.places)}")
-    return run_job(job, runner, resume=resume, watchers=watchers, reason=reason)
+    return run_job(job, runner, resume=resume, watchers=watchers or (), reason=reason)
 
 
 def run_job(

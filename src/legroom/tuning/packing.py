@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from legroom.tuning.admission import Admission, Fit, Place, Verdict
 
-PATIENCE = 6
-"""How often others may go before a trial that waits for room."""
+PATIENCE = 24
+"""How often others may go before a trial that waits for room. Holding a GPU empty for it costs more than the wait (see bench.packing)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
