@@ -4,6 +4,10 @@ A training step asks for the same memory in the same order at every batch size, 
 every request grows in a straight line. So two traces give all of a third, request by request, and it can be replayed like a
 true one: fragmentation and the allocator's cache are foretold too, not only a peak. It is never an answer: what is
 foretold is traced before it is said.
+
+Nothing is guessed here. Where two traces do not ask for the same things in the same order, there is no foretelling and another
+size is traced, which is cheap and certain. `train.sizes.extrapolation` does the like for a step that runs on a GPU, where each
+further size costs a run: it aligns what differs and guesses the rest, and begins with the memory that others hold there.
 """
 
 from collections.abc import Callable

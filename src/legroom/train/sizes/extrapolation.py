@@ -7,6 +7,9 @@ that would start below zero bends upwards (rows times rows, as in contrastive lo
 
 Where a library chose other kernels for the two sizes, some requests have no partner in the other log (`alignment`). Of these,
 what both logs have in one size is taken as fixed and the rest as growing with the rows: less exact, and `matched` says so.
+
+`predict.foretold` does the like for traces and guesses nothing, since another trace costs little. Here another size costs a run that may
+fail, the allocator begins with what others hold, and some of what was allocated is in no log.
 """
 
 import math
