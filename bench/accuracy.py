@@ -6,6 +6,7 @@
     python -m bench.accuracy --truth FOLDER           measurements from FOLDER/peaks.json (or LEGROOM_TRUTH)
     python -m bench.accuracy --markdown               tables as docs/accuracy.md has them
     python -m bench.accuracy --peers                  other estimators on the same cases too (see bench/peers.py)
+    python -m bench.accuracy --rows FILE              keep what is found in FILE, and go on from what it has (with one and the same code)
 
 The measured step ran on the GPU with torch 2.11; the predicted one is traced on this machine without data. Cases whose
 libraries are not installed here (torchvision, transformers) are named and left out.
@@ -22,7 +23,7 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from bench.peers import PEERS
@@ -74,8 +75,10 @@ def main(argv: Sequence[str] = ()) -> int:
     parser.add_argument("--truth", type=Path, default=os.environ.get("LEGROOM_TRUTH"))
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--peers", action="store_true")
+    parser.add_argument("--rows", type=Path)
     options = parser.parse_args(argv)
     warnings.simplefilter("ignore")
+    kept = Kept(options.rows)
     rows: list[Row] = []
     left_out: list[str] = []
     for half in options.cases or CASES:
@@ -83,19 +86,39 @@ def main(argv: Sequence[str] = ()) -> int:
         for case in CASES[half]:
             if case.key in peaks and any(word in case.key for word in options.only):
                 try:
-                    row = compare(half, case, *peaks[case.key])
-                    if options.peers:
+                    row = kept.get(half, case) or compare(half, case, *peaks[case.key])
+                    if options.peers and not row.peers:
                         row = replace(row, peers=tuple(ask(case) for ask in PEERS.values()))
                     rows.append(row)
                 except (ImportError, RuntimeError) as error:
                     left_out.append(f"{case.key}: {error}")
                 else:
+                    kept.put(row)
                     show_progress(rows[-1])
     report(rows, markdown=options.markdown)
     for line in left_out:
         print(f"left out, {line}")
     print(f"highest host memory: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB")
     return 0
+
+
+class Kept:
+    """Rows of earlier runs, in a file of one JSON object a line; without a path, none."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        lines = path.read_text().splitlines() if path is not None and path.exists() else []
+        read = [Row(**json.loads(line)) for line in lines]
+        self._rows = {(row.half, row.key): replace(row, peers=tuple(row.peers)) for row in read}
+
+    def get(self, half: str, case: Case) -> Row | None:
+        return self._rows.get((half, case.key))
+
+    def put(self, row: Row) -> None:
+        if self._path is None or self._rows.get((row.half, row.key)) == row:
+            return
+        with self._path.open("a") as file:  # a later line stands for an earlier one of the same case
+            file.write(json.dumps(asdict(row)) + "\n")
 
 
 def measured(half: str, folder: Path | None) -> dict[str, tuple[int, int]]:
