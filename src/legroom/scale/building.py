@@ -85,7 +85,7 @@ class Builder:
             return engine, choice, Given()
         if name == "pipeline":
             plan = self._pipeline_plan()
-            told = Choice(name, choice.reason, choice.forecasts, choice.note or _stages_told(plan))
+            told = Choice(name, choice.reason, choice.forecasts, choice.note or _stages_told(plan), plan)
             return (
                 Pipelined(self.model, self.optimizer, self.place, plan, schedule=self.wishes.schedule),
                 told,

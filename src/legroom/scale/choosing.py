@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from legroom.scale.cutting.planning import Plan
 from legroom.scale.forecasts import Forecast
 from legroom.units import format_size
 
@@ -25,6 +26,8 @@ class Choice:
     forecasts: tuple[Forecast, ...] = ()
     """Of all that were looked at, cheapest first."""
     note: str = ""
+    plan: Plan | None = None
+    """Of a pipeline: where the model is cut, and what each stage is foreseen to hold."""
 
     @property
     def told(self) -> str:

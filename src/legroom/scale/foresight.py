@@ -19,6 +19,7 @@ import torch
 
 from legroom.errors import LegroomError, UsageError
 from legroom.memory.events import Alloc, Category, Event, Free, Tag
+from legroom.observe.cuda_rules.optimizers import installed as optimizers_by_lists
 from legroom.observe.cuda_rules.rules import CudaRules
 from legroom.observe.gpus import Gpu, find_gpu
 from legroom.observe.stand_ins import StandIns
@@ -118,13 +119,17 @@ def traced(like: Likeness, devices: int = 1) -> Iterator[tuple[list[Event], Virt
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     was_disabled, logger.disabled = logger.disabled, True  # an error is raised: torch need not log it too
     try:
-        with VirtualGPU(
-            *[like.gpu.memory] * devices,
-            sink=events.append,
-            rules=CudaRules(like.gpu) if like.kernels else None,
-            stand_ins=StandIns(),
-            bounded=False,
-        ) as device:
+        with (
+            VirtualGPU(
+                *[like.gpu.memory] * devices,
+                sink=events.append,
+                rules=CudaRules(like.gpu) if like.kernels else None,
+                stand_ins=StandIns(),
+                bounded=False,
+            ) as device,
+            # the rules bring it along; a virtual GPU's optimizers work on whole lists of tensors as well
+            contextlib.nullcontext() if like.kernels else optimizers_by_lists(),
+        ):
             yield events, device
     finally:
         logger.disabled = was_disabled

@@ -4,17 +4,20 @@ What each position of the score costs is read off one trace of a whole step. Sum
 rehearsed (see `rehearsal`), and what the sums had missed is added to them, until rehearsed peaks are even or the cut no longer moves.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from legroom.scale.cutting.parts import Sheet
 from legroom.scale.cutting.score import CannotCut
 
-MOST_PLACES = 240
+MOST_PLACES = 160
 """Where a cut is looked for: those with the least to hand on, if there are more."""
 EVEN = 1.05
 """Largest over smallest stage: no further cut is tried."""
-ROUNDS = 4
+ROUNDS = 6
+POWER = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +26,18 @@ class Costs:
 
     kept: list[int]
     """Made there for the backward pass of one micro-batch."""
-    weights: list[list[tuple[int, int]]]
-    """Tensors of the model that are read there: which one, and its bytes with gradient and optimizer state."""
+    weights: list[list["Weight"]]
+    """Tensors of the model that are read there."""
+
+
+class Weight(NamedTuple):
+    """A tensor of the model, in bytes."""
+
+    which: int
+    held: int
+    """With its gradient and optimizer state."""
+    updating: int
+    """What the optimizer needs besides while it takes its step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +62,11 @@ class Balance:
     def spread(self) -> float:
         return max(self.peaks) / max(1, min(self.peaks))
 
+    @property
+    def unevenness(self) -> float:
+        """By which cuts are compared: a larger stage is worth it where it makes the others more even."""
+        return float(max(self.peaks) * self.spread**0.5)
+
 
 def balanced(
     sheet: Sheet, costs: Costs, traffic: Traffic, rehearsed: Callable[[Sequence[int]], tuple[int, ...]]
@@ -72,7 +90,7 @@ def balanced(
         seen.add(boundaries)
         peaks = rehearsed(boundaries)
         found = Balance(boundaries, peaks)
-        if best is None or max(found.peaks) < max(best.peaks):
+        if best is None or found.unevenness < best.unevenness:
             best = found
         if found.spread <= EVEN:
             break
@@ -96,46 +114,81 @@ class _Sums:
     """What a stage between two positions costs, from sums over positions."""
 
     def __init__(self, sheet: Sheet, costs: Costs, traffic: Traffic) -> None:
-        length = sheet.score.length
-        self._kept = [0] * (length + 1)
-        self._weights = [0] * (length + 1)
-        self._again: list[tuple[int, int, int]] = []  # position, the position of the use before, bytes
+        self.length = length = sheet.score.length
+        self._kept, self._held, self._updating = ([0] * (length + 1) for _ in range(3))
+        self._again: list[
+            tuple[int, int, Weight]
+        ] = []  # position, the position of the use before, and what is used again
         used: dict[int, int] = {}
         for position in range(length):
-            fresh = 0
-            for tensor, size in costs.weights[position]:
-                if tensor not in used:
-                    fresh += size
-                else:
-                    self._again.append((position, used[tensor], size))
-                used[tensor] = position
-            self._kept[position + 1] = self._kept[position] + costs.kept[position]
-            self._weights[position + 1] = self._weights[position] + fresh
+            fresh = [weight for weight in costs.weights[position] if weight.which not in used]
+            for weight in costs.weights[position]:
+                if weight.which in used:
+                    self._again.append((position, used[weight.which], weight))
+                used[weight.which] = position
+            for sums, more in (
+                (self._kept, costs.kept[position]),
+                (self._held, sum(weight.held for weight in fresh)),
+                (self._updating, sum(weight.updating for weight in fresh)),
+            ):
+                sums[position + 1] = sums[position] + more
         self._crossing = [sheet.bytes_crossing(position) for position in range(length)] + [0]
         self._traffic = traffic
 
     def cost(self, stage: int, begin: int, end: int) -> int:
-        weights = self._weights[end] - self._weights[begin]
-        weights += sum(size for position, before, size in self._again if before < begin <= position < end)
-        kept = self._kept[end] - self._kept[begin]
-        handed = self._crossing[begin] + self._crossing[end]
-        return weights + kept * self._traffic.in_flight[stage] + handed * self._traffic.buffered
+        """The higher of two times: the most micro-batches in flight, and the optimizer at work."""
+        again = [weight for position, before, weight in self._again if before < begin <= position < end]
+        held = self._held[end] - self._held[begin] + sum(weight.held for weight in again)
+        updating = self._updating[end] - self._updating[begin] + sum(weight.updating for weight in again)
+        in_flight = (self._kept[end] - self._kept[begin]) * self._traffic.in_flight[stage]
+        handed = (self._crossing[begin] + self._crossing[end]) * self._traffic.buffered
+        return held + handed + max(in_flight, updating)
 
 
 def _evenest(sums: _Sums, places: Sequence[int], stages: int, missed: Sequence[int]) -> tuple[int, ...]:
-    """Boundaries whose largest stage is smallest; `missed`: what each stage costs beyond the sums."""
-    ends = [*places, len(sums._kept) - 1]
-    # reached[end]: (largest stage so far, boundaries), for one stage more each round
-    reached: dict[int, tuple[int, tuple[int, ...]]] = {
-        end: (sums.cost(0, 0, end) + missed[0], (0, end)) for end in ends
+    """Boundaries whose stages are as even as can be; `missed`: what each stage costs beyond the sums.
+
+    Stages are brought near an aim, and of several aims the one is taken that gives the most even stages: the smallest largest stage alone
+    would leave others half empty wherever the next place to cut has more to hand on.
+    """
+    ends = [*places, sums.length]
+    begins = [0, *places]
+    price = {
+        (stage, begin, end): sums.cost(stage, begin, end) + missed[stage]
+        for stage in range(stages)
+        for begin in (begins if stage else begins[:1])
+        for end in (ends if stage < stages - 1 else ends[-1:])
+        if begin < end
     }
-    for stage in range(1, stages):
-        further: dict[int, tuple[int, tuple[int, ...]]] = {}
+    smallest = _least(price, ends, stages, lambda cost: float(max(0, cost)) ** POWER)
+    largest = max(_costs(price, smallest))
+    aims = [largest * percent / 100 for percent in range(70, 131, 5)]
+    ways = [smallest, *(_least(price, ends, stages, lambda cost, aim=aim: (cost - aim) ** 2) for aim in aims)]  # type: ignore[misc]
+    return min(ways, key=lambda way: Balance(way, _costs(price, way)).unevenness)
+
+
+def _least(
+    price: dict[tuple[int, int, int], int], ends: Sequence[int], stages: int, penalty: Callable[[int], float]
+) -> tuple[int, ...]:
+    """The boundaries whose stages' penalties have the least sum."""
+    reached: dict[int, tuple[float, tuple[int, ...]]] = {
+        0: (0.0, (0,))
+    }  # a boundary: the least sum up to it, and how
+    for stage in range(stages):
+        further: dict[int, tuple[float, tuple[int, ...]]] = {}
         for end in ends if stage < stages - 1 else ends[-1:]:
-            for begin, (largest, boundaries) in reached.items():
-                if begin < end and (end not in further or largest < further[end][0]):
-                    now = max(largest, sums.cost(stage, begin, end) + missed[stage])
-                    if end not in further or now < further[end][0]:
-                        further[end] = (now, (*boundaries, end))
+            ways = [
+                (before + penalty(price[stage, begin, end]), (*boundaries, end))
+                for begin, (before, boundaries) in reached.items()
+                if begin < end
+            ]
+            if ways:
+                further[end] = min(ways)
         reached = further
     return reached[ends[-1]][1]
+
+
+def _costs(price: dict[tuple[int, int, int], int], boundaries: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(
+        price[stage, begin, end] for stage, (begin, end) in enumerate(itertools.pairwise(boundaries))
+    )

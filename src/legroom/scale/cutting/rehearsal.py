@@ -13,7 +13,7 @@ from torch import nn
 
 from legroom.memory.events import Alloc, Event, Free
 from legroom.predict.copying import OntoDevice, loss_of
-from legroom.scale.cutting.balance import Costs, Traffic
+from legroom.scale.cutting.balance import Costs, Traffic, Weight
 from legroom.scale.cutting.letting_go import let_go
 from legroom.scale.cutting.parts import Part, Player, Sheet
 from legroom.scale.cutting.score import Entry, Named, Score, input_tensors, tensors_of, without_data
@@ -149,7 +149,7 @@ def _kept(events: Sequence[Event], begins: Sequence[int]) -> list[int]:
     return kept
 
 
-def _weights(sheet: Sheet, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[tuple[int, int]]]:
+def _weights(sheet: Sheet, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[Weight]]:
     """Tensors read at every position, with gradient and optimizer state where they are trained."""
     homes = dict(tensors_of(model))
     found = []
@@ -158,19 +158,20 @@ def _weights(sheet: Sheet, model: nn.Module, optimizer: torch.optim.Optimizer) -
         if isinstance(entry.call, str):
             names.update(f"{entry.call}.{name}" for name, _ in tensors_of(model.get_submodule(entry.call)))
         tensors = {id(homes[name]): homes[name] for name in sorted(names)}
-        found.append([(key, _with_state(tensor, optimizer)) for key, tensor in tensors.items()])
+        found.append([_weight(key, tensor, optimizer) for key, tensor in tensors.items()])
     return found
 
 
-def _with_state(tensor: torch.Tensor, optimizer: torch.optim.Optimizer) -> int:
+def _weight(which: int, tensor: torch.Tensor, optimizer: torch.optim.Optimizer) -> Weight:
+    """An optimizer that works on lists of tensors makes one more of each while it does."""
     size = tensor.numel() * tensor.element_size()
     if not tensor.requires_grad:
-        return size
+        return Weight(which, size, 0)
     state = optimizer.state.get(tensor, {})
     held = sum(
         each.numel() * each.element_size() for each in state.values() if isinstance(each, torch.Tensor)
     )
-    return 2 * size + held
+    return Weight(which, 2 * size + held, size)
 
 
 def inputs_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
