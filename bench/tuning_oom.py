@@ -2,7 +2,8 @@
 
     python -m bench.tuning_oom --seeds 5 --trials 16 --out rows.jsonl
 
-Legroom's local engine with each search. `bench.tuning_oom_ray` adds plain Ray Tune and Legroom on Ray to the same file, and
+Legroom's local engine with each search, and the same engine without its memory: nothing is estimated, split or told to the searcher, which is what a
+search without Legroom does, less the price of another engine. `bench.tuning_oom_ray` adds plain Ray Tune and Legroom on Ray to the same file, and
 `--table rows.jsonl` prints all that is in it.
 """
 
@@ -13,13 +14,23 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 from bench import tuning_space
 from bench.table import print_table
+from legroom.tuning.admission import Admission, Fit, Place, Verdict, virtual_places
 from legroom.tuning.api import tune
+from legroom.tuning.conductor import Conductor
+from legroom.tuning.engine import Job
+from legroom.tuning.function import TrainFunction
+from legroom.tuning.local_engine import LocalEngine
+from legroom.tuning.memory_gate import OpenGate
 from legroom.tuning.records import TrialRecord, TrialState
+from legroom.tuning.searchers import make_searcher
+from legroom.tuning.space import Config, read_space
+from legroom.tuning.store import Store
 from legroom.tuning.study import Study
 
 SEARCHES = ("random", "optuna", "hyperopt", "bayes")
@@ -38,24 +49,58 @@ def main() -> None:
     if not asked.table:
         for seed in range(asked.seeds):
             for search in asked.searches:
-                row = run(search, seed, asked.trials)
-                with asked.out.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
-                print(f"{row['system']} seed {seed}: {_words(row)}", flush=True)
+                for study in (run_plainly, run):
+                    row = study(search, seed, asked.trials)
+                    with asked.out.open("a") as file:
+                        file.write(json.dumps(row) + "\n")
+                    print(f"{row['system']} seed {seed}: {_words(row)}", flush=True)
     show([json.loads(line) for line in asked.out.read_text().splitlines()])
 
 
 def run(search: str, seed: int, trials: int, *, engine: str = "local") -> dict[str, Any]:
-    """One study as a row of the table."""
+    """One study with Legroom as a row of the table."""
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
         study = tune(
             "bench/tuning_space.py:train", tuning_space.SPACE, metric=tuning_space.METRIC, mode="min", search=search,
-            trials=trials, gpu=tuning_space.GPU, seed=seed, engine=engine, storage=Path(folder) / "study", parallel=2,
+            trials=trials, gpu=tuning_space.GPUS, seed=seed, engine=engine, storage=Path(folder) / "study", parallel=2,
         )  # fmt: skip
         seconds = time.perf_counter() - began
     name = "legroom" if engine == "local" else f"legroom/{engine}"
     return row_of(f"{name}+{search}", seed, study, seconds)
+
+
+def run_plainly(search: str, seed: int, trials: int) -> dict[str, Any]:
+    """The same study, without anything that knows of memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        job = Job(
+            function=TrainFunction.of("bench/tuning_space.py:train_plainly"), space=read_space(tuning_space.SPACE),
+            metric=tuning_space.METRIC, mode="min", search=search, trials=trials, places=virtual_places(tuning_space.GPUS),
+            parallel=2, seed=seed, folder=Path(folder) / "study",
+        )  # fmt: skip
+        searcher = make_searcher(search, job.space, "min", seed)
+        store = Store(job.folder, resume=False, mode="min", facts={})
+        conductor = Conductor(job, searcher, None, _NoGate(job.places), store)
+        LocalEngine().run(job, conductor)
+        conductor.close()
+        seconds = time.perf_counter() - began
+        study = Study(
+            metric=job.metric, mode="min", trials=conductor.records, folder=job.folder, space=job.space
+        )
+    return row_of(f"plain+{search}", seed, study, seconds)
+
+
+class _NoGate(OpenGate):
+    """Every trial may start, on any GPU, and has it to itself."""
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        self._fits = {place.index: Fit(predicted=0, safe=place.memory) for place in places}
+
+    def ask(self, config: Config) -> "Future[Admission]":
+        answer: Future[Admission] = Future()
+        answer.set_result(Admission(verdict=Verdict.FITS, fits=self._fits))
+        return answer
 
 
 def row_of(system: str, seed: int, study: Study, seconds: float) -> dict[str, Any]:
