@@ -58,8 +58,8 @@ def tune(
             'which metric? write --metric loss, or metric = "loss" under [study] in the space file'
         )
 
-    from legroom.show import study_report
     from legroom.show.terminal import print_to
+    from legroom.show.tune import write_files
     from legroom.show.tune_summary import summary
     from legroom.show.tune_table import LiveTable
     from legroom.tuning.api import tune as search_best
@@ -75,10 +75,7 @@ def tune(
         function, parameters, storage=folder, resume=resume,
         watchers=[table, *_logs(folder, tensorboard, wandb)], **options,
     )  # fmt: skip
-    written = [folder / "study.csv", folder / "study.json", folder / "report.html"]
-    study.to_csv(written[0])
-    study.to_json(written[1])
-    study_report.write(study, written[2])
+    written = write_files(study)
     if format == Format.JSON:
         print(json.dumps(study.as_json(), indent=2))
     else:

@@ -1,14 +1,25 @@
-"""`legroom.tune` as people call it: the search (see `legroom.tuning.api`) with its live table on stderr."""
+"""`legroom.tune` as people call it: the search (see `legroom.tuning.api`) with its live table on stderr and its page at the end."""
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import ParamSpec
 
+from legroom.show import study_report
 from legroom.show.tune_table import LiveTable
 from legroom.tuning import api
 from legroom.tuning.study import Study
 
 P = ParamSpec("P")
+
+
+def write_files(study: Study) -> list[Path]:
+    """The table as CSV, everything as JSON, and the page with the plots, in the study's folder."""
+    table, everything = study.folder / "study.csv", study.folder / "study.json"
+    study.to_csv(table)
+    study.to_json(everything)
+    study_report.write(study, study.page)
+    return [table, everything, study.page]
 
 
 def _shown(search: Callable[P, Study]) -> Callable[P, Study]:
@@ -17,11 +28,12 @@ def _shown(search: Callable[P, Study]) -> Callable[P, Study]:
     @functools.wraps(search)
     def shown(*arguments: P.args, **options: P.kwargs) -> Study:
         if options.get("watchers") is None:
-            table = LiveTable(
-                str(options.get("metric", "loss")), "max" if options.get("mode") == "max" else "min"
-            )
+            mode = options.get("mode")
+            table = LiveTable(str(options.get("metric", "loss")), "max" if mode == "max" else "min")
             options["watchers"] = [table]
-        return search(*arguments, **options)
+        study = search(*arguments, **options)
+        write_files(study)
+        return study
 
     return shown
 

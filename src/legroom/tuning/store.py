@@ -5,6 +5,7 @@ Optuna's storage (its dashboard) see configurations, values and states; what Opt
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -207,20 +208,24 @@ def _told_if_full(folder: Path) -> Iterator[None]:
     except LegroomError:
         raise
     except Exception as error:
-        text = str(error).lower()
-        if (
-            isinstance(error, OSError)
-            or "disk is full" in text
-            or "disk i/o" in text
-            or "readonly" in text
-            or "unable to open" in text
-        ):
-            why = (
-                "the disk is full"
-                if "full" in text or getattr(error, "errno", 0) == 28
-                else "it is not allowed or not possible"
-            )
-            raise StoreError(
-                f"the study in {folder} cannot be written: {why}; make room or choose another folder, then resume"
-            ) from None
-        raise
+        said = " ".join(str(each).lower() for each in _chain(error))
+        if any("full" in str(each) or getattr(each, "errno", 0) == errno.ENOSPC for each in _chain(error)):
+            why = "the disk is full"
+        elif isinstance(error, OSError) or any(words in said for words in _NOT_WRITABLE):
+            why = "it is not allowed or not possible"
+        else:
+            raise
+        raise StoreError(
+            f"the study in {folder} cannot be written: {why}; make room or choose another folder, then resume"
+        ) from None
+
+
+_NOT_WRITABLE = ("disk i/o", "readonly", "unable to open")
+"""What SQLite says of a place that it cannot write to."""
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and those that it came from: Optuna wraps what SQLite says."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

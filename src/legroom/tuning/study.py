@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,13 +89,19 @@ class Study:
         counts = {state: sum(trial.state is state for trial in self.trials) for state in TrialState}
         return {state: count for state, count in counts.items() if count}
 
-    def rows(self) -> list[dict[str, Any]]:
-        """One flat dict per trial, as in the CSV file."""
+    @property
+    def table(self) -> list[dict[str, Any]]:
+        """One flat dict per trial, as in the CSV file: `pandas.DataFrame(study.table)`."""
         return [self._row(trial) for trial in self.trials]
+
+    @property
+    def page(self) -> Path:
+        """The study's page with its plots, one file for a browser, written when the search ends."""
+        return self.folder / "report.html"
 
     def to_csv(self, path: str | Path) -> None:
         """A row per trial: configuration, value, steps, state, memory, why."""
-        rows = self.rows()
+        rows = self.table
         names = list(dict.fromkeys(name for row in rows for name in row))
         with open(path, "w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, names)
@@ -105,9 +112,9 @@ class Study:
         Path(path).write_text(json.dumps(self.as_json(), indent=2) + "\n", encoding="utf-8")
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, learning curves too."""
+        """Everything, learning curves too. What is no number is None: JSON has no word for it."""
         ranked = self.ranked
-        return {
+        told = {
             "schema": SCHEMA,
             "metric": self.metric,
             "mode": self.mode,
@@ -116,6 +123,7 @@ class Study:
                 {**trial.as_dict(), "value": trial.value(self.metric, self.mode)} for trial in self.trials
             ],
         }
+        return {name: _plain(value) for name, value in told.items()}
 
     def _row(self, trial: TrialRecord) -> dict[str, Any]:
         memory = trial.memory
@@ -147,3 +155,13 @@ class Study:
             return f"<Study: {counts}; no value of {self.metric} yet>"
         config = ", ".join(f"{name}={value!r}" for name, value in ranked[0].config.items())
         return f"<Study: {counts}; best {self.metric} {self.best_value:.4g} in trial {ranked[0].number}: {config}>"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value
