@@ -42,6 +42,6 @@ def test_the_tree_in_the_docstring_names_every_error() -> None:
 
 
 def test_a_missing_extra_names_the_command_that_installs_it() -> None:
-    error = MissingExtra("plotly", "report")
-    assert str(error) == "plotly is not installed: pip install 'legroom[report]'"
-    assert error.extra == "report"
+    error = MissingExtra("wandb", "log")
+    assert str(error) == "wandb is not installed: pip install 'legroom[log]'"
+    assert error.extra == "log"
