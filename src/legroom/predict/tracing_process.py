@@ -37,6 +37,7 @@ from legroom.memory.capture import CaptureWriter
 from legroom.memory.events import Frame
 from legroom.observe.attribution import user_frame
 from legroom.observe.gpus import find_gpu
+from legroom.observe.hidden_gpus import hide_real_gpus
 from legroom.observe.script import Script, execute, installed
 from legroom.observe.virtual.gpu import VirtualGPU
 from legroom.observe.virtual.patching import replaced, table
@@ -82,6 +83,7 @@ class TracingProcess:
 
     def run(self) -> NoReturn:
         torch.set_num_threads(1)  # a fork has none of its parent's threads
+        hide_real_gpus()
         with contextlib.ExitStack() as stack:
             self._imports.enter_context(resting_during_imports(self._holds_nothing))
             stack.enter_context(self._loaders_watched())

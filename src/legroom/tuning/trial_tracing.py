@@ -23,6 +23,7 @@ import torch
 
 from legroom.observe.cuda_rules import optimizers
 from legroom.observe.gpus import Gpu, find_gpu
+from legroom.observe.hidden_gpus import hide_real_gpus
 from legroom.observe.stand_ins import StandIns
 from legroom.observe.virtual.gpu import VirtualGPU
 from legroom.predict.fit import replay, safe_reserved, slack
@@ -58,6 +59,7 @@ class TrialTracing:
 
     def run(self) -> NoReturn:
         torch.set_num_threads(1)  # a fork has none of its parent's threads
+        hide_real_gpus()
         with contextlib.ExitStack() as stack:
             self._warm_up(self._device(stack))
         self._trace = Trace(gpu=self._gpu, mode="fake")

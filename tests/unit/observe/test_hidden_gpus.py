@@ -1,0 +1,37 @@
+"""Counting GPUs while none is visible."""
+
+import os
+
+import pytest
+import torch
+
+from legroom.observe.hidden_gpus import hide_real_gpus
+
+
+@pytest.mark.parametrize("visible", [None, "0,1"])
+def test_gpus_are_counted_while_none_is_visible_and_the_environment_is_as_before(visible, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        torch._C,
+        "_cuda_getDeviceCount",
+        lambda: seen.append(os.environ["CUDA_VISIBLE_DEVICES"]),
+        raising=False,
+    )
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+    hide_real_gpus()
+
+    assert seen == [""]
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == visible
+
+
+def test_a_driver_that_fails_is_no_hindrance(monkeypatch):
+    def fail() -> int:
+        raise RuntimeError("no CUDA-capable device is detected")
+
+    monkeypatch.setattr(torch._C, "_cuda_getDeviceCount", fail, raising=False)
+
+    hide_real_gpus()
