@@ -1,7 +1,8 @@
 """A study in Weights & Biases: one run a trial, all in one group. Offline unless asked otherwise: `wandb sync` sends it later."""
 
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from legroom.errors import MissingExtra
 from legroom.tuning.logging_common import Logger, memory_figures, plain_config
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class WandbLog(Logger):
-    """Runs of `project`, in a group named `group`, kept under `folder`/wandb."""
+    """Runs of `project`, in a group named `group`, kept under `folder`/wandb. `mode` None: what WANDB_MODE says, else offline."""
 
     name = "The wandb log"
 
@@ -22,14 +23,15 @@ class WandbLog(Logger):
         folder: str | Path,
         *,
         group: str = "study",
-        mode: Literal["offline", "online"] = "offline",
+        mode: Literal["offline", "online"] | None = None,
     ) -> None:
         super().__init__()
         try:
             import wandb  # noqa: F401  (says at once what is missing)
         except ImportError:
             raise MissingExtra("wandb", "log") from None
-        self._project, self._folder, self._group, self._mode = project, Path(folder), group, mode
+        self._project, self._folder, self._group = project, Path(folder), group
+        self._mode: Any = mode or os.environ.get("WANDB_MODE", "offline")
         self._runs: dict[int, Run] = {}
 
     def write_report(self, record: TrialRecord, index: int) -> None:

@@ -62,7 +62,8 @@ def test_what_was_logged_before_an_interruption_is_not_logged_again(tmp_path: Pa
     assert not (tmp_path / "trial_0001").exists()
 
 
-def test_wandb_keeps_a_trial_offline(tmp_path: Path) -> None:
+def test_wandb_keeps_a_trial_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WANDB_MODE", raising=False)
     log = WandbLog("project", tmp_path)
     log.changed(finished(0))
     log.changed(never_fits(1))
