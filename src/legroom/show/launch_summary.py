@@ -121,8 +121,8 @@ def _cause_parts(
         )
     else:
         yield Text(_sentence(_what_happened(cause, last)), style="bold red")
-    if cause.ending is not None and cause.ending.traceback:
-        yield verbatim(f"\n{cause.ending.traceback.rstrip()}")
+    if cause.failure is not None and cause.failure.traceback:
+        yield verbatim(f"\n{cause.failure.traceback.rstrip()}")
     advice = hint(cause, end.kernel_kills)
     if advice:
         yield Text(f"\n{advice}", style="yellow")
@@ -130,17 +130,17 @@ def _cause_parts(
 
 def _what_happened(rank: RankResult, attempt: Attempt) -> str:
     after = _after(rank, attempt)
-    if rank.ending is None:
+    if rank.failure is None:
         if rank.signal:
             return f"rank {rank.rank} was killed by {rank.signal}{after}"
         return f"rank {rank.rank} ended{after} with exit code {rank.code}, without a Python error"
-    if rank.ending.error:
-        return f"rank {rank.rank} failed first{after}: {_shortened(rank.ending.error)}"
+    if rank.failure.error:
+        return f"rank {rank.rank} failed first{after}: {_shortened(rank.failure.error)}"
     return f"rank {rank.rank} ended first{after}, with exit code {rank.code}"
 
 
 def _after(rank: RankResult, attempt: Attempt) -> str:
-    return f" after {seconds_words(rank.ending.seconds if rank.ending else attempt.seconds)}"
+    return f" after {seconds_words(rank.failure.seconds if rank.failure else attempt.seconds)}"
 
 
 def _follower_parts(last: Attempt) -> Iterator[RenderableType]:
@@ -160,13 +160,13 @@ def _follower_parts(last: Attempt) -> Iterator[RenderableType]:
 def _followed(rank: RankResult, cause: RankResult | None) -> str:
     if rank.was_ended:
         return "told to end by the launcher"
-    if rank.ending is None:
+    if rank.failure is None:
         return f"killed by {rank.signal}" if rank.signal else f"exit code {rank.code}"
     if rank.lost_peer:
-        return f"connection lost ({_kind(rank.ending.error)})"
-    if cause is not None and cause.ending is not None and _same(cause.ending.error, rank.ending.error):
+        return f"connection lost ({_kind(rank.failure.error)})"
+    if cause is not None and cause.failure is not None and _same(cause.failure.error, rank.failure.error):
         return "the same error"
-    return _shortened(rank.ending.error) or f"exit code {rank.code}"
+    return _shortened(rank.failure.error) or f"exit code {rank.code}"
 
 
 def _crowd_parts(last: Attempt) -> Iterator[RenderableType]:

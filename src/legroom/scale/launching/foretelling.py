@@ -16,7 +16,6 @@ from legroom.observe.virtual.lone_rank import VARIABLE as LONE_RANK
 from legroom.predict.estimate import Estimate, judge
 from legroom.predict.script import CannotTrace, TracedScript
 from legroom.predict.tracing_start import start
-from legroom.scale.launching.order import STRATEGY
 from legroom.scale.launching.plan import IN_ONE_PROCESS, LaunchPlan
 
 
@@ -90,7 +89,7 @@ def _environment(plan: LaunchPlan, rank: int) -> dict[str, str]:
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": "29500",
         LONE_RANK: "1",
-        **({STRATEGY: plan.strategy} if plan.strategy is not None else {}),
+        **plan.settings,
     }
 
 

@@ -17,6 +17,10 @@ _SIGNALS = {
     "SIGTERM": "Somebody told it to end: a person, or the system that runs this job.",
 }
 _KERNEL = "The kernel killed a process meanwhile for want of host memory: fewer loader workers, or a smaller data set in memory."
+_AT_THE_END = (
+    "Its script was done by then: a library failed on the way out. "
+    "Scripts should end with torch.distributed.destroy_process_group()."
+)
 _ERRORS = (
     (
         re.compile(r"finished its bootstrapping phase"),
@@ -37,12 +41,12 @@ _ERRORS = (
 
 def hint(rank: RankResult, kernel_kills: int) -> str:
     """A sentence with the remedy; "" where the rank's own words say it all."""
-    if rank.ending is None:
+    if rank.failure is None:
         if rank.signal == "SIGKILL" and kernel_kills:
             return _KERNEL
-        return _SIGNALS.get(rank.signal, "")
+        return _AT_THE_END if rank.ending is not None else _SIGNALS.get(rank.signal, "")
     # The log too: what a loader's worker died of is told there alone.
-    text = f"{rank.ending.error}\n{rank.ending.traceback}\n{_tail(rank.files.err)}"
+    text = f"{rank.failure.error}\n{rank.failure.traceback}\n{_tail(rank.files.err)}"
     return next((remedy for pattern, remedy in _ERRORS if pattern.search(text)), "")
 
 

@@ -13,8 +13,6 @@ from legroom.scale.launching.plan import LaunchPlan
 ORDER = "LEGROOM_LAUNCH"
 ATTEMPT = "LEGROOM_ATTEMPT"
 """Which attempt it belongs to: torch's own count leaves out restarts for nodes that came or went."""
-STRATEGY = "LEGROOM_STRATEGY"
-"""Read by `legroom.parallel`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +53,7 @@ def environment(plan: LaunchPlan, folder: RunFolder) -> Mapping[str, str]:
         watch=plan.watch and bool(plan.gpus or plan.real_gpus),
         options=tuple(plan.options),
     )
-    return {
-        ORDER: json.dumps(asdict(order)),
-        "OMP_NUM_THREADS": str(plan.threads),
-        **({STRATEGY: plan.strategy} if plan.strategy is not None else {}),
-    }
+    return {ORDER: json.dumps(asdict(order)), **plan.settings}
 
 
 def rank_command(plan: LaunchPlan) -> list[str]:

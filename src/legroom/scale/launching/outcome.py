@@ -53,16 +53,20 @@ class RankResult:
             return f"signal {-self.exit_code}"
 
     @property
+    def failure(self) -> RankEnding | None:
+        """Its own words on why it failed; None for one that was killed, even if its script was done by then."""
+        return self.ending if self.ending is not None and self.ending.exit_code != 0 else None
+
+    @property
     def was_ended(self) -> bool:
         """Whether it was told to end, as the launcher tells the others when one has failed."""
-        return self.signal == "SIGTERM" and self.ending is None
+        return self.signal == "SIGTERM" and self.failure is None
 
     @property
     def lost_peer(self) -> bool:
         """Whether its error is that another rank is gone: an effect, not a cause."""
-        return self.ending is not None and bool(
-            _LOST_PEER.search(self.ending.error) or _LOST_PEER.search(self.ending.traceback)
-        )
+        told = self.failure
+        return told is not None and bool(_LOST_PEER.search(told.error) or _LOST_PEER.search(told.traceback))
 
     def as_json(self) -> dict[str, Any]:
         ending = self.ending
@@ -70,7 +74,7 @@ class RankResult:
             "rank": self.rank,
             "exit_code": self.code,
             "signal": self.signal or None,
-            "ended": ending.ended if ending else "killed",
+            "ended": ending.ended if ending and not self.signal else "killed",
             "error": ending.error if ending else "",
             "steps": ending.steps if ending else 0,
             "peak_allocated_bytes": ending.peak_allocated if ending else 0,
@@ -120,9 +124,9 @@ def _order(rank: RankResult) -> tuple[int, float]:
     """Least is most to blame."""
     if rank.was_ended:
         return 3, float(rank.rank)
-    if rank.ending is None:
+    if rank.failure is None:
         return 1, float(rank.rank)
-    return (2 if rank.lost_peer else 0), rank.ending.time
+    return (2 if rank.lost_peer else 0), rank.failure.time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

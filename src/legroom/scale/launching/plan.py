@@ -15,6 +15,8 @@ from legroom.observe.script import Script
 IN_ONE_PROCESS = ("dp", "split")
 """Strategies that drive several GPUs from one process: there is one rank, whatever the number of GPUs."""
 DEFAULT_PORT = 29400
+STRATEGY = "LEGROOM_STRATEGY"
+"""Read by `legroom.parallel`."""
 Engine = Literal["torchrun", "ray"]
 
 
@@ -49,14 +51,26 @@ class LaunchPlan:
         return self.nodes[1] * self.nproc
 
     @property
+    def settings(self) -> dict[str, str]:
+        """What ranks and torch's agent find in their environment, whoever starts them."""
+        settings = {"OMP_NUM_THREADS": str(self.threads)}
+        if self.strategy is not None:
+            settings[STRATEGY] = self.strategy
+        if self.max_restarts or self.nodes[0] < self.nodes[1]:
+            # Ranks that start again would find the addresses of those before them in the store that the agent keeps
+            # for all attempts (torch 2.13), and wait for the dead. With this every attempt has a store of its own.
+            settings["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+        return settings
+
+    @property
     def torchrun(self) -> str:
         """The command that does the same with torchrun, in one line for a shell."""
-        settings = {
-            "LEGROOM": ",".join(self.gpus) if self.gpus else "",
-            "LEGROOM_STRATEGY": self.strategy or "",
-            "OMP_NUM_THREADS": str(self.threads) if self.threads != 1 else "",
-        }
-        words = [f"{name}={shlex.quote(value)}" for name, value in settings.items() if value]
+        settings = {"LEGROOM": ",".join(self.gpus), **self.settings} if self.gpus else self.settings
+        words = [
+            f"{name}={shlex.quote(value)}"
+            for name, value in settings.items()
+            if (name, value) != ("OMP_NUM_THREADS", "1")  # as torchrun sets it itself
+        ]
         words.append("torchrun")
         if self.rendezvous is None:
             words.append("--standalone")

@@ -1,6 +1,7 @@
 """Which of many ranks that fell together is to blame."""
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,13 @@ def test_a_killed_rank_comes_before_connections_lost_to_it():
 def test_a_rank_that_was_told_to_end_is_never_the_cause_while_another_is():
     fallen = attempt(died(0, signal.SIGTERM), raised(1, LOST))
     assert fallen.cause is fallen.ranks[1]
+
+
+def test_a_rank_that_died_on_its_way_out_comes_before_those_ended_for_it():
+    crashed = replace(finished(0), exit_code=-signal.SIGABRT)
+    fallen = attempt(replace(finished(1), exit_code=-signal.SIGTERM), crashed)
+    assert fallen.cause is crashed
+    assert "destroy_process_group()" in hint(crashed, 0)
 
 
 def test_an_error_that_came_of_a_lost_connection_is_an_effect_too():

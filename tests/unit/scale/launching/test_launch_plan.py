@@ -70,16 +70,22 @@ def test_torchrun_on_one_machine(plan):
 
 
 def test_torchrun_with_virtual_gpus_and_a_strategy(plan):
-    planned = plan(gpus=["24GiB", "8GiB"], strategy="fsdp", max_restarts=3)
+    planned = plan(gpus=["24GiB", "8GiB"], strategy="fsdp")
     assert planned.torchrun == (
-        "LEGROOM=24GiB,8GiB LEGROOM_STRATEGY=fsdp torchrun --standalone --nproc-per-node=2 --max-restarts=3 train.py"
+        "LEGROOM=24GiB,8GiB LEGROOM_STRATEGY=fsdp torchrun --standalone --nproc-per-node=2 train.py"
+    )
+
+
+def test_ranks_that_may_start_again_have_a_store_for_each_attempt(plan):
+    assert plan(nproc=2, max_restarts=3).torchrun == (
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc-per-node=2 --max-restarts=3 train.py"
     )
 
 
 def test_torchrun_on_several_nodes(plan):
     planned = plan(nproc=8, nodes="2:4", rendezvous="node1")
     assert planned.torchrun == (
-        "torchrun --nnodes=2:4 --rdzv-backend=c10d --rdzv-endpoint=node1:29400 --rdzv-id=train --nproc-per-node=8 train.py"
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes=2:4 --rdzv-backend=c10d --rdzv-endpoint=node1:29400 --rdzv-id=train --nproc-per-node=8 train.py"
     )
     assert planned.world_size == 32
 
