@@ -64,11 +64,13 @@ class Pipelined:
         for stage, part in enumerate(parts):
             for name in part.tensors(self.module):
                 users.setdefault(id(homes[name]), set()).add(stage)
-        mine = parts[self._stage].tensors(self.module)
+        kept = {id(homes[name]) for name in parts[self._stage].tensors(self.module)}
         if self._stage == 0:  # what no stage uses is kept somewhere, for whoever saves the model
-            mine |= {name for name, tensor in homes.items() if id(tensor) not in users}
+            kept |= {id(tensor) for tensor in homes.values() if id(tensor) not in users}
+        mine = {
+            name for name, tensor in homes.items() if id(tensor) in kept
+        }  # under all its names, as in the whole model
         parameters = {name: each for name, each in homes.items() if isinstance(each, nn.Parameter)}
-        kept = {id(homes[name]) for name in mine}
         rebound(self.optimizer, {each: None for each in parameters.values() if id(each) not in kept})
         let_go(self.module, set(homes) - mine)
         self.module.to(self._device)

@@ -62,7 +62,7 @@ def sharded(
 
 
 def wrapping(model: nn.Module) -> Wrapping:
-    """The modules that are gathered on their own: the largest that are no more than LARGEST_PART of the model."""
+    """The modules that are gathered on their own: the largest that are no more than LARGEST_PART of the model, or have layers alone inside."""
     whole = _bytes(model.parameters())
     shared = _shared(model)
     chosen: list[str] = []
@@ -76,7 +76,8 @@ def wrapping(model: nn.Module) -> Wrapping:
         is_call = type(module).forward is not nn.Module.forward and not isinstance(
             module, nn.ModuleList | nn.ModuleDict
         )
-        if name and is_call and (size <= whole * LARGEST_PART or not children):
+        is_small = size <= whole * LARGEST_PART or not any(list(child.children()) for _, child in children)
+        if name and is_call and is_small:
             if not any(id(parameter) in shared for parameter in mine):
                 chosen.append(name)
             return
