@@ -91,7 +91,7 @@ def launch(
         ),
     ] = None,
     watch: Annotated[
-        bool, typer.Option("--watch/--no-watch", help="Record the memory of ranks that have a GPU.")
+        bool, typer.Option("--watch/--no-watch", help="Record the memory of ranks that have a real GPU.")
     ] = True,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Start nothing: show the plan and the memory of each rank.")

@@ -50,7 +50,7 @@ def environment(plan: LaunchPlan, folder: RunFolder) -> Mapping[str, str]:
     order = Order(
         folder=str(folder.path.absolute()),
         gpus=plan.gpus,
-        watch=plan.watch and bool(plan.gpus or plan.real_gpus),
+        watch=bool(plan.gpus) or (plan.watch and plan.real_gpus > 0),  # a virtual GPU counts anyway
         options=tuple(plan.options),
     )
     return {ORDER: json.dumps(asdict(order)), **plan.settings}

@@ -42,7 +42,7 @@ class LaunchPlan:
     threads: int = 1
     """`OMP_NUM_THREADS` of each rank."""
     watch: bool = True
-    """Whether a rank with a GPU records what happens to its memory."""
+    """Whether a rank with a real GPU records what happens to its memory."""
     engine: Engine = "torchrun"
 
     @property
@@ -139,6 +139,8 @@ def plan_launch(
             "where HOST is one of them"
         )
     ranks = _ranks(nproc, gpus, real_gpus, strategy)
+    if engine == "torchrun":  # a Ray cluster has GPUs elsewhere too
+        _check_real_gpus(ranks, 0 if gpus else real_gpus)
     return LaunchPlan(
         script=script,
         nproc=ranks,
@@ -168,12 +170,15 @@ def _ranks(nproc: int | None, gpus: Sequence[str], real_gpus: int, strategy: str
         raise UsageError(
             f"{ranks} ranks need {ranks} GPUs and --gpu names {len(gpus)}: name one size for all, or one for each rank"
         )
-    if not gpus and 0 < real_gpus < ranks:
+    return ranks
+
+
+def _check_real_gpus(ranks: int, there: int) -> None:
+    if 0 < there < ranks:
         raise UsageError(
-            f"{ranks} ranks need {ranks} GPUs and this machine has {real_gpus}: use --nproc {real_gpus}, "
+            f"{ranks} ranks need {ranks} GPUs and this machine has {there}: use --nproc {there}, "
             "try it on virtual GPUs with --gpu 8GiB, or on the CPU with CUDA_VISIBLE_DEVICES= in front"
         )
-    return ranks
 
 
 def _one_each(gpus: Sequence[str], ranks: int, strategy: str | None) -> tuple[str, ...]:
