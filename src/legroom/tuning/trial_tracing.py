@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -133,10 +133,12 @@ class TrialTracing:
         clock = device.recorder.clock
 
         def step_ended(step: int, seconds: float) -> None:
-            if step + 1 >= STEPS and clock.trains:
+            if step + 1 >= STEPS and clock.trains and not trial.guarded:
                 self._answer(device)
 
         clock.on_step_end = step_ended
+        # A guard tries out optimizers of its own, so its steps are counted where they are made.
+        trial.on_steps = lambda steps: self._answer(device) if steps >= STEPS else None
         try:
             with _nothing_saved(), _group(self._ranks):
                 called(train, dict(request["config"]), trial)
@@ -184,6 +186,8 @@ class _TracedTrial(Trial):
 
     batch: int | None = None
     fewest: int = 1
+    guarded: bool = False
+    on_steps: Callable[[int], object] = staticmethod(lambda steps: None)
 
     def guard(self, model: Any, optimizer: Any, **options: Any) -> Guard:
         self.splits = True
@@ -191,7 +195,7 @@ class _TracedTrial(Trial):
         sizes = [size for size in (asked, self._micro_batch) if size is not None]
         options["remember"] = False
         guard = _TracedGuard(model, optimizer, max_micro_batch=min(sizes, default=None), **options)
-        guard.trial = self
+        guard.trial, self.guarded = self, True
         return guard
 
 
@@ -199,6 +203,12 @@ class _TracedGuard(Guard):
     """Takes the first pieces of a batch only, and does not look whether rows depend on each other: that needs data."""
 
     trial: _TracedTrial
+    steps: int = 0
+
+    def update(self) -> None:
+        super().update()
+        self.steps += 1
+        self.trial.on_steps(self.steps)
 
     def _cut(self, rows: int, micro: int) -> list[int]:
         self.trial.batch = max(rows, self.trial.batch or 0)
