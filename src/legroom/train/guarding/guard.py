@@ -276,8 +276,7 @@ class Guard:
             else:
                 before.roll_back()
             if void == 0:
-                self._climb(failure, passes.phase)
-                void = batch.rows if self._coupling == "whole" else 1
+                void = self._climb(batch.rows, failure, passes.phase)
             assert void is not None
             self._say_split(batch.rows, void, passes.phase, failure is not None)
             micro = void
@@ -361,23 +360,26 @@ class Guard:
             self.sizer.agree(smallest, "batch normalisation needs more than one row")
         return max(smaller, smallest)
 
-    def _climb(self, failure: Any, phase: str) -> None:
-        """The next rung; the error that ends it all where there is none."""
+    def _climb(self, rows: int, failure: Any, phase: str) -> int:
+        """The next rung, and how many rows to try there; the error that ends it all where there is none."""
         fewest = self._fewest_rows()
         what = "The batch" if self._coupling == "whole" else "One row" if fewest == 1 else "The fewest rows"
         if self._transaction.earlier_to_host():
             log.warning("%s did not fit: gradients of earlier batches wait in host memory for now.", what)
-            return
+            return rows if self._coupling == "whole" else 1
         if self._updating.reserved.give():
             log.warning("%s did not fit: no room is kept any more for the optimizer's state.", what)
-            return
+            self.sizer = Sizer(most=self._max_micro_batch)  # sizes that failed beside it may fit now
+            return self._first_size(rows)
         rung = self._ladder.climb()
         if rung is None:
             raise self._does_not_fit(failure, phase)
         log.warning("%s did not fit: trying %s (%s).", what, rung.name, rung.price)
-        if self._coupling != "whole":
-            self.sizer = Sizer(most=self._max_micro_batch)
-            self.sizer.agree(fewest, f"few rows at a time at first, with {rung.name}")
+        if self._coupling == "whole":
+            return rows
+        self.sizer = Sizer(most=self._max_micro_batch)
+        self.sizer.agree(fewest, f"few rows at a time at first, with {rung.name}")
+        return 1
 
     def _does_not_fit(self, failure: Any, phase: str) -> DoesNotFit:
         whole = self._coupling == "whole"

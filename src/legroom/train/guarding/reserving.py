@@ -24,14 +24,17 @@ class ReservedState:
         self._held: list[torch.Tensor] = []
 
     def take(self) -> None:
-        """Before the first pass; later calls do nothing. Where there is no room even now, none is kept."""
+        """Before the first pass; later calls do nothing. Where state and gradients have no room beside the parameters, none is
+        kept: no split could make any."""
         if not self._is_due:
             return
         self._is_due = False
-        sizes = state_to_come(self._optimizer)
+        state = state_to_come(self._optimizer)
+        gradients = gradients_to_come(self._optimizer) if state else []
         try:
-            for size in sizes:
+            for size in (*state, *gradients):
                 self._held.append(torch.empty(size, dtype=torch.uint8, device=self._device))
+            del self._held[len(state) :]
             return
         except RuntimeError as error:
             if not read_failure(error).is_oom:
@@ -67,13 +70,23 @@ def state_to_come(optimizer: torch.optim.Optimizer) -> list[int]:
     ]
 
 
+def gradients_to_come(optimizer: torch.optim.Optimizer) -> list[int]:
+    """Bytes of each gradient that the backward pass will make."""
+    parameters = (each for group in optimizer.param_groups for each in group["params"])
+    return [_mine(each).nbytes for each in parameters if each.requires_grad and each.grad is None]
+
+
 _PLAINLY = {"foreach": False, "fused": False, "capturable": False, "differentiable": False, "lr": 0.1}
 """What a step needs to run without data; none of it decides what state there is."""
 
 
 def _without_data(parameter: Any) -> torch.nn.Parameter:
-    """Of a sharded parameter, what this rank holds."""
-    mine = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+    mine = _mine(parameter)
     stand_in = torch.nn.Parameter(torch.empty(mine.shape, dtype=mine.dtype, device="meta"))
     stand_in.grad = torch.empty_like(stand_in)
     return stand_in
+
+
+def _mine(parameter: Any) -> Any:
+    """Of a sharded parameter, what this rank holds."""
+    return parameter.to_local() if hasattr(parameter, "to_local") else parameter

@@ -108,23 +108,27 @@ def test_the_room_is_given_back_before_the_optimizer_asks_for_it() -> None:
     assert before - after == WIDTH * WIDTH * 4  # the gradient alone: the state lies where its room was
 
 
-def test_no_room_is_kept_where_there_is_none() -> None:
-    """The optimizer is carried through instead, as far as that goes."""
-    with legroom.VirtualGPU("40MiB"):
+@pytest.mark.parametrize("capacity", ["40MiB", "60MiB"])
+def test_no_room_is_kept_where_splitting_could_make_none(capacity: str) -> None:
+    """No room for the state, or none for state and gradients together: the optimizer is carried through instead."""
+    with legroom.VirtualGPU(capacity):
         model = nn.Linear(2 * WIDTH, 2 * WIDTH, bias=False).cuda()
         guard = legroom.Guard(model, torch.optim.Adam(model.parameters()), remember=False)
         guard.backward(lambda x: model(x).square().mean(), torch.randn(8, 2 * WIDTH, device="cuda"))
         assert torch.cuda.memory_allocated() < 33 * MiB  # the parameter and its gradient
+        assert guard.last is not None
+        assert (guard.last.split, guard.last.attempts) == ((8,), 1)
 
 
 def test_room_for_state_gives_way_where_one_row_does_not_fit() -> None:
-    with legroom.VirtualGPU("64MiB"):
+    with legroom.VirtualGPU("76MiB"):
         model = nn.Linear(2 * WIDTH, 2 * WIDTH, bias=False).cuda()
         guard = legroom.Guard(model, torch.optim.Adam(model.parameters()), remember=False, ladder=())
 
         def greedy(x: torch.Tensor) -> torch.Tensor:
-            held = torch.zeros(20 * MiB // 4, device="cuda")
+            held = torch.zeros(34 * MiB // 4, device="cuda")
             return model(x).square().mean() + held.sum()
 
         guard.backward(greedy, torch.randn(2, 2 * WIDTH, device="cuda"))
-        assert model.weight.grad is not None
+        assert guard.last is not None
+        assert guard.last.split == (2,)
