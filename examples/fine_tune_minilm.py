@@ -71,7 +71,7 @@ def main() -> None:
 
     model.to(device)
     optimizer = torch.optim.AdamW(transfer.param_groups(model, lr=5e-3), weight_decay=0.01)
-    unfreezing = transfer.GradualUnfreezing(model, optimizer, transfer.blocks(model)[:2], lr=1e-4)
+    unfreezing = transfer.GradualUnfreezing(model, optimizer, transfer.blocks(model)[:2], lr=5e-5)
     guard = legroom.Guard(model, optimizer)
     checkpoints = legroom.Checkpoints(arguments.folder, keep=1, best="accuracy", higher_is_better=True)
     checkpoints.track(model=model, optimizer=optimizer, unfreezing=unfreezing, guard=guard)
@@ -99,6 +99,8 @@ def main() -> None:
             flush=True,
         )
         checkpoints.save(step, accuracy=reached)
+    checkpoints.load_weights(model, "best")
+    print(f"after:   accuracy {accuracy(model, test_loader):.1%}, with the best epoch's weights")
 
 
 def pretrained() -> tuple[object, nn.Module]:

@@ -154,6 +154,25 @@ def rows_seen(folder: str, batches: int | None) -> list[int]:
     return seen
 
 
+def in_parallel(folder: str, strategy: str, steps: int) -> tuple[int, float]:
+    """A run of `legroom.parallel` that resumes, makes some steps of an epoch of five, and saves: the last step and its loss over all ranks."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    data = TensorDataset(torch.randn(40, 4), torch.randint(0, 3, (40,)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    run = legroom.parallel(model, optimizer, strategy=strategy, batch=data[:8])
+    loader = run.loader(data, batch_size=8)
+    checkpoints = legroom.Checkpoints(folder)
+    checkpoints.track(model=run.module, optimizer=run.optimizer, run=run)
+    step = checkpoints.resume()
+    batches = iter(loader)
+    for _ in range(steps):
+        loss = run.step(lambda x, y: nn.functional.cross_entropy(run.model(x), y), *next(batches))
+        step += 1
+    checkpoints.save(step)
+    return step, run.gather(loss).mean().item()
+
+
 def random_numbers_go_on(folder: str) -> bool:
     """Each rank's own."""
     torch.manual_seed(100 + dist.get_rank())

@@ -90,6 +90,20 @@ def test_a_table_of_contents_that_names_code_is_not_run(tmp_path, two):
         sharded_sizes(tmp_path / "step-00000005")
 
 
+def test_a_run_in_parallel_goes_on_under_other_strategies(tmp_path, two):
+    """One process from the beginning to the end, and the same run handed from strategy to strategy in the middle of its epoch."""
+    alone = [tasks.in_parallel(str(tmp_path / "alone"), "auto", 1) for _ in range(5)]
+    handed = [
+        two.run(tasks.in_parallel, str(tmp_path / "handed"), way, 1)
+        for way in ("ddp", "fsdp", "pipeline", "ddp")
+    ]
+    handed.append([tasks.in_parallel(str(tmp_path / "handed"), "auto", 1)])
+    for (step, loss), ranks in zip(alone, handed, strict=True):
+        for its_step, its_loss in ranks:
+            assert its_step == step
+            assert its_loss == pytest.approx(loss, rel=1e-5)
+
+
 def test_rows_are_seen_once_when_the_number_of_ranks_changes(tmp_path, two, four):
     first = two.run(tasks.rows_seen, str(tmp_path), 4)
     rest = four.run(tasks.rows_seen, str(tmp_path), None)
