@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from functools import cache, partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -125,14 +124,14 @@ def run_searchers(search: str, seed: int, trials: int) -> dict[str, Any]:
     tally = Tally()
     asked = searcher(search, seed)
     asked.set_search_properties("loss", "min", space_for(search))
-    names = iter([f"{number:08d}" for number in range(trials)])
+    names = [f"{number:08d}" for number in range(trials)]
     running: dict[Future[list[float] | None], str] = {}
-    while True:
-        for name in islice(names, 2 - len(running)):
-            running[pool.submit(try_out, asked.suggest(name))] = name
-            tally.start(name)
+    while names or running:
+        while names and len(running) < 2 and (config := asked.suggest(names[0])) is not None:
+            running[pool.submit(try_out, config)] = names[0]
+            tally.start(names.pop(0))
         if not running:
-            return tally.row(f"ray searchers+{search}", seed)
+            break  # BayesOptSearch waits for ever for the value of each of its first ten trials, errored ones too
         for future in wait(running, return_when=FIRST_COMPLETED).done:
             name, told = running.pop(future), future.result()
             if told is None:
@@ -144,6 +143,7 @@ def run_searchers(search: str, seed: int, trials: int) -> dict[str, Any]:
                 asked.on_trial_result(name, result)
             asked.on_trial_complete(name, results[-1])
             tally.done(min(told))
+    return tally.row(f"ray searchers+{search}", seed)
 
 
 @cache

@@ -53,8 +53,13 @@ def connected(address: str | None, *, processors: int) -> Iterator[None]:
                 configure_logging=True,
             )
         except (ConnectionError, TimeoutError, RuntimeError, ValueError) as error:
-            if address is not None:
+            if address == "auto":
                 raise _unreachable(address) from None
+            if address is not None:
+                raise UsageError(
+                    f"something answers at {address}, but Ray cannot join it ({_first_line(error)}): give the port that `ray start` "
+                    "printed, and Ray's token in RAY_AUTH_TOKEN where the cluster asks for one"
+                ) from None
             raise UsageError(
                 f"Ray could not be started here ({_first_line(error)}): use engine='local', which needs no Ray"
             ) from None
