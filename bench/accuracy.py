@@ -135,7 +135,7 @@ def measured(half: str, folder: Path | None) -> dict[str, tuple[int, int]]:
 
 def compare(half: str, case: Case, real_allocated: int, real_reserved: int) -> Row:
     began = time.perf_counter()
-    skipped = json.loads(KEPT.read_text())["skipped_steps"].get(case.key, 0)
+    skipped = json.loads(KEPT.read_text())["skipped_steps"].get(case.key, [])
     trace = trace_steps(
         lambda: build(case, "cuda", skipped=skipped)[2], find_gpu("h200"), steps=MEASURED_STEPS
     )

@@ -133,13 +133,14 @@ def peak_of(case: Case) -> dict[str, Any]:
     torch.cuda.synchronize()
     base = torch.cuda.memory_allocated()
     rows = []
-    skipped = 0
-    for _ in range(STEPS):
+    skipped = []
+    for number in range(STEPS):
         torch.cuda.reset_peak_memory_stats()
         scale = scale_of(step)
         step()
         torch.cuda.synchronize()
-        skipped += scale_of(step) < scale
+        if scale_of(step) < scale:
+            skipped.append(number)
         rows.append(
             {
                 "peak_alloc": torch.cuda.max_memory_allocated(),

@@ -44,6 +44,8 @@ def main(argv: list[str]) -> int:
             errors[family, "workspace, backward"].append(
                 workspace(layer, backward=True) / repeated(backward) - 1
             )
+    for what in ("reserve", "workspace", "workspace, backward"):
+        errors["all", what] = [one for key, found in errors.items() if key[1] == what for one in found]
     rows = [
         [
             family,

@@ -12,8 +12,9 @@ people train) when the present ones were.
 
 import contextlib
 import copy
+import itertools
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -133,11 +134,11 @@ OPTIMIZERS: dict[str, Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer
 
 
 def build(
-    case: Case, device: str, *, skipped: int = 0
+    case: Case, device: str, *, skipped: Collection[int] = ()
 ) -> tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[], torch.Tensor]]:
     """The model, its optimizer, and a function that takes one whole training step.
 
-    That function's `scaler` is the GradScaler in use, or None. `skipped`: so many of the first optimizer steps are left out, as
+    That function's `scaler` is the GradScaler in use, or None. `skipped`: these optimizer steps (counted from 0) are left out, as
     a GradScaler does when gradients overflow, for comparison with a measured run that did so.
     """
     torch.manual_seed(0)
@@ -192,11 +193,10 @@ def build(
         scaled.backward()
         return loss
 
-    left_to_skip = [skipped]
+    numbers = itertools.count()
 
     def skip_next() -> bool:
-        left_to_skip[0] -= 1
-        return left_to_skip[0] >= 0
+        return next(numbers) in skipped
 
     def step() -> torch.Tensor:
         if case.inference:
