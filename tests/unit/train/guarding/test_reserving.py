@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import legroom
 from legroom.train.guarding.reserving import state_to_come
@@ -47,6 +48,16 @@ def test_what_a_first_step_will_make_is_known_beforehand(kind: Any, options: dic
     made = [value for state in optimizer.state.values() for value in state.values()]
     assert told == [value.nbytes for value in made if isinstance(value, torch.Tensor) and value.numel() > 1]
     assert state_to_come(optimizer) == []
+
+
+def test_nobody_who_watches_optimizers_hears_of_it() -> None:
+    heard: list[object] = []
+    hook = register_optimizer_step_post_hook(lambda optimizer, *_: heard.append(optimizer))
+    try:
+        assert state_to_come(torch.optim.Adam(nn.Linear(5, 3).parameters()))
+    finally:
+        hook.remove()
+    assert not heard
 
 
 def test_what_is_not_trained_will_have_no_state() -> None:
