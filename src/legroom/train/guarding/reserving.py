@@ -61,9 +61,7 @@ def state_to_come(optimizer: torch.optim.Optimizer) -> list[int]:
         return []
     kind: Any = type(optimizer)
     twin = kind(groups)
-    step = inspect.unwrap(
-        kind.step
-    )  # without torch's wrappers: nobody who watches optimizers is to hear of this one
+    step = inspect.unwrap(kind.step)  # whoever watches optimizers is not to hear of this one
     with torch.no_grad(), contextlib.suppress(RuntimeError):  # some ask for a value, when all state is made
         step(twin)
     values = [value for state in twin.state.values() for value in state.values()]
