@@ -218,7 +218,7 @@ class Expressions:
         else:
             element = self.value_of(node.elt)
         self.names = names
-        return container(element)
+        return container(element, mapping=isinstance(node, cst.DictComp))
 
     def _computed(self, parts: Sequence[cst.BaseExpression]) -> Value:
         values = [self.value_of(each) for each in parts]

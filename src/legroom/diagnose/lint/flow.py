@@ -33,6 +33,8 @@ from legroom.diagnose.lint.results import computed_from, element_of
 from legroom.diagnose.lint.syntax import (
     Loop,
     dotted,
+    is_true,
+    keyword,
     last_name,
     live_names,
     method_name,
@@ -103,6 +105,8 @@ def _runs_a_model(call: CallFact) -> bool:
 
 
 def _is_backward(call: CallFact) -> bool:
+    if call.name == "torch.autograd.grad" and is_true(keyword(call.node, "create_graph")):
+        return False  # a part of the step: what it gives goes backward itself
     return call.method in {"backward", "manual_backward"} or call.name in _PASSES
 
 

@@ -111,6 +111,8 @@ def method_result(receiver: Value, method: str, arguments: Sequence[Value], *, n
     if kind is Kind.CONTAINER:
         if method in SELF_METHODS and receiver.element is not None and receiver.element.kind is Kind.MODEL:
             return receiver  # nn.ModuleList
+        if method == "items" and receiver.mapping:
+            return container(Value(Kind.CONTAINER, items=(PLAIN, element_of(receiver))))
         if method in {"values", "copy", "items", "keys"}:
             return receiver if method != "keys" else container(PLAIN)
         if method in {"pop", "get", "popleft"}:

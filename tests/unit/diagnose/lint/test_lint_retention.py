@@ -4,6 +4,26 @@ import pytest
 from linted import check_marks, findings, mended
 
 TELLS = {
+    "LG110 a hook that a method makes": """
+class Tap:
+    def __init__(self):
+        self.seen = {"a": []}
+        model.register_forward_hook(self.make("a"))
+    def make(self, name):
+        def hook(module, inputs, output):
+            self.seen[name].append(output)  # here
+        return hook
+Tap()
+""",
+    "LG104 parameters made anew by a function": """
+weights = {"w": torch.randn(4, 2, requires_grad=True)}
+def update(old, grads):
+    return {name: value - 0.1 * grad for (name, value), grad in zip(old.items(), grads)}
+for x, y in train_loader:
+    loss = (x @ weights["w"] - y).pow(2).mean()
+    grads = torch.autograd.grad(loss, list(weights.values()))
+    weights = update(weights, grads)  # here
+""",
     "LG108 by autograd.grad": """
 for x, y in train_loader:
     loss = criterion(model(x), y)
@@ -304,6 +324,16 @@ for x, y in train_loader:
 }
 
 IS_SILENT = {
+    "LG104 an inner loop that differentiates through itself": """
+for task in range(9):
+    fast = dict(model.named_parameters())
+    for x, y in train_loader:
+        loss = criterion(torch.func.functional_call(model, fast, (x,)), y)
+        grads = torch.autograd.grad(loss, list(fast.values()), create_graph=True)
+        fast = {name: p - 0.1 * g for (name, p), g in zip(fast.items(), grads)}
+    criterion(torch.func.functional_call(model, fast, (x,)), y).backward()
+    optimizer.step()
+""",
     "LG104 detached in the loop": """
 hidden = torch.zeros(1, 4)
 for x, y in train_loader:

@@ -88,8 +88,8 @@ def is_hook(program: Program, function: Function) -> bool:
     for call in program.calls:
         if call.method in _REGISTERING and call.node.args:
             given = call.node.args[0].value
-            named = names_in(given)
-            if function.name in {name.rpartition(".")[2] for name in named}:
+            named = {name.rpartition(".")[2] for name in names_in(given)}
+            if function.name in named:
                 return True
             if (
                 function.name == "__call__"
