@@ -65,12 +65,7 @@ def tune(
     from legroom.tuning.api import tune as search_best
 
     folder = storage or Path(f"{function.rpartition(':')[2]}-study")
-    table = LiveTable(
-        options["metric"],
-        options.get("mode", "min"),
-        trials=options.get("trials"),
-        quiet=format == Format.JSON,
-    )
+    table = LiveTable(quiet=format == Format.JSON)
     study = search_best(
         function, parameters, storage=folder, resume=resume,
         watchers=[table, *_logs(folder, tensorboard, wandb)], **options,

@@ -28,9 +28,7 @@ def _shown(search: Callable[P, Study]) -> Callable[P, Study]:
     @functools.wraps(search)
     def shown(*arguments: P.args, **options: P.kwargs) -> Study:
         if options.get("watchers") is None:
-            mode = options.get("mode")
-            table = LiveTable(str(options.get("metric", "loss")), "max" if mode == "max" else "min")
-            options["watchers"] = [table]
+            options["watchers"] = [LiveTable()]
         study = search(*arguments, **options)
         write_files(study)
         return study

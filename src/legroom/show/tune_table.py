@@ -17,6 +17,7 @@ from rich.text import Text
 from legroom.show.live import can_repaint
 from legroom.show.terminal import PLAIN_WIDTH
 from legroom.show.words import clean, counted
+from legroom.tuning.engine import Job
 from legroom.tuning.records import Mode, TrialRecord, TrialState
 from legroom.units import format_size
 
@@ -32,29 +33,25 @@ _TROUBLE = (TrialState.FAILED, TrialState.OUT_OF_MEMORY, TrialState.NEVER_FITS)
 
 
 class LiveTable:
-    """A watcher that shows a study on `stream`. `trials`: how many there will be, where that is known."""
+    """A watcher that shows a study on `stream`."""
 
     REPAINTS_PER_SECOND = 4
 
-    def __init__(
-        self,
-        metric: str,
-        mode: Mode,
-        *,
-        trials: int | None = None,
-        stream: TextIO | None = None,
-        quiet: bool = False,
-    ) -> None:
-        self._metric, self._mode, self._trials, self._quiet = metric, mode, trials, quiet
+    def __init__(self, *, stream: TextIO | None = None, quiet: bool = False) -> None:
+        self._quiet = quiet
         self._stream = sys.stderr if stream is None else stream
+        self._metric, self._trials = "", 0
+        self._mode: Mode = "min"
         self._records: dict[int, TrialRecord] = {}
         self._best: float | None = None
         self._live: Live | None = None
         if not quiet and can_repaint(self._stream) and not os.environ.get("CI"):
             self._live = self._new_live()
 
-    def resumed(self, records: Sequence[TrialRecord]) -> None:
-        self._records |= {record.number: record for record in records}
+    def begun(self, job: Job, records: Sequence[TrialRecord]) -> None:
+        self._metric, self._mode = job.metric, job.mode
+        self._trials = 0 if job.search == "grid" else job.trials
+        self._records = {record.number: record for record in records}
         best = best_of(records, self._metric, self._mode)
         self._best = None if best is None else best.value(self._metric, self._mode)
 
@@ -126,13 +123,13 @@ def trial_table(
     metric: str,
     mode: Mode,
     *,
-    trials: int | None = None,
+    trials: int = 0,
     most_rows: int = 20,
     width: int = PLAIN_WIDTH,
 ) -> Group:
     """The trials that matter now: what runs, the best, what ended last. A line of figures each, below it why it ended.
 
-    Parameters are columns where the width allows it; else they stand below, as a sentence.
+    `trials`: how many there will be, where that is known. Parameters are columns where the width allows it; else they stand below, as a sentence.
     """
     best = best_of(records, metric, mode)
     rows = shown(records, best, most_rows)
@@ -184,7 +181,7 @@ def config_words(record: TrialRecord, names: Sequence[str] | None = None) -> str
 
 
 def _headline(
-    records: Sequence[TrialRecord], metric: str, mode: Mode, best: TrialRecord | None, trials: int | None
+    records: Sequence[TrialRecord], metric: str, mode: Mode, best: TrialRecord | None, trials: int
 ) -> str:
     rejected = sum(record.state is TrialState.NEVER_FITS for record in records)
     over = sum(record.state.is_final for record in records) - rejected

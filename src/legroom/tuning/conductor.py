@@ -52,9 +52,8 @@ class Conductor:
         self._began = time.monotonic() - max(past, default=0.0)
         self._began_now = time.monotonic()
         self._recall()
-        if self.records:
-            for watcher in self._watchers:
-                watcher.resumed(self.records)
+        for watcher in self._watchers:
+            watcher.begun(job, self.records)
 
     # ------------------------------------------------------------ what an engine asks
 

@@ -77,8 +77,8 @@ class Engine(Protocol):
 class Watcher(Protocol):
     """Whoever shows or logs a study while it runs (the live table, TensorBoard, wandb). Called from the engine's thread."""
 
-    def resumed(self, records: Sequence[TrialRecord]) -> None:
-        """The study goes on with these, before anything changes."""
+    def begun(self, job: Job, records: Sequence[TrialRecord]) -> None:
+        """A study begins, before anything changes; `records`: what there was of it before an interruption."""
 
     def changed(self, record: TrialRecord) -> None:
         """A trial has a new state or a new report."""

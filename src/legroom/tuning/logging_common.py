@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from legroom.tuning.engine import Job
 from legroom.tuning.records import TrialRecord
 
 log = logging.getLogger("legroom")
@@ -23,7 +24,7 @@ class Logger:
         self._ended: set[int] = set()
         self._is_broken = False
 
-    def resumed(self, records: Sequence[TrialRecord]) -> None:
+    def begun(self, job: Job, records: Sequence[TrialRecord]) -> None:
         """What was logged before the study was interrupted is not logged again."""
         self._written |= {record.number: len(record.reports) for record in records}
         self._ended |= {record.number for record in records if record.state.is_final}

@@ -1,12 +1,19 @@
 """The live table: what it shows at 80 columns, and how quiet it is where nothing can be repainted."""
 
 import io
+from types import SimpleNamespace
 
 from legroom.show.terminal import rendered
 from legroom.show.tune_table import LiveTable, shown, trial_table
 from legroom.tuning.records import Report, TrialMemory, TrialRecord, TrialState
 from legroom.units import MiB
 from made_studies import failed, finished, never_fits
+
+
+def begun(stream: io.StringIO, *records: TrialRecord, mode: str = "min", **options: bool) -> LiveTable:
+    table = LiveTable(stream=stream, **options)
+    table.begun(SimpleNamespace(metric="loss", mode=mode, trials=10, search="random"), records)  # type: ignore[arg-type]
+    return table
 
 
 def split(number: int) -> TrialRecord:
@@ -70,7 +77,7 @@ def test_what_runs_and_the_best_are_shown_before_what_ended_long_ago() -> None:
 
 def test_in_a_pipe_only_a_new_best_and_trouble_are_told() -> None:
     stream = io.StringIO()
-    table = LiveTable("loss", "min", stream=stream)
+    table = begun(stream)
     for record in (finished(0), finished(1), never_fits(2), failed(3)):
         table.changed(record)
     table.closed()
@@ -83,21 +90,27 @@ def test_in_a_pipe_only_a_new_best_and_trouble_are_told() -> None:
 
 def test_after_an_interruption_the_best_before_it_counts() -> None:
     stream = io.StringIO()
-    table = LiveTable("loss", "min", stream=stream)
-    table.resumed([finished(0)])
+    table = begun(stream, finished(0))
     table.changed(finished(1))
     assert stream.getvalue() == ""
 
 
+def test_with_mode_max_the_larger_is_the_better() -> None:
+    stream = io.StringIO()
+    table = begun(stream, mode="max")
+    table.changed(finished(0))
+    assert stream.getvalue().startswith("legroom: trial 0 is the best so far: loss 1 with")
+
+
 def test_a_trial_that_still_runs_is_not_told_in_a_pipe() -> None:
     stream = io.StringIO()
-    LiveTable("loss", "min", stream=stream).changed(finished(0, state=TrialState.RUNNING))
+    begun(stream).changed(finished(0, state=TrialState.RUNNING))
     assert stream.getvalue() == ""
 
 
 def test_quiet_says_nothing_at_all() -> None:
     stream = io.StringIO()
-    table = LiveTable("loss", "min", stream=stream, quiet=True)
+    table = begun(stream, quiet=True)
     table.changed(failed(0))
     table.said("something")
     table.closed()
@@ -113,7 +126,7 @@ def test_on_a_terminal_the_table_is_painted_and_gone_at_the_end(monkeypatch) -> 
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("CI", raising=False)
     stream = Terminal()
-    table = LiveTable("loss", "min", stream=stream)
+    table = begun(stream)
     table.changed(finished(0))
     assert "0  " in stream.getvalue()
     table.closed()
@@ -123,7 +136,7 @@ def test_on_a_terminal_the_table_is_painted_and_gone_at_the_end(monkeypatch) -> 
 def test_in_ci_a_terminal_is_treated_as_a_pipe(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setenv("CI", "true")
     stream = Terminal()
-    LiveTable("loss", "min", stream=stream).changed(finished(0))
+    begun(stream).changed(finished(0))
     assert stream.getvalue() == "legroom: trial 0 is the best so far: loss 0.25 with lr 0.01, batch_size 16\n"
 
 

@@ -3,6 +3,7 @@
 import builtins
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,7 +54,7 @@ def test_a_report_is_logged_once_however_often_the_trial_changes(tmp_path: Path)
 def test_what_was_logged_before_an_interruption_is_not_logged_again(tmp_path: Path) -> None:
     log = TensorBoardLog(tmp_path)
     record = finished(0, state=TrialState.RUNNING, reports=[Report(1, {"loss": 1.0})])
-    log.resumed([record, finished(1)])
+    log.begun(SimpleNamespace(), [record, finished(1)])  # type: ignore[arg-type]
     record.reports.append(Report(2, {"loss": 0.5}))
     log.changed(record)
     log.changed(finished(1))
