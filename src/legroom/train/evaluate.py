@@ -6,8 +6,8 @@
     })
     scores["accuracy"]                          # over all rows, however unequal the batches
 
-Always under `torch.inference_mode()` and in evaluation mode. When memory is short a batch is taken in pieces, at last on the host,
-as `Guard.evaluate` does. Results wait in host memory, not on the device.
+Always under `torch.inference_mode()` and in evaluation mode. When memory is short a batch is taken in pieces, at last
+on the host, as `Guard.evaluate` does. Results wait in host memory, not on the device.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -36,8 +36,8 @@ def evaluate(
     """What `function(*batch)` gives for all batches of a loader together: entries per row are put one after the other, single
     numbers become the mean over all rows, and containers of these are gone through.
 
-    Without a function, the model's outputs: of a batch `(x, y)` it gets `x`, of a dict all entries by name. Batches are moved to where the
-    model is. `max_micro_batch`, `batch_dim`, `whole`: as in Guard. Each rank evaluates its own loader.
+    Without a function, the model's outputs: of a batch `(x, y)` it gets `x`, of a dict all entries by name. Batches are
+    moved to where the model is. `max_micro_batch`, `batch_dim`, `whole`: as in Guard. Each rank evaluates its own loader.
     """
     if not isinstance(model, nn.Module):
         raise UsageError(

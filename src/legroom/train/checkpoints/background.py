@@ -1,4 +1,6 @@
-"""One thread that writes while training goes on. An error in it is raised by the next call, or told when the program ends."""
+"""One thread that writes while training goes on. An error in it is raised by the next call, or told when the program
+ends.
+"""
 
 import logging
 import weakref

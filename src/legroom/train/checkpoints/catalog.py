@@ -1,7 +1,8 @@
 """What a folder of checkpoints holds: which is the newest, which the best, which may go.
 
-There are no pointer files that could be stale: every checkpoint carries a manifest, and the answers are read off the manifests. "Newest" goes by
-the order of saving, not by the step: a run that was resumed from an earlier step goes on from there.
+There are no pointer files that could be stale: every checkpoint carries a manifest, and the answers are read off the
+manifests. "Newest" goes by the order of saving, not by the step: a run that was resumed from an earlier step goes on
+from there.
 """
 
 import json
@@ -81,14 +82,15 @@ def read_manifest(folder: Path) -> Saved:
         ) from None
 
 
-def all_saved(folder: Path) -> list[Saved]:
-    """Every checkpoint in a folder, the newest first. Those without a readable manifest are left out."""
+def all_saved(folder: Path, passed_over: list[str] | None = None) -> list[Saved]:
+    """Every checkpoint in a folder, the newest first. What is wrong with those that cannot be read is added to `passed_over`."""
     found = []
     for path in folder.glob("step-*"):
         try:
             found.append(read_manifest(path))
-        except CheckpointError:
-            continue
+        except CheckpointError as error:
+            if passed_over is not None:
+                passed_over.append(str(error).partition(". Resume")[0])
     return sorted(found, key=lambda saved: saved.serial, reverse=True)
 
 

@@ -1,6 +1,7 @@
 """Files that are on the disk when a call returns, and that are recognised when they are damaged.
 
-A file is written in pieces by several threads; each piece has its own CRC-32, so that checking it again is as parallel as writing.
+A file is written in pieces by several threads; each piece has its own CRC-32, so that checking it again is as parallel
+as writing.
 """
 
 import mmap

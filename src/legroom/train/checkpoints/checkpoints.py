@@ -13,8 +13,8 @@
                 checkpoints.save(step)
         checkpoints.save(step, val_loss=validate())
 
-A resumed run on the CPU continues bit for bit. What is saved is plain data and weights, never a pickled model; what is read runs no code
-of the file's.
+A resumed run on the CPU continues bit for bit. What is saved is plain data and weights, never a pickled model; what is
+read runs no code of the file's.
 
 This file is what people call. What is copied and written is in `saving`, what is read and checked in `reading`, which
 checkpoints there are in `catalog`, how a write is all or nothing in `unfinished_folder`.
@@ -124,7 +124,7 @@ class Checkpoints:
             self._background.start(write)
 
     def wait(self) -> None:
-        """Until a checkpoint that is being written in the background is there. An error in that is raised here, or by the next call."""
+        """Until a checkpoint that is being written in the background is there; raises what failed in that."""
         if self._background is not None:
             self._background.wait()
 
@@ -138,9 +138,10 @@ class Checkpoints:
     # ------------------------------------------------------------ resuming
 
     def resume(self, which: str | os.PathLike[str] = "last", *, strict: bool = True) -> int:
-        """Everything tracked as it was in the last checkpoint, in the best one, or in one of the folder by name or path; the step to go on from.
+        """Everything tracked as it was in the "last" checkpoint, the "best", or one by name or path; the step to go on from.
 
-        0 if there is none yet. A damaged last one is passed over with a warning. `strict=False`: what a checkpoint lacks starts anew.
+        0 if there is none yet. A damaged last one is passed over with a warning. `strict=False`: what a checkpoint
+        lacks starts anew.
         """
         self.wait()
         crew = self._crew()
@@ -217,7 +218,11 @@ class Checkpoints:
 
     def _meant(self, which: str | os.PathLike[str]) -> list[Saved]:
         if which == "last":
-            return self.saved
+            passed_over: list[str] = []
+            found = catalog.all_saved(self.folder, passed_over)
+            for reason in passed_over:
+                log.warning("%s. It is passed over.", reason)
+            return found
         if which == "best":
             if self._metric is None:
                 raise UsageError('which figure is best? Give it: Checkpoints(folder, best="val_loss")')

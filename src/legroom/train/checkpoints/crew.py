@@ -1,6 +1,8 @@
-"""The ranks that write one checkpoint together: they learn the same folder, and that all have done their part, or who has not.
+"""The ranks that write one checkpoint together: they learn the same folder, and that all have done their part, or who
+has not.
 
-They talk in a gloo group of their own, so that a checkpoint written in the background never meets the training's collectives.
+They talk in a gloo group of their own, so that a checkpoint written in the background never meets the training's
+collectives.
 """
 
 from collections.abc import Callable
@@ -39,7 +41,7 @@ class Crew:
         return held[0]  # type: ignore[return-value]
 
     def each(self, work: Callable[[], T]) -> T:
-        """This rank's result, once all have worked. If it fails on any rank it fails on all, with the first such rank's reason."""
+        """This rank's result, once all have worked. Failing on one rank is failing on all, with that rank's reason."""
         result: T = self._done(work, shared=False)[self.rank]
         return result
 

@@ -1,12 +1,13 @@
 """A DataLoader that knows its place: a checkpoint in the middle of an epoch is resumed with the very next batch.
 
-The order of an epoch comes from generators at its beginning. So these are written down there; a resumed run puts them back, begins the epoch
-again, passes over the batches that were drawn, and puts the generators where they were at the checkpoint. Without worker processes
-the rows that are passed over are not even read. With workers they are: augmentation in a worker depends on what it drew before.
+The order of an epoch comes from generators at its beginning. So these are written down there; a resumed run puts them
+back, begins the epoch again, passes over the batches that were drawn, and puts the generators where they were at the
+checkpoint. Without worker processes the rows that are passed over are not even read. With workers they are:
+augmentation in a worker depends on what it drew before.
 
-Samplers with `set_epoch` (DistributedSampler) are told the epoch. With another number of ranks or another batch size, the place is counted in rows.
-Not repeated exactly: workers kept alive between epochs (`persistent_workers`) that draw random numbers, and samplers that draw
-from torch's global generator in the middle of an epoch.
+Samplers with `set_epoch` (DistributedSampler) are told the epoch. With another number of ranks or another batch size,
+the place is counted in rows. Not repeated exactly: workers kept alive between epochs (`persistent_workers`) that draw
+random numbers, and samplers that draw from torch's global generator in the middle of an epoch.
 """
 
 import logging
@@ -128,8 +129,9 @@ class PlacedLoader:
 
 
 def _pass_over(batches: Iterator[Any], count: int) -> None:
-    """Draw `count` batches. A private method of torch's iterator without workers draws the rows' numbers alone; where there is no such
-    method the rows are read as well, which takes longer and is as right.
+    """Draw `count` batches. A private method of torch's iterator without workers draws the rows' numbers alone.
+
+    Where there is no such method the rows are read as well, which takes longer and is as right.
     """
     next_index = getattr(batches, "_next_index", None)
     reads_here = type(batches).__name__ == "_SingleProcessDataLoaderIter" and next_index is not None

@@ -1,7 +1,7 @@
 """Whether a checkpoint's weights are this model's: every name and shape, before anything is loaded.
 
-A difference is told as people look for it: what is missing beside the nearest name that is there, and a prefix that all names have too
-much, or lack, in one sentence instead of a hundred.
+A difference is told as people look for it: what is missing beside the nearest name that is there, and a prefix that all
+names have too much, or lack, in one sentence instead of a hundred.
 """
 
 import difflib

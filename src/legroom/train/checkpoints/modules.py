@@ -1,4 +1,6 @@
-"""A model's state under the names its author gave, whatever it is wrapped in: DataParallel, DistributedDataParallel, torch.compile."""
+"""A model's state under the names its author gave, whatever it is wrapped in: DataParallel, DistributedDataParallel,
+torch.compile.
+"""
 
 from collections.abc import Mapping
 from typing import Any, cast

@@ -1,7 +1,7 @@
 """An optimizer's state by the names of its parameters instead of their numbers.
 
-Numbers depend on the order of the groups and, where ranks hold different parts of a model, on the rank. By name, a state finds its parameter
-in another strategy, and a checkpoint of another optimizer can be told apart from this one.
+Numbers depend on the order of the groups and, where ranks hold different parts of a model, on the rank. By name, a
+state finds its parameter in another strategy, and a checkpoint of another optimizer can be told apart from this one.
 """
 
 from collections.abc import Iterable, Mapping

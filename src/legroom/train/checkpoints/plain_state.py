@@ -1,8 +1,8 @@
 """What `state_dict()` gave, taken apart: tensors here, plain data there; and put together again.
 
-Only plain data is taken: numbers, texts, containers and tensors. It can be read with `torch.load(weights_only=True)`, which runs no code of
-the file's, and it does not depend on where a class lies. Anything else, a whole model above all, is refused with its place
-and the reason.
+Only plain data is taken: numbers, texts, containers and tensors. It can be read with `torch.load(weights_only=True)`,
+which runs no code of the file's, and it does not depend on where a class lies. Anything else, a whole model above all,
+is refused with its place and the reason.
 """
 
 import io

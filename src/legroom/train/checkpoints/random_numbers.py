@@ -1,6 +1,8 @@
-"""The random generators of a process as plain data: torch's on the host and on its GPUs, Python's, NumPy's, those of a loader.
+"""The random generators of a process as plain data: torch's on the host and on its GPUs, Python's, NumPy's, those of a
+loader.
 
-`guarding.random_state` keeps the same for the length of a step, as the objects they are; a checkpoint needs what can be written down.
+`guarding.random_state` keeps the same for the length of a step, as the objects they are; a checkpoint needs what can be
+written down.
 """
 
 import random

@@ -1,6 +1,8 @@
-"""Reading: everything is read and checked before anything is changed, so a checkpoint that does not fit leaves the training as it was.
+"""Reading: everything is read and checked before anything is changed, so a checkpoint that does not fit leaves the
+training as it was.
 
-Tensors come into host memory and are copied from there to where each parameter is, on this rank's device: nothing is ever put on the GPU of the rank that saved it.
+Tensors are copied from host memory to where each parameter is, on this rank's device: nothing is ever put on the GPU of
+the rank that saved it.
 """
 
 import logging
@@ -40,7 +42,7 @@ def read(saved: Saved, parts: Mapping[str, Any], crew: Crew) -> Read:
     """All of a checkpoint that `parts` need. Every rank calls it, and it fails on all or none."""
     own = crew.each(lambda: _plain(saved, rank_file(min(crew.rank, saved.ranks - 1))))
     shared = crew.each(lambda: _plain(saved, STATE))
-    others = crew.each(lambda: put_together(shared["parts"], _state_tensors(saved, parts)))
+    others = crew.each(lambda: _others(saved, shared["parts"], parts))
     if saved.sharded:
         from legroom.train.checkpoints.reading_spread import read_spread
 
@@ -75,6 +77,10 @@ def _check(contents: Read, parts: Mapping[str, Any], everyone: Sequence[Mapping[
             f"{', '.join(contents.saved.parts)}. Track what it was saved with, or call resume(strict=False) to start the rest anew"
         )
     for name in everyone[0]:
+        if name not in contents.modules:
+            raise CheckpointError(
+                f"'{name}' in {contents.saved.path} is no model: track it under the name it was saved with"
+            )
         wanted: dict[str, Any] = {}
         for one in everyone:  # ranks may hold different parts of a model
             wanted |= one[name]
@@ -118,8 +124,14 @@ def _tensors(saved: Saved, file: str) -> dict[str, torch.Tensor]:
     return read_tensors(saved.path / file, saved.files[file]) if file in saved.files else {}
 
 
+def _others(saved: Saved, told: Mapping[str, Any], parts: Mapping[str, Any]) -> dict[str, Any]:
+    """The states of what is no model, as far as it is wanted."""
+    wanted = {name: state for name, state in told.items() if name in parts}
+    return put_together(wanted, _state_tensors(saved, parts)) if wanted else {}
+
+
 def _state_tensors(saved: Saved, parts: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Copies, since an object keeps what it loads, and a file it lies in may go; an optimizer's, which are large, are copied when loaded."""
+    """Copies, since an object keeps what it loads. An optimizer's, which are large, are copied when they are loaded."""
     return {
         name: tensor
         if isinstance(parts.get(name.partition(".")[0]), torch.optim.Optimizer)
@@ -133,7 +145,7 @@ def _own(tensor: Any, parameter: torch.Tensor) -> Any:
     if not isinstance(tensor, torch.Tensor):
         return tensor
     placed = spread_like(tensor, parameter)
-    # Those of a GPU's parameter are copied there by the optimizer; it leaves single numbers (its count of steps) where they are.
+    # The optimizer copies to a GPU by itself, but leaves single numbers (its count of steps) where they are.
     return placed if placed is not tensor or (parameter.is_cuda and tensor.dim() > 0) else tensor.clone()
 
 

@@ -1,4 +1,6 @@
-"""Reading what ranks with different parts of a model saved: each rank takes the parts it has now, however many ranks there were."""
+"""Reading what ranks with different parts of a model saved: each rank takes the parts it has now, however many ranks
+there were.
+"""
 
 from collections.abc import Mapping
 from typing import Any

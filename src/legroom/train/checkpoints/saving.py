@@ -1,7 +1,9 @@
-"""Saving: what the tracked objects are now is copied, then written, then given its name. Only the copying needs the training to wait.
+"""Saving: what the tracked objects are now is copied, then written, then given its name. Only the copying needs the
+training to wait.
 
-Where every rank holds the same (one process, DDP), rank 0 writes model and optimizer. Where ranks hold different parts (FSDP, a pipeline) each
-writes its own through torch.distributed.checkpoint. Random generators and loaders' places are every rank's own in any case.
+Where every rank holds the same (one process, DDP), rank 0 writes model and optimizer. Where ranks hold different parts
+(FSDP, a pipeline) each writes its own through torch.distributed.checkpoint. Random generators and loaders' places are
+every rank's own in any case.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,8 +1,8 @@
-"""Tensors that are spread over ranks (FSDP2), through torch.distributed.checkpoint: every rank writes its own pieces, and any other number of
-ranks, or one process, reads them.
+"""Tensors that are spread over ranks (FSDP2), through torch.distributed.checkpoint: every rank writes its own pieces,
+and any other number of ranks, or one process, reads them.
 
-Only tensors go this way, so torch unpickles nothing from the pieces. Its table of contents is a pickle, though, which could name any code:
-it is read here with the few classes that belong in it, and nothing else.
+Only tensors go this way, so torch unpickles nothing from the pieces. Its table of contents is a pickle, though, which
+could name any code: it is read here with the few classes that belong in it, and nothing else.
 """
 
 import contextlib

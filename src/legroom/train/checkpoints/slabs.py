@@ -1,8 +1,8 @@
 """Tensors copied into host memory, one after the other, in slabs as large as the pieces of a file.
 
-What is written is the copy, so training may go on. Copies from a GPU go into page-locked memory and are only queued: whatever the
-program queues after them waits, on the GPU, until they are done; the host waits in `filled()`. Page-locked slabs are kept
-for the next checkpoint, because making them takes longer than filling them.
+What is written is the copy, so training may go on. Copies from a GPU go into page-locked memory and are only queued:
+whatever the program queues after them waits, on the GPU, until they are done; the host waits in `filled()`. Page-locked
+slabs are kept for the next checkpoint, because making them takes longer than filling them.
 """
 
 import ctypes

@@ -1,8 +1,8 @@
 """Named tensors in one file of the safetensors format: readable by every tool that knows it.
 
-The format is a length, a JSON header and the tensors' bytes. The library of that name writes it with one thread from a second copy, and
-neither waits for the disk nor leaves a checksum; so the bytes are put there by `checked_files`, and the tests hold this
-file and the library against each other.
+The format is a length, a JSON header and the tensors' bytes. The library of that name writes it with one thread from a
+second copy, and neither waits for the disk nor leaves a checksum; so the bytes are put there by `checked_files`, and
+the tests hold this file and the library against each other.
 
 Wider types come first, so that every tensor lies aligned and can be used where it was read.
 """

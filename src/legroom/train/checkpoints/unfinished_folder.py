@@ -1,8 +1,8 @@
 """Folders that are there as a whole or not at all.
 
-A folder is filled under a hidden name and gets its own name by one rename, after everything in it has reached the disk: whoever
-looks for it finds all of it or nothing. What a killed process left under a hidden name is recognised by its lock, which the
-kernel has released.
+A folder is filled under a hidden name and gets its own name by one rename, after everything in it has reached the disk:
+whoever looks for it finds all of it or nothing. What a killed process left under a hidden name is recognised by its
+lock, which the kernel has released.
 """
 
 import contextlib

@@ -1,7 +1,8 @@
-"""Freezing: parameters that are not trained need no gradient, no optimizer state, and, below the first trained one, no saved activations.
+"""Freezing: parameters that are not trained need no gradient, no optimizer state, and, below the first trained one, no
+saved activations.
 
-Batch normalisation in a frozen part stays in evaluation mode, whatever `model.train()` says: otherwise its running statistics, which nobody
-trains, drift to the new data, and the frozen features with them. `unfreeze` takes that back.
+Batch normalisation in a frozen part stays in evaluation mode, whatever `model.train()` says: otherwise its running
+statistics, which nobody trains, drift to the new data, and the frozen features with them. `unfreeze` takes that back.
 """
 
 from collections.abc import Callable
@@ -68,8 +69,9 @@ def freeze(
     gpu: str | int = "80GiB",
     optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
 ) -> Frozen:
-    """Freeze all parameters but those that `except_` names: parameters, modules or patterns (`classifier`, `encoder.layer.5`, `*.bias`).
+    """Freeze all parameters but those that `except_` names.
 
+    Names are of parameters or modules, or patterns: `classifier`, `encoder.layer.5`, `*.bias`.
     With a `batch`, the peak of a training step on `gpu` is predicted as it was and as it is now (`optimizer`: a function of the
     parameters, AdamW by default).
     """
@@ -100,7 +102,7 @@ def freeze(
 
 
 def unfreeze(model: nn.Module, patterns: Patterns = "*") -> list[str]:
-    """Train these parameters again (all, if none are named); their names. Give them to the optimizer: `optimizer.add_param_group`."""
+    """Train these parameters again, by default all. Gives the names of those that were frozen: the optimizer may need them."""
     if not as_list(patterns):
         return []
     thawed = [name for name, parameter in selected(model, patterns).items() if not parameter.requires_grad]

@@ -1,8 +1,8 @@
 """A new last layer, for as many classes as the new task has. Each library keeps its head elsewhere; here is where.
 
-timm models replace it themselves. transformers models have it in `classifier` or `score` and count the classes in their config. torchvision models have
-`fc`, `classifier` or `head`, with the layer last in it, and some have auxiliary heads. In anything else it is the last
-layer of the model, as long as that is a linear one.
+timm models replace it themselves. transformers models have it in `classifier` or `score` and count the classes in their
+config. torchvision models have `fc`, `classifier` or `head`, with the layer last in it, and some have auxiliary heads.
+In anything else it is the last layer of the model, as long as that is a linear one.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def replace_head(model: nn.Module, classes: int) -> tuple[str, ...]:
-    """Put a fresh layer with `classes` outputs at the end of the model. The names of what is new, for `freeze(model, except_=...)`."""
+    """Put a fresh layer with `classes` outputs at the end of the model; its names, for `freeze(model, except_=...)`."""
     if not isinstance(model, nn.Module):
         raise UsageError(f"replace_head needs a model, an nn.Module; it got a {type(model).__name__}")
     if isinstance(classes, bool) or not isinstance(classes, int) or classes < 1:

@@ -1,7 +1,9 @@
-"""Gradual unfreezing: the head learns first, then one block after the other from the end, each with its own share of memory when its turn comes.
+"""Gradual unfreezing: the head learns first, then one block after the other from the end, each with its own share of
+memory when its turn comes.
 
-All blocks get their parameter groups at once, so that schedulers and checkpoints know them from the start. A frozen parameter costs an
-optimizer nothing: it has no gradient, so it is passed over, and its state is made in the first step that trains it.
+All blocks get their parameter groups at once, so that schedulers and checkpoints know them from the start. A frozen
+parameter costs an optimizer nothing: it has no gradient, so it is passed over, and its state is made in the first step
+that trains it.
 """
 
 import logging
@@ -82,7 +84,7 @@ class GradualUnfreezing:
 
 
 def blocks(model: nn.Module) -> list[tuple[str, ...]]:
-    """The model's frozen blocks, the last ones first: the layers of its stacks, and its other parts. Small parts go with their neighbour."""
+    """The model's frozen blocks, the last ones first: layers of stacks, and other parts. Small ones go with a neighbour."""
     frozen = {id(parameter) for parameter in model.parameters() if not parameter.requires_grad}
     wanted = frozen or {id(parameter) for parameter in model.parameters()}
     found: list[tuple[str, ...]] = []

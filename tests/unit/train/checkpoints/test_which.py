@@ -90,11 +90,12 @@ def test_a_missing_file_is_named_and_nothing_is_loaded(tmp_path, file):
     assert all(torch.equal(a, b) for a, b in zip(before, training.model.state_dict().values(), strict=True))
 
 
-def test_a_folder_that_is_no_checkpoint_is_told(tmp_path):
+def test_a_folder_that_is_no_checkpoint_is_told(tmp_path, caplog):
     (tmp_path / "step-00000009").mkdir()
     checkpoints = legroom.Checkpoints(tmp_path)
     checkpoints.track(model=nn.Linear(2, 2))
     assert checkpoints.resume() == 0
+    assert "step-00000009 is no checkpoint: it has no legroom.json. It is passed over." in caplog.text
     with pytest.raises(CheckpointError, match="is no checkpoint: it has no legroom.json"):
         checkpoints.resume("step-00000009")
 
@@ -236,6 +237,26 @@ def test_a_part_that_is_not_tracked_any_more_is_told(tmp_path, caplog):
     checkpoints.track(model=Training().model)
     checkpoints.resume()
     assert "also holds optimizer, scheduler, loader, which is not tracked: that starts anew." in caplog.text
+
+
+def test_another_kind_of_part_under_the_same_name_is_told(tmp_path):
+    model = Net()
+    checkpoints = legroom.Checkpoints(tmp_path)
+    checkpoints.track(net=model, model=torch.optim.SGD(model.parameters(), 0.1))
+    checkpoints.save(1)
+    checkpoints.track(model=model)
+    with pytest.raises(
+        CheckpointError, match="'model' in .* is no model: track it under the name it was saved with"
+    ):
+        checkpoints.resume()
+
+
+def test_weights_alone_are_read_without_the_rest(tmp_path):
+    training = saved_at(tmp_path, [2])
+    (tmp_path / "step-00000002" / "state.safetensors").unlink()
+    model = Training().model
+    legroom.Checkpoints(tmp_path).load_weights(model, "last")
+    assert torch.equal(model[0].weight, training.model[0].weight)
 
 
 def test_nearest_names_end_alike():
