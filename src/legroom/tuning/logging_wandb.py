@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from wandb import Run
 
 
+SECONDS_TO_START = 120.0
+"""For wandb's own process: trials may have all processors to themselves."""
+
+
 class WandbLog(Logger):
     """Runs of `project`, in a group named `group`, kept under `folder`/wandb. `mode` None: what WANDB_MODE says, else offline."""
 
@@ -62,6 +66,12 @@ class WandbLog(Logger):
                 mode=self._mode,
                 config=plain_config(record),
                 reinit="create_new",
-                settings=wandb.Settings(silent=True, console="off", disable_git=True, save_code=False),
+                settings=wandb.Settings(
+                    silent=True,
+                    console="off",
+                    disable_git=True,
+                    save_code=False,
+                    x_service_wait=SECONDS_TO_START,
+                ),
             )
         return self._runs[record.number]
