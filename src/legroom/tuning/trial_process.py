@@ -109,7 +109,7 @@ def called(train: Train, config: Config, trial: Trial) -> Any:
 
 def live(order: Order, pipe: Connection) -> None:
     """The whole life of a process that the local engine starts."""
-    _die_with_parent()
+    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the engine's to handle
     print_to(Path(order.folder) / ("output.txt" if order.rank == 0 else f"output-{order.rank}.txt"))
     import torch
@@ -240,7 +240,7 @@ def print_to(path: Path) -> None:
     os.close(descriptor)
 
 
-def _die_with_parent() -> None:
-    """A killed study leaves no trial behind on the GPU. Elsewhere than on Linux it ends at its next report."""
+def die_with_parent() -> None:
+    """A killed study leaves no process behind on the GPU. Elsewhere than on Linux a trial ends at its next report."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)

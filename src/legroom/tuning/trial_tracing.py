@@ -6,12 +6,12 @@ answers with figures alone. Nothing the function would do afterwards happens: th
 """
 
 import contextlib
-import ctypes
 import hashlib
 import json
 import os
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ from legroom.train.guarding.guard import Guard
 from legroom.tuning.function import TrainFunction
 from legroom.tuning.schedulers import Action
 from legroom.tuning.trial import Reported, Trial
-from legroom.tuning.trial_process import called
+from legroom.tuning.trial_process import called, die_with_parent
 
 STEPS = 2
 """Optimizer steps: the first one makes the optimizer's state, the second one is like all others."""
@@ -75,11 +75,12 @@ class TrialTracing:
                 if line is None:
                     continue
                 request = json.loads(line)
-                child = os.fork()
-                if child == 0:
-                    _die_with_parent()
-                    self._serve(request, train, device)
-                self._say({"done": True, **self._awaited(child, request["patience"])})
+                with tempfile.TemporaryDirectory(prefix="legroom-") as folder:
+                    child = os.fork()
+                    if child == 0:
+                        die_with_parent()
+                        self._serve(request, Path(folder), train, device)
+                    self._say({"done": True, **self._awaited(child, request["patience"])})
 
     def _awaited(self, child: int, patience: float) -> dict[str, str]:
         """Wait for a fork, not for ever."""
@@ -115,8 +116,8 @@ class TrialTracing:
         guard.step(lambda images: model(images).sum(), torch.zeros(2, 1, 4, 4, device="cuda")).item()
         finish(self._trace, device)
 
-    def _serve(self, request: dict[str, Any], train: Any, device: VirtualGPU) -> NoReturn:
-        """In a fork: one configuration."""
+    def _serve(self, request: dict[str, Any], folder: Path, train: Any, device: VirtualGPU) -> NoReturn:
+        """In a fork: one configuration. `folder`: for what it would write."""
         self._began = time.perf_counter()
         device.recorder.sink = self._trace.events.append  # a fork's events go nowhere otherwise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -124,7 +125,7 @@ class TrialTracing:
         self._trial = trial = _TracedTrial(
             number=request["number"],
             config=request["config"],
-            folder=Path(os.devnull),
+            folder=folder,
             device="cuda",
             ranks=self._ranks,
             channel=_GoOn(),
@@ -198,6 +199,10 @@ class _TracedTrial(Trial):
         guard.trial, self.guarded = self, True
         return guard
 
+    def _kept(self, checkpoint: Any) -> str | None:
+        """There are no weights to keep."""
+        return None
+
 
 class _TracedGuard(Guard):
     """Takes the first pieces of a batch only, and does not look whether rows depend on each other: that needs data."""
@@ -244,8 +249,6 @@ def _group(ranks: int) -> Iterator[None]:
     if ranks == 1:
         yield
         return
-    import tempfile
-
     import torch.distributed as dist
 
     with tempfile.TemporaryDirectory() as folder:
@@ -261,12 +264,6 @@ def _leave() -> NoReturn:
     os._exit(0)
 
 
-def _die_with_parent() -> None:
-    """Nobody waits for a trace whose asker was killed. Elsewhere than on Linux it runs on to its steps."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-
-
 if __name__ == "__main__":
-    _die_with_parent()
+    die_with_parent()
     TrialTracing(json.loads(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])).run()
