@@ -66,6 +66,8 @@ class Storing(NamedTuple):
     stores_number: bool
     """What is stored is plainly a number or text: `losses.append(loss.item())`."""
     in_loop: bool
+    replaces: bool = False
+    """A plain assignment of something else: what was there before is gone."""
 
 
 class Stored(NamedTuple):
@@ -80,12 +82,18 @@ class Stored(NamedTuple):
     """Something asks whether a key is in it: a cache."""
 
     @property
+    def is_made_anew(self) -> bool:
+        """Whether all that the source does is to assign something else with every turn."""
+        return bool(self.statements) and all(each.replaces and each.in_loop for each in self.statements)
+
+    @property
     def best(self) -> Storing | None:
-        """The statement to name: one that stores no plain number, within a loop or a function, else the first."""
+        """The statement to name: one that adds rather than replaces, stores no plain number, within a loop or a function, else the first."""
         return min(
             self.statements,
             key=lambda each: (
                 each.stores_number,
+                each.replaces,
                 not (each.feeds_itself or each.in_loop or each.function != ""),
                 each.line,
             ),
@@ -302,6 +310,11 @@ class _Reader:
     def _assignment(
         self, node: ast.stmt, targets: list[ast.expr], value: ast.expr, function: str, loops: int
     ) -> None:
+        paired = [pair for target in targets for pair in _paired(target, value)]
+        if len(paired) > 1:  # self.losses, self.seen = [], []
+            for target, part in paired:
+                self._assignment(node, [target], part, function, loops)
+            return
         flat = [each for target in targets for each in _flat(target)]
         if any(self._is_item(target) for target in flat):
             sliced = any(isinstance(t, ast.Subscript) and isinstance(t.slice, ast.Slice) for t in flat)
@@ -322,7 +335,7 @@ class _Reader:
             elif loops and _is_empty(value):
                 self.resets = True
             elif not _is_empty(value):
-                self._store(node, [value], function, loops)
+                self._store(node, [value], function, loops, replaces=True)
 
     def _call(self, node: ast.Call, function: str, loops: int) -> None:
         called = _called(node)
@@ -361,11 +374,12 @@ class _Reader:
         feeds_itself: bool = False,
         adds: bool = False,
         joins: bool = False,
+        replaces: bool = False,
     ) -> None:
         number = bool(values) and all(_is_number(value) for value in values)
         line = getattr(node, "lineno", 0)
         self.statements.append(
-            Storing(self.file, line, function, feeds_itself, adds, joins, number, loops > 0)
+            Storing(self.file, line, function, feeds_itself, adds, joins, number, loops > 0, replaces)
         )
 
     def _is(self, node: ast.AST) -> bool:
@@ -398,6 +412,15 @@ class _Reader:
 def _branches(value: ast.expr) -> list[ast.expr]:
     """`a if c else b` → a, b."""
     return [value.body, value.orelse] if isinstance(value, ast.IfExp) else []
+
+
+def _paired(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """`a, b = x, y` → (a, x), (b, y)."""
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+        for each, part in zip(target.elts, value.elts, strict=True):
+            yield from _paired(each, part)
+    else:
+        yield target, value
 
 
 def _flat(target: ast.expr) -> Iterable[ast.expr]:

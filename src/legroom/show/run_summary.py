@@ -63,6 +63,7 @@ def _run_parts(report: RunReport) -> Iterator[RenderableType]:
         yield Text(_spill_sentence(report.spilled, report.seconds))
     if report.peak is None:
         yield Text('Was anything moved to the device? Look for device="cuda" or .to(device) in the script.')
+        yield from _leaks(report)  # a graph can grow on the host as well
         return
     yield from section("Who held the memory at the peak", _device_words(report.device))
     yield MemoryBar(report.peak)
@@ -258,14 +259,16 @@ def _leaks(report: RunReport) -> Iterator[RenderableType]:
 
 def leak_words(leak: Leak) -> RenderableType:
     """One leak: how much, where, by whom, what to do."""
-    head = Text("  ")
-    head.append(leak.code, style="bold cyan")
-    head.append(f"  {_rate(leak)}, {counted(leak.steps, 'step')} in a row, ")
+    head = Text(f"{_rate(leak)}, {counted(leak.steps, 'step')} in a row, ")
     head.append("stored on " if leak.name else "made on ")
     head.append(place(leak.file, leak.line), style="bold")
     if leak.lines > 1:
         head.append(f" and {counted(leak.lines - 1, 'line')} more")
-    parts: list[RenderableType] = [head]
+    title = Table.grid(padding=(0, 2, 0, 0))
+    title.add_column(no_wrap=True)
+    title.add_column(ratio=1)
+    title.add_row(Text(leak.code, style="bold cyan"), head)
+    parts: list[RenderableType] = [Padding(title, (0, 0, 0, 2))]
     if leak.holder and leak.name:
         parts.append(Padding(Text(clean(leak.holder)), (0, 0, 0, 5)))
     parts.append(Padding(Text(clean(leak.advice)), (0, 0, 0, 5)))

@@ -9,9 +9,9 @@ head = nn.Linear(12, 2).to(device)
 optimizer = torch.optim.SGD([*table.parameters(), *head.parameters()], lr=0.1)
 
 
-@cache  # lint: lru-cache
-def embed(token):
-    return table(torch.tensor([token], device=device))  # leak: holder=embed kind=graph
+@cache  # also: lint=lru-cache
+def embed(token):  # leak: holder=embed kind=graph
+    return table(torch.tensor([token], device=device))
 
 
 for step in range(20):

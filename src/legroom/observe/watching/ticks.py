@@ -2,11 +2,12 @@
 
 An optimizer's step ends one. Batches of a loader end one where no optimizer steps: in evaluation, before or after
 training; not within the batches whose gradients are accumulated, however many those are. A program that steps by
-hand and has no loader is followed by its backward passes. Where there is none of the three, the calls of a model in evaluation
-mode are the turns; of one in training mode they are not, for they may be the many parts of one step (an unrolled network, the
-steps of an episode) whose backward pass is yet to come.
+hand and has no loader is followed by its backward passes (`torch.autograd.grad` as well), at once where no optimizer exists. Where there is none of the three, the calls of a model in evaluation
+mode are the turns; of one in training mode only where no optimizer exists, for they may be the many parts of one step (an unrolled
+network, the steps of an episode) whose backward pass is yet to come.
 """
 
+import gc
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,10 @@ class Ticks:
 
     BACKWARDS_ALONE = 8
     """So many backward passes with neither optimizer nor loader: then they are the turns."""
+    BY_HAND = 3
+    """After so many it is looked whether there is an optimizer at all."""
+    CALLS_ALONE = 8
+    """So are many calls of a model in training mode, with no backward pass."""
 
     def __init__(
         self, on_tick: Callable[[], None], on_backward: Callable[[Any], None] = lambda what: None
@@ -35,12 +40,16 @@ class Ticks:
         self.has_stepped = False
         self.by_calls = False
         """Whether calls of a model are the turns."""
+        self.by_hand = False
+        """Whether there is no optimizer: each backward pass is then followed by a step of the program's own."""
         self.optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self._on_tick = on_tick
         self._batches = 0
         self._batches_since_step = 0
         self._most_between_steps = 0
         self._backwards_since_step = 0
+        self._training_calls = 0
+        self._is_untrained = False
         self._handle: Any = None
         self._undo: Callable[[], None] | None = None
         self._calls = ModelCalls(self._model_called)
@@ -86,7 +95,11 @@ class Ticks:
 
     def _backward_begins(self) -> None:
         self._backwards_since_step += 1
-        if not self.has_stepped and self._backwards_since_step > self.BACKWARDS_ALONE:
+        if self.has_stepped:
+            return
+        if self._backwards_since_step == self.BY_HAND and self._batches < self.BY_HAND:
+            self.by_hand = not _has_optimizer()
+        if self.by_hand or self._backwards_since_step > self.BACKWARDS_ALONE:
             self.trains = True
             self.by_calls = False
             self._on_tick()
@@ -94,27 +107,47 @@ class Ticks:
     def _model_called(self, model: nn.Module) -> None:
         if self._knows_better():
             self._calls.detach()
-        elif not model.training:
+        elif not model.training or self._trains_nothing():
             self.trains, self.by_calls = False, True
             self._on_tick()
+
+    def _trains_nothing(self) -> bool:
+        """Whether a model in training mode is called and called, and nothing could ever train it."""
+        self._training_calls += 1
+        if self._training_calls == self.CALLS_ALONE:
+            self._is_untrained = not _has_optimizer()
+        return self._is_untrained
 
     def _knows_better(self) -> bool:
         return self.has_stepped or self._batches > 1 or self._backwards_since_step > 0
 
     def _follow_backward(self) -> None:
-        """Stands in front of `torch.autograd.backward`, which every `loss.backward()` calls by that name."""
-        original = torch.autograd.backward
+        """Stands in front of `torch.autograd.backward`, which every `loss.backward()` calls by that name, and of `grad`."""
+        backward, grad = torch.autograd.backward, torch.autograd.grad
 
-        def backward(*args: Any, **kwargs: Any) -> Any:
+        def followed(*args: Any, **kwargs: Any) -> Any:
             self._backward_begins()
             if args and not self.muted:
                 self._on_backward(args[0])
-            return original(*args, **kwargs)
+            return backward(*args, **kwargs)
+
+        def followed_grad(*args: Any, **kwargs: Any) -> Any:
+            if not self.has_stepped and args and not kwargs.get("create_graph"):
+                self._backward_begins()
+                self._on_backward(args[0])
+            return grad(*args, **kwargs)
 
         def undo() -> None:
-            if torch.autograd.backward is backward:
-                torch.autograd.backward = original
+            if torch.autograd.backward is followed:
+                torch.autograd.backward = backward
+            if torch.autograd.grad is followed_grad:
+                torch.autograd.grad = grad
 
-        backward.__wrapped__ = original  # type: ignore[attr-defined]
-        torch.autograd.backward = backward
+        followed.__wrapped__, followed_grad.__wrapped__ = backward, grad  # type: ignore[attr-defined]
+        torch.autograd.backward, torch.autograd.grad = followed, followed_grad
         self._undo = undo
+
+
+def _has_optimizer() -> bool:
+    """Whether one exists in this process: a look at all objects, so it is asked once."""
+    return any(issubclass(type(each), torch.optim.Optimizer) for each in gc.get_objects())

@@ -20,6 +20,7 @@ import torch
 
 from legroom.memory.kept import How, Kept, Kind
 from legroom.observe import storing_lines
+from legroom.observe.attribution import is_user_file
 from legroom.observe.holder_paths import NO_ONE, HolderPath, Variables, find_path, held_by_python
 from legroom.observe.storages import storage_of
 from legroom.observe.storing_lines import Stored, Storing, find_storing
@@ -148,6 +149,10 @@ class Window:
             ]
             old = _spread(old)
             carrying = [t for t, node in new[:200] if births.reached_from(node) >= min(len(kept), 3)]
+            if self._ticks.by_calls and carrying and not evaluating:
+                return (
+                    signs  # a network that is being unrolled: one graph, and its backward pass is yet to come
+                )
             shares = births.shares([*old, *carrying[:MOST_PATHS]], turn)
             for tensor in filter(self._on_device, old):  # one in a container stays there itself
                 shares[id(tensor)].storages[id(tensor)] = _bytes_of(tensor)
@@ -182,7 +187,9 @@ class Window:
 
     def _can_tell(self, evaluating: bool) -> bool:
         """Before the first step, what a model in training keeps may be for the batches of that one step."""
-        return self._ticks.has_stepped or evaluating or self._marks.count >= TURNS_BEFORE_STEPPING
+        if self._ticks.has_stepped or self._ticks.by_hand or self._ticks.by_calls or evaluating:
+            return True
+        return self._marks.count >= TURNS_BEFORE_STEPPING
 
     def _rising(self, looks: int) -> bool:
         last = self._counts[-looks:]
@@ -358,7 +365,10 @@ def _with_source(path: HolderPath) -> tuple[HolderPath, Stored]:
     stored = find_storing(
         path.stored_as, is_attribute=path.is_attribute, file=path.file, function=path.function, line=path.line
     )
-    if path.how == "variable":  # it may be a name further up that feeds itself: `node = Node(state, node)`
+    if not is_user_file(path.file or "<user>") and (told := _by_users_name(path)) is not None:
+        return told
+    if path.how == "variable" or (path.how == "container" and path.length < TURNS_KEPT):
+        # Too small to gather much: a name that feeds itself, further up or down (`node = Node(state, node)`, `meters["loss"].total`).
         for name in path.names:
             found = find_storing(
                 name.stored_as,
@@ -375,9 +385,27 @@ def _with_source(path: HolderPath) -> tuple[HolderPath, Stored]:
     return path, stored
 
 
+def _by_users_name(path: HolderPath) -> tuple[HolderPath, Stored] | None:
+    """What grows inside a library's object (`Queue.queue`) is put there by the name that the user has for that object."""
+    for name in path.names:
+        if name.file is None or not is_user_file(name.file):
+            continue
+        stored = find_storing(
+            name.stored_as, is_attribute=name.is_attribute, file=name.file, function=name.function
+        )
+        if any(not each.replaces for each in stored.statements):
+            # `get` looks a key up in a dict; from a queue it takes something out.
+            stored = stored._replace(shrinks=stored.shrinks or stored.looks_first, looks_first=False)
+            return path._replace(name=name.name, stored_as=name.stored_as, file=name.file), stored
+    return None
+
+
 def _gathers(found: _Found) -> bool:
-    """Whether a holder can hold things of many turns. A plain variable holds those of one, unless it feeds itself."""
+    """Whether a holder can hold things of many turns. A plain variable holds those of one, unless it feeds itself; so does what
+    is made anew with every turn, such as a sample of a buffer."""
     path, stored, _ = found
+    if stored.is_made_anew:
+        return False
     if path.how in ("variable", "unknown") or (path.how == "container" and path.length < TURNS_KEPT - 1):
         return any(each.feeds_itself for each in stored.statements)
     return True
@@ -393,7 +421,7 @@ def _is_passing(found: _Found) -> bool:
     path, stored, _ = found
     if path.described.startswith("tuple") and not any(each.feeds_itself for each in stored.statements):
         return True
-    return stored.resets or _belongs_to_a_call(path)
+    return stored.resets or stored.is_made_anew or _belongs_to_a_call(path)
 
 
 def _belongs_to_a_call(path: HolderPath) -> bool:
