@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import wandb
 
 from legroom.errors import MissingExtra
 from legroom.tuning.logging_common import Logger
@@ -69,6 +70,7 @@ def test_wandb_keeps_a_trial_offline(tmp_path: Path, monkeypatch: pytest.MonkeyP
     log.changed(finished(0))
     log.changed(never_fits(1))
     log.closed()
+    wandb.teardown()  # its process may still be writing
     runs = sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"))
     assert len(runs) == 2
     written = b"".join(run.read_bytes() for run in runs)
