@@ -77,7 +77,7 @@ def train(name: str, schedule: str) -> tuple[int, tuple[int, ...]]:
 
 def work(name: str) -> tuple[nn.Module, Any]:
     if name == "resnet50":
-        return ResNet50(), pictures(32, 160)
+        return ResNet50(), pictures(32, 192)
     return GPT(24, 256, 8, 8192, 128), texts(32, 128, 8192)
 
 

@@ -1,6 +1,6 @@
 """From what was asked for to an engine: each strategy gets what it needs, or a sentence that says what is missing."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -85,7 +85,9 @@ class Builder:
             return engine, choice, Given()
         if name == "pipeline":
             plan = self._pipeline_plan()
-            told = Choice(name, choice.reason, choice.forecasts, choice.note or _stages_told(plan), plan)
+            told = replace(
+                choice, note=choice.note or _stages_told(plan), plan=plan, peaks=plan.balance.peaks
+            )
             return (
                 Pipelined(self.model, self.optimizer, self.place, plan, schedule=self.wishes.schedule),
                 told,
@@ -189,35 +191,38 @@ class Builder:
 
     def _dp(self, choice: Choice) -> tuple[Engine, Choice]:
         count = len(self.place.devices)
-        note = DDP_IS_BETTER.format(count=count)
-        if self.wishes.shares is None and self.wishes.batch is not None:
+        better = DDP_IS_BETTER.format(count=count)
+        if self.wishes.shares is not None or self.wishes.batch is None:
+            shares = checked_shares(self.wishes.shares, count, zero_allowed=True)
+            told = replace(choice, note=better)
+        else:
             like = likeness_of(self.place.device)
             shares, peaks = coordinator_shares(self.model, self.optimizer, self.wishes.batch, count, like)
-            rest = "to each other GPU" if count > 2 else "to the other"
             note = (
-                f"The coordinator gets {shares[0]:g} rows and {shares[1]:g} go {rest}: {format_size(peaks[0])} are foreseen there and "
-                f"{format_size(max(peaks[1:]))} here. {note}"
+                f"The coordinator gets {shares[0]:g} rows and each other GPU about {shares[1]:.0f}: {format_size(peaks[0])} are foreseen on "
+                f"the coordinator, {format_size(max(peaks[1:]))} on the others. {better}"
             )
-        else:
-            shares = checked_shares(self.wishes.shares, count, zero_allowed=True)
-        engine = data_parallel(self.model, self.optimizer, self.place, shares=shares)
-        return engine, Choice("dp", choice.reason, choice.forecasts, note)
+            told = replace(choice, note=note, peaks=tuple(peaks))
+        return data_parallel(self.model, self.optimizer, self.place, shares=shares), told
 
     def _split(self, choice: Choice) -> tuple[Engine, Choice]:
         count = len(self.place.devices)
-        note = ""
         try:
             homes, balance = plan_split(
                 self.model, self.optimizer, self._batch("split"), count, likeness_of(self.place.device)
             )
-            told = ", ".join(map(format_size, balance.peaks))
-            note = f"Layers are split so that the GPUs are foreseen to hold {told}."
+            held = ", ".join(map(format_size, balance.peaks))
+            told = replace(
+                choice,
+                note=f"Layers are split so that the GPUs are foreseen to hold {held}.",
+                peaks=balance.peaks,
+            )
         except CannotCut as trouble:
             homes = homes_by_weight(self.model, count)
-            note = f"Layers are split by the size of their weights alone: {trouble}."
-        return split(self.model, self.optimizer, self.place, homes), Choice(
-            "split", choice.reason, choice.forecasts, note
-        )
+            told = replace(
+                choice, note=f"Layers are split by the size of their weights alone: {trouble.reason}."
+            )
+        return split(self.model, self.optimizer, self.place, homes), told
 
     def _pipeline_plan(self) -> Plan:
         if self.plan is None:

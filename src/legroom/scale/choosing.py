@@ -27,7 +27,9 @@ class Choice:
     """Of all that were looked at, cheapest first."""
     note: str = ""
     plan: Plan | None = None
-    """Of a pipeline: where the model is cut, and what each stage is foreseen to hold."""
+    """Of a pipeline: where the model is cut."""
+    peaks: tuple[int, ...] = ()
+    """What each GPU is foreseen to hold, in bytes, where the rows or layers were divided by that."""
 
     @property
     def told(self) -> str:

@@ -18,9 +18,6 @@ from legroom.train.guarding.splitting import Batch
 
 SAFE = 0.97
 """Of a GPU's room: what may be planned for."""
-GATHERED = 4
-"""How many of its largest modules FSDP2 holds whole at once: the weights of one at work and of the next, one's gradients, and those
-gradients on their way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +79,12 @@ def ddp(job: Job, shares: Sequence[float]) -> Forecast:
 
 
 def fsdp(job: Job, shares: Sequence[float], *, offload: bool = False) -> Forecast:
-    """Shards of all that is kept, what the passes need, and the modules that are whole for a while."""
+    """What is kept is divided, at each time as much as there is then; beside it the module at work has its weights whole."""
     rows = max(job.rows(shares)) if job.batch is not None else 0
-    told = plain(job, rows)
-    held = told.held[0]
-    sharded = 0 if offload else (held.weights + held.gradients + held.state) / len(job.rooms)
-    peak = round(sharded + held.rest + GATHERED * wrapping(job.model).largest)
-    return Forecast("fsdp, offloaded" if offload else "fsdp", peak, min(job.rooms))
+    (peak,) = plain(job, rows, divided_among=(0 if offload else len(job.rooms),)).if_divided
+    return Forecast(
+        "fsdp, offloaded" if offload else "fsdp", peak + wrapping(job.model).largest, min(job.rooms)
+    )
 
 
 def unused_parameters(job: Job) -> tuple[bool, bool]:
@@ -111,14 +107,14 @@ def unused_parameters(job: Job) -> tuple[bool, bool]:
     return undisturbed(look)
 
 
-def plain(job: Job, rows: int) -> Foreseen:
+def plain(job: Job, rows: int, *, divided_among: Sequence[int] = ()) -> Foreseen:
     """A step of one GPU by itself; without a batch, an optimizer's step alone."""
     step = (
         plain_step(job.model, job.optimizer, job.portion(rows))
         if rows
         else idle_step(job.model, job.optimizer)
     )
-    return foreseen(job.like, 1, step)
+    return foreseen(job.like, 1, step, divided_among=divided_among)
 
 
 def pipeline(plan: Plan, rooms: Sequence[int]) -> Forecast:
@@ -127,4 +123,6 @@ def pipeline(plan: Plan, rooms: Sequence[int]) -> Forecast:
 
 def ddp_peaks(job: Job, rows: int) -> Peaks:
     """Of a rank that has so many rows."""
-    return foreseen(job.like, 1, bucketed_step(job.model, job.optimizer, job.portion(rows))).peaks[0]
+    return foreseen(
+        job.like, 1, bucketed_step(job.model, job.optimizer, job.portion(rows), nccl=job.like.kernels)
+    ).peaks[0]

@@ -11,7 +11,7 @@ import gc
 import logging
 import os
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -49,24 +49,13 @@ class Likeness:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """The most that each kind of memory took at any time, in bytes."""
-
-    weights: int
-    gradients: int
-    state: int
-    rest: int
-    """Activations, inputs and all that passes."""
-
-
-@dataclass(frozen=True, slots=True)
 class Foreseen:
     """Steps on devices without data."""
 
     peaks: tuple[Peaks, ...]
     """One per device."""
-    held: tuple[Held, ...]
-    """One per device."""
+    if_divided: tuple[int, ...]
+    """Of one device: its peak if weights, gradients and optimizer state were divided among as many as were asked for."""
     looked_at_values: bool
     """Whether the step asked for values: then it may go another way with other data."""
 
@@ -92,7 +81,9 @@ def likeness_of(device: torch.device) -> Likeness:
     return Likeness(gpu, kernels=True)
 
 
-def foreseen(like: Likeness, devices: int, make_step: MakeStep, *, steps: int = 2) -> Foreseen:
+def foreseen(
+    like: Likeness, devices: int, make_step: MakeStep, *, steps: int = 2, divided_among: Sequence[int] = ()
+) -> Foreseen:
     """Peaks of `steps` steps and the further ones that are like them."""
 
     def trace() -> Foreseen:
@@ -105,7 +96,7 @@ def foreseen(like: Likeness, devices: int, make_step: MakeStep, *, steps: int = 
         trace = Trace(gpu=like.gpu, mode="fake", events=events)
         return Foreseen(
             tuple(play(trace.requests(index)) for index in range(devices)),
-            tuple(_held(events, index) for index in range(devices)),
+            tuple(_peaks_if_divided(events, divided_among)),
             looked_at_values,
         )
 
@@ -135,29 +126,30 @@ def traced(like: Likeness, devices: int = 1) -> Iterator[tuple[list[Event], Virt
         logger.disabled = was_disabled
 
 
-def _held(events: list[Event], device: int) -> Held:
-    kinds = {event.id: event.category for event in events if type(event) is Alloc and event.device == device}
-    kinds.update({event.id: event.category for event in events if type(event) is Tag and event.id in kinds})
-    now = dict.fromkeys(("weights", "gradients", "state", "rest"), 0)
-    most = dict(now)
+def _peaks_if_divided(events: list[Event], ranks: Sequence[int]) -> list[int]:
+    """The highest sum of what stays whole and of what is divided, at any time, for each number of ranks; 0 for endlessly many."""
+    kinds = {event.id: event.category for event in events if type(event) is Alloc}
+    kinds.update({event.id: event.category for event in events if type(event) is Tag})
+    divided = whole = 0
+    most = [0] * len(ranks)
     sizes: dict[int, int] = {}
     for event in events:
-        if type(event) is Alloc and event.id in kinds:
-            sizes[event.id] = event.block_bytes
-            kind = _KINDS.get(kinds[event.id], "rest")
-            now[kind] += event.block_bytes
-            most[kind] = max(most[kind], now[kind])
+        if type(event) is Alloc:
+            change = sizes[event.id] = event.block_bytes
         elif type(event) is Free and event.id in sizes:
-            now[_KINDS.get(kinds[event.id], "rest")] -= sizes.pop(event.id)
-    return Held(**most)
+            change = -sizes.pop(event.id)
+        else:
+            continue
+        if kinds[event.id] in _DIVIDED:
+            divided += change
+        else:
+            whole += change
+        for place, count in enumerate(ranks):
+            most[place] = max(most[place], whole + (-(-divided // count) if count else 0))
+    return most
 
 
-_KINDS = {
-    Category.PARAMETER: "weights",
-    Category.BUFFER: "weights",
-    Category.GRADIENT: "gradients",
-    Category.OPTIMIZER_STATE: "state",
-}
+_DIVIDED = (Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER_STATE)
 
 
 def undisturbed(function: Callable[[], T]) -> T:

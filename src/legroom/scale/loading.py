@@ -75,6 +75,19 @@ class Loader:
             yield batch if self._device is None else moved(batch, self._device, non_blocking=True)
         self._epoch, self._batches = self._epoch + 1, 0
 
+    @property
+    def epoch(self) -> int:
+        """The one that is under way, or to begin."""
+        return self._epoch
+
+    def epochs(self, total: int) -> Iterator[int]:
+        """The numbers of the epochs that are left of `total`: `for epoch in loader.epochs(10): for x, y in loader: ...`."""
+        while self._epoch < total:
+            now = self._epoch
+            yield now
+            if self._epoch == now:  # its batches were not all taken
+                self.set_epoch(now + 1)
+
     def set_epoch(self, epoch: int) -> None:
         """The next `for` is this epoch, from its beginning."""
         self._epoch, self._batches = epoch, 0

@@ -41,22 +41,41 @@ def idle_step(model: nn.Module, optimizer: Optimizer) -> MakeStep:
     return make
 
 
-def bucketed_step(model: nn.Module, optimizer: Optimizer, batch: Any) -> MakeStep:
-    """DDP: gradients live in buckets from the start of the run on, each being a view into one."""
+def bucketed_step(model: nn.Module, optimizer: Optimizer, batch: Any, *, nccl: bool) -> MakeStep:
+    """DDP: gradients live in buckets from the start of the run on, each being a view into one.
+
+    After the first step DDP makes its buckets anew, in the order in which gradients came. `nccl`: the old ones live on until something is
+    sent again, which is after the second step's forward pass: on an H200 a second set was held at that peak, and none by a
+    run that never made buckets anew.
+    """
 
     def make(onto: OntoDevice) -> Callable[[], None]:
         placed, steps, given = _placed(onto, model, optimizer, batch)
-        views = _views([parameter for parameter in placed.parameters() if parameter.requires_grad])
+        trained = [parameter for parameter in placed.parameters() if parameter.requires_grad]
+        views = _views(trained)
+        old: list[dict[int, torch.Tensor]] = []
 
         def into_bucket(parameter: torch.Tensor) -> None:
+            old.clear()
             view = views[id(parameter)]
             if parameter.grad is not view:
                 parameter.grad = view
 
-        for parameter in placed.parameters():
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(into_bucket)  # type: ignore[no-untyped-call]
-        return _step(placed, steps, given)
+        for parameter in trained:
+            parameter.register_post_accumulate_grad_hook(into_bucket)  # type: ignore[no-untyped-call]
+        plain = _step(placed, steps, given)
+        taken = 0
+
+        def step() -> None:
+            nonlocal views, taken
+            if taken == 1:
+                if nccl:
+                    old.append(views)
+                views = _views(trained)
+            taken += 1
+            plain()
+
+        return step
 
     return make
 

@@ -16,7 +16,7 @@ MOST_PLACES = 160
 """Where a cut is looked for: those with the least to hand on, if there are more."""
 EVEN = 1.05
 """Largest over smallest stage: no further cut is tried."""
-ROUNDS = 6
+ROUNDS = 8
 POWER = 6
 
 

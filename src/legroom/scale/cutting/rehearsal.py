@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from legroom.memory.events import Alloc, Event, Free
 from legroom.predict.copying import OntoDevice, loss_of
@@ -63,39 +64,49 @@ def stage_step(
     def make(onto: OntoDevice) -> Callable[[], None]:
         placed, placed_optimizer = onto.copied((bare, bare_optimizer))
         steps = optimizer_for(placed, placed_optimizer)
-        batch = onto.copied([micro] * flow.buffered)
+        given = onto.copied(micro)
         player = Player(score, part, placed, torch.device("cuda", 0))
-        arrive = [[_buffer(like) for like in player.likes(part.receives)] for _ in batch]
+        receives, sends = player.likes(part.receives), player.likes(part.sends)
+        arrive = [[_buffer(like) for like in receives] for _ in range(flow.buffered)]
         come_back = [
-            [] if is_last else [_buffer(like) for like in player.likes(part.sends) if like.requires_grad]
-            for _ in batch
+            [] if is_last else [_buffer(like) for like in sends if like.requires_grad]
+            for _ in range(flow.buffered)
         ]
 
-        def forward(number: int) -> list[torch.Tensor]:
-            arguments, named = inputs_of(batch[number])
+        def forward(number: int, rows: Any) -> tuple[list[torch.Tensor], Sequence[torch.Tensor]]:
+            """What backward starts from, and what waits for it as well: torch's stage holds its outputs until then."""
             received = [
                 each.requires_grad_(like.requires_grad)
-                for each, like in zip(arrive[number], player.likes(part.receives), strict=True)
+                for each, like in zip(arrive[number], receives, strict=True)
             ]
-            sent = player.play(received, input_tensors(arguments, named))
-            if not is_last:
-                return list(sent)
-            return [loss_of(lambda *_, **__: player.result(sent), batch[number])]
+            sent = player.play(received, input_tensors(*inputs_of(rows)))
+            loss = [loss_of(lambda *_, **__: player.result(sent), rows)] if is_last else []
+            return loss or [each for each in sent if each.requires_grad], sent
 
         # The first step makes optimizer state; what the second holds is there once the pipeline is full: more passes add nothing.
         ahead = flow.in_flight[stage]
         orders = iter([order(1, 1), order(ahead, min(ahead + 1, flow.buffered))])
 
-        def step() -> None:
-            waiting: dict[int, list[torch.Tensor]] = {}
+        def passes() -> None:
+            batch = [
+                pytree.tree_map_only(torch.Tensor, torch.empty_like, given) for _ in range(flow.buffered)
+            ]
+            waiting: dict[int, Any] = {}
+            going_back: list[Any] = []  # gradients on their way to the stage before
             for is_forward, number in next(orders):
                 if is_forward:
-                    waiting[number] = forward(number)
+                    waiting[number] = forward(number, batch[number])
                 else:
-                    given = [each for each in waiting.pop(number) if each.requires_grad]
-                    torch.autograd.backward(given, [None] if is_last else come_back[number])
+                    outputs, held = waiting.pop(number)
+                    torch.autograd.backward(outputs, [None] if is_last else come_back[number])
+                    del outputs, held
+                    going_back = [each.grad for each in arrive[number]]
                     for each in arrive[number]:
                         each.grad = None
+            del going_back
+
+        def step() -> None:
+            passes()
             steps.step()
             steps.zero_grad()
 

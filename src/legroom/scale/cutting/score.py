@@ -28,8 +28,9 @@ class CannotCut(LegroomError):  # noqa: N818  (reads as what it is)
     """A model whose forward pass cannot be played in parts: where that was seen, and what to use instead."""
 
     def __init__(self, where: str, why: str) -> None:
+        self.reason = f"in {where}, {why}"
         super().__init__(
-            f"the model cannot be cut: in {where}, {why}. Use strategy='split' (several GPUs, one process) or 'fsdp' (one process per "
+            f"the model cannot be cut: {self.reason}. Use strategy='split' (several GPUs, one process) or 'fsdp' (one process per "
             "GPU), which leave the model whole"
         )
 
