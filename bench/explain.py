@@ -23,6 +23,7 @@ TABLES = (
     "collected_fresh",
     "collected_at_the_end",
     "collected_from_threads",
+    "collected_after_mending",
 )
 MEMORY = ("oom", "disguised-oom", "host-oom")
 

@@ -145,7 +145,7 @@ RULES: tuple[Rule, ...] = (
     _rule("LG740", r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) exited unexpectedly|killed by signal: (?:Segmentation fault|Aborted|Terminated)"),
     _rule("LG741", r"in DataLoader worker process \d+", weak=True),
     _rule("LG742", r"Too many open files|received 0 items of ancdata|unable to open shared memory object"),
-    _rule("LG743", r"Can't pickle (?:local object|<function|<class)|An attempt has been made to start a new process before|cannot pickle '\w+' object|freeze_support\(\)"),
+    _rule("LG743", r"Can't (?:pickle|get) local object|Can't pickle <(?:function|class)|An attempt has been made to start a new process before|cannot pickle '\w+' object|freeze_support\(\)"),
     _rule("LG744", r"batch must contain tensors, numpy arrays, numbers, dicts or lists|Trying to resize storage that is not resizable"),
     # --- compiled code
     _rule("LG751", r"Failed to find C compiler|Cannot find a working triton installation|Cannot find working triton|No module named 'triton|ptxas (?:fatal|error)|PTXASError|CUDA_HOME environment variable is not set|Ninja is required to load"),

@@ -170,7 +170,7 @@ SPELLINGS: tuple[Spelling, ...] = (
     ),
     _says(_SURE, "CUDA", r"Allocation on device\b.{0,60}(?:out of memory|exceed allowed memory)", _CUDA),
     _says(
-        _SURE, "CUDA", r"torch\.(?:cuda\.)?OutOfMemoryError: \S|c10::\w*OutOfMemoryError|Caught OutOfMemoryError in",
+        _SURE, "CUDA", r"torch\.(?:cuda\.)?OutOfMemoryError: \S|Exception Type\W{1,8}torch\.(?:cuda\.)?OutOfMemoryError|c10::\w*OutOfMemoryError|Caught OutOfMemoryError in",
         "It is PyTorch's own out-of-memory error.",
     ),
     _says(
@@ -253,8 +253,8 @@ SPELLINGS: tuple[Spelling, ...] = (
     ),
     _says(_HIDDEN, "ONNX Runtime", r"Failed to allocate memory for requested buffer|Dst tensor is not initialized|HSA_STATUS_ERROR_OUT_OF_RESOURCES", _FAILED),
     # --- said in words, by whomever
-    _says(_SURE, "", rf"out of {_GPU}|not enough {_GPU}|insufficient {_GPU}|out of memory (?:on|in|for) (?:the |a |your )?(?:GPU|CUDA|device)\b", _CUDA, in_words=True),
-    _says(_SURE, "", r"\b(?:GPU|CUDA|VRAM)\w{0,12}\b[^\n]{0,40}(?:\s|is )out of memory|\bCUDA OOM\b|\bGPU OOM\b|GPU memory (?:is )?exhausted|GPU memory (?:is )?full", _CUDA, in_words=True),
+    _says(_SURE, "", rf"out of {_GPU}|not enough {_GPU}|insufficient {_GPU}|out of memory (?:error )?(?:on|in|for) (?:the |a |your )?(?:GPU|CUDA|device)\b", _CUDA, in_words=True),
+    _says(_SURE, "", r"\b(?:GPU|CUDA|VRAM)\w{0,12}\b[^\n]{0,40}[\s(]out of memory|\bCUDA OOM\b|\bGPU OOM\b|GPU memory (?:is )?exhausted|GPU memory (?:is )?full", _CUDA, in_words=True),
     _says(_PINNED, "", rf"{_CANNOT} allocate\b[^\n]{{0,40}}\bpinned\b", "Page-locked host memory could not be had.", in_words=True),
     _says(_SURE, "", rf"{_CANNOT} allocate\b[^\n]{{0,20}}\b(?:GPU|CUDA\d?|device|VRAM)\b", _CUDA, in_words=True),
     _says(_HOST, "", rf"{_CANNOT} allocate\b[^\n]{{0,20}}\b(?:CPU|host|RAM)\b", _SYSTEM, in_words=True),
