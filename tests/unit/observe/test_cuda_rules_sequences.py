@@ -61,6 +61,17 @@ def test_gradients_of_packed_sequences_are_padded_again_steps_first():
         assert given.grad.shape == given.shape
 
 
+def test_sequences_of_the_host_are_packed_as_ever():
+    given, lengths = torch.randn(3, 5, 2), torch.tensor([5, 2, 1])
+    plain = pack_padded_sequence(given, lengths, batch_first=True)
+
+    with CudaRules(find_gpu("h200")).installed(lambda tensor: False):
+        made = pack_padded_sequence(given, lengths, batch_first=True)
+
+    assert torch.equal(made.data, plain.data)
+    assert torch.equal(made.batch_sizes, plain.batch_sizes)
+
+
 def test_a_transposed_sequence_is_put_in_one_piece_before_a_convolution_makes_its_result():
     with traced() as log:
         layer = nn.Conv1d(300, 256, 3)

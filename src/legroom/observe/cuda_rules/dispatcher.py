@@ -63,7 +63,8 @@ class Overrides:
 
     def close(self) -> None:
         self._library._destroy()
-        getattr(torch.library, "_impls", set()).update(self._set_aside)
+        known: set[str] = getattr(torch.library, "_impls", set())
+        known.update(self._set_aside)
 
     def __enter__(self) -> "Overrides":
         return self

@@ -8,21 +8,25 @@ from typing import Any
 
 import torch
 
-from legroom.observe.cuda_rules.dispatcher import Overrides
+from legroom.observe.cuda_rules.dispatcher import COMPOSITE, Overrides
 
 Tensor = torch.Tensor
 
 
 def install(overrides: Overrides) -> None:
-    overrides.composite("_pack_padded_sequence", _pack)
+    def pack(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
+        longest_first = [int(length) for length in lengths.tolist()]
+        sizes = [
+            sum(length > step for length in longest_first) for step in range(max(longest_first, default=0))
+        ]
+        if overrides.stands_for_cuda(input):
+            packed: Tensor = _Packed.apply(input, sum(sizes), batch_first)  # type: ignore[no-untyped-call]
+        else:  # a host's own: the operation is no composite that could be asked to go its own way
+            steps = input.transpose(0, 1) if batch_first else input
+            packed = torch.cat([steps[step, :count] for step, count in enumerate(sizes)])
+        return packed, torch.tensor(sizes, dtype=torch.int64)
 
-
-def _pack(original: Any, input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
-    longest_first = [int(length) for length in lengths.tolist()]
-    steps = longest_first[0] if longest_first else 0
-    sizes = [sum(length > step for length in longest_first) for step in range(steps)]
-    packed: Tensor = _Packed.apply(input, sum(sizes), batch_first)  # type: ignore[no-untyped-call]
-    return packed, torch.tensor(sizes, dtype=torch.int64)
+    overrides.put("_pack_padded_sequence", pack, *COMPOSITE)
 
 
 class _Packed(torch.autograd.Function):
