@@ -135,11 +135,10 @@ while True:
 """
 
 
-@pytest.mark.parametrize("way", ["foreground", "background"])
-def test_killed_processes_lose_no_checkpoint(tmp_path, way):
+def test_killed_processes_lose_no_checkpoint(tmp_path):
     """The table of 50 kills is `python -m bench.checkpoints`."""
     reported = 0
-    for life in range(3):
+    for life, way in enumerate(("foreground", "background", "foreground")):
         process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, str(tmp_path), way],
             stdout=subprocess.PIPE,

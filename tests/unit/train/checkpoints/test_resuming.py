@@ -7,6 +7,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 
 import legroom
+from legroom.errors import UsageError
 from legroom.train.checkpoints.loader_position import PlacedLoader
 
 
@@ -115,6 +116,25 @@ def test_a_guards_plan_and_loss_scale_come_back(tmp_path):
     checkpoints.resume()
     assert other.sizer.micro_batch(20) == guard.sizer.micro_batch(20) == 5
     assert other.scaler.get_scale() == 77.0
+
+
+def test_a_guard_that_had_to_spill_goes_on_spilling():
+    def made():
+        model = nn.Linear(4, 2)
+        return legroom.Guard(model, torch.optim.SGD(model.parameters(), 0.1))
+
+    guard = made()
+    guard._ladder.climb()
+    other = made()
+    other.load_state_dict(guard.state_dict())
+    assert other.state_dict()["rungs"] == ["spill"]
+
+
+def test_a_state_that_is_no_guards_is_told():
+    model = nn.Linear(4, 2)
+    guard = legroom.Guard(model, torch.optim.SGD(model.parameters(), 0.1))
+    with pytest.raises(UsageError, match="this is no state of a Guard"):
+        guard.load_state_dict({"sizes": {}})
 
 
 class Counted(Dataset):
