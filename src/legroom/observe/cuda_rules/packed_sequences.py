@@ -41,7 +41,7 @@ class _Packed(torch.autograd.Function):
         return torch.cat([pieces])
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         first, second, *rest = ctx.padded
         if not ctx.batch_first:
             return gradient.new_zeros(first, second, *rest), None, None
