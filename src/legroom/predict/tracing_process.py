@@ -62,6 +62,7 @@ class TracingProcess:
     """One script, traced on request."""
 
     def __init__(self, order: dict[str, Any], requests: int, replies: int) -> None:
+        hide_real_gpus()
         self.script = Script(order["script"], tuple(order["arguments"]), order["is_module"])
         self.steps: int = order["steps"]
         self.trace = Trace(gpu=find_gpu(order["gpu"]), mode=order["mode"])
@@ -83,7 +84,6 @@ class TracingProcess:
 
     def run(self) -> NoReturn:
         torch.set_num_threads(1)  # a fork has none of its parent's threads
-        hide_real_gpus()
         with contextlib.ExitStack() as stack:
             self._imports.enter_context(resting_during_imports(self._holds_nothing))
             stack.enter_context(self._loaders_watched())
