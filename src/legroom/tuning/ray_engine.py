@@ -69,13 +69,19 @@ class RayEngine:
         except KeyboardInterrupt:
             stage.interrupt()
             raise
+        except OSError as error:
+            raise UsageError(
+                f"Ray cannot write to {account}: {error.strerror or error}. What had ended is kept: make room and go on with resume"
+            ) from None
         except Exception:
             if exchange.refusal is not None:
                 raise exchange.refusal from None
             raise
         finally:
             shutil.rmtree(account, ignore_errors=True)  # Ray's account of the study: the store has all of it
-        if not stage.is_over:  # Ray took Ctrl-C for itself and ended its trials
+        if conductor.seconds_left == 0.0:
+            stage.time_is_up()
+        elif not stage.is_over:  # Ray took Ctrl-C for itself and ended its trials
             stage.interrupt()
             raise KeyboardInterrupt
 
@@ -93,6 +99,7 @@ def _tuner(exchange: "Exchange", folder: Path, resources: Resources) -> Any:
             search_alg=StagedSearch(exchange),
             scheduler=StagedScheduler(exchange),
             num_samples=-1,  # as many as the search gives
+            time_budget_s=exchange.conductor.seconds_left,
             reuse_actors=False,
             trial_name_creator=lambda trial: f"trial-{numbers[trial.trial_id]}",
             trial_dirname_creator=lambda trial: f"trial-{numbers[trial.trial_id]}-{trial.trial_id}",

@@ -1,5 +1,6 @@
 """What a trial asks Ray for, and what is not asked of Ray at all."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,7 +8,8 @@ import pytest
 
 from legroom.errors import UsageError
 from legroom.tuning.admission import Place
-from legroom.tuning.ray_engine import LEAST, RayEngine, _resources
+from legroom.tuning.ray_adapters import Exchange
+from legroom.tuning.ray_engine import LEAST, RayEngine, _resources, _tuner
 from legroom.tuning.ray_trial import ORDER
 from legroom.units import GiB
 
@@ -36,6 +38,11 @@ def test_a_trial_whose_memory_is_unknown_asks_for_the_whole_gpu() -> None:
 @pytest.mark.parametrize("place", [None, GPU, Place(index=0, memory=GiB, virtual=True)])
 def test_where_the_stage_packs_ray_counts_nothing(place: Place | None) -> None:
     assert asked(place, GiB, {}) == {"CPU": LEAST}
+
+
+def test_what_is_left_of_the_time_budget_is_rays(tmp_path: Path) -> None:
+    tuner = _tuner(Exchange(None, SimpleNamespace(seconds_left=90.0)), tmp_path, _resources({}))  # type: ignore[arg-type]
+    assert tuner._local_tuner._tune_config.time_budget_s == 90.0
 
 
 def test_a_trial_of_several_ranks_is_refused_with_the_engine_that_can() -> None:
