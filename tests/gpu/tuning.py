@@ -23,7 +23,7 @@ import legroom
 from legroom.tuning.records import TrialRecord, TrialState
 from legroom.tuning.study import Study
 
-SPACE = {"width": [1024, 4096, 8192, 131072], "batch_size": [4096, 65536, 1 << 20]}
+SPACE = {"width": [1024, 4096, 8192, 131072], "batch_size": [4096, 65536, 3 << 19]}
 
 
 def train(config: dict[str, Any], trial: Any) -> None:
@@ -40,10 +40,8 @@ def train(config: dict[str, Any], trial: Any) -> None:
 
     x = torch.randn(config["batch_size"], 32, device=trial.device)
     y = x[:, :1].sin()
-    for _ in range(2):
-        for _ in range(2):
-            loss = guard.step(loss_of, x, y)
-        trial.report(loss=loss.item())
+    for _ in range(3):
+        trial.report(loss=guard.step(loss_of, x, y).item())
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -94,7 +92,7 @@ def checks(study: Study) -> Iterator[tuple[str, bool, str]]:
         f"{len(never)} of 3",
     )
     split = [t for t in finished if t.memory.micro_batch is not None]
-    largest = {"width": 8192, "batch_size": 1 << 20}
+    largest = {"width": 8192, "batch_size": 3 << 19}
     yield (
         "the batch that is larger than the GPU was split",
         largest in [t.config for t in split],
@@ -102,7 +100,9 @@ def checks(study: Study) -> Iterator[tuple[str, bool, str]]:
     )
     over = [t for t in finished if (t.memory.actual or 0) > (t.memory.safe or 0)]
     yield "no trial took more than it was given room for", not over, f"{len(over)} did"
-    yield "no trial met a full GPU", all(t.memory.ooms == 0 for t in finished), ""
+    met = [t for t in study.trials if t.memory.ooms]
+    survived = all(t.state is TrialState.FINISHED for t in met)
+    yield "a trial that met the end of its share survived it", survived, f"{len(met)} did"
     shared, together = fullest(finished)
     yield "trials shared the GPU", shared > 1, f"up to {shared} at once"
     total = torch.cuda.get_device_properties(0).total_memory
