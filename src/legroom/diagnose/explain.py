@@ -134,7 +134,10 @@ def _of_log(found: Found, *, is_log: bool = True) -> Explanation:
     if found.unknown is not None:
         return _of_headline(found.unknown, found.unknown.line if is_log else None, earlier)
     return Explanation(
-        kind="unknown", certainty="unsure", sentence="There is no error in it that is known.", earlier=earlier
+        kind="unknown",
+        certainty="unsure",
+        sentence="No error was found in it: give the whole output of the program, with its last traceback.",
+        earlier=earlier,
     )
 
 

@@ -64,9 +64,10 @@ def page_words(page: CodePage) -> RenderableType:
 def _parts(told: Explanation) -> Iterator[RenderableType]:
     head = Text(clean(told.sentence), style=_STYLES[told.kind])
     yield head
-    about = Text(f"{told.code}  " if told.code else "", style="bold")
-    about.append(f"{_KINDS[told.kind]}, {told.certainty}", style="not bold dim")
-    yield about
+    if told.code or told.message:
+        about = Text(f"{told.code}  " if told.code else "", style="bold")
+        about.append(f"{_KINDS[told.kind]}, {told.certainty}", style="not bold dim")
+        yield about
     if told.message:
         where = f"line {told.line:,}: " if told.line is not None else ""
         yield Padding(Text(f"{where}{clean(told.message)}", style="italic"), (1, 0, 0, 2))

@@ -172,7 +172,10 @@ class TestLogs:
 
     def test_a_text_without_an_error_is_a_sentence(self) -> None:
         told = explain("all is well\n")
-        assert (told.kind, told.sentence) == ("unknown", "There is no error in it that is known.")
+        assert (told.kind, told.sentence) == (
+            "unknown",
+            "No error was found in it: give the whole output of the program, with its last traceback.",
+        )
 
     @pytest.mark.parametrize(
         ("content", "sentence"),
