@@ -34,7 +34,7 @@ def _parts(forecasts: Sequence[Forecast]) -> Iterator[RenderableType]:
     for trouble, ranks in _troubles(forecasts).items():
         yield Text(f"No prediction for rank {', '.join(map(str, ranks))}: {clean(trouble)}.", style="yellow")
     for note in dict.fromkeys(note for forecast in told for note in forecast.estimate.notes):  # type: ignore[union-attr]
-        yield Text(f"{clean(note)}.", style="dim")
+        yield Text(f"{clean(note).rstrip('.')}.", style="dim")
     yield Text("\nNothing was started: leave --dry-run away to do that.")
 
 

@@ -1,16 +1,20 @@
 """One rank of many, traced alone: its process group has all the ranks it should have, and none of them is there.
 
 A rank's memory depends on how many ranks there are (shards, shares of a batch, stages) and hardly on what they say. So for
-an estimate nobody needs to come: torch's own fake group answers every collective at once and moves nothing. The launcher
-asks for it with LEGROOM_LONE_RANK, beside RANK and WORLD_SIZE.
+an estimate nobody needs to come: torch's own fake group answers every collective at once and moves nothing. Only objects
+that one rank decides on and broadcasts (a plan, a path) matter: LEGROOM_LONE_RANK names a folder where the rank that
+sends them leaves them, for those that are traced after it.
 
 The fake group lives among torch's testing tools. Where a version has none, one rank of one is traced instead: what
 shards would save is then not seen.
 """
 
+import contextlib
 import functools
 import os
+import pickle
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -55,13 +59,37 @@ def replacements() -> Iterable[Replacement]:
                 "init_process_group": init_process_group,
                 "new_group": new_group,
                 "rendezvous": rendezvous,
-                "broadcast_object_list": answer(),
+                "broadcast_object_list": _Letters(rank).broadcast,
                 "monitored_barrier": answer(),
             },
         )
     parallel = getattr(optional_module("torch.nn.parallel"), "DistributedDataParallel", None)
     if parallel is not None and store is not None:
         yield from table(parallel, {"__init__": _reducing_at_once(parallel), "register_comm_hook": answer()})
+
+
+class _Letters:
+    """Objects that were broadcast, kept in order, one file for each rank that sends."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._folder = Path(os.environ[VARIABLE])
+        self._read: dict[int, int] = {}
+
+    def broadcast(self, object_list: list[Any], src: int | None = None, *rest: Any, **options: Any) -> None:
+        """Leave the objects, if this rank sends them; take them, if the sender was there; else they stay as they are."""
+        sender = src if src is not None else options.get("group_src") or 0
+        path = self._folder / f"from-{sender}.pickle"
+        if sender == self._rank:
+            with path.open("ab") as file:
+                pickle.dump(list(object_list), file)
+            return
+        if path.exists():
+            with path.open("rb") as file:
+                file.seek(self._read.get(sender, 0))
+                with contextlib.suppress(EOFError):  # it sent fewer than are asked for here
+                    object_list[:] = pickle.load(file)
+                self._read[sender] = file.tell()
 
 
 def _fake_store() -> Any:

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import psutil
@@ -106,15 +106,19 @@ class _Watched(LogsSpecs):
             error_files={local: str(each.ending.with_suffix(".error")) for local, each in files.items()},
         )
 
-    def finished(self, exit_codes: Mapping[int, int]) -> None:
-        """All ranks of the attempt are gone. `exit_codes`, by rank: of those that failed."""
+    def finished(self, exit_codes: Mapping[int, int], first: Collection[int] = ()) -> None:
+        """All ranks of the attempt are gone. `exit_codes`, by rank: of those that failed. `first`: of those, which were seen
+        dead before the others were told to end."""
         if not self._running:
             return
         self._running = False
         attempt = Attempt(
             number=self._number,
             seconds=time.monotonic() - self._began,
-            ranks=tuple(self._result(rank, exit_codes.get(rank, 0)) for rank in sorted(self._ranks.values())),
+            ranks=tuple(
+                self._result(rank, exit_codes.get(rank, 0), rank in first)
+                for rank in sorted(self._ranks.values())
+            ),
         )
         self.attempts.append(attempt)
         self._over(attempt)
@@ -123,9 +127,10 @@ class _Watched(LogsSpecs):
         """The launcher was told to end, and has ended the ranks."""
         self.finished(dict.fromkeys(self._ranks.values(), -signal.SIGTERM))
 
-    def _result(self, rank: int, exit_code: int) -> RankResult:
+    def _result(self, rank: int, exit_code: int, fell_first: bool) -> RankResult:
         files = self._folder.files(rank, self._number)
-        return RankResult(rank=rank, exit_code=exit_code, ending=read_ending(files.ending), files=files)
+        ending = read_ending(files.ending)
+        return RankResult(rank=rank, exit_code=exit_code, ending=ending, files=files, fell_first=fell_first)
 
 
 class _Agent(LocalElasticAgent):
@@ -138,9 +143,11 @@ class _Agent(LocalElasticAgent):
         self._handler = spec.rdzv_handler
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        result: RunResult = super()._monitor_workers(worker_group)
+        dead = {worker.global_rank for worker in worker_group.workers if _is_dead(worker.id)}
+        result: RunResult = super()._monitor_workers(worker_group)  # ends the others if one has failed
         if result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY, WorkerState.SUCCEEDED):
-            self._watched.finished({rank: failure.exitcode for rank, failure in result.failures.items()})
+            codes = {rank: failure.exitcode for rank, failure in result.failures.items()}
+            self._watched.finished(codes, dead)
         return result
 
     def _stop_workers(self, *arguments: Any, **options: Any) -> None:
@@ -264,6 +271,14 @@ def _signals_restored() -> Iterator[None]:
     finally:
         for name, handler in before.items():
             signal.signal(name, handler if handler is not None else signal.SIG_DFL)
+
+
+def _is_dead(pid: Any) -> bool:
+    """Whether a process has ended, and nobody has asked yet how."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except (psutil.Error, TypeError, ValueError):
+        return False
 
 
 def _end(left: set[psutil.Process]) -> None:

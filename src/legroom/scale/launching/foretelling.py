@@ -5,7 +5,8 @@ other ranks never come (see `observe.virtual.lone_rank`). So shards, shares and 
 """
 
 import os
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from legroom.observe.gpus import Gpu, find_gpu
 from legroom.observe.virtual.lone_rank import VARIABLE as LONE_RANK
 from legroom.predict.estimate import Estimate, judge
 from legroom.predict.script import CannotTrace, TracedScript
+from legroom.predict.trace import Mode
 from legroom.predict.tracing_start import start
 from legroom.scale.launching.plan import IN_ONE_PROCESS, LaunchPlan
 
@@ -54,31 +56,37 @@ def foretell(plan: LaunchPlan, say: Callable[[str], None] = lambda sentence: Non
         return [Forecast(rank=0, gpu=gpus[0], estimate=None, trouble=trouble)]
     say(f"tracing {plan.nproc} ranks, each by itself")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
-    with ThreadPoolExecutor(max_workers=min(plan.nproc, cores)) as pool:
-        return list(pool.map(lambda rank: _trace(plan, rank, gpus[rank]), range(plan.nproc)))
+    with tempfile.TemporaryDirectory(prefix="legroom-") as letters, ThreadPoolExecutor(cores) as pool:
+
+        def trace(rank: int) -> Forecast:
+            return _trace(plan, rank, gpus[rank], letters)
+
+        first = trace(0)  # what it decides and broadcasts is there for the others then
+        return [first, *pool.map(trace, range(1, plan.nproc))]
 
 
-def _trace(plan: LaunchPlan, rank: int, gpu: Gpu) -> Forecast:
+def _trace(plan: LaunchPlan, rank: int, gpu: Gpu, letters: str) -> Forecast:
+    environment = _environment(plan, rank, letters)
     try:
         try:
-            told = _estimate(plan, rank, gpu, "fake")
+            told = _estimate(plan, gpu, "fake", environment)
         except CannotTrace as trouble:
             if not trouble.needs_data:
                 raise
-            told = _estimate(plan, rank, gpu, "cpu")
+            told = _estimate(plan, gpu, "cpu", environment)
     except CannotTrace as trouble:
         return Forecast(rank=rank, gpu=gpu, estimate=None, trouble=str(trouble))
     return Forecast(rank=rank, gpu=gpu, estimate=told)
 
 
-def _estimate(plan: LaunchPlan, rank: int, gpu: Gpu, mode: Any) -> Estimate:
+def _estimate(plan: LaunchPlan, gpu: Gpu, mode: Mode, environment: Mapping[str, str]) -> Estimate:
     named = gpu.name if gpu.name in plan.gpus else gpu.memory
-    started = start(plan.script, named, mode=mode, environment=_environment(plan, rank))
+    started = start(plan.script, named, mode=mode, environment=environment)
     with TracedScript(started, gpu, mode=mode) as traced:
         return judge(traced.trace())
 
 
-def _environment(plan: LaunchPlan, rank: int) -> dict[str, str]:
+def _environment(plan: LaunchPlan, rank: int, letters: str) -> dict[str, str]:
     """As the rank will find it, except that a trace has one GPU: it is the first of its node."""
     return {
         "RANK": str(rank),
@@ -88,7 +96,7 @@ def _environment(plan: LaunchPlan, rank: int) -> dict[str, str]:
         "GROUP_RANK": "0",
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": "29500",
-        LONE_RANK: "1",
+        LONE_RANK: letters,
         **plan.settings,
     }
 

@@ -32,6 +32,8 @@ class RankResult:
     ending: RankEnding | None
     """What it said itself; None for one that was killed or ended by the launcher."""
     files: RankFiles
+    fell_first: bool = False
+    """Whether it was seen dead while others still lived. The launcher's own SIGKILL, for those that will not end, comes later."""
 
     @property
     def failed(self) -> bool:
@@ -125,7 +127,7 @@ def _order(rank: RankResult) -> tuple[int, float]:
     if rank.was_ended:
         return 3, float(rank.rank)
     if rank.failure is None:
-        return 1, float(rank.rank)
+        return 1, rank.rank - (1e6 if rank.fell_first else 0.0)
     return (2 if rank.lost_peer else 0), rank.failure.time
 
 

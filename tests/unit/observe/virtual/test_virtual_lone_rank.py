@@ -1,6 +1,7 @@
 """A rank that is traced alone: the world has its size, and nobody needs to come."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,8 +13,8 @@ from legroom.observe.virtual.lone_rank import VARIABLE
 
 
 @pytest.fixture
-def third_of_four(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name, value in {VARIABLE: "1", "RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}.items():
+def third_of_four(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    for name, value in {VARIABLE: str(tmp_path), "RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}.items():
         monkeypatch.setenv(name, value)
     with VirtualGPU("1GiB"):
         dist.init_process_group("nccl")
@@ -34,6 +35,23 @@ def test_meetings_wait_for_nobody() -> None:
     told: list[object] = ["kept"]
     dist.broadcast_object_list(told, src=0)
     assert told == ["kept"]
+
+
+def test_what_the_first_rank_broadcasts_reaches_those_traced_later(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    taken = []
+    for rank in ("0", "1"):
+        for name, value in {VARIABLE: str(tmp_path), "RANK": rank, "WORLD_SIZE": "2"}.items():
+            monkeypatch.setenv(name, value)
+        with VirtualGPU("1GiB"):
+            dist.init_process_group("nccl")
+            for said in ("plan", "path"):
+                objects = [said if rank == "0" else None]
+                dist.broadcast_object_list(objects, src=0)
+                taken += objects
+            dist.destroy_process_group()
+    assert taken == ["plan", "path", "plan", "path"]
 
 
 @pytest.mark.usefixtures("third_of_four")

@@ -57,6 +57,11 @@ def test_a_rank_that_was_told_to_end_is_never_the_cause_while_another_is():
     assert fallen.cause is fallen.ranks[1]
 
 
+def test_a_rank_that_fell_first_comes_before_those_that_had_to_be_killed():
+    fallen = attempt(died(0, signal.SIGKILL), replace(died(1, signal.SIGKILL), fell_first=True))
+    assert fallen.cause is fallen.ranks[1]
+
+
 def test_a_rank_that_died_on_its_way_out_comes_before_those_ended_for_it():
     crashed = replace(finished(0), exit_code=-signal.SIGABRT)
     fallen = attempt(replace(finished(1), exit_code=-signal.SIGTERM), crashed)
