@@ -63,7 +63,7 @@ class Notes:
     def changed(self, record: TrialRecord) -> None:
         self.states.append((record.number, record.state))
 
-    def resumed(self, records: Sequence[TrialRecord]) -> None: ...
+    def begun(self, job: Job, records: Sequence[TrialRecord]) -> None: ...
 
     def said(self, sentence: str) -> None:
         self.sentences.append(sentence)

@@ -12,6 +12,7 @@ import pytest
 
 from legroom.errors import UsageError
 from legroom.tuning.api import tune
+from legroom.tuning.engine import Job
 from legroom.tuning.records import TrialRecord, TrialState
 from legroom.tuning.study import Study
 
@@ -36,7 +37,7 @@ class Watch:
     def changed(self, record: TrialRecord) -> None:
         self._function(record)
 
-    def resumed(self, records: Sequence[TrialRecord]) -> None: ...
+    def begun(self, job: Job, records: Sequence[TrialRecord]) -> None: ...
     def said(self, sentence: str) -> None: ...
     def closed(self) -> None: ...
 
