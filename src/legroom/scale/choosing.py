@@ -1,11 +1,14 @@
 """`auto`: the cheapest strategy that fits, from estimates; the reason and the runners-up in a table."""
 
+import textwrap
 from dataclasses import dataclass
 
 from legroom.scale.cutting.planning import Plan
 from legroom.scale.forecasts import Forecast
 from legroom.units import format_size
 
+WIDTH = 76
+"""Columns of what is told: a launcher puts the rank before it."""
 PRICES = {
     "ddp": "gradients are sent once a step",
     "fsdp": "weights are gathered twice a step, gradients sent once",
@@ -34,12 +37,12 @@ class Choice:
     @property
     def told(self) -> str:
         """What a person should read now; empty where there was nothing to choose."""
-        parts = [
-            self.reason,
-            self.note,
-            table(self.forecasts, self.strategy) if len(self.forecasts) > 1 else "",
+        told = [
+            textwrap.fill(part, WIDTH, break_on_hyphens=False) for part in (self.reason, self.note) if part
         ]
-        return "\n".join(part for part in parts if part)
+        if len(self.forecasts) > 1:
+            told.append(table(self.forecasts, self.strategy))
+        return "\n".join(told)
 
 
 def cheapest(forecasts: list[Forecast], *, note: str = "") -> Choice:

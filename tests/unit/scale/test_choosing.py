@@ -32,8 +32,8 @@ def test_where_nothing_fits_the_nearest_is_taken_and_it_is_said() -> None:
 def test_the_reason_and_the_runners_up_are_told() -> None:
     told = cheapest(forecasts(30.5, 9.75, 0), note="Activations are not counted.").told
     assert told.splitlines() == [
-        "strategy='auto' takes fsdp, the cheapest that fits: 9.75 GiB of 24.00 GiB on the fullest GPU, and weights are gathered twice a "
-        "step, gradients sent once.",
+        "strategy='auto' takes fsdp, the cheapest that fits: 9.75 GiB of 24.00 GiB on",
+        "the fullest GPU, and weights are gathered twice a step, gradients sent once.",
         "Activations are not counted.",
         "    strategy      needs         of",
         "    ddp       30.50 GiB  24.00 GiB  does not fit",

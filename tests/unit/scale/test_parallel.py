@@ -116,7 +116,7 @@ def test_the_command_lines_strategy_wins_and_it_is_said(
 def test_dp_says_why_ddp_would_be_better(caplog: pytest.LogCaptureFixture) -> None:
     with legroom.VirtualGPU("64MiB", "64MiB"), caplog.at_level(logging.WARNING):
         legroom.parallel(*parts(), "dp")
-    assert "legroom launch --nproc 2 --strategy ddp" in caplog.text
+    assert "legroom launch --nproc 2 --strategy ddp" in caplog.text.replace("\n", " ")
 
 
 def test_a_coordinator_gets_so_few_rows_that_it_is_no_fuller_than_the_others() -> None:
@@ -155,8 +155,8 @@ def test_a_model_that_cannot_be_written_down_is_split_by_its_weights(
         assert {parameter.device.index for parameter in model.parameters()} == {0, 1}
         assert torch.equal(run.model(batch()[0].cuda()).cpu(), whole)
     assert (
-        "by the size of their weights alone: in its own forward, what is done next depends on the values"
-        in caplog.text
+        "weights alone: in its own forward, what is done next depends on the values"
+        in caplog.text.replace("\n", " ")
     )
 
 
