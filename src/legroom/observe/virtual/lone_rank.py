@@ -63,6 +63,7 @@ def replacements() -> Iterable[Replacement]:
                 "monitored_barrier": answer(),
             },
         )
+    yield from table(optional_module("torch.distributed.rendezvous"), {"rendezvous": rendezvous})
     parallel = getattr(optional_module("torch.nn.parallel"), "DistributedDataParallel", None)
     if parallel is not None and store is not None:
         yield from table(parallel, {"__init__": _reducing_at_once(parallel), "register_comm_hook": answer()})
