@@ -1,8 +1,8 @@
 """What each name holds as the code runs, as far as it can be read: which values carry a graph, what is kept where.
 
 Every function is gone through with its statements in order, loops twice (what one round leaves the next one sees),
-branches apart and then joined. The whole file is gone through three times, so that what a function returns, what its callers give it
-and whether they turned gradients off is known on the last round, which alone notes facts for the rules.
+branches apart and then joined. The whole file is gone through until what functions return, what their callers give them
+and whether they turned gradients off changes no more, then once again: that round alone notes facts for the rules.
 
 What cannot be told stays unknown, and no rule speaks of the unknown: a linter that is wrong is switched off.
 """
@@ -46,7 +46,7 @@ from legroom.diagnose.lint.syntax import (
     walk,
 )
 
-_ROUNDS = 3
+_MOST_ROUNDS = 5
 _PASSES = {"torch.autograd.backward", "torch.autograd.grad"}
 _GRAD_SWITCHES = {"no_grad", "inference_mode", "set_grad_enabled", "enable_grad"}
 
@@ -56,18 +56,34 @@ _ALL_OF_IT = {"parameters", "named_parameters"}
 
 def follow(program: Program) -> None:
     """Fill in the program's facts."""
-    for number in range(_ROUNDS):
-        recording = number == _ROUNDS - 1
-        sites = {function: function.sites for function in program.functions.values()}
-        for function in program.functions.values():
-            function.sites = []
-            function.returned_nodes = []
-        for function in program.functions.values():
-            _Walker(program, function, sites[function], recording=recording).run()
-        for function in program.functions.values():
-            if function.sites and not function.no_grad:
-                function.no_grad = all(site.no_grad for site in function.sites)
+    known: list[object] = []
+    for _ in range(_MOST_ROUNDS - 1):
+        _go_through(program, recording=False)
+        before, known = known, _known(program)
+        if before == known:
+            break
+    _go_through(program, recording=True)
     _spread_over_calls(program)
+
+
+def _go_through(program: Program, *, recording: bool) -> None:
+    sites = {function: function.sites for function in program.functions.values()}
+    for function in program.functions.values():
+        function.sites = []
+        function.returned_nodes = []
+    for function in program.functions.values():
+        _Walker(program, function, sites[function], recording=recording).run()
+    for function in program.functions.values():
+        if function.sites and not function.no_grad:
+            function.no_grad = all(site.no_grad for site in function.sites)
+
+
+def _known(program: Program) -> list[object]:
+    """What a further round would start from."""
+    return [
+        (function.returns, function.no_grad, [site.values for site in function.sites])
+        for function in program.functions.values()
+    ]
 
 
 def _spread_over_calls(program: Program) -> None:
