@@ -108,10 +108,13 @@ class Session:
         return self._status_of(max(self.devices, key=lambda device: self._figures(device.index)[0]))
 
     def fullest(self) -> Status:
-        """Of the device that held most of its memory at some moment."""
-        return self._status_of(
-            max(self.devices, key=lambda device: self._figures(device.index)[3] / max(device.capacity, 1))
-        )
+        """Of the device that held most of its memory at some moment; of two that reserved alike, by what was allocated."""
+
+        def fullness(device: DeviceInfo) -> tuple[float, int]:
+            _, _, allocated, reserved = self._figures(device.index)
+            return reserved / max(device.capacity, 1), allocated
+
+        return self._status_of(max(self.devices, key=fullness))
 
     def _status_of(self, device: DeviceInfo) -> Status:
         steps, seconds = (

@@ -212,8 +212,14 @@ def _success_parts(
     yield line
 
 
-def _fullness(rank: RankResult) -> float:
-    return rank.ending.peak_reserved / max(rank.ending.capacity, 1) if rank.ending is not None else 0.0
+def _fullness(rank: RankResult) -> tuple[float, int]:
+    """Of two that reserved alike, by what was allocated: PyTorch reserves in large pieces."""
+    ending = rank.ending
+    return (
+        (0.0, 0)
+        if ending is None
+        else (ending.peak_reserved / max(ending.capacity, 1), ending.peak_allocated)
+    )
 
 
 def _peak_table(ranks: Sequence[RankResult]) -> RenderableType:
