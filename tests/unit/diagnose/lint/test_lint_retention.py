@@ -586,5 +586,15 @@ def test_unsafe_fixes_are_made_only_when_asked_for(name: str) -> None:
     assert findings(mended(body, code, unsafe=True), code) == []
 
 
+def test_a_state_that_begins_as_none_stays_none() -> None:
+    body = """
+state = None
+for x, y in train_loader:
+    output, state = model(x, state)
+    output.mean().backward()
+"""
+    assert "model(x, None if state is None else state.detach())" in mended(body, "LG104", unsafe=True)
+
+
 def test_a_hook_keeps_outputs_without_their_graph() -> None:
     assert "features.append(output.detach())" in mended(TELLS["LG110 a function"], "LG110")

@@ -19,7 +19,7 @@ Effect: the bytes of those activations.
 nothing in the loop detaches it or makes it anew. A loop over the time steps inside one step is fine.
 
 **Fix**: unsafe. `.detach()` on the state that goes in: gradients then stop at the step's beginning, which is what truncated
-back-propagation through time means; a tuple of states gets each of its parts detached.
+back-propagation through time means; a tuple of states gets each of its parts detached, and a state that begins as `None` stays so.
 """
 
 from collections.abc import Iterator
@@ -99,9 +99,23 @@ def _is_kept_by_module(program: Program, store: Store) -> bool:
 def _fix(program: Program, store: Store, argument: cst.BaseExpression | None) -> tuple[Edit, ...]:
     if argument is None or dotted(argument) is None:
         return ()
+    detached = f"{store.target}.detach()"
     if _is_tuple(program, store):
-        return (replace(program, argument, f"tuple(part.detach() for part in {store.target})"),)
-    return tuple(append_to(program, argument, ".detach()"))
+        detached = f"tuple(part.detach() for part in {store.target})"
+    elif not _begins_as_none(program, store):
+        return tuple(append_to(program, argument, ".detach()"))
+    if _begins_as_none(program, store):
+        detached = f"None if {store.target} is None else {detached}"
+    return (replace(program, argument, detached),)
+
+
+def _begins_as_none(program: Program, store: Store) -> bool:
+    return any(
+        each.target == store.target
+        and isinstance(each.expression, cst.Name)
+        and each.expression.value == "None"
+        for each in program.stores
+    )
 
 
 def _is_tuple(program: Program, store: Store) -> bool:
