@@ -96,6 +96,22 @@ def test_a_trial_of_two_ranks_gets_two_gpus_and_one_micro_batch() -> None:
     assert placement.fit.micro_batch == 16
 
 
+def test_on_a_real_gpu_a_trial_gets_a_little_more_than_its_bound_where_there_is_room() -> None:
+    place = Place(index=0, memory=100 * GiB, context=GiB)
+    packer = Packer([place], slots=4)
+    first, second, third = (
+        packer.place({number: needs([place], size)}) for number, size in enumerate((10, 86, 2))
+    )
+    assert first is not None
+    assert first.fit is not None
+    assert first.fit.safe == 12 * GiB
+    assert second is not None
+    assert second.fit is not None
+    assert second.fit.safe == 88 * GiB
+    assert packer.free(place) == 0
+    assert third is None
+
+
 def test_without_gpus_there_are_as_many_as_slots() -> None:
     packer = Packer([], slots=2)
     waiting = {number: Admission(verdict=Verdict.FITS, fits={}) for number in range(3)}
