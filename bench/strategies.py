@@ -91,17 +91,17 @@ def train(way: str, options: dict[str, Any]) -> Any:
             losses.append(run.gather(loss).mean().item())
             if len(losses) == STEPS:
                 break
-    weights = {name: _whole(each).cpu() for name, each in run.module.named_parameters()}
+    weights = {name: _whole(each).cpu().numpy() for name, each in run.module.named_parameters()}
     return weights, losses
 
 
 def _whole(tensor: Any) -> torch.Tensor:
-    found: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.detach()
-    return found
+    found: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return found.detach()
 
 
-def _apart(weights: dict[str, torch.Tensor], truth: dict[str, torch.Tensor]) -> float:
-    return max(((each - truth[name]).abs().max().item() for name, each in weights.items()), default=0.0)
+def _apart(weights: dict[str, Any], truth: dict[str, Any]) -> float:
+    return max((float(abs(each - truth[name]).max()) for name, each in weights.items()), default=0.0)
 
 
 def _for(options: dict[str, Any], ranks: int) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from legroom.scale import trees
 from legroom.scale.cutting.score import Entry, Here, Like, Named, Score, Slot, tensors_of
 
 _CHANCE = ("rand", "dropout", "bernoulli", "multinomial", "normal", "poisson", "exponential")
@@ -175,13 +175,16 @@ class Player(nn.Module):
                 after(entry)
         own = {slot.number for entry in self._part.entries for slot in entry.gives()}
         return tuple(
-            values[slot] if slot in own else values[slot].view_as(values[slot]) for slot in self._part.sends
+            (
+                values[slot] if slot in own else values[slot].view_as(values[slot])
+            ).contiguous()  # or it cannot be sent
+            for slot in self._part.sends
         )
 
     def result(self, sent: Sequence[torch.Tensor]) -> Any:
         """The model's result, from what the last part sent."""
         values = dict(zip(self._part.sends, sent, strict=True))
-        return pytree.tree_map(
+        return trees.tree_map(
             lambda leaf: values[leaf.number] if isinstance(leaf, Slot) else leaf, self._score.whole.result
         )
 
@@ -193,7 +196,7 @@ class Player(nn.Module):
                 return attribute(self._model[0], leaf.name)
             return self._device if isinstance(leaf, Here) else leaf
 
-        arguments, named = pytree.tree_map(found, (entry.arguments, entry.named))
+        arguments, named = trees.tree_map(found, (entry.arguments, entry.named))
         call = self._model[0].get_submodule(entry.call) if isinstance(entry.call, str) else entry.call
         with contextlib.nullcontext() if entry.with_gradients else torch.no_grad():
             result = call(*arguments, **named)
@@ -214,7 +217,7 @@ def _wants(entries: Sequence[Entry], sends: Iterable[int]) -> set[int]:
 
 
 def _matched(template: Any, result: Any) -> Iterator[tuple[int, torch.Tensor]]:
-    for leaf, value in zip(pytree.tree_leaves(template), pytree.tree_leaves(result), strict=True):
+    for leaf, value in zip(trees.tree_leaves(template), trees.tree_leaves(result), strict=True):
         if isinstance(leaf, Slot):
             yield leaf.number, value
 

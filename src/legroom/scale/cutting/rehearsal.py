@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from legroom.memory.events import Alloc, Event, Free
 from legroom.predict.copying import OntoDevice, loss_of
+from legroom.scale import trees
 from legroom.scale.cutting.balance import Costs, Traffic, Weight
 from legroom.scale.cutting.letting_go import let_go
 from legroom.scale.cutting.parts import Part, Player, Sheet
@@ -88,9 +88,7 @@ def stage_step(
         orders = iter([order(1, 1), order(ahead, min(ahead + 1, flow.buffered))])
 
         def passes() -> None:
-            batch = [
-                pytree.tree_map_only(torch.Tensor, torch.empty_like, given) for _ in range(flow.buffered)
-            ]
+            batch = [trees.tree_map_only(torch.Tensor, torch.empty_like, given) for _ in range(flow.buffered)]
             waiting: dict[int, Any] = {}
             going_back: list[Any] = []  # gradients on their way to the stage before
             for is_forward, number in next(orders):

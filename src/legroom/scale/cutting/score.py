@@ -19,9 +19,9 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
 from legroom.errors import LegroomError
+from legroom.scale import trees
 
 
 class CannotCut(LegroomError):  # noqa: N818  (reads as what it is)
@@ -99,12 +99,12 @@ class Entry:
         return isinstance(self.call, str)
 
     def reads(self) -> Iterator[Slot | Named]:
-        for leaf in pytree.tree_leaves((self.arguments, self.named)):
+        for leaf in trees.tree_leaves((self.arguments, self.named)):
             if isinstance(leaf, Slot | Named):
                 yield leaf
 
     def gives(self) -> Iterator[Slot]:
-        for leaf in pytree.tree_leaves(self.result):
+        for leaf in trees.tree_leaves(self.result):
             if isinstance(leaf, Slot):
                 yield leaf
 
@@ -182,7 +182,7 @@ def input_tensors(arguments: Any, named: Any) -> list[torch.Tensor]:
 def without_data(model: nn.Module, *values: Any) -> tuple[Any, ...]:
     """Copies of a model and of values on the meta device: their tensors have shapes alone."""
     memo: dict[int, Any] = {}
-    for tensor in (*(each for _, each in tensors_of(model)), *pytree.tree_leaves(values)):
+    for tensor in (*(each for _, each in tensors_of(model)), *trees.tree_leaves(values)):
         if isinstance(tensor, torch.Tensor) and id(tensor) not in memo:
             memo[id(tensor)] = _like(tensor)
     return tuple(copy.deepcopy(value, memo) for value in (model, *values))
@@ -363,7 +363,7 @@ class _Recorder(TorchFunctionMode):
                 )
             return leaf
 
-        return pytree.tree_map(reference, value)
+        return trees.tree_map(reference, value)
 
     def _slot(self, tensor: torch.Tensor) -> int | None:
         known = self._slots.get(id(tensor))
@@ -420,17 +420,17 @@ def _is_empty_cache(value: Any) -> bool:
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    return (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
+    return (leaf for leaf in trees.tree_leaves(value) if isinstance(leaf, torch.Tensor))
 
 
 def _on_meta(value: Any) -> Any:
     """Beside tensors without data, all must be without."""
-    return pytree.tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, value)
+    return trees.tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, value)
 
 
 def _for_real(value: Any) -> Any:
     """Made from nothing, or from what was: on the host, whatever device is asked for."""
-    arguments, named = pytree.tree_map(lambda leaf: _HOST if isinstance(leaf, torch.device) else leaf, value)
+    arguments, named = trees.tree_map(lambda leaf: _HOST if isinstance(leaf, torch.device) else leaf, value)
     return arguments, {**named, "device": _HOST} if isinstance(named.get("device"), str) else named
 
 

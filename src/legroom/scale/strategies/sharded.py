@@ -4,6 +4,7 @@ What is gathered at once is a module chosen by size: small enough that two of th
 the network is worth waking. What is too small for a gathering of its own goes with the modules around it.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,12 +63,12 @@ def sharded(
 
 
 def wrapping(model: nn.Module) -> Wrapping:
-    """The modules that are gathered on their own: the largest that are no more than LARGEST_PART of the model, or have layers alone inside."""
+    """The modules that are gathered on their own: the largest that are no more than LARGEST_PART of the model, or are one of several alike (the blocks of a transformer)."""
     whole = _bytes(model.parameters())
     shared = _shared(model)
     chosen: list[str] = []
 
-    def look(name: str, module: nn.Module) -> None:
+    def look(name: str, module: nn.Module, *, is_block: bool) -> None:
         mine = list(module.parameters())
         size = _bytes(mine)
         if size < max(whole * SMALLEST_PART, min(WORTH_SENDING, whole * LARGEST_PART)):
@@ -76,15 +77,16 @@ def wrapping(model: nn.Module) -> Wrapping:
         is_call = type(module).forward is not nn.Module.forward and not isinstance(
             module, nn.ModuleList | nn.ModuleDict
         )
-        is_small = size <= whole * LARGEST_PART or not any(list(child.children()) for _, child in children)
-        if name and is_call and is_small:
+        if name and is_call and (size <= whole * LARGEST_PART or is_block or not children):
             if not any(id(parameter) in shared for parameter in mine):
                 chosen.append(name)
             return
+        kinds = Counter(type(child) for _, child in children)
         for child_name, child in children:
-            look(f"{name}.{child_name}" if name else child_name, child)
+            repeated = isinstance(module, nn.ModuleList | nn.Sequential) and kinds[type(child)] > 1
+            look(f"{name}.{child_name}" if name else child_name, child, is_block=repeated)
 
-    look("", model)
+    look("", model, is_block=False)
     sizes = [_bytes(model.get_submodule(name).parameters()) for name in chosen]
     return Wrapping(tuple(chosen), max([*sizes, whole - sum(sizes)]))
 

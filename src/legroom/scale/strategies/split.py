@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
+from legroom.scale import trees
 from legroom.scale.cutting.letting_go import move_plain
 from legroom.scale.cutting.parts import Part
 from legroom.scale.cutting.score import tensors_of
@@ -56,7 +56,7 @@ class _OnTheLaterDevice(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        tensors = [leaf for leaf in trees.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         if len(tensors) < 2:
             return func(*args, **kwargs)
         devices = [tensor.device for tensor in tensors]
@@ -71,7 +71,7 @@ class _OnTheLaterDevice(TorchFunctionMode):
         def bring(leaf: Any) -> Any:
             return leaf.to(target) if isinstance(leaf, torch.Tensor) and leaf.device in self._order else leaf
 
-        args, kwargs = pytree.tree_map(bring, (args, kwargs))
+        args, kwargs = trees.tree_map(bring, (args, kwargs))
         return func(*args, **kwargs)
 
 

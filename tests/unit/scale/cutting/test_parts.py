@@ -198,3 +198,21 @@ def test_a_model_of_transformers_can_be_cut() -> None:
     whole = model(input_ids=ids, labels=ids)
     assert torch.equal(result.logits, whole.logits)
     assert torch.equal(result.loss, whole.loss)
+
+
+def test_what_is_handed_on_can_be_sent_as_it_is() -> None:
+    class Turning(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 6), nn.Linear(3, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.second(self.first(x).transpose(1, 2))
+            return result
+
+    model, x = Turning(), torch.randn(2, 3, 4)
+    score = record(model, (x,), {})
+    first, _ = Sheet(score).parts((0, 2, 3))
+    (sent,) = Player(score, first, model, HOST).play((), [x])
+    assert sent.is_contiguous()
+    assert torch.equal(in_parts(model, (0, 2, 3), (x,), {}), model(x))
