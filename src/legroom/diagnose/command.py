@@ -38,7 +38,7 @@ class Command:
     def from_run(cls, run: Mapping[str, Any]) -> "Command":
         """From a capture's header, which may come from a stranger: words that are no words are left out."""
         verb = "launch" if run.get("verb") == "launch" else "run"
-        return cls(*(_words(run.get(key)) for key in ("options", "target", "arguments")), verb=verb)
+        return cls(_words(run.get("options")), _words(run.get("target")), _words(run.get("arguments")), verb)
 
 
 def _words(value: object) -> tuple[str, ...]:

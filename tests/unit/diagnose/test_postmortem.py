@@ -114,7 +114,9 @@ def test_a_device_too_small_for_the_first_weights_is_told_so_and_nothing_that_fr
     run.oom(900)
     advice = run.advice()
     assert list(advice) == ["LG602"]
-    assert "with 0 B of them on the device there was no room for the next 900.0 MiB" in advice["LG602"].message
+    assert (
+        "with 0 B of them on the device there was no room for the next 900.0 MiB" in advice["LG602"].message
+    )
 
 
 def test_growth_is_a_mistake_and_comes_first(make_run):

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import libcst as cst
 
-from legroom.diagnose.lint.facts import CallFact, CallSite, Function, LoopFact
+from legroom.diagnose.lint.facts import CallSite, Function, LoopFact
 from legroom.diagnose.lint.kinds import (
     EXCEPTION,
     GRAPH,
@@ -30,11 +30,11 @@ from legroom.diagnose.lint.kinds import (
 from legroom.diagnose.lint.notes import ADDING, Notes, kept_names
 from legroom.diagnose.lint.program import Program
 from legroom.diagnose.lint.results import computed_from, element_of
+from legroom.diagnose.lint.spreading import spread_over_calls
 from legroom.diagnose.lint.syntax import (
     Loop,
     dotted,
-    is_true,
-    keyword,
+    innermost_iterable,
     last_name,
     live_names,
     method_name,
@@ -42,12 +42,10 @@ from legroom.diagnose.lint.syntax import (
     path_of,
     positional,
     receiver,
-    root,
     walk,
 )
 
 _MOST_ROUNDS = 5
-_PASSES = {"torch.autograd.backward", "torch.autograd.grad"}
 _GRAD_SWITCHES = {"no_grad", "inference_mode", "set_grad_enabled", "enable_grad"}
 
 
@@ -63,7 +61,7 @@ def follow(program: Program) -> None:
         if before == known:
             break
     _go_through(program, recording=True)
-    _spread_over_calls(program)
+    spread_over_calls(program)
 
 
 def _go_through(program: Program, *, recording: bool) -> None:
@@ -84,50 +82,6 @@ def _known(program: Program) -> list[object]:
         (function.returns, function.no_grad, [site.values for site in function.sites])
         for function in program.functions.values()
     ]
-
-
-def _spread_over_calls(program: Program) -> None:
-    """A loop trains if a function that it calls does."""
-    trains = {call.function for call in program.calls if _is_backward(call) or _is_step(call)}
-    backward = {call.function for call in program.calls if _is_backward(call)}
-    for _ in range(3):
-        trains |= {call.function for call in program.calls if call.local in trains}
-        backward |= {call.function for call in program.calls if call.local in backward}
-    computing = {call.function for call in program.calls if _runs_a_model(call)}
-    for loop in program.loops:  # over a generator that trains
-        source = _innermost_iterable(loop.node.iter) if isinstance(loop.node, cst.For) else None
-        for call in program.calls:
-            if (
-                call.local in backward
-                and isinstance(loop.node, cst.For)
-                and call.node in (source, loop.node.iter)
-            ):
-                loop.trains = loop.backward = True
-    for call in program.calls:
-        does_backward = _is_backward(call) or call.local in backward
-        does_step = _is_step(call)
-        for loop in call.loops:
-            loop.backward |= does_backward
-            loop.trains |= does_backward or does_step or call.local in trains
-            runs = _runs_a_model(call) or (call.local in computing and call.result.carries_graph)
-            loop.computes |= runs and root(dotted(call.node.func) or "") not in loop.bound
-        if not call.loops:
-            call.function.backward |= does_backward
-            call.function.steps |= does_step
-
-
-def _runs_a_model(call: CallFact) -> bool:
-    return call.receiver.kind is Kind.MODEL and call.result.carries_graph
-
-
-def _is_backward(call: CallFact) -> bool:
-    if call.name == "torch.autograd.grad" and is_true(keyword(call.node, "create_graph")):
-        return False  # a part of the step: what it gives goes backward itself
-    return call.method in {"backward", "manual_backward"} or call.name in _PASSES
-
-
-def _is_step(call: CallFact) -> bool:
-    return call.method == "step" and call.receiver.kind in (Kind.OPTIMIZER, Kind.SCALER)
 
 
 class _Walker(Notes):
@@ -376,7 +330,7 @@ class _Walker(Notes):
         before = dict(self.names)
         if isinstance(node, cst.For):
             fact.iterates = self.value_of(node.iter)
-            fact.iterated = path_of(_innermost_iterable(node.iter)) or ""
+            fact.iterated = path_of(innermost_iterable(node.iter)) or ""
             self.bind_iteration(node.target, node.iter, fact.iterates)
         else:
             self.value_of(node.test)
@@ -538,15 +492,6 @@ def _is_constant(node: cst.CSTNode) -> bool:
             node = node.expression
         return isinstance(node, (cst.SimpleString, cst.Integer, cst.ConcatenatedString))
     return isinstance(node, cst.Slice)
-
-
-def _innermost_iterable(node: cst.BaseExpression) -> cst.BaseExpression:
-    """`loader` of `enumerate(tqdm(loader))`."""
-    while isinstance(node, cst.Call) and (arguments := positional(node)):
-        if method_name(node) in {"items", "values", "keys"}:
-            break
-        node = arguments[0].value
-    return node
 
 
 def _last_node(node: cst.CSTNode) -> cst.CSTNode:

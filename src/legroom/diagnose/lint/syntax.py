@@ -256,3 +256,12 @@ class Imports:
                 continue
             alias = each.asname.name.value if each.asname and isinstance(each.asname.name, cst.Name) else name
             self.meaning[alias] = f"{source}.{name}"
+
+
+def innermost_iterable(node: cst.BaseExpression) -> cst.BaseExpression:
+    """`loader` of `enumerate(tqdm(loader))`."""
+    while isinstance(node, cst.Call) and (arguments := positional(node)):
+        if method_name(node) in {"items", "values", "keys"}:
+            break
+        node = arguments[0].value
+    return node
