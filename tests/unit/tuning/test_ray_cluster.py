@@ -25,10 +25,28 @@ def test_a_cluster_that_is_not_there_is_a_sentence() -> None:
             raise AssertionError("there is a cluster")
 
 
-def test_no_cluster_on_this_machine_is_a_sentence() -> None:
+def cannot_join(**options: object) -> None:
+    raise ConnectionError("Could not find any running Ray instance.\nmore of Ray's")
+
+
+def test_no_cluster_on_this_machine_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray.init", cannot_join)  # there may be one: other tests start Ray
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
     with pytest.raises(UsageError, match="there is no Ray cluster on this machine"):
         with connected("auto", processors=1):
             raise AssertionError("there is a cluster")
+
+
+def test_what_answers_and_is_no_cluster_for_us_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray.init", cannot_join)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        with pytest.raises(
+            UsageError, match=rf"something answers at {address}.*\(Could not find any running Ray instance.\)"
+        ):
+            with connected(address, processors=1):
+                raise AssertionError("there is a cluster")
 
 
 @pytest.mark.parametrize("address", ["nowhere", "host:", ":6379", "host:port"])
