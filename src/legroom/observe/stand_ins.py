@@ -196,7 +196,10 @@ def _any_fake(values: Any) -> bool:
 
 _ALL = frozenset(
     id(getattr(packet, overload))
-    for packet in (torch.ops.aten.all, torch.ops.aten._is_all_true)  # the latter checks distributions' parameters
+    for packet in (
+        torch.ops.aten.all,
+        torch.ops.aten._is_all_true,
+    )  # the latter checks distributions' parameters
     for overload in packet.overloads()  # type: ignore[no-untyped-call]
 )
 _FACTORIES = frozenset(
