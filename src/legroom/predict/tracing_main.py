@@ -7,6 +7,7 @@ from legroom.predict.resting_collector import resting_during_imports
 
 if __name__ == "__main__":
     with resting_during_imports(lambda: True):
-        from legroom.predict.tracing_process import TracingProcess, die_with_parent
+        from legroom.observe.lifeline import die_with_parent
+        from legroom.predict.tracing_process import TracingProcess
     die_with_parent()
     TracingProcess(json.loads(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])).run()

@@ -9,7 +9,6 @@ Requests and replies are lines of JSON on two file descriptors; a trace itself i
 """
 
 import contextlib
-import ctypes
 import functools
 import json
 import os
@@ -38,6 +37,7 @@ from legroom.memory.events import Frame
 from legroom.observe.attribution import user_frame
 from legroom.observe.gpus import find_gpu
 from legroom.observe.hidden_gpus import hide_real_gpus
+from legroom.observe.lifeline import die_with_parent
 from legroom.observe.script import Script, execute, installed
 from legroom.observe.virtual.gpu import VirtualGPU
 from legroom.observe.virtual.patching import replaced, table
@@ -353,13 +353,6 @@ def _line(error: BaseException, found: Frame) -> int:
     return lines[-1] or found.line if lines else found.line
 
 
-def die_with_parent() -> None:
-    """Nobody waits for a trace whose asker was killed. Elsewhere than on Linux it runs on to its steps."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-_PR_SET_PDEATHSIG = 1
 _NO_SHAPES = "fake impl"
 """What torch says of a custom operation whose results' shapes nobody declared."""
 _NO_DATA = "Cannot access data pointer"

@@ -5,7 +5,6 @@ Every trial has a process of its own, so that its memory goes back whatever it d
 """
 
 import contextlib
-import ctypes
 import inspect
 import os
 import signal
@@ -17,6 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from legroom.observe.lifeline import die_with_parent
 from legroom.tuning.admission import Place
 from legroom.tuning.function import Train, TrainFunction
 from legroom.tuning.records import TrialState
@@ -238,9 +238,3 @@ def print_to(path: Path) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
-
-
-def die_with_parent() -> None:
-    """A killed study leaves no process behind on the GPU. Elsewhere than on Linux a trial ends at its next report."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)

@@ -24,6 +24,7 @@ import torch
 from legroom.observe.cuda_rules import optimizers
 from legroom.observe.gpus import Gpu, find_gpu
 from legroom.observe.hidden_gpus import hide_real_gpus
+from legroom.observe.lifeline import die_with_parent
 from legroom.observe.stand_ins import StandIns
 from legroom.observe.virtual.gpu import VirtualGPU
 from legroom.predict.fit import replay, safe_reserved, slack
@@ -34,7 +35,7 @@ from legroom.train.guarding.guard import Guard
 from legroom.tuning.function import TrainFunction
 from legroom.tuning.schedulers import Action
 from legroom.tuning.trial import Reported, Trial
-from legroom.tuning.trial_process import called, die_with_parent
+from legroom.tuning.trial_process import called
 
 STEPS = 2
 """Optimizer steps: the first one makes the optimizer's state, the second one is like all others."""
