@@ -2,7 +2,8 @@
 
 What lives on a device is a fake tensor; what lives on the host is real, so that data loading, sampling and logging run
 as they are. Where the two meet, values must be made up: `.item()` gives 1, `all()` True and any other question False;
-`.cpu()` gives ones.
+`.cpu()` gives ones. One thing is known: whether a mask or another small tensor of whole numbers was all true on the host before
+it was copied, since models leave out a padding mask that masks nothing.
 
 Models are built on the host first and would take time and memory there: what a module makes while it is constructed
 is fake from the beginning, and so is every parameter and buffer it registers.
@@ -28,8 +29,12 @@ SMALL = 64 * 1024
 """Bytes below which a tensor made during a module's construction stays real: its values may steer the construction
 (`[rate.item() for rate in torch.linspace(0, 0.1, depth)]`), and it costs nothing."""
 
+LARGEST_MASK = 4 << 20
+"""Bytes of a host tensor that is looked through when it is copied to the device."""
+
 ASKS_DEVICE = torch.ops.prim.device.default
 _ITEM = torch.ops.aten._local_scalar_dense.default
+_COPY = torch.ops.aten._to_copy.default
 _CHECK_INF = getattr(torch.ops.aten, "_amp_foreach_non_finite_check_and_unscale_", None)
 
 
@@ -59,6 +64,7 @@ class StandIns:
         """How many values were made up."""
         self._infinities = _Storages()
         self._true = _Storages()
+        self._partly_false = _Storages()
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any], to_device: bool) -> Any:
         """One operation. `to_device`: its results live on a device, whatever its inputs are."""
@@ -66,12 +72,18 @@ class StandIns:
             return self._value(args[0]) if isinstance(args[0], FakeTensor) else func(*args, **kwargs)
         if id(func) in _ALL and _any_fake(args):
             out = self._shaped(func, args, kwargs)
-            self._true.add(out)
+            if args[0] not in self._partly_false:
+                self._true.add(out)
             return out
         if getattr(func, "namespace", "") == "c10d" and _any_fake(args):
             return _communicated(func, args)
         if to_device and args and is_lazy(args[0]):
             return func(*args, **kwargs)  # empty, and of a class that fake mode does not know
+        if func is _COPY and (to_device or isinstance(args[0], FakeTensor)):
+            out = self._shaped(func, args, kwargs)
+            if self._is_partly_false(args[0]):
+                self._partly_false.add(out)
+            return out
         if to_device or _any_fake(args) or _any_fake(kwargs.values()) or _is_building(func, args, kwargs):
             if _CHECK_INF is not None and func is _CHECK_INF.default:
                 self._infinities.add(args[1])
@@ -85,6 +97,13 @@ class StandIns:
         if _in_fake_mode():  # as when torch copies a stand-in: the mode's turn comes after ours anyway
             return func(*args, **kwargs)
         return self._memory.run(func, args, kwargs)
+
+    def _is_partly_false(self, copied: torch.Tensor) -> bool:
+        if isinstance(copied, FakeTensor):
+            return copied in self._partly_false
+        if copied.is_floating_point() or copied.is_complex() or copied.nbytes > LARGEST_MASK:
+            return False
+        return not bool(copied.all())
 
     def _worked_out(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return self.mode.__torch_dispatch__(func, (), args, kwargs)
