@@ -60,7 +60,8 @@ def _padded(vocabulary: int, length: int, classes: int) -> Callable[[int, str], 
     def batch(count: int, device: str) -> list[Tensor]:
         ids = torch.randint(5, vocabulary, (count, length), device=device)
         lengths = torch.linspace(length // 3, length, count).long()
-        mask = (torch.arange(length)[None] < lengths[:, None]).long().to(device)  # a tokenizer's, from the host
+        # The mask comes from the host, as a tokenizer's does.
+        mask = (torch.arange(length)[None] < lengths[:, None]).long().to(device)
         return [ids, mask, torch.randint(0, classes, (count,), device=device)]
 
     return batch
