@@ -29,7 +29,7 @@ from legroom.observe.cuda_rules.plan import Plan
 from legroom.observe.cuda_rules.rules import CudaRules
 from legroom.observe.kernel_memory import KernelMemory
 from legroom.observe.roles import Roles
-from legroom.observe.stand_ins import ASKS_DEVICE, StandIns
+from legroom.observe.stand_ins import ASKS_DEVICE, StandIns, fake_mode_in_force
 from legroom.observe.storages import Live, is_imagined, storage_of, tensors_in
 from legroom.observe.training import TrainingClock
 
@@ -117,6 +117,8 @@ class Recorder:
         self.rules = rules
         self._kernels = KernelMemory(rules) if rules is not None else None
         self.stand_ins = stand_ins
+        self._fake_mode = None if stand_ins is None else stand_ins.mode
+        """Whose tensors without data count: the stand-ins', or those of a mode that the program itself is in."""
         self.doubts: dict[int, int] = {}
         """Of memory that kernels took: its number → what it may have been instead, where that is not known."""
         self.spare: set[int] = set()
@@ -136,6 +138,8 @@ class Recorder:
     def attach(self) -> None:
         """Watch this thread, and torch's global hooks, until `detach`."""
         self._started = _now()
+        if self.stand_ins is None:
+            self._fake_mode = fake_mode_in_force()
         self._peaks = {device.index: [0, 0] for device in self.devices}
         self.modules.attach()
         self._exit.callback(self.modules.detach)
@@ -213,7 +217,7 @@ class Recorder:
         plan: Plan | None,
     ) -> None:
         target = self.context.target
-        if is_imagined(out, None if self.stand_ins is None else self.stand_ins.mode):
+        if is_imagined(out, self._fake_mode):
             return
         if self.everywhere:
             device = 0

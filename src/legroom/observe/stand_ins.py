@@ -94,7 +94,9 @@ class StandIns:
 
     def _shaped(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """The operation on shapes alone: what entering the mode and calling `func` would come to, without that way's cost."""
-        if _in_fake_mode():  # as when torch copies a stand-in: the mode's turn comes after ours anyway
+        if (
+            fake_mode_in_force() is not None
+        ):  # as when torch copies a stand-in: the mode's turn comes after ours anyway
             return func(*args, **kwargs)
         return self._memory.run(func, args, kwargs)
 
@@ -174,13 +176,14 @@ class StandIns:
                 hook.remove()
 
 
-def _in_fake_mode() -> bool:
-    """Whether somebody entered a fake mode. Without torch's private functions for that, copies of stand-ins fail."""
+def fake_mode_in_force() -> Any:
+    """The fake mode that somebody entered, or None. Without torch's private functions for that it is always None, and copies of
+    stand-ins fail."""
     ask, keys = (
         getattr(torch._C, "_get_dispatch_mode", None),
         getattr(torch._C, "_TorchDispatchModeKey", None),
     )
-    return ask is not None and keys is not None and ask(keys.FAKE) is not None
+    return None if ask is None or keys is None else ask(keys.FAKE)
 
 
 @functools.cache

@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,15 @@ def test_asha_cuts_trials_short(tmp_path: Path) -> None:
     assert all(trial.step == 1 for trial in study.trials[1:])
 
 
+@pytest.fixture
+def ctrl_c_heard() -> Iterator[None]:
+    """Processes that run tests side by side ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c_heard")
 def test_ctrl_c_ends_cleanly_and_resuming_repeats_nothing_that_ended(tmp_path: Path) -> None:
     def interrupt(record: TrialRecord) -> None:
         if record.number == 2 and record.state is TrialState.FINISHED:
