@@ -9,7 +9,7 @@ network, the steps of an episode) whose backward pass is yet to come.
 
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -150,4 +150,10 @@ class Ticks:
 
 def _has_optimizer() -> bool:
     """Whether one exists in this process: a look at all objects, so it is asked once."""
-    return any(issubclass(type(each), torch.optim.Optimizer) for each in gc.get_objects())
+    return any(True for _ in optimizers_alive())
+
+
+def optimizers_alive() -> Iterator[torch.optim.Optimizer]:
+    for each in gc.get_objects():
+        if issubclass(type(each), torch.optim.Optimizer):
+            yield each

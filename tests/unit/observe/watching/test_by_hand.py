@@ -1,11 +1,11 @@
 """Programs that step by hand, and holders that only look like one: what is watched, named, and left alone."""
 
-import gc
 import queue
 import random
 from collections import defaultdict
 from typing import Any
 
+import pytest
 import torch
 from loops import leaks_of
 
@@ -18,7 +18,6 @@ def _watched_by_hand(*, grad: bool, turns: int = 16) -> list[Kept]:
     found: dict[tuple[object, ...], Kept] = {}
     watcher = Watcher(lambda kept: found.setdefault(kept.identity, kept) and None, share=1.0)
     weight, losses = torch.randn(4, 2, requires_grad=True), []
-    gc.collect()  # no optimizer of another test is left
     watcher.attach()
     try:
         for _ in range(turns):
@@ -37,12 +36,14 @@ def _watched_by_hand(*, grad: bool, turns: int = 16) -> list[Kept]:
     return list(found.values())
 
 
+@pytest.mark.usefixtures("no_earlier_optimizers")
 def test_backward_passes_are_turns_at_once_where_no_optimizer_exists() -> None:
     (leak,) = _watched_by_hand(grad=False)
     assert (leak.name, leak.kind) == ("losses", "graph")
     assert leak.step <= 8
 
 
+@pytest.mark.usefixtures("no_earlier_optimizers")
 def test_so_are_calls_of_autograd_grad() -> None:
     (leak,) = _watched_by_hand(grad=True)
     assert (leak.name, leak.kind) == ("losses", "graph")

@@ -1,9 +1,9 @@
 """Loops in which only a model is called: those of an evaluation are watched, the parts of one training step are not."""
 
-import gc
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
@@ -51,6 +51,7 @@ def test_results_written_one_by_one_under_no_grad_are_no_leak() -> None:
     assert _watched(loop)[0] == []
 
 
+@pytest.mark.usefixtures("no_earlier_optimizers")
 def test_a_model_left_in_training_mode_that_nothing_trains_is_watched_as_well() -> None:
     model, outputs = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 2)), []
 
@@ -58,7 +59,6 @@ def test_a_model_left_in_training_mode_that_nothing_trains_is_watched_as_well() 
         for _ in range(30):
             outputs.append(model(torch.randn(5, 6)))
 
-    gc.collect()  # no optimizer of another test is left
     (leak,), _ = _watched(loop)
     assert (leak.name, leak.kind, leak.evaluation) == ("outputs", "graph", True)
 

@@ -1,0 +1,21 @@
+"""What these tests share."""
+
+import weakref
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from legroom.observe.watching import ticks
+
+
+@pytest.fixture
+def no_earlier_optimizers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Optimizers that other tests of this process left alive are not seen."""
+    look = ticks.optimizers_alive
+    before = [weakref.ref(optimizer) for optimizer in look()]
+
+    def later() -> Iterator[torch.optim.Optimizer]:
+        return (each for each in look() if all(known() is not each for known in before))
+
+    monkeypatch.setattr(ticks, "optimizers_alive", later)
