@@ -1,4 +1,4 @@
-"""Live figures of this machine: its GPUs through NVML, its memory through the system.
+"""Live figures of this machine: its GPUs through NVML, its memory and processors through the system.
 
 Nothing here initialises CUDA, so it may be asked before a script that forks, or beside one that runs. Everything is
 optional: no driver, no library or no permission makes a figure `NA`, never an exception and never a plausible zero.
@@ -120,6 +120,11 @@ def driver_version() -> str | NotAvailable:
     with _nvml() as nvml:
         version = NA if nvml is None else _ask(nvml.nvmlSystemGetDriverVersion)
         return version if version is NA else _text(version)
+
+
+def processors() -> int:
+    """How many this process may use: of a machine that is shared, those that it was given."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def host(system: Path = Path("/sys/fs/cgroup"), processes: Path = Path("/proc")) -> Host:

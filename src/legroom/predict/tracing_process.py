@@ -35,6 +35,7 @@ from torch.utils.data import dataloader as _dataloader
 from legroom.memory.capture import CaptureWriter
 from legroom.memory.events import Frame
 from legroom.observe.attribution import user_frame
+from legroom.observe.devices import processors
 from legroom.observe.gpus import find_gpu
 from legroom.observe.hidden_gpus import hide_real_gpus
 from legroom.observe.lifeline import die_with_parent
@@ -116,7 +117,7 @@ class TracingProcess:
             return
         self._imports.close()
         self._say({"event": "ready", "batch_size": self._batch_size})
-        most = min(MOST_AT_ONCE, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2)
+        most = min(MOST_AT_ONCE, processors())
         waiting: list[dict[str, Any]] = []
         running: dict[int, int] = {}
         while True:

@@ -8,7 +8,6 @@ divided as it is; a rank that gets none of its rows goes along with one row that
 on the seed and the epoch alone, not on the number of ranks: a run may go on with another number, at the same batch.
 """
 
-import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -17,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from legroom.errors import UsageError
+from legroom.observe.devices import processors
 from legroom.scale.shares import divided
 from legroom.train.guarding.splitting import moved
 
@@ -141,8 +141,7 @@ def workers_per_rank(dataset: Dataset[Any], local_ranks: int) -> int:
     """Processors of this machine, divided among its ranks. None for tensors in memory, or where each rank has one processor."""
     if isinstance(dataset, TensorDataset):
         return 0
-    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    each = mine // local_ranks
+    each = processors() // local_ranks
     return 0 if each < 2 else min(each, MOST_WORKERS)
 
 

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import UsageError
+from legroom.observe.devices import processors
 from legroom.tuning.admission import Place, real_places
 from legroom.tuning.engine import Job
 from legroom.tuning.ray_cluster import connected
 from legroom.tuning.ray_trial import ORDER, run_in_ray
-from legroom.tuning.staging import Stage, processors
+from legroom.tuning.staging import Stage
 from legroom.tuning.trial_process import Order
 
 if TYPE_CHECKING:

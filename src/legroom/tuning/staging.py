@@ -9,10 +9,10 @@ The same for every engine, so that a trial that met a full GPU, was paused or to
 everywhere.
 """
 
-import os
 import tempfile
 from dataclasses import dataclass, field
 
+from legroom.observe.devices import processors
 from legroom.tuning.admission import Admission, Fit
 from legroom.tuning.conductor import Conductor
 from legroom.tuning.engine import Job, Ready
@@ -150,8 +150,3 @@ def slots_for(job: Job) -> int:
     if job.parallel is not None:
         return job.parallel
     return min(max(1, processors() // job.ranks), job.trials)
-
-
-def processors() -> int:
-    """How many this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -4,14 +4,13 @@ Every rank of this node is traced by itself, as `legroom estimate` traces a scri
 other ranks never come (see `observe.virtual.lone_rank`). So shards, shares and stages have their true sizes.
 """
 
-import os
 import tempfile
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from legroom.observe.devices import visible_gpus
+from legroom.observe.devices import processors, visible_gpus
 from legroom.observe.gpus import Gpu, find_gpu
 from legroom.observe.virtual.lone_rank import VARIABLE as LONE_RANK
 from legroom.predict.estimate import Estimate, judge
@@ -55,8 +54,7 @@ def foretell(plan: LaunchPlan, say: Callable[[str], None] = lambda sentence: Non
         trouble = f"strategy {plan.strategy} drives several GPUs from one process, which is not traced: try it with --gpu"
         return [Forecast(rank=0, gpu=gpus[0], estimate=None, trouble=trouble)]
     say(f"tracing {plan.nproc} ranks, each by itself")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
-    with tempfile.TemporaryDirectory(prefix="legroom-") as letters, ThreadPoolExecutor(cores) as pool:
+    with tempfile.TemporaryDirectory(prefix="legroom-") as letters, ThreadPoolExecutor(processors()) as pool:
 
         def trace(rank: int) -> Forecast:
             return _trace(plan, rank, gpus[rank], letters)

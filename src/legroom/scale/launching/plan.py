@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from legroom.errors import UsageError
+from legroom.observe.devices import processors
 from legroom.observe.script import Script
 
 IN_ONE_PROCESS = ("dp", "split")
@@ -216,4 +217,4 @@ def _threads(ranks: int) -> int:
     wish = os.environ.get("OMP_NUM_THREADS", "")
     if wish.isdecimal() and int(wish) > 0:
         return int(wish)
-    return max(1, len(os.sched_getaffinity(0)) // ranks if hasattr(os, "sched_getaffinity") else 1)
+    return max(1, processors() // ranks)

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from legroom.errors import CheckpointError
+from legroom.observe.devices import processors
 from legroom.units import MiB
 
 PIECE = 16 * MiB
-THREADS = min(8, os.cpu_count() or 1)
+THREADS = min(8, processors())
 S = TypeVar("S")
 T = TypeVar("T")
 
