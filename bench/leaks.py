@@ -1,10 +1,10 @@
 """The leak detector against the corpus: what it finds, which line and holder it names, what it alarms about without reason.
 
-    python -m bench.leaks [--jobs N] [--names] [--json FILE]
+    python -m bench.leaks [--folder FOLDER] [--round NAME] [--jobs N] [--names] [--json FILE]
 
-Every program of tests/corpus runs in a process of its own, with the detector watching as under `legroom.watch`: on the GPU
-where there is one, else on the CPU. `--names` lists what went wrong; of the second round only with `--held-back-names`, for programs
-lose their worth once looked at. `--second` runs only those.
+Every program of tests/corpus, or of another folder with `leaking` and `healthy` in it, runs in a process of its own, with the detector
+watching as under `legroom.watch`: on the GPU where there is one, else on the CPU. `--names` lists what went wrong: without it, programs
+that no one has looked at stay unknown.
 """
 
 import argparse
@@ -21,7 +21,7 @@ os.environ.setdefault(
 )  # to ask for GPUs without touching one before the fork
 
 import torch
-from tests.corpus.programs import Program, programs
+from tests.corpus.programs import FOLDER, ROUNDS, Program, programs
 from torch.utils.data import dataloader
 
 from bench.table import print_table
@@ -33,17 +33,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--names", action="store_true")
-    parser.add_argument("--held-back-names", action="store_true")
-    parser.add_argument("--second", action="store_true")
+    parser.add_argument("--folder", type=Path, default=FOLDER)
+    parser.add_argument("--round", choices=list(ROUNDS))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--answer", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.one is not None:
-        _answer(next(each for each in programs() if each.path == options.one), options.answer)
+        found = programs(options.one.parent.parent)
+        _answer(next(each for each in found if each.path == options.one), options.answer)
     _warm_up()
-    results = run_all([each for each in programs() if each.held_back or not options.second], options.jobs)
+    chosen = [each for each in programs(options.folder) if options.round in (None, each.round)]
+    results = run_all(chosen, options.jobs)
     print_table(
         f"Corpus, torch {torch.__version__}, {'GPU' if any(r['on_gpu'] for _, r in results) else 'CPU'}",
         [
@@ -58,11 +60,10 @@ def main() -> None:
             "false alarms",
             "failed",
         ],
-        [_row("first round", results, False), _row("second round", results, True)],
+        _rows(results, options.folder),
     )
     for program, result in results:
-        shown = options.held_back_names if program.held_back else options.names
-        if shown and not _is_right(program, result):
+        if options.names and not _is_right(program, result):
             print(
                 f"  {program.path.parent.name}/{program.path.name}: {result['leaks'] or result['error'] or 'nothing'}"
             )
@@ -159,8 +160,15 @@ def _warm_up() -> None:
     torch.optim.Adam([parameter]).step()
 
 
-def _row(label: str, results: list[tuple[Program, dict[str, Any]]], held_back: bool) -> list[str]:
-    chosen = [(p, r) for p, r in results if p.held_back is held_back]
+def _rows(results: list[tuple[Program, dict[str, Any]]], folder: Path) -> list[list[str]]:
+    """A row for each round of the corpus; another folder is one round."""
+    if folder != FOLDER:
+        return [_row(folder.name, results)]
+    rounds = [(name, [(p, r) for p, r in results if p.round == name]) for name in ROUNDS]
+    return [_row(f"{name} round", of_round) for name, of_round in rounds if of_round]
+
+
+def _row(label: str, chosen: list[tuple[Program, dict[str, Any]]]) -> list[str]:
     leaking = [(p, r) for p, r in chosen if p.leaks]
     healthy = [(p, r) for p, r in chosen if not p.leaks]
     found = [(p, r["leaks"][0]) for p, r in leaking if r["leaks"]]

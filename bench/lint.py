@@ -14,7 +14,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tests.corpus.programs import Program, programs
+from tests.corpus.programs import ROUNDS, Program, programs
 
 from bench.table import print_table
 from legroom.diagnose.lint.engine import fix_text, lint_paths, lint_text
@@ -90,9 +90,9 @@ def judge(program: Program, score: Score) -> None:
 
 
 def main() -> None:
-    halves = {"first round": Score(), "second round": Score()}
+    rounds = {f"{name} round": Score() for name in ROUNDS}
     for program in programs():
-        judge(program, halves["second round" if program.held_back else "first round"])
+        judge(program, rounds[f"{program.round} round"])
     print_table(
         "Linter on the corpus: python -m bench.lint",
         [
@@ -112,10 +112,10 @@ def main() -> None:
                 f"{score.seen} of {score.leaking}",
                 str(len(score.healthy_retention)),
             ]
-            for name, score in halves.items()
+            for name, score in rounds.items()
         ],
     )
-    for name, score in halves.items():
+    for name, score in rounds.items():
         shown = score if "--all-lines" in sys.argv else Score()
         for title, rows in (
             ("wrong", shown.wrong),

@@ -10,8 +10,8 @@ several, where `|` parts them); `kind` is `graph` (an autograd graph grows), `te
 tensor, born anew and larger with each step). `also:` marks a second line that is right as well. `lint` (in a mark of
 either kind, or alone as `# lint: no-grad`) names what a linter should say of that line: a word of `LINT_WORDS`.
 
-Programs were written in two rounds. Those numbered below 60 have all been looked at by now. Those from 61 on, in styles that the first have not, were
-written when linter and detector had been committed, and scored once before anything was mended by them: docs/figures.md has those first scores.
+Programs were written in rounds, told apart by their numbers (`ROUNDS`). From the second on, a round was written when linter and detector had been committed, in
+styles that the rounds before have not, and scored once before anything was mended by it: docs/figures.md has those first scores.
 """
 
 import re
@@ -31,6 +31,8 @@ LINT_WORDS = {
     "retry-in-except": "a retry inside an except block",
     "data": "the .data attribute",
 }
+ROUNDS = {"first": 1, "second": 61, "third": 101, "fourth": 201}
+"""Each round, and the number of its first program."""
 _MARK = re.compile(r"#\s*(leak|also|lint):\s*(.*?)\s*$")
 
 
@@ -52,18 +54,19 @@ class Program:
         return int(self.path.name.partition("_")[0])
 
     @property
-    def held_back(self) -> bool:
-        """Whether it is of the second round."""
-        return self.number > 60
+    def round(self) -> str:
+        """In which it was written."""
+        return [name for name, first in ROUNDS.items() if self.number >= first][-1]
 
 
-def programs() -> list[Program]:
-    """All of them: the leaking ones first, each kind by number."""
-    return [
-        _read(path, leaks=folder == "leaking")
-        for folder in ("leaking", "healthy")
-        for path in sorted((FOLDER / folder).glob("[0-9]*.py"))
+def programs(folder: Path = FOLDER) -> list[Program]:
+    """All programs below a folder, the corpus if none is given: the leaking ones first, each kind by number."""
+    found = [
+        _read(path, leaks=kind == "leaking")
+        for kind in ("leaking", "healthy")
+        for path in (folder / kind).glob("[0-9]*.py")
     ]
+    return sorted(found, key=lambda program: (not program.leaks, program.number, program.path.name))
 
 
 def _read(path: Path, *, leaks: bool) -> Program:
