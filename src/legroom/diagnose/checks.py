@@ -14,7 +14,7 @@ from legroom.diagnose.checks_torch import TorchFacts
 from legroom.errors import UsageError
 from legroom.findings import Finding
 from legroom.memory.allocator_settings import ENVIRONMENT_NAMES, AllocatorSettings
-from legroom.observe.devices import Count, NotAvailable
+from legroom.observe.devices import Count, NotAvailable, named_gpus
 from legroom.units import GiB, format_size
 
 
@@ -173,12 +173,12 @@ def _cuda_libraries(folder: Path) -> Iterator[str]:
 
 
 def visible(machine: Machine) -> Check:
-    named = machine.environ.get("CUDA_VISIBLE_DEVICES")
+    words = named_gpus(machine.environ)
     count = len(machine.gpus)
-    if named is None:
+    if words is None:
         shown = ", ".join(f"{gpu.index}: {gpu.name}, {_size(gpu.total)}" for gpu in machine.gpus)
         return Check(name="GPUs", value=shown or "none")
-    words = [word.strip() for word in named.split(",") if word.strip()]
+    named = machine.environ["CUDA_VISIBLE_DEVICES"]
     value = f"{_counted(count, 'GPU')}; CUDA_VISIBLE_DEVICES={named or '(empty)'}"
     if not count:
         return Check(name="GPUs", value=f"none; CUDA_VISIBLE_DEVICES={named or '(empty)'}")

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,15 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[VisibleGpu]:
     return [VisibleGpu(index=i, name=p.name, total=p.total_memory) for i, p in enumerate(properties)]
 
 
+def named_gpus(environ: Mapping[str, str] = os.environ) -> list[str] | None:
+    """What CUDA_VISIBLE_DEVICES names, each as it is written there; None where it is not set: all GPUs then.
+
+    CUDA reads no further than an empty place.
+    """
+    named = environ.get("CUDA_VISIBLE_DEVICES")
+    return None if named is None else list(takewhile(bool, map(str.strip, named.split(","))))
+
+
 def driver_version() -> str | NotAvailable:
     """The NVIDIA driver's."""
     with _nvml() as nvml:
@@ -209,14 +219,13 @@ def _visible_handles(nvml: Any, environ: Mapping[str, str]) -> list[Any] | None:
     count = _ask(nvml.nvmlDeviceGetCount)
     if count is NA:
         return None
-    named = environ.get("CUDA_VISIBLE_DEVICES")
+    named = named_gpus(environ)
     if named is None:
         handles = [_ask(nvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
         divided = any((_ask(nvml.nvmlDeviceGetMigMode, handle) or (0,))[0] for handle in handles)
         return None if divided or NA in handles else handles
     chosen: list[Any] = []
-    for word in named.split(","):
-        word = word.strip()
+    for word in named:
         if not word.isdecimal() or int(word) >= count:
             # CUDA stops at the first number that is none; names of GPUs and of their instances it resolves itself.
             return None if word.startswith(("GPU-", "MIG-")) else chosen

@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from legroom.observe.devices import named_gpus
 from legroom.observe.lifeline import die_with_parent
 from legroom.tuning.admission import Place
 from legroom.tuning.function import Train, TrainFunction
@@ -162,8 +163,8 @@ def _device(order: Order) -> Iterator[None]:
 
 def _visible(index: int) -> str:
     """The GPU's name for a process that is to see it alone: of those that this environment shows."""
-    shown = [part.strip() for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
-    return shown[index] if index < len(shown) else str(index)
+    named = named_gpus()
+    return named[index] if named else str(index)
 
 
 def _cap(torch: Any, cap: int | None, memory: int) -> None:

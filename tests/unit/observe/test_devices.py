@@ -116,6 +116,7 @@ def test_not_available_reads_as_people_write_it() -> None:
         ("-1", []),
         ("0,-1,1", ["NVIDIA T4"]),
         ("0,7", ["NVIDIA T4"]),
+        ("1,,0", ["NVIDIA H200"]),
     ],
 )
 def test_visible_gpus_are_numbered_as_cuda_numbers_them(
