@@ -12,8 +12,9 @@ from legroom.predict.largest_batch import Search, largest_batch
 from legroom.predict.means import Means
 from legroom.predict.plan import Option, finish_plan, start_plan
 from legroom.predict.script import CannotTrace, PendingTrace, TracedScript
+from legroom.predict.standing_by import StandingBy
 from legroom.predict.trace import Mode, Trace
-from legroom.predict.tracing_start import Started, start
+from legroom.predict.tracing_start import start
 
 Say = Callable[[str], None]
 
@@ -43,7 +44,7 @@ def estimate_script(
     script: Script,
     gpu_name: str,
     *,
-    started: Started | None = None,
+    started: StandingBy | None = None,
     batch_size: int | None = None,
     steps: int = 2,
     multiple_of: int = 1,
@@ -86,7 +87,7 @@ class _ScriptJob:
     say: Say
     tell: Callable[[Estimate], None]
 
-    def run(self, mode: Mode, started: Started, notes: tuple[str, ...] = ()) -> Told:
+    def run(self, mode: Mode, started: StandingBy, notes: tuple[str, ...] = ()) -> Told:
         gpu = find_gpu(self.gpu_name)
         self.say("running the script up to its first batch")
         with TracedScript(started, gpu, mode=mode) as traced:

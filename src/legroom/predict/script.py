@@ -1,6 +1,5 @@
 """An unmodified script, traced in a process of its own."""
 
-import json
 import re
 import tempfile
 from collections.abc import Sequence
@@ -12,8 +11,8 @@ from legroom.errors import LegroomError
 from legroom.memory.capture import read_capture
 from legroom.observe.gpus import Gpu
 from legroom.predict.means import Means
+from legroom.predict.standing_by import StandingBy
 from legroom.predict.trace import Mode, Trace
-from legroom.predict.tracing_start import Started
 from legroom.units import format_size
 
 
@@ -29,8 +28,8 @@ class CannotTrace(LegroomError):  # noqa: N818
 class TracedScript:
     """A script that has run up to its first batch, and can be traced from there as often as wanted, several at a time."""
 
-    def __init__(self, started: Started, gpu: Gpu, *, mode: Mode = "fake", patience: float = 300) -> None:
-        self._started, self._gpu, self._mode, self._patience = started, gpu, mode, patience
+    def __init__(self, process: StandingBy, gpu: Gpu, *, mode: Mode = "fake", patience: float = 300) -> None:
+        self._process, self._gpu, self._mode, self._patience = process, gpu, mode, patience
         self._folder = tempfile.TemporaryDirectory(prefix="legroom-")
         self._count = 0
         self._done: set[int] = set()
@@ -51,8 +50,10 @@ class TracedScript:
             "number": self._count, "path": str(path), "batch_size": batch_size, "urgent": urgent,
             "means": [one.value for one in means],
         }  # fmt: skip
-        self._started.requests.write(json.dumps(order) + "\n")
-        self._started.requests.flush()
+        try:
+            self._process.ask(order)
+        except EOFError:
+            raise self._gone() from None
         return PendingTrace(self, self._count, path)
 
     def trace(self, batch_size: int | None = None, means: Sequence[Means] = ()) -> Trace:
@@ -61,7 +62,7 @@ class TracedScript:
 
     def close(self) -> None:
         """End the process and whatever it started."""
-        self._started.close()
+        self._process.close()
         self._folder.cleanup()
 
     def __enter__(self) -> "TracedScript":
@@ -74,7 +75,7 @@ class TracedScript:
         while pending.number not in self._done:
             self._done.add(self._reply()["number"])
         if not pending.path.exists():
-            raise CannotTrace("the script's process died while it was traced", output=self._started.output)
+            raise CannotTrace("the script's process died while it was traced", output=self._process.output)
         capture = read_capture(pending.path)
         pending.path.unlink()
         facts = capture.run
@@ -87,7 +88,7 @@ class TracedScript:
             raise CannotTrace(
                 "the script put nothing on the GPU, so there is nothing to estimate: "
                 'it never moves its model to "cuda", or an argument of its own decides that',
-                output=self._started.output,
+                output=self._process.output,
             )
         return Trace(
             gpu=self._gpu,
@@ -105,19 +106,21 @@ class TracedScript:
 
     def _reply(self) -> dict[str, Any]:
         try:
-            line = self._started.replies.line(self._patience)
+            reply = self._process.reply(self._patience)
         except EOFError:
-            raise CannotTrace(
-                f"the script's process ended before its first batch (exit code {self._started.process.wait()})",
-                output=self._started.output,
-            ) from None
-        if line is None:
+            raise self._gone() from None
+        if reply is None:
             raise CannotTrace(
                 f"the script did not come to the end of its steps within {self._patience:.0f} seconds",
-                output=self._started.output,
+                output=self._process.output,
             )
-        reply: dict[str, Any] = json.loads(line)
         return reply
+
+    def _gone(self) -> CannotTrace:
+        return CannotTrace(
+            f"the script's process ended before its first batch (exit code {self._process.exit_code})",
+            output=self._process.output,
+        )
 
     def _explained(self, facts: dict[str, Any]) -> CannotTrace:
         """Why there is no trace: how far the script came, and what can be done."""
@@ -132,7 +135,7 @@ class TracedScript:
             sentence = f"the script needs real data where a trace has none ({text})"
         elif facts["how"] == "crashed":
             after = _counted(facts["steps"], "step", "steps")
-            reason = text or self._last_words() or f"exit code {facts['exit_code']}"
+            reason = text or self._process.last_words or f"exit code {facts['exit_code']}"
             sentence = f"the script failed by itself after {after}: {reason}; {so_far}"
             if _NEEDS_GPU.search(text):
                 sentence += "; that code asks for a real GPU, so nothing after it can be estimated"
@@ -141,11 +144,7 @@ class TracedScript:
         else:
             batches = f"after {_counted(facts['batches'], 'batch', 'batches')} " if facts["batches"] else ""
             sentence = f"the script ended {batches}without an optimizer step, so there is no step to estimate; {so_far}"
-        return CannotTrace(sentence, output=self._started.output, needs_data=needs_data)
-
-    def _last_words(self) -> str:
-        lines = self._started.output.strip().splitlines()
-        return lines[-1].strip() if lines else ""
+        return CannotTrace(sentence, output=self._process.output, needs_data=needs_data)
 
 
 @dataclass(frozen=True, slots=True)

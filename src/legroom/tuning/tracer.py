@@ -1,16 +1,10 @@
 """The other end of `trial_tracing`: what a configuration asks of memory, traced in a process that stands by."""
 
-import contextlib
-import json
-import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from legroom.predict.line_reader import LineReader
+from legroom.predict.standing_by import start_standing_by
 from legroom.tuning.admission import Place
 from legroom.tuning.function import TrainFunction
 from legroom.tuning.space import Config
@@ -51,27 +45,7 @@ class Tracer:
             "function": asdict(function), "rooms": [place.room for place in places], "virtual": places[0].virtual,
             "gpu": places[0].memory if places[0].virtual else places[0].model, "ranks": ranks,
         }  # fmt: skip
-        self._printed = tempfile.TemporaryFile("w+b")  # noqa: SIM115  (lives as long as the process)
-        request_read, request_write = os.pipe()
-        reply_read, reply_write = os.pipe()
-        self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "legroom.tuning.trial_tracing",
-                json.dumps(order),
-                str(request_read),
-                str(reply_write),
-            ],
-            pass_fds=(request_read, reply_write),
-            stdin=subprocess.DEVNULL,
-            stdout=self._printed,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        os.close(request_read)
-        os.close(reply_write)
-        self._requests, self._replies = os.fdopen(request_write, "w"), LineReader(reply_read)
+        self._process = start_standing_by("legroom.tuning.trial_tracing", order)
         self._is_ready = False
 
     def trace(self, config: Config, micro_batch: int | None) -> Traced:
@@ -81,9 +55,8 @@ class Tracer:
             self._is_ready = True
         request = {"number": 0, "config": config, "micro_batch": micro_batch, "patience": PATIENCE}
         try:
-            self._requests.write(json.dumps(request) + "\n")
-            self._requests.flush()
-        except OSError:
+            self._process.ask(request)
+        except EOFError:
             raise self._gone() from None
         told: dict[str, Any] = {}
         while "done" not in told:
@@ -95,28 +68,19 @@ class Tracer:
 
     def kill(self) -> None:
         """End the process and whatever it started; a trace that is being waited for fails."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, 9)
-        self._process.wait()
+        self._process.kill()
 
     def close(self) -> None:
-        self.kill()
-        with contextlib.suppress(OSError):
-            self._requests.close()
-        self._replies.close()
-        self._printed.close()
+        self._process.close()
 
     def _reply(self, patience: float) -> dict[str, Any]:
         try:
-            line = self._replies.line(patience)
+            reply = self._process.reply(patience)
         except EOFError:
             raise self._gone() from None
-        if line is None:
+        if reply is None:
             raise CannotEstimate(f"the process that traces did not answer for {patience:.0f} s")
-        reply: dict[str, Any] = json.loads(line)
         return reply
 
     def _gone(self) -> CannotEstimate:
-        size = os.fstat(self._printed.fileno()).st_size
-        lines = os.pread(self._printed.fileno(), size, 0).decode(errors="replace").strip().splitlines()
-        return CannotEstimate(lines[-1] if lines else "the process that traces ended")
+        return CannotEstimate(self._process.last_words or "the process that traces ended")
