@@ -13,6 +13,7 @@ from legroom.tuning.durations import parse_seconds
 from legroom.tuning.engine import Engine, Job, Watcher
 from legroom.tuning.function import TrainFunction
 from legroom.tuning.memory_gate import MemoryGate, OpenGate
+from legroom.tuning.neighbours import Neighbours
 from legroom.tuning.records import Mode
 from legroom.tuning.schedulers import SCHEDULERS, SchedulerOptions, make_scheduler
 from legroom.tuning.searchers import check_search, make_searcher
@@ -60,14 +61,15 @@ def tune(
     `interval`: population-based training's. `shape_parameters`: those that memory depends on, if you know. `watchers`: who shows or logs it;
     None is the live table, `[]` is silence.
     """
-    if type(train_fn).__module__.startswith("ray.tune"):
-        from legroom.tuning.ray_tuner import unpacked
+    if "ray.tune" in sys.modules:  # else it cannot be a Tuner, and Ray takes seconds to load
+        from legroom.tuning.ray_tuner import is_tuner, unpacked
 
-        plain, asked = unpacked(train_fn)
-        return tune(
-            plain, gpu=gpu, resume=resume, storage=storage, engine=engine, address=address, ranks=ranks, seed=seed,
-            shape_parameters=shape_parameters, watchers=watchers, **asked,
-        )  # fmt: skip
+        if is_tuner(train_fn):
+            plain, asked = unpacked(train_fn)
+            return tune(
+                plain, gpu=gpu, resume=resume, storage=storage, engine=engine, address=address, ranks=ranks, seed=seed,
+                shape_parameters=shape_parameters, watchers=watchers, **asked,
+            )  # fmt: skip
     function = TrainFunction.of(train_fn)
     read = _read(space)
     _check(mode, search, read, scheduler, trials, engine, parallel, ranks)
@@ -111,11 +113,13 @@ def run_job(
     }  # fmt: skip
     store = Store(job.folder.absolute(), resume=resume, mode=job.mode, facts=facts)
     gate: Gate = OpenGate()
+    neighbours = Neighbours(job.places)
     if job.places:
         gate = MemoryGate(
-            job.function, job.places, job.space, ranks=job.ranks, shape_parameters=job.shape_parameters
-        )
-    conductor = Conductor(job, searcher, scheduler, gate, store, watchers)
+            job.function, job.places, job.space,
+            ranks=job.ranks, shape_parameters=job.shape_parameters, neighbours=neighbours,
+        )  # fmt: skip
+    conductor = Conductor(job, searcher, scheduler, gate, store, watchers, neighbours)
     interrupted = False
     try:
         if reason:

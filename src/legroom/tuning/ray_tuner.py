@@ -8,6 +8,8 @@ are named and left aside.
 from collections.abc import Callable
 from typing import Any
 
+from ray.tune import Tuner
+
 from legroom.errors import UsageError
 from legroom.tuning.ray_spaces import is_grid, space_of
 
@@ -27,9 +29,8 @@ _SCHEDULERS = {
 
 
 def is_tuner(given: Any) -> bool:
-    """Whether something is a Tuner, without importing Ray for it."""
-    kind = type(given)
-    return kind.__name__ == "Tuner" and kind.__module__.startswith("ray.tune")
+    """Whether something is a Tuner."""
+    return isinstance(given, Tuner)
 
 
 def unpacked(tuner: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
