@@ -1,39 +1,17 @@
 """What one parameter of a search may be: a range or a list of choices.
 
-Every domain can be drawn from, counted off (for a grid), and, where it is a range, laid onto the line from 0 to 1, on which
-searchers that only know numbers work. So a searcher needs no case for each kind.
+Every domain can be drawn from (`draw`), counted off for a grid (`grid`; None where there is no end of values), and, where it is a
+range (`is_range`: values have an order and a distance), laid onto the line from 0 to 1 and back (`share`, `at`), on which searchers
+that only know numbers work. So a searcher needs no case for each kind.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 from legroom.errors import UsageError
-
-
-class Domain(Protocol):
-    """The values that a parameter can take."""
-
-    @property
-    def is_range(self) -> bool:
-        """Whether values have an order and a distance, so that something can be learned from near ones."""
-
-    def draw(self, dice: Random) -> Any: ...
-
-    def grid(self) -> list[Any] | None:
-        """Every value, in order; None where there is no end of them."""
-
-
-class Range(Domain, Protocol):
-    """A domain that lies on the line from 0 to 1."""
-
-    def at(self, share: float) -> Any:
-        """The value at a place on the line."""
-
-    def share(self, value: Any) -> float:
-        """Its place on the line."""
 
 
 @dataclass(frozen=True, slots=True)
