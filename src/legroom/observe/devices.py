@@ -65,6 +65,9 @@ class VisibleGpu:
     index: int
     name: str
     total: int
+    used: Count = NA
+    """By every process, this one's too."""
+    processes: tuple[GpuProcess, ...] | NotAvailable = NA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,16 +107,13 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[VisibleGpu]:
             _visible_handles(nvml, environ) if nvml is not None and torch.version.cuda is not None else None
         )
         if handles is not None:
-            found = [
-                (_text(_ask(nvml.nvmlDeviceGetName, handle)), _memory(nvml, handle)[0]) for handle in handles
-            ]
-            told = [(name, total) for name, total in found if not isinstance(total, NotAvailable)]
+            found = [_visible(nvml, index, handle) for index, handle in enumerate(handles)]
+            told = [gpu for gpu in found if gpu is not None]
             if len(told) == len(found):
-                return [VisibleGpu(index=i, name=name, total=total) for i, (name, total) in enumerate(told)]
+                return told
     if not torch.cuda.is_available():
         return []
-    properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    return [VisibleGpu(index=i, name=p.name, total=p.total_memory) for i, p in enumerate(properties)]
+    return [_asked_of_torch(torch.cuda, index) for index in range(torch.cuda.device_count())]
 
 
 def named_gpus(environ: Mapping[str, str] = os.environ) -> list[str] | None:
@@ -192,6 +192,22 @@ def _gpu(nvml: Any, index: int, handle: Any) -> Gpu:
         is_mig=NA if mig is NA else bool(mig[0]),
         processes=_processes(nvml, handle),
     )
+
+
+def _visible(nvml: Any, index: int, handle: Any) -> VisibleGpu | None:
+    """None where NVML does not tell how large it is."""
+    total, used = _memory(nvml, handle)
+    if isinstance(total, NotAvailable):
+        return None
+    name = _text(_ask(nvml.nvmlDeviceGetName, handle))
+    return VisibleGpu(index=index, name=name, total=total, used=used, processes=_processes(nvml, handle))
+
+
+def _asked_of_torch(cuda: Any, index: int) -> VisibleGpu:
+    """Where NVML cannot answer; this takes a CUDA context."""
+    properties, memory = cuda.get_device_properties(index), _ask(cuda.mem_get_info, index)
+    used = NA if memory is NA else memory[1] - memory[0]
+    return VisibleGpu(index=index, name=properties.name, total=properties.total_memory, used=used)
 
 
 def _memory(nvml: Any, handle: Any) -> tuple[Count, Count]:

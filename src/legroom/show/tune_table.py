@@ -263,13 +263,15 @@ def _line(cells: Sequence[str], widths: Sequence[int], style: str) -> Text:
 
 def _about(record: TrialRecord) -> list[str]:
     """How it runs, and why it ended."""
-    size = record.memory.micro_batch
-    split = (
-        f"in micro-batches of {size}"
-        if size is not None and record.state is not TrialState.NEVER_FITS
-        else ""
-    )
-    return [part for part in (split, record.why if record.state.is_final else "") if part]
+    memory, split, why = record.memory, "", ""
+    if memory.micro_batch is not None and record.state is not TrialState.NEVER_FITS:
+        others = f": other programs hold {format_size(memory.held)} of its GPU" if memory.held else ""
+        split = f"in micro-batches of {memory.micro_batch}{others}"
+    if (
+        record.state.is_final and record.state is not TrialState.FINISHED
+    ):  # finished, it has its reason in itself
+        why = record.why
+    return [part for part in (split, why) if part]
 
 
 def _words(state: TrialState) -> str:

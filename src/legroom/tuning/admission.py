@@ -27,6 +27,10 @@ class Place:
     virtual: bool = False
     model: str = ""
     """What `find_gpu` knows it by; decides which kernels an estimate counts with."""
+    machine: str = ""
+    """Its address in a cluster; empty: this one."""
+    held: int = 0
+    """Bytes that other programs had when the study began."""
 
     @property
     def name(self) -> str:
@@ -36,8 +40,8 @@ class Place:
 
     @property
     def room(self) -> int:
-        """Bytes for PyTorch in one process that has the GPU to itself."""
-        return self.memory - self.context
+        """Bytes for PyTorch in one process beside which no other trial ran when the study began."""
+        return max(0, self.memory - self.held - self.context)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +53,8 @@ class Fit:
     """What it is given room for, and capped at."""
     micro_batch: int | None = None
     """Rows at once; None: the batch is taken whole."""
+    held: int = 0
+    """Bytes that other programs have of the GPU, where it is split for that reason alone."""
 
 
 class Verdict(StrEnum):
@@ -104,7 +110,7 @@ def virtual_places(sizes: str) -> list[Place]:
 
 def real_places() -> list[Place]:
     """The GPUs that a trial can use here; none without a CUDA build of torch."""
-    from legroom.observe.devices import visible_gpus
+    from legroom.observe.devices import NotAvailable, visible_gpus
 
     places = []
     for gpu in visible_gpus():
@@ -117,6 +123,7 @@ def real_places() -> list[Place]:
                 index=gpu.index,
                 memory=gpu.total,
                 context=known.context,
+                held=0 if isinstance(gpu.used, NotAvailable) else min(gpu.total, gpu.used),
                 model=known.name if known in GPUS else str(gpu.total),
             )
         )

@@ -9,7 +9,7 @@ import math
 import shutil
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from pathlib import Path
 from legroom.errors import UsageError
 from legroom.tuning.admission import Admission, Fit, Gate, Verdict
 from legroom.tuning.engine import Job, Ready, Watcher
+from legroom.tuning.neighbours import Neighbours
 from legroom.tuning.records import Ending, Report, TrialRecord, TrialState
 from legroom.tuning.schedulers import GO_ON, Action, Decision, Scheduler
 from legroom.tuning.searchers import Result, Searcher
@@ -37,8 +38,10 @@ class Conductor:
         gate: Gate,
         store: Store,
         watchers: Sequence[Watcher] = (),
+        neighbours: Neighbours | None = None,
     ) -> None:
         self.job = job
+        self.neighbours = neighbours or Neighbours(job.places)
         self._searcher, self._scheduler, self._gate, self._store = searcher, scheduler, gate, store
         self._watchers = list(watchers)
         self.records: list[TrialRecord] = store.load()
@@ -89,6 +92,18 @@ class Conductor:
         """Until an estimate is there, at most so long."""
         if self._asked:
             wait(list(self._asked.values()), timeout=seconds, return_when=FIRST_COMPLETED)
+        else:  # what was handed out waits for memory that other programs have
+            time.sleep(seconds)
+
+    def look_around(self, given: Mapping[int, int]) -> None:
+        """Read anew what other programs have of the GPUs. `given`: what running trials were given, by place's index."""
+        self.neighbours.look(given)
+        for sentence in self.neighbours.news():
+            self.say(sentence)
+
+    def ask_again(self, number: int) -> None:
+        """A trial that was handed out found no room: its memory question is asked anew."""
+        self._again.append(number)
 
     def started(self, number: int, place: str, fit: Fit | None) -> None:
         """A trial runs now."""
@@ -99,7 +114,11 @@ class Conductor:
             record.started = self.seconds
         if fit is not None:
             record.memory = replace(
-                record.memory, predicted=fit.predicted, safe=fit.safe, micro_batch=fit.micro_batch
+                record.memory,
+                predicted=fit.predicted,
+                safe=fit.safe,
+                micro_batch=fit.micro_batch,
+                held=fit.held,
             )
             if fit.micro_batch is not None:
                 record.why = (

@@ -22,6 +22,7 @@ from functools import partial
 from legroom.tuning.admission import NO_GPU, Admission, Fit, Place, Verdict
 from legroom.tuning.domains import FloatRange
 from legroom.tuning.function import TrainFunction
+from legroom.tuning.neighbours import Neighbours
 from legroom.tuning.space import Config, Space
 from legroom.tuning.tracer import CannotEstimate, Traced, Tracer
 from legroom.units import format_size
@@ -69,8 +70,10 @@ class MemoryGate:
         *,
         ranks: int = 1,
         shape_parameters: frozenset[str] | None = None,
+        neighbours: Neighbours | None = None,
     ) -> None:
         self._places, self._space = list(places), space
+        self._neighbours = neighbours or Neighbours(places)
         self._tracers = [Tracer(function, list(alike), ranks) for alike in _kinds(places)]
         self._counts = set(space.names) if shape_parameters is None else set(shape_parameters)
         """Parameters in which two configurations must agree to share an answer."""
@@ -188,7 +191,7 @@ class MemoryGate:
             elif traced.splits and rows is not None and rows > traced.fewest:
                 found = self._largest_piece(known, place, rows, traced)
                 if found is not None:
-                    fits[place.index] = found
+                    fits[place.index] = replace(found, held=self._in_the_way(traced, place))
         return fits, rows
 
     def _largest_piece(self, known: _Known, place: Place, rows: int, whole: Traced) -> Fit | None:
@@ -204,7 +207,7 @@ class MemoryGate:
         for _ in range(MOST_TRACES):
             if high - low <= 1 or sizes[low] >= NEAR * [*sizes, rows][high]:
                 break
-            middle = _between(low, high, [*sizes, rows], tried, place.room / self._correction)
+            middle = _between(low, high, [*sizes, rows], tried, self._room(place) / self._correction)
             traced = self._trace(known, sizes[middle])[place.index]
             tried[middle] = traced.safe
             if self._is_in(traced, place):
@@ -214,19 +217,24 @@ class MemoryGate:
         return best
 
     def _is_in(self, traced: Traced, place: Place) -> bool:
-        if self._correction > 1.0:
-            return traced.safe * self._correction <= place.room
-        return traced.fits[0]
+        if traced.safe * self._correction <= self._room(place):
+            return True
+        # The replay with the room that there was at the beginning knows more than the bound does.
+        return self._correction == 1.0 and self._room(place) >= place.room and traced.fits[0]
+
+    def _room(self, place: Place) -> int:
+        """Bytes for PyTorch beside what other programs have now."""
+        return max(0, place.memory - self._neighbours.held(place) - place.context)
 
     def _fit(self, traced: Traced, place: Place, micro: int | None) -> Fit:
         return Fit(
             predicted=place.context + traced.reserved,
-            safe=min(place.memory, place.context + round(traced.safe * self._correction)),
+            safe=place.context + min(self._room(place), round(traced.safe * self._correction)),
             micro_batch=micro,
         )
 
     def _judged(self, known: _Known, fits: dict[int, Fit], rows: int | None) -> Admission:
-        largest = max(self._places, key=lambda place: place.room)
+        largest = max(self._places, key=self._room)
         if fits:
             split = [fit for fit in fits.values() if fit.micro_batch is not None]
             verdict = Verdict.SPLIT if len(split) == len(fits) else Verdict.FITS
@@ -241,13 +249,20 @@ class MemoryGate:
             what = "it needs"
         else:
             what = "it has no trial.guard, so its batch cannot be split, and it needs"
+        held = max(self._in_the_way(least, place) for place in self._places)
+        others = f" beside the {format_size(held)} that other programs hold" if held else ""
         return Admission(
             verdict=Verdict.NEVER,
             fits={},
-            why=f"{what} {format_size(needed)}, and there are {format_size(largest.room)}",
+            why=f"{what} {format_size(needed)}, and there are {format_size(self._room(largest))}{others}",
             batch_size=rows,
-            shortage=max(1e-6, needed / largest.room - 1.0),
+            shortage=max(1e-6, needed / max(1, self._room(largest)) - 1.0),
         )
+
+    def _in_the_way(self, traced: Traced, place: Place) -> int:
+        """What other programs hold of a GPU, if this would fit there without them; else 0."""
+        would_fit = traced.safe * self._correction <= place.memory - place.context
+        return self._neighbours.held(place) if would_fit and not self._is_in(traced, place) else 0
 
     def _unknown(self, why: str) -> Admission:
         fits = {place.index: Fit(predicted=0, safe=place.memory) for place in self._places}

@@ -6,7 +6,7 @@ room now goes first, to the GPU where it leaves least free; one that was passed 
 empties. A trial is put where its batch need not be split, if there is such a place at all among the free ones.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from legroom.tuning.admission import Admission, Fit, Place, Verdict
@@ -26,6 +26,12 @@ class Placement:
     places: tuple[Place, ...]
     fit: Fit | None
     """How it runs there; None on the host."""
+    is_alone: bool = False
+    """No other trial shares its GPUs."""
+
+
+def _nobody(place: Place) -> int:
+    return 0
 
 
 @dataclass(slots=True)
@@ -35,6 +41,8 @@ class Packer:
     places: Sequence[Place]
     slots: int
     ranks: int = 1
+    held: Callable[[Place], int] = _nobody
+    """Bytes of a place that other programs have."""
     _taken: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     """Trial → (place's index, bytes) of each rank."""
     _passed: dict[int, int] = field(default_factory=dict)
@@ -55,7 +63,9 @@ class Packer:
             chosen = self._room_for(waiting[number], whole)
             if chosen is not None:
                 self._take(number, chosen, waiting)
-                return Placement(number=number, places=tuple(p for p, _ in chosen), fit=chosen[0][1])
+                places = tuple(place for place, _ in chosen)
+                is_alone = all(fit.safe >= self._capacity(place) for place, fit in chosen)
+                return Placement(number=number, places=places, fit=chosen[0][1], is_alone=is_alone)
             if number == held:
                 return None  # nobody goes before it any more
         return None
@@ -65,12 +75,22 @@ class Packer:
         self._taken.pop(number, None)
 
     def free(self, place: Place) -> int:
-        """Bytes that no trial was given."""
-        return place.memory - sum(
-            size for taken in self._taken.values() for index, size in taken if index == place.index
-        )
+        """Bytes that neither a trial was given nor another program has."""
+        return self._capacity(place) - self.given.get(place.index, 0)
+
+    @property
+    def given(self) -> dict[int, int]:
+        """Bytes that running trials were given, by place's index."""
+        sums: dict[int, int] = {}
+        for taken in self._taken.values():
+            for index, size in taken:
+                sums[index] = sums.get(index, 0) + size
+        return sums
 
     # ------------------------------------------------------------
+
+    def _capacity(self, place: Place) -> int:
+        return place.memory - self.held(place)
 
     def _room_for(self, admission: Admission, whole: bool) -> list[tuple[Place, Fit]] | None:
         """One place for each rank, all with the same micro-batch; None where there is not enough room now."""
@@ -79,9 +99,9 @@ class Packer:
             fit = admission.fits.get(place.index)
             if fit is None:
                 continue
-            size = place.memory if whole else fit.safe
+            size = self._capacity(place) if whole else fit.safe
             free = self.free(place)
-            if size <= free:
+            if place.context < size <= free:
                 given = replace(fit, safe=min(free, size + _allowance(place)))
                 possible.append((fit.micro_batch is not None, free - size, place.index, place, given))
         if len(possible) < self.ranks:

@@ -68,6 +68,8 @@ class TrialMemory:
     """How often memory ran out and was survived."""
     shortage: float = 0.0
     """Of a trial that never fits: by which share of the largest GPU it is too large."""
+    held: int = 0
+    """What other programs had of the GPU, where the batch was split for that reason alone."""
 
 
 @dataclass(slots=True, kw_only=True)

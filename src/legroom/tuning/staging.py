@@ -10,6 +10,7 @@ everywhere.
 """
 
 import tempfile
+import time
 from dataclasses import dataclass, field
 
 from legroom.observe.devices import processors
@@ -21,6 +22,9 @@ from legroom.tuning.records import Ending, TrialState
 from legroom.tuning.schedulers import Action, Decision
 from legroom.tuning.trial import Reported
 from legroom.tuning.trial_process import Order, TrialEnd
+
+SECONDS_UNTIL_ASKED_AGAIN = 5.0
+"""Where no trial has room though none runs: the memory of one that has just ended may be on its way back."""
 
 
 @dataclass(slots=True)
@@ -40,12 +44,13 @@ class Stage:
     def __init__(self, job: Job, conductor: Conductor) -> None:
         self._job, self._conductor = job, conductor
         self._slots = slots_for(job)
-        self._packer = Packer(job.places, self._slots, job.ranks)
+        self._packer = Packer(job.places, self._slots, job.ranks, conductor.neighbours.held)
         self._threads = max(1, processors() // (self._slots * job.ranks))
         self._ready: dict[int, Ready] = {}
         self._running: dict[int, _OnStage] = {}
         self._alone: set[int] = set()
         """Trials that get a GPU to themselves, since their share was too small."""
+        self._stuck_since: float | None = None
 
     @property
     def running(self) -> int:
@@ -64,9 +69,14 @@ class Stage:
             if ready is None:
                 break
             self._ready[ready.number] = ready
+        if self._ready and self.running < self._slots:
+            self._conductor.look_around(self._packer.given)
         waiting: dict[int, Admission] = {number: ready.admission for number, ready in self._ready.items()}
         placement = self._packer.place(waiting, alone=frozenset(self._alone))
-        return None if placement is None else self._enter(self._ready.pop(placement.number), placement)
+        if placement is None:
+            self._ask_again_if_stuck()
+            return None
+        return self._enter(self._ready.pop(placement.number), placement)
 
     def reported(self, number: int, told: Reported) -> Action:
         """What a trial is to do after a report; one that is not to go on then ends, and `ended` is told so."""
@@ -117,10 +127,21 @@ class Stage:
 
     # ------------------------------------------------------------
 
+    def _ask_again_if_stuck(self) -> None:
+        """Trials that were admitted have no room though none runs: other programs have taken it. With less room the answers are others."""
+        if self._running or not self._ready:
+            self._stuck_since = None
+        elif self._stuck_since is None:
+            self._stuck_since = time.monotonic()
+        elif time.monotonic() - self._stuck_since > SECONDS_UNTIL_ASKED_AGAIN:
+            self._stuck_since = None
+            for number in sorted(self._ready):
+                self._conductor.ask_again(number)
+            self._ready.clear()
+
     def _enter(self, ready: Ready, placement: Placement) -> list[Order]:
         fit, places = placement.fit, placement.places
-        is_alone = all(fit is not None and fit.safe >= place.memory for place in places)
-        self._running[ready.number] = _OnStage(fit, is_alone)
+        self._running[ready.number] = _OnStage(fit, placement.is_alone)
         self._conductor.started(ready.number, ", ".join(place.name for place in places) or "cpu", fit)
         meeting = f"{tempfile.mkdtemp(prefix='legroom-')}/ranks" if self._job.ranks > 1 else ""
         return [self._order(ready, placement, rank, meeting) for rank in range(self._job.ranks)]

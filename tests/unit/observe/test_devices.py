@@ -141,6 +141,22 @@ def test_divided_and_named_gpus_are_left_to_torch(
     assert [(gpu.name, gpu.total) for gpu in found] == [("a part", GiB)]
 
 
+def test_a_visible_gpu_tells_what_is_used_of_it_and_by_whom(nvml: Nvml) -> None:
+    (gpu,) = devices.visible_gpus({"CUDA_VISIBLE_DEVICES": "1"})
+    assert gpu.used == 2 * GiB
+    assert [process.pid for process in gpu.processes] == [17, 18]
+
+
+def test_what_torch_is_asked_for_tells_what_is_used_too(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml.divided.add(1)
+    properties = SimpleNamespace(name="a part", total_memory=8 * GiB)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (5 * GiB, 8 * GiB))
+    assert [gpu.used for gpu in devices.visible_gpus({"CUDA_VISIBLE_DEVICES": "1"})] == [3 * GiB]
+
+
 def test_a_torch_without_cuda_sees_no_gpu(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
     assert devices.visible_gpus({}) == []

@@ -192,6 +192,60 @@ def test_what_cannot_be_traced_is_unknown_and_others_are_not(quick: MemoryGate) 
     assert answer(quick, {"batch_size": 4, "lr": 0.1}).verdict is Verdict.FITS
 
 
+class Others:
+    """Other programs, that hold what they are told to hold."""
+
+    mebibytes = 0
+
+    def held(self, place: Place) -> int:
+        return self.mebibytes * MiB
+
+
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[MemoryGate, Others]]:
+    """A gate to a GPU of 10 MiB that others use too."""
+    monkeypatch.setattr("legroom.tuning.memory_gate.Tracer", Arithmetic)
+    others = Others()
+    gate = MemoryGate(
+        NETWORK,
+        [Place(index=0, memory=10 * MiB, model="10MiB")],
+        read_space({"batch_size": [8]}),
+        neighbours=others,  # type: ignore[arg-type]
+    )
+    yield gate, others
+    gate.close()
+
+
+def test_what_other_programs_hold_makes_the_pieces_smaller_as_long_as_they_hold_it(
+    shared: tuple[MemoryGate, Others],
+) -> None:
+    gate, others = shared
+    others.mebibytes = 4
+    split = answer(gate, {"batch_size": 8, "lr": 0.1}).fits[0]
+    assert (split.micro_batch, split.safe, split.held) == (4, 5 * MiB, 4 * MiB)
+    others.mebibytes = 0
+    whole = answer(gate, {"batch_size": 8, "lr": 0.1}).fits[0]
+    assert (whole.micro_batch, whole.held) == (None, 0)
+
+
+def test_a_batch_that_is_too_large_anyway_is_not_laid_to_others(shared: tuple[MemoryGate, Others]) -> None:
+    gate, others = shared
+    others.mebibytes = 1
+    assert answer(gate, {"batch_size": 100, "lr": 0.1}).fits[0].held == 0
+
+
+def test_what_does_not_fit_beside_others_is_told_with_what_they_hold(
+    shared: tuple[MemoryGate, Others],
+) -> None:
+    gate, others = shared
+    others.mebibytes = 9
+    told = answer(gate, {"batch_size": 8, "lr": 0.1})
+    assert told.verdict is Verdict.NEVER
+    assert told.why == (
+        "even in micro-batches of 1 it needs 2.0 MiB, and there are 1.0 MiB beside the 9.0 MiB that other programs hold"
+    )
+
+
 def test_parameters_that_the_user_names_are_the_only_ones_that_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("legroom.tuning.memory_gate.Tracer", Arithmetic)
     gate = MemoryGate(NETWORK, virtual_places("10MiB"), SPACE, shape_parameters=frozenset({"batch_size"}))

@@ -1,0 +1,91 @@
+"""Memory that other programs hold on the GPUs of a study: read when it begins and again before each trial.
+
+Trials can be given what is left. Which part of what is used belongs to our own trials the driver tells by process; where it does not (a
+container that cannot see its own processes' numbers), others hold at least what is used beyond all that trials were given, and
+what they held when last none of ours ran.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+
+from legroom.observe.devices import NotAvailable, VisibleGpu, visible_gpus
+from legroom.tuning.admission import Place
+from legroom.units import format_size
+
+NOTEWORTHY = 50
+"""Less than this part of a GPU (a fiftieth) that comes or goes is not told: drivers and displays do that."""
+
+
+class Neighbours:
+    """What others hold of each place. Virtual GPUs have none; of a cluster's it is known what they held at the beginning."""
+
+    def __init__(
+        self,
+        places: Sequence[Place],
+        look: Callable[[], Sequence[VisibleGpu]] = visible_gpus,
+        our_processes: Callable[[], set[int]] | None = None,
+    ) -> None:
+        self._places = [place for place in places if place.memory and not place.virtual]
+        self._here = [place for place in self._places if not place.machine]
+        self._look, self._our_processes = look, our_processes or _descendants
+        self._held = {place.index: place.held for place in self._places}
+        self._undisturbed = dict(self._held)
+        """What they held when last none of our trials ran there."""
+        self._told = dict.fromkeys(self._held, 0)
+
+    def held(self, place: Place) -> int:
+        """Bytes of a place that others have, as last seen."""
+        return self._held.get(place.index, 0)
+
+    def look(self, given: Mapping[int, int]) -> None:
+        """Read it anew. `given`: bytes that running trials were given, by place's index."""
+        if not self._here:
+            return
+        seen = {gpu.index: gpu for gpu in self._look()}
+        for place in self._here:
+            gpu = seen.get(place.index)
+            if gpu is not None and not isinstance(gpu.used, NotAvailable):
+                self._held[place.index] = min(place.memory, self._of_others(gpu, given.get(gpu.index, 0)))
+
+    def news(self) -> list[str]:
+        """A sentence for each place of which others have taken or given back a good part since this was last asked."""
+        sentences = []
+        for place in self._places:
+            held = self.held(place)
+            if abs(held - self._told[place.index]) * NOTEWORTHY > place.memory:
+                self._told[place.index] = held
+                left = format_size(place.memory - held)
+                who = f"other programs hold {format_size(held)} of {place.name}"
+                if held * NOTEWORTHY <= place.memory:
+                    who = f"other programs have left {place.name}"
+                sentences.append(f"{who}: trials share the remaining {left}")
+        return sentences
+
+    def _of_others(self, gpu: VisibleGpu, given: int) -> int:
+        assert not isinstance(gpu.used, NotAvailable)
+        ours = self._known_as_ours(gpu)
+        if ours is not None:
+            return max(0, gpu.used - ours)
+        if not given:
+            self._undisturbed[gpu.index] = gpu.used
+            return gpu.used
+        return max(gpu.used - given, min(self._undisturbed[gpu.index], gpu.used))
+
+    def _known_as_ours(self, gpu: VisibleGpu) -> int | None:
+        """Bytes of our trials, if the driver names their processes."""
+        if isinstance(gpu.processes, NotAvailable):
+            return None
+        pids = self._our_processes()
+        sizes = [process.bytes for process in gpu.processes if process.pid in pids]
+        known = [size for size in sizes if not isinstance(size, NotAvailable)]
+        return sum(known) if known and len(known) == len(sizes) else None
+
+
+def _descendants() -> set[int]:
+    """Processes that this one started, and those that they started: trials, whichever engine on this machine runs them."""
+    import psutil
+
+    try:
+        return {process.pid for process in psutil.Process(os.getpid()).children(recursive=True)}
+    except psutil.Error:
+        return set()

@@ -1,0 +1,59 @@
+"""Who goes on stage, and what happens to those who find no room there."""
+
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from legroom.observe.devices import VisibleGpu
+from legroom.tuning import staging
+from legroom.tuning.admission import Admission, Fit, Place, Verdict
+from legroom.tuning.conductor import Conductor
+from legroom.tuning.engine import Job
+from legroom.tuning.function import TrainFunction
+from legroom.tuning.neighbours import Neighbours
+from legroom.tuning.searchers import RandomSearcher
+from legroom.tuning.space import Config, read_space
+from legroom.tuning.staging import Stage
+from legroom.tuning.store import Store
+from legroom.units import GiB
+
+SPACE = read_space({"x": {"int": [1, 100]}})
+PLACE = Place(index=0, memory=10 * GiB)
+
+
+class HalfOfTheRest:
+    """A gate that gives each trial half of what others leave."""
+
+    def __init__(self, neighbours: Neighbours) -> None:
+        self._neighbours = neighbours
+
+    def ask(self, config: Config) -> "Future[Admission]":
+        half = (PLACE.memory - self._neighbours.held(PLACE)) // 2
+        answer: Future[Admission] = Future()
+        answer.set_result(Admission(verdict=Verdict.FITS, fits={0: Fit(predicted=half, safe=half)}))
+        return answer
+
+    def ran_out(self, config: Config, fit: Fit, needed: int) -> None: ...
+    def close(self) -> None: ...
+
+
+def test_trials_whose_room_others_took_are_asked_about_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = VisibleGpu(index=0, name="a GPU", total=PLACE.memory, used=8 * GiB)
+    neighbours = Neighbours([PLACE], lambda: [gpu], set)
+    job = Job(
+        function=TrainFunction(name="train"), space=SPACE, metric="loss", mode="min", folder=tmp_path, places=[PLACE], trials=2, parallel=1
+    )  # fmt: skip
+    store = Store(tmp_path, resume=False, mode="min", facts={})
+    gate: Any = HalfOfTheRest(neighbours)
+    conductor = Conductor(job, RandomSearcher(SPACE, seed=0), None, gate, store, (), neighbours)
+    stage = Stage(job, conductor)
+    assert stage.hand_out() is None, "admitted with half of the GPU, most of which others have by now"
+    monkeypatch.setattr(staging, "SECONDS_UNTIL_ASKED_AGAIN", 0.0)
+    assert stage.hand_out() is None
+    (order,) = stage.hand_out() or []
+    assert (order.number, order.cap) == (0, 1 * GiB + PLACE.memory // 50)
+    conductor.close()
