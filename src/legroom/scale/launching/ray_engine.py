@@ -9,14 +9,14 @@ The cluster is the one that RAY_ADDRESS names, or with --nodes the one that this
 on this machine for the time: one that happens to run here is somebody's, and may end at any moment.
 """
 
-import contextlib
 import logging
 import os
 import tempfile
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 from legroom.errors import LegroomError, MissingExtra, UsageError
+from legroom.observe.devices import processors
 from legroom.scale.launching.folder import RunFolder
 from legroom.scale.launching.host_kills import kernel_kills
 from legroom.scale.launching.order import environment, rank_command
@@ -24,6 +24,14 @@ from legroom.scale.launching.outcome import LaunchEnd, Over, Starting
 from legroom.scale.launching.plan import LaunchPlan
 from legroom.scale.launching.ray_mailbox import Delivery, Mailbox
 from legroom.scale.launching.ray_worker import RankOrder, run_on_worker
+from legroom.scale.ray_cluster import Words, connected
+
+_WORDS = Words(
+    address="RAY_ADDRESS=",
+    without_cluster="`ray start --address` on the other nodes, and launch from the first; without RAY_ADDRESS and --nodes, the ranks run "
+    "on this machine",
+    without_ray="use --engine torchrun, which needs no Ray",
+)
 
 
 def run_ray(plan: LaunchPlan, folder: RunFolder, *, starting: Starting, over: Over) -> LaunchEnd:
@@ -40,7 +48,8 @@ def run_ray(plan: LaunchPlan, folder: RunFolder, *, starting: Starting, over: Ov
     )
     killed_before = kernel_kills()
     interrupted = ""
-    with _cluster(ray, plan), tempfile.TemporaryDirectory(prefix="legroom-ray-") as storage:
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    with _cluster(plan), tempfile.TemporaryDirectory(prefix="legroom-ray-") as storage:
         use_gpu = _use_gpu(ray, plan)
         mailbox = ray.remote(num_cpus=0)(Mailbox).remote()
         trainer = TorchTrainer(
@@ -79,30 +88,12 @@ def run_ray(plan: LaunchPlan, folder: RunFolder, *, starting: Starting, over: Ov
     )
 
 
-@contextlib.contextmanager
-def _cluster(ray: Any, plan: LaunchPlan) -> Iterator[None]:
-    """Connected to the cluster that was named, or for several nodes to this machine's, or else to one of our own."""
-    logging.getLogger("ray").setLevel(logging.ERROR)
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    named = os.environ.get("RAY_ADDRESS") or ("auto" if plan.nodes[1] > 1 else "local")
-    own = {"num_cpus": max(plan.world_size + 1, os.cpu_count() or 1), "include_dashboard": False}
-    try:
-        ray.init(
-            address=named,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            **(own if named == "local" else {}),
-        )
-    except ConnectionError:
-        where = f"at {named}" if named != "auto" else "on this machine"
-        raise UsageError(
-            f"no Ray cluster answers {where}: ray start --head on one node, ray start --address on the others, then launch "
-            "from the first; without RAY_ADDRESS and --nodes, the ranks run on this machine"
-        ) from None
-    try:
-        yield
-    finally:
-        ray.shutdown()
+def _cluster(plan: LaunchPlan) -> AbstractContextManager[None]:
+    """The cluster that was named, or for several nodes this machine's, or else one of our own."""
+    named = os.environ.get("RAY_ADDRESS") or ("auto" if plan.nodes[1] > 1 else None)
+    return connected(
+        None if named == "local" else named, _WORDS, processors=max(plan.world_size + 1, processors())
+    )
 
 
 def _use_gpu(ray: Any, plan: LaunchPlan) -> bool:
