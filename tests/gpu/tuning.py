@@ -1,18 +1,20 @@
-"""A study on a real GPU: trials share it, none is lost to memory, what can never fit is not started.
+"""Studies on a real GPU: trials share it, none is lost to memory, what can never fit is not started, and other programs keep what they hold.
 
     python -m tests.gpu.tuning [FOLDER]
 
-The grid has trials that are small (several share the GPU), one batch that needs more than the GPU has (it is split), and widths
-whose parameters alone are too large (rejected before they start). Prints the table and a line per check; FOLDER gets `tuning.json`.
-Where there is no GPU it says so and does nothing.
+The first grid has trials that are small (several share the GPU), one batch that needs more than the GPU has (it is split), and widths
+whose parameters alone are too large (rejected before they start). The second runs beside a program that holds 60 GiB, and to the third one
+comes after its first trial. Prints the trials and a line per check; FOLDER gets `tuning.json`. Where there is no GPU it says so and does nothing.
 """
 
 import argparse
+import contextlib
 import json
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,23 @@ import torch
 from torch import Tensor, nn
 
 import legroom
+from legroom.tuning.engine import Job
 from legroom.tuning.records import TrialRecord, TrialState
 from legroom.tuning.study import Study
 
 SPACE = {"width": [1024, 4096, 8192, 131072], "batch_size": [4096, 65536, 3 << 19]}
+LARGE = {"width": 4096, "batch_size": 3 << 19}
+"""About 97 GiB whole: it fits the GPU, but not beside the other program."""
+HELD = 60
+"""GiB of the other program."""
+HOLDER = f"""
+import torch
+held = torch.ones({HELD} << 30, dtype=torch.uint8, device="cuda")
+torch.cuda.synchronize()
+print("holding", flush=True)
+input()
+assert int(held[::4096].min()) == 1
+"""
 
 
 def train(config: dict[str, Any], trial: Any) -> None:
@@ -53,33 +68,100 @@ def main(argv: list[str] | None = None) -> int:
     if not torch.cuda.is_available():
         print("Skipped: there is no CUDA device here.")
         return 0
-    began = time.perf_counter()
-    with tempfile.TemporaryDirectory() as storage:
-        study = legroom.tune(
-            train,
-            SPACE,
-            search="grid",
-            trials=12,
-            engine="local",
-            storage=Path(storage) / "study",
-            parallel=4,
-        )
-    for trial in study.trials:
-        memory = trial.memory
-        print(
-            f"{trial.number:2} {trial.state:12} {trial.config} micro {memory.micro_batch} "
-            f"foretold {gib(memory.predicted)} at most {gib(memory.safe)} seen {gib(memory.actual)} "
-            f"{trial.started or 0:.1f} to {trial.ended or 0:.1f} s {trial.why}"
-        )
-    print(f"{time.perf_counter() - began:.0f} s")
-    failed = 0
-    for name, is_right, told in checks(study):
-        failed += not is_right
-        print(f"{'right' if is_right else 'WRONG'}  {name}: {told}")
+    failed, studies = 0, {}
+    for name, judged in (("alone", alone), ("beside", beside), ("joined", joined)):
+        began = time.perf_counter()
+        study, found = judged()
+        print(f"\n{name}, {time.perf_counter() - began:.0f} s")
+        for trial in study.trials:
+            print(line(trial))
+        for check, is_right, told in found:
+            failed += not is_right
+            print(f"{'right' if is_right else 'WRONG'}  {check}: {told}")
+        studies[name] = [record.as_dict() for record in study.trials]
     if options.folder:
-        told = [record.as_dict() for record in study.trials]
-        (options.folder / "tuning.json").write_text(json.dumps(told, indent=1))
+        (options.folder / "tuning.json").write_text(json.dumps(studies, indent=1))
     return 1 if failed else 0
+
+
+Checks = list[tuple[str, bool, str]]
+
+
+def alone() -> tuple[Study, Checks]:
+    """The whole grid, with the GPU to ourselves."""
+    study = searched(SPACE, parallel=4)
+    return study, list(checks(study))
+
+
+def beside() -> tuple[Study, Checks]:
+    """Another program holds its memory from the beginning."""
+    notes = Notes()
+    with Holder() as holder:
+        holder.come()
+        space = {"width": [1024, 4096], "batch_size": [65536, 3 << 19]}
+        study = searched(space, parallel=4, watchers=[notes])
+    return study, [*checks_beside(study, notes), holder.check]
+
+
+def joined() -> tuple[Study, Checks]:
+    """Another program comes when the first trial has ended: the second was admitted before, and has no room now."""
+    with Holder() as holder:
+        notes = Notes(lambda record: holder.come() if record.state is TrialState.FINISHED else None)
+        study = searched({"width": [4096], "batch_size": [65536, 3 << 19]}, parallel=1, watchers=[notes])
+    return study, [*checks_beside(study, notes), holder.check]
+
+
+def searched(space: dict[str, Any], **options: Any) -> Study:
+    with tempfile.TemporaryDirectory() as storage:
+        return legroom.tune(
+            train, space, search="grid", engine="local", storage=Path(storage) / "study", **options
+        )
+
+
+class Holder(contextlib.AbstractContextManager["Holder"]):
+    """Another program that has memory of the GPU, from `come` to the end of the block."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+        self.check = ("the other program lived on", False, "it never came")
+
+    def come(self) -> None:
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            assert self._process.stdout is not None
+            self._process.stdout.readline()
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self._process.communicate("\n", timeout=60)
+            code = self._process.returncode
+            self.check = ("the other program lived on", code == 0, f"exit code {code}")
+
+
+class Notes:
+    """A watcher that keeps what was said."""
+
+    def __init__(self, changed: Any = lambda record: None) -> None:
+        self.sentences: list[str] = []
+        self.changed = changed
+
+    def said(self, sentence: str) -> None:
+        print("said:", sentence)
+        self.sentences.append(sentence)
+
+    def begun(self, job: Job, records: Sequence[TrialRecord]) -> None: ...
+    def closed(self) -> None: ...
+
+
+def line(trial: TrialRecord) -> str:
+    memory = trial.memory
+    return (
+        f"{trial.number:2} {trial.state:12} {trial.config} micro {memory.micro_batch} "
+        f"foretold {gib(memory.predicted)} at most {gib(memory.safe)} seen {gib(memory.actual)} "
+        f"ooms {memory.ooms} {trial.started or 0:.1f} to {trial.ended or 0:.1f} s {trial.why}"
+    )
 
 
 def checks(study: Study) -> Iterator[tuple[str, bool, str]]:
@@ -101,8 +183,7 @@ def checks(study: Study) -> Iterator[tuple[str, bool, str]]:
     over = [t for t in finished if (t.memory.actual or 0) > (t.memory.safe or 0)]
     yield "no trial took more than it was given room for", not over, f"{len(over)} did"
     met = [t for t in study.trials if t.memory.ooms]
-    survived = all(t.state is TrialState.FINISHED for t in met)
-    yield "a trial that met the end of its share survived it", survived, f"{len(met)} did"
+    yield "no trial met the end of its share", not met, f"{len(met)} did"
     shared, together = fullest(finished)
     yield "trials shared the GPU", shared > 1, f"up to {shared} at once"
     total = torch.cuda.get_device_properties(0).total_memory
@@ -111,6 +192,24 @@ def checks(study: Study) -> Iterator[tuple[str, bool, str]]:
         together <= total,
         f"{together / 2**30:.1f} GiB at most",
     )
+
+
+def checks_beside(study: Study, notes: Notes) -> Iterator[tuple[str, bool, str]]:
+    lost = [t for t in study.trials if t.state is not TrialState.FINISHED]
+    yield "every trial finished", not lost, f"{len(study.trials) - len(lost)} of {len(study.trials)}"
+    met = [t for t in study.trials if t.memory.ooms]
+    yield "no trial met the end of its share", not met, f"{len(met)} did"
+    large = next(t for t in study.trials if t.config == LARGE)
+    yield (
+        "what fits the whole GPU was split, for the other program's sake",
+        large.memory.micro_batch is not None and large.memory.held >= HELD << 30,
+        f"by {large.memory.micro_batch}, which holds {gib(large.memory.held)}",
+    )
+    told = [sentence for sentence in notes.sentences if "other programs hold" in sentence]
+    yield "it was said", bool(told), told[0] if told else "no"
+    left = torch.cuda.get_device_properties(0).total_memory - (HELD << 30)
+    _, together = fullest([t for t in study.trials if t.memory.held])
+    yield "beside it no more was taken than it leaves", together <= left, gib(together)
 
 
 def gib(size: int | None) -> str:
