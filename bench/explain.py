@@ -1,9 +1,10 @@
 """How often the explainer is right about real texts, and how long a log of a gigabyte takes.
 
-    python -m bench.explain [--gigabyte]
+    python -m bench.explain [--gigabyte] [TABLE.json ...]
 
 The first table was written together with the rules. Each other one was collected when the rules were done, scored once, and only then
 were the rules mended by it: docs/figures.md has those first scores, which are what to expect of a text that nobody has seen.
+Given tables are scored instead of those of tests/data/errors.
 """
 
 import json
@@ -24,13 +25,14 @@ TABLES = (
     "collected_at_the_end",
     "collected_from_threads",
     "collected_after_mending",
+    "collected_across_libraries",
 )
 MEMORY = ("oom", "disguised-oom", "host-oom")
 
 
-def score(name: str) -> tuple[int, int, int, int, list[str]]:
+def score(table: Path) -> tuple[int, int, int, int, list[str]]:
     """Texts, right kinds, right codes, memory verdicts for texts that are none, and what was wrong."""
-    rows = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    rows = json.loads(table.read_text(encoding="utf-8"))
     kinds = codes = alarms = 0
     wrong = []
     for row in rows:
@@ -71,13 +73,13 @@ def gigabyte() -> None:
 
 
 def main() -> None:
-    print(f"{'texts':<24} {'number':>7} {'right kind':>11} {'right code':>11} {'false oom':>10}")
-    for name in TABLES:
-        if (FOLDER / f"{name}.json").exists():
-            number, kinds, codes, alarms, wrong = score(name)
-            print(f"{name:<24} {number:>7} {kinds / number:>11.1%} {codes / number:>11.1%} {alarms:>10}")
-            for row in wrong:
-                print(f"  {row}")
+    print(f"{'texts':<27} {'number':>7} {'right kind':>11} {'right code':>11} {'false oom':>10}")
+    given = [Path(argument) for argument in sys.argv[1:] if not argument.startswith("-")]
+    for table in given or [FOLDER / f"{name}.json" for name in TABLES]:
+        number, kinds, codes, alarms, wrong = score(table)
+        print(f"{table.stem:<27} {number:>7} {kinds / number:>11.1%} {codes / number:>11.1%} {alarms:>10}")
+        for row in wrong:
+            print(f"  {row}")
     if "--gigabyte" in sys.argv:
         gigabyte()
 

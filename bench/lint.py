@@ -1,9 +1,9 @@
 """How well the linter sees: precision and recall on the corpus of leaking and healthy programs, and its speed.
 
-    python -m bench.lint [--all-lines] [--fixes] [FOLDER ...]
+    python -m bench.lint [--all-lines] [--fixes] [--corpus FOLDER] [FOLDER ...]
 
 A finding is right where the corpus marks that line with a word of the rule, or as one that leaks; a mark is found where a finding of its kind
-stands on its line. Rules that the corpus has no word for (deprecated names, loading, distribution) are listed apart, not counted. Given folders are linted for speed. `--fixes` mends every leaking
+stands on its line. Rules that the corpus has no word for (deprecated names, loading, distribution) are listed apart, not counted. Given folders are linted for speed. `--corpus` judges the programs of another folder (with `leaking/` and `healthy/` in it) instead of `tests/corpus`. `--fixes` mends every leaking
 program and runs what comes out under the leak detector: does it still run, and does anything still grow?
 """
 
@@ -90,8 +90,15 @@ def judge(program: Program, score: Score) -> None:
 
 
 def main() -> None:
+    arguments = sys.argv[1:]
+    folder = None
+    if "--corpus" in arguments:
+        at = arguments.index("--corpus")
+        folder = Path(arguments[at + 1])
+        del arguments[at : at + 2]
+    judged = programs(folder) if folder is not None else programs()
     rounds = {f"{name} round": Score() for name in ROUNDS}
-    for program in programs():
+    for program in judged:
         judge(program, rounds[f"{program.round} round"])
     print_table(
         "Linter on the corpus: python -m bench.lint",
@@ -113,10 +120,11 @@ def main() -> None:
                 str(len(score.healthy_retention)),
             ]
             for name, score in rounds.items()
+            if score.programs
         ],
     )
     for name, score in rounds.items():
-        shown = score if "--all-lines" in sys.argv else Score()
+        shown = score if "--all-lines" in arguments else Score()
         for title, rows in (
             ("wrong", shown.wrong),
             ("missed", shown.missed),
@@ -124,13 +132,13 @@ def main() -> None:
         ):
             for row in rows:
                 print(f"{name}: {title}: {row}")
-    if "--fixes" in sys.argv:
-        fixes()
-    if folders := [argument for argument in sys.argv[1:] if not argument.startswith("-")]:
+    if "--fixes" in arguments:
+        fixes(judged)
+    if folders := [argument for argument in arguments if not argument.startswith("-")]:
         speed(folders)
 
 
-def fixes() -> None:
+def fixes(judged: tuple[Program, ...]) -> None:
     """Leaking programs with a fix, mended and run."""
     from bench.leaks import _warm_up, run_all
 
@@ -139,7 +147,7 @@ def fixes() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name, unsafe in (("--fix", False), ("--fix --unsafe-fixes", True)):
             changed = []
-            for program in (each for each in programs() if each.leaks):
+            for program in (each for each in judged if each.leaks):
                 text = program.path.read_text()
                 after = fix_text(text, unsafe=unsafe, settings=Settings(select=("LG1", "LG2")))
                 if after != text:

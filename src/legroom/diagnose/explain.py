@@ -24,7 +24,8 @@ from legroom.diagnose.codes import find_page
 from legroom.diagnose.ending import from_notes
 from legroom.diagnose.explain_families import family_of
 from legroom.diagnose.explain_figures import causes_from_figures, sentence_of_figures
-from legroom.diagnose.explain_log import Found, Headline, Sighting, pieces_of, search_log
+from legroom.diagnose.explain_headlines import Headline
+from legroom.diagnose.explain_log import Found, Sighting, pieces_of, search_log
 from legroom.diagnose.oom import Failure, classify
 from legroom.diagnose.oom_figures import Figures, read_figures
 from legroom.diagnose.oom_spellings import Certainty
@@ -143,7 +144,7 @@ def _of_log(found: Found, *, is_log: bool = True) -> Explanation:
 
 def _of_headline(last: Headline, line: int | None, earlier: Earlier | None) -> Explanation:
     """An error that no table knows: its family, if its words tell that."""
-    kind, code = family_of(last.kind, last.text)
+    kind, code = family_of(last)
     name = last.kind.rpartition(".")[2]
     if code:
         return _built(code, kind, "likely", last.text, Figures(), line=line, earlier=earlier)

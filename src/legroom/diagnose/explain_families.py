@@ -8,28 +8,81 @@ concluded from them is `likely`, never sure. A sentence that speaks of memory is
 import re
 from typing import Literal
 
-Told = tuple[Literal["not-memory", "unknown"], str]
+from legroom.diagnose.explain_headlines import Headline
+
+Told = tuple[Literal["oom", "host-oom", "not-memory", "unknown"], str]
 """What can be said of an error, and the page of its family, "" where it has none."""
 
 
-def family_of(kind: str, text: str) -> Told:
-    """`kind` is the exception's name, `text` its last line."""
-    name = kind.rpartition(".")[2]
-    words = _NOT_ABOUT_ROOM.sub("", text)
+def family_of(error: Headline) -> Told:
+    """By its class, then by its words, then by the library that raised it."""
+    name = error.kind.rpartition(".")[2]
+    words = _NOT_ABOUT_ROOM.sub("", error.text)
+    if name in _BY_CLASS:
+        return _BY_CLASS[name]
+    if name.endswith("Warning"):
+        return ("unknown" if _SPEAKS_OF_ROOM.search(words) else "not-memory"), ""
     if name in _SAYS_ENOUGH:
-        return "not-memory", ""
+        return "not-memory", _library_of(error)
     if _SPEAKS_OF_ROOM.search(words):
         return ("not-memory" if name in _OF_VALUES else "unknown"), ""
-    if name.endswith("Warning"):
-        return "not-memory", ""
-    return "not-memory", next((code for code, pattern in _FAMILIES if pattern.search(words)), "")
+    told = next((code for code, pattern in _FAMILIES if pattern.search(words)), "")
+    return "not-memory", told or _library_of(error)
+
+
+def says_nothing(error: Headline) -> bool:
+    """Whether neither its class nor its words tell what went wrong."""
+    return family_of(error) in (("not-memory", ""), ("unknown", "")) and error.kind.rpartition(".")[
+        2
+    ] not in (_SAYS_ENOUGH)
+
+
+def _library_of(error: Headline) -> str:
+    """The page for errors of the library in whose files the traceback ends."""
+    frames = error.frames.replace("\\", "/")
+    last = frames[frames.rfind("file ") :] if "file " in frames else frames[-400:]
+    return next((code for code, pattern in _LIBRARIES if pattern.search(last)), "")
+
+
+_BY_CLASS: dict[str, Told] = {
+    "OutOfMemoryError": ("oom", "LG700"),
+    "MemoryError": ("host-oom", "LG702"),
+    "ModuleNotFoundError": ("not-memory", "LG790"),
+    "ImportError": ("not-memory", "LG790"),
+    "FileNotFoundError": ("not-memory", "LG783"),
+    "NotADirectoryError": ("not-memory", "LG783"),
+    "IsADirectoryError": ("not-memory", "LG783"),
+    "PermissionError": ("not-memory", "LG783"),
+    "JSONDecodeError": ("not-memory", "LG783"),
+    "UnicodeDecodeError": ("not-memory", "LG783"),
+    "ConnectionError": ("not-memory", "LG782"),
+    "HTTPError": ("not-memory", "LG782"),
+    "URLError": ("not-memory", "LG782"),
+    "SSLError": ("not-memory", "LG782"),
+}
+"""Classes that are a page of their own, also where the log ends before their words."""
+
+_LIBRARIES = tuple(
+    (code, re.compile(pattern))
+    for code, pattern in (
+        ("LG726", r"bitsandbytes/(?:cextension|cuda_setup|cuda_specs|diagnostics)"),
+        ("LG782", r"/(?:huggingface_hub|requests|urllib3|httpx|aiohttp|modelscope/hub)/|/urllib/request"),
+        ("LG783", r"/(?:datasets|pyarrow)/|/pil/|/json/decoder|/zipfile|/tarfile"),
+        ("LG752", r"/torch/_(?:dynamo|inductor|functorch)/|/triton/"),
+        ("LG743", r"/multiprocessing/(?:spawn|reduction|popen)"),
+        ("LG781", r"/torch/serialization|/safetensors/"),
+        ("LG717", r"checkpoint/state_dict|/torch/distributed/(?:_shard/)?checkpoint/"),
+        ("LG733", r"/torch/distributed/(?:rendezvous|distributed_c10d|elastic)"),
+    )
+)
+"""Who raised it, by the last file of the traceback."""
 
 
 _SAYS_ENOUGH = frozenset(
     (
-        "AttributeError", "FileExistsError", "FileNotFoundError", "ImportError", "IndentationError", "IsADirectoryError", "JSONDecodeError",
-        "KeyError", "KeyboardInterrupt", "ModuleNotFoundError", "NameError", "NotADirectoryError", "PermissionError", "RecursionError", "SyntaxError",
-        "TabError", "TypeError", "UnboundLocalError", "UnicodeDecodeError", "UnicodeEncodeError", "ZeroDivisionError",
+        "AttributeError", "FileExistsError", "IndentationError",
+        "KeyError", "KeyboardInterrupt", "NameError", "RecursionError", "SyntaxError",
+        "TabError", "TypeError", "UnboundLocalError", "UnicodeEncodeError", "ZeroDivisionError",
     )
 )  # fmt: skip
 """Errors whose class says enough: the program, or what it was given, is wrong, whatever words they use."""
@@ -57,7 +110,7 @@ _FAMILIES = tuple(
         ("LG731", r"\bnccl\b"),
         ("LG733", r"process group|rendezvous|\bMASTER_(?:ADDR|PORT)\b|init_process_group|TCPStore|world[_ ]size|\bgloo\b|\bc10d\b|(?:client|server) socket|waiting for clients|\bsocket timeout|connect\w*\W{0,4}timed out|\bDist(?:Network|Store|Backend)?Error\b"),
         ("LG728", r"\bcuda graph|stream is capturing|CUDAGraph|\bcapture\b.{0,40}\b(?:cuda|stream)"),
-        ("LG717", r"state_dict|\bckpt\b.{0,60}(?:match|missing|unexpected)|checkpoint.{0,60}(?:match|missing key|unexpected key)"),
+        ("LG717", r"state_dict|Checkpoint(?:Exception|Error)|\bckpt\b.{0,60}(?:match|missing|unexpected)|checkpoint.{0,60}(?:match|missing key|unexpected key)"),
         ("LG781", r"inline_container|pickle|zip archive|safetensors.{0,40}(?:error|header|invalid|corrupt)|corrupt\w*|truncated|magic number|(?:load|read)\w*.{0,60}(?:checkpoint|archive|model file)"),
         ("LG722", r"\bis_sm\d+|\bsm_?\d\d|compute_\d\d|compute capability"),
         ("LG713", r"has not been allocated on \w+ device|\b(?:same|different|wrong|two|which|what) devices?\b|device.{0,60}(?:mismatch|\bbut\b|expected|does not match|must be)|(?:expected|must be|should be|found|is|are|not) (?:a |an |all )?(?:on|in)? ?(?:the )?(?:cpu|cuda|gpu)\b|\b(?:cuda:\d|cpu)\b.{1,80}\b(?:cuda:\d|cpu)\b"),

@@ -6,9 +6,11 @@ decided which error the log is about: the last one, unless that is only a conseq
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
+from legroom.diagnose.explain_families import says_nothing
+from legroom.diagnose.explain_headlines import Headline, last_of_tracebacks, lone_headline, shown
 from legroom.diagnose.explain_rules import RULES, memory_code
 from legroom.diagnose.oom_spellings import SPELLINGS, Certainty, Spelling
 
@@ -16,30 +18,10 @@ _OVERLAP = 1 << 14
 """Characters of a piece that are looked at again with the next: an error may lie across the border."""
 _BEFORE, _BEHIND = 500, 5000
 _TRIES = 25
-_TRACEBACK = "traceback (most recent call last)"
 _CHAINS = ("during handling of the above exception", "direct cause of the following exception")
+_COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _CHAIN_REACH = 400
 """Lines before the words of a chain in which the error that it speaks of may stand."""
-_WRAPPERS = {"ChildFailedError", "CalledProcessError", "ProcessRaisedException", "ProcessExitedException"}
-"""Errors that only say that another process had one."""
-_HEADLINE = re.compile(
-    r"^(?:\S{0,40}\]:?\s*)?((?:\w+\.)*(?:\w*(?:Error|Exception|Interrupt|Failure)|StopIteration))(?:: ?(.*))?$"
-)
-_WARNED = re.compile(r"\b((?:\w+\.)*\w*Warning): \S")
-_RAISED = re.compile(r"^((?:\w+\.)*[A-Z]\w*)(?:: ?(.*))?$")
-"""What ends a traceback, whatever the exception is called."""
-_SAID = re.compile(
-    r"^(?:[\w./:,\[\]()| -]{0,80}?(?:\[| |\|))?(?-i:ERROR|FATAL|CRITICAL)(?: ?[\]|:-]|\s)+\s*[A-Za-z'\"\[(<`]|^(?:\S+: )?(?:fatal )?error:? +[A-Za-z'\"\[(<`]"
-    r"|^panic: |panicked at |failed assertion |Check failed: |^terminate called after|^(?:unable|failed) to |^(?:could not|cannot) ",
-    re.IGNORECASE,
-)
-"""A line that a program marks as an error; not one that tells an error of so much."""
-_DECORATION = (" ", "\t", "|", "+", "│", "╭", "╰", "❱", "┃", "-", "<", "~", "File ", "Cell ", "/", "Input ")
-"""How lines of a traceback begin: Python's, rich's, and a notebook's."""
-_PREFIX = re.compile(
-    r"^(?:\[?rank\s?\d+\]?:\s?|\[\d+\]:?\s?|\(\w+ pid=\d+\) ?|\d+: )*(?:[^\n]{0,60}\b(?:ERROR|CRITICAL|FATAL)\b[^\]\n]{0,40}\[[\w.]+:\d+\] ?)?"
-)
-"""What launchers and loggers write before each line: the rank, the process, the level and the place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,16 +38,6 @@ class Sighting:
     """Its place in the tables: of several on one line the lowest counts."""
     weak: bool
     spelling: Spelling | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Headline:
-    """The last line of a Python traceback."""
-
-    line: int
-    kind: str
-    """`KeyError`, `torch.OutOfMemoryError`."""
-    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +120,7 @@ class _Search:
         self._lines = 0
 
     def feed(self, piece: str) -> None:
-        text = self._carried + piece
+        text = self._carried + (_COLOURS.sub("", piece) if "\x1b" in piece else piece)
         lowered = text.lower()
         if len(lowered) != len(text):  # a few letters are longer in lower case; positions must agree
             text = lowered
@@ -180,11 +152,11 @@ class _Search:
         latest = [seen for seen in self._last.values() if _counts(seen, self._lines)]
         strong = [seen for seen in latest if not seen.weak or _is_said_as_an_error(seen)]
         if self._headline is None and self._lines < 2000 and not strong:
-            self._headline = _Window(self._carried, self._carried.lower(), self._before).lone_headline()
+            self._headline = lone_headline(self._carried, self._before + 1)
         error = max(
             strong or latest, key=lambda seen: (seen.code != _CRASH, seen.line, -seen.order), default=None
         )
-        error = self._fault_before(error) or error
+        error = self._cause_of(error) or error
         unknown = self._unknown(error, latest)
         if unknown is not None and error is not None and not error.weak:
             return Found(error=None, unknown=unknown, first=self._earliest(None), lines=self._lines)
@@ -192,12 +164,19 @@ class _Search:
             return Found(error=None, unknown=unknown, first=None, lines=self._lines)
         return Found(error=error, unknown=None, first=self._earliest(error), lines=self._lines)
 
-    def _fault_before(self, error: Sighting | None) -> Sighting | None:
-        """After a kernel has failed, every call of CUDA fails, in words that hide the cause."""
+    def _cause_of(self, error: Sighting | None) -> Sighting | None:
+        """What a library's failure is the consequence of: after a kernel has failed, every call of CUDA fails, in words that hide the
+        cause; and where NCCL says that a call of CUDA failed, it has said shortly before which."""
         if error is None or error.spelling is None or error.spelling.certainty is not Certainty.DISGUISED:
             return None
         faults = [seen for seen in self._last.values() if seen.code in _FAULTS and seen.line <= error.line]
-        return max(faults, key=lambda seen: seen.line, default=None)
+        if not faults and error.code == _NCCL_CALL:
+            faults = [
+                seen
+                for seen in self._last.values()
+                if "Cuda failure" in seen.text and error.line - _NCCL_REACH < seen.line <= error.line
+            ]
+        return max(faults, key=lambda seen: (seen.line, -seen.order), default=None)
 
     def _unknown(self, error: Sighting | None, latest: list[Sighting]) -> Headline | None:
         """The last headline, where nothing that is known explains it."""
@@ -206,10 +185,14 @@ class _Search:
             return None
         if any(last.line <= seen.line for seen in latest if not seen.weak):
             return None
-        if error is None or error.weak:
+        if error is None or (error.weak and not _is_said_as_an_error(error)):
+            if latest and last.kind.endswith("Warning"):
+                return None
             if any(seen.line >= last.line for seen in latest):
                 return None  # a wrapper and nothing more: that is what the log tells
             return last
+        if _is_memory(error) and last.line - error.line <= _SOON and says_nothing(last):
+            return None
         chained = error.line < self._chain <= last.line and self._chain - error.line < _CHAIN_REACH
         wraps = any(seen.weak and seen.line >= last.line for seen in latest)
         return None if chained or wraps else last
@@ -223,6 +206,13 @@ class _Search:
             and (error is None or (seen.code != error.code and seen.line < error.line))
         ]
         return min(others, key=lambda seen: (seen.line, seen.order), default=None)
+
+
+def _is_memory(seen: Sighting) -> bool:
+    """Whether memory ran out beyond doubt, and nobody says that it was dealt with."""
+    if seen.spelling is None or seen.spelling.certainty is Certainty.DISGUISED:
+        return False
+    return _DEALT_WITH.search(seen.around[seen.around.find(seen.text) :][:600]) is None
 
 
 def _counts(seen: Sighting, lines: int) -> bool:
@@ -249,11 +239,20 @@ _CRASH = "LG729"
 
 
 _FAULTS = ("LG710", "LG711")
+_NCCL_CALL = "LG706"
+_NCCL_REACH = 200
+"""Lines before NCCL's failure in which it names the call that failed."""
+_SOON = 60
+"""Lines after an error in which another, that says nothing of its own, is its consequence."""
 _LOOKS_BAD = re.compile(
     r"error|exception|fatal|abort|kill|crash|cannot|could not|unable|\bfail(?:ed|ure)\b|[✗❌⚠]", re.IGNORECASE
 )
+_DEALT_WITH = re.compile(
+    r"retry|retries|trying again|try again|skipping|skipped|caught|recover|reducing|halving|fall(?:ing)? back|lowering|instead",
+    re.IGNORECASE,
+)
 _IN_PASSING = re.compile(
-    r"handler|avoid|prevent|in case|\bif\b|without|never|no longer|instead of|\bmay\b|\bmight\b|\bwould\b|risk",
+    r"handler|\[W\]|\bwarning\b|skipping|avoid|prevent|in case|\bif\b|without|never|no longer|instead of|\bmay\b|\bmight\b|\bwould\b|risk",
     re.IGNORECASE,
 )
 
@@ -302,7 +301,7 @@ class _Window:
         return Sighting(
             code=entry.code,
             line=self.number(match.end() - 1),
-            text=_shown(self._text[begin:end]),
+            text=shown(self._text[begin:end]),
             around=self._text[max(opening - _BEFORE, 0) : match.end() + _BEHIND],
             order=entry.order,
             weak=entry.weak,
@@ -315,42 +314,6 @@ class _Window:
         return begin, min(ends, default=len(self._text))
 
     def headline(self) -> Headline | None:
-        """The line that ends the last traceback: the first one after it that is not indented."""
-        position = self._lowered.rfind(_TRACEBACK)
-        for _ in range(4):
-            if position < 0:
-                return None
-            if (found := self._headline_behind(position)) and found.kind.rpartition(".")[2] not in _WRAPPERS:
-                return found
-            position = self._lowered.rfind(_TRACEBACK, 0, position)
-        return None
-
-    def _headline_behind(self, position: int) -> Headline | None:
-        number = self.number(position)
-        for offset, line in enumerate(self._text[position : position + 4 * _OVERLAP].split("\n")):
-            plain = _PREFIX.sub("", line.rstrip("\r"))
-            if offset and plain and not plain.startswith(_DECORATION):
-                match = _RAISED.match(plain)
-                if match is None:
-                    return None
-                return Headline(line=number + offset, kind=match[1], text=_shown(plain))
-        return None
-
-    def lone_headline(self) -> Headline | None:
-        """In a short text without a traceback: the last line that reads like an error of Python, or is marked as one."""
-        lines = [_PREFIX.sub("", line.strip()) for line in self._text.split("\n")]
-        for pattern in (_HEADLINE, _WARNED, _SAID):
-            for offset in reversed(range(len(lines))):
-                match = pattern.search(lines[offset])
-                if match is not None:
-                    kind = match[1] if pattern.groups else ""
-                    return Headline(line=self._before + offset + 1, kind=kind, text=_shown(lines[offset]))
-        return None
-
-
-_LONGEST_SHOWN = 400
-
-
-def _shown(line: str) -> str:
-    plain = line.strip()
-    return plain if len(plain) <= _LONGEST_SHOWN else f"{plain[:_LONGEST_SHOWN]}…"
+        """The line that ends the last traceback."""
+        found = last_of_tracebacks(self._text, self._lowered)
+        return replace(found, line=self._before + found.line) if found is not None else None

@@ -143,7 +143,8 @@ _KILLED = "The system killed a process, as it does when the host's memory runs o
 
 _GPU = r"(?:free |available )?(?:GPU|CUDA|device|video|graphics|VRAM)(?: (?:video |device )?(?:memory|RAM|VRAM))?\b"
 _CANNOT = r"(?:failed to|unable to|could not|cannot|can't)"
-_HOSTS = r"(?:free |available )?(?:system |host |CPU |main )?(?:RAM|(?<=[mtUn] )memory)\b"
+_HOSTS = r"(?:free |available )?(?:(?:system |host |CPU |main )RAM|(?:system|host|CPU|main|physical|virtual) memory|RAM)\b"
+_BY_SIGNAL_9 = r"\W{0,4}(?:-9|137)\b"
 
 SPELLINGS: tuple[Spelling, ...] = (
     # --- which pool: page-locked memory
@@ -168,6 +169,11 @@ SPELLINGS: tuple[Spelling, ...] = (
         _SURE, "CUDA", r"CUDA (?:driver |runtime )?error[^\n]{0,12}: out of memory|cuda runtime error \(2\)\s*:|cuda failed with error 2\b|cudaErrorMemoryAllocation"
         r"|CUDA_ERROR_OUT_OF_MEMORY|(?:cudaMalloc\w*|cuMemAlloc\w*|cuMemCreate|cuMemMap|cuMemSetAccess) failed: out of memory", _CUDA,
     ),
+    _says(
+        _SURE, "CUDA", r"failed to cudaMalloc|cudaMalloc\w* (?:error|failed)[^\n]{0,20}out of memory|cudaMalloc\w*\([^\n]{0,80}out of memory|enforce allocating <= available failed"
+        r"|Call to cuMemAlloc results in|cudaSuccess \(2 vs\. 0\)|RMM_ERROR_OUT_OF_MEMORY|maximum pool size exceeded", _CUDA,
+    ),
+    _says(_SURE, "Thrust", r"thrust::system::detail::bad_alloc'?(?:\s+what\(\):[^\n]*)?|thrust::system::system_error.{0,300}out of memory|parallel_for failed: out of memory", _CUDA),
     _says(_SURE, "CUDA", r"Allocation on device\b.{0,60}(?:out of memory|exceed allowed memory)", _CUDA),
     _says(
         _SURE, "CUDA", r"torch\.(?:cuda\.)?OutOfMemoryError: \S|Exception Type\W{1,8}torch\.(?:cuda\.)?OutOfMemoryError|c10::\w*OutOfMemoryError|Caught OutOfMemoryError in",
@@ -186,16 +192,16 @@ SPELLINGS: tuple[Spelling, ...] = (
     _says(_SURE, "cuFFT", r"(?:CU|HIP)FFT_ALLOC_FAILED", _LIBRARY),
     _says(_SURE, "cuSPARSE", r"(?:CU|HIP)SPARSE_STATUS_ALLOC_FAILED", _LIBRARY),
     _says(_SURE, "cuRAND", r"(?:CU|HIP)RAND_STATUS_ALLOCATION_FAILED", _LIBRARY),
-    _says(_SURE, "XLA", r"RESOURCE[_ ]EXHAUSTED: (?:Out of memory|Failed to allocate)|OOM when allocating tensor", _CUDA),
+    _says(_SURE, "XLA", r"RESOURCE[_ ]EXHAUSTED:\s+(?:Out\s+of memory|Failed to allocate)|OOM when allocating tensor", _CUDA),
     _says(_SURE, "TensorFlow", r"Allocator \(\w+_bfc\) ran out of memory|failed to allocate [^\n]{0,60} from device", _CUDA),
     _says(_SURE, "cupy", r"Out of memory allocating [\d,]+ bytes \(allocated so far|cupy\S{0,40}OutOfMemoryError|rmm::out_of_memory", _CUDA),
-    _says(_SURE, "other devices", r"OUT_OF_DEVICE_MEMORY|ErrorOutOfDeviceMemory|NPU out of memory|Ran out of memory in memory space hbm|CL_MEM_OBJECT_ALLOCATION_FAILURE", _CUDA),
+    _says(_SURE, "other devices", r"OUT_OF_DEVICE_MEMORY|ErrorOutOfDeviceMemory|NPU out of memory|Ran out of memory in memory space hbm|CL_MEM_OBJECT_ALLOCATION_FAILURE|Memory Object Allocation Failure", _CUDA),
     _says(
         _SURE, "inference server", r"No available memory for the cache blocks|larger than the (?:available KV cache memory|maximum number of tokens that can be stored in KV cache)"
         r"|Free memory on device[^\n]{0,120} is less than desired|enough GPU (?:RAM|VRAM|memory) to (?:fit|load|run)", _TOO_SMALL,
     ),
     # --- the host's memory
-    _says(_HOST, "shared memory", r"killed by signal: Bus error|out of shared memory|shared memory\(shm\)|bus error encountered in worker", _SHARED),
+    _says(_HOST, "shared memory", r"killed by signal: Bus error|Signal 7 \(SIGBUS\)|exitcode\s*: -7\b|Bus error \(core dumped\)|out of shared memory|shared memory\(shm\)|bus error encountered in worker", _SHARED),
     _says(_HOST, "shared memory", r"(?:unable to write to file <|/dev/shm|shared memory segment)[^\n]{0,300}No space left on device", _SHARED),
     _says(_HOST, "shared memory", r"Error while (?:creating|attaching to) shared memory segment", _SHARED),
     _says(
@@ -205,11 +211,16 @@ SPELLINGS: tuple[Spelling, ...] = (
     _says(_HOST, "a library", r"Failed to allocate \d+ bytes in function|malloc of size \d+ failed|Java heap space|mmap: cannot allocate|OpenBLAS[^\n]{0,60}Memory allocation still failed", _SYSTEM),
     _says(_HOST, "NumPy", r"Unable to allocate [^\n]{0,40} for an array with shape", _SYSTEM),
     _says(_HOST, "C++", r"std::bad_alloc|^(?:RuntimeError: )?bad allocation$", _SYSTEM),
-    _says(_HOST, "system", r"\[Errno 12\]|Cannot allocate memory(?! in static TLS)|paging file is too small", _SYSTEM),
+    _says(_HOST, "system", r"\[Errno 12\]|Cannot allocate memory(?! in static TLS)|paging file is too small|WinError (?:8|14|1450|1455)\b|could not be allocated: malloc", _SYSTEM),
+    _says(_HOST, "a cluster", r"low on resource: memory|MemoryPressure|tried to allocate more memory than is available|memory cgroup out of memory|exceeded \d+% memory budget", _SYSTEM),
     _says(_HOST, "Ray", r"killed due to the node running low on memory", _SYSTEM),
     _says(
-        _HOST, "system", r"Out of memory: Kill(?:ed)? process|oom[-_]kill(?:er)?\b|OOMKilled|killed by signal: Killed|Signal 9 \(SIGKILL\)|exitcode\s*: -9\b"
-        r"|died with <Signals\.SIGKILL|exit code (?:-9|137)\b|return code = -9\b|: line \d+:\s+\d+ Killed\b|(?:^|\n|\])\s?Killed\s*(?:\n|$)", _KILLED,
+        _HOST, "system", r"Out of memory: Kill(?:ed)? process|oom[-_ ]kill(?:er|ed)?\b|OOMKilled|killed by signal: Killed|Signal 9 \(SIGKILL\)|(?:by|with|signal) SIGKILL\b|killed by signal 9\b"
+        r"|died with <Signals\.SIGKILL|: line \d+:\s+\d+ Killed\b|\[\d+\]\s+\+? *\d+ killed |zsh: killed\b|Killed: 9\b|(?:^|\n|\])[ *]{0,3}Killed[ *]*(?:\n|$)"
+        r"|(?:srun|slurmstepd)[^\n]{0,80}: Out Of Memory", _KILLED,
+    ),
+    _says(
+        _HOST, "system", rf"exitcode{_BY_SIGNAL_9}|exit code{_BY_SIGNAL_9}|return code{_BY_SIGNAL_9}|status code{_BY_SIGNAL_9}|exit status{_BY_SIGNAL_9}|returncode{_BY_SIGNAL_9}|with code{_BY_SIGNAL_9}", _KILLED,
     ),
     _says(_HOST, "Python", r"(?:^|\n)(?:\w+\.)*(?:_?Array|Arrow)?MemoryError\b", _SYSTEM),
     _says(_HOST, "a scheduler", r"exceeded (?:job |step |container |the )?memory limit|using all available RAM|Workers?[^\n]{0,40} (?:exceeded|running out of)[^\n]{0,40}memory|excessive memory usage causing the Operating System to kill", _SYSTEM),
@@ -251,16 +262,18 @@ SPELLINGS: tuple[Spelling, ...] = (
         _HIDDEN, "CUDA", r"NVML_SUCCESS == [^\n]{0,80}INTERNAL ASSERT FAILED|handles_\.at\(i\) INTERNAL ASSERT FAILED",
         "PyTorch's bookkeeping stumbled where it does after an allocation failed.",
     ),
+    _says(_HIDDEN, "CUDA", r"assertion '[^'\n]{0,80}cudaSuccess' failed in [^\n]{0,120}(?:Memory|alloc)", _FAILED),
     _says(_HIDDEN, "ONNX Runtime", r"Failed to allocate memory for requested buffer|Dst tensor is not initialized|HSA_STATUS_ERROR_OUT_OF_RESOURCES", _FAILED),
     # --- said in words, by whomever
     _says(_SURE, "", rf"out of {_GPU}|not enough {_GPU}|insufficient {_GPU}|out of memory (?:error )?(?:on|in|for) (?:the |a |your )?(?:GPU|CUDA|device)\b", _CUDA, in_words=True),
-    _says(_SURE, "", r"\b(?:GPU|CUDA|VRAM)\w{0,12}\b[^\n]{0,40}[\s(]out of memory|\bCUDA OOM\b|\bGPU OOM\b|GPU memory (?:is )?exhausted|GPU memory (?:is )?full", _CUDA, in_words=True),
+    _says(_SURE, "", r"\b(?:GPU|CUDA|VRAM|video|device) memory (?:is |was |are )?(?:insufficient|not (?:enough|sufficient)|too small)|amount of GPU memory[^\n]{0,60}could not", _CUDA, in_words=True),
+    _says(_SURE, "", r"\b(?:GPU|CUDA|VRAM)(?:[:_ ]?\d{1,2})?\b(?!-)[^\n]{0,40}[\s(]out of memory|\bCUDA OOM\b|\bGPU OOM\b|GPU memory (?:is )?exhausted|GPU memory (?:is )?full", _CUDA, in_words=True),
     _says(_PINNED, "", rf"{_CANNOT} allocate\b[^\n]{{0,40}}\bpinned\b", "Page-locked host memory could not be had.", in_words=True),
     _says(_SURE, "", rf"{_CANNOT} allocate\b[^\n]{{0,20}}\b(?:GPU|CUDA\d?|device|VRAM)\b", _CUDA, in_words=True),
     _says(_HOST, "", rf"{_CANNOT} allocate\b[^\n]{{0,20}}\b(?:CPU|host|RAM)\b", _SYSTEM, in_words=True),
     _says(_HOST, "", rf"out of {_HOSTS}|not enough {_HOSTS}|insufficient {_HOSTS}", _SYSTEM, in_words=True),
     _says(
-        _HIDDEN, "", r"\bout of memory\b|not enough (?:free |available )?memory\b|insufficient (?:free |available )?memory\b|memory allocation (?:failed|failure|error)"
+        _HIDDEN, "", r"\bout of memory\b|\bOutOfMemory\b|OUT_OF_MEMORY\b|not enough (?:free |available )?memory\b|insufficient (?:free |available )?memory\b|memory allocation (?:failed|failure|error)"
         rf"|{_CANNOT} allocate\b[^\n]{{0,40}}\b(?:bytes|memory(?! in static)|[KMG]i?B|buffer)\b",
         "The text speaks of too little memory, without saying of which.", in_words=True,
     ),

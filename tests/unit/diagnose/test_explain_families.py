@@ -5,6 +5,7 @@ import pytest
 from legroom.diagnose.cuda_statuses import STATUSES, Status
 from legroom.diagnose.explain import explain
 from legroom.diagnose.explain_families import family_of
+from legroom.diagnose.explain_headlines import Headline
 
 
 @pytest.mark.parametrize(
@@ -39,10 +40,8 @@ def test_a_sentence_never_seen_is_told_by_its_words_and_only_likely(text: str, c
 
 
 def test_a_mistake_of_the_program_has_no_family_whatever_words_it_uses() -> None:
-    assert family_of("TypeError", "TypeError: forward() got an unexpected argument 'size'") == (
-        "not-memory",
-        "",
-    )
+    error = Headline(line=1, kind="TypeError", text="TypeError: forward() got an unexpected argument 'size'")
+    assert family_of(error) == ("not-memory", "")
 
 
 def test_an_unknown_error_that_speaks_of_memory_stays_unknown() -> None:
@@ -69,7 +68,7 @@ class TestLines:
         told = explain("[2024-01-01 10:00:00] [ERROR] trainer: configuration is broken\nbye")
         assert (told.kind, told.message) == (
             "not-memory",
-            "[2024-01-01 10:00:00] [ERROR] trainer: configuration is broken",
+            "[ERROR] trainer: configuration is broken",
         )
 
     def test_a_figure_called_error_is_none(self) -> None:
@@ -122,3 +121,63 @@ class TestWhichError:
         )
         told = explain("\n".join(prefix + line for line in lines))
         assert (told.kind, told.message) == ("not-memory", "AssertionError")
+
+    def test_an_error_that_says_nothing_soon_after_memory_ran_out_is_its_consequence(self) -> None:
+        first = "allocating 144.00 MiB on device 0: cudaMalloc failed: out of memory\n"
+        then = 'Traceback (most recent call last):\n  File "a.py", line 3, in <module>\nWrapperError: could not load it'
+        assert explain(first + then).code == "LG700"
+        assert explain(first.replace("memory\n", "memory, retrying with half\n") + then).kind != "oom"
+
+    def test_clearing_up_after_an_error_is_not_the_error(self) -> None:
+        told = explain(
+            "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
+            "Exception ignored in: <function Iter.__del__ at 0x1>\nTraceback (most recent call last):\n"
+            '  File "loader.py", line 9, in __del__\nAttributeError: no attribute _workers'
+        )
+        assert told.kind == "oom"
+
+    def test_nccl_names_the_call_that_failed_before_it_says_that_one_did(self) -> None:
+        told = explain(
+            "host:7:9 [0] include/alloc.h:102 NCCL WARN Cuda failure 1 'invalid argument'\n"
+            "RuntimeError: NCCL Error 1: unhandled cuda error (run with NCCL_DEBUG=INFO for details)"
+        )
+        assert told.kind == "not-memory"
+
+    def test_a_scheduler_s_out_of_memory_is_the_host_s_on_a_node_that_is_called_gpu(self) -> None:
+        assert explain("srun: error: gpu20-15: task 0: Out Of Memory").kind == "host-oom"
+
+    def test_colours_do_not_hide_an_error(self) -> None:
+        assert explain("\x1b[31mRuntimeError\x1b[0m: CUDA \x1b[1mout of memory\x1b[0m.").kind == "oom"
+
+    def test_a_traceback_that_was_cut_off_is_told_by_the_class_in_a_notebook_s_head(self) -> None:
+        told = explain(
+            "OutOfMemoryError          Traceback (most recent call last)\nCell In[3], line 5\n----> 5 f(x)"
+        )
+        assert (told.kind, told.certainty) == ("oom", "likely")
+
+
+@pytest.mark.parametrize(
+    ("error", "file", "code"),
+    [
+        ("ValueError: nothing there", "/site-packages/huggingface_hub/file_download.py", "LG782"),
+        ("KeyError: 'text'", "C:\\\\env\\\\site-packages\\\\datasets\\\\table.py", "LG783"),
+        ("SomethingError: 7", "/site-packages/torch/_inductor/graph.py", "LG752"),
+        ("SomethingError: 7", "/home/me/train.py", ""),
+    ],
+)
+def test_words_that_tell_no_family_leave_the_library_that_raised_it(error: str, file: str, code: str) -> None:
+    told = explain(
+        f'Traceback (most recent call last):\n  File "a.py", line 3\n    f()\n  File "{file}", line 9, in g\n{error}'
+    )
+    assert (told.kind, told.code) == ("not-memory", code)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Process finished with exit code 137 (interrupted by signal 9: SIGKILL)", "zsh: killed     python train.py", "Killed: 9",
+        "[1]    4711 killed     python train.py", "command terminated with exit code 137", "subprocess returned exit status -9.",
+    ],
+)  # fmt: skip
+def test_a_killed_process_is_told_however_its_shell_says_it(text: str) -> None:
+    assert (explain(text).kind, explain(text).code) == ("host-oom", "LG705")
