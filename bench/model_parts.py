@@ -1,7 +1,7 @@
 """What builders of models share: the `Spec` they return, libraries that may be missing, common batches and losses."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,21 @@ class Spec:
     model: Any
     batch: Callable[[int, str], list[Tensor]]
     loss: Callable[..., Tensor]
+    training: Callable[["Workshop"], Any] | None = None
+    """Makes the step where it is not the common one (gradients cleared, loss, backward, one optimizer's step): adversaries
+    that take turns, rollouts before an update, gradients of gradients."""
+
+
+@dataclass
+class Workshop:
+    """What a step of its own is made from."""
+
+    model: Any
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+    """The case's kind of optimizer, for these parameters."""
+    batch: Callable[[], list[Tensor]]
+    precision: Callable[[], contextlib.AbstractContextManager[Any]]
+    """The case's autocast, or nothing."""
 
 
 _definitions: list[Any] = []
@@ -53,6 +68,41 @@ def vision(name: str, *, size: int = 224, classes: int = 1000) -> Spec:
         ]
 
     return Spec(model, batch, lambda model, x, y: F.cross_entropy(model(x), y))
+
+
+def labelled(*shape: int, classes: int) -> Callable[[int, str], list[Tensor]]:
+    """Pictures (or other arrays) and a class for each, made on the host as a DataLoader does."""
+
+    def batch(count: int, device: str) -> list[Tensor]:
+        return [torch.randn(count, *shape).to(device), torch.randint(0, classes, (count,)).to(device)]
+
+    return batch
+
+
+def to_numbers(*shape: int, outputs: tuple[int, ...]) -> Callable[[int, str], list[Tensor]]:
+    """Arrays and numbers between 0 and 1 to be told for each."""
+    return lambda count, device: [
+        torch.randn(count, *shape).to(device),
+        torch.rand(count, *outputs).to(device),
+    ]
+
+
+def alone(*shape: int) -> Callable[[int, str], list[Tensor]]:
+    """Arrays without labels, between 0 and 1."""
+    return lambda count, device: [torch.rand(count, *shape).to(device)]
+
+
+def classified(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y)
+
+
+def squared(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.mse_loss(model(x).float(), y)
+
+
+def no_loss(*_: object) -> Tensor:
+    """For models with a step of their own."""
+    raise NotImplementedError("this model has a step of its own")
 
 
 def tokens(vocabulary: int, length: int) -> Callable[[int, str], list[Tensor]]:

@@ -7,79 +7,42 @@ Nothing here imports Legroom, so that the same file serves on the machine with t
 `CASES["reference"]` are the cases of the published reference measurements, `CASES["study"]` may be looked at while
 rules are written, `CASES["held-back"]` were measured and predicted once, when the first rules were done, and
 `CASES["fresh"]` when the next ones were, `CASES["fresh-again"]` after those, and `CASES["everyday"]` (ordinary training, weighted as
-people train) when the present ones were.
+people train) when later ones were. Sets after those are listed in `case_sets`.
 """
 
 import contextlib
 import copy
 import itertools
 import tempfile
-from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
 
 if __package__:
+    from bench.case import Case as Case
+    from bench.case_sets import CASE_SETS
     from bench.everyday_pictures import EVERYDAY_PICTURES
     from bench.everyday_sequences import EVERYDAY_SEQUENCES
     from bench.further_models import FURTHER
     from bench.later_models import LATER
+    from bench.model_parts import Workshop
     from bench.models import MODELS
 else:  # run as a plain script beside its siblings, on a machine without the package
+    from case import Case as Case
+    from case_sets import CASE_SETS
     from everyday_pictures import EVERYDAY_PICTURES
     from everyday_sequences import EVERYDAY_SEQUENCES
     from further_models import FURTHER
     from later_models import LATER
+    from model_parts import Workshop
     from models import MODELS
 
 BUILDERS = MODELS | FURTHER | LATER | EVERYDAY_PICTURES | EVERYDAY_SEQUENCES
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """One training step, as data."""
-
-    model: str
-    optimizer: str
-    precision: str
-    """`fp32`, `tf32` (fp32 with TF32 matrix products), `amp_fp16`, `amp_bf16` or `bf16` (everything in bfloat16)."""
-    batch: int
-    channels_last: bool = False
-    checkpoint: bool = False
-    """Activation checkpointing, as the model offers it."""
-    accumulate: int = 1
-    """Micro-batches per optimizer step."""
-    clip: bool = False
-    """`clip_grad_norm_` before the optimizer's step."""
-    ema: bool = False
-    """An exponential moving average of the parameters, kept on the device."""
-    frozen: bool = False
-    """Only the last quarter of the parameter tensors is trained."""
-    keep_grads: bool = False
-    """`zero_grad(set_to_none=False)`."""
-    benchmark: bool = False
-    """`torch.backends.cudnn.benchmark`."""
-    retain: bool = False
-    """The graph is kept with `retain_graph=True` and walked a second time."""
-    ddp: bool = False
-    """`DistributedDataParallel` over NCCL, on one rank."""
-    inference: bool = False
-    """A forward pass in evaluation mode, without gradients; no optimizer step."""
-
-    inputs_first: bool = False
-    """The batch is made before gradients are cleared and lives until the step has ended. Not part of the name."""
-
-    @property
-    def key(self) -> str:
-        """The name of the case in tables: `resnet50/sgdm/fp32/b16`, then the habits that are switched on."""
-        habits = [
-            name if value is True else f"{name}{value}"
-            for name, value in asdict(self).items()
-            if name not in ("model", "optimizer", "precision", "batch", "inputs_first")
-            and value != type(self).__dataclass_fields__[name].default
-        ]
-        return "/".join([self.model, self.optimizer, self.precision, f"b{self.batch}", *habits])
+for _set in CASE_SETS.values():
+    if twice := BUILDERS.keys() & _set.builders.keys():
+        raise ValueError(f"models of one name: {', '.join(sorted(twice))}")
+    BUILDERS |= _set.builders
 
 
 class Lion(torch.optim.Optimizer):
@@ -130,6 +93,7 @@ OPTIMIZERS: dict[str, Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer
     "rprop": lambda p: torch.optim.Rprop(p, lr=1e-4),
     "rmsprop_centered": lambda p: torch.optim.RMSprop(p, lr=1e-4, centered=True),
     "nadamw": lambda p: torch.optim.NAdam(p, lr=1e-4, weight_decay=0.01, decoupled_weight_decay=True),
+    "sparse_adam": lambda p: torch.optim.SparseAdam(p, lr=1e-3),
 }
 
 
@@ -159,7 +123,6 @@ def build(
         for parameter in parameters[: len(parameters) * 3 // 4]:
             parameter.requires_grad_(False)
     trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = OPTIMIZERS[case.optimizer](trained)
     average = copy.deepcopy(model) if case.ema else None
     kind = torch.device(device).type
     scaler = torch.amp.GradScaler(kind) if case.precision == "amp_fp16" and not case.inference else None
@@ -181,6 +144,19 @@ def build(
         if case.channels_last:
             inputs = [x.to(memory_format=torch.channels_last) if x.dim() == 4 else x for x in inputs]
         return inputs
+
+    if spec.training is not None:
+        optimizers: list[torch.optim.Optimizer] = []
+
+        def optimizer_of(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+            optimizers.append(OPTIMIZERS[case.optimizer](list(parameters)))
+            return optimizers[-1]
+
+        own_step = spec.training(Workshop(model, optimizer_of, make_batch, precision))
+        own_step.scaler = None
+        return model, optimizers[0], own_step
+
+    optimizer = OPTIMIZERS[case.optimizer](trained)
 
     def forward_and_backward(inputs: list[torch.Tensor]) -> torch.Tensor:
         with precision():
@@ -228,6 +204,11 @@ def build(
             with torch.no_grad():
                 for old, new in zip(average.parameters(), model.parameters(), strict=True):
                     old.lerp_(new, 0.001)
+        if case.evaluate:
+            model.eval()
+            with torch.no_grad(), precision():
+                spec.loss(model, *make_batch())
+            model.train()
         return loss.detach()
 
     step.scaler = scaler  # type: ignore[attr-defined]
@@ -471,4 +452,5 @@ CASES: dict[str, list[Case]] = {
     "fresh": _FRESH,
     "fresh-again": _FRESH_AGAIN,
     "everyday": _EVERYDAY,
+    **{name: chosen.cases for name, chosen in CASE_SETS.items()},
 }
