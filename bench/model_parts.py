@@ -1,6 +1,7 @@
 """What builders of models share: the `Spec` they return, libraries that may be missing, common batches and losses."""
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -103,6 +104,47 @@ def squared(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 def no_loss(*_: object) -> Tensor:
     """For models with a step of their own."""
     raise NotImplementedError("this model has a step of its own")
+
+
+def zoo(name: str) -> Any:
+    """A classifier of torchvision's, before its head is exchanged."""
+    return getattr(torchvision().models, name)(weights=None)
+
+
+def freeze(module: nn.Module) -> None:
+    for parameter in module.parameters():
+        parameter.requires_grad_(False)
+
+
+def hub() -> Any:
+    """transformers, which takes seconds to import."""
+    import transformers
+
+    return transformers
+
+
+def padded_to_longest(
+    lengths: tuple[int, ...], vocabulary: int, classes: int, *, per_token: bool = False
+) -> Callable[[int, str], list[Tensor]]:
+    """Texts, their masks and labels. Every batch is as long as its longest text: `lengths`, one batch after another."""
+    longest = itertools.cycle(lengths)
+
+    def batch(count: int, device: str) -> list[Tensor]:
+        length = next(longest)
+        mask = (torch.arange(length) < torch.randint(length // 3, length + 1, (count, 1))).long()
+        mask[0] = 1
+        ids = torch.randint(5, vocabulary, (count, length)) * mask
+        labels = torch.randint(0, classes, (count, length) if per_token else (count,))
+        if per_token:
+            labels = labels.masked_fill(mask == 0, -100)
+        return [ids.to(device), mask.to(device), labels.to(device)]
+
+    return batch
+
+
+def masked_text_loss(model: nn.Module, ids: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
+    loss: Tensor = model(input_ids=ids, attention_mask=mask, labels=labels).loss
+    return loss
 
 
 def tokens(vocabulary: int, length: int) -> Callable[[int, str], list[Tensor]]:

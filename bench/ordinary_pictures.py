@@ -11,17 +11,10 @@ from torch import Tensor, nn
 
 if __package__:
     from bench.case import CaseSet
-    from bench.model_parts import (
-        Spec,
-        classified,
-        labelled,
-        squared,
-        to_numbers,
-        torchvision,
-    )
+    from bench.model_parts import Spec, classified, freeze, labelled, squared, to_numbers, torchvision, zoo
 else:
     from case import CaseSet
-    from model_parts import Spec, classified, labelled, squared, to_numbers, torchvision
+    from model_parts import Spec, classified, freeze, labelled, squared, to_numbers, torchvision, zoo
 
 ORDINARY_PICTURES = CaseSet()
 case = ORDINARY_PICTURES.case
@@ -256,26 +249,17 @@ def face_points() -> Spec:
 # torchvision's, with a new head.
 
 
-def _zoo(name: str) -> Any:
-    return getattr(torchvision().models, name)(weights=None)
-
-
-def _freeze(module: nn.Module) -> None:
-    for parameter in module.parameters():
-        parameter.requires_grad_(False)
-
-
 @case("sgdm", "fp32", 4, evaluate=True)
 def ants_and_bees() -> Spec:
-    model = _zoo("resnet18")
+    model = zoo("resnet18")
     model.fc = nn.Linear(model.fc.in_features, 2)
     return Spec(model, labelled(3, 224, 224, classes=2), classified)
 
 
 @case("adam", "fp32", 64)
 def frozen_fifty() -> Spec:
-    model = _zoo("resnet50")
-    _freeze(model)
+    model = zoo("resnet50")
+    freeze(model)
     model.fc = nn.Sequential(
         nn.Linear(2048, 256), nn.ReLU(), nn.Dropout(0.4), nn.Linear(256, 10), nn.LogSoftmax(1)
     )
@@ -284,22 +268,22 @@ def frozen_fifty() -> Spec:
 
 @case("adam", "amp_fp16", 12)
 def eyes() -> Spec:
-    model = _zoo("efficientnet_b4")
+    model = zoo("efficientnet_b4")
     model.classifier[1] = nn.Linear(model.classifier[1].in_features, 5)
     return Spec(model, labelled(3, 380, 380, classes=5), classified)
 
 
 @case("adamw", "fp32", 32)
 def dense_features() -> Spec:
-    model = _zoo("densenet201")
-    _freeze(model.features)
+    model = zoo("densenet201")
+    freeze(model.features)
     model.classifier = nn.Linear(1920, 120)
     return Spec(model, labelled(3, 224, 224, classes=120), classified)
 
 
 @case("sgdm", "amp_bf16", 256)
 def phone_pictures() -> Spec:
-    model = _zoo("mobilenet_v2")
+    model = zoo("mobilenet_v2")
     model.classifier[1] = nn.Linear(1280, 100)
     return Spec(model, labelled(3, 96, 96, classes=100), classified)
 
@@ -307,15 +291,15 @@ def phone_pictures() -> Spec:
 @case("adamw", "amp_fp16", 128)
 def probed_transformer() -> Spec:
     """Only a line on top of a vision transformer learns."""
-    model = _zoo("vit_b_16")
-    _freeze(model)
+    model = zoo("vit_b_16")
+    freeze(model)
     model.heads = nn.Linear(768, 37)
     return Spec(model, labelled(3, 224, 224, classes=37), classified)
 
 
 @case("adamw", "amp_bf16", 10, accumulate=2)
 def large_pictures() -> Spec:
-    model = _zoo("convnext_tiny")
+    model = zoo("convnext_tiny")
     model.classifier[2] = nn.Linear(768, 6)
     return Spec(model, labelled(3, 384, 384, classes=6), classified)
 
@@ -325,10 +309,10 @@ class _SteadyNorms(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body = _zoo("resnet50")
+        self.body = zoo("resnet50")
         self.body.fc = nn.Linear(2048, 20)
         for module in (self.body.conv1, self.body.bn1, self.body.layer1):
-            _freeze(module)
+            freeze(module)
 
     def train(self, mode: bool = True) -> "_SteadyNorms":
         super().train(mode)
@@ -352,15 +336,15 @@ def steady_norms() -> Spec:
 
 @case("sgdm", "amp_bf16", 64)
 def satellites() -> Spec:
-    model = _zoo("regnet_y_3_2gf")
+    model = zoo("regnet_y_3_2gf")
     model.fc = nn.Linear(model.fc.in_features, 45)
     return Spec(model, labelled(3, 224, 224, classes=45), classified)
 
 
 @case("adam", "fp32", 32)
 def frozen_sixteen() -> Spec:
-    model = _zoo("vgg16")
-    _freeze(model.features)
+    model = zoo("vgg16")
+    freeze(model.features)
     model.classifier[6] = nn.Linear(4096, 17)
     return Spec(model, labelled(3, 224, 224, classes=17), classified)
 
@@ -459,7 +443,7 @@ def frozen_scenes() -> Spec:
     model = torchvision().models.segmentation.deeplabv3_resnet101(
         weights=None, weights_backbone=None, num_classes=8
     )
-    _freeze(model.backbone)
+    freeze(model.backbone)
 
     def batch(count: int, device: str) -> list[Tensor]:
         return [torch.rand(count, 3, 321, 321).to(device), torch.randint(0, 8, (count, 321, 321)).to(device)]

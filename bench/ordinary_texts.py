@@ -4,8 +4,6 @@ torch's own attention, recurrent networks. Cases stand above the model they trai
 
 import itertools
 import math
-from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,72 +11,61 @@ from torch import Tensor, nn
 
 if __package__:
     from bench.case import CaseSet
-    from bench.model_parts import Spec, classified, labelled, language_model_loss, squared, to_numbers, tokens
+    from bench.model_parts import (
+        Spec,
+        classified,
+        hub,
+        labelled,
+        language_model_loss,
+        masked_text_loss,
+        padded_to_longest,
+        squared,
+        to_numbers,
+        tokens,
+    )
 else:
     from case import CaseSet
-    from model_parts import Spec, classified, labelled, language_model_loss, squared, to_numbers, tokens
+    from model_parts import (
+        Spec,
+        classified,
+        hub,
+        labelled,
+        language_model_loss,
+        masked_text_loss,
+        padded_to_longest,
+        squared,
+        to_numbers,
+        tokens,
+    )
 
 ORDINARY_TEXTS = CaseSet()
 case = ORDINARY_TEXTS.case
 
 
-def _hub() -> Any:
-    import transformers
-
-    return transformers
-
-
-def padded_to_longest(
-    lengths: tuple[int, ...], vocabulary: int, classes: int, *, per_token: bool = False
-) -> Callable[[int, str], list[Tensor]]:
-    """Texts, their masks and labels. Every batch is as long as its longest text: `lengths`, one batch after another."""
-    longest = itertools.cycle(lengths)
-
-    def batch(count: int, device: str) -> list[Tensor]:
-        length = next(longest)
-        mask = (torch.arange(length) < torch.randint(length // 3, length + 1, (count, 1))).long()
-        mask[0] = 1
-        ids = torch.randint(5, vocabulary, (count, length)) * mask
-        labels = torch.randint(0, classes, (count, length) if per_token else (count,))
-        if per_token:
-            labels = labels.masked_fill(mask == 0, -100)
-        return [ids.to(device), mask.to(device), labels.to(device)]
-
-    return batch
-
-
-def _labelled_loss(model: nn.Module, ids: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
-    loss: Tensor = model(input_ids=ids, attention_mask=mask, labels=labels).loss
-    return loss
-
-
 @case("adamw", "fp32", 16, clip=True)
 def reviews() -> Spec:
     """DistilBERT as the course fine-tunes it: dynamic padding."""
-    hub = _hub()
-    model = hub.DistilBertForSequenceClassification(hub.DistilBertConfig(num_labels=2))
-    return Spec(model, padded_to_longest((203, 256, 118), 30522, 2), _labelled_loss)
+    model = hub().DistilBertForSequenceClassification(hub().DistilBertConfig(num_labels=2))
+    return Spec(model, padded_to_longest((203, 256, 118), 30522, 2), masked_text_loss)
 
 
 @case("adamw", "amp_fp16", 32)
 def named_things() -> Spec:
-    hub = _hub()
-    config = hub.RobertaConfig(
+    config = hub().RobertaConfig(
         vocab_size=50265, hidden_size=512, num_hidden_layers=8, num_attention_heads=8, intermediate_size=2048,
         max_position_embeddings=514, num_labels=9,
     )  # fmt: skip
-    model = hub.RobertaForTokenClassification(config)
-    return Spec(model, padded_to_longest((128, 97, 110), 50265, 9, per_token=True), _labelled_loss)
+    model = hub().RobertaForTokenClassification(config)
+    return Spec(model, padded_to_longest((128, 97, 110), 50265, 9, per_token=True), masked_text_loss)
 
 
 @case("adamw", "amp_fp16", 12)
 def answers() -> Spec:
     """Begin and end of the answer in a passage of 384."""
-    hub = _hub()
-    config = hub.BertConfig(
+    config = hub().BertConfig(
         hidden_size=512, num_hidden_layers=6, num_attention_heads=8, intermediate_size=2048
     )
-    model = hub.BertForQuestionAnswering(config)
+    model = hub().BertForQuestionAnswering(config)
 
     def batch(count: int, device: str) -> list[Tensor]:
         mask = torch.ones(count, 384, dtype=torch.long)
@@ -102,18 +89,16 @@ def answers() -> Spec:
 @case("adamw", "fp32", 16, evaluate=True)
 def poems() -> Spec:
     """DistilGPT-2 over blocks of 128."""
-    hub = _hub()
-    return Spec(hub.GPT2LMHeadModel(hub.GPT2Config(n_layer=6)), tokens(50257, 128), language_model_loss)
+    return Spec(hub().GPT2LMHeadModel(hub().GPT2Config(n_layer=6)), tokens(50257, 128), language_model_loss)
 
 
 @case("adamw_fused", "amp_bf16", 16, accumulate=2, clip=True)
 def small_llama() -> Spec:
-    hub = _hub()
-    config = hub.LlamaConfig(
+    config = hub().LlamaConfig(
         vocab_size=16000, hidden_size=512, intermediate_size=1376, num_hidden_layers=8, num_attention_heads=8,
         num_key_value_heads=8, max_position_embeddings=512, use_cache=False,
     )  # fmt: skip
-    return Spec(hub.LlamaForCausalLM(config), tokens(16000, 256), language_model_loss)
+    return Spec(hub().LlamaForCausalLM(config), tokens(16000, 256), language_model_loss)
 
 
 class _Adapted(nn.Module):
@@ -133,12 +118,11 @@ class _Adapted(nn.Module):
 
 @case("adamw", "bf16", 8, checkpoint=True)
 def adapted_qwen() -> Spec:
-    hub = _hub()
-    config = hub.Qwen2Config(
+    config = hub().Qwen2Config(
         vocab_size=32000, hidden_size=896, intermediate_size=4864, num_hidden_layers=12, num_attention_heads=14,
         num_key_value_heads=2, use_cache=False, tie_word_embeddings=True,
     )  # fmt: skip
-    model = hub.Qwen2ForCausalLM(config)
+    model = hub().Qwen2ForCausalLM(config)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     for layer in model.model.layers:
@@ -151,8 +135,7 @@ def adapted_qwen() -> Spec:
 @case("adafactor", "fp32", 8)
 def summaries() -> Spec:
     """T5: long in, short out."""
-    hub = _hub()
-    config = hub.T5Config(
+    config = hub().T5Config(
         vocab_size=32128, d_model=512, d_ff=1024, num_layers=6, num_heads=6, d_kv=64, feed_forward_proj="gated-gelu",
         decoder_start_token_id=0, use_cache=False,
     )  # fmt: skip
@@ -163,17 +146,16 @@ def summaries() -> Spec:
         mask[:, 400:] = 0
         return [source.to(device), mask.to(device), target.to(device)]
 
-    return Spec(hub.T5ForConditionalGeneration(config), batch, _labelled_loss)
+    return Spec(hub().T5ForConditionalGeneration(config), batch, masked_text_loss)
 
 
 @case("adamw", "amp_fp16", 12)
 def captions_of_speech() -> Spec:
-    hub = _hub()
-    config = hub.WhisperConfig(
+    config = hub().WhisperConfig(
         d_model=384, encoder_layers=4, decoder_layers=4, encoder_attention_heads=6, decoder_attention_heads=6,
         encoder_ffn_dim=1536, decoder_ffn_dim=1536, use_cache=False,
     )  # fmt: skip
-    model = hub.WhisperForConditionalGeneration(config)
+    model = hub().WhisperForConditionalGeneration(config)
 
     def batch(count: int, device: str) -> list[Tensor]:
         return [torch.randn(count, 80, 3000).to(device), torch.randint(0, 50000, (count, 40)).to(device)]
@@ -184,8 +166,7 @@ def captions_of_speech() -> Spec:
 @case("adamw", "amp_bf16", 64, clip=True)
 def pictures_and_words() -> Spec:
     """CLIP at a small size."""
-    hub = _hub()
-    config = hub.CLIPConfig(
+    config = hub().CLIPConfig(
         text_config={"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 4, "vocab_size": 20000},
         vision_config={"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 6, "image_size": 192, "patch_size": 16},
         projection_dim=256,
@@ -200,16 +181,15 @@ def pictures_and_words() -> Spec:
         found: Tensor = model(input_ids=words, pixel_values=pictures, return_loss=True).loss
         return found
 
-    return Spec(hub.CLIPModel(config), batch, loss)
+    return Spec(hub().CLIPModel(config), batch, loss)
 
 
 @case("adamw", "amp_fp16", 32)
 def tiny_image_transformer() -> Spec:
-    hub = _hub()
-    config = hub.ViTConfig(
+    config = hub().ViTConfig(
         hidden_size=192, num_hidden_layers=12, num_attention_heads=3, intermediate_size=768, num_labels=102
     )
-    model = hub.ViTForImageClassification(config)
+    model = hub().ViTForImageClassification(config)
     return Spec(model, labelled(3, 224, 224, classes=102), lambda m, x, y: m(pixel_values=x, labels=y).loss)
 
 
@@ -218,11 +198,10 @@ class _Sentences(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        hub = _hub()
-        config = hub.BertConfig(
+        config = hub().BertConfig(
             hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536
         )
-        self.body = hub.BertModel(config, add_pooling_layer=False)
+        self.body = hub().BertModel(config, add_pooling_layer=False)
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         words = self.body(input_ids=ids, attention_mask=mask).last_hidden_state
