@@ -6,11 +6,13 @@
     })
     scores["accuracy"]                          # over all rows, however unequal the batches
 
-Always under `torch.inference_mode()` and in evaluation mode. When memory is short a batch is taken in pieces, at last
-on the host, as `Guard.evaluate` does. Results wait in host memory, not on the device.
+Always without gradients and in evaluation mode. When memory is short a batch is taken in pieces, at last on the host, as
+`Guard.evaluate` does. Results wait in host memory, not on the device. The ranks of a sharded model take their batches in the
+same pieces, and one that has fewer batches waits for the others.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -19,7 +21,7 @@ from torch import nn
 from legroom.errors import UsageError
 from legroom.train.guarding.evaluation import Evaluation
 from legroom.train.guarding.splitting import Batch, joined, moved
-from legroom.train.ranks.shards import sharded_roots
+from legroom.train.ranks.protocol import AgreedRanks, Alone
 
 _HOST = torch.device("cpu")
 
@@ -51,26 +53,44 @@ def evaluate(
     def here(*batch: Any) -> Any:
         return asked(*moved(batch, _device(model)))  # the model may be on the host just now
 
-    evaluation = Evaluation(model, device, max_micro_batch, batch_dim, frozenset(whole))
-    # A rank that splits makes more passes than the others, and parts of a sharded model wait for each other in every pass.
-    in_pieces = not sharded_roots(model)
-    modes = [(module, module.training) for module in model.modules()]
     results: list[Any] = []
     rows: list[int] = []
-    model.eval()
-    try:
-        with torch.inference_mode():
-            for batch in loader:
-                arguments = tuple(batch) if isinstance(batch, list | tuple) else (batch,)
-                result = evaluation.run(here, arguments, {}, host=True) if in_pieces else here(*arguments)
-                results.append(moved(result, _HOST))
-                rows.append(Batch(arguments, {}, batch_dim, frozenset(whole)).rows)
-    finally:
-        for module, training in modes:
-            module.training = training
+
+    def noted() -> Iterator[tuple[Any, ...]]:
+        for batch in loader:
+            arguments = tuple(batch) if isinstance(batch, list | tuple) else (batch,)
+            rows.append(Batch(arguments, {}, batch_dim, frozenset(whole)).rows)
+            yield arguments
+
+    with _evaluating(model), _ranks(model) as ranks:
+        evaluation = Evaluation(model, device, max_micro_batch, batch_dim, frozenset(whole), ranks)
+        for arguments in ranks.together(noted()):
+            result = moved(evaluation.evaluate(here, arguments, {}), _HOST)
+            if len(results) < len(rows):  # else the others have more batches, and this was the last one again
+                results.append(result)
     if not results:
         raise UsageError("the loader gave no batch: there is nothing to evaluate")
     return _plain(joined(results, rows, batch_dim))
+
+
+def _ranks(model: nn.Module) -> AbstractContextManager[AgreedRanks]:
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return nullcontext(Alone())
+    from legroom.train.ranks.agree import ranks_for_evaluation
+
+    return ranks_for_evaluation(model)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Every module is in evaluation mode inside, and in its own again afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def _outputs(model: nn.Module, batch: tuple[Any, ...]) -> Any:

@@ -150,6 +150,37 @@ def evaluated(kind: str) -> Any:
     return scores.shape[0] - 3 * ROWS, torch.allclose(scores[: 3 * ROWS], again, atol=1e-5), kept
 
 
+def evaluated_from_loaders() -> Any:
+    """Batches that fit rank 1 alone, three of them on rank 0 and two on rank 1, and a training step after them."""
+    logging.getLogger("legroom").setLevel(logging.CRITICAL)
+    model = model_of("fsdp")
+    torch.manual_seed(dist.get_rank())
+    batches = [torch.randn(3 * ROWS, WIDTH) for _ in range(3 - dist.get_rank())]
+    sizes = []
+
+    def look(x: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(x))
+        return model(x)
+
+    scores = legroom.evaluate(model, batches, look)
+    pieces = [piece for batch in batches for piece in batch.split(ROWS // 2)]
+    others = legroom.evaluate(model, pieces)
+    guard = legroom.Guard(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    guard.step(lambda x: model(x).square().mean(), torch.ones(4, WIDTH, device="cuda"))
+    return max(sizes[1:]) < 3 * ROWS, len(scores) // ROWS, torch.allclose(scores, others, atol=1e-5)
+
+
+def evaluated_by_one_rank() -> float | None:
+    """Rank 1 evaluates a DDP model, which would take its buffers from rank 0 first; rank 0 waits for the end of it."""
+    model = DistributedDataParallel(nn.BatchNorm1d(WIDTH).cuda())
+    scores = None
+    if dist.get_rank() == 1:
+        scores = legroom.evaluate(model, [torch.ones(4, WIDTH)] * 3, lambda x: model(x).mean())
+    dist.barrier()
+    model(torch.ones(4, WIDTH, device="cuda")).mean().backward()
+    return scores
+
+
 def evaluated_in_vain() -> str:
     """One row does not fit rank 0."""
     logging.getLogger("legroom").setLevel(logging.CRITICAL)

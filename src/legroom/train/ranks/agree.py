@@ -38,7 +38,7 @@ from legroom.train.ranks.collectives import seen
 from legroom.train.ranks.lost_ranks import PeerFailed, RankMissing
 from legroom.train.ranks.notice_board import NoticeBoard
 from legroom.train.ranks.protocol import AgreedRanks, Alone, Plan
-from legroom.train.ranks.replicas import Replicas
+from legroom.train.ranks.replicas import Replicas, silent
 from legroom.train.ranks.shards import Shards, sharded_roots
 
 PATIENCE = 1800.0  # seconds: as long as gloo waits by default
@@ -55,11 +55,28 @@ def ranks_for(model: nn.Module, *, patience: float = PATIENCE) -> "Ranks | None"
     """
     if not (dist.is_available() and dist.is_initialized()):
         return None
-    wrapped = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
-    roots = sharded_roots(model)
+    wrapped, roots = _replicated(model), sharded_roots(model)
     if not (wrapped or roots):
         return None
     return Ranks(model, [Replicas(module) for module in wrapped], Shards(roots), patience)
+
+
+@contextmanager
+def ranks_for_evaluation(model: nn.Module, *, patience: float = PATIENCE) -> Iterator[AgreedRanks]:
+    """How the ranks agree on forward passes alone, for as long as an evaluation takes.
+
+    Every rank that holds a shard must call this. A replica needs nobody, so a rank may evaluate that by itself.
+    """
+    with ExitStack() as entered:
+        for module in _replicated(model):
+            entered.enter_context(silent(module))
+        roots = sharded_roots(model)
+        if not roots:
+            yield Alone()
+            return
+        ranks = Ranks(model, [], Shards(roots), patience, trains=False)
+        entered.callback(ranks.close)
+        yield ranks
 
 
 class Ranks:
@@ -247,9 +264,16 @@ class Ranks:
         if not self._shards.meshes():
             return Alone()
         self._shards.reshard()
+        if not self._trains:
+            return self
         if self._evaluating is None:
             self._evaluating = Ranks(self._model, [], self._shards, self._patience, trains=False)
         return self._evaluating
+
+    def close(self) -> None:
+        """The group of the hosts goes; those that live as long as the job need not."""
+        if self._flags is not dist.group.WORLD:
+            dist.destroy_process_group(self._flags)
 
     def _with_room(self) -> AbstractContextManager[Any]:
         """Appointments are kept even if weights must wait in host memory meanwhile: the others cannot go on without."""
@@ -364,6 +388,10 @@ class _Verdict:
     """The rank that raised another error, plus one."""
     chunks: int = 1
     """How many this rank wants next."""
+
+
+def _replicated(model: nn.Module) -> list[DistributedDataParallel]:
+    return [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
 
 
 def _first_line(error: BaseException) -> str:

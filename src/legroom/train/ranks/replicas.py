@@ -6,7 +6,7 @@ micro-batch's backward runs. Outside of Guard the model works as ever.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -61,17 +61,8 @@ class Replicas:
         """The step has failed."""
         self._reducer.stop()
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """DDP communicates nothing: no gradients, no buffers, and no tracking of what is unused."""
-        ddp = self._ddp
-        kept = (ddp.require_forward_param_sync, ddp.find_unused_parameters, ddp.static_graph)
-        ddp.require_forward_param_sync = ddp.find_unused_parameters = ddp.static_graph = False
-        try:
-            with ddp.no_sync():
-                yield
-        finally:
-            ddp.require_forward_param_sync, ddp.find_unused_parameters, ddp.static_graph = kept
+    def alone(self) -> AbstractContextManager[None]:
+        return silent(self._ddp)
 
     def collectives(self) -> int:
         """How many make up one step."""
@@ -95,3 +86,15 @@ class Replicas:
             if name not in self._ignored:
                 by_kind.setdefault((buffer.dtype, buffer.device), []).append(buffer)
         return list(by_kind.values())
+
+
+@contextmanager
+def silent(ddp: DistributedDataParallel) -> Iterator[None]:
+    """Inside, DDP communicates nothing: no gradients, no buffers, and no tracking of what is unused."""
+    kept = (ddp.require_forward_param_sync, ddp.find_unused_parameters, ddp.static_graph)
+    ddp.require_forward_param_sync = ddp.find_unused_parameters = ddp.static_graph = False
+    try:
+        with ddp.no_sync():
+            yield
+    finally:
+        ddp.require_forward_param_sync, ddp.find_unused_parameters, ddp.static_graph = kept

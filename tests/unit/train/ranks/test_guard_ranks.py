@@ -76,6 +76,16 @@ def test_an_evaluation_that_fits_one_rank_alone_is_done_by_both(pool: RankPool, 
     assert pool.run(tasks.evaluated, kind) == [(0, True, True), (1, True, True)]
 
 
+def test_loaders_of_a_sharded_model_are_evaluated_in_the_same_pieces_however_many_batches_each_has(
+    pool: RankPool,
+) -> None:
+    assert pool.run(tasks.evaluated_from_loaders) == [(True, 9, True), (True, 6, True)]
+
+
+def test_one_rank_may_evaluate_a_replica_by_itself(pool: RankPool) -> None:
+    assert pool.run(tasks.evaluated_by_one_rank) == [None, pytest.approx(1.0, rel=1e-4)]
+
+
 def test_all_ranks_stop_when_one_row_cannot_be_evaluated_on_one_of_them(pool: RankPool) -> None:
     for told in pool.run(tasks.evaluated_in_vain):
         assert told.startswith("one row does not fit in an evaluation, on this rank or another")
