@@ -1,213 +1,157 @@
-"""A search over a space that is full of what does not fit (see `tuning_space`): trials lost, work wasted, best value, time.
+"""A search over a space that is full of what does not fit (see `tuning_space`): plain Ray Tune beside Legroom, on one virtual GPU.
 
-    python -m bench.tuning_oom --seeds 5 --trials 16 --out rows.jsonl
+    python -m bench.tuning_oom --out rows.jsonl            # goes on where it was stopped; --table prints what is there
 
-Legroom's local engine with each search, and the same engine without its memory: nothing is estimated, split or told to the searcher, which is what a
-search without Legroom does, less the price of another engine. `bench.tuning_oom_ray` adds plain Ray Tune and Legroom on Ray to the same file, and
-`--table rows.jsonl` prints all that is in it.
+- `ray`: Ray Tune as its documentation shows it, one trial on the GPU at a time; a trial that runs out of memory errs. Its workers are kept from
+  trial to trial (`reuse_actors`), so that it pays for importing torch once, not in every trial.
+- `ray, half`: the same with `{"gpu": 0.5}`, two trials at a time with half of the memory each: what one can do by hand.
+- `legroom on ray`, `legroom local`: Legroom with either engine, as it is called by default. After the asked number of trials it goes on until
+  plain Ray's time is over, so that both can be compared: equal trials, equal time.
+
+Every study is a process of its own: none finds anything warm. Searchers are each system's own, with the same seeds; random search draws the very same
+configurations in all of them. All of one seed is done before the next one begins, so what is there when it is stopped can be compared.
 """
 
 import argparse
 import json
-import math
-import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from bench import tuning_space
-from bench.table import print_table
-from legroom.tuning.admission import Admission, Fit, Place, Verdict, virtual_places
-from legroom.tuning.api import tune
-from legroom.tuning.conductor import Conductor
-from legroom.tuning.engine import Job
-from legroom.tuning.function import TrainFunction
-from legroom.tuning.local_engine import LocalEngine
-from legroom.tuning.memory_gate import OpenGate
-from legroom.tuning.records import TrialRecord, TrialState
-from legroom.tuning.searchers import make_searcher
-from legroom.tuning.space import Config, read_space
-from legroom.tuning.store import Store
-from legroom.tuning.study import Study
+from bench.tuning_oom_table import show
 
 SEARCHES = ("random", "optuna", "hyperopt", "bayes")
+SYSTEMS = ("ray", "ray, half", "legroom on ray", "legroom local")
+LONGEST = 300.0
+"""Seconds for one study."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--trials", type=int, default=16)
-    parser.add_argument("--searches", nargs="+", default=SEARCHES)
+    parser.add_argument("--seeds", type=int, nargs="+", default=range(5))
+    parser.add_argument("--trials", type=int, default=10)
+    parser.add_argument("--searches", nargs="+", choices=SEARCHES, default=SEARCHES)
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS)
     parser.add_argument("--out", type=Path, default=Path("tuning_oom.jsonl"))
     parser.add_argument("--table", action="store_true", help="print what the file holds and run nothing")
+    parser.add_argument("--study", nargs=4, help=argparse.SUPPRESS)  # system, search, seed, seconds
     asked = parser.parse_args()
+    if asked.study:
+        system, search, seed, seconds = asked.study
+        print(json.dumps(study(system, search, int(seed), asked.trials, float(seconds) or None)))
+        return
     if not asked.table:
-        for seed in range(asked.seeds):
+        for seed in asked.seeds:
             for search in asked.searches:
-                for study in (run_plainly, run):
-                    row = study(search, seed, asked.trials)
-                    with asked.out.open("a") as file:
-                        file.write(json.dumps(row) + "\n")
-                    print(f"{row['system']} seed {seed}: {_words(row)}", flush=True)
-    show([json.loads(line) for line in asked.out.read_text().splitlines()])
+                for system in asked.systems:
+                    add(asked.out, system, search, seed, asked.trials)
+    show(read(asked.out), asked.trials)
 
 
-def run(search: str, seed: int, trials: int, *, engine: str = "local") -> dict[str, Any]:
-    """One study with Legroom as a row of the table."""
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def add(path: Path, system: str, search: str, seed: int, trials: int) -> None:
+    """One study into the file, unless it is there."""
+    known = {(row["system"], row["search"], row["seed"]): row for row in read(path)}
+    if (system, search, seed) in known:
+        return
+    plain = known.get(("ray", search, seed))
+    seconds = plain["seconds"] if plain is not None and system.startswith("legroom") else 0.0
+    order = ["--trials", str(trials), "--study", system, search, str(seed), str(seconds)]
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.tuning_oom", *order],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=LONGEST,
+        check=True,
+    )
+    row = json.loads(done.stdout.splitlines()[-1])
+    with path.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    lost = sum(trial["lost"] for trial in row["trials"])
+    print(
+        f"seed {seed} {search}, {system}: {len(row['trials'])} started, {lost} lost, {row['rejected']} rejected, "
+        f"best {min((loss for trial in row['trials'] for _, loss in trial['losses']), default=float('nan')):.4f}, {row['seconds']:.0f} s",
+        flush=True,
+    )
+
+
+def study(system: str, search: str, seed: int, trials: int, seconds: float | None) -> dict[str, Any]:
+    """One study as a row: each trial with its losses and when they were reported, in seconds since the search was asked for."""
+    if system.startswith("ray"):
+        from bench.tuning_oom_ray import run_plain
+
+        row = run_plain(search, seed, trials, half=system == "ray, half", longest=LONGEST / 2)
+    else:
+        row = run_legroom(search, seed, trials, engine=system.split()[-1], seconds=seconds)
+    return {"system": system, "search": search, "seed": seed, **row}
+
+
+def run_legroom(search: str, seed: int, trials: int, *, engine: str, seconds: float | None) -> dict[str, Any]:
+    from bench import tuning_space
+    from legroom.tuning.api import tune
+    from legroom.tuning.records import TrialState
+
+    clock = _Clock()
     with tempfile.TemporaryDirectory() as folder:
-        began = time.perf_counter()
-        study = tune(
+        found = tune(
             "bench/tuning_space.py:train", tuning_space.SPACE, metric=tuning_space.METRIC, mode="min", search=search,
-            trials=trials, gpu=tuning_space.GPUS, seed=seed, engine=engine, storage=Path(folder) / "study", parallel=2,
+            trials=trials if seconds is None else 4 * trials, time_budget=seconds, gpu=tuning_space.GPU, seed=seed, engine=engine,
+            storage=Path(folder) / "study", watchers=[clock],
         )  # fmt: skip
-        seconds = time.perf_counter() - began
-    name = "legroom" if engine == "local" else f"legroom/{engine}"
-    return row_of(f"{name}+{search}", seed, study, seconds)
-
-
-def run_plainly(search: str, seed: int, trials: int) -> dict[str, Any]:
-    """The same study, without anything that knows of memory."""
-    with tempfile.TemporaryDirectory() as folder:
-        began = time.perf_counter()
-        job = Job(
-            function=TrainFunction.of("bench/tuning_space.py:train_plainly"), space=read_space(tuning_space.SPACE),
-            metric=tuning_space.METRIC, mode="min", search=search, trials=trials, places=virtual_places(tuning_space.GPUS),
-            parallel=2, seed=seed, folder=Path(folder) / "study",
-        )  # fmt: skip
-        searcher = make_searcher(search, job.space, "min", seed)
-        store = Store(job.folder, resume=False, mode="min", facts={})
-        conductor = Conductor(job, searcher, None, _NoGate(job.places), store)
-        LocalEngine().run(job, conductor)
-        conductor.close()
-        seconds = time.perf_counter() - began
-        study = Study(
-            metric=job.metric, mode="min", trials=conductor.records, folder=job.folder, space=job.space
-        )
-    return row_of(f"plain+{search}", seed, study, seconds)
-
-
-class _NoGate(OpenGate):
-    """Every trial may start, on any GPU, and has it to itself."""
-
-    def __init__(self, places: Sequence[Place]) -> None:
-        self._fits = {place.index: Fit(predicted=0, safe=place.memory) for place in places}
-
-    def ask(self, config: Config) -> "Future[Admission]":
-        answer: Future[Admission] = Future()
-        answer.set_result(Admission(verdict=Verdict.FITS, fits=self._fits))
-        return answer
-
-
-def row_of(system: str, seed: int, study: Study, seconds: float) -> dict[str, Any]:
-    started = [trial for trial in study.trials if trial.started is not None]
-    lost = [trial for trial in started if trial.state is TrialState.OUT_OF_MEMORY]
-    ended = sorted((t for t in started if t.ended is not None), key=lambda t: t.ended or 0.0)
-    best, by_trial, curve = math.inf, [], []
-    for trial in ended:
-        value = trial.value(study.metric, study.mode)
-        best = best if value is None else min(best, value)
-        by_trial.append(best)
-        curve.append([trial.ended, best])
+    failed = [trial.why for trial in found.trials if trial.state is TrialState.FAILED]
+    if failed:
+        sys.exit(f"a trial failed otherwise than for want of memory: {failed[0]}")
+    started = sorted(
+        (trial for trial in found.trials if trial.started is not None), key=lambda t: t.started or 0.0
+    )
     return {
-        "system": system,
-        "seed": seed,
-        "proposed": len(study.trials),
-        "started": len(started),
-        "lost": len(lost),
-        "rejected": study.counted().get(TrialState.NEVER_FITS, 0),
-        "split": sum(trial.memory.micro_batch is not None for trial in started),
-        "wasted_seconds": sum(_wasted(trial) for trial in lost),
+        "trials": [
+            {
+                "lost": trial.state is TrialState.OUT_OF_MEMORY,
+                "ended": trial.state.is_final and "time was up" not in trial.why,
+                "seconds": (trial.ended or trial.started or 0.0) - (trial.started or 0.0),
+                "losses": clock.losses.get(trial.number, []),
+                "split": trial.memory.micro_batch is not None,
+                "config": trial.config,
+            }
+            for trial in started
+        ],
+        "rejected": found.counted().get(TrialState.NEVER_FITS, 0),
         "ooms": sum(trial.memory.ooms for trial in started),
-        "best": best,
-        "seconds": seconds,
-        "curve": curve,
-        "best_by_trial": by_trial,
+        "seconds": clock.last,
     }
 
 
-def _wasted(trial: TrialRecord) -> float:
-    return (trial.ended or 0.0) - (trial.started or 0.0)
+class _Clock:
+    """When each loss was reported."""
 
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self.losses: dict[int, list[list[float]]] = {}
+        self.last = 0.0
 
-def show(rows: Sequence[dict[str, Any]]) -> None:
-    """A line for each system, over its seeds."""
-    systems = list(dict.fromkeys(row["system"] for row in rows))
-    lines = []
-    for system in systems:
-        mine = [row for row in rows if row["system"] == system]
-        started, lost = sum(row["started"] for row in mine), sum(row["lost"] for row in mine)
-        rejected = sum(row.get("rejected", 0) for row in mine)
-        lines.append(
-            [
-                system,
-                str(len(mine)),
-                str(started),
-                f"{lost} ({lost / max(1, started):.0%})",
-                str(rejected),
-                str(sum(row.get("split", 0) for row in mine)),
-                f"{statistics.fmean(row['wasted_seconds'] for row in mine):.1f} s",
-                f"{statistics.median(row['best'] for row in mine):.3f}",
-                f"{statistics.fmean(row['seconds'] for row in mine):.0f} s",
-            ]
-        )
-    header = [
-        "system",
-        "seeds",
-        "started",
-        "lost to memory",
-        "rejected before",
-        "split",
-        "wasted a study",
-        "median best",
-        "time a study",
-    ]
-    print_table(f"A space on a virtual GPU of {tuning_space.GPU}", header, lines)
-    _compare(rows)
+    def changed(self, record: Any) -> None:
+        told = self.losses.setdefault(record.number, [])
+        for report in record.reports[len(told) :]:
+            self.last = time.perf_counter() - self._began
+            told.append([self.last, report.metrics["loss"]])
 
+    def begun(self, job: Any, records: Any) -> None:
+        """The clock began when the search was asked for."""
 
-def _compare(rows: Sequence[dict[str, Any]]) -> None:
-    """Time until the plain system's own best value was reached, with Legroom: a ratio for each seed and search."""
-    lines = []
-    for plain in dict.fromkeys(row["system"] for row in rows if not row["system"].startswith("legroom")):
-        search = plain.partition("+")[2]
-        for ours in dict.fromkeys(
-            row["system"]
-            for row in rows
-            if row["system"].startswith("legroom") and row["system"].endswith(f"+{search}")
-        ):
-            ratios = []
-            for row in rows:
-                other = next((r for r in rows if r["system"] == ours and r["seed"] == row["seed"]), None)
-                if row["system"] == plain and other is not None and math.isfinite(row["best"]):
-                    ratios.append(_reached(other, row["best"]) / _reached(row, row["best"]))
-            if ratios:
-                lines.append(
-                    [
-                        ours,
-                        plain,
-                        f"{statistics.median(ratios):.2f}",
-                        " ".join(f"{ratio:.2f}" for ratio in ratios),
-                    ]
-                )
-    if lines:
-        print_table(
-            "Time to the plain system's best value, Legroom / plain",
-            ["with", "against", "median", "each seed"],
-            lines,
-        )
+    def said(self, sentence: str) -> None:
+        print(sentence, file=sys.stderr)
 
-
-def _reached(row: dict[str, Any], value: float) -> float:
-    return float(next((seconds for seconds, best in row["curve"] if best <= value), math.inf))
-
-
-def _words(row: dict[str, Any]) -> str:
-    return f"{row['started']} started, {row['lost']} lost, {row['rejected']} rejected, best {row['best']:.3f}, {row['seconds']:.0f} s"
+    def closed(self) -> None:
+        """There is nothing to close."""
 
 
 if __name__ == "__main__":

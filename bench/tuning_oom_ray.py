@@ -1,193 +1,112 @@
-"""The space of `tuning_space` searched as plain Ray Tune does it and by Legroom, one after the other in the same run, for each seed.
+"""Plain Ray Tune over the space of `tuning_space`, for `bench.tuning_oom`: a function, a searcher, so many samples.
 
-    python -m bench.tuning_oom_ray --seeds 0 1 2 3 4 --trials 16 --out rows.jsonl
-
-- `plain`: Ray Tune as its documentation shows it: a function, a searcher, so many samples; a trial whose function runs out of memory errs.
-- `searchers`: Ray Tune's searchers, asked and told as Ray Tune does it (an error is `on_trial_complete(error=True)`), with trials in two
-  processes that are there already. So the search is Ray's, and starting processes costs it nothing.
-- `local`, `ray`: Legroom with each engine. It starts its processes itself, one for each trial, within its time.
+What Ray Tune's documentation shows, and nothing that knows of memory: a trial whose function runs out of it errs, and the searcher hears of an error.
 """
 
-import argparse
-import json
 import logging
-import math
-import multiprocessing
 import os
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from functools import cache, partial
-from pathlib import Path
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import ray
 import torch
 from ray import tune as ray_tune
 from ray.tune.search import Searcher
-from ray.tune.search.basic_variant import BasicVariantGenerator
 from ray.tune.search.bayesopt import BayesOptSearch
 from ray.tune.search.hyperopt import HyperOptSearch
 from ray.tune.search.optuna import OptunaSearch
 
 from bench import tuning_space
-from bench.tuning_oom import SEARCHES, run, show
 from legroom import VirtualGPU
 from legroom.tuning.ray_cluster import QUIET
 from legroom.tuning.searchers import RandomSearcher
 from legroom.tuning.space import read_space
 
-WIDTHS, BATCHES = (6, 13), (5, 10)
 
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seeds", type=int, nargs="+", default=range(5))
-    parser.add_argument("--trials", type=int, default=16)
-    parser.add_argument("--searches", nargs="+", default=SEARCHES)
-    parser.add_argument("--systems", nargs="+", choices=tuple(SYSTEMS), default=("searchers", "local"))
-    parser.add_argument("--out", type=Path, default=Path("tuning_oom.jsonl"))
-    asked = parser.parse_args()
+def run_plain(search: str, seed: int, trials: int, *, half: bool, longest: float) -> dict[str, Any]:
+    """One study. `half`: two trials at a time on the GPU, each with half of its memory."""
     os.environ.update(QUIET)
-    for name in ("ray.tune", "optuna"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # a traceback for each trial that errs
-    for seed in asked.seeds:
-        for search in asked.searches:
-            for system in asked.systems:
-                row = SYSTEMS[system](search, seed, asked.trials)
-                with asked.out.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
-                print(
-                    f"{row['system']} seed {seed}: {row['lost']} of {row['started']} lost, best {row['best']:.3f}, {row['seconds']:.0f} s",
-                    flush=True,
-                )
-    show([json.loads(line) for line in asked.out.read_text().splitlines()])
-
-
-def losses(config: dict[str, Any]) -> Iterator[float]:
-    """The same training as Legroom's, in a loop without a guard."""
-    whole = {
-        "width": round(2 ** config["width_log2"]) if "width_log2" in config else config["width"],
-        "batch_size": round(2 ** config["batch_log2"]) if "batch_log2" in config else config["batch_size"],
-        "depth": round(config["depth"]),
-        "lr": 10 ** config["lr_log10"] if "lr_log10" in config else config["lr"],
-        "dropout": config["dropout"],
-    }
-    with VirtualGPU(tuning_space.GPU):
-        yield from tuning_space.epochs(whole, "cuda", tuning_space.plain_step)
-
-
-def train(config: dict[str, Any]) -> None:
-    """For Ray Tune."""
-    for loss in losses(config):
-        ray_tune.report({"loss": loss})
-
-
-def run_plain(search: str, seed: int, trials: int) -> dict[str, Any]:
-    """One study of plain Ray Tune as a row of the table."""
-    tally = Tally()
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a traceback for each trial that errs
+    logging.getLogger("optuna").setLevel(logging.CRITICAL)
+    watch = Watch()
     ray.init(
-        address="local", include_dashboard=False, num_cpus=2, log_to_driver=False, logging_level=logging.ERROR
+        address="local",
+        include_dashboard=False,
+        num_cpus=2,
+        num_gpus=1,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
     )
     try:
         with tempfile.TemporaryDirectory() as folder:
             results = ray_tune.Tuner(
-                ray_tune.with_resources(train, {"cpu": 1}),
-                param_space=space_for(search),
+                ray_tune.with_resources(partial(train, half=half), {"cpu": 1, "gpu": 0.5 if half else 1}),
+                param_space=None if search == "random" else space_for(search),
                 tune_config=ray_tune.TuneConfig(
                     metric="loss",
                     mode="min",
                     num_samples=trials,
-                    search_alg=BasicVariantGenerator(random_state=seed)
-                    if search == "random"
-                    else searcher(search, seed),
-                    max_concurrent_trials=2,
+                    search_alg=searcher(search, seed),
+                    time_budget_s=longest,
+                    reuse_actors=True,
                 ),
                 run_config=ray_tune.RunConfig(
-                    name="plain", storage_path=folder, verbose=0, callbacks=[Watch(tally)]
+                    name="plain", storage_path=folder, verbose=0, callbacks=[watch]
                 ),
             ).fit()
     finally:
         ray.shutdown()
     others = [str(error) for error in results.errors if "OutOfMemoryError" not in str(error)]
     if others:
-        raise RuntimeError(f"a trial failed otherwise than for want of memory: {others[0][-2000:]}")
-    return tally.row(f"ray+{search}", seed)
+        sys.exit(f"a trial failed otherwise than for want of memory: {others[0][-2000:]}")
+    return watch.row()
 
 
-def run_searchers(search: str, seed: int, trials: int) -> dict[str, Any]:
-    """One study with a searcher of Ray's, as a row of the table."""
-    pool = processes()
-    tally = Tally()
-    asked = searcher(search, seed)
-    asked.set_search_properties("loss", "min", space_for(search))
-    names = [f"{number:08d}" for number in range(trials)]
-    running: dict[Future[list[float] | None], str] = {}
-    while names or running:
-        while names and len(running) < 2 and (config := asked.suggest(names[0])) is not None:
-            running[pool.submit(try_out, config)] = names[0]
-            tally.start(names.pop(0))
-        if not running:
-            break  # BayesOptSearch waits for ever for the value of each of its first ten trials, errored ones too
-        for future in wait(running, return_when=FIRST_COMPLETED).done:
-            name, told = running.pop(future), future.result()
-            if told is None:
-                asked.on_trial_complete(name, error=True)
-                tally.lost(name)
-                continue
-            results = [{"loss": loss, "training_iteration": step} for step, loss in enumerate(told, 1)]
-            for result in results:
-                asked.on_trial_result(name, result)
-            asked.on_trial_complete(name, results[-1])
-            tally.done(min(told))
-    return tally.row(f"ray searchers+{search}", seed)
-
-
-@cache
-def processes() -> ProcessPoolExecutor:
-    """Two, each with a virtual GPU of its own, as Legroom's trials have; started once and warm."""
-    pool = ProcessPoolExecutor(
-        2, mp_context=multiprocessing.get_context("forkserver"), initializer=one_thread
-    )
-    list(pool.map(abs, range(8)))
-    return pool
-
-
-def one_thread() -> None:
+def train(config: dict[str, Any], *, half: bool) -> None:
+    """For Ray Tune: the same training as Legroom's, in a loop without a guard."""
     torch.set_num_threads(1)
+    for loss in losses(config, half):
+        ray_tune.report({"loss": loss})
 
 
-def try_out(config: dict[str, Any]) -> list[float] | None:
-    """The loss after each epoch; None where memory ran out."""
-    try:
-        return list(losses(config))
-    except torch.OutOfMemoryError:
-        return None
+def losses(config: dict[str, Any], half: bool) -> Iterator[float]:
+    whole = {
+        name: round(2 ** config[f"{name}_log2"]) if f"{name}_log2" in config else config[name]
+        for name in ("channels", "units", "batch_size")
+    }
+    lr = 10 ** config["lr_log10"] if "lr_log10" in config else config["lr"]
+    with VirtualGPU(tuning_space.GPU):
+        if half:
+            torch.cuda.set_per_process_memory_fraction(0.5, 0)
+        yield from tuning_space.epochs(
+            {**whole, "lr": lr, "dropout": config["dropout"]}, "cuda", tuning_space.plain_step
+        )
 
 
 def space_for(search: str) -> dict[str, Any]:
     """The space as Ray writes it; Bayesian optimization there takes floats alone."""
+    powers = {name: domain["int_log2"] for name, domain in tuning_space.SPACE.items() if "int_log2" in domain}
     if search == "bayes":
+        floats = {
+            f"{name}_log2": ray_tune.uniform(low - 0.49, high + 0.49) for name, (low, high) in powers.items()
+        }
         return {
-            "width_log2": ray_tune.uniform(WIDTHS[0] - 0.49, WIDTHS[1] + 0.49),
-            "batch_log2": ray_tune.uniform(BATCHES[0] - 0.49, BATCHES[1] + 0.49),
-            "depth": ray_tune.uniform(0.51, 2.49),
+            **floats,
             "lr_log10": ray_tune.uniform(-4, -1),
             "dropout": ray_tune.uniform(0.0, 0.5),
         }
-    return {
-        "width": ray_tune.choice([2**power for power in range(WIDTHS[0], WIDTHS[1] + 1)]),
-        "batch_size": ray_tune.choice([2**power for power in range(BATCHES[0], BATCHES[1] + 1)]),
-        "depth": ray_tune.randint(1, 3),
-        "lr": ray_tune.loguniform(1e-4, 1e-1),
-        "dropout": ray_tune.uniform(0.0, 0.5),
+    choices = {
+        name: ray_tune.choice([2**power for power in range(low, high + 1)])
+        for name, (low, high) in powers.items()
     }
+    return {**choices, "lr": ray_tune.loguniform(1e-4, 1e-1), "dropout": ray_tune.uniform(0.0, 0.5)}
 
 
-def searcher(search: str, seed: int) -> Any:
+def searcher(search: str, seed: int) -> Searcher:
     if search == "random":
         return Drawn(seed)
     if search == "optuna":
@@ -202,77 +121,62 @@ class Drawn(Searcher):
 
     def __init__(self, seed: int) -> None:
         super().__init__()
-        self._drawn = RandomSearcher(read_space(tuning_space.SPACE), seed)
+        self._drawn, self._next = RandomSearcher(read_space(tuning_space.SPACE), seed), 0
 
     def suggest(self, trial_id: str) -> dict[str, Any] | None:
-        return self._drawn.propose(int(trial_id))
+        config = self._drawn.propose(self._next)
+        self._next += 1
+        return config
 
     def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
         """Nothing is learned."""
 
+    def save(self, checkpoint_path: str) -> None:
+        """It is not resumed."""
 
-class Tally:
-    """When each trial ended, with which value, and how many were lost."""
-
-    def __init__(self) -> None:
-        self._began = time.perf_counter()
-        self._started: dict[str, float] = {}
-        self._best, self._lost, self._wasted = math.inf, 0, 0.0
-        self._curve: list[list[float]] = []
-
-    def start(self, name: str) -> None:
-        self._started[name] = time.perf_counter()
-
-    def done(self, loss: float) -> None:
-        self._best = min(self._best, loss)
-        self._curve.append([time.perf_counter() - self._began, self._best])
-
-    def lost(self, name: str) -> None:
-        self._lost += 1
-        self._wasted += time.perf_counter() - self._started[name]
-        self._curve.append([time.perf_counter() - self._began, self._best])
-
-    def row(self, system: str, seed: int) -> dict[str, Any]:
-        return {
-            "system": system,
-            "seed": seed,
-            "proposed": len(self._started),
-            "started": len(self._started),
-            "lost": self._lost,
-            "rejected": 0,
-            "split": 0,
-            "wasted_seconds": self._wasted,
-            "ooms": self._lost,
-            "best": self._best,
-            "seconds": time.perf_counter() - self._began,
-            "curve": self._curve,
-            "best_by_trial": [best for _, best in self._curve],
-        }
+    def restore(self, checkpoint_path: str) -> None:
+        """It is not resumed."""
 
 
 class Watch(ray_tune.Callback):
-    """Keeps the tally while Ray Tune runs."""
+    """Keeps account while Ray Tune runs."""
 
-    def __init__(self, tally: Tally) -> None:
-        self._tally = tally
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self._trials: dict[str, dict[str, Any]] = {}
+        self._last = 0.0
+
+    def row(self) -> dict[str, Any]:
+        trials = list(self._trials.values())
+        return {
+            "trials": trials,
+            "rejected": 0,
+            "ooms": sum(trial["lost"] for trial in trials),
+            "seconds": self._last,
+        }
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._tally.start(trial.trial_id)
+        self._trials[trial.trial_id] = {
+            "lost": False, "ended": False, "seconds": -self._now(), "losses": [], "split": False, "config": trial.config
+        }  # fmt: skip
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        self._trials[trial.trial_id]["losses"].append([self._now(), result["loss"]])
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._tally.done(trial.metric_analysis["loss"]["min"])
+        self._ended(trial)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._tally.lost(trial.trial_id)
+        self._ended(trial)
+        self._trials[trial.trial_id]["lost"] = True
 
+    def _ended(self, trial: Any) -> None:
+        known = self._trials[trial.trial_id]
+        known["seconds"] += self._now()
+        known["ended"] = True
 
-SYSTEMS: dict[str, Callable[[str, int, int], dict[str, Any]]] = {
-    "plain": run_plain,
-    "searchers": run_searchers,
-    "local": run,
-    "ray": partial(run, engine="ray"),
-}
-
-
-if __name__ == "__main__":
-    main()
+    def _now(self) -> float:
+        self._last = time.perf_counter() - self._began
+        return self._last
