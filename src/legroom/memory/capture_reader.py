@@ -7,12 +7,11 @@ stand the steps of the dropped chunks, then the births, deaths and tags that mak
 A capture may come from a stranger: every value is checked, and what unpacks to absurd sizes is refused.
 """
 
-import gc
 import json
 import os
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,6 +19,7 @@ from typing import Any, BinaryIO
 from legroom.errors import CaptureError, CaptureVersionError
 from legroom.memory.capture_rows import FORMAT, VERSION, BadRow, RowDecoder, Site
 from legroom.memory.events import Alloc, Category, Event, Free, Note, Segment, Tag
+from legroom.memory.garbage_collection import no_garbage_collection
 from legroom.units import MiB
 
 MAX_ROWS = 60_000_000
@@ -50,7 +50,7 @@ def read_capture(path: str | os.PathLike[str], *, max_rows: int = MAX_ROWS) -> C
     """Read a capture, or say in a sentence why it cannot be read (CaptureError, CaptureVersionError)."""
     path = Path(path)
     try:
-        with open(path, "rb") as file, _no_garbage_collection():
+        with open(path, "rb") as file, no_garbage_collection():
             return _Reader(path, max_rows).read(file)
     except FileNotFoundError:
         raise CaptureError(f"{path} does not exist: check the path") from None
@@ -261,18 +261,6 @@ def _parse_all(lines: list[bytes]) -> tuple[list[Any], bool]:
             for line in lines:
                 rows.append(_parse(line))
         return rows, False
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Events hold no cycles, and millions of them make the collector search in vain."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _what_was_dropped(events: int, begin: int, end: int, every: int) -> str:

@@ -16,14 +16,12 @@ The ring is read, and turned into events (`cuda_trace`), at three moments only:
 Events therefore arrive late but in order. Of steps whose entries were overwritten, the `Step` itself remains.
 """
 
-import contextlib
 import functools
-import gc
 import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
@@ -32,6 +30,7 @@ from torch import nn
 
 from legroom.memory.allocator_settings import AllocatorSettings
 from legroom.memory.events import Event, Note, Sink, Step
+from legroom.memory.garbage_collection import no_garbage_collection
 from legroom.observe.cuda_calls import CudaCalls, Figures
 from legroom.observe.cuda_failures import Failures
 from legroom.observe.cuda_marks import OPTIMIZER, OTHER, Marks
@@ -325,7 +324,7 @@ class CudaHistory:
         swallowed = self._failures.take_swallowed()
         if swallowed:
             moments.append(Pending(self._marks.tick, Note(self._seconds, "retry", _retry_words(swallowed))))
-        with _no_garbage_collection():  # it would look through a million small objects, again and again
+        with no_garbage_collection():  # it would look through a million small objects, again and again
             snapshot = self._calls.snapshot(self._next_entries)
             told = self._events_of(snapshot, moments, failure)
             del snapshot
@@ -466,17 +465,6 @@ def _gap_words(entries: int) -> str:
 def _retry_words(number: int) -> str:
     what = "allocation" if number == 1 else "allocations"
     return f"{number:,} {what} failed inside a library, such as cuDNN trying faster algorithms, which went on with less"
-
-
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _silence_in_children(history: CudaHistory) -> None:
