@@ -79,16 +79,6 @@ class State:
     def by_module(self) -> dict[str, int]:
         return _sums(self.live, lambda alloc: alloc.module)
 
-    def by_step(self) -> dict[int, int]:
-        """By the step in which a storage was born."""
-        return _sums(self.live, lambda alloc: alloc.step)
-
-    def by_phase(self) -> dict[Phase, int]:
-        return _sums(self.live, lambda alloc: alloc.phase)
-
-    def by_op(self) -> dict[str, int]:
-        return _sums(self.live, lambda alloc: alloc.op)
-
     def top(self, number: int = 10) -> list[Holding]:
         """The lines that hold the most, each apart by category."""
         groups: dict[tuple[str | None, int | None, Category], list[Alloc]] = {}

@@ -138,11 +138,6 @@ class ModuleStack:
         self._roots.clear()
         self.path = ""
 
-    def unwind(self, depth: int) -> None:
-        """Forget modules entered above `depth`: an exception left them without their closing hook."""
-        del self.stack[depth:]
-        self.path = self.stack[-1] if self.stack else ""
-
     def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         root = not self.stack
         if root:

@@ -4,7 +4,7 @@ A searcher is told every trial that ended and asked for the next one, in the ord
 a resumed study makes a new one and tells it all that happened, and it must then go on as if nothing had been.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Protocol
@@ -73,7 +73,6 @@ class GridSearcher:
 
 
 SEARCHES = ("random", "grid", "bayes", "hyperopt", "optuna")
-MakeSearcher = Callable[[Space, Mode, int], Searcher]
 
 
 def make_searcher(search: str, space: Space, mode: Mode, seed: int) -> Searcher:
