@@ -30,8 +30,8 @@ Link = Literal["itself", "cause", "context", "group"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """What an error has to do with memory. Sizes in bytes; None where the error does not say."""
+class Failure(Figures):
+    """What an error has to do with memory, and the figures that it tells."""
 
     certainty: Certainty
     source: str = ""
@@ -44,21 +44,6 @@ class Failure:
     """The line that decided it."""
     link: Link = "itself"
     """Which error of the chain it was read off."""
-    device: int | None = None
-    requested: int | None = None
-    capacity: int | None = None
-    """The device's memory."""
-    free: int | None = None
-    allowed: int | None = None
-    """What this process may use of it, where that is less."""
-    in_use: int | None = None
-    """By this process, CUDA's own context included."""
-    allocated: int | None = None
-    """By tensors."""
-    reserved: int | None = None
-    """By PyTorch's allocator, tensors included."""
-    others: int | None = None
-    """By other processes."""
 
     @property
     def is_memory(self) -> bool:

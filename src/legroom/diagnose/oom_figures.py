@@ -16,17 +16,23 @@ _NONSENSE = 1 << 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What was told; None where nothing was."""
+    """What was told, sizes in bytes; None where nothing was."""
 
     device: int | None = None
     requested: int | None = None
     capacity: int | None = None
+    """The device's memory."""
     free: int | None = None
     allowed: int | None = None
+    """What this process may use of it, where that is less."""
     in_use: int | None = None
+    """By this process, CUDA's own context included."""
     allocated: int | None = None
+    """By tensors."""
     reserved: int | None = None
+    """By PyTorch's allocator, tensors included."""
     others: int | None = None
+    """By other processes."""
 
 
 def read_figures(text: str) -> Figures:
