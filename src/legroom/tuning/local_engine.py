@@ -7,15 +7,18 @@ its own share of a GPU. This loop waits for what they say, passes it on, and ans
 import contextlib
 import multiprocessing
 import signal
+import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from legroom.tuning.conductor import Conductor
 from legroom.tuning.engine import Job
+from legroom.tuning.ranks import RankGroup
 from legroom.tuning.records import TrialState
-from legroom.tuning.schedulers import Action
 from legroom.tuning.staging import Stage
 from legroom.tuning.trial import Reported
 from legroom.tuning.trial_process import Order, TrialEnd, live
@@ -40,12 +43,9 @@ class _Processes:
     number: int
     pipes: list[Connection]
     processes: list[Any]
-    decided: dict[int, Action] = field(default_factory=dict)
-    """Step → what all ranks do after it."""
-    waiting: dict[int, list[int]] = field(default_factory=dict)
-    """Step → ranks that wait for that."""
-    ends: dict[int, TrialEnd] = field(default_factory=dict)
-    """Rank → how it ended."""
+    group: RankGroup
+    meeting: "tempfile.TemporaryDirectory[str] | None"
+    """Where its ranks meet, if it has several."""
 
     def kill(self) -> None:
         for process in self.processes:
@@ -54,6 +54,8 @@ class _Processes:
             process.join()
         for pipe in self.pipes:
             pipe.close()
+        if self.meeting is not None:
+            self.meeting.cleanup()
 
 
 class _Local:
@@ -65,6 +67,7 @@ class _Local:
         self._running: dict[int, _Processes] = {}
         self._fork_server = multiprocessing.get_context("forkserver")
         self._fork_server.set_forkserver_preload(["torch", "legroom.tuning.preloaded", *job.function.imports])
+        forkserver.ensure_running()  # it imports while the first estimate is made
 
     def run(self) -> None:
         try:
@@ -87,7 +90,10 @@ class _Local:
             self._kill_all()
 
     def _start(self, orders: list[Order]) -> None:
-        pipes, processes = [], []
+        pipes, processes, meeting = [], [], None
+        if len(orders) > 1:
+            meeting = tempfile.TemporaryDirectory(prefix="legroom-")
+            orders = [replace(order, meeting=f"file://{meeting.name}/ranks") for order in orders]
         for order in orders:
             ours, theirs = self._fork_server.Pipe()
             process = self._fork_server.Process(target=live, args=(order, theirs), daemon=True)
@@ -95,7 +101,8 @@ class _Local:
             theirs.close()
             pipes.append(ours)
             processes.append(process)
-        self._running[orders[0].number] = _Processes(orders[0].number, pipes, processes)
+        number = orders[0].number
+        self._running[number] = _Processes(number, pipes, processes, RankGroup(len(orders)), meeting)
 
     def _listen(self) -> None:
         """What trials say, as it comes."""
@@ -103,7 +110,7 @@ class _Local:
             pipe: (trial, rank)
             for trial in self._running.values()
             for rank, pipe in enumerate(trial.pipes)
-            if rank not in trial.ends
+            if rank not in trial.group.ends
         }
         if not owners:
             self._conductor.wait(LOOK)
@@ -112,38 +119,24 @@ class _Local:
         for pipe in wait(list(owners), LOOK if left is None else min(LOOK, left)):
             assert isinstance(pipe, Connection)
             trial, rank = owners[pipe]
-            if trial.number not in self._running:
-                continue  # it ended with what another rank said
             try:
                 told = pipe.recv()
             except (EOFError, OSError):
                 told = _died(trial, rank)
-            if isinstance(told, Reported):
-                self._reported(trial, rank, told)
-            else:
-                self._ended(trial, rank, told)
-
-    def _reported(self, trial: _Processes, rank: int, told: Reported) -> None:
-        """Rank 0's report decides; the others wait for that decision about the same step, so that all stop together."""
-        ranks = [rank]
-        if rank == 0:
-            trial.decided[told.step] = self._stage.reported(trial.number, told)
-            ranks += trial.waiting.pop(told.step, [])
-        elif told.step not in trial.decided:
-            trial.waiting.setdefault(told.step, []).append(rank)
-            return
-        for each in ranks:
-            with contextlib.suppress(OSError):  # its end comes next
-                trial.pipes[each].send(trial.decided[told.step])
-
-    def _ended(self, trial: _Processes, rank: int, end: TrialEnd) -> None:
-        """A trial is over when all ranks are, or one went wrong: the others would wait for it for ever."""
-        trial.ends[rank] = end
-        went_wrong = end.state in (TrialState.FAILED, TrialState.OUT_OF_MEMORY)
-        if went_wrong or len(trial.ends) == len(trial.processes):
+            self._heard(trial, rank, told)
+        for trial in [trial for trial in self._running.values() if trial.group.is_over]:
             trial.kill()
             del self._running[trial.number]
-            self._stage.ended(trial.number, end if went_wrong else trial.ends[0])
+            self._stage.ended(trial.number, trial.group.end)
+
+    def _heard(self, trial: _Processes, rank: int, told: Reported | TrialEnd) -> None:
+        if isinstance(told, Reported):
+            answers = trial.group.reported(rank, told, partial(self._stage.reported, trial.number))
+        else:
+            answers = trial.group.ended(rank, told)
+        for each, action in answers.items():
+            with contextlib.suppress(OSError):  # its end comes next
+                trial.pipes[each].send(action)
 
     def _kill_all(self) -> None:
         for trial in self._running.values():

@@ -6,8 +6,10 @@ room now goes first, to the GPU where it leaves least free; one that was passed 
 empties. A trial is put where its batch need not be split, if there is such a place at all among the free ones.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from legroom.tuning.admission import Admission, Fit, Place, Verdict
 
@@ -23,11 +25,27 @@ class Placement:
     """Where a trial goes: one place for each of its ranks."""
 
     number: int
-    places: tuple[Place, ...]
-    fit: Fit | None
-    """How it runs there; None on the host."""
+    places: tuple[Place, ...] = ()
+    fits: tuple[Fit, ...] = ()
+    """How it runs on each of them; none on the host."""
     is_alone: bool = False
     """No other trial shares its GPUs."""
+
+    @property
+    def fit(self) -> Fit | None:
+        """How rank 0 runs."""
+        return self.fits[0] if self.fits else None
+
+
+class _Option(NamedTuple):
+    """A place with room, the better the smaller."""
+
+    is_split: bool
+    left: int
+    """Bytes that stay free."""
+    number: int
+    place: Place
+    fit: Fit
 
 
 def _nobody(place: Place) -> int:
@@ -56,16 +74,18 @@ class Packer:
         if not self.places:
             number = min(waiting)
             self._taken[number] = []
-            return Placement(number=number, places=(), fit=None)
+            return Placement(number=number)
         held = self._held_for(waiting)
         for number in sorted(waiting, key=lambda one: (one != held, -_size(waiting[one]), one)):
-            whole = number in alone or waiting[number].verdict is Verdict.UNKNOWN
+            whole = (
+                number in alone or waiting[number].verdict is Verdict.UNKNOWN or self._ranks_need_whole_gpus
+            )
             chosen = self._room_for(waiting[number], whole)
             if chosen is not None:
                 self._take(number, chosen, waiting)
-                places = tuple(place for place, _ in chosen)
+                places, fits = zip(*chosen, strict=True)
                 is_alone = all(fit.safe >= self._capacity(place) for place, fit in chosen)
-                return Placement(number=number, places=places, fit=chosen[0][1], is_alone=is_alone)
+                return Placement(number=number, places=places, fits=fits, is_alone=is_alone)
             if number == held:
                 return None  # nobody goes before it any more
         return None
@@ -94,7 +114,7 @@ class Packer:
 
     def _room_for(self, admission: Admission, whole: bool) -> list[tuple[Place, Fit]] | None:
         """One place for each rank, all with the same micro-batch; None where there is not enough room now."""
-        possible = []
+        options: list[_Option] = []
         for place in self.places:
             fit = admission.fits.get(place.index)
             if fit is None:
@@ -103,13 +123,26 @@ class Packer:
             free = self.free(place)
             if place.context < size <= free:
                 given = replace(fit, safe=min(free, size + _allowance(place)))
-                possible.append((fit.micro_batch is not None, free - size, place.index, place, given))
-        if len(possible) < self.ranks:
+                options.append(_Option(fit.micro_batch is not None, free - size, place.index, place, given))
+        options.sort(key=lambda option: option[:3])
+        groups = [group[: self.ranks] for group in self._by_machine(options) if len(group) >= self.ranks]
+        if not groups:
             return None
-        possible.sort(key=lambda one: one[:3])
-        chosen = [(place, fit) for _, _, _, place, fit in possible[: self.ranks]]
-        smallest = min((fit.micro_batch for _, fit in chosen if fit.micro_batch is not None), default=None)
-        return [(place, replace(fit, micro_batch=smallest)) for place, fit in chosen]
+        best = min(groups, key=lambda group: (any(o.is_split for o in group), sum(o.left for o in group)))
+        sizes = [option.fit.micro_batch for option in best if option.fit.micro_batch is not None]
+        return [(option.place, replace(option.fit, micro_batch=min(sizes, default=None))) for option in best]
+
+    def _by_machine(self, options: list[_Option]) -> list[list[_Option]]:
+        """The ranks of a trial are on one machine, unless none has as many GPUs."""
+        counts = Counter(place.machine for place in self.places)
+        if max(counts.values()) < self.ranks:
+            return [options]
+        return [[option for option in options if option.place.machine == machine] for machine in counts]
+
+    @property
+    def _ranks_need_whole_gpus(self) -> bool:
+        """On a cluster a rank has its GPU to itself: Ray may put two shares on one."""
+        return self.ranks > 1 and any(place.machine for place in self.places)
 
     def _take(
         self, number: int, chosen: Sequence[tuple[Place, Fit]], waiting: Mapping[int, Admission]

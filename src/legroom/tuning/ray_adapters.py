@@ -15,7 +15,7 @@ from ray.tune.search import Searcher
 
 from legroom.errors import LegroomError
 from legroom.tuning.conductor import Conductor
-from legroom.tuning.ray_trial import ORDER, read_result
+from legroom.tuning.ray_trial import ORDERS, read_result
 from legroom.tuning.records import TrialState
 from legroom.tuning.schedulers import Action
 from legroom.tuning.staging import Stage
@@ -46,14 +46,14 @@ class Exchange:
 
 
 class StagedSearch(Searcher):
-    """Ray asks for a configuration and gets the order of the next trial that has room."""
+    """Ray asks for a configuration and gets the orders of the next trial that has room, one for each of its ranks."""
 
     def __init__(self, exchange: Exchange) -> None:
         super().__init__()
         self._exchange = exchange
 
     def suggest(self, trial_id: str) -> Any:
-        """An order; None where there is none now; Ray's own word where there will be no more."""
+        """Its orders; None where there is none now; Ray's own word where there will be no more."""
         stage, conductor = self._exchange.stage, self._exchange.conductor
         with self._exchange.heard():
             orders = stage.hand_out()
@@ -63,7 +63,7 @@ class StagedSearch(Searcher):
         if orders is None:
             return Searcher.FINISHED if stage.is_over else None
         self._exchange.numbers[trial_id] = orders[0].number
-        return {ORDER: orders[0]}
+        return {ORDERS: orders}
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import sys
 from collections.abc import Iterator
 
 from legroom.scale import ray_cluster
@@ -22,11 +23,40 @@ _WORDS = ray_cluster.Words(
 @contextlib.contextmanager
 def connected(address: str | None, *, processors: int) -> Iterator[None]:
     """Ray is there inside: the caller's own, the cluster at `address`, or one of ours with so many processors."""
-    with (
-        ray_cluster.connected(address, _WORDS, processors=processors, gpus=0, settings=QUIET),
-        _unsaid("ray.tune"),
-    ):
+    with contextlib.ExitStack() as stack:
+        is_ours = not _is_there()
+        stack.enter_context(
+            ray_cluster.connected(address, _WORDS, processors=processors, gpus=0, settings=QUIET)
+        )
+        stack.enter_context(_unsaid("ray.tune"))
+        if is_ours:  # to Ray that the caller has started other work may belong, and its messages
+            stack.enter_context(_no_messages())
         yield
+
+
+def _is_there() -> bool:
+    """Whether the caller has started Ray, without loading it for the question."""
+    ray = sys.modules.get("ray")
+    return ray is not None and ray.is_initialized()
+
+
+@contextlib.contextmanager
+def _no_messages() -> Iterator[None]:
+    """What Ray prints of a worker that died, a paragraph in the middle of the table, is left out: the study says it in a sentence.
+
+    Private to Ray. Where it is called otherwise, that paragraph is printed beside our sentence.
+    """
+    from ray._private import worker
+
+    plain = getattr(worker, "print_to_stdstream", None)
+    if plain is None:
+        yield
+        return
+    worker.print_to_stdstream = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        worker.print_to_stdstream = plain
 
 
 @contextlib.contextmanager

@@ -4,35 +4,37 @@ Every trial has a worker process of its own (actors are not reused), so that its
 """
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from legroom.tuning.schedulers import Action
 from legroom.tuning.trial import Reported
-from legroom.tuning.trial_process import Order, TrialEnd, print_to, run_trial
+from legroom.tuning.trial_process import Order, TrialEnd, run_trial, settle_in
 
-ORDER, REPORTED, ENDED = "order", "legroom_report", "legroom_end"
+ORDERS, REPORTED, ENDED = "orders", "legroom_report", "legroom_end"
 """Keys under which these travel in Ray's configurations and results."""
 
 
 def run_in_ray(config: dict[str, Any]) -> None:
     """What Ray Tune takes for the training function."""
-    import torch
     from ray import tune
 
-    order = _as_seen_here(config[ORDER])
-    print_to(Path(order.folder) / "output.txt")
-    torch.set_num_threads(order.threads)
+    orders: list[Order] = config[ORDERS]
     channel = TuneChannel()
-    end = run_trial(order, channel)
+    if len(orders) == 1:
+        end = run_trial(at_work(orders[0]), channel)
+    else:
+        from legroom.tuning.ray_ranks import run_ranks
+
+        end = run_ranks(orders, channel)
     if not channel.is_closed:
         tune.report({ENDED: end})
 
 
-def _as_seen_here(order: Order) -> Order:
-    """Where Ray chose the GPU, it is the only one that this process sees, whatever its number in the cluster."""
+def at_work(order: Order) -> Order:
+    """This worker is the trial's from now on. Where Ray chose the GPU, it is the only one here, whatever its number in the cluster."""
     import ray
 
+    settle_in(order)
     if order.place is None or not ray.get_gpu_ids():
         return order
     return replace(order, place=replace(order.place, index=0))

@@ -9,7 +9,6 @@ The same for every engine, so that a trial that met a full GPU, was paused or to
 everywhere.
 """
 
-import tempfile
 import time
 from dataclasses import dataclass, field
 
@@ -143,12 +142,11 @@ class Stage:
         fit, places = placement.fit, placement.places
         self._running[ready.number] = _OnStage(fit, placement.is_alone)
         self._conductor.started(ready.number, ", ".join(place.name for place in places) or "cpu", fit)
-        meeting = f"{tempfile.mkdtemp(prefix='legroom-')}/ranks" if self._job.ranks > 1 else ""
-        return [self._order(ready, placement, rank, meeting) for rank in range(self._job.ranks)]
+        return [self._order(ready, placement, rank) for rank in range(self._job.ranks)]
 
-    def _order(self, ready: Ready, placement: Placement, rank: int, meeting: str) -> Order:
-        fit = placement.fit
+    def _order(self, ready: Ready, placement: Placement, rank: int) -> Order:
         place = placement.places[rank] if placement.places else None
+        fit = placement.fits[rank] if placement.fits else None
         return Order(
             number=ready.number,
             config=ready.config,
@@ -161,7 +159,6 @@ class Stage:
             step=ready.step,
             rank=rank,
             ranks=self._job.ranks,
-            meeting=meeting,
             threads=self._threads,
         )
 

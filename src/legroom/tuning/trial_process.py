@@ -9,9 +9,10 @@ import inspect
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ class Order:
     rank: int = 0
     ranks: int = 1
     meeting: str = ""
-    """Where the ranks of this trial meet: a file that they can all reach."""
+    """Where the ranks of this trial meet, as torch's `init_method`."""
     threads: int = 1
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -61,6 +62,8 @@ class TrialEnd:
     """Metrics that it returned instead of reporting them."""
     actual_bytes: int | None = None
     ooms: int = 0
+    failed_at: float = 0.0
+    """When the error was raised, by the clock on the wall; 0 of a process that could not say."""
 
 
 def run_trial(order: Order, channel: Channel) -> TrialEnd:
@@ -88,13 +91,7 @@ def run_trial(order: Order, channel: Channel) -> TrialEnd:
             end = TrialEnd(state=TrialState.STOPPED)
         except BaseException as error:
             end = _failed(error)
-        return TrialEnd(
-            state=end.state,
-            why=end.why,
-            final=end.final,
-            actual_bytes=reserved_peak(),
-            ooms=out_of_memory_count(),
-        )
+        return replace(end, actual_bytes=reserved_peak(), ooms=out_of_memory_count())
 
 
 def called(train: Train, config: Config, trial: Trial) -> Any:
@@ -112,10 +109,7 @@ def live(order: Order, pipe: Connection) -> None:
     """The whole life of a process that the local engine starts."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the engine's to handle
-    print_to(Path(order.folder) / ("output.txt" if order.rank == 0 else f"output-{order.rank}.txt"))
-    import torch
-
-    torch.set_num_threads(order.threads)
+    settle_in(order)
     end = run_trial(order, _PipeChannel(pipe))
     with contextlib.suppress(OSError):  # nobody is there any more
         pipe.send(end)
@@ -184,7 +178,7 @@ def _group(order: Order) -> Iterator[None]:
     os.environ.update(RANK=str(order.rank), LOCAL_RANK="0", WORLD_SIZE=str(order.ranks))
     dist.init_process_group(
         "nccl" if real else "gloo",
-        init_method=f"file://{order.meeting}",
+        init_method=order.meeting,
         rank=order.rank,
         world_size=order.ranks,
     )
@@ -213,10 +207,11 @@ def _failed(error: BaseException) -> TrialEnd:
     text = "".join(traceback.format_exception_only(error)).strip().splitlines()
     reason = (text[-1] if text else type(error).__name__)[:LONGEST_REASON]
     if isinstance(error, MemoryError | RuntimeError) and classify(error).is_oom:
-        return TrialEnd(state=TrialState.OUT_OF_MEMORY, why=f"out of memory{_place_of(error)}: {reason}")
+        why = f"out of memory{_place_of(error)}: {reason}"
+        return TrialEnd(state=TrialState.OUT_OF_MEMORY, why=why, failed_at=time.time())
     if isinstance(error, SystemExit):
         reason = f"the function left with sys.exit({error.code if isinstance(error.code, int) else 1})"
-    return TrialEnd(state=TrialState.FAILED, why=f"{reason}{_place_of(error)}")
+    return TrialEnd(state=TrialState.FAILED, why=f"{reason}{_place_of(error)}", failed_at=time.time())
 
 
 def _place_of(error: BaseException) -> str:
@@ -230,8 +225,15 @@ def _place_of(error: BaseException) -> str:
     return "" if frame is None else f", {os.path.basename(frame.file)}:{frame.line}"
 
 
-def print_to(path: Path) -> None:
-    """What the function prints goes to a file of the trial's."""
+def settle_in(order: Order) -> None:
+    """This process is the trial's from now on: what it prints goes to a file of the trial's, and it has its share of the processors."""
+    import torch
+
+    _print_to(Path(order.folder) / ("output.txt" if order.rank == 0 else f"output-{order.rank}.txt"))
+    torch.set_num_threads(order.threads)
+
+
+def _print_to(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     sys.stdout.flush()

@@ -136,3 +136,25 @@ def test_no_gpu_is_ever_given_more_than_it_has(sizes: list[int], ends: list[int]
         if running:
             packer.release(running.pop(end % len(running)))
     assert not waiting
+
+
+def test_ranks_of_a_trial_are_on_one_machine_if_one_has_as_many_gpus() -> None:
+    places = [
+        Place(index=index, memory=8 * GiB, machine=machine)
+        for index, machine in enumerate(("small", "large", "large"))
+    ]
+    packer = Packer(places, slots=4, ranks=2)
+    waiting = {0: needs(places, 3), 1: needs(places, 3)}
+    placement = packer.place(waiting)
+    assert placement is not None
+    assert [place.machine for place in placement.places] == ["large", "large"]
+    assert packer.place({1: needs(places, 3)}) is None, "on a cluster a rank has its GPU to itself"
+
+
+def test_ranks_of_a_trial_are_spread_where_no_machine_has_as_many_gpus() -> None:
+    places = [
+        Place(index=index, memory=8 * GiB, machine=machine) for index, machine in enumerate(("one", "other"))
+    ]
+    placement = Packer(places, slots=4, ranks=2).place({0: needs(places, 3)})
+    assert placement is not None
+    assert {place.machine for place in placement.places} == {"one", "other"}

@@ -10,7 +10,7 @@ from ray.tune.search import Searcher
 
 from legroom.errors import UsageError
 from legroom.tuning.ray_adapters import Exchange, StagedScheduler, StagedSearch
-from legroom.tuning.ray_trial import ENDED, ORDER, REPORTED, read_result
+from legroom.tuning.ray_trial import ENDED, ORDERS, REPORTED, read_result
 from legroom.tuning.records import TrialState
 from legroom.tuning.schedulers import Action
 from legroom.tuning.trial import Reported
@@ -55,7 +55,7 @@ def reported(**metrics: float) -> dict[str, Any]:
 
 def test_a_trial_with_room_is_handed_to_ray() -> None:
     shared = exchange(Stage(order(3)))
-    assert StagedSearch(shared).suggest("ray-1") == {ORDER: SimpleNamespace(number=3)}
+    assert StagedSearch(shared).suggest("ray-1") == {ORDERS: [SimpleNamespace(number=3)]}
     assert shared.numbers["ray-1"] == 3
 
 
