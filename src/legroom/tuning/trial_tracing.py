@@ -133,8 +133,11 @@ class TrialTracing:
             _micro_batch=request["micro_batch"],
         )
         clock = device.recorder.clock
+        tell = clock.on_step_end  # where a step ends is needed to play further ones: the cache may grow in them
 
         def step_ended(step: int, seconds: float) -> None:
+            if tell is not None:
+                tell(step, seconds)
             if step + 1 >= STEPS and clock.trains and not trial.guarded:
                 self._answer(device)
 
