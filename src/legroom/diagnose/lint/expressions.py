@@ -21,6 +21,7 @@ from legroom.diagnose.lint.kinds import (
     container,
     joined,
 )
+from legroom.diagnose.lint.narrowing import without_tensors
 from legroom.diagnose.lint.program import Program
 from legroom.diagnose.lint.results import (
     builtin_result,
@@ -96,7 +97,10 @@ class Expressions:
             return self._comprehension(node)
         if isinstance(node, cst.IfExp):
             self.value_of(node.test)
-            return joined(self.value_of(node.body), self.value_of(node.orelse))
+            return joined(
+                self._value_where(node.body, without_tensors(node.test, self.names, holds=True)),
+                self._value_where(node.orelse, without_tensors(node.test, self.names, holds=False)),
+            )
         if isinstance(node, cst.BooleanOperation):
             return joined(self.value_of(node.left), self.value_of(node.right))
         if isinstance(node, cst.Comparison):
@@ -116,12 +120,22 @@ class Expressions:
             return PLAIN
         if isinstance(node, cst.Await):
             return self.value_of(node.expression)
-        if isinstance(node, cst.Lambda):
-            return UNKNOWN
+        if isinstance(node, cst.Lambda):  # what its defaults hold, it holds
+            given = [self.value_of(each.default) for each in node.params.params if each.default is not None]
+            return Value(Kind.CONTAINER, items=tuple(given)) if given else UNKNOWN
         if isinstance(node, cst.Yield):
             return self.value_of(node.value) if isinstance(node.value, cst.BaseExpression) else UNKNOWN
         self._inside(node)
         return UNKNOWN
+
+    def _value_where(self, node: cst.BaseExpression, known: dict[str, Value]) -> Value:
+        """The value of an expression that is reached only where some names are known to be this."""
+        before = self.names
+        self.names = {**before, **known}
+        try:
+            return self.value_of(node)
+        finally:
+            self.names = before
 
     def _inside(self, node: cst.CSTNode) -> None:
         """Note the calls inside an f-string and the like."""
@@ -264,6 +278,9 @@ class Expressions:
                 found = self.program.method(of.class_name, name)
                 if found is not None:
                     return found
+        made = dotted(node.func)
+        if made in self.program.classes and made not in self.names:
+            return self.program.method(made, "__init__")
         if called.kind is Kind.MODEL and called.class_name is not None:
             return self.program.method(called.class_name, "forward")
         if called.class_name is not None and called.kind is Kind.UNKNOWN:
@@ -283,7 +300,8 @@ class Expressions:
         path = dotted(node.func)
         if path is not None and path in self.program.classes and path not in self.names:
             kind = Kind.MODEL if self.program.is_module_class(path) else Kind.UNKNOWN
-            return Value(kind, class_name=path)
+            holds = arguments if arguments and not self.program.method(path, "__init__") else None
+            return Value(kind, class_name=path, items=holds)  # a dataclass holds what it is given
         if name is not None:
             requires_grad = is_true(keyword(node, "requires_grad"))
             known = torch_result(name, arguments, requires_grad=requires_grad, no_grad=no_grad)
@@ -337,6 +355,10 @@ class Expressions:
 
     def _builtin(self, node: cst.Call, name: str, arguments: tuple[Value, ...]) -> Value | None:
         known = builtin_result(name, arguments)
+        if known is not None and name.endswith("defaultdict") and node.args:
+            made = dotted(node.args[0].value)
+            if made in self.program.classes:
+                return container(Value(Kind.UNKNOWN, class_name=made), mapping=True)
         if known is not None and known.kind is Kind.CONTAINER and name.endswith("deque"):
             limit = keyword(node, "maxlen") or (node.args[1] if len(node.args) > 1 else None)
             if limit is not None and not (isinstance(limit.value, cst.Name) and limit.value.value == "None"):

@@ -27,6 +27,7 @@ from legroom.diagnose.lint.kinds import (
     joined,
     with_element,
 )
+from legroom.diagnose.lint.narrowing import without_tensors
 from legroom.diagnose.lint.notes import ADDING, Notes, kept_names
 from legroom.diagnose.lint.program import Program
 from legroom.diagnose.lint.results import computed_from, element_of
@@ -69,6 +70,7 @@ def _go_through(program: Program, *, recording: bool) -> None:
     for function in program.functions.values():
         function.sites = []
         function.returned_nodes = []
+        function.keeps = {}
     for function in program.functions.values():
         _Walker(program, function, sites[function], recording=recording).run()
     for function in program.functions.values():
@@ -236,6 +238,8 @@ class _Walker(Notes):
         given = [self.comes_from[name] for name in kept_names(expression) if name in self.comes_from]
         if given:
             self.comes_from[path] = given[0]
+        elif path not in read:  # value = value.item()
+            self.comes_from.pop(path, None)
         if any(name in _GRAD_SWITCHES for name in map(last_name, names_in(expression))):
             self.grad_contexts.add(path)
         self._freeze(path, expression)
@@ -274,6 +278,9 @@ class _Walker(Notes):
         if path is None:
             return
         varying = any(not _is_constant(each.slice) for each in target.slice)
+        if any(_is_from_the_start(each.slice) for each in target.slice) and value.kind is not Kind.GRAPH:
+            self.note_release(target, path, "shrink")  # losses[:] = losses[-10:]
+        through = {each for name in live_names(expression) for each in self.made_from.get(name, ())}
         for each in target.slice:
             if isinstance(each.slice, cst.Index):
                 self.value_of(each.slice.value)
@@ -283,7 +290,7 @@ class _Walker(Notes):
             "item",
             expression,
             value,
-            uses_itself=path in names_in(expression),
+            uses_itself=path in names_in(expression) or path in through,
             varying_key=varying,
         )
         known = self.names.get(path)
@@ -409,20 +416,26 @@ class _Walker(Notes):
 
     def branch(self, node: cst.If) -> None:
         self.value_of(node.test)
-        before = dict(self.names)
+        otherwise = without_tensors(node.test, self.names, holds=False)
+        here = without_tensors(node.test, self.names, holds=True)
+        before = {**self.names, **otherwise}
+        sources = {path: source for path, source in self.comes_from.items() if path not in otherwise}
+        self.names.update(here)
+        self.comes_from = {path: source for path, source in self.comes_from.items() if path not in here}
         self.block([node.body])
-        after = self.names
-        self.names = before
+        after, sources_after = self.names, self.comes_from
+        self.names, self.comes_from = before, sources
         if isinstance(node.orelse, cst.If):
             self.branch(node.orelse)
         elif node.orelse is not None:
             self.block([node.orelse.body])
         self.join_with(after)
+        self.comes_from = {**sources_after, **self.comes_from}
 
     def with_block(self, node: cst.With) -> None:
         no_grad, contexts = self.no_grad, self.contexts
         for item in node.items:
-            self.value_of(item.item)
+            entered = self.value_of(item.item)
             called = item.item.func if isinstance(item.item, cst.Call) else item.item
             name = self.program.imports.qualified(called) or ""
             self.contexts = (*self.contexts, name)
@@ -430,7 +443,7 @@ class _Walker(Notes):
             if dotted(item.item) in self.grad_contexts:
                 self.function.grad_is_chosen = True
             if item.asname is not None and isinstance(item.asname.name, cst.Name):
-                self.bind(item.asname.name, UNKNOWN)
+                self.bind(item.asname.name, entered if entered.class_name else UNKNOWN)
         self.block([node.body])
         self.no_grad, self.contexts = no_grad, contexts
 
@@ -492,6 +505,10 @@ def _is_constant(node: cst.CSTNode) -> bool:
             node = node.expression
         return isinstance(node, (cst.SimpleString, cst.Integer, cst.ConcatenatedString))
     return isinstance(node, cst.Slice)
+
+
+def _is_from_the_start(node: cst.CSTNode) -> bool:
+    return isinstance(node, cst.Slice) and node.lower is None
 
 
 def _last_node(node: cst.CSTNode) -> cst.CSTNode:

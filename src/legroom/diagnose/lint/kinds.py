@@ -60,7 +60,7 @@ class Value:
         """Whether keeping it keeps a graph."""
         if self.kind is Kind.GRAPH:
             return True
-        if self.kind is Kind.CONTAINER:
+        if self.kind is Kind.CONTAINER or self.class_name is not None:
             inside = self.items or ((self.element,) if self.element else ())
             return any(each.carries_graph for each in inside)
         return False
@@ -109,6 +109,8 @@ def joined(first: Value, second: Value) -> Value:
         return container(
             element, bounded=first.bounded or second.bounded, mapping=first.mapping or second.mapping
         )
+    if first.kind is second.kind is Kind.UNKNOWN:
+        return first if first.class_name or first.function else second
     for kind in _STRONGEST:
         for value in (first, second):
             if value.kind is kind:

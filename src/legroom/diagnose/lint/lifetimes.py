@@ -5,7 +5,7 @@ import libcst as cst
 from legroom.diagnose.lint.facts import CallSite, Fact, Function, LoopFact, Store
 from legroom.diagnose.lint.kinds import EVALUATION_NAMES, Kind
 from legroom.diagnose.lint.program import Program
-from legroom.diagnose.lint.syntax import dotted, last_name, method_name, names_in, path_of, walk
+from legroom.diagnose.lint.syntax import dotted, last_name, method_name, names_in, path_of, root, walk
 
 STEP_FUNCTIONS = frozenset(
     {
@@ -100,7 +100,7 @@ def _is_handed_back(program: Program, store: Store, loop: LoopFact) -> bool:
     """Whether a function that neither trains nor evaluates gives its results, with their graph, to its caller."""
     if loop.trains or loop.iterates.kind is Kind.LOADER or EVALUATION_NAMES.search(store.function.name):
         return False
-    names = {store.target}
+    names = {store.target, root(store.target)} - {"self"}
     for each in program.stores:
         if each.function is store.function and names & names_in(each.expression):
             names.add(each.target)

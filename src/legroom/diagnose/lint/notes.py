@@ -1,5 +1,7 @@
 """What the flow analysis notes down as it goes: stores, releases and calls, each with its surroundings."""
 
+from dataclasses import replace
+
 import libcst as cst
 
 from legroom.diagnose.lint.expressions import Expressions
@@ -10,7 +12,19 @@ from legroom.diagnose.lint.results import element_of
 from legroom.diagnose.lint.syntax import dotted, last_name, method_name, path_of, positional, receiver, root
 
 ADDING = {"append", "appendleft", "extend", "insert", "add", "put", "put_nowait"}
-_ADDING_IN_PLACE = {"add_", "sub_", "lerp_", "addcmul_"}
+_ADDING_IN_PLACE = {
+    "add_",
+    "sub_",
+    "lerp_",
+    "addcmul_",
+    "index_add_",
+    "index_copy_",
+    "index_put_",
+    "scatter_",
+    "scatter_add_",
+    "masked_scatter_",
+}
+_TAKING = {"get", "get_nowait"}
 _REMOVING = {"clear": "empty", "pop": "shrink", "popleft": "shrink", "popitem": "shrink", "remove": "shrink"}
 
 
@@ -42,7 +56,9 @@ class Notes(Expressions):
         *,
         uses_itself: bool,
         varying_key: bool = False,
+        mapping: bool = False,
     ) -> None:
+        value = self._with_attributes(expression, value)
         store = Store(
             node=node,
             at=self.around(node),
@@ -53,7 +69,7 @@ class Notes(Expressions):
             uses_itself=uses_itself,
             varying_key=varying_key,
             bounded=self.names.get(target, UNKNOWN).bounded,
-            mapping=self.names.get(target, UNKNOWN).mapping,
+            mapping=mapping or self.names.get(target, UNKNOWN).mapping,
             into=self.names.get(target, UNKNOWN),
         )
         if self.recording:
@@ -62,7 +78,7 @@ class Notes(Expressions):
             return
         grows = (
             how == "append"
-            or (how == "item" and varying_key)
+            or (how == "item" and varying_key and (store.mapping or store.into.kind is not Kind.CONTAINER))
             or (how in {"augment", "assign"} and uses_itself)
         )
         if grows and not self.function.owns(target):
@@ -70,6 +86,14 @@ class Notes(Expressions):
                 parameter = self.comes_from.get(name)
                 if parameter is not None and parameter != target.partition(".")[0]:
                     self.function.keeps.setdefault(parameter, store)
+
+    def _with_attributes(self, expression: cst.BaseExpression, value: Value) -> Value:
+        """An object holds what its attributes hold: `episodes.append(episode)` after `episode.log_probs.append(...)`."""
+        path = dotted(expression)
+        if path is None or value.kind is not Kind.UNKNOWN or value.carries_graph or path in {"self", "cls"}:
+            return value
+        below = [known for name, known in self.names.items() if name.startswith(f"{path}.")]
+        return replace(value, kind=Kind.CONTAINER, items=tuple(below)) if below else value
 
     def note_release(self, node: cst.CSTNode, target: str, how: str) -> None:
         if self.recording:
@@ -92,6 +116,8 @@ class Notes(Expressions):
                 CallSite(self.function, self.loops, self.no_grad, node, self.given(local, node, arguments))
             )
         target = path_of(receiver(node)) if method else None
+        if local is not None:
+            self._note_keeping_by(local, node, target)
         adder = self.adders.get(dotted(node.func) or "")
         if adder is not None and (path := path_of(adder.value)) is not None:
             self._note_adding(node, adder.attr.value, path, self.names.get(path, UNKNOWN), arguments)
@@ -122,6 +148,19 @@ class Notes(Expressions):
                 self.note_store(node, target, "append", node.args[0].value, arguments[0], uses_itself=False)
         elif method == "detach_" and target is not None:
             self.note_release(node, target, "detach")
+        elif method in _TAKING and target is not None and not positional(node):  # of a queue
+            self.note_release(node, target, "shrink")
+        elif name == "setattr" and len(arguments) > 2 and (path := path_of(node.args[0].value)) is not None:
+            self.note_store(
+                node,
+                path,
+                "item",
+                node.args[2].value,
+                arguments[2],
+                uses_itself=False,
+                varying_key=not isinstance(node.args[1].value, cst.SimpleString),
+                mapping=True,
+            )
         if self.recording:
             self.program.calls.append(
                 CallFact(
@@ -135,6 +174,16 @@ class Notes(Expressions):
                     local=local,
                 )
             )
+
+    def _note_keeping_by(self, local: Function, node: cst.Call, target: str | None) -> None:
+        """`self.meters[name].update(value)`: who gives a parameter to one that keeps it keeps it as well."""
+        if target is None or self.function.owns(target):
+            return
+        for name, argument in local.receives(node):
+            for kept in kept_names(argument.value) if name in local.keeps else ():
+                parameter = self.comes_from.get(kept)
+                if parameter is not None and parameter != root(target):
+                    self.function.keeps.setdefault(parameter, local.keeps[name])
 
     def _note_adding(
         self, node: cst.Call, method: str | None, target: str, of: Value, arguments: tuple[Value, ...]
@@ -177,10 +226,17 @@ def kept_names(expression: cst.BaseExpression) -> set[str]:
         return {name for each in expression.elements for name in kept_names(each.value)}
     if isinstance(expression, cst.BinaryOperation):
         return kept_names(expression.left) | kept_names(expression.right)
+    if isinstance(expression, cst.Subscript):
+        return kept_names(expression.value)
     if isinstance(expression, cst.Dict):
         return {name for each in expression.elements for name in kept_names(each.value)}
-    if (
-        isinstance(expression, cst.Call) and last_name(dotted(expression.func) or "")[:1].isupper()
+    if isinstance(expression, cst.Call) and _wraps(
+        last_name(dotted(expression.func) or "")
     ):  # Transition(*args)
         return {name for each in expression.args for name in kept_names(each.value)}
     return set()
+
+
+def _wraps(name: str) -> bool:
+    """Whether a call of this name gives back something that holds what it was given."""
+    return name[:1].isupper() or name == "partial"

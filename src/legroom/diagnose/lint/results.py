@@ -88,6 +88,15 @@ def builtin_result(name: str, arguments: Sequence[Value]) -> Value | None:
     if name in {"sum", "max", "min", "next", "abs"} and arguments:
         first = arguments[0]
         return element_of(first) if first.kind is Kind.CONTAINER else first
+    if name == "functools.partial" and arguments:
+        return Value(Kind.CONTAINER, items=tuple(arguments))
+    if name == "asyncio.gather":
+        given = [element_of(each) if each.kind is Kind.CONTAINER else each for each in arguments]
+        return Value(Kind.CONTAINER, items=tuple(given))
+    if name in {"asyncio.run", "asyncio.create_task"} and arguments:
+        return arguments[0]
+    if name.startswith("weakref.Weak"):
+        return container(bounded=True, mapping=name.endswith("Dictionary"))  # keeps nothing alive
     if name in {"zip", "enumerate", "iter", "tqdm", "map", "filter"} and arguments:
         return arguments[0]
     if last in _CONTAINERS and (name == last or name.startswith("collections.")):

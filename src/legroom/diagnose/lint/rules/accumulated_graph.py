@@ -35,7 +35,7 @@ import libcst as cst
 from legroom.diagnose.lint.detaching import detached, is_scalar, is_used_as_tensor, parts_with_graph
 from legroom.diagnose.lint.edits import append_to
 from legroom.diagnose.lint.facts import CallFact, Function, LoopFact, Store
-from legroom.diagnose.lint.kinds import Kind
+from legroom.diagnose.lint.kinds import UNKNOWN, Kind
 from legroom.diagnose.lint.lifetimes import (
     goes_backward_anywhere,
     is_in_step_code,
@@ -67,12 +67,14 @@ def check(program: Program) -> Iterator[Problem]:
 def _collects_graph(program: Program, store: Store) -> bool:
     if not store.value.carries_graph or is_hook(program, store.function):
         return False
-    if _is_given_by_the_caller(store):
+    if _is_given_by_the_caller(program, store):
         return False  # told where it is given
     if store.how in {"augment", "append"}:
         return True
     if store.how == "item":
-        into = (Kind.TENSOR, Kind.CONTAINER, Kind.UNKNOWN)
+        if store.into.is_tensor:  # writing into a tensor adds to its graph, whatever the place
+            return store.into.kind is not Kind.PARAMETER
+        into = (Kind.CONTAINER, Kind.UNKNOWN)
         return _averages_itself(store) or (store.varying_key and (store.mapping or store.into.kind in into))
     return adds_to_itself(program, store)
 
@@ -121,9 +123,20 @@ def _is_arithmetic(program: Program, store: Store) -> bool:
     )
 
 
-def _is_given_by_the_caller(store: Store) -> bool:
-    kept = store.function.keeps
-    return any(each.node is store.node for each in kept.values()) and bool(store.function.sites)
+def _is_given_by_the_caller(program: Program, store: Store) -> bool:
+    names = [name for name, each in store.function.keeps.items() if each.node is store.node]
+    return any(_is_given_as_it_is(store.function, name) for name in names)
+
+
+def _is_given_as_it_is(function: Function, name: str) -> bool:
+    """Whether callers give the value itself; what they make in a comprehension is easier mended where it is kept."""
+    new = (cst.DictComp, cst.ListComp, cst.GeneratorExp)
+    return any(
+        not isinstance(argument.value, new)
+        for site in function.sites
+        for given, argument in function.receives(site.call)
+        if given == name
+    )
 
 
 def _is_sum_with(program: Program, expression: cst.BaseExpression, target: str) -> bool:
@@ -149,18 +162,57 @@ def _is_sum_with(program: Program, expression: cst.BaseExpression, target: str) 
 
 def _key_is_new(program: Program, store: Store, kept: LoopFact | Function) -> bool:
     """Whether each step has a key of its own: one that goes through the same few names again replaces them."""
-    if store.how != "item" or _averages_itself(store):
+    if store.how != "item" or _averages_itself(store) or store.into.is_tensor:
         return True
-    target = store.node.targets[0].target if isinstance(store.node, cst.Assign) else None
-    if not isinstance(target, cst.Subscript):
+    key = _key_of(store)
+    if not key or any(_goes_round(program, each) for each in key):
         return False
-    names = {name for each in target.slice for name in names_in(each.slice)}
+    names = {name for each in key for name in names_in(each)}
     if not isinstance(kept, LoopFact):
         return store.mapping and bool(names)
     if not store.mapping:  # a place of a list or tensor: a new one only by the loop's own count
         return bool(names & kept.bound)
     inside = store.loops[store.loops.index(kept) + 1 :]
-    return bool(names.difference(*(loop.bound for loop in inside)))
+    if names.difference(*(loop.bound for loop in inside)):
+        return True
+    return any(_counts_data(loop, names, kept) for loop in inside)
+
+
+def _counts_data(loop: LoopFact, names: set[str], kept: LoopFact) -> bool:
+    """`for i, value in zip(indices.tolist(), values)`: the keys are those of a step's own samples."""
+    if not isinstance(loop.node, cst.For) or not isinstance(loop.node.target, cst.Tuple):
+        return False
+    source = loop.node.iter
+    if not isinstance(source, cst.Call) or dotted(source.func) != "zip":
+        return False
+    for element, argument in zip(loop.node.target.elements, source.args, strict=False):
+        if names_in(element.value) & names:
+            given = argument.value
+            listed = isinstance(given, cst.Call) and method_name(given) == "tolist"
+            return listed or bool(names_in(given) & kept.bound)
+    return False
+
+
+def _key_of(store: Store) -> list[cst.CSTNode]:
+    """What the place is called that something is put under: in brackets, or as `setattr` has it."""
+    if isinstance(store.node, cst.Call):
+        return [store.node.args[1].value]
+    target = store.node.targets[0].target if isinstance(store.node, cst.Assign) else None
+    return [each.slice for each in target.slice] if isinstance(target, cst.Subscript) else []
+
+
+def _goes_round(program: Program, key: cst.CSTNode) -> bool:
+    """`ring[step % 8]`, also where the remainder was put under a name: old places are used again."""
+    if _has_remainder(key):
+        return True
+    names = names_in(key)
+    return any(each.target in names and _has_remainder(each.expression) for each in program.stores)
+
+
+def _has_remainder(node: cst.CSTNode) -> bool:
+    return any(
+        isinstance(each, cst.BinaryOperation) and isinstance(each.operator, cst.Modulo) for each in walk(node)
+    )
 
 
 def _stored(program: Program, store: Store) -> Problem:
@@ -170,6 +222,8 @@ def _stored(program: Program, store: Store) -> Problem:
     else:
         remedy = f"Keep {{}} without it: add `{suffix}`"
     parts = parts_with_graph(program, store.expression, but=store.target if store.uses_itself else "")
+    if not parts:
+        edits, remedy = [], "Keep only what you need of it: numbers, or tensors without their graph"
     what = _words(program, parts)
     if store.how in {"augment", "assign"}:
         message = f"`{store.target}` adds up {what} with its graph: the graph of every step stays alive"
@@ -185,20 +239,36 @@ def _stored(program: Program, store: Store) -> Problem:
 
 
 def _collected_at_once(program: Program, store: Store) -> Iterator[Problem]:
-    """`losses = [step(batch) for batch in loader]` where `step` trains and gives its loss back."""
-    comprehension = store.expression
-    if not isinstance(comprehension, cst.ListComp) or not isinstance(comprehension.elt, cst.Call):
+    """`losses = [step(batch) for batch in loader]`, `losses = list(steps(loader))`, where each step trains and gives its loss back."""
+    expression = store.expression
+    if isinstance(expression, cst.ListComp):
+        made, edits_it = expression.elt, True
+    elif (
+        isinstance(expression, cst.Call) and dotted(expression.func) in {"list", "tuple"} and expression.args
+    ):
+        made, edits_it = expression.args[0].value, False
+    else:
         return
     for call in program.calls:
-        trains = call.local is not None and (call.local.backward or call.local.steps)
-        if call.node is comprehension.elt and trains and program.value(call.node).kind is Kind.GRAPH:
+        trains = call.local is not None and _trains(program, call.local)
+        if call.node is made and trains and program.value(made).carries_graph:
             suffix = ".detach()" if is_used_as_tensor(program, store, store.target) else ".item()"
             yield Problem(
-                node=comprehension.elt,
+                node=made,
                 message=f"`{store.target}` collects what every step returns with its graph",
-                help=f"Keep it without: add `{suffix}`",
-                edits=tuple(append_to(program, comprehension.elt, suffix)),
+                help=f"Keep it without: add `{suffix}`" + ("" if edits_it else " where it is given out"),
+                edits=tuple(append_to(program, made, suffix))
+                if edits_it and program.value(made).kind is Kind.GRAPH
+                else (),
             )
+
+
+def _trains(program: Program, function: Function) -> bool:
+    return (
+        function.backward
+        or function.steps
+        or any(loop.trains for loop in program.loops if loop.function is function)
+    )
 
 
 def _given_to_a_keeper(program: Program, call: CallFact) -> Iterator[Problem]:
@@ -210,10 +280,14 @@ def _given_to_a_keeper(program: Program, call: CallFact) -> Iterator[Problem]:
         return
     for name, store in call.local.keeps.items():
         value = site.values.get(name)
-        if value is None or not value.carries_graph:
+        if value is None or not value.carries_graph or not _is_given_as_it_is(call.local, name):
             continue
         if is_let_go_elsewhere(program, store) or is_limited(program, store) or _holds_graph_itself(store):
             continue
+        if store.value.kind in (Kind.PLAIN, Kind.TENSOR) or _replaces(program, call, store):
+            continue
+        if _is_passed_on(call.function, store):
+            continue  # told where it is given to this one
         if is_joined_to_itself(program, store):
             continue
         argument = next(
@@ -239,6 +313,26 @@ def _given_to_a_keeper(program: Program, call: CallFact) -> Iterator[Problem]:
             ),
         )
         return
+
+
+def _is_passed_on(function: Function, store: Store) -> bool:
+    """Whether what a function gives to a keeper is given to it with its graph."""
+    return any(
+        each is store and any(site.values.get(name, UNKNOWN).carries_graph for site in function.sites)
+        for name, each in function.keeps.items()
+    )
+
+
+def _replaces(program: Program, call: CallFact, store: Store) -> bool:
+    """`recorder.record("loss", loss)`: under a name that this call gives, and gives again."""
+    if store.how != "item" or _averages_itself(store) or call.local is None:
+        return False
+    key = _key_of(store)
+    if any(_goes_round(program, each) for each in key):
+        return True
+    names = {name for each in key for name in names_in(each)}
+    given = [argument.value for name, argument in call.local.receives(call.node) if name in names]
+    return bool(given) and all(isinstance(each, (cst.SimpleString, cst.Integer)) for each in given)
 
 
 def _holds_graph_itself(store: Store) -> bool:

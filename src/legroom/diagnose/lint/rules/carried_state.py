@@ -64,7 +64,9 @@ def _carries_itself_on(program: Program, store: Store) -> bool:
     if not store.uses_itself or not store.value.carries_graph or is_joined_to_itself(program, store):
         return False
     if store.how == "item":
-        return not store.varying_key and not store.into.is_tensor and _state_argument(store) is not None
+        if store.into.is_tensor or not isinstance(store.expression, cst.Call):
+            return False
+        return _state_argument(store) is not None or store.target not in names_in(store.expression)
     if store.how != "assign" or adds_to_itself(program, store):
         return False
     if by_name(last_name(store.target)).kind is Kind.MODEL:  # self.model = wrapped

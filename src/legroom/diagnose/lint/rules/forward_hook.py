@@ -25,7 +25,7 @@ import libcst as cst
 
 from legroom.diagnose.lint.edits import append_to
 from legroom.diagnose.lint.facts import CallFact, Function, Store
-from legroom.diagnose.lint.kinds import Kind
+from legroom.diagnose.lint.kinds import UNKNOWN, Kind
 from legroom.diagnose.lint.lifetimes import is_let_go_elsewhere, is_limited
 from legroom.diagnose.lint.program import Program
 from legroom.diagnose.lint.rule import Problem
@@ -81,6 +81,14 @@ def check(program: Program) -> Iterator[Problem]:
         )
 
 
+def _is_removed(program: Program, call: CallFact) -> bool:
+    """Whether the function that registers a hook takes one off again."""
+    return any(
+        each.method == "remove" and not each.node.args and each.function is call.function
+        for each in program.calls
+    ) and not isinstance(call.function.node, cst.Module)
+
+
 def is_hook(program: Program, function: Function) -> bool:
     """Whether a function is registered as a hook, or made by one that is called for it."""
     if not isinstance(function.node, cst.FunctionDef):
@@ -107,6 +115,8 @@ def _lambda(program: Program, call: CallFact, given: cst.Lambda) -> Iterator[Pro
             continue
         target = path_of(receiver(each))
         if target is None or any(release.target == target for release in program.releases):
+            continue
+        if call.function.environment.get(target, UNKNOWN).bounded or _is_removed(program, call):
             continue
         if _is_number(each.args[0].value):
             continue
