@@ -31,6 +31,7 @@ from legroom.observe.cuda_rules.rules import CudaRules
 from legroom.observe.recorder import Recorder
 from legroom.observe.stand_ins import StandIns
 from legroom.observe.virtual import optimizers
+from legroom.observe.virtual.callbacks import in_callbacks_too
 from legroom.observe.virtual.cuda_api import patches
 from legroom.observe.virtual.device_type import numbers_name_devices
 from legroom.observe.virtual.faults import Faults
@@ -40,7 +41,6 @@ from legroom.observe.virtual.patching import replaced
 from legroom.observe.virtual.placement import (
     Placement,
     default_device_is_ours,
-    in_callbacks_too,
     stand_ins_say_where,
 )
 from legroom.observe.virtual.streams import current_stream_id

@@ -5,8 +5,7 @@ CPU's own, so results are bit-identical to the same program on the CPU.
 
 Inside a torch function that is written in Python the mode is off (torch switches it off to run the body), and
 that body consistently sees CPU tensors; results without tensor inputs made there are placed where the arguments
-live. A backward pass may run the user's code (checkpointing, custom functions), so `in_callbacks_too` switches the
-mode on again for it.
+live. Where such a body calls the user's code back, `callbacks` switches the mode on again.
 """
 
 import contextlib
@@ -21,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _device as _device_module
 
 from legroom.memory.events import Category
-from legroom.observe.recorder import HOST, INHERIT, Recorder
+from legroom.observe.recorder import HOST, Recorder
 from legroom.observe.virtual.host import Host
 from legroom.observe.virtual.patching import Replacement, replaced, table
 from legroom.observe.virtual.pinned import count_as_pinned
@@ -35,12 +34,12 @@ class Placement(TorchFunctionMode):
     def __init__(self, host: Host, recorder: Recorder) -> None:
         super().__init__()
         self._host = host
-        self._recorder = recorder
+        self.recorder = recorder
         said_by: Any = Tensor  # its properties, as the descriptors that a function mode is handed
         self._handlers: dict[Any, Callable[..., Any]] = {
             said_by.device.__get__: self._device,
             said_by.is_cuda.__get__: self._is_cuda,
-            said_by.is_cpu.__get__: lambda tensor: self._where(tensor) is None and tensor.is_cpu,
+            said_by.is_cpu.__get__: lambda tensor: self.where(tensor) is None and tensor.is_cpu,
             Tensor.get_device: self._get_device,
             Tensor.to: self._to,
             Tensor.cuda: self._cuda,
@@ -83,22 +82,22 @@ class Placement(TorchFunctionMode):
 
     # --- what a tensor says of itself
 
-    def _where(self, tensor: Any) -> int | None:
-        return self._recorder.device_of(tensor)
+    def where(self, tensor: Any) -> int | None:
+        return self.recorder.device_of(tensor)
 
     def _device(self, tensor: Any) -> torch.device:
-        index = self._where(tensor)
+        index = self.where(tensor)
         return tensor.device if index is None else torch.device("cuda", index)
 
     def _is_cuda(self, tensor: Any) -> bool:
-        return self._where(tensor) is not None
+        return self.where(tensor) is not None
 
     def _get_device(self, tensor: Any) -> int:
-        index = self._where(tensor)
+        index = self.where(tensor)
         return -1 if index is None else index
 
     def _type(self, tensor: Any, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
-        index = self._where(tensor)
+        index = self.where(tensor)
         if dtype is None:
             name = tensor.type()
             return name if index is None else name.replace("torch.", "torch.cuda.")
@@ -115,7 +114,7 @@ class Placement(TorchFunctionMode):
         return self._to(tensor, "cuda", element)
 
     def _repr(self, tensor: Any, **kwargs: Any) -> str:
-        index = self._where(tensor)
+        index = self.where(tensor)
         with replaced(() if index is None else _device_in_text(index)):
             text: str = Tensor.__repr__(tensor, **kwargs)  # type: ignore[no-untyped-call]
         return text
@@ -129,13 +128,13 @@ class Placement(TorchFunctionMode):
         return tensor.__array__(*args, **kwargs)
 
     def _tolist(self, tensor: Any) -> Any:
-        stand_ins = self._recorder.stand_ins
+        stand_ins = self.recorder.stand_ins
         if stand_ins is not None and isinstance(tensor, FakeTensor):
             return stand_ins.as_list(tensor)
         return tensor.tolist()
 
     def _refuse_numpy(self, tensor: Any) -> None:
-        index = self._where(tensor)
+        index = self.where(tensor)
         if index is not None:
             raise TypeError(
                 f"can't convert cuda:{index} device type tensor to numpy. "
@@ -143,12 +142,12 @@ class Placement(TorchFunctionMode):
             )
 
     def _set_grad(self, tensor: Any, gradient: Any) -> None:
-        if isinstance(gradient, Tensor) and self._where(gradient) != self._where(tensor):
+        if isinstance(gradient, Tensor) and self.where(gradient) != self.where(tensor):
             raise RuntimeError("assigned grad has data located on a different device")
         tensor.grad = gradient
 
     def _pack(self, data: Any, lengths: Any, *args: Any, **kwargs: Any) -> Any:
-        index = self._where(lengths)
+        index = self.where(lengths)
         if index is not None:
             raise RuntimeError(
                 "'lengths' argument should be a 1D CPU int64 tensor, "
@@ -164,7 +163,7 @@ class Placement(TorchFunctionMode):
         if args and isinstance(args[0], Tensor):
             other, args = args[0], args[1:]
         if other is not None:
-            there = self._where(other)
+            there = self.where(other)
             kwargs["dtype"] = other.dtype
         else:
             named = kwargs.pop("device", None)
@@ -174,7 +173,7 @@ class Placement(TorchFunctionMode):
                 args = args[1:]
             if named is not None and not self._is_ours_or_cpu(named):
                 return tensor.to(named, *args, **kwargs)
-            there = self._where(tensor) if named is None else self._index(named)
+            there = self.where(tensor) if named is None else self._index(named)
         if args and isinstance(args[0], torch.dtype):
             kwargs["dtype"], args = args[0], args[1:]
         for name, value in zip(("non_blocking", "copy"), args, strict=False):
@@ -196,7 +195,7 @@ class Placement(TorchFunctionMode):
 
     def _move(self, tensor: Any, there: int | None, options: dict[str, Any]) -> Any:
         options.pop("non_blocking", None)
-        if self._where(tensor) == there:
+        if self.where(tensor) == there:
             dtype = options.pop("dtype", None)
             return tensor.to(tensor.dtype if dtype is None else dtype, **options)
         options["copy"] = True
@@ -205,26 +204,26 @@ class Placement(TorchFunctionMode):
         return self._copy(tensor, there, options)
 
     def _copy(self, tensor: Any, there: int | None, options: dict[str, Any]) -> Any:
-        stand_ins = self._recorder.stand_ins
+        stand_ins = self.recorder.stand_ins
         if there is None and stand_ins is not None:
             return stand_ins.on_host(tensor, **options)
-        category = None if there is None else self._recorder.roles.role_of_copy(tensor)
+        category = None if there is None else self.recorder.roles.role_of_copy(tensor)
         return self._placed(there, category, Tensor.to, (tensor, "cpu"), options)
 
     def _deepcopy(self, tensor: Any, memo: dict[int, Any]) -> Any:
-        there = self._where(tensor)
+        there = self.where(tensor)
         if isinstance(tensor, FakeTensor):
             return self._deepcopy_without_data(tensor, there, memo)
         if there is None:
             return tensor.__deepcopy__(memo)
-        category = self._recorder.roles.role_of_copy(tensor)
+        category = self.recorder.roles.role_of_copy(tensor)
         copied = self._placed(there, category, Tensor.__deepcopy__, (tensor, memo), {})
         self._claim(copied, there, category)
         return copied
 
     def _deepcopy_without_data(self, tensor: Any, there: int | None, memo: dict[int, Any]) -> Any:
         """torch would copy what such a tensor belongs to as well, and its views would be no views any more."""
-        stand_ins = self._recorder.stand_ins
+        stand_ins = self.recorder.stand_ins
         if stand_ins is None:
             return tensor.__deepcopy__(memo)
         shape = {"size": tensor.shape, "stride": tensor.stride(), "dtype": tensor.dtype}
@@ -233,7 +232,7 @@ class Placement(TorchFunctionMode):
                 with stand_ins.mode:
                     made = torch.empty_strided(**shape)
             else:
-                role = self._recorder.roles.role_of_copy(tensor)
+                role = self.recorder.roles.role_of_copy(tensor)
                 made = self._placed(there, role, torch.empty_strided, (), {**shape, "device": "cpu"})
         if isinstance(tensor, torch.nn.Parameter):
             made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
@@ -268,13 +267,13 @@ class Placement(TorchFunctionMode):
     def _new(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         """The oldest way to make a tensor like another one, of sizes or of values."""
         made = self._inside(Tensor.new, (tensor, *args), kwargs)
-        index = self._where(tensor)
+        index = self.where(tensor)
         if index is not None:
             self._claim(made, index, Category.TEMPORARY)
         return made
 
     def _new_tensor(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        index = self._where(tensor)
+        index = self.where(tensor)
         if index is None or kwargs.get("device") is not None:
             return self._made_on(Tensor.new_tensor, (tensor, *args), kwargs)
         return self._made_on(Tensor.new_tensor, (tensor, *args), {**kwargs, "device": index})
@@ -292,14 +291,14 @@ class Placement(TorchFunctionMode):
 
     def _inside(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         """Run a torch function: what it makes from nothing lives where its arguments live."""
-        context = self._recorder.context
+        context = self.recorder.context
         outer = context.orphans, context.call
         context.orphans, context.call = HOST, (func, args, kwargs)
         for value in args:
             if isinstance(value, list | tuple) and value:
                 value = value[0]
             if isinstance(value, Tensor):
-                index = self._where(value)
+                index = self.where(value)
                 if index is not None:
                     context.orphans = index
                     break
@@ -325,7 +324,7 @@ class Placement(TorchFunctionMode):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        context = self._recorder.context
+        context = self.recorder.context
         outer = context.target, context.category
         context.target, context.category = (HOST if there is None else there), category
         try:
@@ -337,13 +336,13 @@ class Placement(TorchFunctionMode):
         """Mark results whose memory no operation reported (`torch.tensor`, storage copies)."""
         if isinstance(made, Tensor):
             if made.layout is torch.strided:
-                self._recorder.mark(made.untyped_storage(), there, category or Category.INPUT)
+                self.recorder.mark(made.untyped_storage(), there, category or Category.INPUT)
         elif isinstance(made, tuple | list):
             for item in made:
                 self._claim(item, there, category)
 
     def _where_of_first(self, args: tuple[Any, ...]) -> int | None:
-        return self._where(args[0]) if args and isinstance(args[0], Tensor) else None
+        return self.where(args[0]) if args and isinstance(args[0], Tensor) else None
 
     def _check_generator(self, generator: torch.Generator, there: int | None) -> None:
         expected, found = "cpu" if there is None else "cuda", generator.device.type
@@ -378,7 +377,7 @@ def stand_ins_say_where(host: Host) -> Iterator[None]:
     original: Any = FakeTensor.device
 
     def device(tensor: Any) -> torch.device:
-        if torch._C._is_torch_function_mode_enabled() and _is_on():
+        if torch._C._is_torch_function_mode_enabled() and is_on():
             index = host.device_of(tensor)
             if index is not None:
                 return torch.device("cuda", index)
@@ -418,7 +417,7 @@ class _Move(torch.autograd.Function):
     def forward(
         ctx: Any, tensor: Any, placement: Placement, there: int | None, options: dict[str, Any]
     ) -> Any:
-        ctx.placement, ctx.here, ctx.dtype = placement, placement._where(tensor), tensor.dtype
+        ctx.placement, ctx.here, ctx.dtype = placement, placement.where(tensor), tensor.dtype
         return placement._copy(tensor, there, options)
 
     @staticmethod
@@ -435,7 +434,7 @@ def default_device_is_ours() -> Iterator[None]:
     original = _device_module.DeviceContext.__torch_function__
 
     def pass_on(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if mode.device.type == "cuda" and not _is_on():
+        if mode.device.type == "cuda" and not is_on():
             return func(*args, **(kwargs or {}))
         return original(mode, func, types, args, kwargs)  # type: ignore[no-untyped-call]
 
@@ -453,68 +452,7 @@ def _constructors() -> Any:
     return _device_module._device_constructors()
 
 
-@contextlib.contextmanager
-def in_callbacks_too(make_mode: Callable[[], Placement]) -> Iterator[None]:
-    """The user's code that torch calls back runs with the mode on, though torch switched it off on the way:
-    backward passes (checkpointing, custom functions, hooks) and hooks that pack saved tensors.
-
-    Without torch's private `_engine_run_backward`, the user's code inside a backward pass cannot name `cuda`.
-    """
-
-    def on(function: Callable[..., Any]) -> Callable[..., Any]:
-        def with_mode(*args: Any, **kwargs: Any) -> Any:
-            if _is_on():
-                return function(*args, **kwargs)
-            with make_mode():
-                return function(*args, **kwargs)
-
-        return with_mode
-
-    def run_engine(engine: Callable[..., Any]) -> Callable[..., Any]:
-        def with_mode(roots: Any, *args: Any, **kwargs: Any) -> Any:
-            mode = make_mode()
-            context = mode._recorder.context
-            outer = context.orphans, context.call
-            # What the engine itself makes (zeros for a gradient that nobody gave) lives where the backward pass began.
-            index = mode._where(roots[0]) if roots else None
-            context.orphans, context.call = HOST if index is None else index, None
-            try:
-                return on(engine)(roots, *args, **kwargs)
-            finally:
-                context.orphans, context.call = outer
-
-        return with_mode
-
-    def on_its_own(hook: Callable[..., Any]) -> Callable[..., Any]:
-        """What a hook makes from nothing is not a part of the operation that saves: it lives where the hook says."""
-        with_mode = on(hook)
-
-        def call(*args: Any) -> Any:
-            context = make_mode()._recorder.context
-            outer = context.orphans, context.call, context.target, context.category
-            context.orphans, context.call, context.target, context.category = HOST, None, INHERIT, None
-            try:
-                return with_mode(*args)
-            finally:
-                context.orphans, context.call, context.target, context.category = outer
-
-        return call
-
-    def take_hooks(hooks: Any, pack_hook: Callable[..., Any], unpack_hook: Callable[..., Any]) -> None:
-        original_init(hooks, on_its_own(pack_hook), on_its_own(unpack_hook))
-
-    graph: Any = torch.autograd.graph
-    original_init = graph.saved_tensors_hooks.__init__
-    replacements = table(graph.saved_tensors_hooks, {"__init__": take_hooks})
-    for module in (torch.autograd, graph):
-        engine = getattr(module, "_engine_run_backward", None)
-        if engine is not None:
-            replacements += table(module, {"_engine_run_backward": run_engine(engine)})
-    with replaced(replacements):
-        yield
-
-
-def _is_on() -> bool:
+def is_on() -> bool:
     """Whether a `Placement` will see the next torch call of this thread."""
     stack = getattr(overrides, "_get_current_function_mode_stack", None)
     return stack is not None and any(isinstance(mode, Placement) for mode in stack())
