@@ -9,7 +9,6 @@ a device do: an operation's result lives where its inputs live, unless the call 
 """
 
 import contextlib
-import inspect
 import sys
 import threading
 import time
@@ -28,8 +27,9 @@ from legroom.observe.attribution import ModuleStack, Origins, Place, current_nod
 from legroom.observe.cuda_rules.plan import Plan
 from legroom.observe.cuda_rules.rules import CudaRules
 from legroom.observe.kernel_memory import KernelMemory
+from legroom.observe.recording_mode import EagerMode, RecordingMode
 from legroom.observe.roles import Roles
-from legroom.observe.stand_ins import ASKS_DEVICE, StandIns, fake_mode_in_force
+from legroom.observe.stand_ins import StandIns, fake_mode_in_force
 from legroom.observe.storages import Live, is_imagined, storage_of, tensors_in
 from legroom.observe.training import TrainingClock
 
@@ -159,7 +159,7 @@ class Recorder:
 
     def mode(self) -> TorchDispatchMode:
         """A dispatch mode for one thread, over this recorder's state."""
-        return _EagerMode(self) if self._eager else _Mode(self)
+        return EagerMode(self) if self._eager else RecordingMode(self)
 
     @property
     def seconds(self) -> float:
@@ -516,47 +516,6 @@ class Recorder:
     def segment_changed(self, device: int, change: int) -> None:
         """An allocator took memory from its device, or gave it back."""
         self.sink(Segment(self.seconds, device, change))
-
-
-class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """One thread's view: runs each operation, then tells the recorder."""
-
-    supports_higher_order_operators = True
-    """An operation that takes functions (flex attention) is one operation, as its kernel on CUDA is."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._recorder = recorder
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        stand_ins = self._recorder.stand_ins
-        if func is ASKS_DEVICE and stand_ins is not None:  # asked by torch's own code all the time
-            return stand_ins.device_of(args[0])
-        if types and any(kind.__name__ == "DTensor" for kind in types):
-            return NotImplemented  # the operations on its local tensor come by here as well
-        with torch._C.DisableTorchFunction():
-            if self._recorder.rules is not None:
-                func = self._recorder.rules.instead_of(func, args, kwargs)
-            if stand_ins is None:
-                out = func(*args, **kwargs) if kwargs else func(*args)
-            else:
-                out = stand_ins.run(func, args, kwargs or {}, self._recorder.context.target >= 0)
-            try:
-                self._recorder.after(func, args, kwargs, out)
-            except BaseException as error:
-                # The traceback will hold this frame: let it hold none of the operation's tensors, nor our frames.
-                args = kwargs = out = ()  # type: ignore[assignment]
-                raise error.with_traceback(None) from None
-        return out
-
-
-class _EagerMode(_Mode):  # type: ignore[no-untyped-call]
-    """The same without the wrapper by which torch keeps the compiler out of a mode: nothing is compiled here."""
-
-
-_EagerMode.__torch_dispatch__ = inspect.unwrap(_Mode.__torch_dispatch__)  # type: ignore[method-assign]
 
 
 def _storage_that_outlives(key: int) -> Any:
