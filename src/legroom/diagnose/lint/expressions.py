@@ -300,8 +300,7 @@ class Expressions:
         path = dotted(node.func)
         if path is not None and path in self.program.classes and path not in self.names:
             kind = Kind.MODEL if self.program.is_module_class(path) else Kind.UNKNOWN
-            holds = arguments if arguments and not self.program.method(path, "__init__") else None
-            return Value(kind, class_name=path, items=holds)  # a dataclass holds what it is given
+            return Value(kind, class_name=path, items=self._held_by(path, arguments))
         if name is not None:
             requires_grad = is_true(keyword(node, "requires_grad"))
             known = torch_result(name, arguments, requires_grad=requires_grad, no_grad=no_grad)
@@ -337,6 +336,14 @@ class Expressions:
         if name is not None and names_a_loss(name) and any(each.carries_graph for each in arguments):
             return loss_call(arguments, no_grad=no_grad)
         return UNKNOWN
+
+    def _held_by(self, class_name: str, arguments: tuple[Value, ...]) -> tuple[Value, ...] | None:
+        """What a new object holds of what it is given: a dataclass all of it, another what its attributes hold."""
+        if self.program.method(class_name, "__init__") is None:
+            return arguments or None
+        if not any(each.carries_graph for each in arguments):
+            return None
+        return tuple(self.program.classes[class_name].attributes.values()) or None
 
     def _frozen(self, node: cst.Call, model: Value) -> Value:
         """`model.requires_grad_(False)`, and the name that it has."""

@@ -35,7 +35,7 @@ from legroom.diagnose.lint.results import names_a_loss
 from legroom.diagnose.lint.rule import Problem
 from legroom.diagnose.lint.rules.accumulated_graph import adds_to_itself
 from legroom.diagnose.lint.rules.growing_tensor import is_joined_to_itself
-from legroom.diagnose.lint.syntax import dotted, last_name, live_names, names_in, path_of, walk
+from legroom.diagnose.lint.syntax import children, dotted, last_name, live_names, names_in, path_of, walk
 
 CODE = "LG104"
 
@@ -75,7 +75,20 @@ def _carries_itself_on(program: Program, store: Store) -> bool:
         return False
     if store.target not in names_in(store.expression):
         return dotted(store.expression) is not None
-    return store.target in live_names(store.expression)
+    return _reads_with_history(program, store.expression, store.target)
+
+
+def _reads_with_history(program: Program, node: cst.CSTNode, target: str) -> bool:
+    """Whether an expression reads a state with its graph: not by way of a function of this file that detaches it."""
+    if isinstance(node, cst.Call) and program.value(node).kind in (Kind.TENSOR, Kind.PLAIN):
+        return False
+    if isinstance(node, (cst.ListComp, cst.GeneratorExp)) and target in names_in(node.for_in.iter):
+        return bool(names_in(node.for_in.target) & live_names(node.elt))
+    if isinstance(node, (cst.Name, cst.Attribute)):
+        return target in live_names(node)
+    return any(
+        _reads_with_history(program, each, target) for each in children(node) if target in live_names(each)
+    )
 
 
 def _state_argument(store: Store) -> cst.BaseExpression | None:

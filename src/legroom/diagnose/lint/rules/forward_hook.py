@@ -26,12 +26,13 @@ import libcst as cst
 from legroom.diagnose.lint.edits import append_to
 from legroom.diagnose.lint.facts import CallFact, Function, Store
 from legroom.diagnose.lint.kinds import UNKNOWN, Kind
-from legroom.diagnose.lint.lifetimes import is_let_go_elsewhere, is_limited
+from legroom.diagnose.lint.lifetimes import is_let_go_elsewhere, is_limited, survives
 from legroom.diagnose.lint.program import Program
 from legroom.diagnose.lint.rule import Problem
 from legroom.diagnose.lint.syntax import method_name, names_in, path_of, receiver, walk
 
 CODE = "LG110"
+_ADDING = {"append", "add", "appendleft"}
 _REGISTERING = {
     "register_forward_hook",
     "register_forward_pre_hook",
@@ -49,6 +50,8 @@ def check(program: Program) -> Iterator[Problem]:
         given = call.node.args[0].value
         if isinstance(given, cst.Lambda):
             yield from _lambda(program, call, given)
+        elif isinstance(given, cst.Attribute) and given.attr.value in _ADDING and call.loops:
+            yield from _adding_method(program, call, given)
         on_module = call.receiver.kind is Kind.MODEL
         if on_module and any(loop.trains for loop in call.loops[-1:]) and not program.mentions("remove"):
             yield Problem(
@@ -125,6 +128,20 @@ def _lambda(program: Program, call: CallFact, given: cst.Lambda) -> Iterator[Pro
             message=f"The hook adds to `{target}` with every pass, and nothing empties it",
             help="Keep the last one only, or empty it after each step; detach what is kept",
         )
+
+
+def _adding_method(program: Program, call: CallFact, given: cst.Attribute) -> Iterator[Problem]:
+    """`output.register_hook(gradients.append)`."""
+    target = path_of(given.value)
+    if target is None or any(release.target == target for release in program.releases):
+        return
+    if call.function.environment.get(target, UNKNOWN).bounded or not survives(program, target, call.loops[0]):
+        return
+    yield Problem(
+        node=call.node,
+        message=f"The hook adds to `{target}` with every pass, and nothing empties it",
+        help="Keep the last one only, or empty it after each step",
+    )
 
 
 def _is_number(expression: cst.BaseExpression) -> bool:

@@ -29,7 +29,7 @@ from legroom.diagnose.lint.kinds import Kind
 from legroom.diagnose.lint.lifetimes import outlives_its_step
 from legroom.diagnose.lint.program import Program
 from legroom.diagnose.lint.rule import Problem
-from legroom.diagnose.lint.syntax import dotted, keyword, method_name, positional, receiver
+from legroom.diagnose.lint.syntax import dotted, keyword, method_name, path_of, positional, receiver
 
 CODE = "LG116"
 _JOINING = {"cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack"}
@@ -43,7 +43,7 @@ def check(program: Program) -> Iterator[Problem]:
         kept = outlives_its_step(program, store)
         if kept is None or not (store.value.carries_graph or not isinstance(kept, LoopFact) or kept.trains):
             continue
-        others = [each for each in _joined(program, store.expression) if dotted(each) != store.target]
+        others = [each for each in _joined(program, store.expression) if path_of(each) != store.target]
         detached = isinstance(store.expression, cst.Call) and method_name(store.expression) == "detach"
         with_graph = [] if detached else [each for each in others if program.value(each).kind is Kind.GRAPH]
         yield Problem(
@@ -56,9 +56,13 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def is_joined_to_itself(program: Program, store: Store) -> bool:
-    return store.how == "assign" and store.target in {
-        dotted(each) for each in _joined(program, store.expression)
-    }
+    """`x = torch.cat([x, ...])`, also under one key: `cache["k"] = torch.cat([cache["k"], ...])`."""
+    parts = _joined(program, store.expression)
+    if store.how == "item":
+        return not store.varying_key and any(
+            isinstance(each, cst.Subscript) and path_of(each) == store.target for each in parts
+        )
+    return store.how == "assign" and store.target in {dotted(each) for each in parts}
 
 
 def _joined(program: Program, expression: cst.BaseExpression) -> list[cst.BaseExpression]:
