@@ -16,6 +16,7 @@ from legroom.tuning.records import TrialState
 from legroom.units import MiB
 
 FUNCTIONS = """
+import os
 import torch
 
 def train(config, trial):
@@ -35,6 +36,21 @@ def wide(config, trial):
     for _ in range(3):
         loss = guard.step(lambda x: torch.tanh(torch.tanh(model(x))).square().mean(), rows)
     trial.report(loss=float(loss))
+
+def ranks(config, trial):
+    total = torch.tensor([trial.rank + 1.0])
+    torch.distributed.all_reduce(total)
+    if config["kind"] == "dies" and trial.rank == 1:
+        os.kill(os.getpid(), 9)
+    for step in range(4):
+        torch.distributed.all_reduce(total)
+        trial.report(loss=total.item())
+
+def population(config, trial):
+    weight = trial.load_checkpoint() or 10.0
+    for _ in range(trial.step, 4):
+        weight *= config["factor"]
+        trial.report(loss=weight, checkpoint=weight)
 """
 
 
@@ -67,7 +83,7 @@ def test_a_trial_that_raises_is_recorded_and_the_others_go_on(functions: str, tm
         metric="loss", search="grid", scheduler="asha", engine="ray", storage=tmp_path / "study",
     )  # fmt: skip
     bad, good = study.trials
-    assert (bad.state, bad.why) == (TrialState.FAILED, "ValueError: no luck, functions.py:6")
+    assert (bad.state, bad.why) == (TrialState.FAILED, "ValueError: no luck, functions.py:7")
     assert (good.state, good.step) == (TrialState.FINISHED, 3)
     assert study.best_checkpoint is not None
     assert Path(study.best_checkpoint).exists()
@@ -128,3 +144,30 @@ def test_what_cannot_fit_is_not_started_and_what_is_too_large_is_split(
     for too_wide in (states[4096, 16], states[4096, 65536]):
         assert too_wide.state is TrialState.NEVER_FITS
         assert too_wide.attempts == 0
+
+
+def test_ranks_of_a_trial_are_one_trial_and_the_death_of_one_is_the_end_of_all(
+    functions: str, tmp_path: Path
+) -> None:
+    study = tune(
+        f"{functions}:ranks", {"kind": ["dies", "lives"]},
+        metric="loss", search="grid", ranks=2, gpu="cpu", engine="ray", storage=tmp_path / "study",
+    )  # fmt: skip
+    dead, alive = study.trials
+    assert dead.state is TrialState.FAILED
+    assert dead.why.startswith("the process of rank 1 ended without a word")
+    assert alive.state is TrialState.FINISHED
+    assert [report.metrics["loss"] for report in alive.reports] == [6.0, 12.0, 24.0, 48.0]
+
+
+def test_a_population_takes_over_weights_on_ray(functions: str, tmp_path: Path) -> None:
+    """After two steps the second trial is worse than the first after four, whatever their factors."""
+    study = tune(
+        f"{functions}:population", {"factor": {"uniform": [0.5, 0.7]}},
+        metric="loss", scheduler="pbt", interval=2, trials=2, parallel=1, engine="ray", storage=tmp_path / "study",
+    )  # fmt: skip
+    first, heir = study.trials
+    assert [(trial.state, trial.step) for trial in study.trials] == [(TrialState.FINISHED, 4)] * 2
+    assert heir.parent == 0
+    inherited = first.reports[3].metrics["loss"]
+    assert heir.reports[2].metrics["loss"] == pytest.approx(inherited * heir.config["factor"])

@@ -165,6 +165,13 @@ class Conductor:
             state, why = TrialState.FAILED, self._without_metric(record)
         record.state, record.why = state, why or record.why
         record.ended = round(self.seconds, 3)
+        best = record.best_report(self.job.metric, self.job.mode)
+        config = record.config if best is None else record.config_at(best.step)
+        if (
+            config is not record.config
+        ):  # what its value is of, and not what a take-over made of it afterwards
+            record.earlier.append((record.step, record.config))
+            record.config = config
         self._store.end(record, value)
         self._learn(record)
         if self._scheduler is not None:
@@ -189,6 +196,7 @@ class Conductor:
         assert decision.parent is not None
         assert decision.config is not None
         parent = self.records[decision.parent]
+        record.earlier.append((record.step, record.config))
         record.parent, record.config = decision.parent, decision.config
         record.last_checkpoint, record.checkpoint_step = parent.last_checkpoint, record.step
         record.state, record.why = TrialState.PAUSED, decision.why

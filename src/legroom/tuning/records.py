@@ -98,6 +98,8 @@ class TrialRecord:
     """Its own step at which that one was taken; after an interruption it goes on from there."""
     parent: int | None = None
     """The trial whose checkpoint it last took over (population-based training)."""
+    earlier: list[tuple[int, Config]] = field(default_factory=list)
+    """Configurations that it had before, each with the last step that was made with it."""
 
     def value(self, metric: str, mode: Mode) -> float | None:
         """The best that was reported; None where there is no number."""
@@ -110,6 +112,10 @@ class TrialRecord:
             return None
         choose = min if mode == "min" else max
         return choose(told, key=lambda report: report.metrics[metric])
+
+    def config_at(self, step: int) -> Config:
+        """The configuration with which a step was made."""
+        return next((config for last, config in self.earlier if step <= last), self.config)
 
     @property
     def step(self) -> int:

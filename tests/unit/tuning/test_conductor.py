@@ -14,7 +14,7 @@ from legroom.tuning.conductor import Conductor
 from legroom.tuning.engine import Job
 from legroom.tuning.function import TrainFunction
 from legroom.tuning.records import Ending, TrialRecord, TrialState
-from legroom.tuning.schedulers import Action, Asha
+from legroom.tuning.schedulers import Action, Asha, Decision
 from legroom.tuning.searchers import RandomSearcher, Result
 from legroom.tuning.space import Config, read_space
 from legroom.tuning.store import Store, read_study
@@ -282,3 +282,34 @@ def test_a_full_disk_is_told_and_what_was_written_stays(
     monkeypatch.undo()
     conductor.close()
     assert read_study(tmp_path)[1][0].state is TrialState.FINISHED
+
+
+def test_a_trial_that_took_over_is_recorded_with_the_configuration_of_its_best_value(tmp_path: Path) -> None:
+    conductor = conduct(tmp_path, trials=2)
+    hand_out_all(conductor)
+    own = conductor.records[1].config
+    for number in (0, 1):
+        conductor.started(number, "cpu", None)
+        conductor.reported(number, {"loss": 1.0})
+    conductor.take_over(1, Decision(Action.TAKE_OVER, "behind", parent=0, config={"x": 7}))
+    conductor.started(1, "cpu", None)
+    conductor.reported(1, {"loss": 5.0})
+    conductor.ended(1, FINISHED)
+    conductor.close()
+    _, records = read_study(tmp_path)
+    assert records[1].config == own
+    assert [records[1].config_at(step) for step in (1, 2)] == [own, {"x": 7}]
+
+
+def test_steps_made_after_taking_over_are_of_the_new_configuration(tmp_path: Path) -> None:
+    conductor = conduct(tmp_path, trials=2)
+    hand_out_all(conductor)
+    own = conductor.records[1].config
+    conductor.started(1, "cpu", None)
+    conductor.reported(1, {"loss": 5.0})
+    conductor.take_over(1, Decision(Action.TAKE_OVER, "behind", parent=0, config={"x": 7}))
+    conductor.reported(1, {"loss": 1.0})
+    conductor.ended(1, FINISHED)
+    record = conductor.records[1]
+    assert record.config == {"x": 7}
+    assert record.config_at(1) == own
