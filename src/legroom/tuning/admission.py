@@ -110,10 +110,11 @@ def virtual_places(sizes: str) -> list[Place]:
 
 def real_places() -> list[Place]:
     """The GPUs that a trial can use here; none without a CUDA build of torch."""
-    from legroom.observe.devices import NotAvailable, visible_gpus
+    from legroom.observe.devices import NotAvailable
+    from legroom.observe.gpu_memory import gpus_in_use
 
     places = []
-    for gpu in visible_gpus():
+    for gpu in gpus_in_use():
         try:
             known = find_gpu(gpu.name)
         except UsageError:

@@ -8,7 +8,8 @@ what they held when last none of ours ran.
 import os
 from collections.abc import Callable, Mapping, Sequence
 
-from legroom.observe.devices import NotAvailable, VisibleGpu, visible_gpus
+from legroom.observe.devices import NotAvailable, VisibleGpu
+from legroom.observe.gpu_memory import gpus_in_use
 from legroom.tuning.admission import Place
 from legroom.units import format_size
 
@@ -22,7 +23,7 @@ class Neighbours:
     def __init__(
         self,
         places: Sequence[Place],
-        look: Callable[[], Sequence[VisibleGpu]] = visible_gpus,
+        look: Callable[[], Sequence[VisibleGpu]] = gpus_in_use,
         our_processes: Callable[[], set[int]] | None = None,
     ) -> None:
         self._places = [place for place in places if place.memory and not place.virtual]
