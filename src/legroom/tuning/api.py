@@ -11,7 +11,7 @@ from legroom.tuning.admission import Gate, places_for
 from legroom.tuning.conductor import Conductor
 from legroom.tuning.durations import parse_seconds
 from legroom.tuning.engine import Engine, Job, Watcher
-from legroom.tuning.function import TrainFunction
+from legroom.tuning.function import TrainFunction, leave_if_imported
 from legroom.tuning.memory_gate import MemoryGate, OpenGate
 from legroom.tuning.neighbours import Neighbours
 from legroom.tuning.records import Mode
@@ -61,6 +61,7 @@ def tune(
     `interval`: population-based training's. `shape_parameters`: those that memory depends on, if you know. `watchers`: who shows or logs it;
     None is the live table, `[]` is silence.
     """
+    leave_if_imported()
     if "ray.tune" in sys.modules:  # else it cannot be a Tuner, and Ray takes seconds to load
         from legroom.tuning.ray_tuner import is_tuner, unpacked
 

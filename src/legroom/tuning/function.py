@@ -1,7 +1,7 @@
 """The training function, in a form that another process can load.
 
 A function of a file is named by its file and its name, and the file is imported where it is needed, as `multiprocessing` does it:
-what stands under `if __name__ == "__main__":` is left out. What has no name there (a lambda, a function in a function, a
+what stands under `if __name__ == "__main__":` is left out, and the file is read no further than to its own search, if that stands elsewhere. What has no name there (a lambda, a function in a function, a
 notebook's) travels by value, with cloudpickle.
 """
 
@@ -27,6 +27,20 @@ MODULE = "__legroom_train__"
 
 class CannotLoad(LegroomError):  # noqa: N818
     """The file of the training function could not be imported."""
+
+
+class SearchReached(BaseException):
+    """A file that is imported for its function has come to its search. Not an error: it must pass `except Exception`."""
+
+
+def leave_if_imported() -> None:
+    """A search begins here: not where the file is imported for its function alone."""
+    if _imported:
+        raise SearchReached
+
+
+_imported: list[str] = []
+"""Files that are being imported for their functions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +78,19 @@ class TrainFunction:
             cloudpickle = importlib.import_module("cloudpickle")
             loaded: Train = cloudpickle.loads(base64.b64decode(self.pickled))
             return loaded
+        _imported.append(self.file)
         try:
             module = importlib.import_module(self.module) if self.module else _import_file(self.file)
+        except SearchReached:
+            raise CannotLoad(
+                f'{Path(self.file).name} searches when it is imported: put that under if __name__ == "__main__":'
+            ) from None
         except Exception as error:
             raise CannotLoad(
                 f"{Path(self.file).name} could not be imported: {type(error).__name__}: {error}"
             ) from error
+        finally:
+            _imported.pop()
         found: Any = module
         for part in self.name.split("."):
             found = getattr(found, part, None)
@@ -94,6 +115,18 @@ class TrainFunction:
         beside = Path(self.file).parent
         local = {path.stem for path in beside.iterdir()}
         return [name for name in names if name.partition(".")[0] not in local]
+
+    @property
+    def takes_trial(self) -> bool:
+        """Whether it surely is a function of the configuration and the trial, by its file; one of the configuration alone reports to Ray itself."""
+        if self.pickled:
+            return False
+        try:
+            tree = ast.parse(Path(self.file).read_bytes())
+        except (OSError, SyntaxError, ValueError):
+            return False
+        defined = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == self.name]
+        return bool(defined) and len(defined[-1].args.posonlyargs + defined[-1].args.args) >= 2
 
 
 def _named(text: str) -> TrainFunction:
@@ -165,6 +198,8 @@ def _import_file(file: str) -> Any:
     sys.modules[MODULE] = module
     try:
         spec.loader.exec_module(module)
+    except SearchReached:  # what comes after the search, the function does not need
+        return module
     except BaseException:
         del sys.modules[MODULE]
         raise

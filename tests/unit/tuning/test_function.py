@@ -30,6 +30,30 @@ def test_a_function_of_a_file_is_named_by_its_file(tmp_path: Path) -> None:
     )
 
 
+def test_a_file_that_searches_without_asking_whether_it_is_imported_is_read_up_to_its_search(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(
+        "import legroom\ndef train(config, trial):\n    return config['x'] * 2\n\n"
+        "try:\n    study = legroom.tune(train, {'x': [1]}, storage='nowhere')\nexcept Exception:\n    pass\n"
+        "print(study.best_config)\n"
+    )
+    assert TrainFunction.of(f"{file}:train").load()({"x": 4}, None) == 8
+    assert not Path("nowhere").exists()
+
+
+def test_a_file_tells_which_function_takes_a_trial(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("def ours(config, trial): ...\ndef rays(config): ...\nother = ours\n")
+    takes = {name: TrainFunction.of(f"{file}:{name}").takes_trial for name in ("ours", "rays", "other")}
+    assert takes == {
+        "ours": True,
+        "rays": False,
+        "other": False,
+    }  # of what is not defined there nothing is sure
+
+
 def test_a_function_at_the_top_of_a_module_is_imported_again() -> None:
     function = TrainFunction.of(module_level)
     assert not function.pickled
