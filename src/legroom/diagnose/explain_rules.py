@@ -62,7 +62,7 @@ RULES: tuple[Rule, ...] = (
     _status("LG711"),
     _rule("LG711", r"Memory access fault by GPU node|Invalid __(?:global|shared|local)__ (?:read|write) of size"),
     _status("LG725"),
-    _rule("LG725", r"GPU has fallen off the bus|NVRM: Xid|GPU is lost|Unable to determine the device handle for GPU|GPU requires reset"),
+    _rule("LG725", r"fallen off the bus[^\n]*(?:\n[^\n]*NVRM: The NVIDIA probe routine failed)?|NVRM: Xid|GPU_IS_LOST|GPU is lost|Unable to determine the device handle for GPU|GPU requires reset"),
     _rule("LG750", r"out of resources?: [^\n]{0,120}|Required: \d+,? Hardware limit|triton\S*OutOfResources|uses too much shared (?:data|memory)"),
     _status("LG750"),
     # --- values and shapes
@@ -141,10 +141,11 @@ RULES: tuple[Rule, ...] = (
         "LG733", r"EADDRINUSE|Address already in use|The (?:server|client) socket has (?:failed to listen|timed out)|RendezvousTimeoutError|RendezvousConnectionError|Default process group has not been initialized"
         r"|environment variable (?:RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|LOCAL_RANK) expected",
     ),
-    _rule("LG734", r"ChildFailedError|exitcode\s*: [1-9]\d* \(pid|local_rank: \d+ \(pid: \d+\) of binary|ProcessExitedException|returned non-zero exit status|exited with code -?[1-9]|exits with return code = [1-9]|ProcessRaisedException|Killing subprocess \d|Sending process \d+ closing signal SIGTERM", weak=True),
+    _rule("LG734", r"ChildFailedError|exitcode\s*: [1-9]\d* \(pid|local_rank: \d+ \(pid: \d+\) of binary|ProcessExitedException|returned non-zero exit status|exited with code -?[1-9]|exit code:? -?[1-9]\d*\b|exit status:? -?[1-9]\d*\b|exits with return code = [1-9]|ProcessRaisedException|Killing subprocess \d|Sending process \d+ closing signal SIGTERM", weak=True),
     # --- loading data
     _rule("LG743", r"from_parent.{0,200}Ran out of input|ForkingPickler.{0,200}Broken pipe|ForkingPickler.{0,200}Invalid argument"),
-    _rule("LG740", r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) exited unexpectedly|killed by signal: (?:Segmentation fault|Aborted|Terminated)"),
+    _rule("LG740", r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) exited unexpectedly|DataLoader worker exited unexpectedly", weak=True),
+    _rule("LG740", r"killed by signal: (?:Segmentation fault|Aborted|Terminated)"),
     _rule("LG741", r"in DataLoader worker process \d+", weak=True),
     _rule("LG742", r"Too many open files|received 0 items of ancdata|unable to open shared memory object"),
     _rule("LG743", r"Can't (?:pickle|get) local object|Can't pickle <(?:function|class)|An attempt has been made to start a new process before|cannot pickle '\w+' object|freeze_support\(\)"),

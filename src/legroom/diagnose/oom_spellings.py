@@ -247,6 +247,7 @@ SPELLINGS: tuple[Spelling, ...] = (
     _says(_HIDDEN, "cuDNN", r"CUDNN_STATUS_NOT_INITIALIZED|CUDNN_STATUS_SUBLIBRARY_LOADING_FAILED", _HANDLE),
     _says(_HIDDEN, "cuDNN", r"CUDNN_STATUS_(?:INTERNAL_ERROR|EXECUTION_FAILED|MAPPING_ERROR)|miopenStatus(?:Internal|Unknown)Error", _FAILED),
     _says(_HIDDEN, "cuDNN", r"unable to find an engine to execute|unable to find a valid cuDNN algorithm|no valid (?:execution plans|engine)", _ENGINE),
+    _says(_HIDDEN, "cuDNN", r"Failed to call Then\w+|Failed to get convolution algorithm", _FAILED),
     _says(_HIDDEN, "cuSOLVER", r"cusolverDnCreate|(?:CU|HIP)SOLVER_STATUS_NOT_INITIALIZED", _HANDLE),
     _says(_HIDDEN, "cuSOLVER", r"(?:CU|HIP)SOLVER_STATUS_(?:INTERNAL_ERROR|EXECUTION_FAILED)|cusolver error: 7\b", _FAILED),
     _says(_HIDDEN, "cuFFT", r"(?:CU|HIP)FFT_(?:INTERNAL_ERROR|SETUP_FAILED|EXEC_FAILED)", _FAILED),
