@@ -106,6 +106,14 @@ def no_loss(*_: object) -> Tensor:
     raise NotImplementedError("this model has a step of its own")
 
 
+def perceptron(*widths: int, last: bool = False) -> nn.Sequential:
+    """A perceptron; a rectifier after the last layer where asked for."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in itertools.pairwise(widths):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*(layers if last else layers[:-1]))
+
+
 def zoo(name: str) -> Any:
     """A classifier of torchvision's, before its head is exchanged."""
     return getattr(torchvision().models, name)(weights=None)
@@ -121,6 +129,17 @@ def hub() -> Any:
     import transformers
 
     return transformers
+
+
+def padded_texts(vocabulary: int, length: int, classes: int) -> Callable[[int, str], list[Tensor]]:
+    """Texts padded with zeros at the end, and a class for each."""
+
+    def batch(count: int, device: str) -> list[Tensor]:
+        used = torch.arange(length) < torch.randint(length // 4, length + 1, (count, 1))
+        ids = torch.randint(1, vocabulary, (count, length)) * used
+        return [ids.to(device), torch.randint(0, classes, (count,)).to(device)]
+
+    return batch
 
 
 def padded_to_longest(
