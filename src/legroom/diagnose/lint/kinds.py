@@ -201,9 +201,16 @@ _VERBS = re.compile(
 """What a function does, not what a thing is: `load_model`."""
 
 
+_ABOUT_A_MODEL = re.compile(
+    r"_to_|_(?:type|name|id|path|dir|arg|config|kwarg|size|class|cls|file|output|input|dim|key|card|version|parallel)s?$",
+    re.IGNORECASE,
+)
+"""`model_name`, `model_type_to_module_name`: about a model, and none."""
+
+
 def by_name(name: str) -> Value:
     """What people call by such a name, where the code says nothing else."""
-    if _VERBS.match(name) and not LOADER_NAMES.search(name):
+    if (_VERBS.match(name) and not LOADER_NAMES.search(name)) or _ABOUT_A_MODEL.search(name):
         return UNKNOWN
     if CRITERION_NAMES.search(name):
         return CRITERION

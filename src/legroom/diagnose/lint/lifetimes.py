@@ -29,7 +29,7 @@ STEP_FUNCTIONS = frozenset(
 
 def is_step_loop(loop: LoopFact) -> bool:
     """A loop whose rounds are steps of a training or an evaluation; a loop over a model's own layers is none."""
-    return loop.trains or loop.computes
+    return loop.trains or (loop.computes and loop.function.name != "forward")
 
 
 def repeats(program: Program, function: Function, seen: frozenset[Function] = frozenset()) -> bool:

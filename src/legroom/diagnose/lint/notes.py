@@ -192,6 +192,8 @@ class Notes(Expressions):
         index = 1 if method == "insert" else 0
         if index >= len(given) or index >= len(arguments):
             return
+        if method in {"add", "append"} and len(given) > 1:  # an operation: functional.add(x, y)
+            return
         value = element_of(arguments[index]) if method == "extend" else arguments[index]
         self.note_store(node, target, "append", given[index].value, value, uses_itself=False)
         known = self.names.get(target, of)

@@ -169,7 +169,7 @@ def _key_is_new(program: Program, store: Store, kept: LoopFact | Function) -> bo
         return False
     names = {name for each in key for name in names_in(each)}
     if not isinstance(kept, LoopFact):
-        return store.mapping and bool(names)
+        return store.mapping and bool(names) and not isinstance(store.node, cst.Call)
     if not store.mapping:  # a place of a list or tensor: a new one only by the loop's own count
         return bool(names & kept.bound)
     inside = store.loops[store.loops.index(kept) + 1 :]
