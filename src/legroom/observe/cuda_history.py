@@ -200,6 +200,7 @@ class CudaHistory:
     def _root_begins(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], activity: str, path: str
     ) -> None:
+        self._clock.model_called()
         if not self._records:
             return
         tick = self._marks.advance(activity, path)

@@ -105,7 +105,7 @@ class Recorder:
         self.context = Context()
         self.live: dict[int, Live] = {}
         self.roles = Roles(self.live, self.emit, everywhere=everywhere)
-        self.modules = ModuleStack(self.roles.module_entered)
+        self.modules = ModuleStack(self._module_entered)
         self.clock = TrainingClock(
             on_step_end=self._step_ended,
             on_optimizer=self.roles.optimizer_at_work,
@@ -499,6 +499,11 @@ class Recorder:
         elif phase is Phase.OTHER and id(func) in _FACTORIES:
             return Category.INPUT
         return Category.TEMPORARY
+
+    def _module_entered(self, module: nn.Module, args: tuple[Any, ...], is_root: bool) -> None:
+        if is_root:
+            self.clock.model_called()
+        self.roles.module_entered(module, args, is_root)
 
     def _step_ended(self, step: int, seconds: float) -> None:
         with self._lock:

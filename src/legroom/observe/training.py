@@ -1,7 +1,8 @@
 """Where the training loop is: optimizer steps and loader batches, from torch's own hooks.
 
 A step ends when the optimizer has stepped. With several optimizers (a GAN), the one that stepped first is the
-clock. A program that never steps one (inference) counts the batches its loader gave instead.
+clock. A program that never steps one (inference) counts the batches its loader gave instead; one that is fetched ahead of the
+first call of a model, as accelerate does, is no step.
 """
 
 import time
@@ -35,6 +36,7 @@ class TrainingClock:
         self._on_optimizer = on_optimizer
         self._on_batch = on_batch
         self._batches = 0
+        self._model_was_called = False
         self._clock: weakref.ref[torch.optim.Optimizer] | None = None
         self._began = time.perf_counter()
         self._handles: list[Any] = []
@@ -55,6 +57,10 @@ class TrainingClock:
         if self._original_next is not None:
             _loader_iterator().__next__ = self._original_next
             self._original_next = None
+
+    def model_called(self) -> None:
+        """To be told, at least once, when a model begins."""
+        self._model_was_called = True
 
     def interrupted(self) -> None:
         """An exception left `optimizer.step()` without its closing hook."""
@@ -95,7 +101,7 @@ class TrainingClock:
         if self._on_batch is not None:
             self._on_batch(batch)
         self._batches += 1
-        if self._batches > 1 and not self.trains:
+        if not self.trains and (self._batches > 2 or (self._batches == 2 and self._model_was_called)):
             self._end_step()
 
     def _end_step(self) -> None:

@@ -252,6 +252,18 @@ def test_without_an_optimizer_batches_are_steps(watched: Watched) -> None:
     assert [event.step for event in watched.events if isinstance(event, Step)] == [0, 1, 2]
 
 
+def test_a_batch_that_is_fetched_ahead_is_no_step(watched: Watched) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = iter(DataLoader(TensorDataset(torch.ones(8, 4)), batch_size=2))
+    ahead = next(batches)
+    for following in batches:
+        (x,), ahead = ahead, following
+        model(x).sum().backward()
+        optimizer.step()
+    assert [event.step for event in watched.events if isinstance(event, Step)] == [0, 1, 2]
+
+
 def test_fake_tensors_are_recorded_like_real_ones() -> None:
     def program() -> None:
         model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10))
