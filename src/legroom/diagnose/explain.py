@@ -15,7 +15,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -287,18 +287,7 @@ _PROGRAM = (
 
 
 def _of_failure(failure: Failure) -> Explanation:
-    names = (
-        "device",
-        "requested",
-        "capacity",
-        "free",
-        "allowed",
-        "in_use",
-        "allocated",
-        "reserved",
-        "others",
-    )
-    figures = Figures(**{name: getattr(failure, name) for name in names})
+    figures = Figures(**{each.name: getattr(failure, each.name) for each in fields(Figures)})
     code = _code_of(failure)
     kind = _KINDS[failure.certainty]
     certainty: Sureness = "sure"

@@ -12,20 +12,6 @@ from legroom.diagnose.lint.results import names_a_loss
 from legroom.diagnose.lint.syntax import dotted, last_name, method_name, names_in, path_of, receiver, walk
 
 _LOSS_NAME = re.compile(r"loss|err[DG]?$|penalty", re.IGNORECASE)
-_NUMBERS_WILL_DO = {
-    "print",
-    "float",
-    "len",
-    "round",
-    "str",
-    "int",
-    "format",
-    "sum",
-    "min",
-    "max",
-    "range",
-    "enumerate",
-}
 
 
 def parts_with_graph(

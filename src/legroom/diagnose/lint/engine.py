@@ -2,7 +2,6 @@
 
 import ast
 import difflib
-import os
 import re
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -29,6 +28,7 @@ from legroom.diagnose.lint.rule import Problem
 from legroom.diagnose.lint.rules import RULES
 from legroom.diagnose.lint.settings import Settings, settings_for
 from legroom.diagnose.lint.suppression import is_ignored
+from legroom.observe.devices import processors
 
 AROUND = 2
 _RELEVANT = re.compile(r"torch|\.backward\(|lightning|accelerat", re.IGNORECASE)
@@ -263,7 +263,7 @@ def _as_diff(report: LintReport, before: Document, after: Document, name: str) -
 
 def _mapped(work: Callable[[Path], LintReport], files: Sequence[Path]) -> Iterable[LintReport]:
     """In several processes where there is enough to do; starting them takes longer than a few files."""
-    processes = min(os.cpu_count() or 1, 8)
+    processes = min(processors(), 8)
     if processes < 2 or len(files) < 2 * processes or sum(map(_size, files)) < _WORTH_PROCESSES:
         return map(work, files)
     with ProcessPoolExecutor(processes) as pool:

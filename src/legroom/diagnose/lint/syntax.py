@@ -40,7 +40,6 @@ _LAYOUT = {
 
 _DEFINITIONS = {cst.FunctionDef, cst.Lambda, cst.ClassDef}
 Loop = cst.For | cst.While
-Comprehension = cst.ListComp | cst.SetComp | cst.GeneratorExp | cst.DictComp
 
 
 @cache
