@@ -25,6 +25,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from bench.peers import PEERS
 from bench.table import print_table
@@ -86,7 +87,7 @@ def main(argv: Sequence[str] = ()) -> int:
         for case in CASES[half]:
             if case.key in peaks and any(word in case.key for word in options.only):
                 try:
-                    row = kept.get(half, case) or compare(half, case, *peaks[case.key])
+                    row = kept.get(half, case) or compare(half, case, peaks[case.key])
                     if options.peers and not row.peers:
                         row = replace(row, peers=tuple(ask(case) for ask in PEERS.values()))
                     rows.append(row)
@@ -121,23 +122,36 @@ class Kept:
             file.write(json.dumps(asdict(row)) + "\n")
 
 
-def measured(half: str, folder: Path | None) -> dict[str, tuple[int, int]]:
+class Measured(NamedTuple):
+    """What a case took on the GPU."""
+
+    allocated: int
+    reserved: int
+    skipped: list[int]
+    """Steps that the GradScaler skipped there."""
+
+
+def measured(half: str, folder: Path | None) -> dict[str, Measured]:
     """Measured peaks of allocated and reserved memory, by the name of the case."""
     if folder is not None:
         path = Path(folder) / ("peaks.json" if half == "reference" else f"peaks-{half}.json")
         if not path.exists():
             return {}
         rows = json.loads(path.read_text())
-        return {row["key"]: (row["peak_alloc"], row["peak_reserved"]) for row in rows if "error" not in row}
-    kept = json.loads(KEPT.read_text())["peaks"].get(half, {})
-    return {key: (allocated, reserved) for key, (allocated, reserved) in kept.items()}
+        return {
+            row["key"]: Measured(row["peak_alloc"], row["peak_reserved"], row.get("skipped_steps", []))
+            for row in rows
+            if "error" not in row
+        }
+    kept = json.loads(KEPT.read_text())
+    skipped = kept["skipped_steps"]
+    return {key: Measured(*peaks, skipped.get(key, [])) for key, peaks in kept["peaks"].get(half, {}).items()}
 
 
-def compare(half: str, case: Case, real_allocated: int, real_reserved: int) -> Row:
+def compare(half: str, case: Case, real: Measured) -> Row:
     began = time.perf_counter()
-    skipped = json.loads(KEPT.read_text())["skipped_steps"].get(case.key, [])
     trace = trace_steps(
-        lambda: build(case, "cuda", skipped=skipped)[2], find_gpu("h200"), steps=MEASURED_STEPS
+        lambda: build(case, "cuda", skipped=real.skipped)[2], find_gpu("h200"), steps=MEASURED_STEPS
     )
     peaks = replay(trace, settings=MEASURED_WITH)
     seconds = time.perf_counter() - began
@@ -145,7 +159,7 @@ def compare(half: str, case: Case, real_allocated: int, real_reserved: int) -> R
     safe = safe_reserved(trace, peaks)
     del trace
     gc.collect()
-    return Row(half, case.key, peaks.allocated, real_allocated, peaks.reserved, real_reserved, safe, seconds)
+    return Row(half, case.key, peaks.allocated, real.allocated, peaks.reserved, real.reserved, safe, seconds)
 
 
 def show_progress(row: Row) -> None:

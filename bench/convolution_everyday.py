@@ -14,8 +14,8 @@ BATCHES = (1, 2, 4, 4, 6, 8, 8, 8, 10, 12, 16, 16, 16, 16, 20, 24, 32, 32, 32, 3
 DTYPES = ("float32", "float32", "float32", "float16", "float16", "bfloat16", "bfloat16", "bfloat16")
 
 
-def draw_everyday(count: int) -> list[Request]:
-    dice = random.Random(41)
+def draw_everyday(count: int, seed: int = 41) -> list[Request]:
+    dice = random.Random(seed)
     families = [sorted(set(family)) for family in (residual(), u_shaped(), pyramids(), detectors(), diffusion(), generative(), inverted())]  # fmt: skip
     requests: list[Request] = []
     for family in dice.choices(families, FREQUENCY, k=count):

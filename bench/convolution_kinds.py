@@ -21,6 +21,8 @@ class Layer(NamedTuple):
     dilation: tuple[int, ...]
     groups: int
     transposed: bool
+    grown: int = 0
+    """Lines that a transposed one adds at the edge (`output_padding`)."""
 
 
 Request = tuple[Layer, int, str, bool]

@@ -1,11 +1,11 @@
 """Asks cuDNN, on a real GPU, how much workspace it takes for the convolutions of well-known networks, and for random ones.
 
-    python bench/convolution_survey.py OUT [--round 1|2|3|4] [--jobs 12] [--seconds 150]
+    python bench/convolution_survey.py OUT [--round 1|2|3|4|5] [--jobs 12] [--seconds 150]
 
 The heuristic by which cuDNN chooses a kernel is not published, so its choices are looked up where they were measured and
 guessed elsewhere. Needs torch and torchvision, not Legroom. Writes OUT/convolutions-<round>-<part>.jsonl.gz, one row for each
-convolution: [dtype, layout, batch, inputs, outputs, sizes, kernel, stride, padding, dilation, groups, transposed, forward,
-input gradient, weight gradient], the last three in bytes (null where it did not run). OUT/benchmarked-<round>-<part>.jsonl.gz
+convolution: [dtype, layout, batch, inputs, outputs, sizes, kernel, stride, padding, dilation, groups, transposed, grown,
+forward, input gradient, weight gradient], the last three in bytes (null where it did not run). OUT/benchmarked-<round>-<part>.jsonl.gz
 holds the same for a few of them with `torch.backends.cudnn.benchmark` on, where the first call tries every kernel.
 """
 
@@ -28,10 +28,12 @@ from torch import nn
 
 from convolution_everyday import draw_everyday
 from convolution_kinds import Layer, draw
+from convolution_practice import draw_practice
+from model_parts import torchvision
 
-TABLE = Path(__file__).parent.parent / "src/legroom/observe/cuda_rules/convolutions_h200.json.gz"
-LARGEST = 1 << 30
-"""Bytes of the largest tensor that a surveyed convolution may have."""
+TABLE = Path(__file__).parent.parent / "src/legroom/observe/cuda_rules/convolutions_h200.jsonl.gz"
+LARGEST = 1 << 29
+"""Bytes of the largest tensor that a surveyed convolution may have (in the first four rounds: twice as many)."""
 
 PICTURES = (
     "alexnet", "vgg11", "vgg16", "resnet18", "resnet50", "resnet101", "resnext50_32x4d", "wide_resnet50_2", "densenet121",
@@ -146,6 +148,7 @@ ROUNDS: dict[int, dict[str, Any]] = {
         "kinds": 4000,
         "everyday": 16_000,
     },
+    5: {"networks": (), "generators": (), "random": 0, "everyday": 14_000, "practice": 62_000, "resized": (32, 64, 96, 128, 256)},
 }  # fmt: skip
 """Which batch sizes were measured at which time."""
 
@@ -153,7 +156,7 @@ ROUNDS: dict[int, dict[str, Any]] = {
 def requests(part_of_survey: int) -> list[tuple[Layer, int, str, bool]]:
     """The whole list, in an order that is random but the same everywhere: whatever time allows is a fair sample.
 
-    In later rounds, what the table does not have at any batch size comes first.
+    In later rounds, what the table has is left out, and layers that it does not have at any batch size come first.
     """
     wanted = ROUNDS[part_of_survey]
     networks = set(layers_of_networks()) if wanted["networks"] else set()
@@ -167,19 +170,27 @@ def requests(part_of_survey: int) -> list[tuple[Layer, int, str, bool]]:
         if not last or len(layer.sizes) == 2
     ]
     rows += drawn_at_random(wanted["random"]) + draw(wanted.get("kinds", 0), 20 + part_of_survey)
-    rows += draw_everyday(wanted.get("everyday", 0))
+    rows += draw_everyday(wanted.get("everyday", 0), 37 + part_of_survey)
+    rows += draw_practice(wanted.get("practice", 0)) + resized(wanted.get("resized", ()))
     rows = [row for row in dict.fromkeys(rows) if fits(*row[:3])]
     random.Random(3).shuffle(rows)
-    known = known_layers() if part_of_survey > 1 else set()
+    known = known_batches() if part_of_survey > 1 else {}
+    rows = [row for row in rows if row[1] not in known.get(identity(row[0], row[2], row[3]), ())]
     return sorted(rows, key=lambda row: identity(row[0], row[2], row[3]) in known)
 
 
-def known_layers() -> set[str]:
-    """The layers that the table has already, at whatever batch size."""
+def known_batches() -> dict[str, set[int]]:
+    """The batch sizes at which the table has each layer, whatever its padding."""
     if not TABLE.exists():
-        return set()
+        return {}
+    known: dict[str, set[int]] = {}
     with gzip.open(TABLE, "rt") as file:
-        return {json.dumps(row[:-1]) for row in json.load(file)["layers"]}
+        for family, layers in (map(json.loads, line.split("\t")) for line in file):
+            _numbers, last, _dimensions, transposed, kernel, stride = family
+            for dtype, inputs, outputs, sizes, dilation, groups, padding, measured in layers:
+                layer = Layer(inputs, outputs, sizes, kernel, stride, padding, dilation, groups, transposed)
+                known.setdefault(identity(layer, dtype, last), set()).update(row[0] for row in measured)
+    return known
 
 
 def identity(layer: Layer, dtype: str, last: bool) -> str:
@@ -197,27 +208,19 @@ def identity(layer: Layer, dtype: str, last: bool) -> str:
 
 
 def fits(layer: Layer, batch: int, dtype: str) -> bool:
-    width = 4 if dtype == "float32" else 2
+    width = 4 if dtype.startswith("float32") else 2
     grown = math.prod(layer.sizes) * (math.prod(layer.stride) if layer.transposed else 1)
     return batch * max(layer.inputs * math.prod(layer.sizes), layer.outputs * grown) * width <= LARGEST
 
 
 def layers_of_networks() -> Iterator[Layer]:
     """Every convolution of torchvision's best-known networks, found by running them without data."""
-    from torchvision import models
-    from torchvision.models import segmentation
+    models = torchvision().models
 
     found: list[Layer] = []
 
-    def note(module: Any, inputs: Any, _output: Any) -> None:
-        if module.groups in (1, module.in_channels) and module.groups > 1:
-            return  # depthwise convolutions take no workspace in the usual layout
-        found.append(
-            Layer(
-                module.in_channels, module.out_channels, tuple(inputs[0].shape[2:]), tuple(module.kernel_size),
-                tuple(module.stride), tuple(module.padding), tuple(module.dilation), module.groups, False,
-            )
-        )  # fmt: skip
+    def note(*seen: Any) -> None:
+        found.extend(noted(*seen))
 
     for name in PICTURES:
         size = {"inception_v3": 299, "efficientnet_b1": 240, "efficientnet_b3": 300}.get(name, 224)
@@ -229,13 +232,49 @@ def layers_of_networks() -> Iterator[Layer]:
     for name in ("fcn_resnet50", "deeplabv3_resnet50"):
         for size in (256, 512):
             with torch.device("meta"):
-                network = getattr(segmentation, name)(weights=None, weights_backbone=None)
+                network = getattr(models.segmentation, name)(weights=None, weights_backbone=None)
             run(network, (2, 3, size, size), note)
     for size in (32, 64, 128):
         with torch.device("meta"):
             network = models.resnet18(weights=None)
         run(network, (2, 3, size, size), note)
     yield from found
+
+
+def noted(module: Any, inputs: Any, _output: Any) -> list[Layer]:
+    if module.groups in (1, module.in_channels) and module.groups > 1:
+        return []  # depthwise convolutions take no workspace in the usual layout
+    return [
+        Layer(
+            module.in_channels, module.out_channels, tuple(inputs[0].shape[2:]), tuple(module.kernel_size),
+            tuple(module.stride), tuple(module.padding), tuple(module.dilation), module.groups, False,
+        )
+    ]  # fmt: skip
+
+
+def resized(sizes: tuple[int, ...]) -> list[tuple[Layer, int, str, bool]]:
+    """The networks that are most often trained on pictures of other sizes than they were made for."""
+    models = torchvision().models
+    found: dict[Layer, None] = {}
+    for name in (
+        "resnet18",
+        "resnet34",
+        "resnet50",
+        "vgg16",
+        "mobilenet_v2",
+        "efficientnet_b0",
+        "densenet121",
+    ):
+        for size in sizes:
+            with torch.device("meta"):
+                network = getattr(models, name)(weights=None)
+            run(network, (2, 3, size, size), lambda *seen: found.update(dict.fromkeys(noted(*seen))))
+    return [
+        (layer, batch, dtype, False)
+        for layer in found
+        for dtype in ("float32", "float16")
+        for batch in (32, 64, 128)
+    ]
 
 
 def run(network: nn.Module, shape: tuple[int, ...], note: Any) -> None:
@@ -348,18 +387,20 @@ def drawn_at_random(count: int) -> list[tuple[Layer, int, str, bool]]:
 
 def measure(layer: Layer, batch: int, name: str, last: bool) -> list[int | None]:
     """Bytes of scratch of the three operations; None where one failed."""
-    dtype = getattr(torch, name)
+    torch.backends.cudnn.allow_tf32 = not name.endswith("_strict")
+    dtype = getattr(torch, name.removesuffix("_strict"))
     shape = (
         (layer.inputs, layer.outputs // layer.groups)
         if layer.transposed
         else (layer.outputs, layer.inputs // layer.groups)
     )
-    form = torch.channels_last if last else torch.contiguous_format
+    lasting = torch.channels_last if len(layer.sizes) == 2 else torch.channels_last_3d
+    form = lasting if last else torch.contiguous_format
     try:
         x = torch.empty(batch, layer.inputs, *layer.sizes, dtype=dtype, device="cuda").to(memory_format=form)
         weight = torch.empty(*shape, *layer.kernel, dtype=dtype, device="cuda").to(memory_format=form)
         settings = (list(layer.stride), list(layer.padding), list(layer.dilation), layer.transposed,
-                    [0] * len(layer.sizes), layer.groups)  # fmt: skip
+                    [layer.grown] * len(layer.sizes), layer.groups)  # fmt: skip
         forward, y = scratch(lambda: torch.ops.aten.convolution(x, weight, None, *settings))
         back = lambda mask: torch.ops.aten.convolution_backward(y, x, weight, [0], *settings, mask)  # noqa: E731
         return [

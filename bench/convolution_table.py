@@ -1,6 +1,6 @@
 """Makes the table of cuDNN's workspaces from what `convolution_survey` measured.
 
-    python -m bench.convolution_table FOLDER...       adds to src/legroom/observe/cuda_rules/convolutions_h200.json.gz
+    python -m bench.convolution_table FOLDER...       adds to src/legroom/observe/cuda_rules/convolutions_h200.jsonl.gz
 
 Each measured size is written as what it is made of (copies of input, weights, output, with channels padded; or a copy of
 the weights for each picture) and a remainder, so that it can be told for other batch sizes.
@@ -13,28 +13,31 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from legroom.observe.cuda_rules.convolution_table import KINDS, TABLE, UNIT, Layer, described, size_of, table
+from legroom.observe.cuda_rules.convolution_table import (
+    KINDS,
+    TABLE,
+    UNIT,
+    Layer,
+    Row,
+    described,
+    size_of,
+    table,
+    written,
+)
 from legroom.observe.cuda_rules.convolution_workspace import Convolution
 
 
 def main(argv: list[str]) -> int:
-    layers: dict[str, dict[int, list[int]]] = {}
-    for layer, known in table().items():
-        named = [*layer[:1], int(layer.channels_last), *layer[2:-1], int(layer.transposed)]
-        layers[json.dumps(named)] = {batch: codes for batch, *codes in known}
+    layers = {layer: {row[0]: row for row in rows} for layer, rows in table()}
     for folder in argv:
-        for row in measured(Path(folder)):
-            key, batch, codes = encode(row)
-            layers.setdefault(json.dumps(key), {})[batch] = codes
-    rows = [
-        [*json.loads(key), [[batch, *codes] for batch, codes in sorted(batches.items())]]
-        for key, batches in sorted(layers.items())
-    ]
-    content = json.dumps({"gpu": "h200", "cudnn": "9.19", "layers": rows}, separators=(",", ":"))
+        for measurement in measured(Path(folder)):
+            layer, row = encode(measurement)
+            layers.setdefault(layer, {})[row[0]] = row
+    content = written((layer, list(rows.values())) for layer, rows in layers.items())
     with gzip.GzipFile(TABLE, "wb", compresslevel=9, mtime=0) as file:
         file.write(content.encode())
     print(
-        f"{len(rows)} layers, {sum(len(row[-1]) for row in rows)} sizes of batches, {TABLE.stat().st_size / 1024:.0f} KiB"
+        f"{len(layers)} layers, {sum(map(len, layers.values()))} sizes of batches, {TABLE.stat().st_size / 1024:.0f} KiB"
     )
     return 0
 
@@ -46,37 +49,16 @@ def measured(folder: Path) -> Iterator[list[Any]]:
             yield from (row for row in map(json.loads, file) if row[-1] is not None)
 
 
-def encode(row: list[Any]) -> tuple[list[Any], int, list[int]]:
-    """A measured row as the table has it: the layer, its batch, and kinds and remainders."""
-    (
-        dtype,
-        layout,
-        batch,
-        inputs,
-        outputs,
-        sizes,
-        kernel,
-        stride,
-        padding,
-        dilation,
-        groups,
-        transposed,
-        *bytes_,
-    ) = row
-    named = [
-        dtype,
-        int(layout == "last"),
-        inputs,
-        outputs,
-        sizes,
-        kernel,
-        stride,
-        dilation,
-        groups,
-        int(transposed),
-    ]
-    convolution = described(Layer(*named), batch, padding)
-    return named, batch, [part for size in bytes_ for part in explain(size, convolution)]
+def encode(measurement: list[Any]) -> tuple[Layer, Row]:
+    """What was measured as the table has it: the layer, and its batch with kinds and remainders."""
+    dtype, layout, batch, inputs, outputs, sizes, kernel, stride, padding, dilation, groups, transposed, grown, *bytes_ = measurement  # fmt: skip
+    layer = Layer(
+        dtype, layout == "last", inputs, outputs, tuple(sizes), tuple(kernel), tuple(stride), tuple(dilation), groups, transposed,
+        tuple(padding),
+    )  # fmt: skip
+    convolution = described(layer, batch, grown)
+    forward, input_gradient, weight_gradient = (explain(size, convolution) for size in bytes_)
+    return layer, (batch, *forward, *input_gradient, *weight_gradient)
 
 
 def explain(size: int, convolution: Convolution) -> tuple[int, int]:

@@ -29,7 +29,7 @@ class Ledgerkeeper(Protocol):
         nbytes: int | None = None,
     ) -> None: ...
 
-    def note_doubt(self, number: int, most: int) -> None: ...
+    def note_doubt(self, number: int, others: tuple[int, ...]) -> None: ...
 
     def note_spare(self, number: int) -> None: ...
 
@@ -65,8 +65,8 @@ class KernelMemory:
                         recorder.born(key, fresh.pop(key), device, place, func, nbytes=step.bytes)
                 elif isinstance(step, Take):
                     taken[step.name] = recorder.take(step.bytes, device, place, func)
-                    if step.most > step.bytes:
-                        recorder.note_doubt(taken[step.name][0], step.most)
+                    if step.others:
+                        recorder.note_doubt(taken[step.name][0], step.others)
                     if step.spare:
                         recorder.note_spare(taken[step.name][0])
                 elif isinstance(step, Give):

@@ -119,7 +119,7 @@ class Recorder:
         self.stand_ins = stand_ins
         self._fake_mode = None if stand_ins is None else stand_ins.mode
         """Whose tensors without data count: the stand-ins', or those of a mode that the program itself is in."""
-        self.doubts: dict[int, int] = {}
+        self.doubts: dict[int, tuple[int, ...]] = {}
         """Of memory that kernels took: its number → what it may have been instead, where that is not known."""
         self.spare: set[int] = set()
         """Numbers of what kernels would have done without."""
@@ -258,9 +258,9 @@ class Recorder:
         )  # fmt: skip
         return number, None
 
-    def note_doubt(self, number: int, most: int) -> None:
-        """What a kernel took as `number` may have been as much as `most`."""
-        self.doubts[number] = most
+    def note_doubt(self, number: int, others: tuple[int, ...]) -> None:
+        """What a kernel took as `number` may have been one of the `others` as well."""
+        self.doubts[number] = others
 
     def note_spare(self, number: int) -> None:
         """What a kernel took as `number` it would have done without, had there been no room."""

@@ -1,10 +1,12 @@
-"""How much more memory a run may reserve than its trace says, for reasons that are known.
+"""What is not certain in a trace, and how much memory a run may reserve because of it.
 
-Two things in a trace are not certain, and reserved memory depends on both. The sizes of some kernels' scratch are guesses
-(`Take.most` says what they may be instead): each is a small part of the peak, but what does not fit a hole of the cache takes
-a new segment. And where free blocks of equal size compete, releases of torch up to 2.12 take the one at the lower
-address, which the driver decides. So the trace is replayed a few times with other sizes for some guesses and with
-segments placed otherwise; the highest outcome is the doubt. What is drawn is seeded: the same trace has the same doubt.
+Reserved memory depends on two things that a trace does not know. The sizes of some kernels' scratch are guesses (`Take.others` says
+what else they may be): each is a small part of the peak, but what does not fit a hole of the cache takes a new segment. And where
+free blocks of equal size compete, releases of torch up to 2.12 take the one at the lower address, which the driver decides.
+
+So a trace is replayed several times: as if each guess had turned out as its likeliest, its second likeliest, ... alternative, with the
+largest for some of them, and with segments placed otherwise. The highest outcome is what the safe bound reckons with. What is drawn is
+seeded: the same trace has the same doubt.
 """
 
 import random
@@ -14,9 +16,8 @@ from typing import Protocol
 from legroom.memory.allocator_settings import AllocatorSettings
 from legroom.predict.requests import Request, play
 
-PARTS = (4, 2, 1)
-"""The guesses are cut into so many parts, and in each replay another part is replaced by what they may be instead: a quarter,
-a half, all. In the survey of convolutions a sixth of the guessed kernels took more than was guessed."""
+PARTS = (2, 1)
+"""The guesses are cut into so many parts, and in each replay another part takes the largest of its alternatives: a half, all."""
 PLACEMENTS = 2
 """Replays with other placements of segments."""
 
@@ -25,7 +26,7 @@ class Doubtful(Protocol):
     """A trace, as far as it is needed here."""
 
     @property
-    def doubts(self) -> dict[int, int]: ...
+    def doubts(self) -> dict[int, tuple[int, ...]]: ...
 
     def requests(self, *, instead: dict[int, int] | None = None) -> list[Request]: ...
 
@@ -52,13 +53,32 @@ def _variations(trace: Doubtful) -> Iterator[tuple[list[Request], Callable[[int,
     requests = trace.requests()
     for seed in range(PLACEMENTS):
         yield requests, _anywhere(seed)
-    # The same layer gets the same kernel in every step, so guesses with the same alternative turn out alike.
-    alternatives = sorted(set(trace.doubts.values()))
-    random.Random(0).shuffle(alternatives)
-    chosen = [set(alternatives[part::parts]) for parts in PARTS for part in range(parts)]
-    for part in dict.fromkeys(frozenset(part) for part in chosen if part):
-        instead = {number: most for number, most in trace.doubts.items() if most in part}
-        yield trace.requests(instead=instead), None
+    tried: list[dict[int, int]] = []
+    for instead in [*(_of_rank(trace, rank) for rank in range(_ranks(trace))), *_largest(trace)]:
+        if instead not in tried:
+            tried.append(instead)
+            yield trace.requests(instead=instead), None
+
+
+def _ranks(trace: Doubtful) -> int:
+    return max(map(len, trace.doubts.values()), default=0)
+
+
+def _of_rank(trace: Doubtful, rank: int) -> dict[int, int]:
+    """Every guess as its `rank`-th alternative, or its last where there are fewer."""
+    return {number: others[min(rank, len(others) - 1)] for number, others in trace.doubts.items()}
+
+
+def _largest(trace: Doubtful) -> Iterator[dict[int, int]]:
+    """Some guesses as the largest of their alternatives. The same layer gets the same kernel in every step, so guesses with the same
+    alternatives turn out alike."""
+    kinds = sorted(set(trace.doubts.values()))
+    random.Random(0).shuffle(kinds)
+    for parts in PARTS:
+        for part in range(parts):
+            chosen = set(kinds[part::parts])
+            if chosen:
+                yield {n: max(others) for n, others in trace.doubts.items() if others in chosen}
 
 
 def _anywhere(seed: int) -> Callable[[int, int], int]:

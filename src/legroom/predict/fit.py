@@ -15,8 +15,9 @@ from legroom.predict.trace import Trace
 
 Verdict = Literal["fits", "uncertain", "does-not-fit"]
 
-MARGIN = 0.02
-"""Of the peak: what the safe bound adds for what no rule knows (other versions of libraries, unseen kernels)."""
+MARGIN = 0.04
+"""Of the peak: what the safe bound adds for what no rule knows (other versions of libraries, unseen kernels). With half of it 7 of 100
+measured networks of convolutions were above their bound, with all of it one; more than 5% would be no bound of use."""
 
 
 def replay(

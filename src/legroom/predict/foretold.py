@@ -41,8 +41,8 @@ def foretelling(a: int, small: Trace, b: int, large: Trace) -> Callable[[int], F
     pairs = _aligned(small.requests(), large.requests())
     if pairs is None:
         return None
-    most = {
-        number: (small.doubts[number], large.doubts[other])
+    others = {
+        number: list(zip(small.doubts[number], large.doubts[other], strict=False))
         for number, other in pairs.counterparts.items()
         if number in small.doubts and other in large.doubts
     }
@@ -59,7 +59,9 @@ def foretelling(a: int, small: Trace, b: int, large: Trace) -> Callable[[int], F
             trains=small.trains,
             batch_size=size,
             doubt=max(0, round(small.doubt + (large.doubt - small.doubt) * share)),
-            doubts={number: between(*pair, share) for number, pair in most.items()},
+            doubts={
+                number: tuple(between(*pair, share) for pair in sizes) for number, sizes in others.items()
+            },
             asked=[
                 request._replace(bytes=between(request.bytes, other, share))
                 for request, other in pairs.requests

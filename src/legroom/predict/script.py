@@ -98,7 +98,7 @@ class TracedScript:
             trains=facts["trains"],
             batch_size=facts["batch_size"],
             doubt=facts["doubt"],
-            doubts={int(number): most for number, most in facts["doubts"].items()},
+            doubts={int(number): tuple(others) for number, others in facts["doubts"].items()},
             spare=set(facts["spare"]),
             made_up=facts["made_up"],
             notes=facts["notes"],

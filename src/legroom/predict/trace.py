@@ -29,8 +29,8 @@ class Trace:
     batch_size: int | None = None
     doubt: int = 0
     """Bytes by which reserved memory may be higher, as far as kernels are known to be guesses (see `doubt`)."""
-    doubts: dict[int, int] = field(default_factory=dict)
-    """Memory of kernels whose size is a guess: its id → what it may be instead. Empty in a trace from another process."""
+    doubts: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Memory of kernels whose size is a guess: its id → what it may be instead, likelier sizes first."""
     spare: set[int] = field(default_factory=set)
     """Memory of kernels that have another way where there is no room: its ids."""
     made_up: int = 0

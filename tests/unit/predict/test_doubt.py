@@ -17,7 +17,7 @@ def asked(number: int, size: int) -> Event:
     )
 
 
-def trace_of(*events: Event, doubts: dict[int, int] | None = None) -> Trace:
+def trace_of(*events: Event, doubts: dict[int, tuple[int, ...]] | None = None) -> Trace:
     return Trace(gpu=find_gpu("h200"), mode="fake", events=list(events), doubts=doubts or {})
 
 
@@ -26,13 +26,13 @@ def test_a_trace_without_guesses_is_in_no_doubt() -> None:
 
 
 def test_scratch_that_may_be_larger_is_played_with_that_size() -> None:
-    trace = trace_of(asked(1, 30 * MiB), asked(2, 40 * MiB), Free(0.0, 2), doubts={2: 100 * MiB})
+    trace = trace_of(asked(1, 30 * MiB), asked(2, 40 * MiB), Free(0.0, 2), doubts={2: (30 * MiB, 100 * MiB)})
 
     assert doubt.of(trace) == 60 * MiB
 
 
 def test_scratch_that_may_be_there_or_not_counts() -> None:
-    trace = trace_of(asked(1, 30 * MiB), asked(2, 0), Free(0.0, 2), doubts={2: 50 * MiB})
+    trace = trace_of(asked(1, 30 * MiB), asked(2, 0), Free(0.0, 2), doubts={2: (0, 50 * MiB)})
 
     assert doubt.of(trace) == 50 * MiB
 
@@ -40,7 +40,7 @@ def test_scratch_that_may_be_there_or_not_counts() -> None:
 def test_a_guess_that_fits_the_cache_anyway_is_no_doubt() -> None:
     events = (asked(1, 200 * MiB), Free(0.0, 1), asked(2, 40 * MiB), Free(0.0, 2))
 
-    assert doubt.of(trace_of(*events, doubts={2: 150 * MiB})) == 0
+    assert doubt.of(trace_of(*events, doubts={2: (150 * MiB,)})) == 0
 
 
 def test_of_two_guesses_each_is_tried_without_the_other() -> None:
@@ -49,20 +49,20 @@ def test_of_two_guesses_each_is_tried_without_the_other() -> None:
     both = play(trace_of(*events).requests(instead={1: 60 * MiB, 2: 50 * MiB}))
 
     assert both.reserved == 60 * MiB
-    assert doubt.of(trace_of(*events, doubts={1: 60 * MiB, 2: 50 * MiB})) == 50 * MiB
+    assert doubt.of(trace_of(*events, doubts={1: (60 * MiB,), 2: (50 * MiB,)})) == 50 * MiB
 
 
 def test_guesses_with_the_same_alternative_turn_out_alike() -> None:
     """A layer gets the same kernel in each step: the second one finds the block of the first."""
     events = (asked(1, 30 * MiB), Free(0.0, 1), asked(2, 30 * MiB), Free(0.0, 2))
 
-    assert doubt.of(trace_of(*events, doubts={1: 50 * MiB, 2: 50 * MiB})) == 20 * MiB
+    assert doubt.of(trace_of(*events, doubts={1: (50 * MiB,), 2: (50 * MiB,)})) == 20 * MiB
 
 
 def test_the_same_trace_has_the_same_doubt() -> None:
     sizes = {number: (10 + number) * MiB for number in range(1, 30)}
     events = [asked(number, size) for number, size in sizes.items()]
     events += [Free(0.0, number) for number in sizes]
-    trace = trace_of(*events, doubts={number: 2 * size for number, size in sizes.items()})
+    trace = trace_of(*events, doubts={number: (2 * size,) for number, size in sizes.items()})
 
     assert doubt.of(trace, BY_ADDRESS) == doubt.of(trace, BY_ADDRESS) > 0

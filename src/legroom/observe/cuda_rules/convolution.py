@@ -61,9 +61,6 @@ def _backward(call: Call) -> Plan:
     return Plan(steps)
 
 
-NO_DOUBT = Workspaces(0, 0, 0)
-
-
 def _workspaces(found: Convolution, arguments: dict[str, Any], input: Any, weight: Any, gpu: Gpu) -> Guess:
     """As measured, where this layer was at this size of batch; else as the most similar ones that were, or by rule, and in doubt.
 
@@ -72,14 +69,17 @@ def _workspaces(found: Convolution, arguments: dict[str, Any], input: Any, weigh
     if found.depthwise or gpu.capability[0] != 9:
         return _by_rule(found, gpu)
     spread = len(weight.shape) - 2
+    dtype = str(input.dtype).removeprefix("torch.")
+    if dtype == "float32" and not torch.backends.cudnn.allow_tf32:
+        dtype = "float32_strict"
     layer = Layer(
-        str(input.dtype).removeprefix("torch."), found.channels_last, found.inputs, found.outputs, tuple(input.shape[2:]),
+        dtype, found.channels_last, found.inputs, found.outputs, tuple(input.shape[2:]),
         tuple(weight.shape[2:]), _each(arguments["stride"], spread), _each(arguments["dilation"], spread),
-        found.groups, found.transposed,
+        found.groups, found.transposed, _each(arguments["padding"], spread),
     )  # fmt: skip
     measured = look_up(layer, found)
     if measured is not None:
-        return Guess(measured, NO_DOUBT)
+        return Guess(measured)
     return _by_likeness(layer, found, gpu) or _by_rule(found, gpu)
 
 
@@ -92,12 +92,12 @@ def _by_rule(found: Convolution, gpu: Gpu) -> Guess:
     sizes = Workspaces(
         workspace.forward(found), workspace.input_gradient(found), workspace.weight_gradient(found, gpu)
     )
-    return Guess(sizes, NO_DOUBT if found.depthwise else workspace.most(found, gpu))
+    return Guess(sizes, () if found.depthwise else (workspace.most(found, gpu),))
 
 
 def _each(values: Any, dimensions: int) -> tuple[int, ...]:
     """A setting as operations take it: one number for every dimension, or one for all."""
-    each: tuple[int, ...] = tuple(values or (1,))
+    each: tuple[int, ...] = tuple(values)
     return each * dimensions if len(each) == 1 else each
 
 
@@ -122,8 +122,10 @@ def _position(mask: Any, index: int) -> int:
 def _held(name: str, taken: Guess, which: int) -> list[Step]:
     """A workspace that cuDNN asks for. Where there is no room for it, torch goes on to the next kernel of cuDNN's list, and to
     the generic ones, which need none, at its end (`try_configs` in ATen/native/cudnn/Conv_v8.cpp catches the failure)."""
-    size, most = taken.likely[which], taken.most[which]
-    return [Take(name, size, most, spare=True), Give(name)] if size or most else []
+    size, others = taken.likely[which], tuple(sizes[which] for sizes in taken.others)
+    if not any(other != size for other in others):
+        others = ()  # they all agree
+    return [Take(name, size, others, spare=True), Give(name)] if size or others else []
 
 
 def _describe(arguments: dict[str, Any], input: Any, weight: Any, output: Any) -> Convolution:

@@ -1,30 +1,48 @@
 """What cuDNN was seen to take for the convolutions most like one that was never measured.
 
 cuDNN's choice of a kernel depends on sizes in ways that no short rule catches, but smoothly enough that like convolutions mostly
-get like kernels. So a convolution that is not in the table takes what its nearest neighbour there took, told for its own sizes;
-what the next few took says how far that may be off. `bench/convolution_guesses.py` leaves out each measured layer in turn and
-guesses it from the rest: that is where the weights below and the number of neighbours come from.
+get like kernels. So a convolution that is not in the table takes what most of its neighbours there took, told for its own sizes, nearer
+ones having more say; what each of them took is what it may take instead. `bench/convolution_guesses.py` leaves out measured layers in
+turn, and whole kinds of layers, and guesses them from the rest: that is where the weights below and the number of neighbours come from.
 """
 
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from math import dist, log, prod
+from math import dist, exp, log, prod
 from typing import NamedTuple
 
-from legroom.observe.cuda_rules.convolution_table import KINDS, UNIT, Layer, Row, described, size_of, table
-from legroom.observe.cuda_rules.convolution_workspace import Convolution, Workspaces, partial_weights
+from legroom.observe.cuda_rules.convolution_table import (
+    KINDS,
+    UNIT,
+    Family,
+    Layer,
+    Row,
+    described,
+    families_like,
+    family_of,
+    family_rows,
+    size_of,
+)
+from legroom.observe.cuda_rules.convolution_workspace import Convolution, Workspaces, most, partial_weights
 from legroom.observe.gpus import Gpu
 
-COUNT = 8
+COUNT = 12
 """How many neighbours are asked. Of the measured layers, left out in turn, the largest of so many was enough for all but 2 to 4%."""
+ENOUGH = 8
+"""With fewer measurements of a kernel and stride, others of the kind are asked too."""
+FAR = 2
+"""All that is converted, so many times over, is the most that is reckoned with: few kernels take more (they transform pictures for
+products of waves), and few of those are near a convolution that is guessed. Where no layer with this kernel and stride was measured
+this much may be taken whatever the neighbours took."""
 
 
 class Guess(NamedTuple):
     """What a convolution may take."""
 
     likely: Workspaces
-    most: Workspaces
+    others: tuple[Workspaces, ...] = ()
+    """What it may take instead, likelier ones first; none where it was measured."""
 
 
 class _Measured(NamedTuple):
@@ -33,44 +51,81 @@ class _Measured(NamedTuple):
     row: Row
 
 
-_Family = dict[tuple[float, ...], list[_Measured]]
-"""Measurements by their channels (the first two of their place), which decide most of a distance."""
+class _Near(NamedTuple):
+    away: float
+    order: int
+    measured: _Measured
+
+
+_Group = dict[tuple[float, ...], list[_Measured]]
+"""Measurements by their channels (the first two of their place), which decide much of a distance."""
 
 
 def guess(
     layer: Layer, c: Convolution, gpu: Gpu, without: Callable[[Layer, int], bool] | None = None
 ) -> Guess | None:
-    """What the nearest neighbour took, and the most that any of the nearest took; None if there is none of its family.
+    """What most of the nearest took, and what each of them took; None if there is none of its kind.
 
     `without(layer, batch)`: measurements to be left out.
     """
-    place = _place(layer, c.batch)
-    for family in _families_of(layer):
-        near = _nearest(_families().get(family, {}), place, without)
-        if len(near) >= COUNT or (near and len(family) < _NARROW):
-            sizes = [_carried_over(one, c, gpu) for one in near]
-            return Guess(sizes[0], Workspaces(*(max(column) for column in zip(*sizes, strict=True))))
-    return None
+    place = _place(layer, c)
+    family = family_of(layer)
+    near = _nearest([_group(family)], place, without)
+    ceiling = Workspaces(*(FAR * size for size in most(c, gpu)))
+    if len(near) >= ENOUGH:
+        return Guess(_voted(near, c, gpu), _capped(near, c, gpu, ceiling))
+    near = _nearest([_group(other) for other in families_like(family)], place, without)
+    if not near:
+        return None
+    return Guess(_voted(near, c, gpu), (*_capped(near, c, gpu, ceiling), ceiling))
+
+
+def _voted(near: Sequence[_Near], c: Convolution, gpu: Gpu) -> Workspaces:
+    """For each of the three operations, what the nearest of those took that made the commonest choice."""
+    sizes = []
+    for operation in range(3):
+        votes: dict[tuple[int, bool], float] = {}
+        for away, _, measured in near:
+            choice = _choice(measured.row, operation)
+            votes[choice] = votes.get(choice, 0.0) + exp((near[0].away - away) / _HEARING)
+        winner = max(votes, key=votes.__getitem__)
+        speaker = next(one for one in near if _choice(one.measured.row, operation) == winner)
+        sizes.append(_carried_over(speaker.measured, c, gpu)[operation])
+    return Workspaces(*sizes)
+
+
+_HEARING = 0.5
+"""A neighbour that is so much farther away than the nearest has a third of its say."""
+
+
+def _choice(row: Row, operation: int) -> tuple[int, bool]:
+    """What a kernel converted, and whether it took more than that."""
+    return row[1 + 2 * operation], row[2 + 2 * operation] > 2
+
+
+def _capped(near: Sequence[_Near], c: Convolution, gpu: Gpu, ceiling: Workspaces) -> tuple[Workspaces, ...]:
+    took = (_carried_over(one.measured, c, gpu) for one in near)
+    return tuple(Workspaces(*map(min, sizes, ceiling)) for sizes in took)
 
 
 def _nearest(
-    family: _Family, place: tuple[float, ...], without: Callable[[Layer, int], bool] | None
-) -> list[_Measured]:
+    groups: Sequence[_Group], place: tuple[float, ...], without: Callable[[Layer, int], bool] | None
+) -> list[_Near]:
     """The nearest few, nearest first. Whole groups are passed over once their channels alone are farther away."""
-    found: list[tuple[float, int, _Measured]] = []
+    found: list[_Near] = []
     seen = 0
-    for away, channels in sorted((dist(channels, place[:2]), channels) for channels in family):
-        if len(found) >= COUNT and away > found[COUNT - 1][0]:
+    channels = sorted(
+        (dist(key, place[:2]), key, index) for index, group in enumerate(groups) for key in group
+    )
+    for away, key, index in channels:
+        if len(found) >= COUNT and away > found[COUNT - 1].away:
             break
-        for one in family[channels]:
+        for one in groups[index][key]:
             if without is None or not without(one.layer, one.row[0]):
                 seen += 1
-                insort(found, (dist(one.place, place), seen, one))
+                insort(found, _Near(dist(one.place, place), seen, one))
         del found[COUNT:]
-    return [one for _, _, one in found]
-
-
-_NARROW = 7
+    return found
 
 
 def _carried_over(measured: _Measured, c: Convolution, gpu: Gpu) -> Workspaces:
@@ -93,44 +148,42 @@ def _carried_over(measured: _Measured, c: Convolution, gpu: Gpu) -> Workspaces:
     return Workspaces(*sizes)
 
 
-def _families_of(layer: Layer) -> tuple[tuple[object, ...], tuple[object, ...]]:
-    """Layers that may be compared: those with the very same kernel and stride; where there are too few, all of their kind."""
-    wide = (
-        layer.dtype == "float32",
-        layer.channels_last,
-        len(layer.sizes),
-        layer.transposed,
-        prod(layer.kernel) == 1,
-    )
-    return (*wide, layer.kernel, layer.stride), wide
-
-
-def _place(layer: Layer, batch: int) -> tuple[float, ...]:
-    """Where a convolution lies among others: factors between sizes are distances."""
-    multiple = 4 if layer.dtype == "float32" else 8  # channels that kernels read at once
+def _place(layer: Layer, c: Convolution) -> tuple[float, ...]:
+    """Where a convolution lies among others: factors between sizes are distances. Besides its own sizes, those of the matrix product that
+    it amounts to; and whether channels can be read several at once, or halved."""
+    multiple = 16 // c.element
     return (
-        log(layer.inputs),
-        log(layer.outputs),
-        0.5 * log(prod(layer.sizes)),
-        0.5 * log(batch),
-        1.0 * bool(layer.inputs % multiple),
-        1.0 * bool(layer.outputs % multiple),
+        0.7 * log(layer.inputs),
+        1.5 * log(layer.outputs),
+        0.3 * log(c.input_area),
+        0.3 * log(c.batch),
+        1.5 * log(c.batch * c.output_area),
+        1.5 * log(layer.inputs * c.kernel_area),
+        0.5 * log(c.weights),
+        3.0 * bool(layer.inputs % multiple),
+        0.7 * bool(layer.outputs % multiple),
+        1.5 * bool(layer.outputs % 2),
+        0.5 * _is_power_of_two(layer.inputs),
+        0.4 * min(layer.inputs, 16),
         0.5 * log(max(layer.dilation)),
         log(layer.groups),
-        log(prod(layer.kernel)),
-        log(prod(layer.stride)),
+        2.0 * log(c.kernel_area),
+        3.0 * log(prod(layer.stride)),
         0.3 * (layer.dtype == "bfloat16"),
     )
 
 
-@lru_cache(maxsize=1)
-def _families() -> dict[tuple[object, ...], _Family]:
-    found: dict[tuple[object, ...], _Family] = {}
-    for layer, rows in table().items():
+def _is_power_of_two(number: int) -> bool:
+    return number & (number - 1) == 0
+
+
+@lru_cache(maxsize=256)
+def _group(family: Family) -> _Group:
+    found: _Group = {}
+    for layer, rows in family_rows(family).items():
         if layer.groups == layer.inputs > 1:
             continue  # depthwise: kernels of their own
         for row in rows:
-            measured = _Measured(_place(layer, row[0]), layer, row)
-            for family in _families_of(layer):
-                found.setdefault(family, {}).setdefault(measured.place[:2], []).append(measured)
+            measured = _Measured(_place(layer, described(layer, row[0])), layer, row)
+            found.setdefault(measured.place[:2], []).append(measured)
     return found

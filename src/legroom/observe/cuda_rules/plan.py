@@ -27,8 +27,8 @@ class Take(NamedTuple):
 
     name: str
     bytes: int
-    most: int = 0
-    """Where `bytes` is a guess: what it may be instead. It widens the safe bound, not the estimate."""
+    others: tuple[int, ...] = ()
+    """Where `bytes` is a guess: what it may be instead, likelier sizes first."""
     spare: bool = False
     """Whether the operation does without it where there is no room: another kernel is taken, one that needs none."""
 
