@@ -1,5 +1,6 @@
 """All that `legroom estimate` answers about one script."""
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -110,7 +111,7 @@ class _ScriptJob:
 
     @property
     def _words(self) -> str:
-        return " ".join(self.script.words)
+        return shlex.join(self.script.words)
 
     def _further(self, traced: TracedScript, now: Estimate, ahead: dict[int, PendingTrace]) -> Told:
         """The largest batch, and what would save memory; the traces of both share the processors."""

@@ -19,7 +19,7 @@ from legroom.show.memory_bar import MemoryBar
 from legroom.show.sections import by_line, section
 from legroom.show.terminal import verbatim
 from legroom.show.words import clean, counted, place
-from legroom.units import MiB, format_size
+from legroom.units import GiB, MiB, format_size
 
 STYLES = {"fits": "bold green", "uncertain": "bold yellow", "does-not-fit": "bold red"}
 
@@ -63,8 +63,7 @@ def _further_parts(told: Told) -> Iterator[RenderableType]:
             f"The script read {counted(now.trace.made_up, 'value')} from the device: made up (1, or False).",
             style="dim",
         )
-    yield Text("Next, on a virtual GPU with as much for PyTorch:")
-    yield verbatim(f"  {_next(told)}", style="bold cyan")
+    yield from _next(told)
     if now.fits and now.trace.trains and not told.planned:
         yield Text("What would save memory:")
         yield verbatim(
@@ -123,11 +122,20 @@ def _gpu_words(now: Estimate) -> str:
     return f"a GPU of {size}" if now.gpu.name == size else f"{now.gpu.name}, {size}"
 
 
-def _next(told: Told) -> str:
+def _next(told: Told) -> Iterator[RenderableType]:
     gpu = told.estimate.gpu
-    return f"legroom run --gpu {_named(gpu, gpu.memory - gpu.context)} {told.script}"
+    if gpu.memory <= gpu.context:
+        yield Text(
+            f"CUDA itself takes {format_size(gpu.context)} of a GPU: on one of {format_size(gpu.memory)} nothing runs at all."
+        )
+        return
+    yield Text("Next, on a virtual GPU with as much for PyTorch:")
+    named = _named(gpu, gpu.memory - gpu.context)
+    yield verbatim(f"  legroom run --gpu {named} {told.script}", style="bold cyan")
 
 
 def _named(gpu: Gpu, memory: int) -> str:
     """A GPU as the command line takes it: a size by the memory that is meant."""
-    return gpu.name if gpu in GPUS else f"{memory // MiB}MiB"
+    if gpu in GPUS:
+        return gpu.name
+    return f"{memory // MiB}MiB" if memory % GiB else f"{memory // GiB}GiB"

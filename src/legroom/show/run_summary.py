@@ -62,7 +62,10 @@ def _run_parts(report: RunReport) -> Iterator[RenderableType]:
     if report.spilled is not None:
         yield Text(_spill_sentence(report.spilled, report.seconds))
     if report.peak is None:
-        yield Text('Was anything moved to the device? Look for device="cuda" or .to(device) in the script.')
+        if report.ending.exit_code == 0:  # else it did not come that far
+            yield Text(
+                'Was anything moved to the device? Look for device="cuda" or .to(device) in the script.'
+            )
         yield from _leaks(report)  # a graph can grow on the host as well
         return
     yield from section("Who held the memory at the peak", _device_words(report.device))

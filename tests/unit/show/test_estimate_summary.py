@@ -13,13 +13,19 @@ from legroom.show.estimate_summary import further_words, verdict_words
 from legroom.show.terminal import rendered
 
 
-def words(gpu: str, *, options: tuple[Option, ...] = (), largest: int | None = 512) -> str:
+def words(
+    gpu: str, *, options: tuple[Option, ...] = (), largest: int | None = 512, planned: bool = True
+) -> str:
     model = nn.Sequential(nn.Linear(1024, 8192), nn.ReLU(), nn.Linear(8192, 10))
     batch = (torch.zeros(64, 1024), torch.zeros(64, dtype=torch.long))
     trace = _Job(model, (batch,), gpu, None, 2).trace()
     search = Search(tried={64: True, 512: largest is not None})
     told = Told(
-        script="train.py", estimate=judge(trace, max_batch_size=largest), search=search, options=options
+        script="train.py",
+        estimate=judge(trace, max_batch_size=largest),
+        search=search,
+        options=options,
+        planned=planned,
     )
     return rendered(Group(verdict_words(told.estimate), further_words(told)), width=80)
 
@@ -61,6 +67,18 @@ def test_the_largest_batch_as_a_means_just_fits() -> None:
     text = words("500MiB", options=(option,))
     assert "What would make it fit" in text
     assert "batch of 32   1.00 GiB  just fits" in text
+
+
+def test_the_next_command_has_the_size_as_people_write_it() -> None:
+    text = words("8GiB", planned=False)
+    assert "  legroom run --gpu 7642MiB train.py" in text  # without CUDA's own
+    assert "  legroom estimate --plan --gpu 8GiB train.py" in text
+
+
+def test_a_gpu_without_room_for_cuda_itself_is_no_next_command() -> None:
+    text = words("150MiB", largest=None)
+    assert "CUDA itself takes 550.0 MiB of a GPU: on one of 150.0 MiB nothing runs at all." in text
+    assert "legroom run" not in text
 
 
 def test_no_line_is_wider_than_the_terminal() -> None:

@@ -83,6 +83,12 @@ def test_a_run_that_leaks(make_run):
     agrees("leak", run_words(run.report()))
 
 
+def test_a_run_that_put_nothing_on_the_device_is_asked_why(make_run):
+    run = make_run()
+    run.ends(0, "finished")
+    assert "Was anything moved to the device?" in rendered(run_words(run.report()), width=80)
+
+
 def test_a_run_that_was_interrupted_before_it_used_memory(make_run):
     run = make_run()
     run.ends(130, "interrupted", "KeyboardInterrupt at train.py:3")
