@@ -9,7 +9,7 @@ import math
 import shutil
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from pathlib import Path
 from legroom.errors import UsageError
 from legroom.tuning.admission import Admission, Fit, Gate, Verdict
 from legroom.tuning.engine import Job, Ready, Watcher
+from legroom.tuning.lengths import Lengths
 from legroom.tuning.neighbours import Neighbours
 from legroom.tuning.records import Ending, Report, TrialRecord, TrialState
 from legroom.tuning.schedulers import GO_ON, Action, Decision, Scheduler
@@ -45,6 +46,7 @@ class Conductor:
         self._searcher, self._scheduler, self._gate, self._store = searcher, scheduler, gate, store
         self._watchers = list(watchers)
         self.records: list[TrialRecord] = store.load()
+        self._lengths = Lengths(job.space)
         self._asked: dict[int, Future[Admission]] = {}
         self._again: deque[int] = deque()
         """Trials that are to be started once more, from their checkpoints."""
@@ -100,6 +102,11 @@ class Conductor:
         self.neighbours.look(given)
         for sentence in self.neighbours.news():
             self.say(sentence)
+
+    def expected_seconds(self, numbers: Iterable[int]) -> dict[int, float]:
+        """How long each of these trials will probably take, as far as that can be foretold."""
+        told = {number: self._lengths.expected(self.records[number].config) for number in numbers}
+        return {number: seconds for number, seconds in told.items() if seconds is not None}
 
     def ask_again(self, number: int) -> None:
         """A trial that was handed out found no room: its memory question is asked anew."""
@@ -329,6 +336,13 @@ class Conductor:
             is_partial = record.state is TrialState.STOPPED
             result = Result(best.metrics[self.job.metric], is_partial=is_partial, step=best.step)
         self._searcher.learn(record.number, record.config, result)
+        if (
+            best is not None
+            and record.attempts == 1
+            and record.started is not None
+            and record.ended is not None
+        ):
+            self._lengths.learn(record.config, record.ended - record.started)
 
     def _measured(self, record: TrialRecord, actual: int | None, ooms: int, micro_batch: int | None) -> None:
         known = record.memory

@@ -1,9 +1,9 @@
 """Which trial goes to which GPU: several share one as long as their safe bounds fit side by side.
 
-Every trial in a process of its own, each with CUDA's context, so what is added up is the bound on the device. Trials come
-one after the other and nobody knows how long they take, so the rule is simple: of those that are ready, the largest that has
-room now goes first, to the GPU where it leaves least free; one that was passed over too often gets the next GPU that
-empties. A trial is put where its batch need not be split, if there is such a place at all among the free ones.
+Every trial in a process of its own, each with CUDA's context, so what is added up is the bound on the device. Of those that are
+ready and have room now, the one goes first that takes most, memory and time as far as that can be foretold, to the GPU where it leaves
+least free; one that was passed over too often gets the next GPU that empties. A trial is put where its batch need not be split, if there is
+such a place at all among the free ones.
 """
 
 from collections import Counter
@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from legroom.tuning.admission import Admission, Fit, Place, Verdict
 
-PATIENCE = 24
-"""How often others may go before a trial that waits for room. Holding a GPU empty for it costs more than the wait (see bench.packing)."""
+PATIENCE = 12
+"""How often others may go before a trial that waits for room, for each that can run at once. Holding a GPU empty for it costs more than
+the wait (see bench.packing)."""
 
 ALLOWANCE = 50
 """A trial gets this part of a real GPU (a fiftieth) beyond its bound, where nobody else has it."""
@@ -66,9 +67,16 @@ class Packer:
     _passed: dict[int, int] = field(default_factory=dict)
 
     def place(
-        self, waiting: Mapping[int, Admission], *, alone: frozenset[int] = frozenset()
+        self,
+        waiting: Mapping[int, Admission],
+        *,
+        alone: frozenset[int] = frozenset(),
+        seconds: Mapping[int, float] | None = None,
     ) -> Placement | None:
-        """The next of the `waiting` trials that can start now; `alone`: those that are to have a GPU to themselves."""
+        """The next of the `waiting` trials that can start now.
+
+        `alone`: those that are to have a GPU to themselves. `seconds`: how long each will probably take, where that is known.
+        """
         if len(self._taken) >= self.slots or not waiting:
             return None
         if not self.places:
@@ -76,7 +84,8 @@ class Packer:
             self._taken[number] = []
             return Placement(number=number)
         held = self._held_for(waiting)
-        for number in sorted(waiting, key=lambda one: (one != held, -_size(waiting[one]), one)):
+        weights = self._weights(waiting, seconds or {})
+        for number in sorted(waiting, key=lambda one: (one != held, -weights[one], one)):
             whole = (
                 number in alone or waiting[number].verdict is Verdict.UNKNOWN or self._ranks_need_whole_gpus
             )
@@ -108,6 +117,17 @@ class Packer:
         return sums
 
     # ------------------------------------------------------------
+
+    def _weights(self, waiting: Mapping[int, Admission], seconds: Mapping[int, float]) -> dict[int, float]:
+        """What speaks for starting a trial early: the share of a GPU that it takes, and how long it takes against the longest of those that wait.
+
+        A large one finds room only while there is much of it, a long one must not begin last.
+        """
+        largest, longest = max(place.memory for place in self.places), max(seconds.values(), default=1.0)
+        return {
+            number: _size(admission) / largest + seconds.get(number, 0.0) / longest
+            for number, admission in waiting.items()
+        }
 
     def _capacity(self, place: Place) -> int:
         return place.memory - self.held(place)
@@ -154,7 +174,7 @@ class Packer:
                 self._passed[other] = self._passed.get(other, 0) + 1
 
     def _held_for(self, waiting: Mapping[int, Admission]) -> int | None:
-        late = [number for number in waiting if self._passed.get(number, 0) >= PATIENCE]
+        late = [number for number in waiting if self._passed.get(number, 0) >= PATIENCE * self.slots]
         return min(late, default=None)
 
 

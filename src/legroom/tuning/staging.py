@@ -22,6 +22,8 @@ from legroom.tuning.schedulers import Action, Decision
 from legroom.tuning.trial import Reported
 from legroom.tuning.trial_process import Order, TrialEnd
 
+FAR = 4
+"""Trials to choose from for each that can run at once, where looking far ahead costs nothing."""
 SECONDS_UNTIL_ASKED_AGAIN = 5.0
 """Where no trial has room though none runs: the memory of one that has just ended may be on its way back."""
 
@@ -43,6 +45,7 @@ class Stage:
     def __init__(self, job: Job, conductor: Conductor) -> None:
         self._job, self._conductor = job, conductor
         self._slots = slots_for(job)
+        self._ahead = look_ahead(job, self._slots)
         self._packer = Packer(job.places, self._slots, job.ranks, conductor.neighbours.held)
         self._threads = max(1, processors() // (self._slots * job.ranks))
         self._ready: dict[int, Ready] = {}
@@ -63,15 +66,17 @@ class Stage:
 
     def hand_out(self) -> list[Order] | None:
         """The next trial that has room, an order for each of its ranks; None where there is none now."""
-        while len(self._ready) < self._slots + 2:
-            ready = self._conductor.next(ahead=self._slots + 1)
+        while len(self._ready) < self._ahead:
+            ready = self._conductor.next(ahead=self._ahead - 1)
             if ready is None:
                 break
             self._ready[ready.number] = ready
         if self._ready and self.running < self._slots:
             self._conductor.look_around(self._packer.given)
         waiting: dict[int, Admission] = {number: ready.admission for number, ready in self._ready.items()}
-        placement = self._packer.place(waiting, alone=frozenset(self._alone))
+        placement = self._packer.place(
+            waiting, alone=frozenset(self._alone), seconds=self._conductor.expected_seconds(waiting)
+        )
         if placement is None:
             self._ask_again_if_stuck()
             return None
@@ -161,6 +166,13 @@ class Stage:
             ranks=self._job.ranks,
             threads=self._threads,
         )
+
+
+def look_ahead(job: Job, slots: int) -> int:
+    """How many trials may wait for room, to choose from. Few where the next proposal learns from those that end, or where the time may
+    be up before all had their turn; without GPUs there is nothing to choose."""
+    learns = job.search not in ("random", "grid") or job.scheduler == "pbt"
+    return slots + 2 if learns or job.time_budget is not None or not job.places else FAR * slots
 
 
 def slots_for(job: Job) -> int:

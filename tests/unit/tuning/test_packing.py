@@ -59,20 +59,28 @@ def test_the_largest_that_has_room_goes_first() -> None:
     assert placement.number == 1
 
 
+def test_of_trials_alike_in_size_the_longest_goes_first() -> None:
+    places = [gpu(0, 8)]
+    waiting = {number: needs(places, 4) for number in range(3)}
+    placement = Packer(places, slots=2).place(waiting, seconds={0: 10.0, 1: 60.0})
+    assert placement is not None
+    assert placement.number == 1
+
+
 def test_a_large_trial_is_not_passed_over_for_ever() -> None:
     places = [gpu(0, 8)]
     packer = Packer(places, slots=9)
     first = packer.place({0: needs(places, 3)})
     assert first is not None
     large = needs(places, 8)
-    for number in range(2, 2 + PATIENCE):
+    for number in range(2, 2 + PATIENCE * 9):
         placement = packer.place({1: large, number: needs(places, 3)})
         assert placement is not None
         assert placement.number == number
         packer.release(number)
-    assert packer.place({1: large, 99: needs(places, 3)}) is None
+    assert packer.place({1: large, 999: needs(places, 3)}) is None
     packer.release(0)
-    last = packer.place({1: large, 99: needs(places, 3)})
+    last = packer.place({1: large, 999: needs(places, 3)})
     assert last is not None
     assert last.number == 1
 
