@@ -172,7 +172,7 @@ def _followed(rank: RankResult, cause: RankResult | None) -> str:
 def _crowd_parts(last: Attempt) -> Iterator[RenderableType]:
     for device, ranks in crowded(last.ranks).items():
         yield Text(
-            f"\nRanks {_listed([str(rank) for rank in ranks])} all filled GPU {device}. Each should use its own: "
+            f"\nRanks {_listed([str(rank) for rank in ranks])} {'both' if len(ranks) == 2 else 'all'} filled GPU {device}. Each should use its own: "
             'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before anything else.',
             style="yellow",
         )

@@ -51,7 +51,7 @@ def test_the_fullest_rank_is_named():
 
 def test_ranks_that_all_filled_the_first_gpu_are_told_how_to_choose():
     text = said(*(rank(number, device=0, peak_allocated=1, capacity=2) for number in range(2)))
-    assert "Ranks 0 and 1 all filled GPU 0." in text
+    assert "Ranks 0 and 1 both filled GPU 0." in text
     assert 'torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))' in text
 
 
