@@ -26,6 +26,11 @@ def train(config, trial):
     for epoch in range(start["epoch"], 3):
         trial.report(loss=config["lr"] / (epoch + 1), checkpoint={"epoch": epoch + 1})
 
+def processes(config, trial):
+    if config["x"] == 2:
+        os._exit(3)
+    trial.report(loss=config["x"], process=os.getpid(), server=os.getppid())
+
 def silent(config, trial):
     trial.report(accuracy=0.5)
 
@@ -75,6 +80,21 @@ def functions(tmp_path: Path) -> str:
 def plain(config: dict[str, Any]) -> None:
     for step in range(2):
         ray_tune.report({"loss": config["lr"] / (step + 1)})
+
+
+def test_a_worker_stays_and_every_trial_has_a_process_of_its_own(functions: str, tmp_path: Path) -> None:
+    study = tune(
+        f"{functions}:processes", {"x": {"int": [0, 3]}}, search="grid", parallel=1, engine="ray", gpu="cpu", storage=tmp_path / "study"
+    )  # fmt: skip
+    assert [trial.state for trial in study.trials] == [
+        *[TrialState.FINISHED] * 2,
+        TrialState.FAILED,
+        TrialState.FINISHED,
+    ]
+    assert study.trials[2].why == "its process ended without a word (exit code 3)"
+    told = [trial.reports[0].metrics for trial in study.trials if trial.reports]
+    assert len({metrics["process"] for metrics in told}) == 3
+    assert len({metrics["server"] for metrics in told}) == 1
 
 
 def test_a_trial_that_raises_is_recorded_and_the_others_go_on(functions: str, tmp_path: Path) -> None:

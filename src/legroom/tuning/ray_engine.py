@@ -6,6 +6,7 @@ them, by what each was foretold to need: a share of one GPU (Ray's `GPU` resourc
 
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +59,8 @@ class RayEngine:
         exchange = Exchange(stage, conductor)
         account = job.folder / "ray"
         try:
-            _tuner(exchange, account, asked).fit()
+            apart = self._address is None and _can_be_apart(job)
+            _tuner(exchange, account, asked, apart).fit()
         except KeyboardInterrupt:
             stage.interrupt()
             raise
@@ -79,7 +81,13 @@ class RayEngine:
             raise KeyboardInterrupt
 
 
-def _tuner(exchange: "Exchange", folder: Path, asked: Resources) -> Any:
+def _can_be_apart(job: Job) -> bool:
+    """Whether workers may stay while each trial is a process beside one: not where a scheduler ends trials, since Ray tells a worker that stays
+    only when the next trial comes, and not with a plain Ray function, which reports from within its worker."""
+    return job.ranks == 1 and job.scheduler is None and job.function.takes_trial
+
+
+def _tuner(exchange: "Exchange", folder: Path, asked: Resources, apart: bool) -> Any:
     from ray import tune
 
     from legroom.tuning.ray_adapters import StagedScheduler, StagedSearch
@@ -87,13 +95,13 @@ def _tuner(exchange: "Exchange", folder: Path, asked: Resources) -> Any:
     numbers = exchange.numbers
     folder.mkdir(parents=True, exist_ok=True)
     return tune.Tuner(
-        tune.with_resources(run_in_ray, asked),
+        tune.with_resources(partial(run_in_ray, apart=apart), asked),
         tune_config=tune.TuneConfig(
             search_alg=StagedSearch(exchange),
             scheduler=StagedScheduler(exchange),
             num_samples=-1,  # as many as the search gives
             time_budget_s=exchange.conductor.seconds_left,
-            reuse_actors=False,
+            reuse_actors=apart,
             trial_name_creator=lambda trial: f"trial-{numbers[trial.trial_id]}",
             trial_dirname_creator=lambda trial: f"trial-{numbers[trial.trial_id]}-{trial.trial_id}",
         ),

@@ -1,33 +1,59 @@
 """A trial inside a Ray worker: the function runs as it does everywhere, its reports go through Ray Tune.
 
-Every trial has a worker process of its own (actors are not reused), so that its memory goes back whatever it did.
+Every trial has a process of its own, so that its memory goes back whatever it did: the worker, which ends with it; or, where Ray keeps the
+worker for further trials, one that is forked beside it and need not import anything again.
 """
 
+import os
+import sys
 from dataclasses import replace
 from typing import Any
 
+from legroom.tuning.records import TrialState
 from legroom.tuning.schedulers import Action
 from legroom.tuning.trial import Reported
 from legroom.tuning.trial_process import Order, TrialEnd, run_trial, settle_in
 
 ORDERS, REPORTED, ENDED = "orders", "legroom_report", "legroom_end"
 """Keys under which these travel in Ray's configurations and results."""
+SECONDS_TO_END = "60"
+"""Ray's patience with a process that is ended before its worker gets the next trial: a GPU's memory takes its time to go back."""
 
 
-def run_in_ray(config: dict[str, Any]) -> None:
-    """What Ray Tune takes for the training function."""
+def run_in_ray(config: dict[str, Any], *, apart: bool = False) -> None:
+    """What Ray Tune takes for the training function. `apart`: in a process beside this worker."""
     from ray import tune
 
     orders: list[Order] = config[ORDERS]
     channel = TuneChannel()
-    if len(orders) == 1:
+    if apart:
+        end = _run_apart(orders[0], channel)
+    elif len(orders) == 1:
         end = run_trial(at_work(orders[0]), channel)
     else:
         from legroom.tuning.ray_ranks import run_ranks
 
         end = run_ranks(orders, channel)
-    if not channel.is_closed:
-        tune.report({ENDED: end})
+    if channel.is_closed:
+        sys.exit(0)  # a function that returns reports once more, and Ray would wait for its thread
+    tune.report({ENDED: end})
+
+
+def _run_apart(order: Order, channel: "TuneChannel") -> TrialEnd:
+    from legroom.tuning.fork_server import TrialProcess, warm_up
+
+    os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = SECONDS_TO_END
+    warm_up(order.function)
+    process = TrialProcess.start(order)
+    try:
+        while isinstance(told := process.hear(), Reported):
+            action = channel.report(told)
+            if channel.is_closed:
+                return TrialEnd(state=TrialState.STOPPED)
+            process.answer(action)
+        return told
+    finally:
+        process.kill()
 
 
 def at_work(order: Order) -> Order:
