@@ -179,6 +179,9 @@ class Assignments(Notes):
             if isinstance(source, cst.Call) and method_name(source) in {"items", "values"}
             else source
         )
+        held = dotted(of) if of is not None else None
+        if held is not None:
+            self.part_of.update(dict.fromkeys(names_in(target), held))
         if of is not None and (path := dotted(of)) in self.comes_from:
             for bound in names_in(target):
                 self.comes_from[bound] = self.comes_from[path or ""]

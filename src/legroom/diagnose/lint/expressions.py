@@ -278,6 +278,8 @@ class Expressions:
                 found = self.program.method(of.class_name, name)
                 if found is not None:
                     return found
+            if isinstance(node.func.value, cst.Call) and dotted(node.func.value.func) == "super":
+                return self.program.inherited(self.function.class_name, name)
         made = dotted(node.func)
         if made in self.program.classes and made not in self.names:
             return self.program.method(made, "__init__")

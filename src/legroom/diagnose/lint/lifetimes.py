@@ -29,7 +29,14 @@ STEP_FUNCTIONS = frozenset(
 
 def is_step_loop(loop: LoopFact) -> bool:
     """A loop whose rounds are steps of a training or an evaluation; a loop over a model's own layers is none."""
-    return loop.trains or (loop.computes and loop.function.name != "forward")
+    return loop.trains or (loop.computes and loop.function.name not in {"forward", "__init__"})
+
+
+def is_of_data(loop: LoopFact) -> bool:
+    """A loop that trains, or that goes through a data set or evaluates by what it is called."""
+    return (
+        loop.trains or loop.iterates.kind is Kind.LOADER or bool(EVALUATION_NAMES.search(loop.function.name))
+    )
 
 
 def repeats(program: Program, function: Function, seen: frozenset[Function] = frozenset()) -> bool:
@@ -98,7 +105,7 @@ def _stays(program: Program, site: CallSite, path: str | None) -> bool:
 
 def _is_handed_back(program: Program, store: Store, loop: LoopFact) -> bool:
     """Whether a function that neither trains nor evaluates gives its results, with their graph, to its caller."""
-    if loop.trains or loop.iterates.kind is Kind.LOADER or EVALUATION_NAMES.search(store.function.name):
+    if is_of_data(loop):
         return False
     names = {store.target, root(store.target)} - {"self"}
     for each in program.stores:
@@ -133,7 +140,29 @@ def survives(program: Program, target: str, loop: LoopFact) -> bool:
             return False
     if any(_within(release, loop) and release.target == target for release in program.releases):
         return False
+    if _is_let_go_by_called(program, target, loop):
+        return False
     return loop.function.owns(target) or not _let_go(program, target, loop.function)
+
+
+def _is_let_go_by_called(program: Program, target: str, loop: LoopFact) -> bool:
+    """Whether a function that the loop calls empties or replaces a variable that is not its own: `flush()`."""
+    called = {
+        function
+        for function in program.functions.values()
+        if function is not loop.function
+        and not function.owns(target)
+        and root(target) not in function.parameters
+        and any(loop in site.loops or _is_called_in(site.caller, loop) for site in function.sites)
+    }
+    return any(each.target == target and each.function in called for each in program.releases) or any(
+        each.target == target and each.how == "assign" and each.function in called and not each.uses_itself
+        for each in program.stores
+    )
+
+
+def _is_called_in(function: Function, loop: LoopFact) -> bool:
+    return any(loop in site.loops for site in function.sites)
 
 
 def is_first_making(program: Program, store: Store) -> bool:
@@ -153,6 +182,8 @@ def is_cut(store: Store) -> bool:
     expression = store.expression
     if isinstance(expression, cst.Subscript):
         return True
+    if isinstance(expression, (cst.ListComp, cst.DictComp, cst.SetComp)) and expression.for_in.ifs:
+        return True  # those that are still wanted
     if isinstance(expression, cst.Call) and method_name(expression) in {"detach", "clone", "data", "cpu"}:
         return not store.value.carries_graph
     return (isinstance(expression, (cst.ListComp, cst.GeneratorExp)) and not store.value.carries_graph) or (
@@ -229,7 +260,7 @@ def _may_be_same(program: Program, one: Function, path: str, other: Function, it
 def _is_never_called(program: Program, function: Function) -> bool:
     """A `reset` that no one calls, or only once before the loop, while other methods of its class are called here."""
     known = program.classes.get(function.class_name or "")
-    if known is None or function.name.startswith("on_"):
+    if known is None or function.name.startswith(("on_", "__")):
         return False
     if function.sites:
         return not any(site.loops or repeats(program, site.caller) for site in function.sites)

@@ -42,6 +42,8 @@ class Notes(Expressions):
         """Names of bound methods that add to a container."""
         self.comes_from: dict[str, str] = {name: name for name in function.parameters}
         """Names that hold a parameter, or a part of one."""
+        self.part_of: dict[str, str] = {}
+        """Names that a loop gives the parts of a container, which they may empty."""
 
     def grad_after(self, name: str, expression: cst.CSTNode) -> bool:
         raise NotImplementedError
@@ -81,6 +83,9 @@ class Notes(Expressions):
             or (how == "item" and varying_key and (store.mapping or store.into.kind is not Kind.CONTAINER))
             or (how in {"augment", "assign"} and uses_itself)
         )
+        rebound = how in {"assign", "augment"} and "." not in target
+        if rebound and target not in self.function.declared_outside:
+            return  # a name of the call's own
         if grows and not self.function.owns(target):
             for name in kept_names(expression):
                 parameter = self.comes_from.get(name)
@@ -96,8 +101,10 @@ class Notes(Expressions):
         return replace(value, kind=Kind.CONTAINER, items=tuple(below)) if below else value
 
     def note_release(self, node: cst.CSTNode, target: str, how: str) -> None:
-        if self.recording:
-            self.program.releases.append(Release(node=node, at=self.around(node), target=target, how=how))
+        if not self.recording:
+            return
+        for path in {target, self.part_of.get(target, target)}:
+            self.program.releases.append(Release(node=node, at=self.around(node), target=path, how=how))
 
     def note_call(
         self,
@@ -177,6 +184,7 @@ class Notes(Expressions):
 
     def _note_keeping_by(self, local: Function, node: cst.Call, target: str | None) -> None:
         """`self.meters[name].update(value)`: who gives a parameter to one that keeps it keeps it as well."""
+        target = "self" if target is None and _is_super(receiver(node)) else target
         if target is None or self.function.owns(target):
             return
         for name, argument in local.receives(node):
@@ -242,3 +250,7 @@ def kept_names(expression: cst.BaseExpression) -> set[str]:
 def _wraps(name: str) -> bool:
     """Whether a call of this name gives back something that holds what it was given."""
     return name[:1].isupper() or name == "partial"
+
+
+def _is_super(node: cst.BaseExpression | None) -> bool:
+    return isinstance(node, cst.Call) and dotted(node.func) == "super"

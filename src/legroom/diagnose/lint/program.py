@@ -130,6 +130,12 @@ class Program:
             pending.extend(known.bases)
         return None
 
+    def inherited(self, class_name: str | None, name: str) -> Function | None:
+        """What `super().name` means in a class of this file."""
+        known = self.classes.get(class_name or "")
+        found = (self.method(base, name) for base in known.bases) if known is not None else iter(())
+        return next(filter(None, found), None)
+
     def function_named(self, name: str, seen_from: Function) -> Function | None:
         """The function that a plain name means there."""
         current: Function | None = seen_from

@@ -41,13 +41,23 @@ from legroom.diagnose.lint.lifetimes import (
     is_in_step_code,
     is_let_go_elsewhere,
     is_limited,
+    is_of_data,
     outlives_its_step,
 )
 from legroom.diagnose.lint.program import Program
 from legroom.diagnose.lint.rule import Problem
 from legroom.diagnose.lint.rules.forward_hook import is_hook
 from legroom.diagnose.lint.rules.growing_tensor import is_joined_to_itself
-from legroom.diagnose.lint.syntax import dotted, live_names, method_name, names_in, path_of, receiver, walk
+from legroom.diagnose.lint.syntax import (
+    dotted,
+    live_names,
+    method_name,
+    names_in,
+    path_of,
+    receiver,
+    root,
+    walk,
+)
 
 CODE = "LG101"
 
@@ -73,7 +83,8 @@ def _collects_graph(program: Program, store: Store) -> bool:
         return True
     if store.how == "item":
         if store.into.is_tensor:  # writing into a tensor adds to its graph, whatever the place
-            return store.into.kind is not Kind.PARAMETER
+            given = root(store.target) in store.function.parameters and root(store.target) != "self"
+            return store.into.kind is not Kind.PARAMETER and not given
         into = (Kind.CONTAINER, Kind.UNKNOWN)
         return _averages_itself(store) or (store.varying_key and (store.mapping or store.into.kind in into))
     return adds_to_itself(program, store)
@@ -85,7 +96,7 @@ def _averages_itself(store: Store) -> bool:
         store.uses_itself
         and isinstance(store.expression, cst.BinaryOperation)
         and any(
-            isinstance(each, cst.Subscript)
+            isinstance(each, (cst.Subscript, cst.Call))
             and path_of(each) == store.target
             and _is_operand(store.expression, each)
             for each in walk(store.expression)
@@ -162,8 +173,10 @@ def _is_sum_with(program: Program, expression: cst.BaseExpression, target: str) 
 
 def _key_is_new(program: Program, store: Store, kept: LoopFact | Function) -> bool:
     """Whether each step has a key of its own: one that goes through the same few names again replaces them."""
-    if store.how != "item" or _averages_itself(store) or store.into.is_tensor:
+    if store.how != "item" or _averages_itself(store):
         return True
+    if store.into.is_tensor:  # a tensor that a function fills and gives away is its result
+        return not isinstance(kept, LoopFact) or is_of_data(kept)
     key = _key_of(store)
     if not key or any(_goes_round(program, each) for each in key):
         return False

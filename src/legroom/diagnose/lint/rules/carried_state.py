@@ -71,6 +71,8 @@ def _carries_itself_on(program: Program, store: Store) -> bool:
         return False
     if by_name(last_name(store.target)).kind is Kind.MODEL:  # self.model = wrapped
         return False
+    if isinstance(store.expression, (cst.List, cst.Set, cst.Dict, cst.DictComp)):  # of what was there before
+        return False
     if isinstance(store.expression, cst.Call) and names_a_loss(dotted(store.expression.func) or ""):
         return False
     if store.target not in names_in(store.expression):
@@ -83,7 +85,8 @@ def _reads_with_history(program: Program, node: cst.CSTNode, target: str) -> boo
     if isinstance(node, cst.Call) and program.value(node).kind in (Kind.TENSOR, Kind.PLAIN):
         return False
     if isinstance(node, (cst.ListComp, cst.GeneratorExp)) and target in names_in(node.for_in.iter):
-        return bool(names_in(node.for_in.target) & live_names(node.elt))
+        made = any(isinstance(each, cst.Call) for each in walk(node.elt))
+        return made and bool(names_in(node.for_in.target) & live_names(node.elt))
     if isinstance(node, (cst.Name, cst.Attribute)):
         return target in live_names(node)
     return any(

@@ -26,7 +26,7 @@ import libcst as cst
 from legroom.diagnose.lint.edits import append_to
 from legroom.diagnose.lint.facts import CallFact, Function, Store
 from legroom.diagnose.lint.kinds import UNKNOWN, Kind
-from legroom.diagnose.lint.lifetimes import is_let_go_elsewhere, is_limited, survives
+from legroom.diagnose.lint.lifetimes import is_let_go_elsewhere, is_limited, is_step_loop, survives
 from legroom.diagnose.lint.program import Program
 from legroom.diagnose.lint.rule import Problem
 from legroom.diagnose.lint.syntax import method_name, names_in, path_of, receiver, walk
@@ -85,11 +85,15 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _is_removed(program: Program, call: CallFact) -> bool:
-    """Whether the function that registers a hook takes one off again."""
+    """Whether who registers a hook takes it off again before it trains."""
+    steps = [loop for loop in program.loops if loop.function is call.function and is_step_loop(loop)]
     return any(
-        each.method == "remove" and not each.node.args and each.function is call.function
+        each.method == "remove"
+        and not each.node.args
+        and each.function is call.function
+        and not any(call.order < loop.first and loop.last < each.order for loop in steps)
         for each in program.calls
-    ) and not isinstance(call.function.node, cst.Module)
+    )
 
 
 def is_hook(program: Program, function: Function) -> bool:
