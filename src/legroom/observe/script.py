@@ -24,6 +24,7 @@ from types import CodeType, ModuleType, TracebackType
 from typing import NoReturn
 
 from legroom.errors import UsageError
+from legroom.observe.warned_lines import warned_where_they_arise
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ def execute(script: Script, *, uncaught: Describe) -> Outcome:
 
 @contextmanager
 def installed(script: Script) -> Iterator[None]:
-    """`sys.argv`, `sys.path[0]` and `sys.modules["__main__"]` are the script's while this is open."""
+    """`sys.argv`, `sys.path[0]` and `sys.modules["__main__"]` are the script's while this is open, and warnings name its lines."""
     argv, path, main = sys.argv, list(sys.path), sys.modules["__main__"]
     module = ModuleType("__main__")
     module.__dict__["__builtins__"] = builtins
@@ -119,7 +120,8 @@ def installed(script: Script) -> Iterator[None]:
     elif not script.is_module and not _is_plain_file(script.name):
         sys.path.insert(0, os.path.abspath(script.name))  # a folder or zip is always importable from itself
     try:
-        yield
+        with warned_where_they_arise():
+            yield
     finally:
         sys.argv, sys.path[:], sys.modules["__main__"] = argv, path, main
 
