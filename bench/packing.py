@@ -83,8 +83,8 @@ def figures(draw: Callable[[random.Random], Work], trials: int) -> list[str]:
 def packed(works: Sequence[Work], places: Sequence[Place]) -> float:
     """Our rule, with the look ahead that engines have: trials come in the order in which they are proposed."""
     packer, lengths = Packer(places, slots=SLOTS), Lengths(SPACE)
-    coming, waiting = list(enumerate(works)), {}
-    clock, ends = 0.0, []
+    coming, waiting = list(enumerate(works)), dict[int, Admission]()
+    clock, ends = 0.0, list[tuple[float, int]]()
     while coming or waiting or ends:
         while coming and len(waiting) < FAR * SLOTS:
             number, work = coming.pop(0)
@@ -121,7 +121,7 @@ def oracle(works: Sequence[Work], places: Sequence[Place], dice: random.Random) 
     ]
     best = min(_listed(order, places) for order in orders)
     for _ in range(ORDERS):
-        order = list(min(orders, key=lambda one: _listed(one, places)))
+        order = min(orders, key=lambda one: _listed(one, places)).copy()
         a, b = dice.randrange(len(order)), dice.randrange(len(order))
         order[a], order[b] = order[b], order[a]
         length = _listed(order, places)
@@ -133,7 +133,7 @@ def oracle(works: Sequence[Work], places: Sequence[Place], dice: random.Random) 
 def _listed(order: Sequence[Work], places: Sequence[Place]) -> float:
     """Each trial as early as there is room for it, in this order; later ones may go before where they fit."""
     free = {place.index: place.memory for place in places}
-    left, ends, clock, count = list(order), [], 0.0, 0
+    left, ends, clock, count = list(order), list[tuple[float, int, int, int]](), 0.0, 0
     while left or ends:
         for work in list(left):
             able = [place for place in places if free[place.index] >= work.size]

@@ -70,12 +70,12 @@ class Packer:
         self,
         waiting: Mapping[int, Admission],
         *,
-        alone: frozenset[int] = frozenset(),
+        alone: Mapping[int, int] | None = None,
         seconds: Mapping[int, float] | None = None,
     ) -> Placement | None:
         """The next of the `waiting` trials that can start now.
 
-        `alone`: those that are to have a GPU to themselves. `seconds`: how long each will probably take, where that is known.
+        `alone`: those that are to have a GPU to themselves, and how many bytes it must have. `seconds`: how long each will probably take, where that is known.
         """
         if len(self._taken) >= self.slots or not waiting:
             return None
@@ -86,10 +86,10 @@ class Packer:
         held = self._held_for(waiting)
         weights = self._weights(waiting, seconds or {})
         for number in sorted(waiting, key=lambda one: (one != held, -weights[one], one)):
-            whole = (
-                number in alone or waiting[number].verdict is Verdict.UNKNOWN or self._ranks_need_whole_gpus
-            )
-            chosen = self._room_for(waiting[number], whole)
+            least = (alone or {}).get(number)
+            if least is None and (waiting[number].verdict is Verdict.UNKNOWN or self._ranks_need_whole_gpus):
+                least = 0
+            chosen = self._room_for(waiting[number], least)
             if chosen is not None:
                 self._take(number, chosen, waiting)
                 places, fits = zip(*chosen, strict=True)
@@ -132,14 +132,17 @@ class Packer:
     def _capacity(self, place: Place) -> int:
         return place.memory - self.held(place)
 
-    def _room_for(self, admission: Admission, whole: bool) -> list[tuple[Place, Fit]] | None:
-        """One place for each rank, all with the same micro-batch; None where there is not enough room now."""
+    def _room_for(self, admission: Admission, whole: int | None) -> list[tuple[Place, Fit]] | None:
+        """One place for each rank, all with the same micro-batch; None where there is not enough room now.
+
+        `whole`: it gets whole GPUs, of so many bytes at least.
+        """
         options: list[_Option] = []
         for place in self.places:
             fit = admission.fits.get(place.index)
-            if fit is None:
+            if fit is None or place.memory < (whole or 0):
                 continue
-            size = self._capacity(place) if whole else fit.safe
+            size = fit.safe if whole is None else self._capacity(place)
             free = self.free(place)
             if place.context < size <= free:
                 given = replace(fit, safe=min(free, size + _allowance(place)))

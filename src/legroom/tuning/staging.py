@@ -35,6 +35,10 @@ class _OnStage:
     fit: Fit | None
     is_alone: bool
     """It has its GPUs to itself."""
+    memory: int
+    """Bytes of its GPU, the smallest if it has several."""
+    could_have: list[int]
+    """Bytes of each GPU that it may run on."""
     decision: Decision = field(default_factory=Decision)
     """The latest about it."""
 
@@ -50,8 +54,8 @@ class Stage:
         self._threads = max(1, processors() // (self._slots * job.ranks))
         self._ready: dict[int, Ready] = {}
         self._running: dict[int, _OnStage] = {}
-        self._alone: set[int] = set()
-        """Trials that get a GPU to themselves, since their share was too small."""
+        self._alone: dict[int, int] = {}
+        """Trials that get a GPU to themselves, since their share was too small → bytes that it must have."""
         self._stuck_since: float | None = None
 
     @property
@@ -75,7 +79,7 @@ class Stage:
             self._conductor.look_around(self._packer.given)
         waiting: dict[int, Admission] = {number: ready.admission for number, ready in self._ready.items()}
         placement = self._packer.place(
-            waiting, alone=frozenset(self._alone), seconds=self._conductor.expected_seconds(waiting)
+            waiting, alone=self._alone, seconds=self._conductor.expected_seconds(waiting)
         )
         if placement is None:
             self._ask_again_if_stuck()
@@ -105,10 +109,12 @@ class Stage:
         if end.final is not None:
             self._conductor.reported(number, end.final)
         decision = trial.decision
-        if end.state is TrialState.OUT_OF_MEMORY and not trial.is_alone and number not in self._alone:
-            self._alone.add(number)
+        least = self._more_room(number, trial) if end.state is TrialState.OUT_OF_MEMORY else None
+        if least is not None:
+            self._alone[number] = least
+            which = "a larger GPU" if least else "a GPU"
             self._conductor.put_back(
-                number, TrialState.WAITING, f"{end.why}; it starts again with a GPU to itself"
+                number, TrialState.WAITING, f"{end.why}; it starts again with {which} to itself"
             )
         elif end.state is TrialState.STOPPED and decision.action is Action.PAUSE:
             self._conductor.put_back(number, TrialState.PAUSED, decision.why)
@@ -131,6 +137,18 @@ class Stage:
 
     # ------------------------------------------------------------
 
+    def _more_room(self, number: int, trial: _OnStage) -> int | None:
+        """What a GPU must have for a trial that met a full one: any to itself, then a larger one; None where there is none."""
+        if not trial.is_alone and number not in self._alone:
+            return 0
+        sizes = trial.could_have
+        larger = [
+            size
+            for size in sizes
+            if size > trial.memory and sum(other >= size for other in sizes) >= self._job.ranks
+        ]
+        return min(larger, default=None)
+
     def _ask_again_if_stuck(self) -> None:
         """Trials that were admitted have no room though none runs: other programs have taken it. With less room the answers are others."""
         if self._running or not self._ready:
@@ -145,7 +163,12 @@ class Stage:
 
     def _enter(self, ready: Ready, placement: Placement) -> list[Order]:
         fit, places = placement.fit, placement.places
-        self._running[ready.number] = _OnStage(fit, placement.is_alone)
+        self._running[ready.number] = _OnStage(
+            fit,
+            placement.is_alone,
+            min((place.memory for place in places), default=0),
+            [place.memory for place in self._job.places if place.index in ready.admission.fits],
+        )
         self._conductor.started(ready.number, ", ".join(place.name for place in places) or "cpu", fit)
         return [self._order(ready, placement, rank) for rank in range(self._job.ranks)]
 

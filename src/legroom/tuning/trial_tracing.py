@@ -133,7 +133,8 @@ class TrialTracing:
             _micro_batch=request["micro_batch"],
         )
         clock = device.recorder.clock
-        tell = clock.on_step_end  # where a step ends is needed to play further ones: the cache may grow in them
+        # Where a step ends is needed to play further ones: the cache may grow in them.
+        tell = clock.on_step_end
 
         def step_ended(step: int, seconds: float) -> None:
             if tell is not None:

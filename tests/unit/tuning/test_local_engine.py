@@ -155,6 +155,14 @@ def test_a_share_that_was_too_small_is_made_good_with_the_whole_gpu(tmp_path: Pa
     assert trial.attempts == 2
 
 
+def test_what_fills_a_small_gpu_is_tried_on_a_larger_one(tmp_path: Path) -> None:
+    space = {"width": [256], "batch_size": [64], "lr": 0.01, "extra": 30 << 20}
+    study = search("evaluates_too_much", space, tmp_path, search="grid", gpu="24MiB,48MiB")
+    trial = study.trials[0]
+    assert trial.state is TrialState.FINISHED
+    assert trial.gpu == "virtual 1"
+
+
 def test_a_study_runs_in_a_thread(tmp_path: Path) -> None:
     """Where signals cannot be caught."""
     found: list[Study] = []
