@@ -1,13 +1,13 @@
 """What watching costs and what it sees.
 
-    python -m bench.watch_cost [--seconds 20] [--json FILE]
+    python -m bench.watch_cost [--parts always-on scan coverage] [--seconds 20] [--json FILE]
 
 1. Always-on: training loops of small operations, plain, with the detector attached and inside `legroom.watch`, in short blocks of
    the same run in ever new order; medians over all steps, and the plain loop twice, to see the noise. On the CPU processor time is
    counted, for others may be at work; the backward pass runs on the same thread there.
 2. A scan: with 300,000 objects in the process that Python's collector lists, the time to list all tensors, to follow one of
    them to its holder, and both together (processor time of the thread, for others may be at work), with the machine's load beside it.
-3. Coverage: a run that dies of memory on a virtual GPU (on the real one where there is one): the share of the bytes then alive that
+3. Coverage: runs that die of memory on a virtual GPU (on the real one where there is one): the share of the bytes then alive that
    have a category, a line and a holder.
 """
 
@@ -26,12 +26,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import legroom
 from bench.table import print_table
 from legroom.memory.events import Category, Holder, Note, Oom
 from legroom.memory.ledger import Ledger
-from legroom.observe.holder_paths import Variables, find_path
+from legroom.observe.holder_paths import find_path
+from legroom.observe.python_names import Variables
 from legroom.observe.session import Session
 from legroom.observe.watching.census import look_around
 from legroom.observe.watching.watcher import Watcher
@@ -41,6 +43,8 @@ from legroom.units import GiB, MiB
 LAYERS = (12, 30)
 TURNS, FELT = 12, 3
 """Steps in a block, and how many of them are not counted."""
+PARTS = ["scan", "always-on", "coverage"]
+"""In this order: the scan while there are fewer objects than it wants."""
 WAYS = ["plain", "plain again", "detector", "legroom.watch"]
 OBJECTS = 300_000
 KEPT: list[torch.Tensor] = []
@@ -50,25 +54,40 @@ KEPT: list[torch.Tensor] = []
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--seconds", type=float, default=20.0, help="for each size of step")
     options = parser.parse_args()
     torch.set_num_threads(1)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     figures: dict[str, Any] = {"torch": torch.__version__, "device": device}
-    figures["scan"] = scan()  # first, while there are fewer objects than it wants
-    figures["always_on"] = [always_on(device, layers, options.seconds) for layers in LAYERS]
-    figures["coverage"] = coverage(device)
-    seen, covered = figures["scan"], figures["coverage"]
+    for part in (each for each in PARTS if each in options.parts):
+        if part == "scan":
+            figures[part] = scan()
+            show_scan(figures[part])
+        elif part == "always-on":
+            figures[part] = [always_on(device, layers, options.seconds) for layers in LAYERS]
+            show_always_on(figures[part], device)
+        else:
+            figures[part] = {name: coverage(device, program) for name, program in PROGRAMS.items()}
+            show_coverage(figures[part], device)
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1))
+
+
+def show_always_on(rows: list[dict[str, Any]], device: str) -> None:
     print_table(
         f"Watching while nothing grows, torch {torch.__version__} on {device}: time of a step / that of a plain one",
         ["plain step", *WAYS[1:], "steps each"],
         [
             [f"{on['plain_ms']:.2f} ms", *(f"{on[way]:.4f}" for way in WAYS[1:]), str(on["steps"])]
-            for on in figures["always_on"]
+            for on in rows
         ],
     )
+
+
+def show_scan(seen: dict[str, Any]) -> None:
     print_table(
-        "A scan, and what is known at a failure",
+        "A scan",
         ["figure", "value"],
         [
             ["objects in the process", f"{seen['objects']:,}"],
@@ -76,13 +95,19 @@ def main() -> None:
             ["follow one to its holder", f"{seen['path_ms']:.0f} ms ({seen['holder']})"],
             ["both, best of seven", f"{seen['both_ms']:.0f} ms"],
             ["load of the machine meanwhile", f"{seen['load']:.1f} on {os.cpu_count()} cores"],
-            ["bytes at the failure with a category", f"{covered['category']:.1%}"],
-            ["... with a line", f"{covered['line']:.1%}"],
-            ["... with a holder", f"{covered['holder']:.1%}"],
         ],
     )
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=1))
+
+
+def show_coverage(rows: dict[str, dict[str, float]], device: str) -> None:
+    print_table(
+        f"Bytes alive at an out-of-memory error, {'on the GPU' if device == 'cuda' else 'on a virtual GPU'}",
+        ["program", "with a category", "with a line", "with a holder"],
+        [
+            [name, *(f"{row[share]:.1%}" for share in ("category", "line", "holder"))]
+            for name, row in rows.items()
+        ],
+    )
 
 
 def always_on(device: str, layers: int, seconds: float) -> dict[str, Any]:
@@ -172,17 +197,17 @@ def scan() -> dict[str, Any]:
     return figures
 
 
-def coverage(device: str) -> dict[str, float]:
+def coverage(device: str, program: Callable[[], None]) -> dict[str, float]:
     """The shares at the failure, in a run whose batches double until they do not fit. A temporary counts as having a category only
     if it was born in the step at work."""
     events: list[Any] = []
-    cap = 96 * MiB
-    gpus = None if device == "cuda" else [cap]
+    gpus = None if device == "cuda" else [96 * MiB]
     if device == "cuda":
+        torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction(2 * GiB / torch.cuda.get_device_properties(0).total_memory)
     with Session(events.append, gpus=gpus) as session:
         with contextlib.suppress(torch.OutOfMemoryError):
-            _train_until_full()
+            program()
         session.finish()
     ledger = Ledger(events)
     oom: Oom = ledger.ooms()[-1]
@@ -203,22 +228,73 @@ def coverage(device: str) -> dict[str, float]:
     }
 
 
-def _train_until_full() -> None:
-    width = 1024 if torch.cuda.get_device_properties(0).total_memory > GiB else 256
-    model = nn.TransformerEncoder(
-        nn.TransformerEncoderLayer(width, 4, 4 * width, batch_first=True, dropout=0.0),
-        4,
-        enable_nested_tensor=False,
-    ).cuda()
+def _train_until_full(model: nn.Module, shape: tuple[int, ...]) -> None:
+    model = model.cuda()
     optimizer = torch.optim.AdamW(model.parameters())
     batch = 2
     while True:
-        x = torch.randn(batch, 64, width, device="cuda")
-        loss = model(x).square().mean()
+        x = torch.randn(batch, *shape, device="cuda")
+        out = model(x)
+        loss = (out[0] if isinstance(out, tuple) else out).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         batch *= 2
+
+
+def _transformer() -> None:
+    width = 1024 if torch.cuda.get_device_properties(0).total_memory > GiB else 256
+    layer = nn.TransformerEncoderLayer(width, 4, 4 * width, batch_first=True, dropout=0.0)
+    _train_until_full(nn.TransformerEncoder(layer, 4, enable_nested_tensor=False), (64, width))
+
+
+def _convolutions() -> None:
+    layers = [(3, 16), (16, 32), (32, 32)]
+    blocks = [
+        nn.Sequential(nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU(), nn.MaxPool2d(2))
+        for a, b in layers
+    ]
+    _train_until_full(nn.Sequential(*blocks, nn.Flatten(), nn.LazyLinear(10)), (3, 64, 64))
+
+
+def _recurrent() -> None:
+    _train_until_full(nn.LSTM(64, 128, num_layers=2, batch_first=True), (32, 64))
+
+
+def _checkpointed() -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)) for _ in range(6))  # fmt: skip
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for block in self.blocks:
+                x = x + checkpoint(block, x, use_reentrant=False)
+            return x
+
+    _train_until_full(Checkpointed(), (64, 256))
+
+
+def _kept_losses() -> None:
+    """A leak: every step's graph stays until memory is full."""
+    model = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    kept = []
+    while True:
+        loss = model(torch.randn(512, 256, device="cuda")).square().mean()
+        optimizer.zero_grad()
+        loss.backward(retain_graph=True)
+        optimizer.step()
+        kept.append(loss)
+
+
+PROGRAMS: dict[str, Callable[[], None]] = {
+    "transformer": _transformer,
+    "convolutions with batch norm": _convolutions,
+    "LSTM": _recurrent,
+    "checkpointed blocks": _checkpointed,
+    "a list of losses that keeps graphs": _kept_losses,
+}
 
 
 if __name__ == "__main__":

@@ -1,150 +1,47 @@
 """By which path Python keeps an object: from the object backwards, until a name in the user's program is met.
 
 The garbage collector knows who refers to whom. Asking it costs one pass over all its objects, in C, for each step
-backwards; a path has few. It does not see the variables of functions that are still running, so those are read from
-their frames. Nothing is called on the user's objects: no `repr`, no property, no `__eq__`; and nothing of what is met
-is kept when the search is over.
+backwards; a path has few. A name is where a path ends (see `python_names`), unless what it leads to cannot be what grows: then the
+search goes on to who holds that, for a function made anew with every turn (a hook, a report to be made later) is not what gathers
+but lies in something that does. Nothing is called on the user's objects, and nothing of what is met is kept when the search is over.
 """
 
 import gc
-import inspect
-import sys
-import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Mapping
 from functools import _lru_cache_wrapper
-from types import (
-    AsyncGeneratorType,
-    CellType,
-    CodeType,
-    CoroutineType,
-    FrameType,
-    FunctionType,
-    GeneratorType,
-    MethodType,
-    ModuleType,
-    TracebackType,
-)
-from typing import Any, NamedTuple
+from types import CellType, CodeType, FrameType, FunctionType, ModuleType, TracebackType
+from typing import Any
 
 import torch
 
 from legroom.observe.attribution import is_user_file
+from legroom.observe.holder_words import GENERATORS, NO_ONE, HolderPath, StoredName, in_words
+from legroom.observe.python_names import (
+    CONTAINERS,
+    Root,
+    Variables,
+    attributes_of,
+    file_of,
+    key_of,
+    locals_of,
+)
+from legroom.observe.source_files import built_at
 
-_COPIES_LOCALS = sys.version_info < (3, 13)
-_CONTAINERS = (list, dict, tuple, set, frozenset, deque)
-_GENERATORS = (GeneratorType, CoroutineType, AsyncGeneratorType)
-MOST_LEVELS = 10
+MOST_LEVELS = 12
 MOST_AT_A_LEVEL = 12
+_NO_TURNS: Mapping[int, int] = {}
 
 
-class StoredName(NamedTuple):
-    """A variable or attribute on the way to an object."""
-
-    name: str
-    """As a person would write it, from the root on: `node.parent`."""
-    stored_as: str
-    is_attribute: bool
-    file: str | None
-    function: str
-
-
-class HolderPath(NamedTuple):
-    """How a name in the program leads to an object."""
-
-    name: str
-    """As a person would write it: `losses`, `trainer.history`, `Probe.seen`; "" where no name leads there."""
-    stored_as: str
-    """The last name on the way: the variable or attribute into which things are put."""
-    is_attribute: bool
-    """Whether `stored_as` is an attribute."""
-    how: str
-    """`container`, `variable`, `cache`, `exception`, `closure`, `generator`, `cycle` or `unknown`."""
-    described: str
-    """What the object of that name is: `list, 412 items`."""
-    length: int
-    """How many items; 0 for what is no container."""
-    bounded: bool
-    """Whether the container limits itself (`deque(maxlen=...)`, `lru_cache(maxsize=...)`)."""
-    file: str | None
-    """Where the name lives."""
-    function: str
-    """The function whose local it is; "" for globals and attributes."""
-    line: int
-    """Where that function is now, or where what keeps it is defined; 0 where unknown."""
-    names: tuple["StoredName", ...]
-    """Every name on the way, the nearest to the object first."""
-    contents: frozenset[int]
-    """`id` of everything in the container, one level down and within tuples: to see what else it explains."""
-    container: int = 0
-    """`id` of the container itself; 0 where there is none."""
-
-
-class _Root(NamedTuple):
-    name: str
-    file: str | None
-    function: str
-    line: int
-    how: str
-    is_attribute: bool = False
-
-
-class Variables:
-    """Where the names of running functions and of modules lead, at one moment. Holds `id`s only."""
-
-    def __init__(self, frame: FrameType | None) -> None:
-        """`frame`: where the caller's thread is; the other threads are looked at as well."""
-        self.running: set[int] = set()
-        self.locals: dict[int, _Root] = {}
-        self.namespaces: dict[int, str] = {}
-        self.names: dict[int, str | None] = {}
-        for name, module in list(sys.modules.items()):
-            if isinstance(module, ModuleType):
-                self.namespaces[id(module.__dict__)] = name
-        self._read_stack(frame)
-        others = sys._current_frames()
-        del others[
-            threading.get_ident()
-        ]  # this very frame: to hold it in its own variable would pin all of it
-        for innermost in others.values():
-            self._read_stack(innermost)
-
-    def _read_stack(self, frame: FrameType | None) -> None:
-        while frame is not None:
-            self.running.add(id(frame))
-            code = frame.f_code
-            if is_user_file(code.co_filename):
-                if code.co_flags & inspect.CO_OPTIMIZED:
-                    for name, value in locals_of(frame):
-                        self.locals.setdefault(
-                            id(value),
-                            _Root(name, code.co_filename, code.co_name, frame.f_lineno or 0, "variable"),
-                        )
-                        del value
-                elif id(frame.f_globals) not in self.namespaces:
-                    self.namespaces[id(frame.f_globals)] = "__main__"
-                self.names.setdefault(id(frame.f_globals), code.co_filename)
-            frame = frame.f_back
-
-
-def locals_of(frame: FrameType) -> Iterator[tuple[str, Any]]:
-    """A function's variables. CPython up to 3.12 keeps the copy that this makes in the frame: it is emptied again."""
-    variables = frame.f_locals
-    try:
-        for name in list(variables):
-            if isinstance(name, str):
-                yield name, variables[name]
-    finally:
-        if _COPIES_LOCALS and variables is not frame.f_globals:
-            variables.clear()
-
-
-def find_path(target: Any, variables: Variables, *, least: int = 0) -> HolderPath:
-    """Who keeps `target` alive. `least`: a container of fewer items is named only if nothing else leads there.
+def find_path(
+    target: Any, variables: Variables, *, least: int = 0, made: Mapping[int, int] = _NO_TURNS
+) -> HolderPath:
+    """Who keeps `target` alive. `least`: a container of fewer items is named only if nothing else leads there. `made`: `id` of a
+    tensor → the turn in which it was made, as far as known: what has tensors of several turns is what grows.
 
     The caller may hold the target in local variables of plain functions; a list or a generator of its own would be found.
     """
-    search = _Search(variables, least)
+    search = _Search(variables, least, made)
     try:
         return search.run(target)
     finally:
@@ -167,9 +64,10 @@ def held_by_python(targets: list[Any], variables: Variables) -> set[int]:
 
 
 class _Search:
-    def __init__(self, variables: Variables, least: int) -> None:
+    def __init__(self, variables: Variables, least: int, made: Mapping[int, int]) -> None:
         self._variables = variables
         self._least = least
+        self._made = made
         self._ours: set[int] = set()
         """`id`s of the lists that the search itself has in hand."""
         self._met: dict[int, Any] = {}
@@ -189,18 +87,25 @@ class _Search:
             self._ours = {id(self._met), id(level), id(leading)}
             for item in level:
                 root = self._root_of(item)
-                if root is None:
-                    leading.append(item)
-                    continue
-                path = self._path(root, item)
-                if path.length >= self._least or path.how not in ("variable", "container"):
+                path = self._path(root, item) if root is not None else None
+                if path is not None and self._is_enough(path):
                     return path
-                if second_best is None or path.length > second_best.length:
+                if path is not None and (second_best is None or path.length > second_best.length):
                     second_best = path
+                if path is None or id(item) not in self._variables.namespaces:
+                    leading.append(item)
             level = self._next_level(leading) if leading else []
             if not level:
                 break
-        return second_best or self._unrooted(target)
+        return second_best or self._being_built() or self._unrooted(target)
+
+    def _is_enough(self, path: HolderPath) -> bool:
+        """Whether a path leads to something that can grow. A function or generator may itself lie in what does."""
+        if path.how in ("cache", "exception"):
+            return True
+        if path.names and not any(name.file is None or is_user_file(name.file) for name in path.names):
+            return False  # in a library's own hands
+        return path.turns >= 2 or path.length >= self._least
 
     def _next_level(self, level: list[Any]) -> list[Any]:
         referrers = gc.get_referrers(*level)
@@ -223,13 +128,13 @@ class _Search:
 
     # --- where a search ends
 
-    def _root_of(self, item: Any) -> _Root | None:
+    def _root_of(self, item: Any) -> Root | None:
         namespace = self._variables.namespaces.get(id(item)) if isinstance(item, dict) else None
         if namespace is not None:
             return self._global(item, namespace)
         if isinstance(item, FunctionType):
             child = self._child(item)
-            root = _closure(item, self._child(child) if child is item.__closure__ else child)
+            root = _closure(item, child, self._child(child))
             if root is not None:
                 return root
         if isinstance(item, type):
@@ -239,27 +144,27 @@ class _Search:
             code = getattr(item.__wrapped__, "__code__", None)
             name = getattr(item, "__name__", "")
             if isinstance(code, CodeType):
-                return _Root(name, code.co_filename, code.co_name, code.co_firstlineno, "cache")
-        if isinstance(item, _GENERATORS):
+                return Root(name, code.co_filename, code.co_name, 0, "cache")
+        if isinstance(item, GENERATORS):
             root = _suspended(item, self._child(item))
             if root is not None:
                 return root
-        return self._variables.locals.get(id(item))
+        return next(iter(self._variables.locals.get(id(item), ())), None)
 
     def _child(self, item: Any) -> Any:
         return self._met.get(self._leads_to.get(id(item), 0))
 
-    def _global(self, namespace: dict[str, Any], module: str) -> _Root | None:
-        name = _key_of(namespace, self._child(namespace))
+    def _global(self, namespace: dict[str, Any], module: str) -> Root | None:
+        name = key_of(namespace, self._child(namespace))
         if name is None:
             return None
         file = self._variables.names.get(id(namespace)) or namespace.get("__file__")
         shown = f"sys.{name}" if module == "sys" else name
-        return _Root(shown, file if isinstance(file, str) else None, "", 0, "variable")
+        return Root(shown, file if isinstance(file, str) else None, "", 0, "variable")
 
     # --- from the root to the target, in words
 
-    def _path(self, root: _Root, item: Any) -> HolderPath:
+    def _path(self, root: Root, item: Any) -> HolderPath:
         """`item` is what the root names, or the namespace in which the name stands."""
         chain = self._chain(item)
         if (isinstance(item, dict) and id(item) in self._variables.namespaces) or root.how in (
@@ -271,19 +176,42 @@ class _Search:
             chain = chain[1:] if chain[1] is not _class_namespace(item, chain[1]) else chain[2:]
         while chain and (isinstance(chain[0], CellType) or _is_closure(chain[0])):
             chain = chain[1:]
-        return _in_words(root, chain)
+        path = in_words(root, chain, self._made)
+        if not chain or path.stored_as != root.name:
+            return path
+        others = self._variables.others(root, chain[0])
+        return path._replace(
+            aliases=tuple(
+                StoredName(each.name, each.name, False, each.file, each.function) for each in others
+            )
+        )
+
+    def _being_built(self) -> HolderPath | None:
+        """A list that a statement is still filling: `losses = [step(x) for x in data]`. No name leads there before it is done."""
+        grown = [
+            item for item in self._met.values() if isinstance(item, CONTAINERS) and len(item) >= self._least
+        ]
+        if not grown or not self._least:
+            return None
+        for file, line, function in self._variables.lines:
+            name = built_at(file, line)
+            if name is not None:
+                function = "" if function.startswith("<") else function
+                root = Root(name or function or "(a list being built)", file, function, line, "variable")
+                return in_words(root, self._chain(grown[-1]), self._made)
+        return None
 
     def _unrooted(self, target: Any) -> HolderPath:
         """No name leads there: an instance's attribute, a reference cycle, or nothing in Python."""
         chain: list[Any] = []
         for item in reversed(self._met.values()):
-            if not isinstance(item, _CONTAINERS) and attributes_of(item) is not None and item is not target:
+            if not isinstance(item, CONTAINERS) and attributes_of(item) is not None and item is not target:
                 chain = self._chain(item)
                 break
         if not chain:
             return NO_ONE
         owner = chain[0]
-        path = _in_words(_Root(type(owner).__name__, _file_of(type(owner)), "", 0, "cycle"), chain)
+        path = in_words(Root(type(owner).__name__, file_of(type(owner)), "", 0, "cycle"), chain, self._made)
         closing = _closes_cycle(owner)
         return path if closing is None else path._replace(stored_as=closing, is_attribute=True)
 
@@ -293,10 +221,6 @@ class _Search:
             chain.append(item)
             item = self._child(item)
         return chain
-
-
-NO_ONE = HolderPath("", "", False, "unknown", "", 0, False, None, "", 0, (), frozenset())
-"""No path was found."""
 
 
 def _closes_cycle(owner: Any) -> str | None:
@@ -312,164 +236,25 @@ def _closes_cycle(owner: Any) -> str | None:
     return None
 
 
-def _in_words(root: _Root, chain: list[Any]) -> HolderPath:
-    """The name of what grows: the largest container on the way, or else the last name before the target."""
-    name, stored_as, is_attribute = root.name, root.name.rpartition(".")[2], root.is_attribute
-    file, function, line, how = root.file, root.function, root.line, root.how
-    best = StoredName(name, stored_as, is_attribute, file, function)
-    names = [best]
-    best_container: Any = None
-    for position, item in enumerate(chain):
-        if isinstance(item, BaseException | TracebackType | FrameType) and how in ("variable", "closure"):
-            how = "exception"
-        if isinstance(item, _lru_cache_wrapper):
-            code = getattr(item.__wrapped__, "__code__", None)
-            if isinstance(code, CodeType):
-                how, file, line = "cache", code.co_filename, code.co_firstlineno
-                best = StoredName(code.co_name, code.co_name, False, file, code.co_name)
-                best_container = None
-                break
-        if isinstance(item, _GENERATORS) and how == "variable":
-            how = "generator"
-        if how == "exception" and isinstance(item, FrameType):
-            break
-        owner = chain[position - 1] if position else None
-        contains = isinstance(item, _CONTAINERS) and not _is_namespace_of(item, owner)
-        if contains and (best_container is None or len(item) > len(best_container)):
-            best_container, best = item, StoredName(name, stored_as, is_attribute, file, function)
-        following = chain[position + 1] if position + 1 < len(chain) else None
-        if following is None:
-            break
-        step = _attribute(owner, following) if _is_namespace_of(item, owner) else _step_into(item, following)
-        if step is not None:
-            text, key, attribute, owner_file = step
-            name += text
-            if key:
-                stored_as, is_attribute = key, attribute
-            if owner_file is not None:
-                file, function, line = owner_file, "", 0
-            names.append(StoredName(name, stored_as, is_attribute, file, function))
-            if best_container is None:
-                best = names[-1]
-    grown = best_container
-    if grown is not None and how in ("variable", "closure"):
-        how = "container" if how == "variable" else "closure"
-    described, length, bounded = _described(grown) if grown is not None else (_kind(chain), 0, False)
-    contents = frozenset(_contents(grown)) if grown is not None else frozenset()
-    bounded = bounded or (how == "cache" and _is_bounded_cache(chain))
-    return HolderPath(
-        best.name, best.stored_as, best.is_attribute, how, described, length, bounded, best.file, best.function,
-        line, tuple(reversed(names)), contents, id(grown) if grown is not None else 0,
-    )  # fmt: skip
+def _closure(function: FunctionType, child: Any, grandchild: Any) -> Root | None:
+    """The variable that a function took along from around it, or the argument whose default is kept with it."""
+    code = function.__code__
 
+    def root(name: str) -> Root:
+        return Root(name, code.co_filename, code.co_name, code.co_firstlineno, "closure")
 
-def _is_bounded_cache(chain: list[Any]) -> bool:
-    cache = next((item for item in chain if isinstance(item, _lru_cache_wrapper)), None)
-    return cache is not None and (cache.cache_info().maxsize or _LARGE) < _LARGE
-
-
-_LARGE = 1025
-"""A cache of more entries than that does not limit anything."""
-
-
-def _kind(chain: list[Any]) -> str:
-    last = chain[-1] if chain else None
-    return "tensor" if isinstance(last, torch.Tensor) else type(last).__name__
-
-
-def _described(container: Any) -> tuple[str, int, bool]:
-    length = len(container)
-    bounded = isinstance(container, deque) and container.maxlen is not None
-    items = f"{length:,} item{'s' if length != 1 else ''}"
-    return f"{type(container).__name__}, {items}", length, bounded
-
-
-def _contents(container: Any, depth: int = 2) -> Iterator[int]:
-    values = container.values() if isinstance(container, dict) else container
-    for value in list(values):
-        yield id(value)
-        if depth and isinstance(value, tuple | list | dict) and len(value) < 1000:
-            yield from _contents(value, depth - 1)
-        elif depth and not isinstance(value, torch.Tensor):
-            attributes = attributes_of(value)
-            if attributes is not None and len(attributes) < 100:
-                yield from (id(each) for each in attributes.values())
-
-
-# --- single steps ----------------------------------------------------------------------------------------------------
-
-
-def _step_into(item: Any, following: Any) -> tuple[str, str, bool, str | None] | None:
-    """How `item` leads to `following`: (text to add to the name, the key or attribute, is it one, file of its class)."""
-    if isinstance(item, dict):
-        key = _key_of(item, following)
-        if key is None:
-            return None
-        return f'["{key[:40]}"]', "", False, None
-    if isinstance(item, _CONTAINERS):
-        return None
-    if isinstance(
-        item, MethodType | CellType | FunctionType | TracebackType | FrameType | BaseException | type
-    ):
-        return None
-    return _attribute(item, following)
-
-
-def _attribute(owner: Any, following: Any) -> tuple[str, str, bool, str | None] | None:
-    attributes = attributes_of(owner)
-    key = _key_of(attributes, following) if attributes is not None else None
-    return (f".{key}", key, True, _file_of(type(owner))) if key is not None else None
-
-
-def attributes_of(item: Any) -> dict[str, Any] | None:
-    """An instance's attributes, without running any code of its class."""
-    if isinstance(item, (*_CONTAINERS, type, ModuleType, torch.Tensor, FunctionType)):
-        return None
-    try:
-        attributes = object.__getattribute__(item, "__dict__")
-        if isinstance(attributes, dict) and attributes:
-            return attributes
-    except (AttributeError, TypeError):
-        pass
-    slots: dict[str, Any] = {}
-    for kind in type(item).__mro__:
-        names = kind.__dict__.get("__slots__", ())
-        for name in (names,) if isinstance(names, str) else names:
-            descriptor = kind.__dict__.get(name)
-            if inspect.ismemberdescriptor(descriptor):
-                try:
-                    slots[name] = descriptor.__get__(item)
-                except AttributeError:
-                    continue
-    return slots or None
-
-
-def _key_of(mapping: dict[Any, Any], value: Any) -> str | None:
-    for key, each in list(mapping.items()):
-        if each is value and isinstance(key, str):
-            return key
-    return None
-
-
-def _is_namespace_of(item: Any, owner: Any) -> bool:
-    """Whether a dict is an instance's attributes rather than a container of the user's."""
-    return isinstance(item, dict) and owner is not None and attributes_of(owner) is item
-
-
-def _closure(function: FunctionType, cell: Any) -> _Root | None:
-    for name, each in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+    cell = grandchild if child is function.__closure__ else child
+    for name, each in zip(code.co_freevars, function.__closure__ or (), strict=False):
         if each is cell:
-            code = function.__code__
-            return _Root(name, code.co_filename, code.co_name, code.co_firstlineno, "closure")
-    if any(cell is each for each in (function.__defaults__, function.__kwdefaults__)):
-        code = function.__code__
-        return _Root(
-            f"default argument of {code.co_name}",
-            code.co_filename,
-            code.co_name,
-            code.co_firstlineno,
-            "closure",
-        )
+            return root(name)
+    positional = code.co_varnames[: code.co_argcount]
+    defaults = function.__defaults__ or ()
+    if child is defaults and defaults:
+        named = zip(positional[-len(defaults) :], defaults, strict=False)
+        return next((root(name) for name, value in named if value is grandchild), None)
+    if child is function.__kwdefaults__ and isinstance(child, dict):
+        keyword = key_of(child, grandchild)
+        return root(keyword) if keyword is not None else None
     return None
 
 
@@ -484,14 +269,14 @@ def _class_namespace(kind: type, child: Any) -> Any:
     )
 
 
-def _class_attribute(kind: type, child: Any, grandchild: Any) -> _Root | None:
+def _class_attribute(kind: type, child: Any, grandchild: Any) -> Root | None:
     for name, value in kind.__dict__.items():
         if value is child or (grandchild is not None and value is grandchild):
-            return _Root(f"{kind.__name__}.{name}", _file_of(kind), "", 0, "variable", is_attribute=True)
+            return Root(f"{kind.__name__}.{name}", file_of(kind), "", 0, "variable", True, kind)
     return None
 
 
-def _suspended(generator: Any, child: Any) -> _Root | None:
+def _suspended(generator: Any, child: Any) -> Root | None:
     frame = next(
         (f for f in (getattr(generator, name, None) for name in ("gi_frame", "cr_frame", "ag_frame")) if f),
         None,
@@ -500,7 +285,7 @@ def _suspended(generator: Any, child: Any) -> _Root | None:
         return None
     name = next((name for name, value in locals_of(frame) if value is child), "")
     code = frame.f_code
-    return _Root(name or code.co_name, code.co_filename, code.co_name, frame.f_lineno or 0, "generator")
+    return Root(name or code.co_name, code.co_filename, code.co_name, frame.f_lineno or 0, "generator")
 
 
 def _which(referrer: Any, level: list[Any]) -> Any:
@@ -535,9 +320,3 @@ def _is_ours(code: CodeType) -> bool:
 
 
 _OURS = __file__.rpartition("observe")[0]
-
-
-def _file_of(kind: type) -> str | None:
-    module = sys.modules.get(getattr(kind, "__module__", "") or "")
-    file = getattr(module, "__file__", None)
-    return file if isinstance(file, str) else None

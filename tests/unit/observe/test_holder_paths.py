@@ -1,5 +1,6 @@
 """Every way in which Python keeps a tensor is told by the name that leads to it."""
 
+import contextvars
 import functools
 import gc
 import sys
@@ -11,7 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from legroom.observe.holder_paths import HolderPath, Variables, find_path
+from legroom.observe.holder_paths import find_path
+from legroom.observe.holder_words import HolderPath
+from legroom.observe.python_names import Variables
 
 GLOBAL: list[Any] = []
 
@@ -241,3 +244,108 @@ def test_a_search_leaves_nothing_alive() -> None:
         assert reference() is None
     finally:
         gc.enable()
+
+
+def test_functions_that_took_a_tensor_along_are_told_by_the_list_they_lie_in() -> None:
+    def later(value: torch.Tensor) -> Any:
+        return lambda: value.sum()
+
+    reports = [later(torch.ones(1)) for _ in range(5)]
+    path = path_to(lambda: reports[2].__closure__[0].cell_contents, least=4)
+    assert (path.name, path.described) == ("reports", "list, 5 items")
+
+
+def test_a_default_argument_is_told_by_its_name() -> None:
+    def remember(value: Any, seen: list[Any] = []) -> None:  # noqa: B006  (what is tested)
+        seen.append(value)
+
+    for _ in range(4):
+        remember(torch.ones(1))
+    path = path_to(lambda: remember.__defaults__[0][1], least=4)  # type: ignore[index]
+    assert (path.name, path.function) == ("seen", "remember")
+
+
+def test_the_lists_of_a_module_are_told_as_one_writes_them() -> None:
+    model = torch.nn.Module()
+    model.prompts = torch.nn.ParameterList(torch.ones(1) for _ in range(5))
+    path = path_to(lambda: model.prompts[3], least=4)
+    assert (path.name, path.stored_as) == ("model.prompts", "prompts")
+
+
+def test_a_context_variable() -> None:
+    variable: contextvars.ContextVar[list[Any]] = contextvars.ContextVar("history")
+    token = variable.set([torch.ones(1) for _ in range(4)])
+    assert path_to(lambda: variable.get()[1]).name == "history"
+    variable.reset(token)
+
+
+def test_what_a_statement_is_still_building_has_the_name_it_will_have() -> None:
+    built = path_while_building()
+    assert (built.name, built.described) == ("losses", "list, 4 items")
+
+
+def numbered(number: int) -> Any:
+    return next(o for o in gc.get_objects() if type(o) is torch.Tensor and vars(o).get("number") == number)
+
+
+def path_while_building() -> HolderPath:
+    found: list[HolderPath] = []
+
+    def step(i: int) -> torch.Tensor:
+        made = torch.full((1,), float(i))
+        made.number = i  # type: ignore[attr-defined]
+        if i == 4:
+            found.append(find_path(numbered(3), Variables(sys._getframe()), least=4))
+        return made
+
+    losses = [step(i) for i in range(5)]
+    del losses
+    return found[0]
+
+
+def test_of_nested_containers_the_one_with_tensors_of_many_turns_is_named() -> None:
+    curves = {"loss": [torch.ones(1) for _ in range(4)], **{str(n): [] for n in range(9)}}
+    made = {id(each): turn for turn, each in enumerate(curves["loss"])}
+    path = find_path(curves["loss"][2], Variables(sys._getframe()), made=made)
+    assert (path.name, path.turns) == ('curves["loss"]', 4)
+
+
+def test_of_rows_of_many_columns_the_list_of_rows_is_named() -> None:
+    rows = [{str(n): torch.ones(1) for n in range(9)} for _ in range(4)]
+    made = {id(each): turn for turn, row in enumerate(rows) for each in row.values()}
+    path = find_path(rows[1]["3"], Variables(sys._getframe()), made=made)
+    assert (path.name, path.described) == ("rows", "list, 4 items")
+
+
+def test_attributes_that_gather_are_told_by_their_object() -> None:
+    owner = Owner()
+    for n in range(6):
+        setattr(owner, f"loss_{n}", torch.ones(1))
+    made = {id(value): n for n, value in enumerate(vars(owner).values()) if isinstance(value, torch.Tensor)}
+    path = find_path(owner.loss_3, Variables(sys._getframe()), made=made)  # type: ignore[attr-defined]
+    assert (path.name, path.turns) == ("owner", 6)
+
+
+def test_an_argument_also_has_the_name_of_the_caller() -> None:
+    def inner(argument: list[Any]) -> HolderPath:
+        return find_path(argument[0], Variables(sys._getframe()))
+
+    owned = [torch.ones(1)]
+    path = inner(owned)
+    assert path.name == "argument"
+    assert "owned" in [each.name for each in path.aliases]
+
+
+def test_a_cache_keyed_by_numbers_may_only_be_filling() -> None:
+    @functools.cache
+    def table(n: int) -> torch.Tensor:
+        return torch.ones(n)
+
+    @functools.cache
+    def doubled(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor * 2
+
+    argument = torch.ones(1)
+    table(3), doubled(argument)
+    assert path_to(lambda: table(3)).is_mapping
+    assert not path_to(lambda: doubled(argument)).is_mapping

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from legroom.observe import storing_lines
+from legroom.observe.source_calls import calls_in
+from legroom.observe.source_files import tree_of
 from legroom.observe.storing_lines import Stored, find_feeding, find_storing
 
 
@@ -13,7 +14,8 @@ def read(tmp_path: Path):  # type: ignore[no-untyped-def]
     def search(source: str, name: str, *, is_attribute: bool = False, function: str = "") -> Stored:
         file = tmp_path / "train.py"
         file.write_text(source)
-        storing_lines._tree.cache_clear()
+        tree_of.cache_clear()
+        calls_in.cache_clear()
         return find_storing(name, is_attribute=is_attribute, file=str(file), function=function)
 
     return search
@@ -107,3 +109,93 @@ def test_a_variable_of_the_same_name_within_a_function_is_another(tmp_path: Path
     )
     found = find_storing("hidden", is_attribute=False, file=str(script))
     assert [each.line for each in found.statements] == [5]
+
+
+TWO_LOGS = """
+class Validation:
+    def __init__(self): self.values = []
+    def add(self, v): self.values.append(v)
+    def reset(self): self.values.clear()
+class Training:
+    def __init__(self): self.values = []
+    def add(self, v): self.values.append(v)
+log = Training()
+other = Validation()
+other.reset()
+"""
+
+
+def test_an_attribute_of_the_same_name_in_another_class_is_another(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(TWO_LOGS)
+    own = find_storing("values", is_attribute=True, file=str(file), classes=frozenset({"Training", "object"}))
+    assert ([each.line for each in own.statements], own.shrinks) == ([8], False)
+    other = find_storing("values", is_attribute=True, file=str(file), classes=frozenset({"Validation"}))
+    assert other.shrinks
+
+
+BUFFER = """
+class Buffer:
+    def __init__(self): self.data = []
+    def push(self, x): self.data.append(x)
+    def empty(self): self.data.clear()
+buffer = Buffer()
+for x in stream:
+    buffer.push(x)
+"""
+
+
+def test_a_method_that_no_one_calls_empties_nothing(read) -> None:
+    assert not read(BUFFER, "data", is_attribute=True).shrinks
+    assert read(BUFFER + "    buffer.empty()\n", "data", is_attribute=True).emptied
+
+
+METER = """
+class Meter:
+    def __init__(self): self.reset()
+    def reset(self): self.values = []
+    def update(self, x): self.values.append(x)
+meter = Meter()
+for epoch in range(3):
+    {call}
+    for x in stream:
+        meter.update(x)
+"""
+
+
+def test_a_method_that_a_loop_calls_makes_anew(read) -> None:
+    assert read(METER.format(call="meter.reset()"), "values", is_attribute=True).resets
+
+
+def test_a_method_that_only_the_constructor_calls_does_not(read) -> None:
+    assert not read(METER.format(call="pass"), "values", is_attribute=True).resets
+
+
+def test_what_a_loop_runs_over_is_asked_for_once(read) -> None:
+    source = "def batches(n):\n    seen = []\n    for i in range(n):\n        seen.append(i)\n        yield i\nfor x in batches(9):\n    pass\n"
+    assert not read(source, "seen", function="batches").resets
+
+
+def test_of_several_statements_the_one_with_the_key_at_hand_is_named(read) -> None:
+    source = 'for x in data:\n    totals["n"] += count\n    totals["loss"] += loss\n'
+    assert [each.line for each in read(source, "totals").candidates(("loss",))] == [3]
+
+
+@pytest.mark.parametrize(
+    "statement", ["total.add_(loss)", "total[i] = loss", "total[a:b] = loss", "kept[len(kept):] = [loss]"]
+)
+def test_writing_into_a_tensor_stores_and_limits_nothing(read, statement: str) -> None:
+    stored = read(f"for x in data:\n    {statement}\n", statement.partition("[")[0].partition(".")[0])
+    assert ([each.line for each in stored.statements], stored.shrinks) == ([2], False)
+
+
+def test_what_is_stored_only_below_a_limit_says_so(read) -> None:
+    stored = read(
+        "for i in data:\n    if i < 6:\n        kept.append(x)\n    else:\n        kept.append(y)\n", "kept"
+    )
+    assert [each.guarded for each in stored.statements] == [True, False]
+
+
+def test_the_name_mangled_by_python_is_the_same(read) -> None:
+    source = "class T:\n    def f(self, x):\n        self.__kept.append(x)\n"
+    assert [each.line for each in read(source, "_T__kept", is_attribute=True).statements] == [3]

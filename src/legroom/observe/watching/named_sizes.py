@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from legroom.observe.attribution import is_user_file
-from legroom.observe.holder_paths import attributes_of, locals_of
+from legroom.observe.python_names import attributes_of, locals_of
 from legroom.observe.storages import storage_of
 
 

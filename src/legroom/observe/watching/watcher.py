@@ -16,7 +16,7 @@ from dataclasses import replace
 import torch
 
 from legroom.memory.kept import Kept
-from legroom.observe.storing_lines import is_limited_at
+from legroom.observe.storing_lines import find_at
 from legroom.observe.watching.attention import Attention
 from legroom.observe.watching.counters import Counters
 from legroom.observe.watching.graph_births import Roots, StepMarks
@@ -38,7 +38,7 @@ LOOKS_AFTER_ALL = LOOKS_OF_TENSORS + 3
 """So many looks show every sign there is: a window that found one leak stays open until then, for there may be another."""
 LONG_LOOKS = 18
 """Before the first optimizer step, a graph must grow for longer."""
-WARMING_TURNS = 20
+WARMING_TURNS = 13
 """A cache that still takes something in with every turn after so many more is no longer warming up."""
 
 
@@ -182,7 +182,7 @@ class Watcher:
             if turn < first + WARMING_TURNS or suspect.length - length < 0.9 * (turn - first):
                 return False
         if suspect.unplaced:
-            return self._trace(kept, suspect.unplaced)
+            return self._trace(kept, suspect)
         self._tell(kept)
         return True
 
@@ -192,17 +192,17 @@ class Watcher:
 
     # --- where the source does not say which line stores
 
-    def _trace(self, kept: Kept, container: int) -> bool:
+    def _trace(self, kept: Kept, suspect: Suspect) -> bool:
         """True once it is told, or will be."""
         place = self._places.get((kept.name, kept.file))
         if place is not None:
-            if is_limited_at(place.file, place.line):
+            if _is_limited(kept, place):
                 return False
             self._tell(_placed(kept, place))
         elif self._traced is not None:
             return False  # one at a time
         else:
-            trace = StoringTrace(container)
+            trace = StoringTrace(suspect.unplaced, replaced=suspect.replaced)
             if trace.begin(sys._getframe()):
                 self._traced = kept, trace, self.turn + TRACED_TURNS
             else:
@@ -220,10 +220,16 @@ class Watcher:
         self._traced = None
         if trace.place is not None:
             self._places[kept.name, kept.file] = trace.place
-            if is_limited_at(trace.place.file, trace.place.line):
+            if _is_limited(kept, trace.place):
                 return
             kept = _placed(kept, trace.place)
         self._tell(kept)
+
+
+def _is_limited(kept: Kept, place: Place) -> bool:
+    """Whether the source limits what is stored there, by the name that it has there."""
+    found = find_at(place.file, place.line)
+    return found.limited or (found.emptied and kept.kind != "graph")
 
 
 def _placed(kept: Kept, place: Place) -> Kept:

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -21,9 +22,13 @@ import torch
 from legroom.memory.kept import How, Kept, Kind
 from legroom.observe import storing_lines
 from legroom.observe.attribution import is_user_file
-from legroom.observe.holder_paths import NO_ONE, HolderPath, Variables, find_path, held_by_python
+from legroom.observe.holder_paths import find_path, held_by_python
+from legroom.observe.holder_words import NO_ONE, HolderPath, StoredName
+from legroom.observe.python_names import Variables
+from legroom.observe.source_files import is_in_loop
+from legroom.observe.source_reader import Storing
 from legroom.observe.storages import storage_of
-from legroom.observe.storing_lines import Stored, Storing, find_storing
+from legroom.observe.storing_lines import Stored, find_storing
 from legroom.observe.watching.census import Followed, accounted_for, look_around
 from legroom.observe.watching.graph_births import Births, Share, StepMarks, roots
 from legroom.observe.watching.named_sizes import Named, named_sizes
@@ -52,6 +57,8 @@ class Suspect:
     length: int
     unplaced: int = 0
     """`id` of the container, where the source does not say which line stores into it."""
+    replaced: bool = False
+    """Whether what is in that container is replaced by something that has grown, rather than added to."""
 
 
 Targets = list["weakref.ref[torch.Tensor]"]
@@ -77,6 +84,10 @@ class _Signs:
     with_graph: frozenset[int] = frozenset()
     """`id`s of those of `gathered` that hold a graph."""
     nodes_of_turn: int = 0
+    with_gradient: Targets = field(default_factory=list)
+    """Parameters whose gradients hold a graph."""
+    made: dict[int, int] = field(default_factory=dict)
+    """`id` of a tensor → the turn in which it was made, or first seen."""
     uneasy: bool = False
     """Worth another look."""
 
@@ -138,7 +149,9 @@ class Window:
         # Where calls of a model are the turns, a list may be a text that is being written, word by word.
         matters = matters and not self._ticks.by_calls
         gathers = matters and self._rising(3) and bool(newest) and bool(by_birth.get(turn - 2))
-        signs = _Signs(uneasy=len(kept) >= 2 or gathers)
+        made = {id(tensor): birth for birth, born in by_birth.items() for tensor in born}
+        made |= {id(tensor): step for tensor, node in held if (step := births.step_of(node)) is not None}
+        signs = _Signs(uneasy=len(kept) >= 2 or gathers, made=made)
         if self._is_kept(kept, turn, evaluating):
             when = [(tensor, births.step_of(node)) for tensor, node in held]
             old = [tensor for tensor, made in when if made is not None and kept[0] <= made <= turn - 2]
@@ -164,6 +177,7 @@ class Window:
                 shares=shares,
                 old=_referred(old),
                 carrying=_referred(carrying),
+                with_gradient=_referred([tensor for tensor in tensors if _has_graph_of_gradient(tensor)][:1]),
             )
         generations = [by_birth.get(turn - back, []) for back in range(1, LOOKS_OF_TENSORS + 1)]
         if not self._ticks.trains:
@@ -208,13 +222,13 @@ class Window:
         """Who holds old tensors with a graph; if no one does, which of the new ones carries the old graph on."""
         if not signs.turns_kept:
             return []
-        found = [each for each in holders.of(signs.old, least=_grown_by(turn)) if _gathers(each)]
-        carrying = [each for each in holders.of(signs.carrying) if each.path.how != "unknown"]
+        found = [each for each in holders.of(signs.old, signs.made, least=_grown_by(turn)) if _gathers(each)]
+        carrying = [each for each in holders.of(signs.carrying, signs.made) if each.path.how != "unknown"]
         feeding = [each for each in carrying if any(one.feeds_itself for one in each.stored.statements)]
         if found:  # of two leaks at once, one may carry its graph on
             found += feeding[:1]
         else:
-            found = (feeding or carrying)[:1]
+            found = (feeding or carrying or self._gradients(signs, holders))[:1]
         if not found and self.looks >= LOOKS - 1:
             found = [_Found(NO_ONE, storing_lines.NOTHING, 0)]
         suspects: list[Suspect] = []
@@ -228,8 +242,21 @@ class Window:
             )  # fmt: skip
         return suspects
 
+    def _gradients(self, signs: _Signs, holders: "_Holders") -> list["_Found"]:
+        """Who has the parameters whose gradients carry a graph on, and the line of the backward pass that makes it so."""
+        place = self._ticks.graph_of_gradients
+        if place is None:
+            return []
+        line = Storing(place.file, place.line, place.function, True, False, False, False, True)
+        return [
+            _Found(each.path._replace(name=f"{each.path.name}.grad", how="variable", container=0, length=0),
+                   storing_lines.NOTHING._replace(statements=(line,)), each.target)
+            for each in holders.of(signs.with_gradient, {})
+            if each.path.how != "unknown"
+        ]  # fmt: skip
+
     def _gathered(self, signs: _Signs, holders: "_Holders", turn: int) -> list[Suspect]:
-        held = holders.of(signs.gathered, least=_grown_by(turn))
+        held = holders.of(signs.gathered, signs.made, least=_grown_by(turn))
         found = [each for each in held if each.path.how != "unknown" and not _is_passing(each)]
         suspects: list[Suspect] = []
         for each in found:
@@ -293,7 +320,7 @@ class _Holders:
         self.found = False
         """Whether anyone was found."""
 
-    def of(self, targets: Targets, least: int = 0) -> list[_Found]:
+    def of(self, targets: Targets, made: dict[int, int], least: int = 0) -> list[_Found]:
         if not targets:
             return []
         if self._variables is None:
@@ -308,7 +335,7 @@ class _Holders:
             if searches >= MOST_PATHS or (useful and time.perf_counter() - began > SECONDS_ENOUGH):
                 break
             searches += 1
-            path, stored = _with_source(find_path(tensor, self._variables, least=least))
+            path, stored = _with_source(find_path(tensor, self._variables, least=least, made=made))
             each = _Found(path, stored, id(tensor))
             self._explained |= {id(tensor), *path.contents}
             del tensor
@@ -325,21 +352,37 @@ class _Holders:
 
 def _suspect(found: _Found, *, kind: Kind, **figures: Any) -> Iterator[Suspect]:
     path, stored, _ = found
-    if path.bounded or (stored.shrinks and path.how not in ("cache", "exception")):
+    limits_itself = path.how in ("cache", "exception")
+    if path.bounded or (stored.limited and not limits_itself) or (stored.emptied and kind != "graph"):
         return
-    how, place = _how(path, stored), _place(path, stored)
-    unplaced = path.container if place is None and path.how in ("container", "variable", "closure") else 0
+    how = _how(path, stored)
+    candidates = _candidates(path, stored)
+    place = candidates[0] if candidates else None
+    # Seen is better than read: where the source names several lines, or none that could fill a container, the loop is traced.
+    unsure = place is None or (
+        path.container and (place.replaces or len({each.line for each in candidates}) > 1)
+    )
+    traceable = path.container and path.how in ("container", "variable", "closure", "generator")
     kept = Kept(
         kind=kind,
         how=how,
         name=path.name,
         described=path.described,
         file=place.file if place else path.file,
-        line=place.line if place else None if unplaced else path.line or None,
+        line=place.line if place else None if traceable else path.line or None,
         function=place.function if place else path.function,
         **figures,
     )
-    yield Suspect(kept, stored.looks_first and how in ("container", "closure"), path.length, unplaced)
+    looks = path.how == "cache" or (stored.looks_first and how in ("container", "closure"))
+    filling = looks and path.is_mapping
+    ends = place is not None and place.guarded and bool(path.container)
+    yield Suspect(
+        kept,
+        filling or ends or stored.emptied,
+        path.length,
+        path.container if unsure and traceable else 0,
+        path.length < TURNS_KEPT,
+    )
 
 
 def _how(path: HolderPath, stored: Stored) -> How:
@@ -349,13 +392,15 @@ def _how(path: HolderPath, stored: Stored) -> How:
     return path.how  # type: ignore[return-value]
 
 
-def _place(path: HolderPath, stored: Stored) -> Storing | None:
+def _candidates(path: HolderPath, stored: Stored) -> list[Storing]:
+    """The lines that may have stored it, best first."""
     if path.how == "cache":
-        return None  # the cached function itself
-    statement = stored.best
+        return []  # the cached function itself
+    candidates = stored.candidates(path.keys)
     if path.how in ("variable", "container") and path.length < TURNS_KEPT:
-        statement = next((each for each in stored.statements if each.feeds_itself), statement)
-    return statement
+        feeding = stored._replace(statements=tuple(each for each in stored.statements if each.feeds_itself))
+        return feeding.candidates(path.keys) or candidates
+    return candidates
 
 
 def _with_source(path: HolderPath) -> tuple[HolderPath, Stored]:
@@ -363,26 +408,33 @@ def _with_source(path: HolderPath) -> tuple[HolderPath, Stored]:
     if path.how in ("cache", "unknown"):
         return path, storing_lines.NOTHING
     stored = find_storing(
-        path.stored_as, is_attribute=path.is_attribute, file=path.file, function=path.function, line=path.line
-    )
+        path.stored_as, is_attribute=path.is_attribute, file=path.file, function=path.function, line=path.line,
+        classes=path.classes,
+    )  # fmt: skip
     if not is_user_file(path.file or "<user>") and (told := _by_users_name(path)) is not None:
         return told
     if path.how == "variable" or (path.how == "container" and path.length < TURNS_KEPT):
         # Too small to gather much: a name that feeds itself, further up or down (`node = Node(state, node)`, `meters["loss"].total`).
         for name in path.names:
-            found = find_storing(
-                name.stored_as,
-                is_attribute=name.is_attribute,
-                file=name.file,
-                function=name.function,
-                line=path.line,
-            )
+            found = _stored_in(name, path.line)
             if any(each.feeds_itself for each in found.statements):
                 return path._replace(name=name.name, stored_as=name.stored_as), found
+    if not stored.statements:
+        for alias in path.aliases:
+            found = _stored_in(alias)
+            if any(not each.replaces for each in found.statements):
+                return path._replace(name=alias.name, stored_as=alias.stored_as, file=alias.file), found
     if not stored.statements and path.names:
         root = path.names[-1]
         stored = storing_lines.find_feeding(root.name, root.file, root.function, path.line)
     return path, stored
+
+
+def _stored_in(name: StoredName, line: int = 0) -> Stored:
+    return find_storing(
+        name.stored_as, is_attribute=name.is_attribute, file=name.file, function=name.function, line=line,
+        classes=name.classes,
+    )  # fmt: skip
 
 
 def _by_users_name(path: HolderPath) -> tuple[HolderPath, Stored] | None:
@@ -390,12 +442,10 @@ def _by_users_name(path: HolderPath) -> tuple[HolderPath, Stored] | None:
     for name in path.names:
         if name.file is None or not is_user_file(name.file):
             continue
-        stored = find_storing(
-            name.stored_as, is_attribute=name.is_attribute, file=name.file, function=name.function
-        )
+        stored = _stored_in(name)
         if any(not each.replaces for each in stored.statements):
             # `get` looks a key up in a dict; from a queue it takes something out.
-            stored = stored._replace(shrinks=stored.shrinks or stored.looks_first, looks_first=False)
+            stored = stored._replace(limited=stored.limited or stored.looks_first, looks_first=False)
             return path._replace(name=name.name, stored_as=name.stored_as, file=name.file), stored
     return None
 
@@ -421,17 +471,27 @@ def _is_passing(found: _Found) -> bool:
     path, stored, _ = found
     if path.described.startswith("tuple") and not any(each.feeds_itself for each in stored.statements):
         return True
-    return stored.resets or stored.is_made_anew or _belongs_to_a_call(path)
+    if stored.resets or stored.is_made_anew or _belongs_to_a_call(path):
+        return True
+    return any(_stored_in(name).is_constructed_anew for name in path.names if not name.is_attribute)
 
 
 def _belongs_to_a_call(path: HolderPath) -> bool:
-    """Whether a local variable belongs to a function that a loop calls: it dies with the call."""
-    frame = sys._getframe(1)
+    """Whether a local variable, or what it has, belongs to a function that a loop calls, directly or by way of others: it dies with
+    the call."""
+    if not path.names:
+        return False
+    root = path.names[-1]
+    frame: FrameType | None = sys._getframe(1)
+    within = False
     while frame is not None:
-        code, above = frame.f_code, frame.f_back
-        if code.co_filename == path.file and code.co_name == path.function and above is not None:
-            return storing_lines.is_called_in_loop(above.f_code.co_filename, above.f_lineno or 0)
-        frame = above  # type: ignore[assignment]
+        code = frame.f_code
+        if within and is_user_file(code.co_filename) and is_in_loop(code.co_filename, frame.f_lineno or 0):
+            return True
+        within = within or (code.co_filename == root.file and code.co_name == root.function)
+        frame = (
+            frame.f_back if code.co_name != "<module>" else None
+        )  # what runs the script is no loop of its own
     return False
 
 
@@ -442,6 +502,15 @@ def _spread(tensors: list[torch.Tensor], most: int = 4 * MOST_PATHS) -> list[tor
 
 def _referred(tensors: list[torch.Tensor]) -> Targets:
     return [weakref.ref(tensor) for tensor in tensors]
+
+
+def _has_graph_of_gradient(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.requires_grad
+        and tensor.is_leaf
+        and tensor.grad is not None
+        and tensor.grad.grad_fn is not None
+    )
 
 
 def _bytes_of(tensor: torch.Tensor) -> int:
