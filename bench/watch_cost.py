@@ -1,9 +1,9 @@
 """What watching costs and what it sees.
 
-    python -m bench.watch_cost [--parts always-on scan coverage] [--seconds 20] [--json FILE]
+    python -m bench.watch_cost [--parts always-on scan coverage] [--seconds 20] [--layers 12 30] [--json FILE]
 
 1. Always-on: training loops of small operations, plain, with the detector attached and inside `legroom.watch`, in short blocks of
-   the same run in ever new order; medians over all steps, and the plain loop twice, to see the noise. On the CPU processor time is
+   the same run in ever new order; medians within a block, then over all rounds, and the plain loop twice, to see the noise. On the CPU processor time is
    counted, for others may be at work; the backward pass runs on the same thread there.
 2. A scan: with 300,000 objects in the process that Python's collector lists, the time to list all tensors, to follow one of
    them to its holder, and both together (processor time of the thread, for others may be at work), with the machine's load beside it.
@@ -56,6 +56,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--seconds", type=float, default=20.0, help="for each size of step")
+    parser.add_argument("--layers", type=int, nargs="+", default=LAYERS, help="of the loops that are timed")
     options = parser.parse_args()
     torch.set_num_threads(1)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -65,7 +66,7 @@ def main() -> None:
             figures[part] = scan()
             show_scan(figures[part])
         elif part == "always-on":
-            figures[part] = [always_on(device, layers, options.seconds) for layers in LAYERS]
+            figures[part] = [always_on(device, layers, options.seconds) for layers in options.layers]
             show_always_on(figures[part], device)
         else:
             figures[part] = {name: coverage(device, program) for name, program in PROGRAMS.items()}
@@ -77,9 +78,9 @@ def main() -> None:
 def show_always_on(rows: list[dict[str, Any]], device: str) -> None:
     print_table(
         f"Watching while nothing grows, torch {torch.__version__} on {device}: time of a step / that of a plain one",
-        ["plain step", *WAYS[1:], "steps each"],
+        ["plain step", *WAYS[1:], "rounds"],
         [
-            [f"{on['plain_ms']:.2f} ms", *(f"{on[way]:.4f}" for way in WAYS[1:]), str(on["steps"])]
+            [f"{on['plain_ms']:.2f} ms", *(f"{on[way]:.4f}" for way in WAYS[1:]), str(on["rounds"])]
             for on in rows
         ],
     )
@@ -111,7 +112,7 @@ def show_coverage(rows: dict[str, dict[str, float]], device: str) -> None:
 
 
 def always_on(device: str, layers: int, seconds: float) -> dict[str, Any]:
-    """Medians of a step's time, as multiples of the plain one's."""
+    """Medians of a step's time as multiples of the plain one's in the same round, the median over all rounds."""
     model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(layers))).to(device)
     optimizer = torch.optim.Adam(model.parameters(), foreach=False)
     batches = [torch.randn(16, 64, device=device)] * TURNS
@@ -144,29 +145,19 @@ def always_on(device: str, layers: int, seconds: float) -> dict[str, Any]:
         "detector": attached,
         "legroom.watch": lambda: turns(legroom.watch(batches, quiet=True)),
     }
-    times: dict[str, list[float]] = {way: [] for way in WAYS}
-    until = time.perf_counter() + seconds
+    rounds: list[dict[str, float]] = []
     for way in 4 * WAYS:  # past the first looks
         ways[way]()
+    until = time.perf_counter() + seconds
     while time.perf_counter() < until:
-        for way in random.sample(WAYS, len(WAYS)):
-            looked = watcher.seconds_looking, _detector.watcher.seconds_looking
-            taken = ways[way]()
-            # A look belongs to what grows, not to what is always on.
-            if looked == (watcher.seconds_looking, _detector.watcher.seconds_looking):
-                times[way] += taken
-    plain = statistics.median(times["plain"])
-    ratios = {way: statistics.median(times[way]) / plain for way in WAYS}
-    means = {
-        f"{way}, mean": statistics.fmean(_middle(times[way])) / statistics.fmean(_middle(times["plain"]))
-        for way in WAYS
-    }
-    return {"plain_ms": plain * 1e3, "steps": min(map(len, times.values())), **ratios, **means}
-
-
-def _middle(times: list[float]) -> list[float]:
-    """Without the slowest twentieth, which is the machine's."""
-    return sorted(times)[: len(times) * 19 // 20]
+        looked = watcher.seconds_looking, _detector.watcher.seconds_looking
+        medians = {way: statistics.median(ways[way]()) for way in random.sample(WAYS, len(WAYS))}
+        # A look belongs to what grows, not to what is always on.
+        if looked == (watcher.seconds_looking, _detector.watcher.seconds_looking):
+            rounds.append(medians)
+    ratios = {way: statistics.median(each[way] / each["plain"] for each in rounds) for way in WAYS}
+    plain = statistics.median(each["plain"] for each in rounds)
+    return {"plain_ms": plain * 1e3, "rounds": len(rounds), **ratios}
 
 
 def scan() -> dict[str, Any]:
