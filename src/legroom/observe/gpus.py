@@ -62,6 +62,11 @@ def find_gpu(named: str | int) -> Gpu:
                 f"no GPU is known as '{named}': name one of {', '.join(gpu.name for gpu in GPUS)}, "
                 "or give its memory, such as 24GiB"
             )
+        if wanted.replace(".", "", 1).isdecimal() and float(wanted) < MiB:  # no bytes, whatever was meant
+            raise UsageError(
+                f"'{named}' is a number, and a GPU is wanted: a size such as 8GiB, or a name such as rtx4090; to choose among real "
+                "GPUs, set CUDA_VISIBLE_DEVICES"
+            )
     size = parse_size(named)
     return Gpu(name=format_size(size), memory=size, capability=(8, 0), multiprocessors=108)
 

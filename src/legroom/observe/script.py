@@ -297,6 +297,10 @@ def _check_file(name: str) -> None:
             else "check the path, or name a module with -m"
         )
         raise UsageError(f"there is no script '{name}': {hint}")
+    if path.suffix == ".ipynb":
+        raise UsageError(
+            f"'{name}' is a notebook: run what `jupyter nbconvert --to script` makes of it, or train under legroom.VirtualGPU(...) in a cell"
+        )
     if not os.access(path, os.R_OK):
         raise UsageError(f"'{name}' cannot be read: give yourself read permission on it")
     if not _is_plain_file(name) and _spec_in_folder(name) is None:

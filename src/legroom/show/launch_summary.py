@@ -27,7 +27,8 @@ MOST_RANKS = 16
 
 def opening_words(plan: LaunchPlan, folder: RunFolder | None) -> RenderableType:
     """What is about to start, and the same as a torchrun command."""
-    kept = f"; their output is kept in {folder.path}" if folder is not None else ""
+    whose = "its" if plan.world_size == 1 else "their"
+    kept = f"; {whose} output is kept in {folder.path}" if folder is not None else ""
     return Group(
         Text(f"legroom: {_ranks_words(plan)}{kept}. The same with torchrun:"),
         verbatim(f"  {plan.torchrun}", style="cyan"),

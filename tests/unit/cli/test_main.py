@@ -38,7 +38,7 @@ def test_python_m_legroom_is_the_same_command():
         (["run", "missing.py"], "there is no script 'missing.py': check the path, or name a module with -m"),
         (["run", "-m", "no_such_module_here"], "no module named 'no_such_module_here' in "),
         (["run", "--gpu", "8 bananas", "x.py"], "'8 bananas' is no size: write it like 8GiB, 512MiB or 24GB"),
-        (["run", "--gpu", "0", "x.py"], "'0' is no size: it must be above zero"),
+        (["run", "--gpu", "0", "x.py"], "'0' is a number, and a GPU is wanted"),
         (["run", "--gpu", "8GiB,", "x.py"], "'' is no size"),
         (["run", "--nonsense", "x.py"], "No such option: --nonsense"),
         (["run", "--format", "xml", "x.py"], "Invalid value for '--format'"),

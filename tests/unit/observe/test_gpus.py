@@ -31,6 +31,12 @@ def test_a_name_that_begins_like_a_size_but_is_none_says_how_sizes_are_written()
         find_gpu("4090xyz")
 
 
+@pytest.mark.parametrize("number", ["0", "1", "1.5", "24"])
+def test_a_bare_number_is_no_gpu(number):
+    with pytest.raises(UsageError, match=f"'{number}' is a number, and a GPU is wanted: a size such as 8GiB"):
+        find_gpu(number)
+
+
 def test_no_two_gpus_answer_to_one_name():
     names = [name for gpu in GPUS for name in (gpu.name, *gpu.aliases)]
 

@@ -212,12 +212,14 @@ def test_everything_is_put_back(write):
         ("missing.py", False, "there is no script 'missing.py': check the path, or name a module with -m"),
         ("train", False, "there is no script 'train': did you mean train.py?"),
         ("empty", False, "'empty' is a folder without a __main__.py: name the script in it to run"),
+        ("train.ipynb", False, "'train.ipynb' is a notebook: run what `jupyter nbconvert --to script` makes"),
         ("no_such_package.train", True, "no module named 'no_such_package'"),
         ("a..b", True, "'a..b' is no module name: write -m package.module"),
     ],
 )
 def test_what_cannot_run_is_refused_in_a_sentence(write, name, is_module, sentence):
     write("train.py", "")
+    write("train.ipynb", "{}")
     os.mkdir("empty")
     with pytest.raises(UsageError) as refusal:
         Script(name, (), is_module).check()
