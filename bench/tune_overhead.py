@@ -3,24 +3,24 @@
     python -m bench.tune_overhead --rounds 3 --trials 6
 
 The function imports torch and reports once. Trials run one after the other; each system starts what it needs (Ray, workers, a fork
-server) within its time. Rounds take turns, so that a busy machine is busy for all.
+server) within its time, in a process of its own, so that none finds anything warm. Rounds take turns, so that a busy machine is busy for all.
 """
 
 import argparse
+import json
 import logging
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
-import ray
-from ray import tune as ray_tune
-
-from bench import tuning_space
 from bench.table import print_table
 from legroom.tuning.admission import virtual_places
 from legroom.tuning.api import tune
@@ -40,17 +40,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--trials", type=int, default=6)
     parser.add_argument("--configurations", type=int, default=12, help="of the estimates")
+    parser.add_argument("--system", choices=SYSTEMS, help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    systems: dict[str, Callable[[int], Times]] = {
-        "plain Ray Tune": plain_ray,
-        "Legroom on Ray": lambda trials: legroom(trials, "ray"),
-        "Legroom, local": lambda trials: legroom(trials, "local"),
-    }
-    first: dict[str, list[float]] = {name: [] for name in systems}
-    further: dict[str, list[float]] = {name: [] for name in systems}
+    if asked.system:
+        print(json.dumps(SYSTEMS[asked.system](asked.trials)))
+        return
+    first: dict[str, list[float]] = {name: [] for name in SYSTEMS}
+    further: dict[str, list[float]] = {name: [] for name in SYSTEMS}
     for _ in range(asked.rounds):
-        for name, search in systems.items():
-            times = search(asked.trials)
+        for name in SYSTEMS:
+            times = alone(name, asked.trials)
             first[name].append(times[0])
             further[name].append((times[-1] - times[0]) / (len(times) - 1))
     print_table(
@@ -64,10 +63,18 @@ def main() -> None:
                 f"{statistics.median(further[name]):.1f} s",
                 f"{_ratio(further, name):.2f}",
             ]
-            for name in systems
+            for name in SYSTEMS
         ],
     )
     estimates(asked.configurations)
+
+
+def alone(system: str, trials: int) -> Times:
+    """One search in a process of its own."""
+    order = [sys.executable, "-m", "bench.tune_overhead", "--trials", str(trials), "--system", system]
+    done = subprocess.run(order, stdout=subprocess.PIPE, text=True, check=True)
+    times: Times = json.loads(done.stdout.splitlines()[-1])
+    return times
 
 
 def report_once(config: dict[str, Any], trial: Any) -> None:
@@ -80,12 +87,17 @@ def report_once(config: dict[str, Any], trial: Any) -> None:
 def report_once_to_ray(config: dict[str, Any]) -> None:
     """The same for Ray."""
     import torch  # noqa: F401
+    from ray import tune as ray_tune
 
     ray_tune.report({"loss": config["lr"], "at": time.time()})
 
 
-def plain_ray(trials: int) -> Times:
+def plain_ray(trials: int, *, reuse: bool) -> Times:
+    """`reuse`: workers are kept from trial to trial, which is not Ray's default: a trial's GPU memory may stay in them."""
     began = time.time()
+    import ray
+    from ray import tune as ray_tune
+
     os.environ.update(QUIET)
     ray.init(
         address="local", include_dashboard=False, num_cpus=2, log_to_driver=False, logging_level=logging.ERROR
@@ -96,7 +108,7 @@ def plain_ray(trials: int) -> Times:
                 ray_tune.with_resources(report_once_to_ray, {"cpu": 1}),
                 param_space={"lr": ray_tune.uniform(0.0, 1.0)},
                 tune_config=ray_tune.TuneConfig(
-                    metric="loss", mode="min", num_samples=trials, max_concurrent_trials=1
+                    metric="loss", mode="min", num_samples=trials, max_concurrent_trials=1, reuse_actors=reuse
                 ),
                 run_config=ray_tune.RunConfig(name="plain", storage_path=folder, verbose=0),
             ).fit()
@@ -117,6 +129,8 @@ def legroom(trials: int, engine: str) -> Times:
 
 def estimates(count: int) -> None:
     """What the gate takes to answer about configurations of the space in `tuning_space`, each asked twice."""
+    from bench import tuning_space  # a trial's function is in this file, and has no need of scikit-learn
+
     space = read_space(tuning_space.SPACE)
     gate = MemoryGate(
         TrainFunction.of("bench/tuning_space.py:train"), virtual_places(tuning_space.GPU), space
@@ -145,6 +159,14 @@ def _asked(gate: MemoryGate, config: dict[str, Any]) -> float:
     began = time.perf_counter()
     gate.ask(config).result()
     return time.perf_counter() - began
+
+
+SYSTEMS: dict[str, Callable[[int], Times]] = {
+    "plain Ray Tune": partial(plain_ray, reuse=False),
+    "plain Ray Tune, workers kept": partial(plain_ray, reuse=True),
+    "Legroom on Ray": partial(legroom, engine="ray"),
+    "Legroom, local": partial(legroom, engine="local"),
+}
 
 
 def _ratio(times: dict[str, list[float]], name: str) -> float:

@@ -34,7 +34,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=range(5))
-    parser.add_argument("--trials", type=int, default=10)
+    parser.add_argument("--trials", type=int, default=8)
     parser.add_argument("--searches", nargs="+", choices=SEARCHES, default=SEARCHES)
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS)
     parser.add_argument("--out", type=Path, default=Path("tuning_oom.jsonl"))
@@ -96,16 +96,23 @@ def study(system: str, search: str, seed: int, trials: int, seconds: float | Non
 
 def run_legroom(search: str, seed: int, trials: int, *, engine: str, seconds: float | None) -> dict[str, Any]:
     from bench import tuning_space
+
+    return legroom_row(
+        "bench/tuning_space.py:train", tuning_space.SPACE, search=search, trials=trials if seconds is None else 4 * trials,
+        time_budget=seconds, gpu=tuning_space.GPU, seed=seed, engine=engine,
+    )  # fmt: skip
+
+
+def legroom_row(function: str, space: Any, **options: Any) -> dict[str, Any]:
+    """A study of Legroom's. `options`: what `legroom.tune` takes."""
     from legroom.tuning.api import tune
     from legroom.tuning.records import TrialState
 
     clock = _Clock()
     with tempfile.TemporaryDirectory() as folder:
         found = tune(
-            "bench/tuning_space.py:train", tuning_space.SPACE, metric=tuning_space.METRIC, mode="min", search=search,
-            trials=trials if seconds is None else 4 * trials, time_budget=seconds, gpu=tuning_space.GPU, seed=seed, engine=engine,
-            storage=Path(folder) / "study", watchers=[clock],
-        )  # fmt: skip
+            function, space, metric="loss", storage=Path(folder) / "study", watchers=[clock], **options
+        )
     failed = [trial.why for trial in found.trials if trial.state is TrialState.FAILED]
     if failed:
         sys.exit(f"a trial failed otherwise than for want of memory: {failed[0]}")

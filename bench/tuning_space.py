@@ -15,7 +15,7 @@ from torch import nn
 METRIC, MODE = "loss", "min"
 GPU = "96MiB"
 """Of the one virtual GPU."""
-EPOCHS = 8
+EPOCHS = 6
 SPACE = {
     "channels": {"int_log2": [4, 6]},
     "units": {"int_log2": [7, 14]},

@@ -1,0 +1,176 @@
+"""A search over the space of `tuning_gpt` on a real GPU of which another program holds the most: one trial at a time, two by hand, and Legroom.
+
+    python -m bench.tuning_gpu FOLDER --seconds 230
+
+- `one at a time`: each trial has the GPU to itself; one that runs out of memory has failed, and the searcher hears just that, as in Ray Tune.
+- `two at a time`: the same with two, and nobody who counts memory.
+- `legroom local`: as it is called by default.
+
+All start their trials from the same warm fork server, so what is compared is the search, not imports. Random search draws the same configurations in all.
+Seeds are done one after the other until the time is over. `--virtual 192MiB` tries it out where there is no GPU, with tiny models.
+"""
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from bench import tuning_gpt
+from bench.tuning_oom import legroom_row
+from bench.tuning_oom_table import show
+from legroom.tuning.searchers import Result, make_searcher
+from legroom.tuning.space import read_space
+
+FUNCTION = "bench/tuning_gpt.py:train"
+ROOM = 16 << 30
+"""Bytes that the other program leaves."""
+PLAIN = "one at a time"
+TINY = {
+    "width": {"int_log2": [7, 10]}, "layers": {"int": [1, 2]}, "batch_size": {"int_log2": [3, 6]}, "texts": 96, "length": 32
+}  # fmt: skip
+FORK_SERVER = multiprocessing.get_context("forkserver")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seconds", type=float, default=230.0)
+    parser.add_argument("--trials", type=int, default=8)
+    parser.add_argument("--searches", nargs="+", default=("random",))
+    parser.add_argument("--seeds", type=int, nargs="+", default=range(4))
+    parser.add_argument("--virtual", help="size of a virtual GPU")
+    asked = parser.parse_args()
+    began = time.monotonic()
+    space = {**tuning_gpt.SPACE, **TINY} if asked.virtual else tuning_gpt.SPACE
+    rows: list[dict[str, Any]] = []
+    longest = 0.0
+    FORK_SERVER.set_forkserver_preload(["torch", "legroom.tuning.preloaded", "bench.tuning_gpt"])
+    with contextlib.nullcontext() if asked.virtual else _neighbour():
+        list(_said([_started(None, asked.virtual)]))  # the fork server is warm from here on
+        for seed in asked.seeds:
+            for search in asked.searches:
+                start = time.monotonic()
+                if start - began + longest > asked.seconds:
+                    break
+                plain = run_plain(space, search, seed, asked.trials, 1, asked.virtual)
+                ours = legroom_row(
+                    FUNCTION, space, search=search, trials=asked.trials, gpu=asked.virtual, seed=seed, engine="local"
+                )  # fmt: skip
+                two = run_plain(space, search, seed, asked.trials, 2, asked.virtual)
+                rows += [
+                    {"system": system, "search": search, "seed": seed, **row}
+                    for system, row in ((PLAIN, plain), ("two at a time", two), ("legroom local", ours))
+                ]
+                (asked.folder / "tuning_gpu.json").write_text(json.dumps(rows))
+                longest = max(longest, time.monotonic() - start)
+    show(rows, asked.trials, PLAIN)
+
+
+def run_plain(
+    space: Any, search: str, seed: int, trials: int, at_once: int, virtual: str | None
+) -> dict[str, Any]:
+    """One study without anything that knows of memory."""
+    searcher = make_searcher(search, read_space(space), "min", seed)
+    began = time.perf_counter()
+    told: list[dict[str, Any]] = []
+    running: dict[Connection, int] = {}
+    while running or len(told) < trials:
+        while len(running) < at_once and len(told) < trials:
+            config = searcher.propose(len(told))
+            assert config is not None
+            running[_started(config, virtual)] = len(told)
+            now = time.perf_counter() - began
+            told.append(
+                {
+                    "lost": False,
+                    "ended": False,
+                    "seconds": -now,
+                    "losses": [],
+                    "split": False,
+                    "config": config,
+                }
+            )
+        for pipe, said in _said(list(running)):
+            now, number = time.perf_counter() - began, running[pipe]
+            trial = told[number]
+            if isinstance(said, float):
+                trial["losses"].append([now, said])
+                continue
+            del running[pipe]
+            trial.update(ended=True, lost=said == "out of memory", seconds=trial["seconds"] + now)
+            if said not in ("out of memory", "done"):
+                sys.exit(f"a trial failed otherwise than for want of memory: {said}")
+            lowest = min((loss for _, loss in trial["losses"]), default=None)
+            searcher.learn(number, trial["config"], Result(None if trial["lost"] else lowest))
+    return {
+        "trials": told,
+        "rejected": 0,
+        "ooms": sum(trial["lost"] for trial in told),
+        "seconds": time.perf_counter() - began,
+    }
+
+
+def _started(config: dict[str, Any] | None, virtual: str | None) -> Connection:
+    ours, theirs = FORK_SERVER.Pipe()
+    FORK_SERVER.Process(target=_trial, args=(config, virtual, theirs), daemon=True).start()
+    theirs.close()
+    return ours
+
+
+def _said(pipes: list[Connection]) -> Iterator[tuple[Connection, Any]]:
+    for pipe in wait(pipes):
+        assert isinstance(pipe, Connection)
+        try:
+            yield pipe, pipe.recv()
+        except EOFError:
+            yield pipe, "its process died"
+
+
+def _trial(config: dict[str, Any] | None, virtual: str | None, pipe: Connection) -> None:
+    """The process of one trial: its losses, and at last how it ended."""
+    import torch
+
+    from legroom import VirtualGPU
+    from legroom.diagnose.oom import classify
+
+    torch.set_num_threads(1)
+    try:
+        with VirtualGPU(virtual) if virtual else contextlib.nullcontext():
+            for loss in tuning_gpt.rounds(config, "cuda", tuning_gpt.plain_step) if config else ():
+                pipe.send(loss)
+        pipe.send("done")
+    except Exception as error:
+        is_memory = isinstance(error, RuntimeError) and classify(error).is_oom
+        pipe.send("out of memory" if is_memory else f"{type(error).__name__}: {error}")
+
+
+@contextlib.contextmanager
+def _neighbour() -> Iterator[None]:
+    """Another program has all but `ROOM` of the GPU."""
+    code = (
+        f"import torch; free = torch.cuda.mem_get_info()[0]; kept = torch.empty(free - {ROOM}, dtype=torch.uint8, device='cuda');"
+        "print('here', flush=True); input()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == "here"
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+if __name__ == "__main__":
+    main()
