@@ -5,7 +5,9 @@ container that cannot see its own processes' numbers), others hold at least what
 what they held when last none of ours ran.
 """
 
+import math
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from legroom.observe.devices import NotAvailable, VisibleGpu
@@ -16,6 +18,10 @@ from legroom.units import format_size
 NOTEWORTHY = 50
 """Less than this part of a GPU (a fiftieth) that comes or goes is not told: drivers and displays do that."""
 
+RESTS, NO_TIME = 10, 0.05
+"""After a look of more than `NO_TIME` seconds, none for so many times as long: where CUDA must be asked in a process of its own, trials would
+wait for it at every report."""
+
 
 class Neighbours:
     """What others hold of each place. Virtual GPUs have none; of a cluster's it is known what they held at the beginning."""
@@ -25,6 +31,7 @@ class Neighbours:
         places: Sequence[Place],
         look: Callable[[], Sequence[VisibleGpu]] = gpus_in_use,
         our_processes: Callable[[], set[int]] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._places = [place for place in places if place.memory and not place.virtual]
         self._here = [place for place in self._places if not place.machine]
@@ -33,16 +40,20 @@ class Neighbours:
         self._undisturbed = dict(self._held)
         """What they held when last none of our trials ran there."""
         self._told = dict.fromkeys(self._held, 0)
+        self._clock, self._not_before = clock, -math.inf
 
     def held(self, place: Place) -> int:
         """Bytes of a place that others have, as last seen."""
         return self._held.get(place.index, 0)
 
     def look(self, given: Mapping[int, int]) -> None:
-        """Read it anew. `given`: bytes that running trials were given, by place's index."""
-        if not self._here:
+        """Read it anew, unless that was just done. `given`: bytes that running trials were given, by place's index."""
+        began = self._clock()
+        if not self._here or began < self._not_before:
             return
         seen = {gpu.index: gpu for gpu in self._look()}
+        seconds = self._clock() - began
+        self._not_before = began + (1 + RESTS) * seconds if seconds > NO_TIME else -math.inf
         for place in self._here:
             gpu = seen.get(place.index)
             if gpu is not None and not isinstance(gpu.used, NotAvailable):

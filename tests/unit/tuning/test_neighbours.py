@@ -56,6 +56,17 @@ def test_where_the_driver_names_no_process_they_have_what_is_beyond_our_share_an
     assert looked(Reader(used), given) == theirs
 
 
+def test_a_look_that_takes_long_is_not_repeated_at_once() -> None:
+    times, reader = iter([0.0, 1.0, 5.0, 12.0, 13.0]), Reader(30)
+    neighbours = Neighbours([PLACE], reader, clock=lambda: next(times))
+    neighbours.look({})
+    reader.used = 50
+    neighbours.look({})
+    assert neighbours.held(PLACE) == 30 * GiB
+    neighbours.look({})
+    assert neighbours.held(PLACE) == 50 * GiB
+
+
 def test_what_came_while_trials_ran_is_known_when_none_runs_any_more() -> None:
     reader = Reader(30)
     neighbours = Neighbours([PLACE], reader, set)
