@@ -5,18 +5,20 @@ from pathlib import Path
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
+NAME = "legroom.pth"
 LINE = "import os; os.environ.get('LEGROOM') and __import__('legroom.startup').startup.begin()\n"
 
 
 class BuildWithStartup(build_py):
     def run(self) -> None:
         super().run()
-        if not self.editable_mode:
-            Path(self.build_lib, "legroom.pth").write_text(LINE)
+        # An editable install leaves the package where it is; what lies beside it goes straight to where it is installed from.
+        beside = self.get_finalized_command("install").install_lib if self.editable_mode else self.build_lib
+        Path(beside, NAME).write_text(LINE)
 
     def get_outputs(self, include_bytecode: bool = True) -> list[str]:
         outputs = super().get_outputs(include_bytecode)
-        return outputs if self.editable_mode else [*outputs, str(Path(self.build_lib, "legroom.pth"))]
+        return outputs if self.editable_mode else [*outputs, str(Path(self.build_lib, NAME))]
 
 
 setup(cmdclass={"build_py": BuildWithStartup})

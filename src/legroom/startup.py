@@ -5,18 +5,13 @@ that is all. If it is, this module starts the interpreter once more with `-m leg
 that everything is as under `legroom run`; `LEGROOM=8GiB` gives the script a virtual GPU of that size. Programs that are
 no Python file or module (`pip`, `torchrun`, `-c`, a prompt) are left alone, and the processes they start are asked anew.
 
-`pip install` puts the file in place. An editable install cannot: `python -m legroom.startup install` does it there, and
-`... remove` takes it away.
+`pip install` puts the file in place (see setup.py), and `pip uninstall` takes it away.
 """
 
 import os
 import sys
-import sysconfig
-from pathlib import Path
 
 VARIABLE = "LEGROOM"
-NAME = "legroom.pth"
-LINE = f"import os; os.environ.get('{VARIABLE}') and __import__('legroom.startup').startup.begin()\n"
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 _OFF = ("", "0", "no", "off", "false")
 
@@ -59,32 +54,3 @@ def _script_position(words: list[str]) -> int | None:
         else:
             return position if word.endswith((".py", ".pyw")) else None
     return None
-
-
-def place() -> Path:
-    """Where the file belongs in this environment."""
-    return Path(sysconfig.get_paths()["purelib"]) / NAME
-
-
-def main(words: list[str]) -> int:
-    if words not in (["install"], ["remove"]):
-        print("usage: python -m legroom.startup install | remove", file=sys.stderr)
-        return 2
-    try:
-        if words == ["install"]:
-            place().write_text(LINE)
-            print(f"{place()} is in place: LEGROOM=1 python train.py now watches train.py")
-        else:
-            place().unlink(missing_ok=True)
-            print(f"{place()} is gone")
-    except OSError as error:
-        print(
-            f"legroom: cannot write {place()} ({error.strerror}): use an environment of your own",
-            file=sys.stderr,
-        )
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
