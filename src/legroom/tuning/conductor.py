@@ -4,15 +4,14 @@ Engines differ in where trials run; everything else is here once. One thread cal
 before it answers, and a conductor that is made from that store goes on as this one would have.
 """
 
-import contextlib
 import math
-import shutil
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 from legroom.errors import UsageError
 from legroom.tuning.admission import Admission, Fit, Gate, Verdict
@@ -22,7 +21,8 @@ from legroom.tuning.neighbours import Neighbours
 from legroom.tuning.records import Ending, Report, TrialRecord, TrialState
 from legroom.tuning.schedulers import GO_ON, Action, Decision, Scheduler
 from legroom.tuning.searchers import Result, Searcher
-from legroom.tuning.store import Store
+from legroom.tuning.store import Store, StoreError
+from legroom.tuning.trial import remove
 
 MOST_REJECTED = 20
 """Proposals that never fit, for each trial that is wanted: a space with next to nothing that fits ends with a sentence."""
@@ -196,6 +196,11 @@ class Conductor:
         self._forget_after_checkpoint(record)
         self._again.append(number)
         self._changed(record)
+
+    def disk_is_full(self, number: int, why: str) -> NoReturn:
+        """A trial could not write: it is to go on when there is room, and nothing can go on before."""
+        self.put_back(number, TrialState.WAITING, why)
+        raise StoreError(f"trial {number} had to stop: {why}. What had ended is kept: make room, then resume")
 
     def take_over(self, number: int, decision: Decision) -> None:
         """A trial goes on from another's checkpoint with a changed configuration."""
@@ -419,12 +424,3 @@ class Conductor:
     def _tell(self, record: TrialRecord) -> None:
         for watcher in self._watchers:
             watcher.changed(record)
-
-
-def remove(path: Path) -> None:
-    """Take a checkpoint away, a file or a folder."""
-    with contextlib.suppress(OSError):
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()

@@ -104,6 +104,8 @@ class Stage:
         trial = self._running.pop(number)
         self._packer.release(number)
         self._conductor.measured(number, end.actual_bytes, end.ooms)
+        if end.is_disk_full:
+            self._conductor.disk_is_full(number, end.why)
         if end.ooms and trial.fit is not None:
             self._conductor.ran_out(number, trial.fit, trial.fit.safe)
         if end.final is not None:

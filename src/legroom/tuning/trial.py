@@ -12,25 +12,36 @@
 `report` is where a trial ends early: it raises `StopTrial`, which no `except Exception` catches.
 """
 
+import contextlib
+import errno
 import math
 import os
 import shutil
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from legroom.errors import UsageError
+from legroom.errors import LegroomError, UsageError
 from legroom.tuning.schedulers import Action
 from legroom.tuning.space import Config
+from legroom.units import MiB
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
     from legroom.train.guarding.guard import Guard
+
+
+TOO_LITTLE = 1 * MiB
+"""Room on a disk that is as good as full."""
+
+
+class DiskFull(LegroomError):  # noqa: N818
+    """A checkpoint could not be written. Not the trial's fault: the study ends, and the trial goes on when it is resumed."""
 
 
 class StopTrial(BaseException):
@@ -131,6 +142,7 @@ class Trial:
         if checkpoint is None:
             return None
         self.folder.mkdir(parents=True, exist_ok=True)
+        write: Callable[[Any, Path], object]
         if isinstance(checkpoint, str | os.PathLike):
             source = Path(checkpoint)
             if not source.exists():
@@ -138,15 +150,16 @@ class Trial:
                     f"report(checkpoint=...) was given '{source}', which is not there: save it first"
                 )
             target = self.folder / f"checkpoint-{self.step}{source.suffix}"
-            partial = target.with_name(f".{target.name}")
-            copy = shutil.copytree if source.is_dir() else shutil.copy2
-            copy(source, partial)
+            write = shutil.copytree if source.is_dir() else shutil.copy2
+            checkpoint = source
         else:
             import torch
 
+            write = torch.save
             target = self.folder / f"checkpoint-{self.step}.pt"
-            partial = target.with_name(f".{target.name}")
-            torch.save(checkpoint, partial)
+        partial = target.with_name(f".{target.name}")
+        with _told_if_full(partial):
+            write(checkpoint, partial)
         if target.is_dir():
             shutil.rmtree(target)
         os.replace(partial, target)
@@ -157,6 +170,29 @@ class Trial:
         return min(
             (max(last.split) for last in done if last is not None and len(last.split) > 1), default=None
         )
+
+
+@contextlib.contextmanager
+def _told_if_full(partial: Path) -> Iterator[None]:
+    """What could not be written for want of room is taken away again, and said: torch's own error does not tell."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        is_full = getattr(error, "errno", None) == errno.ENOSPC
+        is_full = is_full or shutil.disk_usage(partial.parent).free < TOO_LITTLE
+        remove(partial)
+        if not is_full:
+            raise
+        raise DiskFull(f"its checkpoint cannot be written to {partial.parent}: the disk is full") from None
+
+
+def remove(path: Path) -> None:
+    """Take a checkpoint away, a file or a folder."""
+    with contextlib.suppress(OSError):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def reserved_peak() -> int | None:

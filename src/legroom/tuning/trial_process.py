@@ -24,7 +24,15 @@ from legroom.tuning.function import Train, TrainFunction
 from legroom.tuning.records import TrialState
 from legroom.tuning.schedulers import Action
 from legroom.tuning.space import Config
-from legroom.tuning.trial import Channel, Reported, StopTrial, Trial, out_of_memory_count, reserved_peak
+from legroom.tuning.trial import (
+    Channel,
+    DiskFull,
+    Reported,
+    StopTrial,
+    Trial,
+    out_of_memory_count,
+    reserved_peak,
+)
 
 LONGEST_REASON = 300
 
@@ -62,6 +70,8 @@ class TrialEnd:
     """Metrics that it returned instead of reporting them."""
     actual_bytes: int | None = None
     ooms: int = 0
+    is_disk_full: bool = False
+    """It could not write its checkpoint."""
     failed_at: float = 0.0
     """When the error was raised, by the clock on the wall; 0 of a process that could not say."""
 
@@ -203,6 +213,8 @@ def _metrics(returned: Any) -> dict[str, float] | None:
 def _failed(error: BaseException) -> TrialEnd:
     from legroom.diagnose.oom import classify
 
+    if isinstance(error, DiskFull):
+        return TrialEnd(state=TrialState.FAILED, why=str(error), is_disk_full=True, failed_at=time.time())
     traceback.print_exception(error)
     text = "".join(traceback.format_exception_only(error)).strip().splitlines()
     reason = (text[-1] if text else type(error).__name__)[:LONGEST_REASON]

@@ -14,6 +14,7 @@ from legroom.errors import UsageError
 from legroom.tuning.api import tune
 from legroom.tuning.engine import Job
 from legroom.tuning.records import TrialRecord, TrialState
+from legroom.tuning.store import StoreError
 from legroom.tuning.study import Study
 
 FILE = Path(__file__).with_name("tuned_functions.py")
@@ -161,6 +162,22 @@ def test_what_fills_a_small_gpu_is_tried_on_a_larger_one(tmp_path: Path) -> None
     trial = study.trials[0]
     assert trial.state is TrialState.FINISHED
     assert trial.gpu == "virtual 1"
+
+
+def test_a_full_disk_ends_the_study_and_no_trial_is_lost_to_it(tmp_path: Path) -> None:
+    space = {"x": {"int": [0, 2]}}
+    with pytest.raises(StoreError) as caught:
+        search("finds_the_disk_full_once", space, tmp_path, search="grid", parallel=1)
+    folder = tmp_path / "trials/0001"
+    assert str(caught.value) == (
+        f"trial 1 had to stop: its checkpoint cannot be written to {folder}: the disk is full. "
+        "What had ended is kept: make room, then resume"
+    )
+    assert [path.name for path in folder.iterdir()] == ["output.txt"], "what was written in part is gone"
+    study = search("finds_the_disk_full_once", space, tmp_path, search="grid", parallel=1, resume=True)
+    assert [(t.state, t.attempts) for t in study.trials] == [
+        (TrialState.FINISHED, attempts) for attempts in (1, 2, 1)
+    ]
 
 
 def test_a_study_runs_in_a_thread(tmp_path: Path) -> None:

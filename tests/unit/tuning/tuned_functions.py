@@ -1,5 +1,6 @@
 """Training functions that the tests tune: real, and small enough to be done in a moment."""
 
+import errno
 import os
 from typing import Any
 
@@ -85,3 +86,17 @@ def resumes(config: dict[str, Any], trial: Any) -> None:
         trial.report(
             loss=config["x"] - step, begins=begins, checkpoint={"begins": begins, "weight": config["x"]}
         )
+
+
+def finds_the_disk_full_once(config: dict[str, Any], trial: Any) -> None:
+    """The second trial that saves finds no room, as long as there is no file that says it did."""
+    told = trial.folder.parent / "full"
+    if config["x"] == 1 and not told.exists():
+        told.touch()
+        torch.save = no_room
+    quadratic(config, trial)
+
+
+def no_room(state: Any, path: Any) -> None:
+    path.write_bytes(b"a part")
+    raise OSError(errno.ENOSPC, "No space left on device")
