@@ -84,23 +84,26 @@ def _legroom(
 app.command(
     "run",
     cls=ScriptCommand,
+    short_help="Run a script, watch its memory and say who held it.",
     context_settings={"allow_interspersed_args": False},
     options_metavar="[OPTIONS]",
 )(run)
 app.command(
     "estimate",
     cls=ScriptCommand,
+    short_help="Does a script fit a GPU? Its peak and its largest batch.",
     context_settings={"allow_interspersed_args": False},
     options_metavar="[OPTIONS]",
 )(estimate)
 app.command(
     "launch",
     cls=ScriptCommand,
+    short_help="Start a script once per GPU, as ranks that work together.",
     context_settings={"allow_interspersed_args": False},
     options_metavar="[OPTIONS]",
 )(launch)
-app.command("report")(report)
-app.command("lint")(lint)
-app.command("explain")(explain)
-app.command("doctor")(doctor)
-app.command("tune")(tune)
+app.command("report", short_help="What a capture holds: the peak or the failure, once more.")(report)
+app.command("lint", short_help="Find memory bugs in code, and mend them.")(lint)
+app.command("explain", short_help="What an error means, its causes and the fix.")(explain)
+app.command("doctor", short_help="Is this driver, CUDA and torch set-up sound?")(doctor)
+app.command("tune", short_help="Search hyperparameters and lose no trial to memory.")(tune)

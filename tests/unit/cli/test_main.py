@@ -26,6 +26,13 @@ def test_help(capsys, words):
     assert "Usage: legroom" in capsys.readouterr().out
 
 
+def test_each_verb_has_a_line_that_fits(capsys):
+    main(["--help"])
+    verbs = capsys.readouterr().out.partition("Commands:")[2].strip().splitlines()
+    assert len(verbs) >= 8
+    assert all(line.endswith((".", "?")) and not line.endswith("...") for line in verbs)
+
+
 def test_python_m_legroom_is_the_same_command():
     done = subprocess.run([sys.executable, "-m", "legroom", "--version"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, f"legroom {version('legroom')}\n")
