@@ -97,9 +97,9 @@ class Conductor:
         else:  # what was handed out waits for memory that other programs have
             time.sleep(seconds)
 
-    def look_around(self, given: Mapping[int, int]) -> None:
+    def look_around(self, given: Mapping[int, int], *, before_start: bool) -> None:
         """Read anew what other programs have of the GPUs. `given`: what running trials were given, by place's index."""
-        self.neighbours.look(given)
+        self.neighbours.look(given, before_start=before_start)
         for sentence in self.neighbours.news():
             self.say(sentence)
 

@@ -21,6 +21,8 @@ NOTEWORTHY = 50
 RESTS, NO_TIME = 10, 0.05
 """After a look of more than `NO_TIME` seconds, none for so many times as long: where CUDA must be asked in a process of its own, trials would
 wait for it at every report."""
+FRESH = 2.0
+"""Seconds after which a look is too old to start a trial by."""
 
 
 class Neighbours:
@@ -40,19 +42,25 @@ class Neighbours:
         self._undisturbed = dict(self._held)
         """What they held when last none of our trials ran there."""
         self._told = dict.fromkeys(self._held, 0)
-        self._clock, self._not_before = clock, -math.inf
+        self._clock = clock
+        self._looked = self._not_before = -math.inf
 
     def held(self, place: Place) -> int:
         """Bytes of a place that others have, as last seen."""
         return self._held.get(place.index, 0)
 
-    def look(self, given: Mapping[int, int]) -> None:
-        """Read it anew, unless that was just done. `given`: bytes that running trials were given, by place's index."""
+    def look(self, given: Mapping[int, int], *, before_start: bool = False) -> None:
+        """Read it anew, unless that was just done. `given`: bytes that running trials were given, by place's index.
+
+        `before_start`: a trial is about to start by what is seen.
+        """
         began = self._clock()
-        if not self._here or began < self._not_before:
+        not_before = min(self._not_before, self._looked + FRESH) if before_start else self._not_before
+        if not self._here or began < not_before:
             return
         seen = {gpu.index: gpu for gpu in self._look()}
-        seconds = self._clock() - began
+        self._looked = self._clock()
+        seconds = self._looked - began
         self._not_before = began + (1 + RESTS) * seconds if seconds > NO_TIME else -math.inf
         for place in self._here:
             gpu = seen.get(place.index)

@@ -73,16 +73,27 @@ class Packer:
         alone: Mapping[int, int] | None = None,
         seconds: Mapping[int, float] | None = None,
     ) -> Placement | None:
-        """The next of the `waiting` trials that can start now.
+        """The next of the `waiting` trials that can start now. Its room is taken.
 
         `alone`: those that are to have a GPU to themselves, and how many bytes it must have. `seconds`: how long each will probably take, where that is known.
         """
+        found = self.next(waiting, alone=alone, seconds=seconds)
+        if found is not None:
+            self._take(found, waiting)
+        return found
+
+    def next(
+        self,
+        waiting: Mapping[int, Admission],
+        *,
+        alone: Mapping[int, int] | None = None,
+        seconds: Mapping[int, float] | None = None,
+    ) -> Placement | None:
+        """Who would be placed; nothing is taken."""
         if len(self._taken) >= self.slots or not waiting:
             return None
         if not self.places:
-            number = min(waiting)
-            self._taken[number] = []
-            return Placement(number=number)
+            return Placement(number=min(waiting))
         held = self._held_for(waiting)
         weights = self._weights(waiting, seconds or {})
         for number in sorted(waiting, key=lambda one: (one != held, -weights[one], one)):
@@ -91,7 +102,6 @@ class Packer:
                 least = 0
             chosen = self._room_for(waiting[number], least)
             if chosen is not None:
-                self._take(number, chosen, waiting)
                 places, fits = zip(*chosen, strict=True)
                 is_alone = all(fit.safe >= self._capacity(place) for place, fit in chosen)
                 return Placement(number=number, places=places, fits=fits, is_alone=is_alone)
@@ -167,10 +177,9 @@ class Packer:
         """On a cluster a rank has its GPU to itself: Ray may put two shares on one."""
         return self.ranks > 1 and any(place.machine for place in self.places)
 
-    def _take(
-        self, number: int, chosen: Sequence[tuple[Place, Fit]], waiting: Mapping[int, Admission]
-    ) -> None:
-        self._taken[number] = [(place.index, fit.safe) for place, fit in chosen]
+    def _take(self, placement: Placement, waiting: Mapping[int, Admission]) -> None:
+        number, pairs = placement.number, zip(placement.places, placement.fits, strict=True)
+        self._taken[number] = [(place.index, fit.safe) for place, fit in pairs]
         self._passed.pop(number, None)
         for other in waiting:
             if other < number:

@@ -75,12 +75,12 @@ class Stage:
             if ready is None:
                 break
             self._ready[ready.number] = ready
-        if self._ready and self.running < self._slots:
-            self._conductor.look_around(self._packer.given)
         waiting: dict[int, Admission] = {number: ready.admission for number, ready in self._ready.items()}
-        placement = self._packer.place(
-            waiting, alone=self._alone, seconds=self._conductor.expected_seconds(waiting)
-        )
+        seconds = self._conductor.expected_seconds(waiting)
+        if self._ready and self.running < self._slots:
+            would_start = self._packer.next(waiting, alone=self._alone, seconds=seconds) is not None
+            self._conductor.look_around(self._packer.given, before_start=would_start)
+        placement = self._packer.place(waiting, alone=self._alone, seconds=seconds)
         if placement is None:
             self._ask_again_if_stuck()
             return None

@@ -120,3 +120,24 @@ def test_a_trial_of_unknown_size_gets_all_that_others_leave() -> None:
     assert placement.fit is not None
     assert placement.fit.safe == 40 * GiB
     assert placement.is_alone
+
+
+def test_before_a_trial_starts_there_is_a_look_though_looking_takes_long() -> None:
+    now = 0.0
+
+    def slow() -> Sequence[VisibleGpu]:
+        nonlocal now
+        now += 1.0
+        return Reader(now)()
+
+    neighbours = Neighbours([PLACE], slow, set, clock=lambda: now)
+    neighbours.look({}, before_start=True)
+    assert neighbours.held(PLACE) == 1 * GiB
+    now += 1.0
+    neighbours.look({}, before_start=True)
+    assert neighbours.held(PLACE) == 1 * GiB, "a second old is fresh"
+    now += 1.5
+    neighbours.look({})
+    assert neighbours.held(PLACE) == 1 * GiB, "it rests"
+    neighbours.look({}, before_start=True)
+    assert neighbours.held(PLACE) == round(4.5 * GiB)
