@@ -4,7 +4,7 @@
 
 - `one at a time`: each trial has the GPU to itself; one that runs out of memory has failed, and the searcher hears just that, as in Ray Tune.
 - `two at a time`: the same with two, and nobody who counts memory.
-- `legroom local`: as it is called by default.
+- `legroom local`: several at a time, as far as they fit.
 
 All start their trials from the same warm fork server, so what is compared is the search, not imports. Random search draws the same configurations in all.
 Seeds are done one after the other until the time is over. `--virtual 192MiB` tries it out where there is no GPU, with tiny models.
@@ -18,13 +18,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 from bench import tuning_gpt
-from bench.tuning_oom import legroom_row
+from bench.tuning_oom import Clock, legroom_row
 from bench.tuning_oom_table import show
+from legroom.tuning.admission import real_places, virtual_places
+from legroom.tuning.api import run_job
+from legroom.tuning.engine import Job
+from legroom.tuning.function import TrainFunction
+from legroom.tuning.local_engine import LocalEngine
 from legroom.tuning.searchers import Result, make_searcher
 from legroom.tuning.space import read_space
 
@@ -62,9 +68,7 @@ def main() -> None:
                 if start - began + longest > asked.seconds:
                     break
                 plain = run_plain(space, search, seed, asked.trials, 1, asked.virtual)
-                ours = legroom_row(
-                    FUNCTION, space, search=search, trials=asked.trials, gpu=asked.virtual, seed=seed, engine="local"
-                )  # fmt: skip
+                ours = run_legroom(space, search, seed, asked.trials, asked.virtual)
                 two = run_plain(space, search, seed, asked.trials, 2, asked.virtual)
                 rows += [
                     {"system": system, "search": search, "seed": seed, **row}
@@ -73,6 +77,23 @@ def main() -> None:
                 (asked.folder / "tuning_gpu.json").write_text(json.dumps(rows))
                 longest = max(longest, time.monotonic() - start)
     show(rows, asked.trials, PLAIN)
+
+
+def run_legroom(space: Any, search: str, seed: int, trials: int, virtual: str | None) -> dict[str, Any]:
+    """One study of Legroom's. It is told how much room there is: not every container shows what others hold."""
+    if virtual:
+        places = virtual_places(virtual)
+    else:
+        places = [replace(real_places()[0], memory=ROOM, held=0, machine="this one")]
+
+    def asked(folder: Path, clock: Clock) -> Any:
+        job = Job(
+            function=TrainFunction.of(FUNCTION), space=read_space(space), metric="loss", mode="min", search=search,
+            trials=trials, places=places, seed=seed, folder=folder,
+        )  # fmt: skip
+        return run_job(job, LocalEngine(), resume=False, watchers=[clock])
+
+    return legroom_row(asked)
 
 
 def run_plain(

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -96,23 +97,24 @@ def study(system: str, search: str, seed: int, trials: int, seconds: float | Non
 
 def run_legroom(search: str, seed: int, trials: int, *, engine: str, seconds: float | None) -> dict[str, Any]:
     from bench import tuning_space
-
-    return legroom_row(
-        "bench/tuning_space.py:train", tuning_space.SPACE, search=search, trials=trials if seconds is None else 4 * trials,
-        time_budget=seconds, gpu=tuning_space.GPU, seed=seed, engine=engine,
-    )  # fmt: skip
-
-
-def legroom_row(function: str, space: Any, **options: Any) -> dict[str, Any]:
-    """A study of Legroom's. `options`: what `legroom.tune` takes."""
     from legroom.tuning.api import tune
+
+    def asked(folder: Path, clock: Clock) -> Any:
+        return tune(
+            "bench/tuning_space.py:train", tuning_space.SPACE, metric="loss", search=search, seed=seed, gpu=tuning_space.GPU, engine=engine,
+            trials=trials if seconds is None else 4 * trials, time_budget=seconds, storage=folder, watchers=[clock],
+        )  # fmt: skip
+
+    return legroom_row(asked)
+
+
+def legroom_row(search: Callable[[Path, "Clock"], Any]) -> dict[str, Any]:
+    """A study of Legroom's, in a folder of its own and watched by a clock."""
     from legroom.tuning.records import TrialState
 
-    clock = _Clock()
+    clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
-        found = tune(
-            function, space, metric="loss", storage=Path(folder) / "study", watchers=[clock], **options
-        )
+        found = search(Path(folder) / "study", clock)
     failed = [trial.why for trial in found.trials if trial.state is TrialState.FAILED]
     if failed:
         sys.exit(f"a trial failed otherwise than for want of memory: {failed[0]}")
@@ -137,7 +139,7 @@ def legroom_row(function: str, space: Any, **options: Any) -> dict[str, Any]:
     }
 
 
-class _Clock:
+class Clock:
     """When each loss was reported."""
 
     def __init__(self) -> None:
