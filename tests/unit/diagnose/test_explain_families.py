@@ -93,6 +93,8 @@ class TestLines:
 
 def test_a_crash_in_native_code_has_its_page_unless_an_error_stands_before_it() -> None:
     assert explain("step 10\nSegmentation fault (core dumped)").code == "LG729"
+    assert explain("Process finished with exit code 139 (interrupted by signal 11: SIGSEGV)").code == "LG729"
+    assert explain("Process finished with exit code 1").code == "LG734"
     text = "RuntimeError: CUDA error: device-side assert triggered\nAborted (core dumped)"
     assert explain(text).code == "LG710"
 

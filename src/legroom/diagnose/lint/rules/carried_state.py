@@ -115,10 +115,14 @@ def _is_kept_by_module(program: Program, store: Store) -> bool:
 
 
 def _fix(program: Program, store: Store, argument: cst.BaseExpression | None) -> tuple[Edit, ...]:
-    if argument is None or dotted(argument) is None:
+    if argument is None or dotted(argument) is None or _is_mapping(program, store, argument):
         return ()
     detached = f"{store.target}.detach()"
-    if _is_tuple(program, store):
+    if made := _lists(program, store):
+        if any("None" in names_in(each) for each in made):
+            return ()
+        detached = f"[part.detach() for part in {store.target}]"
+    elif _is_tuple(program, store):
         detached = f"tuple(part.detach() for part in {store.target})"
     elif not _begins_as_none(program, store):
         return tuple(append_to(program, argument, ".detach()"))
@@ -133,6 +137,24 @@ def _begins_as_none(program: Program, store: Store) -> bool:
         and isinstance(each.expression, cst.Name)
         and each.expression.value == "None"
         for each in program.stores
+    )
+
+
+def _lists(program: Program, store: Store) -> list[cst.BaseExpression]:
+    """The lists that the state begins as."""
+    return [
+        each.expression
+        for each in program.stores
+        if each.target == store.target
+        and isinstance(each.expression, (cst.List, cst.ListComp, cst.BinaryOperation))
+        and program.value(each.expression).kind is Kind.CONTAINER
+    ]
+
+
+def _is_mapping(program: Program, store: Store, argument: cst.BaseExpression) -> bool:
+    return any(
+        program.value(each).mapping or isinstance(each, (cst.Dict, cst.DictComp))
+        for each in (argument, *(made.expression for made in program.stores if made.target == store.target))
     )
 
 

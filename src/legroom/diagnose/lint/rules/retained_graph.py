@@ -43,9 +43,18 @@ def check(program: Program) -> Iterator[Problem]:
             node=argument,
             message="`retain_graph=True` keeps all activations until the next step, and no other backward pass needs them",
             help="Remove it; if that fails, detach the state that is carried from step to step",
-            edits=(remove_argument(program, call.node, argument),),
+            edits=() if _adds_up(program, call) else (remove_argument(program, call.node, argument),),
             safe=False,
         )
+
+
+def _adds_up(program: Program, call: CallFact) -> bool:
+    """Whether what goes backward is a sum over all steps: without the argument the second step would fail."""
+    read = names_in(call.node)
+    return any(
+        store.uses_itself and store.target in read and any(loop in store.loops for loop in call.loops)
+        for store in program.stores
+    )
 
 
 def _goes_back(call: CallFact) -> bool:
