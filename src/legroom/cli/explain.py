@@ -1,4 +1,4 @@
-"""`legroom explain`: what an error means, from a log, a capture, standard input or its code."""
+"""`legroom explain`: what an error means, from a log, a capture, standard input, its code or its own words."""
 
 import json
 import re
@@ -17,7 +17,8 @@ def explain(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="FILE|-|CODE", help="A log or capture, - for standard input, or a code such as LG710."
+            metavar="FILE|-|CODE|TEXT",
+            help="A log or capture, - for standard input, a code such as LG710, or the error itself.",
         ),
     ],
     checks: Annotated[

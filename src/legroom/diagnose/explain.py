@@ -10,6 +10,7 @@ the causes (free memory, versions, limits) is looked up by the same checks that 
 
 import builtins
 import codecs
+import errno
 import gzip
 import re
 import sys
@@ -100,7 +101,7 @@ def explain_file(
     here: Callable[[str], tuple[str, ...]] | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Explanation:
-    """What a log, a capture of `legroom run`, or `-` (standard input) tells."""
+    """What a log, a capture of `legroom run`, or `-` (standard input) tells; or the text itself, where there is no such file."""
     if path == "-":
         return _with_checks(_of_log(search_log(_decoded(sys.stdin.buffer, "standard input", progress))), here)
     file = Path(path)
@@ -118,10 +119,14 @@ def explain_file(
                     return _with_checks(_of_log(search_log(_decoded(unpacked, path, progress))), here)
             return _with_checks(_of_log(search_log(_decoded(stream, path, progress))), here)
     except FileNotFoundError:
+        if " " in path.strip():  # the error itself, as one tries first
+            return explain(path, here=here)
         raise UsageError(
             f"{path} does not exist: name a log, a code such as LG710, or - for standard input"
         ) from None
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return explain(path, here=here)
         raise UsageError(f"{path} cannot be read ({error.strerror or error}): check the file") from None
 
 

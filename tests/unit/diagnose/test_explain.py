@@ -193,6 +193,10 @@ class TestLogs:
         with pytest.raises(UsageError, match=sentence):
             explain_file(str(file))
 
+    def test_the_error_itself_may_be_given_instead_of_a_file(self) -> None:
+        assert explain_file("CUDA error: device-side assert triggered").code == "LG710"
+        assert explain_file("RuntimeError: CUDA out of memory. " + "x" * 5000).code == "LG700"
+
     def test_a_folder_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="is a folder: name the log in it"):
             explain_file(str(tmp_path))

@@ -596,5 +596,29 @@ for x, y in train_loader:
     assert "model(x, None if state is None else state.detach())" in mended(body, "LG104", unsafe=True)
 
 
+def test_a_list_of_states_is_detached_part_by_part_and_a_dict_left_alone() -> None:
+    body = """
+state = [torch.zeros(2), torch.zeros(2)]
+for x, y in train_loader:
+    output, state = model(x, state)
+    output.mean().backward()
+"""
+    assert "model(x, [part.detach() for part in state])" in mended(body, "LG104", unsafe=True)
+    other = body.replace("[torch.zeros(2), torch.zeros(2)]", '{"h": torch.zeros(2)}')
+    assert findings(other, "LG104")
+    assert mended(other, "LG104", unsafe=True) == other
+
+
+def test_retain_graph_stays_where_all_steps_go_backward_together() -> None:
+    body = """
+total = torch.zeros(())
+for x, y in train_loader:
+    total = total + model(x).mean()
+    total.backward(retain_graph=True)
+"""
+    assert findings(body, "LG108")
+    assert mended(body, "LG108", unsafe=True) == body
+
+
 def test_a_hook_keeps_outputs_without_their_graph() -> None:
     assert "features.append(output.detach())" in mended(TELLS["LG110 a function"], "LG110")
