@@ -1,7 +1,7 @@
 """How near an estimate comes: predicted and measured peaks of training steps on an H200, case by case.
 
     python -m bench.accuracy                          all cases whose measurements are kept in tests/data/truth_peaks.json
-    python -m bench.accuracy --cases study            one part only (reference, study, held-back, fresh)
+    python -m bench.accuracy --cases study            one part only (reference, study, held-back, fresh, fresh-again, everyday, ordinary, ...)
     python -m bench.accuracy --only resnet gpt2       cases with these words in their names
     python -m bench.accuracy --truth FOLDER           measurements from FOLDER/peaks.json (or LEGROOM_TRUTH)
     python -m bench.accuracy --markdown               tables as docs/accuracy.md has them
@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.peers import PEERS
+from bench.peers import PEERS, ask_all
 from bench.table import print_table
 from bench.workloads import CASES, Case, build
 from legroom.memory.allocator_settings import AllocatorSettings
@@ -89,7 +89,7 @@ def main(argv: Sequence[str] = ()) -> int:
                 try:
                     row = kept.get(half, case) or compare(half, case, peaks[case.key])
                     if options.peers and not row.peers:
-                        row = replace(row, peers=tuple(ask(case) for ask in PEERS.values()))
+                        row = replace(row, peers=ask_all(case))
                     rows.append(row)
                 except (ImportError, RuntimeError) as error:
                     left_out.append(f"{case.key}: {error}")
@@ -145,7 +145,10 @@ def measured(half: str, folder: Path | None) -> dict[str, Measured]:
         }
     kept = json.loads(KEPT.read_text())
     skipped = kept["skipped_steps"]
-    return {key: Measured(*peaks, skipped.get(key, [])) for key, peaks in kept["peaks"].get(half, {}).items()}
+    return {
+        key: Measured(peaks[0], peaks[1], skipped.get(key, []))
+        for key, peaks in kept["peaks"].get(half, {}).items()
+    }
 
 
 def compare(half: str, case: Case, real: Measured) -> Row:

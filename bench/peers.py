@@ -1,16 +1,46 @@
 """What other estimators say of the same training steps: torch's MemTracker, Accelerate's estimate-memory, torchinfo.
 
-Each gives bytes, or None where it cannot do the case. All look at the model without data. MemTracker watches one whole step
+Each gives bytes, or None where it cannot do the case or takes longer than `PATIENCE`; each is asked in a process of its own, as one of them
+hangs at GPT-2 medium. All look at the model without data. MemTracker watches one whole step
 under fake tensors (it raises at a second one); Accelerate multiplies the size of the weights by four, which stands for
 gradients and Adam; torchinfo adds up weights and outputs, twice the latter for the backward pass.
 """
 
+import multiprocessing
+from collections.abc import Callable
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bench.workloads import BUILDERS, Case, build
+
+PATIENCE = 120.0
+"""Seconds for one case and one estimator."""
+
+
+def ask_all(case: Case) -> tuple[int | None, ...]:
+    """What each of PEERS says, in their order."""
+    return tuple(_asked(ask, case) for ask in PEERS.values())
+
+
+def _asked(ask: "Peer", case: Case) -> int | None:
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=_answer, args=(ask, case, sender))
+    process.start()
+    sender.close()
+    try:
+        return receiver.recv() if receiver.poll(PATIENCE) else None
+    except EOFError:  # it died
+        return None
+    finally:
+        process.kill()
+        process.join()
+
+
+def _answer(ask: "Peer", case: Case, sender: Connection) -> None:
+    sender.send(ask(case))
 
 
 def mem_tracker(case: Case) -> int | None:
@@ -69,4 +99,9 @@ def torchinfo_estimate(case: Case) -> int | None:
         return None
 
 
-PEERS = {"MemTracker": mem_tracker, "Accelerate": accelerate_estimate, "torchinfo": torchinfo_estimate}
+Peer = Callable[[Case], int | None]
+PEERS: dict[str, Peer] = {
+    "MemTracker": mem_tracker,
+    "Accelerate": accelerate_estimate,
+    "torchinfo": torchinfo_estimate,
+}

@@ -145,9 +145,9 @@ def _remembered(result: Any, args: Any) -> _Result | None:
         if one is None:
             parts.append(None)
             continue
-        storage, offset = _storage(one), None
         if one.layout is not torch.strided or one.dtype.is_complex or one.requires_grad:
             return None
+        storage, offset = _storage(one), None
         if first is not None and one is not first and storage == _storage(first):
             offset = one.storage_offset()
         elif one is not first:

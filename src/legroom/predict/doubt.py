@@ -5,8 +5,9 @@ what else they may be): each is a small part of the peak, but what does not fit 
 free blocks of equal size compete, releases of torch up to 2.12 take the one at the lower address, which the driver decides.
 
 So a trace is replayed several times: as if each guess had turned out as its likeliest, its second likeliest, ... alternative, with the
-largest for some of them, and with segments placed otherwise. The highest outcome is what the safe bound reckons with. What is drawn is
-seeded: the same trace has the same doubt.
+largest for some of them, and with segments placed otherwise. The estimate is the higher of two outcomes, as traced and with every guess
+as its likeliest alternative: memory that is foreseen too low costs a run, too high only room. The highest of all is what the safe
+bound reckons with. What is drawn is seeded: the same trace has the same doubt.
 """
 
 import random
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from legroom.memory.allocator_settings import AllocatorSettings
-from legroom.predict.requests import Request, play
+from legroom.predict.requests import Peaks, Request, play
 
 PARTS = (2, 1)
 """The guesses are cut into so many parts, and in each replay another part takes the largest of its alternatives: a half, all."""
@@ -31,9 +32,18 @@ class Doubtful(Protocol):
     def requests(self, *, instead: dict[int, int] | None = None) -> list[Request]: ...
 
 
+def likely(trace: Doubtful, settings: AllocatorSettings | None = None) -> Peaks:
+    """The peaks of a trace on a device without end: the higher of its two likeliest outcomes."""
+    peaks = play(trace.requests(), settings=settings)
+    if trace.doubts:
+        other = play(trace.requests(instead=_of_rank(trace, 0)), settings=settings)
+        return max(peaks, other, key=lambda one: one.reserved)
+    return peaks
+
+
 def of(trace: Doubtful, settings: AllocatorSettings | None = None) -> int:
-    """Bytes by which reserved memory may exceed what the trace says."""
-    said = play(trace.requests(), settings=settings).reserved
+    """Bytes by which reserved memory may exceed what is likely."""
+    said = likely(trace, settings).reserved
     worst = max(
         play(requests, settings=settings, place=place).reserved for requests, place in _variations(trace)
     )
@@ -70,8 +80,8 @@ def _of_rank(trace: Doubtful, rank: int) -> dict[int, int]:
 
 
 def _largest(trace: Doubtful) -> Iterator[dict[int, int]]:
-    """Some guesses as the largest of their alternatives. The same layer gets the same kernel in every step, so guesses with the same
-    alternatives turn out alike."""
+    """Some guesses as the largest of their alternatives, or as half of it: a middling size may fit no hole where a large one, for which a
+    segment is there, does. The same layer gets the same kernel in every step, so guesses with the same alternatives turn out alike."""
     kinds = sorted(set(trace.doubts.values()))
     random.Random(0).shuffle(kinds)
     for parts in PARTS:
@@ -79,6 +89,7 @@ def _largest(trace: Doubtful) -> Iterator[dict[int, int]]:
             chosen = set(kinds[part::parts])
             if chosen:
                 yield {n: max(others) for n, others in trace.doubts.items() if others in chosen}
+    yield {n: max(others) // 2 for n, others in trace.doubts.items()}
 
 
 def _anywhere(seed: int) -> Callable[[int, int], int]:

@@ -32,9 +32,8 @@ COUNT = 12
 ENOUGH = 8
 """With fewer measurements of a kernel and stride, others of the kind are asked too."""
 FAR = 2
-"""All that is converted, so many times over, is the most that is reckoned with: few kernels take more (they transform pictures for
-products of waves), and few of those are near a convolution that is guessed. Where no layer with this kernel and stride was measured
-this much may be taken whatever the neighbours took."""
+"""Where no layer with this kernel and stride was measured, everything may be converted so many times over, whatever the neighbours took:
+in the survey 2% of the results, 2% of the gradients of inputs and 8% of those of weights took more."""
 
 
 class Guess(NamedTuple):
@@ -58,7 +57,9 @@ class _Near(NamedTuple):
 
 
 _Group = dict[tuple[float, ...], list[_Measured]]
-"""Measurements by their channels (the first two of their place), which decide much of a distance."""
+"""Measurements by what of their place is due to channels, which decide most of a distance."""
+_CHANNELS = 11
+"""So many of a place's numbers come first and are due to channels and kernel."""
 
 
 def guess(
@@ -71,41 +72,36 @@ def guess(
     place = _place(layer, c)
     family = family_of(layer)
     near = _nearest([_group(family)], place, without)
-    ceiling = Workspaces(*(FAR * size for size in most(c, gpu)))
-    if len(near) >= ENOUGH:
-        return Guess(_voted(near, c, gpu), _capped(near, c, gpu, ceiling))
-    near = _nearest([_group(other) for other in families_like(family)], place, without)
+    is_far = len(near) < ENOUGH
+    if is_far:
+        near = _nearest([_group(other) for other in families_like(family)], place, without)
     if not near:
         return None
-    return Guess(_voted(near, c, gpu), (*_capped(near, c, gpu, ceiling), ceiling))
+    took = [_carried_over(one.measured, c, gpu) for one in near]
+    if not is_far:
+        return Guess(_voted(near, took, c), tuple(took))
+    everything = Workspaces(*(FAR * size for size in most(c, gpu)))
+    return Guess(_voted(near, took, c), (*took, everything))
 
 
-def _voted(near: Sequence[_Near], c: Convolution, gpu: Gpu) -> Workspaces:
-    """For each of the three operations, what the nearest of those took that made the commonest choice."""
+def _voted(near: Sequence[_Near], took: Sequence[Workspaces], c: Convolution) -> Workspaces:
+    """For each of the three operations, the size that has most votes: near ones' count more, and sizes that hardly differ count together."""
+    votes = [exp((near[0].away - one.away) / _HEARING) for one in near]
+    alike = _ALIKE * c.converted()
     sizes = []
-    for operation in range(3):
-        votes: dict[tuple[int, bool], float] = {}
-        for away, _, measured in near:
-            choice = _choice(measured.row, operation)
-            votes[choice] = votes.get(choice, 0.0) + exp((near[0].away - away) / _HEARING)
-        winner = max(votes, key=votes.__getitem__)
-        speaker = next(one for one in near if _choice(one.measured.row, operation) == winner)
-        sizes.append(_carried_over(speaker.measured, c, gpu)[operation])
+    for told in zip(*took, strict=True):
+        support = [
+            sum(vote for vote, other in zip(votes, told, strict=True) if abs(other - size) <= alike)
+            for size in told
+        ]
+        sizes.append(told[support.index(max(support))])
     return Workspaces(*sizes)
 
 
 _HEARING = 0.5
 """A neighbour that is so much farther away than the nearest has a third of its say."""
-
-
-def _choice(row: Row, operation: int) -> tuple[int, bool]:
-    """What a kernel converted, and whether it took more than that."""
-    return row[1 + 2 * operation], row[2 + 2 * operation] > 2
-
-
-def _capped(near: Sequence[_Near], c: Convolution, gpu: Gpu, ceiling: Workspaces) -> tuple[Workspaces, ...]:
-    took = (_carried_over(one.measured, c, gpu) for one in near)
-    return tuple(Workspaces(*map(min, sizes, ceiling)) for sizes in took)
+_ALIKE = 0.02
+"""Of the convolution's input, weights and output."""
 
 
 def _nearest(
@@ -115,7 +111,7 @@ def _nearest(
     found: list[_Near] = []
     seen = 0
     channels = sorted(
-        (dist(key, place[:2]), key, index) for index, group in enumerate(groups) for key in group
+        (dist(key, place[:_CHANNELS]), key, index) for index, group in enumerate(groups) for key in group
     )
     for away, key, index in channels:
         if len(found) >= COUNT and away > found[COUNT - 1].away:
@@ -155,9 +151,6 @@ def _place(layer: Layer, c: Convolution) -> tuple[float, ...]:
     return (
         0.7 * log(layer.inputs),
         1.5 * log(layer.outputs),
-        0.3 * log(c.input_area),
-        0.3 * log(c.batch),
-        1.5 * log(c.batch * c.output_area),
         1.5 * log(layer.inputs * c.kernel_area),
         0.5 * log(c.weights),
         3.0 * bool(layer.inputs % multiple),
@@ -165,12 +158,25 @@ def _place(layer: Layer, c: Convolution) -> tuple[float, ...]:
         1.5 * bool(layer.outputs % 2),
         0.5 * _is_power_of_two(layer.inputs),
         0.4 * min(layer.inputs, 16),
-        0.5 * log(max(layer.dilation)),
         log(layer.groups),
         2.0 * log(c.kernel_area),
+        # From here on, what has nothing to do with channels.
+        0.3 * log(c.input_area),
+        0.3 * log(c.batch),
+        1.5 * log(c.batch * c.output_area),
+        2.0 * log(_copied_share(c)),
+        0.5 * log(max(layer.dilation)),
         3.0 * log(prod(layer.stride)),
         0.3 * (layer.dtype == "bfloat16"),
     )
+
+
+def _copied_share(c: Convolution) -> float:
+    """Of a kernel of one pixel: a copy of the weights' gradient for each picture, which one way of computing it takes, as a share of what the
+    other ways convert."""
+    if not c.pointwise:
+        return 1.0
+    return c.batch * c.weights * 4 / (c.converted() + c.weights * c.element)
 
 
 def _is_power_of_two(number: int) -> bool:
@@ -185,5 +191,5 @@ def _group(family: Family) -> _Group:
             continue  # depthwise: kernels of their own
         for row in rows:
             measured = _Measured(_place(layer, described(layer, row[0])), layer, row)
-            found.setdefault(measured.place[:2], []).append(measured)
+            found.setdefault(measured.place[:_CHANNELS], []).append(measured)
     return found
