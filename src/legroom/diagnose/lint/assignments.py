@@ -45,8 +45,6 @@ class Assignments(Notes):
         super().__init__(program, function, recording=recording)
         self.trained = _names_that_go_backward(function)
         self.grad_contexts: set[str] = set()
-        self.made_from: dict[str, set[str]] = {}
-        """What each name was last computed from, without what was detached."""
 
     def assign(
         self, target: cst.BaseExpression, value: Value, expression: cst.BaseExpression, node: cst.CSTNode

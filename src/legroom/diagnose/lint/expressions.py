@@ -278,6 +278,9 @@ class Expressions:
                 found = self.program.method(of.class_name, name)
                 if found is not None:
                     return found
+            of_class = dotted(node.func.value)
+            if of_class in self.program.classes and of_class not in self.names:
+                return self.program.method(of_class, name)
             if isinstance(node.func.value, cst.Call) and dotted(node.func.value.func) == "super":
                 return self.program.inherited(self.function.class_name, name)
         made = dotted(node.func)
@@ -329,6 +332,10 @@ class Expressions:
             found = method_result(of, node.func.attr.value, arguments, no_grad=no_grad)
             if found is not None:
                 return found
+            if (
+                node.func.attr.value == "submit" and len(arguments) > 1
+            ):  # a future of what is computed from these
+                return Value(Kind.CONTAINER, items=arguments[1:])
             if node.func.attr.value == "prepare" and len(arguments) > 1:  # accelerate, fabric
                 return Value(Kind.CONTAINER, items=arguments)
             if node.func.attr.value == "prepare" and arguments:

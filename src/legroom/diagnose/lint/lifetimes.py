@@ -172,6 +172,8 @@ def is_first_making(program: Program, store: Store) -> bool:
             words = program.source(each.test)
             if f"{store.target} is None" in words or f"not {store.target}" in words:
                 return True
+            if "not hasattr(" in words and f'"{last_name(store.target)}"' in words.replace("'", '"'):
+                return True
         elif isinstance(each, (cst.FunctionDef, cst.For, cst.While)):
             return False
     return False
@@ -229,7 +231,7 @@ def _let_go(program: Program, target: str, function: Function) -> bool:
     for store in program.stores:
         if store.how != "assign" or last_name(store.target) != name or store.function.name == "__init__":
             continue
-        if _is_never_called(program, store.function):
+        if _is_never_called(program, store.function) or is_first_making(program, store):
             continue
         if ("." not in store.target) is not plain:
             continue  # a variable that is called like the attribute

@@ -9,7 +9,16 @@ from legroom.diagnose.lint.facts import CallFact, CallSite, Function, LoopFact, 
 from legroom.diagnose.lint.kinds import GRAPH, UNKNOWN, Kind, Value, joined, with_element
 from legroom.diagnose.lint.program import Program
 from legroom.diagnose.lint.results import element_of
-from legroom.diagnose.lint.syntax import dotted, last_name, method_name, path_of, positional, receiver, root
+from legroom.diagnose.lint.syntax import (
+    dotted,
+    last_name,
+    live_names,
+    method_name,
+    path_of,
+    positional,
+    receiver,
+    root,
+)
 
 ADDING = {"append", "appendleft", "extend", "insert", "add", "put", "put_nowait"}
 _ADDING_IN_PLACE = {
@@ -42,6 +51,8 @@ class Notes(Expressions):
         """Names of bound methods that add to a container."""
         self.comes_from: dict[str, str] = {name: name for name in function.parameters}
         """Names that hold a parameter, or a part of one."""
+        self.made_from: dict[str, set[str]] = {}
+        """What each name was last computed from, without what was detached."""
         self.part_of: dict[str, str] = {}
         """Names that a loop gives the parts of a container, which they may empty."""
 
@@ -203,7 +214,10 @@ class Notes(Expressions):
         if method in {"add", "append"} and len(given) > 1:  # an operation: functional.add(x, y)
             return
         value = element_of(arguments[index]) if method == "extend" else arguments[index]
-        self.note_store(node, target, "append", given[index].value, value, uses_itself=False)
+        stored = given[index].value
+        read = live_names(stored)
+        uses_itself = target in read or any(target in self.made_from.get(name, ()) for name in read)
+        self.note_store(node, target, "append", stored, value, uses_itself=uses_itself)
         known = self.names.get(target, of)
         self.names[target] = with_element(known, value)
 

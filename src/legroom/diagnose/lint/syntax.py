@@ -103,6 +103,8 @@ def path_of(node: cst.CSTNode | None) -> str | None:
             node = node.value
         elif isinstance(node, cst.Call) and method_name(node) in {"setdefault", "get"}:
             node = node.func.value if isinstance(node.func, cst.Attribute) else None
+        elif isinstance(node, cst.Call) and dotted(node.func) in {"globals", "vars"}:
+            node = node.args[0].value if node.args else node.func
         else:
             return dotted(node)
 

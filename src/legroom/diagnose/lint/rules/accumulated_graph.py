@@ -143,7 +143,7 @@ def _is_given_as_it_is(function: Function, name: str) -> bool:
     """Whether callers give the value itself; what they make in a comprehension is easier mended where it is kept."""
     new = (cst.DictComp, cst.ListComp, cst.GeneratorExp)
     return any(
-        not isinstance(argument.value, new)
+        not isinstance(argument.value, new) and site.values.get(name, UNKNOWN).carries_graph
         for site in function.sites
         for given, argument in function.receives(site.call)
         if given == name
@@ -254,6 +254,7 @@ def _stored(program: Program, store: Store) -> Problem:
 def _collected_at_once(program: Program, store: Store) -> Iterator[Problem]:
     """`losses = [step(batch) for batch in loader]`, `losses = list(steps(loader))`, where each step trains and gives its loss back."""
     expression = store.expression
+    yield from _summed_at_once(program, store)
     if isinstance(expression, cst.ListComp):
         made, edits_it = expression.elt, True
     elif (
@@ -274,6 +275,30 @@ def _collected_at_once(program: Program, store: Store) -> Iterator[Problem]:
                 if edits_it and program.value(made).kind is Kind.GRAPH
                 else (),
             )
+
+
+def _summed_at_once(program: Program, store: Store) -> Iterator[Problem]:
+    """`total = sum(loss_fn(model(x), y) for x, y in loader)` with gradients on, and nothing goes backward through it."""
+    call = store.expression
+    if not isinstance(call, cst.Call) or dotted(call.func) != "sum" or not call.args or store.no_grad:
+        return
+    made = call.args[0].value
+    if not isinstance(made, (cst.GeneratorExp, cst.ListComp)):
+        return
+    over = program.value(made.for_in.iter).kind is Kind.LOADER
+    if (
+        over
+        and program.value(made.elt).kind is Kind.GRAPH
+        and not goes_backward_anywhere(program, store.target)
+    ):
+        yield Problem(
+            node=made.elt,
+            message=f"`{store.target}` adds up a result with its graph: the graph of every step stays alive",
+            help="Keep it without: add `.item()`, or turn gradients off",
+            edits=tuple(append_to(program, made.elt, ".item()"))
+            if is_scalar(program, made.elt, store)
+            else (),
+        )
 
 
 def _trains(program: Program, function: Function) -> bool:
@@ -343,9 +368,11 @@ def _replaces(program: Program, call: CallFact, store: Store) -> bool:
     key = _key_of(store)
     if any(_goes_round(program, each) for each in key):
         return True
-    names = {name for each in key for name in names_in(each)}
+    names = {name for each in key for name in names_in(each)} - {"str", "int", "repr"}
     given = [argument.value for name, argument in call.local.receives(call.node) if name in names]
-    return bool(given) and all(isinstance(each, (cst.SimpleString, cst.Integer)) for each in given)
+    return names <= set(call.local.parameters) and all(
+        isinstance(each, (cst.SimpleString, cst.Integer)) or _goes_round(program, each) for each in given
+    )
 
 
 def _holds_graph_itself(store: Store) -> bool:

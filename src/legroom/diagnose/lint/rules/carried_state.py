@@ -63,6 +63,8 @@ def _carries_itself_on(program: Program, store: Store) -> bool:
     """`hidden = model(x, hidden)`, also by way of another name; sums and joined tensors are other matters."""
     if not store.uses_itself or not store.value.carries_graph or is_joined_to_itself(program, store):
         return False
+    if store.how == "append":  # what a window forgets, its successors still hang on
+        return store.bounded
     if store.how == "item":
         if store.into.is_tensor or not isinstance(store.expression, cst.Call):
             return False

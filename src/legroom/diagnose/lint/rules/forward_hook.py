@@ -29,7 +29,7 @@ from legroom.diagnose.lint.kinds import UNKNOWN, Kind
 from legroom.diagnose.lint.lifetimes import is_let_go_elsewhere, is_limited, is_step_loop, survives
 from legroom.diagnose.lint.program import Program
 from legroom.diagnose.lint.rule import Problem
-from legroom.diagnose.lint.syntax import method_name, names_in, path_of, receiver, walk
+from legroom.diagnose.lint.syntax import dotted, method_name, names_in, path_of, receiver, walk
 
 CODE = "LG110"
 _ADDING = {"append", "add", "appendleft"}
@@ -60,7 +60,7 @@ def check(program: Program) -> Iterator[Problem]:
                 help="Register it once, before the loop, or keep the handle and `handle.remove()` it",
             )
     for store in program.stores:
-        if not is_hook(program, store.function) or store.how not in {"append", "augment"}:
+        if not is_hook(program, store.function) or not _adds(program, store):
             continue
         if store.bounded or is_limited(program, store) or is_let_go_elsewhere(program, store):
             continue
@@ -93,6 +93,22 @@ def _is_removed(program: Program, call: CallFact) -> bool:
         and each.function is call.function
         and not any(call.order < loop.first and loop.last < each.order for loop in steps)
         for each in program.calls
+    )
+
+
+def _adds(program: Program, store: Store) -> bool:
+    """Whether each call makes the store larger: it appends, or puts something under a key that counts."""
+    if store.how != "item":
+        return store.how in {"append", "augment"}
+    key = store.node.targets[0].target if isinstance(store.node, cst.Assign) else None
+    if not isinstance(key, cst.Subscript):
+        return False
+    counted = {each.target for each in program.stores if each.how == "augment"}
+    return any(
+        (isinstance(each, cst.Call) and dotted(each.func) in {"next", "len", "time.time"})
+        or dotted(each) in counted
+        for part in key.slice
+        for each in walk(part)
     )
 
 
