@@ -15,7 +15,7 @@ from ray.tune.search import Searcher
 
 from legroom.errors import LegroomError
 from legroom.tuning.conductor import Conductor
-from legroom.tuning.ray_trial import ORDERS, read_result
+from legroom.tuning.ray_trial import ORDERS, end_process, read_result
 from legroom.tuning.records import TrialState
 from legroom.tuning.schedulers import Action
 from legroom.tuning.staging import Stage
@@ -97,7 +97,8 @@ class StagedScheduler(FIFOScheduler):
             if isinstance(told, Reported):
                 if stage.reported(number, told) is Action.GO_ON:
                     return TrialScheduler.CONTINUE
-                # Ray ends the process, and it will say no more.
+                # It will say no more: a worker of its own is Ray's to end, a process beside one that stays is ours.
+                end_process(result)
                 told = TrialEnd(state=TrialState.STOPPED, actual_bytes=told.actual_bytes, ooms=told.ooms)
             stage.ended(number, told)
         return TrialScheduler.STOP

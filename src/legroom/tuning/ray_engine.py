@@ -82,9 +82,8 @@ class RayEngine:
 
 
 def _can_be_apart(job: Job) -> bool:
-    """Whether workers may stay while each trial is a process beside one: not where a scheduler ends trials, since Ray tells a worker that stays
-    only when the next trial comes, and not with a plain Ray function, which reports from within its worker."""
-    return job.ranks == 1 and job.scheduler is None and job.function.takes_trial
+    """Whether workers may stay while each trial is a process beside one: not with a plain Ray function, which reports from within its worker."""
+    return job.ranks == 1 and job.function.takes_trial
 
 
 def _tuner(exchange: "Exchange", folder: Path, asked: Resources, apart: bool) -> Any:

@@ -4,8 +4,12 @@ Every trial has a process of its own, so that its memory goes back whatever it d
 worker for further trials, one that is forked beside it and need not import anything again.
 """
 
+import contextlib
 import os
+import platform
+import signal
 import sys
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +18,7 @@ from legroom.tuning.schedulers import Action
 from legroom.tuning.trial import Reported
 from legroom.tuning.trial_process import Order, TrialEnd, run_trial, settle_in
 
-ORDERS, REPORTED, ENDED = "orders", "legroom_report", "legroom_end"
+ORDERS, REPORTED, ENDED, PROCESS = "orders", "legroom_report", "legroom_end", "legroom_process"
 """Keys under which these travel in Ray's configurations and results."""
 SECONDS_TO_END = "60"
 """Ray's patience with a process that is ended before its worker gets the next trial: a GPU's memory takes its time to go back."""
@@ -45,6 +49,7 @@ def _run_apart(order: Order, channel: "TuneChannel") -> TrialEnd:
     os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = SECONDS_TO_END
     warm_up(order.function)
     process = TrialProcess.start(order)
+    channel.process = (platform.node(), process.process.pid)
     try:
         while isinstance(told := process.hear(), Reported):
             action = channel.report(told)
@@ -71,16 +76,32 @@ class TuneChannel:
 
     def __init__(self) -> None:
         self.is_closed = False
+        self.process: tuple[str, int] | None = None
+        """Machine and number of a process beside this worker that waits for the answer."""
 
     def report(self, told: Reported) -> Action:
         from ray import tune
 
         try:
-            tune.report({REPORTED: told})
+            tune.report({REPORTED: told, PROCESS: self.process})
         except SystemExit:  # how Ray ends a function that waits in a report
             self.is_closed = True
             return Action.STOP
         return Action.GO_ON
+
+
+def end_process(result: dict[str, Any]) -> None:
+    """End the process that a result came from, if it is one beside a worker: Ray tells a worker that stays only when the next trial comes, and
+    until then the trial would keep its memory."""
+    machine, number = result.get(PROCESS) or ("", 0)
+    if machine != platform.node():
+        return
+    deadline = time.monotonic() + float(SECONDS_TO_END)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(number, signal.SIGKILL)
+        while time.monotonic() < deadline:  # its fork server sees it off
+            os.kill(number, 0)
+            time.sleep(0.01)
 
 
 def read_result(result: dict[str, Any]) -> Reported | TrialEnd:
