@@ -21,10 +21,10 @@ BESTS = ("best of these", "best in the plain one's time")
 
 def show(rows: Sequence[Row], trials: int, plain: str = "ray") -> None:
     """Print both tables. `plain`: the system that the others are compared with."""
-    ended = f"{trials} trials took"
+    ended = (f"{trials} trials took", "their training alone")
     print_table(
         f"{trials} trials a study; times in seconds, medians over seeds (least to most)",
-        [*NAMES, "seeds", "started", "lost to memory", "rejected", "split", "wasted s", ended, *BESTS],
+        [*NAMES, "seeds", "started", "lost to memory", "rejected", "split", "wasted s", *ended, *BESTS],
         [_found(mine, _others(rows, plain), trials) for mine in _groups(rows)],
     )
     print_table(
@@ -68,6 +68,7 @@ def _found(mine: Sequence[Row], others: Others, count: int) -> list[str]:
         str(sum(trial["split"] for trial in trials)),
         _middle([sum(t["seconds"] for t in row["trials"] if t["lost"]) for row in mine], "{:.1f}"),
         _middle([seconds_for(row, count) for row in mine], "{:.0f}"),
+        _middle([training(row, count) for row in mine], "{:.0f}"),
         _middle([best(row, first=count) for row in mine], "{:.4f}"),
         _middle([best(row, within=plain["seconds"]) for row, plain in pairs], "{:.4f}"),
     ]
@@ -115,6 +116,12 @@ def seconds_for(row: Row, count: int) -> float:
     if len(first) < count or not all(trial["ended"] for trial in first):
         return math.inf
     return max((trial["losses"][-1][0] for trial in first if trial["losses"]), default=math.inf)
+
+
+def training(row: Row, count: int) -> float:
+    """Seconds that the first trials trained, one after the other: from report to report, so without starts, imports and what was lost."""
+    told = [[seconds for seconds, _ in trial["losses"]] for trial in row["trials"][:count]]
+    return sum((times[-1] - times[0]) * len(times) / (len(times) - 1) for times in told if len(times) > 1)
 
 
 def _price(rows: Sequence[Row], aim: float) -> float:
