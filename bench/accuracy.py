@@ -6,6 +6,7 @@
     python -m bench.accuracy --truth FOLDER           measurements from FOLDER/peaks.json (or LEGROOM_TRUTH)
     python -m bench.accuracy --markdown               tables as docs/accuracy.md has them
     python -m bench.accuracy --peers                  other estimators on the same cases too (see bench/peers.py)
+    python -m bench.accuracy --part 3/14              every 14th case, from the third: for several processes at once
     python -m bench.accuracy --rows FILE              keep what is found in FILE, and go on from what it has (with one and the same code)
 
 The measured step ran on the GPU with torch 2.11; the predicted one is traced on this machine without data. Cases whose
@@ -22,7 +23,7 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -77,30 +78,44 @@ def main(argv: Sequence[str] = ()) -> int:
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--peers", action="store_true")
     parser.add_argument("--rows", type=Path)
+    parser.add_argument("--part", default="0/1")
     options = parser.parse_args(argv)
     warnings.simplefilter("ignore")
     kept = Kept(options.rows)
     rows: list[Row] = []
     left_out: list[str] = []
-    for half in options.cases or CASES:
-        peaks = measured(half, options.truth)
-        for case in CASES[half]:
-            if case.key in peaks and any(word in case.key for word in options.only):
-                try:
-                    row = kept.get(half, case) or compare(half, case, peaks[case.key])
-                    if options.peers and not row.peers:
-                        row = replace(row, peers=ask_all(case))
-                    rows.append(row)
-                except (ImportError, RuntimeError) as error:
-                    left_out.append(f"{case.key}: {error}")
-                else:
-                    kept.put(row)
-                    show_progress(rows[-1])
+    part, parts = map(int, options.part.split("/"))
+    for half, case, real in chosen(options.cases or CASES, options.only, options.truth)[part::parts]:
+        try:
+            row = kept.get(half, case) or compare(half, case, real)
+            if options.peers and not row.peers:
+                row = replace(row, peers=ask_all(case))
+        except (ImportError, RuntimeError) as error:
+            left_out.append(f"{case.key}: {error}")
+        else:
+            rows.append(row)
+            kept.put(row)
+            show_progress(row)
     report(rows, markdown=options.markdown)
     for line in left_out:
         print(f"left out, {line}")
     print(f"highest host memory: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB")
     return 0
+
+
+def chosen(
+    halves: Iterable[str], words: Sequence[str], truth: Path | None
+) -> list[tuple[str, Case, "Measured"]]:
+    """The cases that were measured, of these parts and with one of these words in their names."""
+    found: list[tuple[str, Case, Measured]] = []
+    for half in halves:
+        peaks = measured(half, truth)
+        found += [
+            (half, case, peaks[case.key])
+            for case in CASES[half]
+            if case.key in peaks and any(word in case.key for word in words)
+        ]
+    return found
 
 
 class Kept:
