@@ -1,6 +1,7 @@
 """Sets of measured cases whose models stand beside them, by name.
 
 `ordinary`: training steps as people write them, looked at while the present rules were made.
+`sealed`: others of that kind, which nobody who made rules had seen before they were scored.
 """
 
 if __package__:
@@ -9,13 +10,42 @@ if __package__:
     from bench.ordinary_others import ORDINARY_OTHERS
     from bench.ordinary_pictures import ORDINARY_PICTURES
     from bench.ordinary_texts import ORDINARY_TEXTS
+    from bench.sealed_attention import SEALED_ATTENTION
+    from bench.sealed_classifiers import SEALED_CLASSIFIERS
+    from bench.sealed_dense import SEALED_DENSE
+    from bench.sealed_finetuned import SEALED_FINETUNED
+    from bench.sealed_makers import SEALED_MAKERS
+    from bench.sealed_others import SEALED_OTHERS
+    from bench.sealed_series import SEALED_SERIES
+    from bench.sealed_tables import SEALED_TABLES
+    from bench.sealed_texts import SEALED_TEXTS
 else:  # run as a plain script beside its siblings, on a machine without the package
     from case import CaseSet
     from ordinary_makers import ORDINARY_MAKERS
     from ordinary_others import ORDINARY_OTHERS
     from ordinary_pictures import ORDINARY_PICTURES
     from ordinary_texts import ORDINARY_TEXTS
+    from sealed_attention import SEALED_ATTENTION
+    from sealed_classifiers import SEALED_CLASSIFIERS
+    from sealed_dense import SEALED_DENSE
+    from sealed_finetuned import SEALED_FINETUNED
+    from sealed_makers import SEALED_MAKERS
+    from sealed_others import SEALED_OTHERS
+    from sealed_series import SEALED_SERIES
+    from sealed_tables import SEALED_TABLES
+    from sealed_texts import SEALED_TEXTS
 
 CASE_SETS: dict[str, CaseSet] = {
     "ordinary": CaseSet.joined(ORDINARY_PICTURES, ORDINARY_MAKERS, ORDINARY_TEXTS, ORDINARY_OTHERS),
+    "sealed": CaseSet.joined(
+        SEALED_CLASSIFIERS,
+        SEALED_FINETUNED,
+        SEALED_DENSE,
+        SEALED_MAKERS,
+        SEALED_TEXTS,
+        SEALED_ATTENTION,
+        SEALED_SERIES,
+        SEALED_TABLES,
+        SEALED_OTHERS,
+    ),
 }
