@@ -10,6 +10,7 @@ comes after its first trial. Prints the trials and a line per check; FOLDER gets
 import argparse
 import contextlib
 import json
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -34,13 +35,17 @@ LARGE = {"width": 4096, "batch_size": 3 << 19}
 HELD = 60
 """GiB of the other program."""
 HOLDER = f"""
-import torch
+import pathlib, sys, time, torch
+folder = pathlib.Path(sys.argv[1])
 held = torch.ones({HELD} << 30, dtype=torch.uint8, device="cuda")
 torch.cuda.synchronize()
-print("holding", flush=True)
-input()
+(folder / "holding").touch()
+while not (folder / "enough").exists():
+    time.sleep(0.05)
 assert int(held[::4096].min()) == 1
+(folder / "lived").touch()
 """
+"""Another program: nobody's child, so that it cannot be taken for a trial."""
 
 
 def train(config: dict[str, Any], trial: Any) -> None:
@@ -129,22 +134,28 @@ class Holder(contextlib.AbstractContextManager["Holder"]):
     """Another program that has memory of the GPU, from `come` to the end of the block."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[str] | None = None
+        self._folder = tempfile.TemporaryDirectory()
+        self._has_come = False
         self.check = ("the other program lived on", False, "it never came")
 
     def come(self) -> None:
-        if self._process is None:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
-            assert self._process.stdout is not None
-            self._process.stdout.readline()
+        if not self._has_come:
+            self._has_come = True
+            line = shlex.join([sys.executable, "-c", HOLDER, self._folder.name])
+            subprocess.run(["setsid", "sh", "-c", f"{line} &"], check=True)
+            self._awaited("holding")
 
     def __exit__(self, *_: object) -> None:
-        if self._process is not None:
-            self._process.communicate("\n", timeout=60)
-            code = self._process.returncode
-            self.check = ("the other program lived on", code == 0, f"exit code {code}")
+        if self._has_come:
+            (Path(self._folder.name) / "enough").touch()
+            self.check = ("the other program lived on", self._awaited("lived"), "its memory is as it was")
+        self._folder.cleanup()
+
+    def _awaited(self, name: str) -> bool:
+        deadline = time.monotonic() + 60
+        while not (Path(self._folder.name) / name).exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return (Path(self._folder.name) / name).exists()
 
 
 class Notes:

@@ -38,6 +38,8 @@ class Neighbours:
         self._places = [place for place in places if place.memory and not place.virtual]
         self._here = [place for place in self._places if not place.machine]
         self._look, self._our_processes = look, our_processes or _descendants
+        self._before = self._our_processes() if self._here else set()
+        """What this program had started before the study is no trial of it."""
         self._held = {place.index: place.held for place in self._places}
         self._undisturbed = dict(self._held)
         """What they held when last none of our trials ran there."""
@@ -95,7 +97,7 @@ class Neighbours:
         """Bytes of our trials, if the driver names their processes."""
         if isinstance(gpu.processes, NotAvailable):
             return None
-        pids = self._our_processes()
+        pids = self._our_processes() - self._before
         sizes = [process.bytes for process in gpu.processes if process.pid in pids]
         known = [size for size in sizes if not isinstance(size, NotAvailable)]
         return sum(known) if known and len(known) == len(sizes) else None

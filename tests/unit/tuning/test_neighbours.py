@@ -32,7 +32,9 @@ class Reader:
 
 
 def looked(reader: Reader, given: float) -> float:
-    neighbours = Neighbours([PLACE], reader, lambda: {OURS})
+    pids: set[int] = set()
+    neighbours = Neighbours([PLACE], reader, lambda: set(pids))
+    pids.add(OURS)
     neighbours.look({0: round(given * GiB)} if given else {})
     return neighbours.held(PLACE) / GiB
 
@@ -141,3 +143,11 @@ def test_before_a_trial_starts_there_is_a_look_though_looking_takes_long() -> No
     assert neighbours.held(PLACE) == 1 * GiB, "it rests"
     neighbours.look({}, before_start=True)
     assert neighbours.held(PLACE) == round(4.5 * GiB)
+
+
+def test_a_process_that_this_program_had_started_before_is_no_trial() -> None:
+    started = {THEIRS}
+    neighbours = Neighbours([PLACE], Reader(70, p17=8, p99=62), lambda: set(started))
+    started.add(OURS)
+    neighbours.look({0: 40 * GiB})
+    assert neighbours.held(PLACE) == 62 * GiB
