@@ -205,7 +205,13 @@ class _Search:
         """No name leads there: an instance's attribute, a reference cycle, or nothing in Python."""
         chain: list[Any] = []
         for item in reversed(self._met.values()):
-            if not isinstance(item, CONTAINERS) and attributes_of(item) is not None and item is not target:
+            if (
+                isinstance(item, CONTAINERS)
+                or item is target
+                or (file_of(type(item)) or "").startswith(_OURS)
+            ):
+                continue  # what Legroom packs into a graph (spilled tensors) belongs to who keeps the graph
+            if attributes_of(item) is not None:
                 chain = self._chain(item)
                 break
         if not chain:

@@ -21,6 +21,8 @@ _JOINS = {"cat", "concat", "concatenate", "hstack", "vstack", "stack", "pad", "a
 _FEEDS = (
     "add", "append", "register", "push", "put", "store", "log", "record", "update", "save", "collect", "keep",
 )  # fmt: skip
+_SIZES = {"qsize", "shape", "size", "numel", "nbytes"}
+_SETS = {"register_buffer", "register_parameter", "setattr"}
 _NUMBERS = {"item", "float", "int", "len", "str", "tolist", "numpy", "format", "perf_counter", "time"}
 _EMPTY_CALLS = {"list", "dict", "set", "deque", "tuple", "OrderedDict", "Counter", "defaultdict"}
 
@@ -197,6 +199,16 @@ class NameReader:
             self.looks_first = True
         elif called == "setattr" and first_is_name and len(node.args) == 3:
             self._store(node, node.args[2:])
+        elif called in _SETS and self._is_attribute and len(node.args) >= 2:
+            self._set_by_name(node)
+
+    def _set_by_name(self, node: ast.Call) -> None:
+        """`self.register_buffer("queue", ...)`, `setattr(self, "queue", ...)`: an assignment to `self.queue`."""
+        owner = node.args[0] if _called(node) == "setattr" else getattr(node.func, "value", None)
+        name, value = node.args[-2], node.args[-1]
+        if isinstance(owner, ast.expr) and isinstance(name, ast.Constant) and name.value == self._name:
+            target = ast.Attribute(owner, self._name, ast.Store())
+            self._assignment(node, [target], value)
 
     def _comparison(self, node: ast.Compare) -> None:
         sides = [node.left, *node.comparators]
@@ -204,17 +216,21 @@ class NameReader:
             map(self._is, sides)
         ):
             self.looks_first = True
-        measured = any(isinstance(side, ast.Call) and self._is_measure(side) for side in sides)
+        measured = any(map(self._is_measure, sides))
         if measured and any(isinstance(op, ast.Gt | ast.GtE | ast.Lt | ast.LtE | ast.Eq) for op in node.ops):
             self.limits.append(self._place)
 
-    def _is_measure(self, call: ast.Call) -> bool:
-        """`len(name)`, `len(self)` within its class, `name.qsize()`."""
-        if _called(call) == "len" and call.args:
-            return self._is(call.args[0]) or self._is_item(call.args[0]) or (
-                self._is_attribute and not self._elsewhere and _is_self(call.args[0])
-            )  # fmt: skip
-        return _called(call) == "qsize" and isinstance(call.func, ast.Attribute) and self._is(call.func.value)
+    def _is_measure(self, side: ast.expr) -> bool:
+        """`len(name)`, `len(self)` within its class, `name.qsize()`, `name.shape[0]`, `name.size(0)`."""
+        for node in ast.walk(side):
+            if isinstance(node, ast.Attribute) and node.attr in _SIZES and self._is(node.value):
+                return True
+            if _called(node) == "len" and isinstance(node, ast.Call) and node.args:
+                measured = node.args[0]
+                of_self = self._is_attribute and not self._elsewhere and _is_self(measured)
+                if self._is(measured) or self._is_item(measured) or of_self:
+                    return True
+        return False
 
     def _store(
         self,
@@ -252,8 +268,13 @@ class NameReader:
         return Place(self._function, self._loops > 0)
 
     def _is(self, node: ast.AST) -> bool:
-        if isinstance(node, ast.Starred):
-            return self._is(node.value)
+        if isinstance(node, ast.Starred) or (isinstance(node, ast.Attribute) and node.attr == "data"):
+            return self._is(node.value) or (
+                self._is_attribute and self._name == "data" and self._is_own(node)
+            )
+        return self._is_own(node)
+
+    def _is_own(self, node: ast.AST) -> bool:
         if not self._is_attribute:
             return isinstance(node, ast.Name) and node.id == self._name
         if not isinstance(node, ast.Attribute) or not _is_same(node.attr, self._name):

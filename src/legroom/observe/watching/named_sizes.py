@@ -27,7 +27,7 @@ def named_sizes(frame: FrameType | None) -> dict[Named, int]:
     """Bytes of each tensor that a name leads to, from the variables of running functions and of the user's modules."""
     sizes: dict[Named, int] = {}
     for named, value in _variables(frame):
-        for each, tensor in _within(named, value, 2):
+        for each, tensor in _within(named, value, 3):
             storage = storage_of(tensor)
             if storage is not None:
                 sizes[each] = max(storage.nbytes(), sizes.get(each, 0))
@@ -71,6 +71,11 @@ def _within(named: Named, value: Any, depth: int) -> Iterator[tuple[Named, torch
             for key, item in list(value.items()):
                 if isinstance(key, str):
                     yield from _within(named._replace(name=f'{named.name}["{key[:40]}"]'), item, depth - 1)
+        return
+    if isinstance(value, list):
+        if len(value) <= 64:
+            for position, item in enumerate(list(value)):
+                yield from _within(named._replace(name=f"{named.name}[{position}]"), item, depth - 1)
         return
     module = sys.modules.get(type(value).__module__)
     file = getattr(module, "__file__", None)

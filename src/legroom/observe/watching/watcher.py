@@ -29,6 +29,10 @@ _SIGNS = ("device", "host", "graph")
 FIRST_LOOK = 2
 RISES = 2
 """So many new heights in a row open a window."""
+RECORDS, RECORDS_WITHIN = 3, 48
+"""So do so many heights above all before, within so many turns: what is kept once in an epoch."""
+WARM_UP = 8
+"""The first turns set records without meaning."""
 HEIGHT_OVER = 8
 """A new height is one above the last so many turns."""
 GRAPHS_KEPT = 2
@@ -74,6 +78,8 @@ class Watcher:
         self._attention = Attention(share)
         self._recent: dict[str, deque[int]] = {sign: deque(maxlen=HEIGHT_OVER) for sign in ("device", "host")}
         self._rises = {"device": 0, "host": 0}
+        self._highest = {"device": 0, "host": 0}
+        self._records: dict[str, deque[int]] = {sign: deque(maxlen=RECORDS) for sign in ("device", "host")}
         self._opened_by: list[str] = []
         self._has_stepped = False
         self._patience = dict.fromkeys(_SIGNS, 0)
@@ -147,12 +153,20 @@ class Watcher:
             recent = self._recent[sign]
             self._rises[sign] = self._rises[sign] + 1 if len(recent) >= 3 and figure > max(recent) else 0
             recent.append(figure)
-            if self._rises[sign] >= RISES:
+            if self._rises[sign] >= RISES or self._sets_records(sign, figure):
                 grown.append(sign)
             elif self._rises[sign]:
                 unsure = True
         kept = self._roots.turns_kept()
         return ([*grown, "graph"] if kept >= GRAPHS_KEPT else grown), unsure or kept == 1
+
+    def _sets_records(self, sign: str, figure: int) -> bool:
+        records = self._records[sign]
+        if figure > self._highest[sign]:
+            self._highest[sign] = figure
+            if self.turn > WARM_UP:
+                records.append(self.turn)
+        return len(records) == RECORDS and self.turn - records[0] < RECORDS_WITHIN
 
     def _look(self, turn: int) -> None:
         window = self._window
@@ -169,16 +183,23 @@ class Watcher:
         ):
             self._window = None
             self._rises = dict.fromkeys(self._rises, 0)
+            for records in self._records.values():
+                records.clear()
             # Each sign loses credit by itself: floats that fill the heap must not hide a graph.
             for sign in _SIGNS if found else self._opened_by:
                 self._patience[sign] = min(self._patience[sign] + 1, 6)
                 self._not_before[sign] = turn + 4 * 2 ** self._patience[sign]
+            if self._next_by_chance <= turn + WARMING_TURNS and self._warming:
+                self._not_before = {
+                    sign: max(until, self._next_by_chance) for sign, until in self._not_before.items()
+                }
 
     def _judge(self, suspect: Suspect, turn: int) -> bool:
         kept = suspect.kept
         if suspect.warming:
             first, length = self._warming.setdefault(kept.identity, (turn, suspect.length))
-            self._next_by_chance = min(self._next_by_chance, first + WARMING_TURNS)
+            # The next window begins so that its looks have shown every sign when the time is over, and none before.
+            self._next_by_chance = max(first + WARMING_TURNS - LOOKS_OF_TENSORS - 1, turn + 1)
             if turn < first + WARMING_TURNS or suspect.length - length < 0.9 * (turn - first):
                 return False
         if suspect.unplaced:

@@ -282,8 +282,11 @@ class Window:
             stored = find_storing(
                 named.stored_as, is_attribute=named.is_attribute, file=named.file, function=named.function
             )
-            statement = next((each for each in stored.statements if each.joins), None)
-            if statement is not None and not stored.shrinks:
+            # `bank = torch.cat([bank, new])`, or a function of the user's that does it; a sum does not make it larger.
+            fed = [each for each in stored.statements if each.joins or (each.feeds_itself and not each.adds)]
+            statement = next(iter(sorted(fed, key=lambda each: not each.joins)), None)
+            starts_anew = any(each.replaces and each.in_loop for each in stored.statements)
+            if statement is not None and not stored.shrinks and not starts_anew and not statement.guarded:
                 kept = Kept(
                     kind="larger", how="variable", name=named.name, described="tensor", file=statement.file,
                     line=statement.line, function=statement.function, nodes_per_step=0, storages_per_step=0,
@@ -381,7 +384,7 @@ def _suspect(found: _Found, *, kind: Kind, **figures: Any) -> Iterator[Suspect]:
         filling or ends or stored.emptied,
         path.length,
         path.container if unsure and traceable else 0,
-        path.length < TURNS_KEPT,
+        replaced=path.length < TURNS_KEPT,
     )
 
 
@@ -488,7 +491,10 @@ def _belongs_to_a_call(path: HolderPath) -> bool:
         code = frame.f_code
         if within and is_user_file(code.co_filename) and is_in_loop(code.co_filename, frame.f_lineno or 0):
             return True
-        within = within or (code.co_filename == root.file and code.co_name == root.function)
+        if not within and code.co_filename == root.file and code.co_name == root.function:
+            if root.name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
+                return False  # an argument, such as `self`, is the caller's
+            within = True
         frame = (
             frame.f_back if code.co_name != "<module>" else None
         )  # what runs the script is no loop of its own
