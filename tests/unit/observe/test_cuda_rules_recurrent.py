@@ -7,6 +7,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from legroom.observe.cuda_rules import CudaRules
+from legroom.observe.cuda_rules.plan import Take
 from legroom.observe.cuda_rules.recurrent_sizes import Layer, dropout_state, reserve, workspace
 from legroom.observe.gpus import find_gpu
 
@@ -186,6 +187,16 @@ def test_the_backward_pass_takes_the_workspace_twice():
 
     assert steps.count("workspace") == 2
     assert steps.index("-workspace") < steps.index(3) < len(steps) - 1
+
+
+def test_where_only_the_last_state_is_used_the_outputs_gradient_is_made_of_zeros_first():
+    with traced() as log:
+        out, state = nn.GRU(16, 32)(torch.empty(10, 4, 16, requires_grad=True))
+        state.backward(torch.empty_like(state))
+
+    plan = log.plan_of("_cudnn_rnn_backward")
+    assert plan is not None
+    assert plan.steps[0] == Take("zeros", out.numel() * 4)
 
 
 def test_a_gru_has_no_cell_so_its_weights_come_earlier():

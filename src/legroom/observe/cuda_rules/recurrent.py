@@ -275,15 +275,23 @@ def _forward(call: Call) -> Plan:
 
 def _backward(call: Call) -> Plan:
     """First the gradients of the inputs, then those of the weights: the workspace is taken twice. The order is that of the
-    measured histories."""
+    measured histories. Where only the last states are used, the outputs' gradient is made of zeros first (RNN.cpp)."""
     arguments = call.arguments
     layer = _layer(arguments, arguments["input"])
     scratch = workspace(layer, backward=True)
     has_cell = arguments["cx"] is not None
-    grad = arguments["grad_output"]
+    output = size_of(arguments["output"])
+    zeros = [Take("zeros", output)] if arguments["grad_output"] is None else []
     copied = [Take("input", size_of(arguments["input"]))] if _reordered(arguments) else []
-    reordered = [Take("gradient", size_of(grad))] if grad is not None and _reordered(arguments) else []
-    steps: list[Step] = [Output(1), *([Output(2)] if has_cell else []), *copied, *reordered, Output(0)]
+    reordered = [Take("gradient", output)] if _reordered(arguments) else []
+    steps: list[Step] = [
+        *zeros,
+        Output(1),
+        *([Output(2)] if has_cell else []),
+        *copied,
+        *reordered,
+        Output(0),
+    ]
     for name in ("hx", "cx"):
         if arguments[f"grad_{name[0]}y"] is None and arguments[name] is not None:
             steps.append(Take(name, size_of(arguments[name])))
