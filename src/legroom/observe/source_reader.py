@@ -221,7 +221,10 @@ class NameReader:
             self.limits.append(self._place)
 
     def _is_measure(self, side: ast.expr) -> bool:
-        """`len(name)`, `len(self)` within its class, `name.qsize()`, `name.shape[0]`, `name.size(0)`."""
+        """`len(name)`, `len(self)` within its class, `name.qsize()`, `name.shape[0]`, `name.size(0)`; not `len(name) % 100`, which is
+        every hundredth."""
+        if isinstance(side, ast.BinOp) and isinstance(side.op, ast.Mod):
+            return False
         for node in ast.walk(side):
             if isinstance(node, ast.Attribute) and node.attr in _SIZES and self._is(node.value):
                 return True

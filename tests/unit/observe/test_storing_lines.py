@@ -46,6 +46,11 @@ def test_statements_that_limit(read, statement: str) -> None:
     assert read(f"kept = []\nfor step in range(9):\n    kept.append(x)\n    {statement}\n", "kept").shrinks
 
 
+def test_every_hundredth_is_no_limit(read) -> None:
+    source = "for x in data:\n    kept.append(x)\n    if len(kept) % 100 == 0:\n        print(len(kept))\n"
+    assert not read(source, "kept").shrinks
+
+
 def test_a_new_start_in_a_loop_is_told_apart(read) -> None:
     stored = read(
         "for epoch in range(3):\n    kept = []\n    for x in data:\n        kept.append(x)\n", "kept"
