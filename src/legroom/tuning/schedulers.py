@@ -84,10 +84,9 @@ class Asha:
         if score <= kept or len(others) == 1:
             return GO_ON
         rank = 1 + sum(other < score for other in others.values())
-        return Decision(
-            Action.STOP,
-            f"ASHA at step {rung}: place {rank} of {len(others)}, and the best {math.floor(len(others) / self.reduction) or 1} go on",
-        )
+        few = math.floor(len(others) / self.reduction) or 1
+        who = "only the best goes on" if few == 1 else f"the best {few} go on"
+        return Decision(Action.STOP, f"ASHA at step {rung}: place {rank} of {len(others)}, and {who}")
 
     def ended(self, number: int) -> None:
         """Its scores stay: they are what others are measured by."""
