@@ -1,8 +1,8 @@
 """Where the training loop is: optimizer steps and loader batches, from torch's own hooks.
 
 A step ends when the optimizer has stepped. With several optimizers (a GAN), the one that stepped first is the
-clock. A program that never steps one (inference) counts the batches its loader gave instead; one that is fetched ahead of the
-first call of a model, as accelerate does, is no step.
+clock. A program that never steps one (inference) counts the batches after which a model was called: some are fetched ahead, one by
+accelerate, a whole accumulation's by the Trainer of transformers.
 """
 
 import time
@@ -59,7 +59,7 @@ class TrainingClock:
             self._original_next = None
 
     def model_called(self) -> None:
-        """To be told, at least once, when a model begins."""
+        """To be told when a model begins."""
         self._model_was_called = True
 
     def interrupted(self) -> None:
@@ -101,8 +101,9 @@ class TrainingClock:
         if self._on_batch is not None:
             self._on_batch(batch)
         self._batches += 1
-        if not self.trains and (self._batches > 2 or (self._batches == 2 and self._model_was_called)):
+        if self._batches > 1 and self._model_was_called and not self.trains:
             self._end_step()
+        self._model_was_called = False
 
     def _end_step(self) -> None:
         now = time.perf_counter()

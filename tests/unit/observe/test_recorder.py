@@ -4,6 +4,7 @@ import gc
 import inspect
 import weakref
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -252,16 +253,16 @@ def test_without_an_optimizer_batches_are_steps(watched: Watched) -> None:
     assert [event.step for event in watched.events if isinstance(event, Step)] == [0, 1, 2]
 
 
-def test_a_batch_that_is_fetched_ahead_is_no_step(watched: Watched) -> None:
+@pytest.mark.parametrize("ahead", [2, 4])
+def test_batches_that_are_fetched_ahead_are_no_steps(watched: Watched, ahead: int) -> None:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    batches = iter(DataLoader(TensorDataset(torch.ones(8, 4)), batch_size=2))
-    ahead = next(batches)
-    for following in batches:
-        (x,), ahead = ahead, following
-        model(x).sum().backward()
+    batches = iter(DataLoader(TensorDataset(torch.ones(8, 4)), batch_size=1))
+    while fetched := list(islice(batches, ahead)):
+        for (x,) in fetched:
+            model(x).sum().backward()
         optimizer.step()
-    assert [event.step for event in watched.events if isinstance(event, Step)] == [0, 1, 2]
+    assert [event.step for event in watched.events if isinstance(event, Step)] == list(range(8 // ahead))
 
 
 def test_fake_tensors_are_recorded_like_real_ones() -> None:
