@@ -1,6 +1,6 @@
 """How long `legroom estimate` takes to its verdict and to its largest batch, beside the script's own imports.
 
-    python -m bench.estimate_speed                 three scripts, three rounds
+    python -m bench.estimate_speed                 four scripts, three rounds
     python -m bench.estimate_speed --rounds 5 --only gpt2-small
 
 In each round the script's import lines are run alone, then the whole command; then once more with a clock at every phase. A
@@ -31,12 +31,51 @@ class Kind(NamedTuple):
     model: str
     batch: str
     loss: str
+    classes: str = ""
+    """What the script defines itself, between its imports and its model."""
 
 
 _LANGUAGE = "import torch\nfrom torch.utils.data import DataLoader, TensorDataset\nfrom transformers import GPT2Config, GPT2LMHeadModel\n"
+_PLAIN_GPT = """
+class Block(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.look, self.said = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.think = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(0.1))
+
+    def forward(self, x):
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.look(self.norm1(x)).chunk(3, -1))
+        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        x = x + self.said(seen)
+        return x + self.think(self.norm2(x))
+
+
+class GPT(nn.Module):
+    def __init__(self, width=768, layers=12, heads=12, words=50257, length=1024):
+        super().__init__()
+        self.words, self.places = nn.Embedding(words, width), nn.Embedding(length, width)
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, x):
+        places = torch.arange(x.shape[1], device=x.device)
+        return self.head(self.norm(self.blocks(self.words(x) + self.places(places))))
+
+"""
 KINDS = {
     "gpt2-small": Kind(
         "24GiB", _LANGUAGE, "GPT2LMHeadModel(GPT2Config())", "torch.randint(0, 50257, (256, 1024))", "model(x, labels=x).loss"
+    ),
+    "gpt2-small, plain torch": Kind(
+        "24GiB",
+        "import torch\nfrom torch import nn\nimport torch.nn.functional as F\nfrom torch.utils.data import DataLoader, TensorDataset\n",
+        "GPT()",
+        "torch.randint(0, 50257, (256, 1024))",
+        "F.cross_entropy(model(x).flatten(0, 1), x.flatten())",
+        _PLAIN_GPT,
     ),
     "gpt2-1.5B": Kind(
         "a100-80gb",
@@ -54,7 +93,7 @@ KINDS = {
     ),
 }  # fmt: skip
 
-PROGRAM = """{kind.imports}
+PROGRAM = """{kind.imports}{kind.classes}
 model = {kind.model}.cuda()
 optimizer = torch.optim.AdamW(model.parameters())
 for (x,) in DataLoader(TensorDataset({kind.batch}), batch_size=2):
