@@ -33,6 +33,7 @@ TABLES = (
     "collected_after_mending",
     "collected_across_libraries",
     "collected_every_day",
+    "collected_unseen",
 )
 MEMORY = ("oom", "disguised-oom", "host-oom")
 

@@ -107,6 +107,7 @@ _DIFFERS = r"\b(?:mis-?match\w*|match\w*|equal|same|expect\w*|must|should|got|in
 _FAMILIES = tuple(
     (code, re.compile(pattern, re.IGNORECASE))
     for code, pattern in (
+        ("LG783", r"\b(?:file|director(?:y|ies)|folder|path|dataset|checkpoint)\b.{0,200}(?:not found|not exist|no such|is missing|n't exist)|(?:not found|no such|can't find|cannot find|could not find).{0,80}\b(?:file|directory|folder|dataset)\b"),
         ("LG731", r"\bnccl\b"),
         ("LG733", r"process group|rendezvous|\bMASTER_(?:ADDR|PORT)\b|init_process_group|TCPStore|world[_ ]size|\bgloo\b|\bc10d\b|(?:client|server) socket|waiting for clients|\bsocket timeout|connect\w*\W{0,4}timed out|\bDist(?:Network|Store|Backend)?Error\b"),
         ("LG728", r"\bcuda graph|stream is capturing|CUDAGraph|\bcapture\b.{0,40}\b(?:cuda|stream)"),

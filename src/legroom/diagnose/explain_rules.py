@@ -58,7 +58,7 @@ def _status(code: str) -> Rule:
 RULES: tuple[Rule, ...] = (
     # --- what happened on the GPU
     _status("LG710"),
-    _rule("LG710", r"Assertion `[^`\n]{1,200}` failed[^\n]{0,20}$|block: \[\d+,\d+,\d+\], thread: \[\d+,\d+,\d+\] Assertion"),
+    _rule("LG710", r"Assertion `[^`\n]{1,200}[`'] failed[^\n]{0,20}$|Device-side assertion `|block: \[\d+,\d+,\d+\], thread: \[\d+,\d+,\d+\] Assertion"),
     _status("LG711"),
     _rule("LG711", r"Memory access fault by GPU node|Invalid __(?:global|shared|local)__ (?:read|write) of size"),
     _status("LG725"),
@@ -78,6 +78,7 @@ RULES: tuple[Rule, ...] = (
         r"|Expected [^\n]{0,40}input to conv\dd|calculated padded input size per channel|running_mean should contain \d+ elements|expected \d+D(?: or \d+D)? input \(got \d+D input\)",
     ),
     _rule("LG715", r"Given (?:transposed=\w+|groups=\d+), (?:expected )?weight of size|expected \d-dimensional input for \d-dimensional weight|Given input size: \([^\n]{1,40}\)\. Calculated output size"),
+    _rule("LG744", r"collate.{0,600}stack expects each tensor to be equal size"),
     _rule(
         "LG716", r"Sizes of tensors must match except in dimension|The size of tensor a \(\d+\) must match the size of tensor b|must match the existing size \(\d+\)"
         r"|stack expects each tensor to be equal size|Expected input batch_size \(\d+\) to match target batch_size|normalized_shape=|input\.size\(-1\) must be equal to input_size",
@@ -120,7 +121,7 @@ RULES: tuple[Rule, ...] = (
     _rule("LG727", r"Cannot re-initialize (?:CUDA|XPU|HIP) in forked subprocess"),
     _rule(
         "LG729", r"Segmentation fault|segfault at|Fatal Python error: |SIGSEGV|SIGABRT|SIGILL|Illegal instruction|Aborted \(core dumped\)|\bcore dumped\b|double free or corruption|free\(\): \w+|malloc\(\): \w+|munmap_chunk\(\): \w+"
-        r"|Floating point exception|corrupted (?:size vs|double-linked)|pure virtual method called|stack smashing detected|exit code (?:-11|139|-6|134|3221225477|-1073741819)\b|exit status (?:-11|139|-6|134)\b|return code = -(?:11|6)\b|exitcode\s*: -(?:11|6)\b|(?:^|\n)Aborted\s*(?:\n|$)|0xC0000005|Windows fatal exception",
+        r"|Floating point exception|corrupted (?:size vs|double-linked)|pure virtual method called|stack smashing detected|exit code (?:-11|139|-6|134|3221225477|-1073741819)\b|exit status (?:-11|139|-6|134|3221225477|-1073741819)\b|return code = -(?:11|6)\b|exitcode\s*: -(?:11|6)\b|(?:^|\n)Aborted\s*(?:\n|$)|0xC0000005|Windows fatal exception",
         weak=True,
     ),
     # --- several processes
@@ -141,7 +142,7 @@ RULES: tuple[Rule, ...] = (
         "LG733", r"EADDRINUSE|Address already in use|The (?:server|client) socket has (?:failed to listen|timed out)|RendezvousTimeoutError|RendezvousConnectionError|Default process group has not been initialized"
         r"|environment variable (?:RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|LOCAL_RANK) expected",
     ),
-    _rule("LG734", r"ChildFailedError|exitcode\s*: [1-9]\d* \(pid|local_rank: \d+ \(pid: \d+\) of binary|ProcessExitedException|returned non-zero exit status|exited with code -?[1-9]|exit code:? (?!139|134|-11|-6|3221225477|-1073741819)-?[1-9]\d*\b|exit status:? (?!139|134|-11|-6)-?[1-9]\d*\b|exits with return code = [1-9]|ProcessRaisedException|Killing subprocess \d|Sending process \d+ closing signal SIGTERM", weak=True),
+    _rule("LG734", r"ChildFailedError|exitcode\s*: [1-9]\d* \(pid|local_rank: \d+ \(pid: \d+\) of binary|ProcessExitedException|returned non-zero exit status (?!-?(?:11|6|139|134|3221225477|1073741819)\b)|exited with code -?[1-9]|exit code:? (?!139|134|-11|-6|3221225477|-1073741819)-?[1-9]\d*\b|exit status:? (?!139|134|-11|-6|3221225477|-1073741819)-?[1-9]\d*\b|exits with return code = [1-9]|ProcessRaisedException|Killing subprocess \d|Sending process \d+ closing signal SIGTERM", weak=True),
     # --- loading data
     _rule("LG743", r"from_parent.{0,200}Ran out of input|ForkingPickler.{0,200}Broken pipe|ForkingPickler.{0,200}Invalid argument"),
     _rule("LG740", r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) exited unexpectedly|DataLoader worker exited unexpectedly", weak=True),
@@ -159,7 +160,7 @@ RULES: tuple[Rule, ...] = (
         "LG760", r"Function '\w+' returned nan values in its \d+\w+ output|cannot be converted to type (?:at::)?(?:c10::)?Half without overflow|loss is (?:nan|inf)\b|Loss is (?:nan|inf|NaN), stopping"
         r"|Gradient overflow\.\s+Skipping step|OVERFLOW! Rank \d+ Skipping step|overflow!? [^\n]{0,20}Skipping step|Grad(?:ient)?s? overflow\w* |overflow detected[^\n]{0,40}loss scale|Current loss scale already at minimum|Minimum loss scale reached",
     ),
-    _rule("LG760", r"became infinite or NaN|became nan\b|found NaN in|NaN or Inf found in|nonfinite gradients|non-finite (?:loss|gradient)|The total norm of order [\d.]+ for gradients from `parameters` is non-finite|\bloss'?[:=]? nan\b|\bloss[:=]nan\b|\bloss = nan\b"),
+    _rule("LG760", r"\b(?:loss|norm|grad)\w*: nan\b|\b(?:loss|norm|grad)\w*=nan\b|became infinite or NaN|became nan\b|found NaN in|NaN or Inf found in|nonfinite gradients|non-finite (?:loss|gradient)|The total norm of order [\d.]+ for gradients from `parameters` is non-finite|\bloss'?[:=]? nan\b|\bloss[:=]nan\b|\bloss = nan\b"),
     _rule("LG761", r"Attempting to unscale FP16 gradients|unscale_\(\) has already been called|No inf checks were recorded for this optimizer|step\(\) has already been called since the last update"),
     # --- autograd
     _rule(

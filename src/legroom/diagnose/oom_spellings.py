@@ -205,7 +205,7 @@ SPELLINGS: tuple[Spelling, ...] = (
     _says(_HOST, "shared memory", r"(?:unable to write to file <|/dev/shm|shared memory segment)[^\n]{0,300}No space left on device", _SHARED),
     _says(_HOST, "shared memory", r"Error while (?:creating|attaching to) shared memory segment", _SHARED),
     _says(
-        _HOST, "CPU", r"DefaultCPUAllocator|(?:not enough|can't allocate) memory: you tried to allocate|unable to mmap [^\n]{0,300}Cannot allocate memory", _SYSTEM,
+        _HOST, "CPU", r"DefaultCPUAllocator|enforce fail at [^\n]{0,60}CPUAllocator|posix_memalign\(|(?:not enough|can't allocate) memory: you tried to allocate|unable to mmap [^\n]{0,300}Cannot allocate memory", _SYSTEM,
     ),
     _says(_HOST, "cuDNN", r"CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED|(?:UR_RESULT|ZE_RESULT|PI)_ERROR_OUT_OF_HOST_MEMORY", _SYSTEM),
     _says(_HOST, "a library", r"Failed to allocate \d+ bytes in function|malloc of size \d+ failed|Java heap space|mmap: cannot allocate|OpenBLAS[^\n]{0,60}Memory allocation still failed", _SYSTEM),
@@ -215,8 +215,9 @@ SPELLINGS: tuple[Spelling, ...] = (
     _says(_HOST, "a cluster", r"low on resource: memory|MemoryPressure|tried to allocate more memory than is available|memory cgroup out of memory|exceeded \d+% memory budget", _SYSTEM),
     _says(_HOST, "Ray", r"killed due to the node running low on memory", _SYSTEM),
     _says(
-        _HOST, "system", r"Out of memory: Kill(?:ed)? process|oom[-_ ]kill(?:er|ed)?\b|OOMKilled|killed by signal: Killed|Signal 9 \(SIGKILL\)|(?:by|with|signal) SIGKILL\b|killed by signal 9\b"
+        _HOST, "system", r"Out of memory: Kill(?:ed)? process|\bKilled process \d+|oom[-_ ]kill(?:er|ed)?\b|OOMKilled|killed by signal: Killed|Signal 9 \(SIGKILL\)|(?:by|with|signal) SIGKILL\b|killed by signal 9\b"
         r"|died with <Signals\.SIGKILL|: line \d+:\s+\d+ Killed\b|\[\d+\]\s+\+? *\d+ killed |zsh: killed\b|Killed: 9\b|(?:^|\n|\])[ *]{0,3}Killed[ *]*(?:\n|$)"
+        r"|(?:^|\n)已杀死\s*(?:\n|$)|(?:^|\n)已殺死\s*(?:\n|$)|(?:^|\n)죽었음\s*(?:\n|$)|(?:^|\n)強制終了\s*(?:\n|$)|(?:^|\n)Getötet\s*(?:\n|$)|(?:^|\n)Processus arrêté\s*(?:\n|$)|(?:^|\n)Убито\s*(?:\n|$)|(?:^|\n)Terminado \(killed\)"
         r"|(?:srun|slurmstepd)[^\n]{0,80}: Out Of Memory", _KILLED,
     ),
     _says(
@@ -246,7 +247,7 @@ SPELLINGS: tuple[Spelling, ...] = (
     _says(_HIDDEN, "cuBLAS", r"(?:CU|HIP)BLAS_STATUS_(?:INTERNAL_ERROR|EXECUTION_FAILED)|cublas runtime error : ", _FAILED),
     _says(_HIDDEN, "cuDNN", r"CUDNN_STATUS_NOT_INITIALIZED|CUDNN_STATUS_SUBLIBRARY_LOADING_FAILED", _HANDLE),
     _says(_HIDDEN, "cuDNN", r"CUDNN_STATUS_(?:INTERNAL_ERROR|EXECUTION_FAILED|MAPPING_ERROR)|miopenStatus(?:Internal|Unknown)Error", _FAILED),
-    _says(_HIDDEN, "cuDNN", r"unable to find an engine to execute|unable to find a valid cuDNN algorithm|no valid (?:execution plans|engine)", _ENGINE),
+    _says(_HIDDEN, "cuDNN", r"unable to find an engine to execute|unable to find a valid cuDNN algorithm|no valid (?:execution plans|engine)|no valid convolution algorithm|no algorithm worked", _ENGINE),
     _says(_HIDDEN, "cuDNN", r"Failed to call Then\w+|Failed to get convolution algorithm", _FAILED),
     _says(_HIDDEN, "cuSOLVER", r"cusolverDnCreate|(?:CU|HIP)SOLVER_STATUS_NOT_INITIALIZED", _HANDLE),
     _says(_HIDDEN, "cuSOLVER", r"(?:CU|HIP)SOLVER_STATUS_(?:INTERNAL_ERROR|EXECUTION_FAILED)|cusolver error: 7\b", _FAILED),

@@ -60,8 +60,8 @@ class Assignments(Notes):
             self.assign_item(target, value, expression, node)
             return
         path = dotted(target)
-        if isinstance(target, cst.Attribute):
-            self.value_of(target.value)
+        if isinstance(target, cst.Attribute) and self._is_set_by_keeper(target, value, expression, node):
+            return
         if path is None:
             return
         if value.kind is Kind.UNKNOWN and path in self.trained and not self.no_grad:
@@ -89,6 +89,19 @@ class Assignments(Notes):
         self.forget_below(path)
         self.names[path] = value
 
+    def _is_set_by_keeper(
+        self, target: cst.Attribute, value: Value, expression: cst.BaseExpression, node: cst.CSTNode
+    ) -> bool:
+        """Whether a property's setter puts what it is given into a container."""
+        of = self.value_of(target.value)
+        setter = self.program.method(of.class_name, f"{target.attr.value}.setter")
+        path = dotted(target)
+        if setter is None or path is None or not _appends(setter):
+            return False
+        self.note_store(node, path, "append", expression, value, uses_itself=False)
+        self.names[path] = value
+        return True
+
     def _freeze(self, path: str, expression: cst.BaseExpression) -> None:
         """`p.requires_grad = False` for all parameters of a model freezes it; a new part thaws it."""
         switched = (
@@ -114,6 +127,9 @@ class Assignments(Notes):
         self.value_of(target.value)
         path = path_of(target)
         if path is None:
+            return
+        taker = self.program.method(self.names.get(path, UNKNOWN).class_name, "__setitem__")
+        if taker is not None and not _appends(taker):
             return
         varying = any(not _is_constant(each.slice) for each in target.slice)
         if any(_is_from_the_start(each.slice) for each in target.slice) and value.kind is not Kind.GRAPH:
@@ -241,6 +257,11 @@ def _is_constant(node: cst.CSTNode) -> bool:
             node = node.expression
         return isinstance(node, (cst.SimpleString, cst.Integer, cst.ConcatenatedString))
     return isinstance(node, cst.Slice)
+
+
+def _appends(function: Function) -> bool:
+    """Whether a function puts one of its parameters into a container that grows."""
+    return any(store.how == "append" for store in function.keeps.values())
 
 
 def _is_from_the_start(node: cst.CSTNode) -> bool:

@@ -57,7 +57,6 @@ def _go_through(program: Program, *, recording: bool) -> None:
     for function in program.functions.values():
         function.sites = []
         function.returned_nodes = []
-        function.keeps = {}
     for function in program.functions.values():
         _Walker(program, function, sites[function], recording=recording).run()
     for function in program.functions.values():
@@ -86,6 +85,7 @@ class _Walker(Assignments):
 
     def run(self) -> None:
         node = self.function.node
+        self.function.keeps = {}
         self.block(node.body if isinstance(node, cst.Module) else [node.body])
         self.function.returns = container(self.yields) if self.yields is not None else self.returns or PLAIN
         self.function.environment = self.names
@@ -118,6 +118,8 @@ class _Walker(Assignments):
                 Kind.MODEL if is_module else Kind.UNKNOWN, class_name=known.name
             )
             self.names.update(known.attributes)
+            if function.parameters[0] == "cls":
+                self.names.update({f"cls.{path[5:]}": value for path, value in known.attributes.items()})
             if is_module and function.name == "forward" and isinstance(function.node, cst.FunctionDef):
                 for parameter in function.node.params.params[1:]:
                     if parameter.default is None and self.names[parameter.name.value].kind is Kind.UNKNOWN:

@@ -14,6 +14,7 @@ from legroom.diagnose.lint.syntax import (
     last_name,
     live_names,
     method_name,
+    names_in,
     path_of,
     positional,
     receiver,
@@ -162,12 +163,25 @@ class Notes(Expressions):
         ):
             self.note_store(node, heap, "append", node.args[1].value, arguments[1], uses_itself=False)
         elif method == "update" and target is not None and of.mapping and arguments:
-            if isinstance(node.args[0].value, cst.Dict) and not _has_constant_keys(node.args[0].value):
+            if _has_new_keys(node.args[0].value):
                 self.note_store(node, target, "append", node.args[0].value, arguments[0], uses_itself=False)
         elif method == "detach_" and target is not None:
             self.note_release(node, target, "detach")
         elif method in _TAKING and target is not None and not positional(node):  # of a queue
             self.note_release(node, target, "shrink")
+        elif name == "atexit.register" and len(arguments) > 1:
+            self.note_store(node, "atexit", "append", node.args[1].value, arguments[1], uses_itself=False)
+        elif method == "register_buffer" and len(arguments) > 1 and target is not None:
+            self.note_store(
+                node,
+                target,
+                "item",
+                node.args[1].value,
+                arguments[1],
+                uses_itself=False,
+                varying_key=not isinstance(node.args[0].value, cst.SimpleString),
+                mapping=True,
+            )
         elif name == "setattr" and len(arguments) > 2 and (path := path_of(node.args[0].value)) is not None:
             self.note_store(
                 node,
@@ -235,8 +249,11 @@ class Notes(Expressions):
         return Surroundings(order, self.function, self.loops, self.no_grad, self.handler, self.contexts)
 
 
-def _has_constant_keys(node: cst.Dict) -> bool:
-    return all(
+def _has_new_keys(node: cst.BaseExpression) -> bool:
+    """Whether a dict that is merged into another has keys that may be new each time."""
+    if isinstance(node, cst.DictComp):
+        return bool(names_in(node.key) - names_in(node.for_in.target))
+    return isinstance(node, cst.Dict) and not all(
         isinstance(each, cst.DictElement) and isinstance(each.key, cst.SimpleString) for each in node.elements
     )
 

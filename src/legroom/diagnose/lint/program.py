@@ -213,6 +213,9 @@ class Program:
                 for each in node.decorators
             ),
         )
+        if any(_is_setter(each.decorator) for each in node.decorators):
+            name = function.name = f"{name}.setter"
+            function.place = f"{prefix}{name}"
         self.functions[function.place] = function
         if class_name is not None and outer.class_name is None:
             self.classes[class_name].methods.setdefault(name, function)
@@ -225,6 +228,11 @@ def _bound_names(target: cst.CSTNode) -> Iterator[str]:
     elif isinstance(target, (cst.Tuple, cst.List)):
         for each in target.elements:
             yield from _bound_names(each.value)
+
+
+def _is_setter(node: cst.BaseExpression) -> bool:
+    """`@loss.setter`."""
+    return isinstance(node, cst.Attribute) and node.attr.value == "setter"
 
 
 def _called(node: cst.BaseExpression) -> cst.BaseExpression:

@@ -208,8 +208,8 @@ def _counts_data(loop: LoopFact, names: set[str], kept: LoopFact) -> bool:
 
 def _key_of(store: Store) -> list[cst.CSTNode]:
     """What the place is called that something is put under: in brackets, or as `setattr` has it."""
-    if isinstance(store.node, cst.Call):
-        return [store.node.args[1].value]
+    if isinstance(store.node, cst.Call):  # setattr(recorder, name, value), model.register_buffer(name, value)
+        return [store.node.args[0 if method_name(store.node) else 1].value]
     target = store.node.targets[0].target if isinstance(store.node, cst.Assign) else None
     return [each.slice for each in target.slice] if isinstance(target, cst.Subscript) else []
 

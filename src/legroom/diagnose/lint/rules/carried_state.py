@@ -73,8 +73,10 @@ def _carries_itself_on(program: Program, store: Store) -> bool:
         return False
     if by_name(last_name(store.target)).kind is Kind.MODEL:  # self.model = wrapped
         return False
-    if isinstance(store.expression, (cst.List, cst.Set, cst.Dict, cst.DictComp)):  # of what was there before
+    if isinstance(store.expression, cst.DictComp):  # of what was there before
         return False
+    if isinstance(store.expression, (cst.Tuple, cst.List, cst.Set, cst.Dict)):  # (loss, history): a chain
+        return any(dotted(each.value) == store.target for each in store.expression.elements)
     if isinstance(store.expression, cst.Call) and names_a_loss(dotted(store.expression.func) or ""):
         return False
     if store.target not in names_in(store.expression):
