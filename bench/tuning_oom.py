@@ -36,6 +36,7 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=range(5))
     parser.add_argument("--trials", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=6, help="of one trial: its length")
     parser.add_argument("--searches", nargs="+", choices=SEARCHES, default=SEARCHES)
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS)
     parser.add_argument("--out", type=Path, default=Path("tuning_oom.jsonl"))
@@ -44,13 +45,15 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.study:
         system, search, seed, seconds = asked.study
-        print(json.dumps(study(system, search, int(seed), asked.trials, float(seconds) or None)))
+        print(
+            json.dumps(study(system, search, int(seed), asked.trials, asked.epochs, float(seconds) or None))
+        )
         return
     if not asked.table:
         for seed in asked.seeds:
             for search in asked.searches:
                 for system in asked.systems:
-                    add(asked.out, system, search, seed, asked.trials)
+                    add(asked.out, system, search, seed, asked.trials, asked.epochs)
     show(read(asked.out), asked.trials)
 
 
@@ -58,21 +61,35 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def add(path: Path, system: str, search: str, seed: int, trials: int) -> None:
+def add(path: Path, system: str, search: str, seed: int, trials: int, epochs: int) -> None:
     """One study into the file, unless it is there."""
     known = {(row["system"], row["search"], row["seed"]): row for row in read(path)}
     if (system, search, seed) in known:
         return
     plain = known.get(("ray", search, seed))
     seconds = plain["seconds"] if plain is not None and system.startswith("legroom") else 0.0
-    order = ["--trials", str(trials), "--study", system, search, str(seed), str(seconds)]
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.tuning_oom", *order],
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=LONGEST,
-        check=True,
-    )
+    order = [
+        "--trials",
+        str(trials),
+        "--epochs",
+        str(epochs),
+        "--study",
+        system,
+        search,
+        str(seed),
+        str(seconds),
+    ]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "bench.tuning_oom", *order],
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=LONGEST,
+            check=True,
+        )
+    except subprocess.SubprocessError as error:  # the others go on; the next call tries it again
+        print(f"seed {seed} {search}, {system}: {error}", flush=True)
+        return
     row = json.loads(done.stdout.splitlines()[-1])
     with path.open("a") as file:
         file.write(json.dumps(row) + "\n")
@@ -84,24 +101,34 @@ def add(path: Path, system: str, search: str, seed: int, trials: int) -> None:
     )
 
 
-def study(system: str, search: str, seed: int, trials: int, seconds: float | None) -> dict[str, Any]:
+def study(
+    system: str, search: str, seed: int, trials: int, epochs: int, seconds: float | None
+) -> dict[str, Any]:
     """One study as a row: each trial with its losses and when they were reported, in seconds since the search was asked for."""
+    from bench import tuning_space
+
+    space = {**tuning_space.SPACE, "epochs": epochs}
     if system.startswith("ray"):
         from bench.tuning_oom_ray import run_plain
 
-        row = run_plain(search, seed, trials, half=system == "ray, half", longest=LONGEST / 2)
+        row = run_plain(space, search, seed, trials, half=system == "ray, half", longest=LONGEST / 2)
     else:
-        row = run_legroom(search, seed, trials, engine=system.split()[-1], seconds=seconds)
+        row = run_legroom(space, search, seed, trials, engine=system.split()[-1], seconds=seconds)
     return {"system": system, "search": search, "seed": seed, **row}
 
 
-def run_legroom(search: str, seed: int, trials: int, *, engine: str, seconds: float | None) -> dict[str, Any]:
+def run_legroom(
+    space: dict[str, Any], search: str, seed: int, trials: int, *, engine: str, seconds: float | None
+) -> dict[str, Any]:
     from bench import tuning_space
     from legroom.tuning.api import tune
 
+    if engine == "ray":
+        import ray.tune  # noqa: F401  (plain Ray's clock begins after that, too)
+
     def asked(folder: Path, clock: Clock) -> Any:
         return tune(
-            "bench/tuning_space.py:train", tuning_space.SPACE, metric="loss", search=search, seed=seed, gpu=tuning_space.GPU, engine=engine,
+            "bench/tuning_space.py:train", space, metric="loss", search=search, seed=seed, gpu=tuning_space.GPU, engine=engine,
             trials=trials if seconds is None else 4 * trials, time_budget=seconds, storage=folder, watchers=[clock],
         )  # fmt: skip
 

@@ -26,8 +26,13 @@ from legroom.tuning.ray_cluster import QUIET
 from legroom.tuning.searchers import RandomSearcher
 from legroom.tuning.space import read_space
 
+POWERS = ("channels", "units", "batch_size")
+"""Parameters that are powers of two."""
 
-def run_plain(search: str, seed: int, trials: int, *, half: bool, longest: float) -> dict[str, Any]:
+
+def run_plain(
+    space: dict[str, Any], search: str, seed: int, trials: int, *, half: bool, longest: float
+) -> dict[str, Any]:
     """One study. `half`: two trials at a time on the GPU, each with half of its memory."""
     os.environ.update(QUIET)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a traceback for each trial that errs
@@ -44,13 +49,15 @@ def run_plain(search: str, seed: int, trials: int, *, half: bool, longest: float
     try:
         with tempfile.TemporaryDirectory() as folder:
             results = ray_tune.Tuner(
-                ray_tune.with_resources(partial(train, half=half), {"cpu": 1, "gpu": 0.5 if half else 1}),
-                param_space=None if search == "random" else space_for(search),
+                ray_tune.with_resources(
+                    partial(train, half=half, epochs=space["epochs"]), {"cpu": 1, "gpu": 0.5 if half else 1}
+                ),
+                param_space=None if search == "random" else space_for(search, space),
                 tune_config=ray_tune.TuneConfig(
                     metric="loss",
                     mode="min",
                     num_samples=trials,
-                    search_alg=searcher(search, seed),
+                    search_alg=searcher(search, seed, space),
                     time_budget_s=longest,
                     reuse_actors=True,
                 ),
@@ -66,30 +73,28 @@ def run_plain(search: str, seed: int, trials: int, *, half: bool, longest: float
     return watch.row()
 
 
-def train(config: dict[str, Any], *, half: bool) -> None:
+def train(config: dict[str, Any], *, half: bool, epochs: int) -> None:
     """For Ray Tune: the same training as Legroom's, in a loop without a guard."""
     torch.set_num_threads(1)
-    for loss in losses(config, half):
+    for loss in losses({**config, "epochs": epochs}, half):
         ray_tune.report({"loss": loss})
 
 
 def losses(config: dict[str, Any], half: bool) -> Iterator[float]:
     whole = {
         name: round(2 ** config[f"{name}_log2"]) if f"{name}_log2" in config else config[name]
-        for name in ("channels", "units", "batch_size")
+        for name in POWERS
     }
     lr = 10 ** config["lr_log10"] if "lr_log10" in config else config["lr"]
     with VirtualGPU(tuning_space.GPU):
         if half:
             torch.cuda.set_per_process_memory_fraction(0.5, 0)
-        yield from tuning_space.epochs(
-            {**whole, "lr": lr, "dropout": config["dropout"]}, "cuda", tuning_space.plain_step
-        )
+        yield from tuning_space.epochs({**config, **whole, "lr": lr}, "cuda", tuning_space.plain_step)
 
 
-def space_for(search: str) -> dict[str, Any]:
+def space_for(search: str, space: dict[str, Any]) -> dict[str, Any]:
     """The space as Ray writes it; Bayesian optimization there takes floats alone."""
-    powers = {name: domain["int_log2"] for name, domain in tuning_space.SPACE.items() if "int_log2" in domain}
+    powers = {name: space[name]["int_log2"] for name in POWERS}
     if search == "bayes":
         floats = {
             f"{name}_log2": ray_tune.uniform(low - 0.49, high + 0.49) for name, (low, high) in powers.items()
@@ -106,9 +111,9 @@ def space_for(search: str) -> dict[str, Any]:
     return {**choices, "lr": ray_tune.loguniform(1e-4, 1e-1), "dropout": ray_tune.uniform(0.0, 0.5)}
 
 
-def searcher(search: str, seed: int) -> Searcher:
+def searcher(search: str, seed: int, space: dict[str, Any]) -> Searcher:
     if search == "random":
-        return Drawn(seed)
+        return Drawn(space, seed)
     if search == "optuna":
         return OptunaSearch(seed=seed)
     if search == "hyperopt":
@@ -119,9 +124,9 @@ def searcher(search: str, seed: int) -> Searcher:
 class Drawn(Searcher):
     """Random search with the very configurations that Legroom draws, so that the two differ in nothing else."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, space: dict[str, Any], seed: int) -> None:
         super().__init__()
-        self._drawn, self._next = RandomSearcher(read_space(tuning_space.SPACE), seed), 0
+        self._drawn, self._next = RandomSearcher(read_space(space), seed), 0
 
     def suggest(self, trial_id: str) -> dict[str, Any] | None:
         config = self._drawn.propose(self._next)

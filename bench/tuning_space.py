@@ -15,13 +15,13 @@ from torch import nn
 METRIC, MODE = "loss", "min"
 GPU = "96MiB"
 """Of the one virtual GPU."""
-EPOCHS = 6
-SPACE = {
+SPACE: dict[str, Any] = {
     "channels": {"int_log2": [4, 6]},
     "units": {"int_log2": [7, 14]},
     "batch_size": {"int_log2": [5, 10]},
     "lr": {"log": [1e-4, 1e-1]},
     "dropout": {"uniform": [0.0, 0.5]},
+    "epochs": 6,
 }
 
 LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -72,7 +72,7 @@ def epochs(
     optimizer = torch.optim.Adam(model.parameters(), lr=config["lr"])
     step = make_step(model, optimizer)
     dice = torch.Generator().manual_seed(1)
-    for _ in range(EPOCHS):
+    for _ in range(config["epochs"]):
         model.train()
         for rows in torch.randperm(len(x), generator=dice).split(config["batch_size"]):
             step(lambda a, b: F.cross_entropy(model(a), b), x[rows].to(device), y[rows].to(device))
