@@ -151,6 +151,8 @@ class NameReader:
                 self.takes.append(self._place)
         elif isinstance(node, ast.Compare):
             self._comparison(node)
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and self._is_measure(node.right):
+            self.limits.append(self._place)  # slot = count % len(slots): round and round
 
     def _assignment(self, node: ast.AST, targets: list[ast.expr], value: ast.expr) -> None:
         paired = [pair for target in targets for pair in _paired(target, value)]
@@ -164,7 +166,9 @@ class NameReader:
         items = [target for target in flat if self._is_item(target)]
         if items:
             if any(map(_is_remade, items)):
-                self.limits.append(self._place)  # `buffer[:] = ...` makes it anew
+                self.limits.append(
+                    self._place
+                )  # `buffer[:] = ...` makes it anew, `slots[i % 8] = ...` goes round
             joins = feeds_itself and any(_called(each) in _JOINS for each in inner)
             self._store(node, [value], feeds_itself=feeds_itself, joins=joins, keys=_keys(items[0]))
         elif any(self._is(target) for target in flat):
@@ -352,11 +356,11 @@ def _keys(target: ast.AST | None) -> tuple[str, ...]:
 
 def _is_remade(target: ast.expr) -> bool:
     """`name[:] = ...`, `name[:n] = ...`; `name[len(name):] = ...` adds, and in a tensor `name[a:b] = ...` only writes."""
-    return (
-        isinstance(target, ast.Subscript)
-        and isinstance(target.slice, ast.Slice)
-        and target.slice.lower is None
-    )
+    if not isinstance(target, ast.Subscript):
+        return False
+    if isinstance(target.slice, ast.BinOp):
+        return isinstance(target.slice.op, ast.Mod)
+    return isinstance(target.slice, ast.Slice) and target.slice.lower is None
 
 
 def _is_sliced(node: ast.Subscript) -> bool:

@@ -85,7 +85,7 @@ def find_storing(
             if (reader := _read(each, name, is_attribute, function if each == file else "", line, classes))
         ]
         if any(reader.statements for reader in readers):
-            return _told(readers, calls)
+            return _told(readers, calls, is_attribute or not function)
         if not is_attribute and file is not None and not file.startswith("<"):
             break
     return NOTHING
@@ -140,7 +140,8 @@ def _read(
     return reader
 
 
-def _told(readers: list[NameReader], calls: Calls) -> Stored:
+def _told(readers: list[NameReader], calls: Calls, outlives_calls: bool) -> Stored:
+    """`outlives_calls`: whether it is no local variable, which is another one with each call."""
     statements = tuple(statement for reader in readers for statement in reader.statements)
     fed_by = {each.function for each in statements}
 
@@ -155,7 +156,8 @@ def _told(readers: list[NameReader], calls: Calls) -> Stored:
         or any(place.function in fed_by for place in takes),
         emptied=bool(takes),
         resets=any(
-            place.in_loop or (place.function in calls.repeated and place.function not in CONSTRUCTORS)
+            place.in_loop
+            or (outlives_calls and place.function in calls.repeated and place.function not in CONSTRUCTORS)
             for place in renewals
         ),
         looks_first=any(reader.looks_first for reader in readers),

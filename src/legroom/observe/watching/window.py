@@ -25,7 +25,7 @@ from legroom.observe.attribution import is_user_file
 from legroom.observe.holder_paths import find_path, held_by_python
 from legroom.observe.holder_words import NO_ONE, HolderPath, StoredName
 from legroom.observe.python_names import Variables
-from legroom.observe.source_files import is_in_loop
+from legroom.observe.source_files import built_at, is_in_loop
 from legroom.observe.source_reader import Storing
 from legroom.observe.storages import storage_of
 from legroom.observe.storing_lines import Stored, find_storing
@@ -230,7 +230,7 @@ class Window:
         else:
             found = (feeding or carrying or self._gradients(signs, holders))[:1]
         if not found and self.looks >= LOOKS - 1:
-            found = [_Found(NO_ONE, storing_lines.NOTHING, 0)]
+            found = [_Found(_being_built(), storing_lines.NOTHING, 0)]
         suspects: list[Suspect] = []
         for each in found:
             nodes, size = signs.nodes_per_turn, signs.bytes_per_turn
@@ -296,6 +296,23 @@ class Window:
         return found
 
 
+def _being_built() -> HolderPath:
+    """No one in Python holds the graph: a statement at work may (`total = sum(loss(x) for x in data)`)."""
+    for file, line, function in Variables(sys._getframe(1)).lines:
+        name = built_at(file, line)
+        if name is not None:
+            function = "" if function.startswith("<") else function
+            return NO_ONE._replace(
+                name=name or function,
+                how="variable",
+                described="tensor",
+                file=file,
+                function=function,
+                line=line,
+            )
+    return NO_ONE
+
+
 class _Found(NamedTuple):
     """Who holds a tensor, what the source says of that name, and the tensor's `id`."""
 
@@ -355,8 +372,10 @@ class _Holders:
 
 def _suspect(found: _Found, *, kind: Kind, **figures: Any) -> Iterator[Suspect]:
     path, stored, _ = found
-    limits_itself = path.how in ("cache", "exception")
-    if path.bounded or (stored.limited and not limits_itself) or (stored.emptied and kind != "graph"):
+    # Four states may be at hand and yet each have the graph of all before it.
+    carries_on = kind == "graph" and path.length > 0 and figures["steps"] > path.length + 2
+    limited = path.bounded or (stored.limited and path.how not in ("cache", "exception"))
+    if (limited and not carries_on) or (stored.emptied and kind != "graph"):
         return
     how = _how(path, stored)
     candidates = _candidates(path, stored)
