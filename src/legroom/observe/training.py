@@ -35,7 +35,7 @@ class TrainingClock:
         self.on_step_end = on_step_end
         self._on_optimizer = on_optimizer
         self._on_batch = on_batch
-        self._batches = 0
+        self._has_batch = False
         self._model_was_called = False
         self._clock: weakref.ref[torch.optim.Optimizer] | None = None
         self._began = time.perf_counter()
@@ -91,7 +91,11 @@ class TrainingClock:
         original = self._original_next = iterator.__next__
 
         def following(loader_iterator: Any) -> Any:
-            batch = original(loader_iterator)
+            try:
+                batch = original(loader_iterator)
+            except StopIteration:
+                self._end_batch()
+                raise
             self._batch(batch)
             return batch
 
@@ -100,8 +104,12 @@ class TrainingClock:
     def _batch(self, batch: Any) -> None:
         if self._on_batch is not None:
             self._on_batch(batch)
-        self._batches += 1
-        if self._batches > 1 and self._model_was_called and not self.trains:
+        self._end_batch()
+        self._has_batch = True
+
+    def _end_batch(self) -> None:
+        """The batch before, if any, is done with: a step, where a model saw it and nothing trains."""
+        if self._has_batch and self._model_was_called and not self.trains:
             self._end_step()
         self._model_was_called = False
 

@@ -250,7 +250,7 @@ def test_without_an_optimizer_batches_are_steps(watched: Watched) -> None:
     with torch.no_grad():
         for (x,) in DataLoader(TensorDataset(torch.ones(8, 4)), batch_size=2):
             model(x)
-    assert [event.step for event in watched.events if isinstance(event, Step)] == [0, 1, 2]
+    assert [event.step for event in watched.events if isinstance(event, Step)] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("ahead", [2, 4])
