@@ -129,3 +129,15 @@ def test_what_is_not_plain_is_left_to_fake_mode(fakes: Remembering, func: Any, m
     fakes.memory.run(func, make(fakes), {})
     fakes.memory.run(func, make(fakes), {})
     assert fakes.asked == 2
+
+
+def test_a_sparse_result_is_left_to_fake_mode(fakes: Remembering) -> None:
+    """The gradient of an embedding with `sparse=True` has no storage of its own."""
+    gradient, words = fakes.tensor(4, 8), fakes.tensor(4, dtype=torch.int64)
+
+    result, _, _ = fakes.twice(
+        aten.embedding_backward.default, lambda: (gradient, words, 100, -1, False, True)
+    )
+
+    assert result.layout is torch.sparse_coo
+    assert not fakes.remembered
