@@ -381,8 +381,9 @@ class Conductor:
             r for r in self.records if r.state is TrialState.FAILED and r.why.startswith("it never reported")
         ]
         if ended:
+            how = "" if self.job.function.takes_trial else "; ray.tune.report is heard with engine='ray' only"
             raise UsageError(
-                f"the function ended without the metric: {ended[0].why}. Report it, trial.report({self.job.metric}=...), or name another metric"
+                f"the function ended without the metric: {ended[0].why}. Report it, trial.report({self.job.metric}=...), or name another metric{how}"
             )
 
     # ------------------------------------------------------------ going on after an interruption
