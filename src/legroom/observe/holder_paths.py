@@ -6,6 +6,7 @@ search goes on to who holds that, for a function made anew with every turn (a ho
 but lies in something that does. Nothing is called on the user's objects, and nothing of what is met is kept when the search is over.
 """
 
+import asyncio
 import gc
 from collections import deque
 from collections.abc import Mapping
@@ -108,7 +109,15 @@ class _Search:
         return path.turns >= 2 or path.length >= self._least
 
     def _next_level(self, level: list[Any]) -> list[Any]:
-        referrers = gc.get_referrers(*level)
+        found = self._among(gc.get_referrers(*level), level)
+        if found:
+            return found
+        # A task that is done hides its result from the collector.
+        tasks = [each for each in gc.get_objects() if issubclass(type(each), asyncio.Future)]
+        return self._among([each for each in tasks if _which_result(each, level) is not None], level)
+
+    def _among(self, referrers: list[Any], level: list[Any]) -> list[Any]:
+        """Those of the referrers that may lead to a name, likeliest first."""
         found: list[Any] = []
         for referrer in referrers:
             if id(referrer) in self._met or id(referrer) in self._ours or isinstance(referrer, _NO_HOLDERS):
@@ -117,7 +126,9 @@ class _Search:
                 id(referrer) in self._variables.running or _is_ours(referrer.f_code)
             ):
                 continue
-            child = _which(referrer, level)
+            child = _which_result(referrer, level)
+            if child is None:  # never by its truth: that would ask a tensor for its value
+                child = _which(referrer, level)
             if child is None:
                 continue
             self._met[id(referrer)] = referrer
@@ -292,6 +303,12 @@ def _suspended(generator: Any, child: Any) -> Root | None:
     name = next((name for name, value in locals_of(frame) if value is child), "")
     code = frame.f_code
     return Root(name or code.co_name, code.co_filename, code.co_name, frame.f_lineno or 0, "generator")
+
+
+def _which_result(item: Any, level: list[Any]) -> Any:
+    """The member of `level` that is a done task's result."""
+    result = item._result if issubclass(type(item), asyncio.Future) else None
+    return next((each for each in level if each is result), None) if result is not None else None
 
 
 def _which(referrer: Any, level: list[Any]) -> Any:

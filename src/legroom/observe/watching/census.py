@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from legroom.observe.attribution import is_user_file
+from legroom.observe.python_names import file_of
 from legroom.observe.storages import storage_of, tensors_in
 
 
@@ -106,4 +108,7 @@ def _claimed(
     for reference in optimizers:
         optimizer = reference()
         if optimizer is not None:
-            yield from tensors_in(optimizer.state.values(), depth=2)
+            # Lists in an optimizer of torch's are limited (LBFGS); in one of the user's own they may grow.
+            yield from tensors_in(
+                optimizer.state.values(), depth=1 if is_user_file(file_of(type(optimizer)) or "") else 2
+            )

@@ -176,10 +176,11 @@ class Watcher:
                 window.told.add(suspect.kept.kind)
         found = bool(window.told)
         long = not self.ticks.has_stepped and not window.quiet
+        waits = any(first <= turn <= first + WARMING_TURNS for first, _ in self._warming.values())
         if (
             (found and window.looks >= LOOKS_AFTER_ALL)
             or window.looks >= (LONG_LOOKS if long else LOOKS)
-            or (window.quiet and not found and window.looks >= QUIET_LOOKS + (turn < 8))
+            or (window.quiet and not found and window.looks >= QUIET_LOOKS + (turn < 8 or waits))
         ):
             self._window = None
             self._rises = dict.fromkeys(self._rises, 0)

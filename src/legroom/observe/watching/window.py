@@ -292,7 +292,8 @@ class Window:
                     line=statement.line, function=statement.function, nodes_per_step=0, storages_per_step=0,
                     bytes_per_step=(series[-1] - series[0]) // (len(series) - 1), step=turn, steps=len(series),
                 )  # fmt: skip
-                found.append(Suspect(kept, False, 0))
+                # What a function of the user's makes of it may be limited in there: then it does not grow for long.
+                found.append(Suspect(kept, not statement.joins, turn))
         return found
 
 
