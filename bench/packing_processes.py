@@ -27,7 +27,7 @@ from legroom.tuning.study import Study
 from legroom.units import MiB
 
 GPUS = "960MiB,320MiB"
-SPACE = {"mebibytes": {"int": [40, 800]}, "steps": {"int": [4, 16]}}
+SPACE = {"mebibytes": {"int_log": [40, 800]}, "steps": {"int": [4, 16]}}
 SECONDS_PER_STEP = 0.5
 
 
