@@ -46,10 +46,8 @@ def last_of_tracebacks(text: str, lowered: str) -> Headline | None:
 def lone_headline(text: str, first_line: int = 1) -> Headline | None:
     """In a short text without a traceback's end: the last line that reads like an error of Python, is marked as one, or complains."""
     lines = [without_prefix(line.rpartition("\r")[2].strip()) for line in text.split("\n")]
-    patterns = (_RAISED_SOMEWHERE, _WARNED, _MARKED, _COMPLAINS)
-    if sum(map(bool, lines)) > _FEW:  # in a log, a warning is no error
-        patterns = (_RAISED_SOMEWHERE, _MARKED, _COMPLAINS)
-    for pattern in patterns:
+    warned = () if sum(map(bool, lines)) > _FEW else (_WARNED,)  # in a log, a warning is no error
+    for pattern in (_RAISED_SOMEWHERE, *warned, _MARKED, _COMPLAINS):
         for offset in reversed(range(len(lines))):
             match = pattern.search(lines[offset])
             if match is not None and not (pattern is _COMPLAINS and _IS_CALM.search(lines[offset])):

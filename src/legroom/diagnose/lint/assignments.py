@@ -128,6 +128,9 @@ class Assignments(Notes):
         path = path_of(target)
         if path is None:
             return
+        if any(_is_from_the_end(each.slice, path) for each in target.slice):  # curve[len(curve):] = [loss]
+            self.note_store(node, path, "append", expression, value, uses_itself=False)
+            return
         taker = self.program.method(self.names.get(path, UNKNOWN).class_name, "__setitem__")
         if taker is not None and not _appends(taker):
             return
@@ -261,7 +264,27 @@ def _is_constant(node: cst.CSTNode) -> bool:
 
 def _appends(function: Function) -> bool:
     """Whether a function puts one of its parameters into a container that grows."""
-    return any(store.how == "append" for store in function.keeps.values())
+    return any(
+        store.how == "append" or (store.how == "item" and not _has_remainder(store.node))
+        for store in function.keeps.values()
+    )
+
+
+def _has_remainder(node: cst.CSTNode) -> bool:
+    return any(
+        isinstance(each, cst.BinaryOperation) and isinstance(each.operator, cst.Modulo) for each in walk(node)
+    )
+
+
+def _is_from_the_end(node: cst.CSTNode, path: str) -> bool:
+    """`[len(curve):]` of `curve`."""
+    lower = node.lower if isinstance(node, cst.Slice) else None
+    return (
+        isinstance(lower, cst.Call)
+        and dotted(lower.func) == "len"
+        and bool(lower.args)
+        and path_of(lower.args[0].value) == path
+    )
 
 
 def _is_from_the_start(node: cst.CSTNode) -> bool:

@@ -18,7 +18,7 @@ def parts_with_graph(
     program: Program, expression: cst.BaseExpression, *, but: str = ""
 ) -> list[cst.BaseExpression]:
     """The smallest parts of what is stored that carry a graph, without the path that it is added to."""
-    if dotted(expression) == but and but:
+    if but and path_of(expression) == but:  # also a place in it
         return []
     if isinstance(expression, cst.BinaryOperation):
         parts = [
@@ -53,6 +53,8 @@ def detached(program: Program, store: Store, target: str) -> tuple[str, list[Edi
     parts = parts_with_graph(program, store.expression, but=target if store.uses_itself else "")
     if not parts or any(program.value(part).kind is not Kind.GRAPH for part in parts):
         return ".detach()", [], False
+    if any(_is_one_of_several(part, store) for part in parts):
+        return ".detach()", [], False
     scalar = all(is_scalar(program, part, store) for part in parts)
     as_tensor = is_used_as_tensor(program, store, target)
     if scalar:
@@ -60,6 +62,16 @@ def detached(program: Program, store: Store, target: str) -> tuple[str, list[Edi
     else:
         suffix, safe = ".detach()", True
     return suffix, [edit for part in parts for edit in append_to(program, part, suffix)], safe
+
+
+def _is_one_of_several(part: cst.BaseExpression, store: Store) -> bool:
+    """Whether a name goes through things that the code lists, not all of which need be tensors."""
+    return any(
+        isinstance(loop.node, cst.For)
+        and isinstance(loop.node.iter, (cst.Tuple, cst.List))
+        and bool(names_in(part) & loop.bound)
+        for loop in store.loops
+    )
 
 
 def is_scalar(program: Program, expression: cst.BaseExpression, store: Store, depth: int = 0) -> bool:

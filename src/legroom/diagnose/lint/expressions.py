@@ -318,7 +318,7 @@ class Expressions:
         is_other_method = local is not None and local.name not in {"forward", "__call__"}
         is_part = of.kind is not Kind.MODEL or local is not None or self._is_submodule(node)
         if called.kind is Kind.MODEL and is_part and not is_other_method:
-            return model_call(called, arguments, no_grad=no_grad)
+            return _parts_as_returned(model_call(called, arguments, no_grad=no_grad), local)
         if called.kind is Kind.CRITERION:
             return loss_call(arguments, no_grad=no_grad)
         if local is not None and local is not self.function:
@@ -380,6 +380,15 @@ class Expressions:
             if limit is not None and not (isinstance(limit.value, cst.Name) and limit.value.value == "None"):
                 return container(known.element, bounded=True)
         return known
+
+
+def _parts_as_returned(result: Value, forward: Function | None) -> Value:
+    """Of several things that a model of this file gives back, those that it detaches have no graph."""
+    if result.kind is not Kind.GRAPH or forward is None or not forward.returns.items:
+        return result
+    detached = (Kind.TENSOR, Kind.PLAIN)
+    items = tuple(each if each.kind in detached else result for each in forward.returns.items)
+    return Value(Kind.CONTAINER, items=items)
 
 
 _VALUES_AND_INDICES = ("values", "indices")

@@ -142,7 +142,7 @@ def survives(program: Program, target: str, loop: LoopFact) -> bool:
         return False
     if _is_let_go_by_called(program, target, loop):
         return False
-    return loop.function.owns(target) or not _let_go(program, target, loop.function)
+    return loop.function.owns(target) or not _let_go(program, target, loop.function, loop)
 
 
 def _is_let_go_by_called(program: Program, target: str, loop: LoopFact) -> bool:
@@ -219,7 +219,7 @@ def is_let_go_elsewhere(program: Program, store: Store) -> bool:
     return _let_go(program, store.target, store.function)
 
 
-def _let_go(program: Program, target: str, function: Function) -> bool:
+def _let_go(program: Program, target: str, function: Function, around: LoopFact | None = None) -> bool:
     """Whether what outlives a function is emptied or replaced anywhere in the file but where it is first made."""
     name = last_name(target)
     plain = "." not in target
@@ -246,7 +246,7 @@ def _let_go(program: Program, target: str, function: Function) -> bool:
             if plain and store.function.owns(store.target):
                 continue  # another function's own variable of that name
             return True
-        if store.function is function and not plain:
+        if store.function is function and not plain and (around is None or _within(store, around)):
             return True
     return False
 

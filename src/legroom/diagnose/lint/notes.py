@@ -253,6 +253,8 @@ def _has_new_keys(node: cst.BaseExpression) -> bool:
     """Whether a dict that is merged into another has keys that may be new each time."""
     if isinstance(node, cst.DictComp):
         return bool(names_in(node.key) - names_in(node.for_in.target))
+    if isinstance(node, cst.Call) and dotted(node.func) == "zip":
+        return True
     return isinstance(node, cst.Dict) and not all(
         isinstance(each, cst.DictElement) and isinstance(each.key, cst.SimpleString) for each in node.elements
     )

@@ -98,7 +98,7 @@ def builtin_result(name: str, arguments: Sequence[Value]) -> Value | None:
     if name.startswith("weakref.Weak"):
         return container(bounded=True, mapping=name.endswith("Dictionary"))  # keeps nothing alive
     if name in {"zip", "enumerate", "iter", "tqdm", "map", "filter"} and arguments:
-        return arguments[0]
+        return container(GRAPH) if arguments[0].kind is Kind.GRAPH else arguments[0]
     if last in _CONTAINERS and (name == last or name.startswith("collections.")):
         if arguments and arguments[0].kind in (Kind.CONTAINER, Kind.GRAPH):
             return container(element_of(arguments[0]), mapping=arguments[0].mapping)

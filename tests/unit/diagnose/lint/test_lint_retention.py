@@ -620,5 +620,17 @@ for x, y in train_loader:
     assert mended(body, "LG108", unsafe=True) == body
 
 
+def test_an_old_average_is_left_as_it_is() -> None:
+    body = """
+smoothed = [0.0] * 4
+for x, y in train_loader:
+    each = model(x).mean()
+    each.backward()
+    for i in range(4):
+        smoothed[i] = 0.7 * smoothed[i] + 0.3 * each
+"""
+    assert "0.7 * smoothed[i] + 0.3 * each." in mended(body, "LG101")
+
+
 def test_a_hook_keeps_outputs_without_their_graph() -> None:
     assert "features.append(output.detach())" in mended(TELLS["LG110 a function"], "LG110")

@@ -294,10 +294,8 @@ def _summed_at_once(program: Program, store: Store) -> Iterator[Problem]:
         yield Problem(
             node=made.elt,
             message=f"`{store.target}` adds up a result with its graph: the graph of every step stays alive",
-            help="Keep it without: add `.item()`, or turn gradients off",
-            edits=tuple(append_to(program, made.elt, ".item()"))
-            if is_scalar(program, made.elt, store)
-            else (),
+            help="Keep it without: add `.detach()`, or turn gradients off",
+            edits=tuple(append_to(program, made.elt, ".detach()")),
         )
 
 
@@ -346,7 +344,7 @@ def _given_to_a_keeper(program: Program, call: CallFact) -> Iterator[Problem]:
             edits=tuple(
                 edit
                 for part in parts
-                if program.value(part).kind is Kind.GRAPH
+                if program.value(part).kind is Kind.GRAPH and not call.result.carries_graph
                 for edit in append_to(program, part, suffix)
             ),
         )

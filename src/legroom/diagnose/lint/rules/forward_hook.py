@@ -99,7 +99,7 @@ def _is_removed(program: Program, call: CallFact) -> bool:
 def _adds(program: Program, store: Store) -> bool:
     """Whether each call makes the store larger: it appends, or puts something under a key that counts."""
     if store.how != "item":
-        return store.how in {"append", "augment"}
+        return store.how in {"append", "augment"} or (store.how == "assign" and store.uses_itself)
     key = store.node.targets[0].target if isinstance(store.node, cst.Assign) else None
     if not isinstance(key, cst.Subscript):
         return False
