@@ -168,8 +168,9 @@ class Assignments(Notes):
         adds_items = isinstance(node.value, (cst.List, cst.ListComp)) or (
             value.kind is Kind.CONTAINER and isinstance(node.operator, (cst.AddAssign, cst.BitOrAssign))
         )
+        added = value if adds_items else computed_from([value], no_grad=self.no_grad)
         self.note_store(
-            node, path, "append" if adds_items else "augment", node.value, value, uses_itself=True
+            node, path, "append" if adds_items else "augment", node.value, added, uses_itself=True
         )
         known = self.names.get(path, UNKNOWN)
         if adds_items:

@@ -3,6 +3,8 @@
 Every function is gone through with its statements in order, loops twice (what one round leaves the next one sees),
 branches apart and then joined. The whole file is gone through until what functions return, what their callers give them
 and whether they turned gradients off changes no more, then once again: that round alone notes facts for the rules.
+The first round takes what a model is given for free of a graph, and follows the callers last: what a model gives back and is
+given again has a graph only if the model itself puts one on it.
 
 What cannot be told stays unknown, and no rule speaks of the unknown: a linter that is wrong is switched off.
 """
@@ -17,6 +19,7 @@ from legroom.diagnose.lint.kinds import (
     EXCEPTION,
     GRAPH,
     PLAIN,
+    TENSOR,
     UNKNOWN,
     Kind,
     Value,
@@ -43,8 +46,8 @@ _MOST_ROUNDS = 5
 def follow(program: Program) -> None:
     """Fill in the program's facts."""
     known: list[object] = []
-    for _ in range(_MOST_ROUNDS - 1):
-        _go_through(program, recording=False)
+    for number in range(_MOST_ROUNDS - 1):
+        _go_through(program, recording=False, first=number == 0)
         before, known = known, _known(program)
         if before == known:
             break
@@ -52,13 +55,13 @@ def follow(program: Program) -> None:
     spread_over_calls(program)
 
 
-def _go_through(program: Program, *, recording: bool) -> None:
+def _go_through(program: Program, *, recording: bool, first: bool = False) -> None:
     sites = {function: function.sites for function in program.functions.values()}
     for function in program.functions.values():
         function.sites = []
         function.returned_nodes = []
-    for function in program.functions.values():
-        _Walker(program, function, sites[function], recording=recording).run()
+    for function in sorted(program.functions.values(), key=lambda each: first and each is program.top):
+        _Walker(program, function, sites[function], recording=recording, first=first).run()
     for function in program.functions.values():
         if function.sites and not function.no_grad:
             function.no_grad = all(site.no_grad for site in function.sites)
@@ -76,9 +79,16 @@ class _Walker(Assignments):
     """Goes through one function."""
 
     def __init__(
-        self, program: Program, function: Function, sites: Sequence[CallSite], *, recording: bool
+        self,
+        program: Program,
+        function: Function,
+        sites: Sequence[CallSite],
+        *,
+        recording: bool,
+        first: bool,
     ) -> None:
         super().__init__(program, function, recording=recording)
+        self.given_to_models = TENSOR if first else GRAPH
         self.returns: Value | None = None
         self.yields: Value | None = None
         self._begin(sites)
@@ -123,7 +133,7 @@ class _Walker(Assignments):
             if is_module and function.name == "forward" and isinstance(function.node, cst.FunctionDef):
                 for parameter in function.node.params.params[1:]:
                     if parameter.default is None and self.names[parameter.name.value].kind is Kind.UNKNOWN:
-                        self.names[parameter.name.value] = GRAPH  # what other layers gave
+                        self.names[parameter.name.value] = self.given_to_models  # by other layers
 
     # Statements ----------------------------------------------------------------------------------------------------
 

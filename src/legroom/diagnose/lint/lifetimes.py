@@ -188,7 +188,8 @@ def is_cut(store: Store) -> bool:
         return True  # those that are still wanted
     if isinstance(expression, cst.Call) and method_name(expression) in {"detach", "clone", "data", "cpu"}:
         return not store.value.carries_graph
-    return (isinstance(expression, (cst.ListComp, cst.GeneratorExp)) and not store.value.carries_graph) or (
+    made_anew = (cst.ListComp, cst.GeneratorExp, cst.Tuple, cst.List)
+    return (isinstance(expression, made_anew) and not store.value.carries_graph) or (
         isinstance(expression, cst.Call)
         and not store.value.carries_graph
         and dotted(expression.func) in {"tuple", "list"}
@@ -287,6 +288,9 @@ def feeds_backward(program: Program, target: str, function: Function, loop: Loop
             for each in program.stores
             if each.function is function and each.target not in wanted and wanted & names_in(each.expression)
         }
+        for each in program.loops:  # for log_prob, reward in zip(log_probs, rewards)
+            if each.function is function and isinstance(each.node, cst.For):
+                wanted |= each.bound if wanted & names_in(each.node.iter) else set()
     for call in program.calls:
         if call.function is not function or call.method not in {"backward", "manual_backward"}:
             continue
