@@ -96,6 +96,23 @@ def user_frame(frame: FrameType | None) -> tuple[Frame | None, bool]:
     return (_as_frame(fallback.f_code, fallback.f_lineno) if fallback else None), engine
 
 
+def user_lines(frame: FrameType | None) -> tuple[list[Frame], Frame | None]:
+    """The user's lines at or above `frame`, innermost first; and that of them which called the innermost backward pass at work."""
+    lines: list[Frame] = []
+    backward: Frame | None = None
+    below_engine = False
+    while frame is not None:
+        code = frame.f_code
+        if is_user_file(code.co_filename):
+            lines.append(_as_frame(code, frame.f_lineno))
+            if below_engine and backward is None:
+                backward = lines[-1]
+        elif code is _ENGINE:
+            below_engine = True
+        frame = frame.f_back
+    return lines, backward
+
+
 def _as_frame(code: CodeType, line: int | None) -> Frame:
     key = (
         code.co_filename,

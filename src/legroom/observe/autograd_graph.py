@@ -4,10 +4,13 @@ Reading must change nothing: a tensor packed by hooks (activation checkpointing,
 since that would recompute it; whatever the hook stored is looked into instead.
 """
 
+import contextlib
 from collections.abc import Iterable, Iterator
+from types import FunctionType
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 
 _saved_names: dict[type, tuple[str, ...]] = {}
 
@@ -58,6 +61,39 @@ def _stored(saved: Any) -> Any:
         return saved.data
     except (AttributeError, RuntimeError):
         return None
+
+
+def kept_to_recompute(node: Any) -> Iterator[torch.Tensor]:
+    """The inputs of the checkpointed block that a node belongs to: they lie behind the hook that would compute it again.
+
+    torch has kept them in saved variables, and before that in a node outside the graph. Where it keeps them otherwise, nothing is
+    given, and what holds such an input remains unknown at a failure.
+    """
+    for name in _names_saved_by(type(node)):
+        try:
+            raw = getattr(node, name)
+        except RuntimeError:  # freed by an earlier backward
+            return
+        for saved in raw if isinstance(raw, tuple | list) else (raw,):
+            for frame in _checkpoints_behind(getattr(saved, "unpack_hook", None)):
+                yield from _tensors_in([_stored(each) for each in getattr(frame, "saved_args", ())])
+                yield from saved_by(getattr(frame, "input_saver", None))
+
+
+def _checkpoints_behind(hook: Any, depth: int = 2) -> Iterator[Any]:
+    kind = getattr(torch.utils.checkpoint, "_CheckpointFrame", ())
+    for value in enclosed(hook) if isinstance(hook, FunctionType) else ():
+        if isinstance(value, kind):
+            yield value
+        elif depth:
+            yield from _checkpoints_behind(value, depth - 1)
+
+
+def enclosed(function: FunctionType) -> Iterator[Any]:
+    """What the variables hold that a function took along from around it."""
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # not yet set, or deleted
+            yield cell.cell_contents
 
 
 def hides_tensors(node: Any) -> bool:

@@ -21,7 +21,7 @@ from legroom.observe.attribution import current_node
 from legroom.observe.cuda_calls import CudaCalls
 from legroom.observe.cuda_sightings import Sightings
 from legroom.observe.cuda_trace import Failure
-from legroom.observe.holders import Holders, survey_holders, tensors_in_frames
+from legroom.observe.holders import Survey, survey, tensors_in_frames
 from legroom.observe.other_processes import others_on
 
 
@@ -82,13 +82,12 @@ class Failures:
         if failure is None or self._closed:
             return
         try:
-            holders, nodes = self._look_around()
+            holding, nodes = self._look_around()
             op = failure.op or operation_at(_innermost_frame())
             self._on_error(
                 failure._replace(
                     message=text,
-                    holders=tuple(holders.largest),
-                    reached=holders.reached,
+                    survey=holding,
                     op=op,
                     others=others_on(failure.device),
                 ),
@@ -97,14 +96,14 @@ class Failures:
         except Exception:  # as above: an error in an error would take its place
             return
 
-    def _look_around(self) -> tuple[Holders, list[Any]]:
-        """The variables that hold most, and the autograd nodes of the tensors in all of them."""
+    def _look_around(self) -> tuple[Survey | None, list[Any]]:
+        """Who holds what, and the autograd nodes of the tensors in all variables."""
         if self._looks >= self.MOST_LOOKS:
-            return Holders([], 0), []
+            return None, []
         self._looks += 1
         frame = _script_frame()
         try:
-            return survey_holders(frame, _measure), [
+            return survey(frame, _measure), [
                 tensor.grad_fn for tensor in tensors_in_frames(frame) if tensor.grad_fn is not None
             ]
         finally:

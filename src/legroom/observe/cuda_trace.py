@@ -11,7 +11,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from legroom.memory.allocator_settings import AllocatorSettings
-from legroom.memory.events import Alloc, Category, Event, Frame, Free, Holder, Note, Oom, Phase, Segment, Tag
+from legroom.memory.events import Alloc, Category, Event, Frame, Free, Note, Oom, Phase, Segment, Tag
 from legroom.observe.cuda_beginning import (
     GROWTH,
     Beginning,
@@ -24,6 +24,7 @@ from legroom.observe.cuda_lives import Life, ModuleLines, Workspaces, category_o
 from legroom.observe.cuda_marks import BACKWARD, FORWARD, INFERENCE, OPTIMIZER, OTHER, Mark, Marks
 from legroom.observe.cuda_sightings import Sighting
 from legroom.observe.cuda_stacks import NO_STACK, Stack, Stacks
+from legroom.observe.holders import Made, Survey
 
 
 class Batch(NamedTuple):
@@ -64,9 +65,8 @@ class Failure(NamedTuple):
     op: str
     """The autograd node at work, or the function called; "" where unknown."""
     message: str = ""
-    holders: tuple[Holder, ...] = ()
-    reached: int = 0
-    """Bytes that all variables reach together."""
+    survey: Survey | None = None
+    """Who held what; None where it was not asked any more."""
     others: str = ""
     """Which other processes are on the device, in a sentence."""
 
@@ -329,10 +329,16 @@ class _Reading:
             failure.module if in_backward else self._mark.module, stack.frame, failure.op or stack.op, failure.message,
         )  # fmt: skip
         self._tell(oom)
-        for holder in failure.holders:
-            self._tell(holder)
-        if failure.reached:
-            self._tell(Note(self._time, "reached", str(failure.reached)))
+        if failure.survey is not None:
+            made = [
+                Made(life.address, life.charged, life.frame, life.activity == BACKWARD)
+                for life in self._history.lives.values()
+                if life.step == self._mark.step
+            ]
+            holders = failure.survey.holders(made, oom.module)
+            for holder in holders.largest:
+                self._tell(holder)
+            self._tell(Note(self._time, "reached", str(holders.reached)))
         if failure.others:
             self._tell(Note(self._time, "processes", failure.others))
 

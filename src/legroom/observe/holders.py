@@ -1,4 +1,8 @@
-"""Who keeps memory alive, by the names in the user's own frames.
+"""Who keeps memory alive, by the names in the user's own frames, or by the call that is still at work.
+
+What a call of torch's has made so far may be in no variable of Python's yet: the layers of an LSTM, a block that is computed again.
+It is held by that call, so the user's line that made the call is named. That takes knowing where and when storages were made, which
+this module is told (`Made`).
 
 Looking must change nothing: no `repr`, no attribute access that could run user code (properties), no reference
 kept. Reading a running function's locals makes CPython (up to 3.12) keep a copy of them in the frame, which would
@@ -8,7 +12,8 @@ pin the very tensors looked at, so that copy is emptied again.
 import gc
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from types import FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
@@ -17,16 +22,25 @@ from torch import nn
 
 from legroom.memory.events import Frame, Holder
 from legroom.observe import autograd_graph
-from legroom.observe.attribution import is_user_file
+from legroom.observe.attribution import is_user_file, user_lines
 
 Measure = Callable[[torch.Tensor], tuple[int, int] | None]
 """A tensor → (key of its storage, device bytes), or None when it is not on a device."""
 
 _MOST_OBJECTS = 200_000
-AT_WORK = "(the call at work)"
-"""In the place of a name: what only a library's functions, called on a line of the user's, hold while they run."""
 _OURS = __file__.rpartition("observe")[0]
 _COPIES_LOCALS = sys.version_info < (3, 13)
+
+
+class Made(NamedTuple):
+    """A storage that was made in the step at work."""
+
+    key: int
+    """As `Measure` gives it."""
+    bytes: int
+    frame: Frame | None
+    """The user's line at which it was made."""
+    in_backward: bool
 
 
 class Holders(NamedTuple):
@@ -35,19 +49,58 @@ class Holders(NamedTuple):
     largest: list[Holder]
     """The variables that reach most, largest first."""
     reached: int
-    """Bytes that all variables reach together, each storage counted once."""
+    """Bytes that all variables and calls at work hold together, each storage counted once."""
+
+
+class Survey(NamedTuple):
+    """Who held what at one moment. Of the program's objects it keeps none."""
+
+    variables: list[Holder]
+    named: dict[int, int]
+    """Storage key → bytes, of all that the user's variables reach."""
+    at_work: dict[Frame, dict[int, int]]
+    """The same for each line of the user's, of what variables of a library's functions reach that were called there."""
+    lines: list[Frame]
+    """The user's lines at work, innermost first."""
+    backward_line: Frame | None
+    """The one that called the backward pass at work."""
+
+    def holders(self, made: Iterable[Made] = (), module: str = "", most: int = 8) -> Holders:
+        """Those that hold most. Of what was `made` in this step, what no variable reaches is held by the call that made it, if that
+        is still at work, in `module`."""
+        at_work = {line: dict(storages) for line, storages in self.at_work.items()}
+        seen = self.named.keys() | {key for storages in at_work.values() for key in storages}
+        for each in made:
+            line = self.backward_line if each.in_backward else each.frame
+            if each.key not in seen and line is not None and line in self.lines:
+                at_work.setdefault(line, {})[each.key] = each.bytes
+        together = dict(self.named)
+        found = list(self.variables)
+        for line, storages in at_work.items():
+            passing = {key: size for key, size in storages.items() if key not in together}
+            if passing:
+                together.update(passing)
+                found.append(Holder(self._call(line, module), sum(passing.values()), len(passing), line))
+        found.sort(key=lambda holder: -holder.bytes)
+        return Holders(found[:most], sum(together.values()))
+
+    def _call(self, line: Frame, module: str) -> str:
+        """In the place of a name."""
+        call = "the backward pass at work" if line == self.backward_line else "the call at work"
+        return f"({call}, in {module})" if module and line == self.lines[0] else f"({call})"
 
 
 def find_holders(frame: FrameType | None, measure: Measure, most: int = 8) -> list[Holder]:
     """The user's variables that reach most device memory, from `frame` outwards, largest first."""
-    return survey_holders(frame, measure, most).largest
+    return survey(frame, measure).holders(most=most).largest
 
 
-def survey_holders(frame: FrameType | None, measure: Measure, most: int = 8) -> Holders:
-    """The same, with how much all variables reach together."""
+def survey(frame: FrameType | None, measure: Measure) -> Survey:
+    """What the variables of all functions at work reach, from `frame` outwards."""
     found: list[Holder] = []
     together: dict[int, int] = {}
     at_work: dict[Frame, dict[int, int]] = {}
+    lines, backward_line = user_lines(frame)
     barren: set[int] = set()  # what was walked through and led to no device memory need not be walked again
     for user_frame, variables, is_library in _user_variables(frame):
         where = Frame(user_frame.f_code.co_filename, user_frame.f_lineno or 0, user_frame.f_code.co_name)
@@ -63,13 +116,7 @@ def survey_holders(frame: FrameType | None, measure: Measure, most: int = 8) -> 
                     )
         value = None
         _forget(user_frame, variables, is_library)
-    for where, storages in at_work.items():
-        passing = {key: size for key, size in storages.items() if key not in together}
-        if passing:
-            together.update(passing)
-            found.append(Holder(AT_WORK, sum(passing.values()), len(passing), where))
-    found.sort(key=lambda holder: -holder.bytes)
-    return Holders(found[:most], sum(together.values()))
+    return Survey(found, together, at_work, lines, backward_line)
 
 
 def tensors_in_frames(frame: FrameType | None) -> Iterator[torch.Tensor]:
@@ -165,10 +212,11 @@ def _reach(value: Any, measure: Measure, barren: set[int]) -> dict[int, int]:
                 if gradient is not None:
                     stack.append(gradient)
             elif item.grad_fn is not None:
-                for saved in autograd_graph.saved_tensors([item.grad_fn]):
-                    measured = measure(saved)
-                    if measured is not None:
-                        storages[measured[0]] = measured[1]
+                for node in autograd_graph.nodes([item.grad_fn]):
+                    for saved in chain(autograd_graph.saved_by(node), autograd_graph.kept_to_recompute(node)):
+                        measured = measure(saved)
+                        if measured is not None:
+                            storages[measured[0]] = measured[1]
         elif isinstance(item, torch.optim.Optimizer):
             stack.append(item.state)
         elif isinstance(item, nn.Module):
@@ -179,7 +227,7 @@ def _reach(value: Any, measure: Measure, barren: set[int]) -> dict[int, int]:
         elif isinstance(item, list | tuple | set | frozenset):
             stack.extend(item)
         elif isinstance(item, FunctionType):
-            stack.extend(cell.cell_contents for cell in item.__closure__ or () if _filled(cell))
+            stack.extend(autograd_graph.enclosed(item))
         elif isinstance(item, MethodType):
             stack.append(item.__self__)
         else:
@@ -189,10 +237,3 @@ def _reach(value: Any, measure: Measure, barren: set[int]) -> dict[int, int]:
     if not storages:
         barren |= seen
     return storages
-
-
-def _filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False

@@ -302,6 +302,8 @@ class Recorder:
         live.device = device
         live.nbytes = nbytes
         live.phase = phase = place.phase
+        live.frame = place.frame
+        live.step = self.clock.step
         if category is None:
             category = self.context.category or self._category_at_birth(func, phase)
         live.category = category

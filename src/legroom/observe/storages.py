@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import torch
 
-from legroom.memory.events import Category, Phase
+from legroom.memory.events import Category, Frame, Phase
 
 
 class Block(Protocol):
@@ -19,14 +19,16 @@ class Block(Protocol):
 class Live(weakref.ref):  # type: ignore[type-arg]
     """A storage on a device: a weak reference that knows what it watches (one object for each, as there are many)."""
 
-    __slots__ = ("block", "category", "device", "id", "key", "nbytes", "phase")
+    __slots__ = ("block", "category", "device", "frame", "id", "key", "nbytes", "phase", "step")
     block: Block | None
     category: Category
     device: int
+    frame: Frame | None
     id: int
     key: int
     nbytes: int
     phase: Phase
+    step: int
 
 
 def storage_of(tensor: Any) -> Any:

@@ -10,6 +10,7 @@ from torch import nn
 
 from legroom.memory.events import Category, Event, Note, Oom, Phase
 from legroom.memory.ledger import Ledger
+from legroom.observe import cuda_failures
 from legroom.observe.cuda_failures import operation_at
 from legroom.observe.cuda_history import CudaHistory
 from legroom.observe.cuda_peaks import Peaks
@@ -90,6 +91,13 @@ def test_variables_that_hold_memory_are_named(monkeypatch: pytest.MonkeyPatch) -
     held = {holder.path.split(" ")[0]: holder.bytes for holder in ledger.holders()}
     assert held["batch"] == 4 * MiB
     assert held["model"] == 4 * MiB
+
+
+def test_what_no_variable_reaches_is_held_by_the_call_that_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_failures, "_measure", lambda tensor: None)
+    ledger = run_out(Simulation(monkeypatch, limit=24 * MiB), rows=2048)
+    (call,) = ledger.holders()
+    assert (call.path, call.bytes, call.frame.line) == ("(the call at work)", 16 * MiB, line("layer"))
 
 
 def test_the_run_goes_on_after_an_error_that_was_caught(monkeypatch: pytest.MonkeyPatch) -> None:

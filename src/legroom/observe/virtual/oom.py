@@ -6,9 +6,9 @@ from typing import Protocol
 import torch
 
 from legroom.memory.allocator import AllocationFailed, Allocator
-from legroom.memory.events import Note, Oom
+from legroom.memory.events import Note, Oom, Phase
 from legroom.observe.attribution import Place
-from legroom.observe.holders import survey_holders, tensors_in_frames
+from legroom.observe.holders import Made, survey, tensors_in_frames
 from legroom.observe.recorder import Recorder
 from legroom.observe.virtual.memory import out_of_memory as tell_observers
 from legroom.units import GiB, KiB, MiB
@@ -40,13 +40,21 @@ def report_out_of_memory(
                 recorder.clock.step, place.phase, place.module, place.frame, op, message,
             )
         )  # fmt: skip
-        holders = survey_holders(frame, recorder.measure)
+        holders = survey(frame, recorder.measure).holders(_made_in_this_step(recorder), place.module)
         for holder in holders.largest:
             recorder.emit(holder)
         recorder.emit(Note(recorder.seconds, "reached", str(holders.reached)))
     finally:
         del frame
     return torch.OutOfMemoryError(message)
+
+
+def _made_in_this_step(recorder: Recorder) -> list[Made]:
+    return [
+        Made(key, live.block.size, live.frame, live.phase is Phase.BACKWARD)
+        for key, live in list(recorder.live.items())  # a storage may die meanwhile
+        if live.block is not None and live.step == recorder.clock.step
+    ]
 
 
 def wording(failure: AllocationFailed, device: Device) -> str:
