@@ -253,8 +253,21 @@ class _Walker(Assignments):
             self.branch(node.orelse)
         elif node.orelse is not None:
             self.block([node.orelse.body])
+        detached = [path for path in self.names if self._is_detached_in(node.body, after, path)]
         self.join_with(after)
+        self.names.update(dict.fromkeys(detached, UNKNOWN))
         self.comes_from = {**sources_after, **self.comes_from}
+
+    def _is_detached_in(self, body: cst.BaseSuite, after: dict[str, Value], path: str) -> bool:
+        """`if backward_here: loss.backward(); loss = loss.detach()`: where it is not detached, someone else goes backward."""
+        if not self.names[path].carries_graph or after.get(path, GRAPH).carries_graph:
+            return False
+        return any(
+            isinstance(each, cst.Assign)
+            and path in names_in(each.value)
+            and any(dotted(target.target) == path for target in each.targets)
+            for each in walk(body, into_functions=False)
+        )
 
     def with_block(self, node: cst.With) -> None:
         no_grad, contexts = self.no_grad, self.contexts
@@ -264,7 +277,7 @@ class _Walker(Assignments):
             name = self.program.imports.qualified(called) or ""
             self.contexts = (*self.contexts, name)
             self.no_grad = self.grad_after(name, item.item)
-            if dotted(item.item) in self.grad_contexts:
+            if dotted(called) in self.grad_contexts:
                 self.function.grad_is_chosen = True
             if item.asname is not None and isinstance(item.asname.name, cst.Name):
                 self.bind(item.asname.name, entered if entered.class_name else UNKNOWN)

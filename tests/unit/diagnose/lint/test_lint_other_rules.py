@@ -164,6 +164,17 @@ for phase in ["train", "val"]:
                 optimizer.step()
                 optimizer.zero_grad()
 """,
+    "LG201 chosen by who calls it, for each piece": """
+from contextlib import nullcontext
+def predict_piece(piece, with_grad):
+    switch = nullcontext if with_grad else torch.no_grad
+    with switch():
+        return model(piece)
+def predict_pieces(pieces, with_grad):
+    for piece in pieces:
+        result = predict_piece(piece, with_grad)
+        yield result
+""",
     "LG201 training": """
 model.train()
 for x, y in train_loader:

@@ -13,8 +13,8 @@ self.cache = {}                          # of this object; key by values, keep r
 
 For a mask or a table that depends on sizes alone, register a buffer, or give the cache a small `maxsize`.
 
-**In code**: `lru_cache` or `cache` on a method of a class that works with tensors, on a function that takes tensors, or without a limit on
-one that makes them.
+**In code**: `lru_cache` or `cache` on a method of a class that works with tensors, on a function that takes tensors and has no
+limit of its own, or without a limit on one that makes them.
 
 **Fix**: none.
 """
@@ -27,7 +27,7 @@ from legroom.diagnose.lint.facts import Function
 from legroom.diagnose.lint.kinds import Kind
 from legroom.diagnose.lint.program import Program
 from legroom.diagnose.lint.rule import Problem
-from legroom.diagnose.lint.syntax import dotted, keyword, positional, walk
+from legroom.diagnose.lint.syntax import dotted, keyword, last_name, positional, walk
 
 CODE = "LG111"
 _CACHES = {"functools.lru_cache", "functools.cache", "lru_cache", "cache"}
@@ -78,9 +78,8 @@ def _why(program: Program, function: Function, decorator: cst.BaseExpression) ->
     is_method = function.class_name is not None and function.parameters[:1] == ("self",)
     if is_method and program.is_module_class(function.class_name):
         return "keeps the whole module, and the arguments and results of its calls"
-    if _takes_tensors(function) or any(
-        value.is_tensor for site in function.sites for value in site.values.values()
-    ):
+    given = any(value.is_tensor for site in function.sites for value in site.values.values())
+    if (_takes_tensors(function) or given) and not _is_limited(decorator):
         return "keeps every tensor that it is called with"
     if _makes_tensors(program, function) and (is_method or _is_unlimited(decorator)):
         return "keeps every tensor that it makes" + (", and `self`" if is_method else "")
@@ -107,13 +106,18 @@ def _makes_tensors(program: Program, function: Function) -> bool:
 
 def _is_unlimited(decorator: cst.BaseExpression) -> bool:
     if not isinstance(decorator, cst.Call):
-        return (
-            decorator.attr.value if isinstance(decorator, cst.Attribute) else getattr(decorator, "value", "")
-        ) == "cache"
-    limit = keyword(decorator, "maxsize")
-    value = (
-        limit.value
-        if limit is not None
-        else (positional(decorator)[0].value if positional(decorator) else None)
-    )
-    return isinstance(value, cst.Name) and value.value == "None"
+        return last_name(dotted(decorator) or "") == "cache"
+    return dotted(_limit(decorator)) == "None"
+
+
+def _is_limited(decorator: cst.BaseExpression) -> bool:
+    """Whether someone has chosen how many it keeps; `lru_cache`'s own 128 is no one's choice."""
+    limit = _limit(decorator)
+    return limit is not None and dotted(limit) != "None"
+
+
+def _limit(decorator: cst.BaseExpression) -> cst.BaseExpression | None:
+    if not isinstance(decorator, cst.Call):
+        return None
+    given = keyword(decorator, "maxsize") or next(iter(positional(decorator)), None)
+    return given.value if given is not None else None

@@ -84,6 +84,8 @@ def _runs_a_model(program: Program, call: CallFact) -> bool:
         return False
     if call.receiver.kind is Kind.MODEL:
         return any(each.kind is not Kind.PARAMETER for each in call.arguments)  # on data
+    if call.local is None or call.local.grad_is_chosen:
+        return False
     return bool(call.loops) and any(
         each.function is call.local and each.receiver.kind is Kind.MODEL and each.result.carries_graph
         for each in program.calls

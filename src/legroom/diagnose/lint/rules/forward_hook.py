@@ -26,7 +26,7 @@ import libcst as cst
 from legroom.diagnose.lint.edits import append_to
 from legroom.diagnose.lint.facts import CallFact, Function, Store
 from legroom.diagnose.lint.kinds import UNKNOWN, Kind
-from legroom.diagnose.lint.lifetimes import is_let_go_elsewhere, is_limited, is_step_loop, survives
+from legroom.diagnose.lint.lifetimes import is_let_go_elsewhere, is_limited, is_own, is_step_loop, survives
 from legroom.diagnose.lint.program import Program
 from legroom.diagnose.lint.rule import Problem
 from legroom.diagnose.lint.syntax import dotted, method_name, names_in, path_of, receiver, walk
@@ -65,7 +65,7 @@ def check(program: Program) -> Iterator[Problem]:
         if store.bounded or is_limited(program, store) or is_let_go_elsewhere(program, store):
             continue
         kept = names_in(store.expression) & set(store.function.parameters)
-        if not kept or _is_number(store.expression) or store.function.owns(store.target):
+        if not kept or _is_number(store.expression) or is_own(store):
             continue
         detached = any(
             isinstance(each, cst.Call) and method_name(each) in {"detach", "cpu", "item"}
