@@ -4,7 +4,7 @@
 
 A finding is right where the corpus marks that line with a word of the rule, or as one that leaks; a mark is found where a finding of its kind
 stands on its line. Rules that the corpus has no word for (deprecated names, loading, distribution) are listed apart, not counted. Given folders are linted for speed. `--corpus` judges the programs of another folder (with `leaking/` and `healthy/` in it) instead of `tests/corpus`. `--fixes` mends every leaking
-program and runs what comes out under the leak detector: does it still run, and does anything still grow?
+program by the rules that the corpus has words for and runs what comes out under the leak detector: does it still run, and does anything still grow?
 """
 
 import sys
@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from tests.corpus.programs import ROUNDS, Program, programs
 
@@ -138,35 +139,41 @@ def main() -> None:
         speed(folders)
 
 
-def fixes(judged: tuple[Program, ...]) -> None:
-    """Leaking programs with a fix, mended and run."""
+def fixes(judged: list[Program]) -> None:
+    """Leaking programs with a fix, mended and run, one at a time."""
     from bench.leaks import _warm_up, run_all
 
     _warm_up()
     rows = []
+    seen: dict[str, dict[str, Any]] = {}
+    """What came of a mended text: most are the same with and without unsafe fixes."""
     with tempfile.TemporaryDirectory() as folder:
-        for name, unsafe in (("--fix", False), ("--fix --unsafe-fixes", True)):
-            changed = []
-            for program in (each for each in judged if each.leaks):
-                text = program.path.read_text()
-                after = fix_text(text, unsafe=unsafe, settings=Settings(select=("LG1", "LG2")))
-                if after != text:
-                    file = Path(folder) / f"{program.number:02}_{program.path.stem}_{unsafe}.py"
-                    file.write_text(after)
-                    changed.append(replace(program, path=file))
-            results = run_all(changed, 2)
-            failed = [(program, result) for program, result in results if result["error"]]
-            graphs = [(p, r) for p, r in results if any(leak["kind"] == "graph" for leak in r["leaks"])]
-            growing = [(p, r) for p, r in results if r["leaks"]]
-            rows.append(
-                [name, str(len(changed)), str(len(failed)), str(len(graphs)), str(len(growing) - len(graphs))]
-            )
-            for title, which in (("fails", failed), ("still grows", growing)):
-                for program, result in which:
-                    if "--all-lines" in sys.argv:
-                        print(
-                            f"{name}: {title}: {program.path.name}: {result['error'] or result['leaks'][:1]}"
-                        )
+        for name in dict.fromkeys(program.round for program in judged):
+            for words, unsafe in (("--fix", False), ("--fix --unsafe-fixes", True)):
+                mended = {}
+                for program in (each for each in judged if each.leaks and each.round == name):
+                    text = program.path.read_text()
+                    after = fix_text(text, unsafe=unsafe, settings=Settings(select=tuple(sorted(JUDGED))))
+                    if after != text:
+                        file = Path(folder) / f"{program.path.stem}_{unsafe}.py"
+                        file.write_text(after)
+                        mended[after] = replace(program, path=file)
+                new = {program.path: text for text, program in mended.items() if text not in seen}
+                for program, result in run_all([mended[text] for text in new.values()], 1):
+                    seen[new[program.path]] = result
+                results = [(program, seen[text]) for text, program in mended.items()]
+                failed = [(program, result) for program, result in results if result["error"]]
+                growing = [(program, result) for program, result in results if result["leaks"]]
+                graphs = sum(
+                    any(leak["kind"] == "graph" for leak in result["leaks"]) for _, result in growing
+                )
+                counts = (len(mended), len(failed), graphs, len(growing) - graphs)
+                rows.append([f"{name} round, `{words}`", *map(str, counts)])
+                for title, which in (("fails", failed), ("still grows", growing)):
+                    for program, result in which:
+                        if "--all-lines" in sys.argv:
+                            told = result["error"] or result["leaks"][:1]
+                            print(f"{words}: {title}: {program.path.name}: {told}", flush=True)
     print_table(
         "Leaking programs, mended and run: python -m bench.lint --fixes",
         ["with", "mended", "fail", "a graph still grows", "only tensors still grow"],

@@ -634,3 +634,27 @@ for x, y in train_loader:
 
 def test_a_hook_keeps_outputs_without_their_graph() -> None:
     assert "features.append(output.detach())" in mended(TELLS["LG110 a function"], "LG110")
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "raise BadSample(model(x))",
+        "try:\n            model(x).item()\n        except RuntimeError as why:\n            raise BadSample(x.shape) from why",
+    ],
+    ids=["as an attribute", "by the one that it came from"],
+)
+def test_an_exception_that_keeps_tensors_otherwise_is_told_and_not_mended(step: str) -> None:
+    body = f"""
+class BadSample(Exception):
+    def __init__(self, output):
+        self.output = output
+bad = []
+for x, y in train_loader:
+    try:
+        {step}
+    except BadSample as problem:
+        bad.append(problem)
+"""
+    assert findings(body, "LG107")
+    assert mended(body, "LG107", unsafe=True) == body

@@ -8,12 +8,16 @@ import pytest
 from legroom.diagnose.lint.engine import lint_text
 
 FOLDER = Path(__file__).parents[3] / "data" / "lint_variations"
-BEGINNING = """import asyncio, functools, heapq, queue
+BEGINNING = """import asyncio, collections, copy, functools, heapq, queue, random
+import numpy as np
+import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
+import torchvision
 from collections import OrderedDict, defaultdict, deque
 from dataclasses import dataclass, field
 from torch import nn
+from tqdm import tqdm
 from typing import NamedTuple
 device = "cuda" if torch.cuda.is_available() else "cpu"
 model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).to(device)

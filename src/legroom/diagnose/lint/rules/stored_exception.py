@@ -16,7 +16,8 @@ except RuntimeError as error:
 **In code**: the name that `except ... as name` binds is stored in something that outlives the block, where the `try` block (or a function
 of this file that it calls) works with tensors.
 
-**Fix**: unsafe. `.with_traceback(None)` drops the frames: raised again, it shows another traceback.
+**Fix**: unsafe. `.with_traceback(None)` drops the frames: raised again, it shows another traceback. None where the exception has tensors
+of its own, or was raised from another one.
 """
 
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ from legroom.diagnose.lint.edits import append_to
 from legroom.diagnose.lint.kinds import Kind
 from legroom.diagnose.lint.program import Program
 from legroom.diagnose.lint.rule import Problem
-from legroom.diagnose.lint.syntax import walk
+from legroom.diagnose.lint.syntax import names_in, walk
 
 CODE = "LG107"
 
@@ -42,18 +43,38 @@ def check(program: Program) -> Iterator[Problem]:
         attempt = program.parent.get(store.handler) if store.handler is not None else None
         if isinstance(attempt, cst.Try) and not _touches_tensors(program, attempt):
             continue
+        holds_more = store.handler is not None and _holds_more(program, store.handler)
         yield Problem(
             node=kept[0],
             message=f"`{store.target}` keeps the exception, its traceback and every tensor of the frames in it",
-            help="Keep its text (`str(error)`), or the exception without its frames",
+            help="Keep its text (`str(error)`)"
+            + ("" if holds_more else ", or the exception without its frames"),
             edits=tuple(
                 edit
                 for each in kept
-                if isinstance(each, cst.Name)
+                if isinstance(each, cst.Name) and not holds_more
                 for edit in append_to(program, each, ".with_traceback(None)")
             ),
             safe=False,
         )
+
+
+def _holds_more(program: Program, handler: cst.ExceptHandler) -> bool:
+    """Whether an exception of this file keeps tensors beside its traceback: as attributes, or by the one that it came from."""
+    caught = names_in(handler.type) if handler.type is not None else set()
+    if any(
+        value.is_tensor or value.carries_graph
+        for name in caught & program.classes.keys()
+        for value in program.classes[name].attributes.values()
+    ):
+        return True
+    return any(
+        isinstance(node, cst.Raise)
+        and node.exc is not None
+        and names_in(node.exc) & caught
+        and any(isinstance(each, cst.ExceptHandler) for each in program.ancestors(node))
+        for node in program.nodes
+    )
 
 
 def _parts(expression: cst.BaseExpression) -> list[cst.BaseExpression]:
