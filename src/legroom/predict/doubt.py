@@ -4,8 +4,8 @@ Reserved memory depends on two things that a trace does not know. The sizes of s
 what else they may be): each is a small part of the peak, but what does not fit a hole of the cache takes a new segment. And where
 free blocks of equal size compete, releases of torch up to 2.12 take the one at the lower address, which the driver decides.
 
-So a trace is replayed several times: as if each guess had turned out as its likeliest, its second likeliest, ... alternative, with the
-largest for some of them, and with segments placed otherwise. The estimate is the higher of two outcomes, as traced and with every guess
+So a trace is replayed several times: as if each guess had turned out as its likeliest, its second likeliest, ... alternative, as one drawn at
+random, with the largest for some of them, and with segments placed otherwise. The estimate is the higher of two outcomes, as traced and with every guess
 as its likeliest alternative: memory that is foreseen too low costs a run, too high only room. The highest of all is what the safe
 bound reckons with. What is drawn is seeded: the same trace has the same doubt.
 """
@@ -21,6 +21,10 @@ PARTS = (2, 1)
 """The guesses are cut into so many parts, and in each replay another part takes the largest of its alternatives: a half, all."""
 PLACEMENTS = 2
 """Replays with other placements of segments."""
+DRAWS = 6
+"""Replays with alternatives drawn at random."""
+LEAST, EFFORT = 8, 500_000
+"""So many outcomes of guesses are tried at least; more as long as all their requests together are not more than this."""
 
 
 class Doubtful(Protocol):
@@ -59,15 +63,29 @@ def fits(trace: Doubtful, capacity: int, settings: AllocatorSettings | None = No
 
 
 def _variations(trace: Doubtful) -> Iterator[tuple[list[Request], Callable[[int, int], int] | None]]:
-    """The trace as it may come out too: requests, and where segments are placed (None: one after the other)."""
+    """The trace as it may come out too: requests, and where segments are placed (None: one after the other). Those that say most come first;
+    of long traces fewer are tried."""
     requests = trace.requests()
     for seed in range(PLACEMENTS):
         yield requests, _anywhere(seed)
+    patience = max(LEAST, EFFORT // (len(requests) + 1))
     tried: list[dict[int, int]] = []
-    for instead in [*(_of_rank(trace, rank) for rank in range(_ranks(trace))), *_largest(trace)]:
+    for instead in _outcomes(trace):
+        if len(tried) == patience:
+            return
         if instead not in tried:
             tried.append(instead)
             yield trace.requests(instead=instead), None
+
+
+def _outcomes(trace: Doubtful) -> Iterator[dict[int, int]]:
+    """Guesses as they may turn out: sizes for their ids."""
+    if not trace.doubts:
+        return
+    yield _of_rank(trace, 0)
+    yield from _largest(trace)
+    yield from (_drawn(trace, seed) for seed in range(DRAWS))
+    yield from (_of_rank(trace, rank) for rank in range(1, _ranks(trace)))
 
 
 def _ranks(trace: Doubtful) -> int:
@@ -77,6 +95,13 @@ def _ranks(trace: Doubtful) -> int:
 def _of_rank(trace: Doubtful, rank: int) -> dict[int, int]:
     """Every guess as its `rank`-th alternative, or its last where there are fewer."""
     return {number: others[min(rank, len(others) - 1)] for number, others in trace.doubts.items()}
+
+
+def _drawn(trace: Doubtful, seed: int) -> dict[int, int]:
+    """For each kind of guess one of its alternatives."""
+    dice = random.Random(seed)
+    chosen = {others: dice.choice(others) for others in sorted(set(trace.doubts.values()))}
+    return {number: chosen[others] for number, others in trace.doubts.items()}
 
 
 def _largest(trace: Doubtful) -> Iterator[dict[int, int]]:

@@ -13,12 +13,16 @@ from legroom.predict.requests import Peaks as Peaks
 from legroom.predict.requests import default_settings as default_settings
 from legroom.predict.requests import play
 from legroom.predict.trace import Trace
+from legroom.units import MiB
 
 Verdict = Literal["fits", "uncertain", "does-not-fit"]
 
 MARGIN = 0.04
 """Of the peak: what the safe bound adds for what no rule knows (other versions of libraries, unseen kernels). With half of it 5 of 180
 measured networks of convolutions were above their bound, with all of it two; a bound that is farther away is of little use."""
+
+PIECES = 4 * MiB
+"""At least: two of the pieces in which a small run takes memory."""
 
 
 def replay(
@@ -40,7 +44,7 @@ def beside(trace: Trace) -> int:
 
 def slack(trace: Trace, peaks: Peaks) -> int:
     """What the safe bound adds to the peak: what is known to be in doubt, and a share for what is not."""
-    return trace.doubt + round(MARGIN * peaks.reserved)
+    return trace.doubt + max(PIECES, round(MARGIN * peaks.reserved))
 
 
 def safe_reserved(trace: Trace, peaks: Peaks) -> int:

@@ -7,7 +7,7 @@ from cuda_rules_bench import order, taken, traced
 from torch import nn
 
 from legroom.observe.cuda_rules import convolution_table, convolution_workspace
-from legroom.observe.cuda_rules.convolution_neighbours import COUNT, guess
+from legroom.observe.cuda_rules.convolution_neighbours import COUNT, GIANT, guess
 from legroom.observe.cuda_rules.convolution_table import KINDS, Kind, Layer, look_up, size_of
 from legroom.observe.cuda_rules.convolution_workspace import Convolution, most
 from legroom.observe.cuda_rules.plan import Take
@@ -158,6 +158,39 @@ def test_a_kernel_that_was_never_measured_is_compared_with_others_of_its_kind():
 
     assert found is not None
     assert found.others[-1].forward == 2 * most(c, H200).forward
+
+
+def test_what_is_larger_than_the_pictures_goes_with_the_pictures():
+    """The same layer took 105 MiB at a batch of 96 for the gradient of its weights, and 218.75 at 200."""
+    c = layer(128, 16, 16, 32, 3)
+
+    found = guess(named(c, 32, 3), c, H200)
+
+    assert found is not None
+    assert any(abs(sizes.weight_gradient - 140 * MiB) < MiB for sizes in found.others)
+
+
+def test_a_giant_that_most_neighbours_did_not_take_is_not_likely():
+    """The nearest one took hundreds of times what it reads and writes."""
+    series = Layer("float32", False, 64, 64, (124,), (5,), (1,), (1,), 1, False, (0,))
+    c = convolution_table.described(series, 100)
+
+    found = guess(series, c, H200)
+
+    assert found is not None
+    assert found.likely.weight_gradient < GIANT * copies(c)
+    assert found.others[0].weight_gradient < GIANT * copies(c) < found.others[-1].weight_gradient
+
+
+def test_a_depthwise_layer_of_cudnns_is_in_doubt_and_one_of_torchs_own_is_not():
+    for dtype, doubted in ((torch.float16, True), (torch.float32, False)):
+        log = run(
+            lambda dtype=dtype: nn.Conv2d(80, 80, 3, padding=1, groups=80, bias=False, dtype=dtype),
+            lambda dtype=dtype: torch.empty(31, 80, 57, 57, dtype=dtype),
+        )
+        plan = log.plan_of("convolution_backward")
+        assert plan is not None
+        assert any(step.others for step in plan.steps if isinstance(step, Take)) is doubted
 
 
 def test_another_generation_is_not_told_what_hopper_did():

@@ -66,7 +66,8 @@ def _workspaces(found: Convolution, arguments: dict[str, Any], input: Any, weigh
 
     Only Hopper was measured.
     """
-    if found.depthwise or gpu.capability[0] != 9:
+    is_torchs_own = found.depthwise and not found.channels_last and input.dtype != torch.float16
+    if is_torchs_own or gpu.capability[0] != 9:
         return _by_rule(found, gpu)
     spread = len(weight.shape) - 2
     dtype = str(input.dtype).removeprefix("torch.")
@@ -80,7 +81,12 @@ def _workspaces(found: Convolution, arguments: dict[str, Any], input: Any, weigh
     measured = look_up(layer, found)
     if measured is not None:
         return Guess(measured)
-    return _by_likeness(layer, found, gpu) or _by_rule(found, gpu)
+    alike = _by_likeness(layer, found, gpu)
+    if alike is None:
+        return _by_rule(found, gpu)
+    if found.depthwise:  # what is likely the rule says better, what else may be the others
+        return Guess(_by_rule(found, gpu).likely, alike.others)
+    return alike
 
 
 @lru_cache(maxsize=4096)

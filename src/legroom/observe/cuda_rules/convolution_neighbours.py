@@ -71,37 +71,58 @@ def guess(
     """
     place = _place(layer, c)
     family = family_of(layer)
-    near = _nearest([_group(family)], place, without)
+    near = _nearest([_group(family, c.depthwise)], place, without)
     is_far = len(near) < ENOUGH
     if is_far:
-        near = _nearest([_group(other) for other in families_like(family)], place, without)
+        near = _nearest([_group(other, c.depthwise) for other in families_like(family)], place, without)
     if not near:
         return None
     took = [_carried_over(one.measured, c, gpu) for one in near]
-    if not is_far:
-        return Guess(_voted(near, took, c), tuple(took))
-    everything = Workspaces(*(FAR * size for size in most(c, gpu)))
-    return Guess(_voted(near, took, c), (*took, everything))
-
-
-def _voted(near: Sequence[_Near], took: Sequence[Workspaces], c: Convolution) -> Workspaces:
-    """For each of the three operations, the size that has most votes: near ones' count more, and sizes that hardly differ count together."""
     votes = [exp((near[0].away - one.away) / _HEARING) for one in near]
-    alike = _ALIKE * c.converted()
-    sizes = []
-    for told in zip(*took, strict=True):
-        support = [
-            sum(vote for vote, other in zip(votes, told, strict=True) if abs(other - size) <= alike)
-            for size in told
-        ]
-        sizes.append(told[support.index(max(support))])
-    return Workspaces(*sizes)
+    columns = [_heard(sizes, votes, c) for sizes in zip(*took, strict=True)]
+    likely = Workspaces(*(size for size, _ in columns))
+    others = [Workspaces(*sizes) for sizes in zip(*(sizes for _, sizes in columns), strict=True)]
+    if is_far:
+        others.append(Workspaces(*(FAR * size for size in most(c, gpu))))
+    return Guess(likely, tuple(others))
+
+
+def _heard(sizes: Sequence[int], votes: Sequence[float], c: Convolution) -> tuple[int, list[int]]:
+    """The size that has most votes; and what it may be instead, likelier ones first, giants last and only those that some support."""
+    whole = c.converted()
+
+    def support(size: int, within: float) -> float:
+        return sum(vote for vote, other in zip(votes, sizes, strict=True) if abs(other - size) <= within)
+
+    backed = [support(size, _ALIKE * size if size > whole else _EXACTLY * whole) for size in sizes]
+    giants = [size > GIANT * whole for size in sizes]
+    usual = max(
+        (votes_for for votes_for, giant in zip(backed, giants, strict=True) if not giant), default=0.0
+    )
+    if usual >= max(backed) or (max(backed) < sum(votes) / 2 and usual):
+        winner = next(
+            s for s, v, giant in zip(sizes, backed, giants, strict=True) if v == usual and not giant
+        )
+    else:
+        winner = sizes[backed.index(max(backed))]
+    choice = [size for size in sizes if abs(size - winner) <= (_ALIKE * winner if winner > whole else 0)]
+    likely = max(choice, key=lambda size: support(size, _EXACTLY * whole))
+    few = _FEW * sum(votes)
+    found = zip(sizes, backed, giants, strict=True)
+    others = [likely if giant and votes_for < few else size for size, votes_for, giant in found]
+    return likely, sorted(others, key=lambda size: size > GIANT * whole)
 
 
 _HEARING = 0.5
 """A neighbour that is so much farther away than the nearest has a third of its say."""
-_ALIKE = 0.02
-"""Of the convolution's input, weights and output."""
+_EXACTLY, _ALIKE = 0.02, 0.25
+"""By how much sizes differ that count as the same choice: a share of what the convolution reads and writes, or, where they are larger than that, of
+themselves."""
+GIANT = 16
+"""Times what a convolution reads and writes: some kernels take hundreds of times that for gradients of weights. They are rare, and which layers
+they are chosen for is hardly a matter of likeness: only where they have half of all votes are they thought likely."""
+_FEW = 0.15
+"""Share of votes that a giant needs to be reckoned with."""
 
 
 def _nearest(
@@ -127,8 +148,8 @@ def _nearest(
 def _carried_over(measured: _Measured, c: Convolution, gpu: Gpu) -> Workspaces:
     """What a neighbour took, told for a convolution of other sizes.
 
-    Copies follow the sizes of what is copied; what remains are mostly partial sums, and shrinks with those. (That it
-    does not grow with them either was found by leaving out measured layers.)
+    Copies follow the sizes of what is copied. What remains are mostly partial sums, and shrinks with those (that it does not grow with them either was
+    found by leaving out measured layers), or, where it is larger than all that the convolution reads and writes, pieces of the pictures, and goes with these.
     """
     like = described(measured.layer, measured.row[0])
     before, now = partial_weights(like, gpu), partial_weights(c, gpu)
@@ -140,7 +161,13 @@ def _carried_over(measured: _Measured, c: Convolution, gpu: Gpu) -> Workspaces:
             kind.copies and not c.pointwise
         ):  # a coincidence: only products of pictures copy the weights for each
             rest, kind = rest + size_of(kind, like), KINDS[0]
-        sizes.append(size_of(kind, c) + (round(rest * growth) if rest > 2 * UNIT else rest))
+        if (
+            like.converted() < rest <= GIANT * like.converted()
+        ):  # no partial sums: pieces of the pictures themselves
+            rest = round(rest * c.converted() / like.converted())
+        elif rest > 2 * UNIT:
+            rest = round(rest * growth)
+        sizes.append(size_of(kind, c) + rest)
     return Workspaces(*sizes)
 
 
@@ -184,11 +211,12 @@ def _is_power_of_two(number: int) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _group(family: Family) -> _Group:
+def _group(family: Family, depthwise: bool) -> _Group:
+    """Of a family either the depthwise ones, which have kernels of their own, or all others."""
     found: _Group = {}
     for layer, rows in family_rows(family).items():
-        if layer.groups == layer.inputs > 1:
-            continue  # depthwise: kernels of their own
+        if (layer.groups == layer.inputs > 1) is not depthwise:
+            continue
         for row in rows:
             measured = _Measured(_place(layer, described(layer, row[0])), layer, row)
             found.setdefault(measured.place[:_CHANNELS], []).append(measured)
