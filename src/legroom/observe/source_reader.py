@@ -17,6 +17,7 @@ _PUTS = {
 _TAKES = {
     "pop", "popleft", "popitem", "clear", "remove", "discard", "get_nowait", "heappop", "heapreplace", "heappushpop",
 }  # fmt: skip
+_CUTS = {"nlargest", "nsmallest", "topk", "narrow", "islice", "sample"}
 _JOINS = {"cat", "concat", "concatenate", "hstack", "vstack", "stack", "pad", "append", "add"}
 _FEEDS = (
     "add", "append", "register", "push", "put", "store", "log", "record", "update", "save", "collect", "keep",
@@ -50,6 +51,8 @@ class Storing(NamedTuple):
     """Only while something is below a limit: `if step < 10:`."""
     keys: tuple[str, ...] = ()
     """The plain keys under which it is stored: `totals["loss"] += loss`."""
+    at_index: bool = False
+    """Something takes the place of an item: `slots[i] = state`. A list does not grow by that."""
 
 
 class Place(NamedTuple):
@@ -170,7 +173,10 @@ class NameReader:
                     self._place
                 )  # `buffer[:] = ...` makes it anew, `slots[i % 8] = ...` goes round
             joins = feeds_itself and any(_called(each) in _JOINS for each in inner)
-            self._store(node, [value], feeds_itself=feeds_itself, joins=joins, keys=_keys(items[0]))
+            at_index = not feeds_itself and not any(map(_is_slice, items))
+            self._store(
+                node, [value], feeds_itself=feeds_itself, joins=joins, keys=_keys(items[0]), at_index=at_index
+            )
         elif any(self._is(target) for target in flat):
             if feeds_itself and self._is_cut(value):
                 self.limits.append(self._place)
@@ -250,6 +256,7 @@ class NameReader:
         replaces: bool = False,
         constructs: bool = False,
         keys: tuple[str, ...] = (),
+        at_index: bool = False,
     ) -> None:
         number = bool(values) and all(_is_number(value) for value in values)
         line = getattr(node, "lineno", 0)
@@ -267,6 +274,7 @@ class NameReader:
                 constructs,
                 self._guards > 0,
                 keys,
+                at_index,
             )
         )
 
@@ -302,13 +310,23 @@ class NameReader:
         )
 
     def _is_cut(self, value: ast.expr) -> bool:
-        """Whether what replaces the name is limited: a slice of it, or of what was made from it."""
-        if isinstance(value, ast.Subscript) and _is_sliced(value):
+        """Whether what replaces the name is limited: a slice of it or of what was made from it, the largest of it, those of its items
+        that are recent."""
+        if isinstance(value, ast.Subscript) and (_is_sliced(value) or self._is(value.value)):
             return True
-        return any(
-            isinstance(inner, ast.Subscript) and self._is(inner.value) and _is_sliced(inner)
-            for inner in ast.walk(value)
-        )
+        for inner in ast.walk(value):
+            if isinstance(inner, ast.Subscript) and self._is(inner.value) and _is_sliced(inner):
+                return True
+            if _called(inner) in _CUTS and self._is_within(inner):
+                return True
+            if isinstance(inner, COMPREHENSIONS) and any(
+                self._is_within(each.iter) and any(map(_is_ordering, each.ifs)) for each in inner.generators
+            ):
+                return True
+        return False
+
+    def _is_within(self, node: ast.AST) -> bool:
+        return any(map(self._is, ast.walk(node)))
 
 
 def called_name(node: ast.AST) -> str:
@@ -330,6 +348,16 @@ def _is_same(attribute: str, name: str) -> bool:
 
 def _is_self(node: ast.AST) -> bool:
     return isinstance(node, ast.Name) and node.id in ("self", "cls")
+
+
+def _is_ordering(test: ast.expr) -> bool:
+    """`age < 10`, `step - begun <= 10`, also as a part of more."""
+    return any(
+        isinstance(operator, ast.Lt | ast.LtE | ast.Gt | ast.GtE)
+        for node in ast.walk(test)
+        if isinstance(node, ast.Compare)
+        for operator in node.ops
+    )
 
 
 def _is_below(test: ast.expr) -> bool:
@@ -361,6 +389,10 @@ def _is_remade(target: ast.expr) -> bool:
     if isinstance(target.slice, ast.BinOp):
         return isinstance(target.slice.op, ast.Mod)
     return isinstance(target.slice, ast.Slice) and target.slice.lower is None
+
+
+def _is_slice(target: ast.expr) -> bool:
+    return isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Slice)
 
 
 def _is_sliced(node: ast.Subscript) -> bool:

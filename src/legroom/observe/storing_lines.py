@@ -84,7 +84,7 @@ def find_storing(
             for each in files
             if (reader := _read(each, name, is_attribute, function if each == file else "", line, classes))
         ]
-        if any(reader.statements for reader in readers):
+        if any(reader.statements or reader.limits for reader in readers):
             return _told(readers, calls, is_attribute or not function)
         if not is_attribute and file is not None and not file.startswith("<"):
             break

@@ -40,10 +40,29 @@ def test_statements_that_store(read, statement: str) -> None:
     [
         "kept.pop(0)", "kept.clear()", "del kept[:]", "kept = kept[-10:]", "kept[:] = []", "kept.popleft()",
         "if len(kept) > 10: skip()", "kept = torch.cat([kept, x])[-10:]",
+        "kept = heapq.nlargest(10, kept)", "kept = kept[recent]",
+        "kept = [each for each in kept if each.step > step - 10]",
     ],
 )  # fmt: skip
 def test_statements_that_limit(read, statement: str) -> None:
     assert read(f"kept = []\nfor step in range(9):\n    kept.append(x)\n    {statement}\n", "kept").shrinks
+
+
+def test_a_filter_that_compares_nothing_is_no_limit(read) -> None:
+    source = "for x in data:\n    kept = [each for each in kept if each is not None] + [x]\n"
+    assert not read(source, "kept").shrinks
+
+
+def test_a_name_that_is_only_ever_cut_is_limited(read) -> None:
+    source = "kept = []\nfor x in data:\n    kept = [each for each in kept if each.age < 9] + [x]\n"
+    assert read(source, "kept").shrinks
+
+
+def test_what_takes_the_place_of_an_item_is_told_apart(read) -> None:
+    source = (
+        "for i in data:\n    kept[i] = x\n    kept.append(x)\n    kept[i] = kept[i] + x\n    kept[5:] = [x]\n"
+    )
+    assert [each.at_index for each in read(source, "kept").statements] == [True, False, False, False]
 
 
 def test_every_hundredth_is_no_limit(read) -> None:

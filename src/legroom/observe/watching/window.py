@@ -285,7 +285,7 @@ class Window:
             # `bank = torch.cat([bank, new])`, or a function of the user's that does it; a sum does not make it larger.
             fed = [each for each in stored.statements if each.joins or (each.feeds_itself and not each.adds)]
             statement = next(iter(sorted(fed, key=lambda each: not each.joins)), None)
-            starts_anew = any(each.replaces and each.in_loop for each in stored.statements)
+            starts_anew = stored.resets or any(each.replaces and each.in_loop for each in stored.statements)
             if statement is not None and not stored.shrinks and not starts_anew and not statement.guarded:
                 kept = Kept(
                     kind="larger", how="variable", name=named.name, described="tensor", file=statement.file,
@@ -376,6 +376,10 @@ def _suspect(found: _Found, *, kind: Kind, **figures: Any) -> Iterator[Suspect]:
     # Four states may be at hand and yet each have the graph of all before it.
     carries_on = kind == "graph" and path.length > 0 and figures["steps"] > path.length + 2
     limited = path.bounded or (stored.limited and path.how not in ("cache", "exception"))
+    # A list into which things are put only in the place of others stays as long as it was made.
+    in_places = path.described.startswith("list") and any(each.at_index for each in stored.statements)
+    if kind != "graph" and in_places and all(each.at_index or each.replaces for each in stored.statements):
+        return
     if (limited and not carries_on) or (stored.emptied and kind != "graph"):
         return
     how = _how(path, stored)
@@ -447,7 +451,7 @@ def _with_source(path: HolderPath) -> tuple[HolderPath, Stored]:
             found = _stored_in(alias)
             if any(not each.replaces for each in found.statements):
                 return path._replace(name=alias.name, stored_as=alias.stored_as, file=alias.file), found
-    if not stored.statements and path.names:
+    if not stored.shrinks and not stored.statements and path.names:
         root = path.names[-1]
         stored = storing_lines.find_feeding(root.name, root.file, root.function, path.line)
     return path, stored

@@ -111,6 +111,16 @@ def test_floats_are_no_leak() -> None:
     assert leaks_of(lambda step, loss, output: losses.append(loss.item()), turns=40) == []
 
 
+def test_slots_that_are_filled_one_after_another_are_no_leak() -> None:
+    slots: list[Any] = [None] * 30
+
+    def keep(step: int, loss: Any, output: Any) -> None:
+        free = slots.index(None)
+        slots[free] = output.detach().clone()
+
+    assert leaks_of(keep) == []
+
+
 def test_nothing_is_collected_for_a_user_who_has_gc_off() -> None:
     class Cycle:
         def __init__(self) -> None:
