@@ -179,7 +179,7 @@ def test_a_giant_that_most_neighbours_did_not_take_is_not_likely():
 
     assert found is not None
     assert found.likely.weight_gradient < GIANT * copies(c)
-    assert found.others[0].weight_gradient < GIANT * copies(c) < found.others[-1].weight_gradient
+    assert found.others[0].weight_gradient < GIANT * copies(c)
 
 
 def test_a_depthwise_layer_of_cudnns_is_in_doubt_and_one_of_torchs_own_is_not():

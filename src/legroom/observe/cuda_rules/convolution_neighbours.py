@@ -88,29 +88,22 @@ def guess(
 
 
 def _heard(sizes: Sequence[int], votes: Sequence[float], c: Convolution) -> tuple[int, list[int]]:
-    """The size that has most votes; and what it may be instead, likelier ones first, giants last and only those that some support."""
+    """The size that has most votes; and what it may be instead, likelier ones first, outliers last, of giants only those that some support."""
     whole = c.converted()
 
     def support(size: int, within: float) -> float:
         return sum(vote for vote, other in zip(votes, sizes, strict=True) if abs(other - size) <= within)
 
     backed = [support(size, _ALIKE * size if size > whole else _EXACTLY * whole) for size in sizes]
-    giants = [size > GIANT * whole for size in sizes]
-    usual = max(
-        (votes_for for votes_for, giant in zip(backed, giants, strict=True) if not giant), default=0.0
-    )
-    if usual >= max(backed) or (max(backed) < sum(votes) / 2 and usual):
-        winner = next(
-            s for s, v, giant in zip(sizes, backed, giants, strict=True) if v == usual and not giant
-        )
-    else:
-        winner = sizes[backed.index(max(backed))]
+    is_giant = [size > GIANT * whole for size in sizes]
+    half, some = sum(votes) / 2, _FEW * sum(votes)
+    places = range(len(sizes))
+    plausible = [place for place in places if not is_giant[place] or backed[place] >= half] or list(places)
+    winner = sizes[max(plausible, key=backed.__getitem__)]
     choice = [size for size in sizes if abs(size - winner) <= (_ALIKE * winner if winner > whole else 0)]
     likely = max(choice, key=lambda size: support(size, _EXACTLY * whole))
-    few = _FEW * sum(votes)
-    found = zip(sizes, backed, giants, strict=True)
-    others = [likely if giant and votes_for < few else size for size, votes_for, giant in found]
-    return likely, sorted(others, key=lambda size: size > GIANT * whole)
+    others = [likely if is_giant[place] and backed[place] < some else sizes[place] for place in places]
+    return likely, sorted(others, key=lambda size: size > OUTLIER * whole)
 
 
 _HEARING = 0.5
@@ -121,7 +114,9 @@ themselves."""
 GIANT = 16
 """Times what a convolution reads and writes: some kernels take hundreds of times that for gradients of weights. They are rare, and which layers
 they are chosen for is hardly a matter of likeness: only where they have half of all votes are they thought likely."""
-_FEW = 0.15
+OUTLIER = 4
+"""Times the same: such sizes are tried last, however near the neighbour is that took one."""
+_FEW = 0.33
 """Share of votes that a giant needs to be reckoned with."""
 
 
