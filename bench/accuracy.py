@@ -6,8 +6,8 @@
     python -m bench.accuracy --truth FOLDER           measurements from FOLDER/peaks.json (or LEGROOM_TRUTH)
     python -m bench.accuracy --markdown               tables as docs/accuracy.md has them
     python -m bench.accuracy --peers                  other estimators on the same cases too (see bench/peers.py)
-    python -m bench.accuracy --part 3/14              every 14th case, from the third: for several processes at once
     python -m bench.accuracy --rows FILE              keep what is found in FILE, and go on from what it has (with one and the same code)
+                                                      (`python -m bench.score FILE` fills it with several processes at once)
 
 The measured step ran on the GPU with torch 2.11; the predicted one is traced on this machine without data. Cases whose
 libraries are not installed here (torchvision, transformers) are named and left out.
@@ -78,14 +78,12 @@ def main(argv: Sequence[str] = ()) -> int:
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--peers", action="store_true")
     parser.add_argument("--rows", type=Path)
-    parser.add_argument("--part", default="0/1")
     options = parser.parse_args(argv)
     warnings.simplefilter("ignore")
     kept = Kept(options.rows)
     rows: list[Row] = []
     left_out: list[str] = []
-    part, parts = map(int, options.part.split("/"))
-    for half, case, real in chosen(options.cases or CASES, options.only, options.truth)[part::parts]:
+    for half, case, real in chosen(options.cases or CASES, options.only, options.truth):
         try:
             row = kept.get(half, case) or compare(half, case, real)
             if options.peers and not row.peers:
