@@ -178,6 +178,7 @@ HOST = [
         "Ray",
     ),
     ("Traceback (most recent call last):\n  ...\nMemoryError", "Python"),
+    ("posix_memalign failed to allocate 1073741824 bytes", "CPU"),
 ]
 
 PINNED = [
