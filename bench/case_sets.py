@@ -2,6 +2,7 @@
 
 `ordinary`: training steps as people write them, looked at while the present rules were made.
 `sealed`: others of that kind, which nobody who made rules had seen before they were scored.
+`third`: a third set, by another author and sealed in the same way, after the second had been used to mend rules.
 """
 
 if __package__:
@@ -19,6 +20,16 @@ if __package__:
     from bench.sealed_series import SEALED_SERIES
     from bench.sealed_tables import SEALED_TABLES
     from bench.sealed_texts import SEALED_TEXTS
+    from bench.third_adversaries import THIRD_ADVERSARIES
+    from bench.third_attention import THIRD_ATTENTION
+    from bench.third_classifiers import THIRD_CLASSIFIERS
+    from bench.third_dense import THIRD_DENSE
+    from bench.third_finetuned import THIRD_FINETUNED
+    from bench.third_makers import THIRD_MAKERS
+    from bench.third_others import THIRD_OTHERS
+    from bench.third_series import THIRD_SERIES
+    from bench.third_tables import THIRD_TABLES
+    from bench.third_texts import THIRD_TEXTS
 else:  # run as a plain script beside its siblings, on a machine without the package
     from case import CaseSet
     from ordinary_makers import ORDINARY_MAKERS
@@ -34,6 +45,16 @@ else:  # run as a plain script beside its siblings, on a machine without the pac
     from sealed_series import SEALED_SERIES
     from sealed_tables import SEALED_TABLES
     from sealed_texts import SEALED_TEXTS
+    from third_adversaries import THIRD_ADVERSARIES
+    from third_attention import THIRD_ATTENTION
+    from third_classifiers import THIRD_CLASSIFIERS
+    from third_dense import THIRD_DENSE
+    from third_finetuned import THIRD_FINETUNED
+    from third_makers import THIRD_MAKERS
+    from third_others import THIRD_OTHERS
+    from third_series import THIRD_SERIES
+    from third_tables import THIRD_TABLES
+    from third_texts import THIRD_TEXTS
 
 CASE_SETS: dict[str, CaseSet] = {
     "ordinary": CaseSet.joined(ORDINARY_PICTURES, ORDINARY_MAKERS, ORDINARY_TEXTS, ORDINARY_OTHERS),
@@ -47,5 +68,17 @@ CASE_SETS: dict[str, CaseSet] = {
         SEALED_SERIES,
         SEALED_TABLES,
         SEALED_OTHERS,
+    ),
+    "third": CaseSet.joined(
+        THIRD_CLASSIFIERS,
+        THIRD_FINETUNED,
+        THIRD_DENSE,
+        THIRD_MAKERS,
+        THIRD_ADVERSARIES,
+        THIRD_TEXTS,
+        THIRD_ATTENTION,
+        THIRD_SERIES,
+        THIRD_TABLES,
+        THIRD_OTHERS,
     ),
 }
