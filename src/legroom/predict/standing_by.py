@@ -84,7 +84,8 @@ def start_standing_by(
     request_read, request_write = os.pipe()
     reply_read, reply_write = os.pipe()
     process = subprocess.Popen(
-        [sys.executable, "-m", module, json.dumps(order), str(request_read), str(reply_write)],
+        # -u: what it prints stands in the order in which it was printed, errors among it.
+        [sys.executable, "-u", "-m", module, json.dumps(order), str(request_read), str(reply_write)],
         pass_fds=(request_read, reply_write),
         env={**os.environ, **(environment or {})},
         stdin=subprocess.DEVNULL,

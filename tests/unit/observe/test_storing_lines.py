@@ -4,13 +4,17 @@ from pathlib import Path
 
 import pytest
 
+from legroom.observe import storing_lines
 from legroom.observe.source_calls import calls_in
 from legroom.observe.source_files import tree_of
 from legroom.observe.storing_lines import Stored, find_feeding, find_storing
 
 
 @pytest.fixture
-def read(tmp_path: Path):  # type: ignore[no-untyped-def]
+def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    # Tests of other modules are the user's files too, and mention names that these tests take for uncalled.
+    monkeypatch.setattr(storing_lines, "user_files", list)
+
     def search(source: str, name: str, *, is_attribute: bool = False, function: str = "") -> Stored:
         file = tmp_path / "train.py"
         file.write_text(source)
