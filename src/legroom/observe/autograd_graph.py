@@ -38,17 +38,22 @@ def nodes(roots: Iterable[Any], limit: int = 2_000_000) -> Iterator[Any]:
 
 def saved_by(node: Any) -> Iterator[torch.Tensor]:
     """The tensors one node saved, without unpacking any. Nothing if the graph was freed."""
-    for name in _names_saved_by(type(node)):
-        try:
-            raw = getattr(node, name)
-        except RuntimeError:  # freed by an earlier backward
-            return
-        for saved in raw if isinstance(raw, tuple | list) else (raw,):
+    try:
+        for saved in _saved_variables(node):
             yield from _tensors_in(_stored(saved))
+    except RuntimeError:  # freed by an earlier backward
+        return
     attributes = getattr(node, "__dict__", None)  # a custom Function: ctx.anything = tensor
     if attributes:
         for value in attributes.values():
             yield from _tensors_in(value)
+
+
+def _saved_variables(node: Any) -> Iterator[Any]:
+    """What a node saved, still packed. Raises `RuntimeError` where the graph was freed."""
+    for name in _names_saved_by(type(node)):
+        raw = getattr(node, name)
+        yield from raw if isinstance(raw, tuple | list) else (raw,)
 
 
 def _stored(saved: Any) -> Any:
@@ -69,15 +74,13 @@ def kept_to_recompute(node: Any) -> Iterator[torch.Tensor]:
     torch has kept them in saved variables, and before that in a node outside the graph. Where it keeps them otherwise, nothing is
     given, and what holds such an input remains unknown at a failure.
     """
-    for name in _names_saved_by(type(node)):
-        try:
-            raw = getattr(node, name)
-        except RuntimeError:  # freed by an earlier backward
-            return
-        for saved in raw if isinstance(raw, tuple | list) else (raw,):
+    try:
+        for saved in _saved_variables(node):
             for frame in _checkpoints_behind(getattr(saved, "unpack_hook", None)):
                 yield from _tensors_in([_stored(each) for each in getattr(frame, "saved_args", ())])
                 yield from saved_by(getattr(frame, "input_saver", None))
+    except RuntimeError:  # freed by an earlier backward
+        return
 
 
 def _checkpoints_behind(hook: Any, depth: int = 2) -> Iterator[Any]:
