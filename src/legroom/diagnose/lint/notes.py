@@ -172,27 +172,9 @@ class Notes(Expressions):
         elif name == "atexit.register" and len(arguments) > 1:
             self.note_store(node, "atexit", "append", node.args[1].value, arguments[1], uses_itself=False)
         elif method == "register_buffer" and len(arguments) > 1 and target is not None:
-            self.note_store(
-                node,
-                target,
-                "item",
-                node.args[1].value,
-                arguments[1],
-                uses_itself=False,
-                varying_key=not isinstance(node.args[0].value, cst.SimpleString),
-                mapping=True,
-            )
+            self._note_named(node, target, 0, arguments)
         elif name == "setattr" and len(arguments) > 2 and (path := path_of(node.args[0].value)) is not None:
-            self.note_store(
-                node,
-                path,
-                "item",
-                node.args[2].value,
-                arguments[2],
-                uses_itself=False,
-                varying_key=not isinstance(node.args[1].value, cst.SimpleString),
-                mapping=True,
-            )
+            self._note_named(node, path, 1, arguments)
         if self.recording:
             self.program.calls.append(
                 CallFact(
@@ -206,6 +188,19 @@ class Notes(Expressions):
                     local=local,
                 )
             )
+
+    def _note_named(self, node: cst.Call, target: str, name: int, arguments: tuple[Value, ...]) -> None:
+        """What a call stores under the name that is its argument number `name`; the value is the one after that."""
+        self.note_store(
+            node,
+            target,
+            "item",
+            node.args[name + 1].value,
+            arguments[name + 1],
+            uses_itself=False,
+            varying_key=not isinstance(node.args[name].value, cst.SimpleString),
+            mapping=True,
+        )
 
     def _note_keeping_by(self, local: Function, node: cst.Call, target: str | None) -> None:
         """`self.meters[name].update(value)`: who gives a parameter to one that keeps it keeps it as well."""
