@@ -66,17 +66,6 @@ def train(config: dict[str, Any], trial: Any) -> None:
         trial.report(loss=loss)
 
 
-def plain_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
-    """What a loop without a guard does."""
-
-    def step(loss_fn: LossFunction, x: torch.Tensor, y: torch.Tensor) -> None:
-        loss_fn(x, y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
-
-
 def rounds(
     config: dict[str, Any], device: str, make_step: Callable[[nn.Module, torch.optim.Optimizer], Step]
 ) -> Iterator[float]:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import tuning_gpt
+from bench.plain_step import plain_step
 from bench.tuning_oom import Clock, legroom_row
 from bench.tuning_oom_table import show
 from legroom.tuning.admission import real_places, virtual_places
@@ -166,7 +167,7 @@ def _trial(config: dict[str, Any] | None, virtual: str | None, pipe: Connection)
     torch.set_num_threads(1)
     try:
         with VirtualGPU(virtual) if virtual else contextlib.nullcontext():
-            for loss in tuning_gpt.rounds(config, "cuda", tuning_gpt.plain_step) if config else ():
+            for loss in tuning_gpt.rounds(config, "cuda", plain_step) if config else ():
                 pipe.send(loss)
         pipe.send("done")
     except Exception as error:

@@ -21,6 +21,7 @@ from ray.tune.search.hyperopt import HyperOptSearch
 from ray.tune.search.optuna import OptunaSearch
 
 from bench import tuning_space
+from bench.plain_step import plain_step
 from legroom import VirtualGPU
 from legroom.tuning.ray_cluster import QUIET
 from legroom.tuning.searchers import RandomSearcher
@@ -89,7 +90,7 @@ def losses(config: dict[str, Any], half: bool) -> Iterator[float]:
     with VirtualGPU(tuning_space.GPU):
         if half:
             torch.cuda.set_per_process_memory_fraction(0.5, 0)
-        yield from tuning_space.epochs({**config, **whole, "lr": lr}, "cuda", tuning_space.plain_step)
+        yield from tuning_space.epochs({**config, **whole, "lr": lr}, "cuda", plain_step)
 
 
 def space_for(search: str, space: dict[str, Any]) -> dict[str, Any]:
