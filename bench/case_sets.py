@@ -5,56 +5,30 @@
 `third`: a third set, by another author and sealed in the same way, after the second had been used to mend rules.
 """
 
-if __package__:
-    from bench.case import CaseSet
-    from bench.ordinary_makers import ORDINARY_MAKERS
-    from bench.ordinary_others import ORDINARY_OTHERS
-    from bench.ordinary_pictures import ORDINARY_PICTURES
-    from bench.ordinary_texts import ORDINARY_TEXTS
-    from bench.sealed_attention import SEALED_ATTENTION
-    from bench.sealed_classifiers import SEALED_CLASSIFIERS
-    from bench.sealed_dense import SEALED_DENSE
-    from bench.sealed_finetuned import SEALED_FINETUNED
-    from bench.sealed_makers import SEALED_MAKERS
-    from bench.sealed_others import SEALED_OTHERS
-    from bench.sealed_series import SEALED_SERIES
-    from bench.sealed_tables import SEALED_TABLES
-    from bench.sealed_texts import SEALED_TEXTS
-    from bench.third_adversaries import THIRD_ADVERSARIES
-    from bench.third_attention import THIRD_ATTENTION
-    from bench.third_classifiers import THIRD_CLASSIFIERS
-    from bench.third_dense import THIRD_DENSE
-    from bench.third_finetuned import THIRD_FINETUNED
-    from bench.third_makers import THIRD_MAKERS
-    from bench.third_others import THIRD_OTHERS
-    from bench.third_series import THIRD_SERIES
-    from bench.third_tables import THIRD_TABLES
-    from bench.third_texts import THIRD_TEXTS
-else:  # run as a plain script beside its siblings, on a machine without the package
-    from case import CaseSet
-    from ordinary_makers import ORDINARY_MAKERS
-    from ordinary_others import ORDINARY_OTHERS
-    from ordinary_pictures import ORDINARY_PICTURES
-    from ordinary_texts import ORDINARY_TEXTS
-    from sealed_attention import SEALED_ATTENTION
-    from sealed_classifiers import SEALED_CLASSIFIERS
-    from sealed_dense import SEALED_DENSE
-    from sealed_finetuned import SEALED_FINETUNED
-    from sealed_makers import SEALED_MAKERS
-    from sealed_others import SEALED_OTHERS
-    from sealed_series import SEALED_SERIES
-    from sealed_tables import SEALED_TABLES
-    from sealed_texts import SEALED_TEXTS
-    from third_adversaries import THIRD_ADVERSARIES
-    from third_attention import THIRD_ATTENTION
-    from third_classifiers import THIRD_CLASSIFIERS
-    from third_dense import THIRD_DENSE
-    from third_finetuned import THIRD_FINETUNED
-    from third_makers import THIRD_MAKERS
-    from third_others import THIRD_OTHERS
-    from third_series import THIRD_SERIES
-    from third_tables import THIRD_TABLES
-    from third_texts import THIRD_TEXTS
+from bench.case import CaseSet
+from bench.ordinary_makers import ORDINARY_MAKERS
+from bench.ordinary_others import ORDINARY_OTHERS
+from bench.ordinary_pictures import ORDINARY_PICTURES
+from bench.ordinary_texts import ORDINARY_TEXTS
+from bench.sealed_attention import SEALED_ATTENTION
+from bench.sealed_classifiers import SEALED_CLASSIFIERS
+from bench.sealed_dense import SEALED_DENSE
+from bench.sealed_finetuned import SEALED_FINETUNED
+from bench.sealed_makers import SEALED_MAKERS
+from bench.sealed_others import SEALED_OTHERS
+from bench.sealed_series import SEALED_SERIES
+from bench.sealed_tables import SEALED_TABLES
+from bench.sealed_texts import SEALED_TEXTS
+from bench.third_adversaries import THIRD_ADVERSARIES
+from bench.third_attention import THIRD_ATTENTION
+from bench.third_classifiers import THIRD_CLASSIFIERS
+from bench.third_dense import THIRD_DENSE
+from bench.third_finetuned import THIRD_FINETUNED
+from bench.third_makers import THIRD_MAKERS
+from bench.third_others import THIRD_OTHERS
+from bench.third_series import THIRD_SERIES
+from bench.third_tables import THIRD_TABLES
+from bench.third_texts import THIRD_TEXTS
 
 CASE_SETS: dict[str, CaseSet] = {
     "ordinary": CaseSet.joined(ORDINARY_PICTURES, ORDINARY_MAKERS, ORDINARY_TEXTS, ORDINARY_OTHERS),

@@ -7,7 +7,7 @@ autoencoders and GANs share a small vocabulary of layers; what differs is the pi
 import random
 from collections.abc import Iterator
 
-from convolution_kinds import Layer, Request, make_layer
+from bench.convolution_kinds import Layer, Request, make_layer
 
 BATCHES = (1, 2, 4, 4, 6, 8, 8, 8, 10, 12, 16, 16, 16, 16, 20, 24, 32, 32, 32, 32, 40, 48, 50, 64, 64, 64, 80, 96, 100,
            128, 128, 128, 160, 192, 200, 256, 256, 512)  # fmt: skip

@@ -7,7 +7,7 @@ patches, heads, first layers of many bands, groups, large depthwise kernels, tra
 import random
 from collections.abc import Callable
 
-from convolution_kinds import Layer, Request, make_layer
+from bench.convolution_kinds import Layer, Request, make_layer
 
 Maker = Callable[[random.Random], Layer]
 

@@ -1,6 +1,6 @@
 """Asks cuDNN, on a real GPU, how much workspace it takes for the convolutions of well-known networks, and for random ones.
 
-    python bench/convolution_survey.py OUT [--round 1|2|3|4|5] [--jobs 12] [--seconds 150]
+    python -m bench.convolution_survey OUT [--round 1|2|3|4|5] [--jobs 12] [--seconds 150]
 
 The heuristic by which cuDNN chooses a kernel is not published, so its choices are looked up where they were measured and
 guessed elsewhere. Needs torch and torchvision, not Legroom. Writes OUT/convolutions-<round>-<part>.jsonl.gz, one row for each
@@ -26,10 +26,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from convolution_everyday import draw_everyday
-from convolution_kinds import Layer, draw
-from convolution_practice import draw_practice
-from model_parts import torchvision
+from bench.convolution_everyday import draw_everyday
+from bench.convolution_kinds import Layer, draw
+from bench.convolution_practice import draw_practice
+from bench.model_parts import torchvision
 
 TABLE = Path(__file__).parent.parent / "src/legroom/observe/cuda_rules/convolutions_h200.jsonl.gz"
 LARGEST = 1 << 29
@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
     workers = [
         subprocess.Popen(
             [
-                sys.executable, __file__, str(options.out), "--seconds", str(options.seconds), "--round",
+                sys.executable, "-m", "bench.convolution_survey", str(options.out), "--seconds", str(options.seconds), "--round",
                 str(options.round), "--part", f"{i}/{options.jobs}",
             ],
             env=dict(os.environ, OMP_NUM_THREADS="1"),

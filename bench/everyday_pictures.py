@@ -12,10 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-if __package__:
-    from bench.model_parts import Spec, torchvision, vision
-else:
-    from model_parts import Spec, torchvision, vision
+from bench.model_parts import Spec, torchvision, vision
 
 
 def _labelled(*shape: int, classes: int) -> Callable[[int, str], list[Tensor]]:

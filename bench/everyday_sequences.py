@@ -14,10 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
-if __package__:
-    from bench.model_parts import Spec, language_model_loss, tokens
-else:
-    from model_parts import Spec, language_model_loss, tokens
+from bench.model_parts import Spec, language_model_loss, tokens
 
 
 def _classified(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:

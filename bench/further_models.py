@@ -11,26 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint_sequential
 
-if __package__:
-    from bench.model_parts import (
-        Spec,
-        language_model_loss,
-        masked_loss,
-        tokens,
-        tokens_and_class,
-        torchvision,
-        vision,
-    )
-else:  # run as a plain script beside its siblings, on a machine without the package
-    from model_parts import (
-        Spec,
-        language_model_loss,
-        masked_loss,
-        tokens,
-        tokens_and_class,
-        torchvision,
-        vision,
-    )
+from bench.model_parts import (
+    Spec,
+    language_model_loss,
+    masked_loss,
+    tokens,
+    tokens_and_class,
+    torchvision,
+    vision,
+)
 
 
 def _googlenet() -> Spec:

@@ -8,10 +8,7 @@ came with the reference measurements.
 from dataclasses import dataclass, replace
 from typing import Any
 
-if __package__:
-    from bench.workloads import Case
-else:  # run as a plain script beside its siblings, on a machine without the package
-    from workloads import Case
+from bench.workloads import Case
 
 
 @dataclass(frozen=True, kw_only=True)

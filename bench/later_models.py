@@ -10,10 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-if __package__:
-    from bench.model_parts import Spec, language_model_loss, tokens, torchvision, vision
-else:  # run as a plain script beside its siblings, on a machine without the package
-    from model_parts import Spec, language_model_loss, tokens, torchvision, vision
+from bench.model_parts import Spec, language_model_loss, tokens, torchvision, vision
 
 
 def _to_itself(*shape: int) -> Callable[[int, str], list[Tensor]]:

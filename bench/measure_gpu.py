@@ -1,12 +1,12 @@
 """Measures training steps and single operations on a real GPU. Needs torch, torchvision and transformers, not Legroom.
 
-    python bench/measure_gpu.py peaks OUT --cases study [--jobs 6]     peaks of each case, one fresh process each
-    python bench/measure_gpu.py inside OUT --cases study [--jobs 4]    what each operation of a case allocates inside
-    python bench/measure_gpu.py probes OUT [--jobs 4]                  the same for convolutions, attention and other operations
-    python bench/measure_gpu.py scratch OUT [--jobs 4]                 the same for a wide list of ordinary operations
-    python bench/measure_gpu.py histories OUT --cases a,b [--jobs 4]   all that the allocator did over three steps, unwatched
-    python bench/measure_gpu.py caps OUT --cases a,b [--caps 1,1.5]    whether cases run under a cap of so many GiB
-    python bench/measure_gpu.py context OUT                            what CUDA, its libraries and NCCL hold outside torch
+    python -m bench.measure_gpu peaks OUT --cases study [--jobs 6]     peaks of each case, one fresh process each
+    python -m bench.measure_gpu inside OUT --cases study [--jobs 4]    what each operation of a case allocates inside
+    python -m bench.measure_gpu probes OUT [--jobs 4]                  the same for convolutions, attention and other operations
+    python -m bench.measure_gpu scratch OUT [--jobs 4]                 the same for a wide list of ordinary operations
+    python -m bench.measure_gpu histories OUT --cases a,b [--jobs 4]   all that the allocator did over three steps, unwatched
+    python -m bench.measure_gpu caps OUT --cases a,b [--caps 1,1.5]    whether cases run under a cap of so many GiB
+    python -m bench.measure_gpu context OUT                            what CUDA, its libraries and NCCL hold outside torch
 
 `peaks` writes OUT/peaks-<cases>.json. `inside`, `probes` and `scratch` write OUT/*.jsonl.gz: one line per case or probe, with the
 bytes asked for (+) and given back (-) in order, and which operation, with which arguments, did so. A dispatch mode
@@ -31,9 +31,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from probes import PROBES
-from scratch_probes import SCRATCH_PROBES
-from workloads import CASES, Case, build, join_alone
+from bench.probes import PROBES
+from bench.scratch_probes import SCRATCH_PROBES
+from bench.workloads import CASES, Case, build, join_alone
 
 STEPS = 3
 
@@ -104,7 +104,7 @@ def case_of(key: str) -> Case:
 
 def in_fresh_process(what: str, case: Case, *words: str) -> dict[str, Any]:
     """One case in a process of its own: what it printed last, or why it failed."""
-    command = [sys.executable, __file__, what, "-", "--cases", case.key, *words]
+    command = [sys.executable, "-m", "bench.measure_gpu", what, "-", "--cases", case.key, *words]
     process = subprocess.run(
         command, capture_output=True, text=True, timeout=280, check=False, env=environment()
     )
@@ -299,7 +299,17 @@ def environment() -> dict[str, str]:
 def in_parts(out: Path, what: str, names: str, jobs: int) -> int:
     workers = [
         subprocess.Popen(
-            [sys.executable, __file__, what, str(out), "--cases", names, "--part", f"{i}/{jobs}"],
+            [
+                sys.executable,
+                "-m",
+                "bench.measure_gpu",
+                what,
+                str(out),
+                "--cases",
+                names,
+                "--part",
+                f"{i}/{jobs}",
+            ],
             env=environment(),
         )
         for i in range(jobs)

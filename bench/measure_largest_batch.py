@@ -1,6 +1,6 @@
 """The true largest batch under a cap, by trying: three whole training steps at each size, on a real GPU.
 
-    python bench/measure_largest_batch.py OUT [--jobs 8] [--seconds 140] [--only WORD ...] [--half study]
+    python -m bench.measure_largest_batch OUT [--jobs 8] [--seconds 140] [--only WORD ...] [--half study]
 
 Writes OUT/largest_batches.json. Needs torch, torchvision and transformers, not Legroom. Each size is tried by a process
 that has not touched the GPU before, since the allocator, cuBLAS and cuDNN keep what an earlier size made them take. Those
@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
-from largest_batch_cases import MEASURED_HERE, PUBLISHED, Capped
-from workloads import BUILDERS, build
+from bench.largest_batch_cases import MEASURED_HERE, PUBLISHED, Capped
+from bench.workloads import BUILDERS, build
 
 STEPS = 3
 GiB = 1 << 30

@@ -9,12 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-if __package__:
-    from bench.case import CaseSet
-    from bench.model_parts import Spec, Workshop, alone, no_loss, torchvision
-else:
-    from case import CaseSet
-    from model_parts import Spec, Workshop, alone, no_loss, torchvision
+from bench.case import CaseSet
+from bench.model_parts import Spec, Workshop, alone, no_loss, torchvision
 
 ORDINARY_MAKERS = CaseSet()
 case = ORDINARY_MAKERS.case

@@ -9,12 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-if __package__:
-    from bench.case import CaseSet
-    from bench.model_parts import Spec, Workshop, alone, classified, no_loss, squared, torchvision
-else:
-    from case import CaseSet
-    from model_parts import Spec, Workshop, alone, classified, no_loss, squared, torchvision
+from bench.case import CaseSet
+from bench.model_parts import Spec, Workshop, alone, classified, no_loss, squared, torchvision
 
 ORDINARY_OTHERS = CaseSet()
 case = ORDINARY_OTHERS.case

@@ -9,34 +9,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-if __package__:
-    from bench.case import CaseSet
-    from bench.model_parts import (
-        Spec,
-        classified,
-        hub,
-        labelled,
-        language_model_loss,
-        masked_text_loss,
-        padded_to_longest,
-        squared,
-        to_numbers,
-        tokens,
-    )
-else:
-    from case import CaseSet
-    from model_parts import (
-        Spec,
-        classified,
-        hub,
-        labelled,
-        language_model_loss,
-        masked_text_loss,
-        padded_to_longest,
-        squared,
-        to_numbers,
-        tokens,
-    )
+from bench.case import CaseSet
+from bench.model_parts import (
+    Spec,
+    classified,
+    hub,
+    labelled,
+    language_model_loss,
+    masked_text_loss,
+    padded_to_longest,
+    squared,
+    to_numbers,
+    tokens,
+)
 
 ORDINARY_TEXTS = CaseSet()
 case = ORDINARY_TEXTS.case

@@ -1,6 +1,6 @@
 """Asks cuDNN, on a real GPU, what it takes for recurrent layers: every request of one forward and one backward pass.
 
-    python bench/recurrent_survey.py OUT [--jobs 8] [--seconds 40]
+    python -m bench.recurrent_survey OUT [--jobs 8] [--seconds 40]
 
 cuDNN's sizes for the reserve and the workspace are not published; the rules for them (`observe/cuda_rules/recurrent_sizes`) are
 read off these figures. Needs torch, not Legroom. Writes OUT/recurrent-<part>.jsonl.gz, one row for each layer: [kind, dtype,
@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
         return survey(options.out, options.part, options.seconds)
     workers = [
         subprocess.Popen(
-            [sys.executable, __file__, str(options.out), "--seconds", str(options.seconds), "--part", f"{i}/{options.jobs}"],
+            [sys.executable, "-m", "bench.recurrent_survey", str(options.out), "--seconds", str(options.seconds), "--part", f"{i}/{options.jobs}"],
             env=dict(os.environ, OMP_NUM_THREADS="1"),
         )
         for i in range(options.jobs)

@@ -9,28 +9,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-if __package__:
-    from bench.case import CaseSet
-    from bench.model_parts import (
-        Spec,
-        classified,
-        padded_texts,
-        squared,
-        to_numbers,
-        tokens,
-        zoo,
-    )
-else:
-    from case import CaseSet
-    from model_parts import (
-        Spec,
-        classified,
-        padded_texts,
-        squared,
-        to_numbers,
-        tokens,
-        zoo,
-    )
+from bench.case import CaseSet
+from bench.model_parts import (
+    Spec,
+    classified,
+    padded_texts,
+    squared,
+    to_numbers,
+    tokens,
+    zoo,
+)
 
 SEALED_ATTENTION = CaseSet()
 case = SEALED_ATTENTION.case

@@ -6,12 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-if __package__:
-    from bench.case import CaseSet
-    from bench.model_parts import Spec, classified, labelled, squared, to_numbers
-else:
-    from case import CaseSet
-    from model_parts import Spec, classified, labelled, squared, to_numbers
+from bench.case import CaseSet
+from bench.model_parts import Spec, classified, labelled, squared, to_numbers
 
 SEALED_CLASSIFIERS = CaseSet()
 case = SEALED_CLASSIFIERS.case

@@ -9,12 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-if __package__:
-    from bench.case import CaseSet
-    from bench.model_parts import Spec, classified, freeze, labelled, squared, to_numbers, torchvision, zoo
-else:
-    from case import CaseSet
-    from model_parts import Spec, classified, freeze, labelled, squared, to_numbers, torchvision, zoo
+from bench.case import CaseSet
+from bench.model_parts import Spec, classified, freeze, labelled, squared, to_numbers, torchvision, zoo
 
 SEALED_DENSE = CaseSet()
 case = SEALED_DENSE.case

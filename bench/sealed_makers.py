@@ -10,12 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-if __package__:
-    from bench.case import CaseSet
-    from bench.model_parts import Spec, Workshop, alone, no_loss, squared, to_numbers, zoo
-else:
-    from case import CaseSet
-    from model_parts import Spec, Workshop, alone, no_loss, squared, to_numbers, zoo
+from bench.case import CaseSet
+from bench.model_parts import Spec, Workshop, alone, no_loss, squared, to_numbers, zoo
 
 SEALED_MAKERS = CaseSet()
 case = SEALED_MAKERS.case

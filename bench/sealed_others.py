@@ -8,32 +8,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-if __package__:
-    from bench.case import CaseSet
-    from bench.model_parts import (
-        Spec,
-        Workshop,
-        alone,
-        labelled,
-        no_loss,
-        perceptron,
-        squared,
-        to_numbers,
-        zoo,
-    )
-else:
-    from case import CaseSet
-    from model_parts import (
-        Spec,
-        Workshop,
-        alone,
-        labelled,
-        no_loss,
-        perceptron,
-        squared,
-        to_numbers,
-        zoo,
-    )
+from bench.case import CaseSet
+from bench.model_parts import (
+    Spec,
+    Workshop,
+    alone,
+    labelled,
+    no_loss,
+    perceptron,
+    squared,
+    to_numbers,
+    zoo,
+)
 
 SEALED_OTHERS = CaseSet()
 case = SEALED_OTHERS.case

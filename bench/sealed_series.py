@@ -9,32 +9,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-if __package__:
-    from bench.case import CaseSet
-    from bench.model_parts import (
-        Spec,
-        Workshop,
-        alone,
-        classified,
-        labelled,
-        no_loss,
-        padded_texts,
-        squared,
-        to_numbers,
-    )
-else:
-    from case import CaseSet
-    from model_parts import (
-        Spec,
-        Workshop,
-        alone,
-        classified,
-        labelled,
-        no_loss,
-        padded_texts,
-        squared,
-        to_numbers,
-    )
+from bench.case import CaseSet
+from bench.model_parts import (
+    Spec,
+    Workshop,
+    alone,
+    classified,
+    labelled,
+    no_loss,
+    padded_texts,
+    squared,
+    to_numbers,
+)
 
 SEALED_SERIES = CaseSet()
 case = SEALED_SERIES.case

@@ -6,22 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-if __package__:
-    from bench.case import CaseSet
-    from bench.model_parts import (
-        Spec,
-        classified,
-        labelled,
-        perceptron,
-    )
-else:
-    from case import CaseSet
-    from model_parts import (
-        Spec,
-        classified,
-        labelled,
-        perceptron,
-    )
+from bench.case import CaseSet
+from bench.model_parts import (
+    Spec,
+    classified,
+    labelled,
+    perceptron,
+)
 
 SEALED_TABLES = CaseSet()
 case = SEALED_TABLES.case

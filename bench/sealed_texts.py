@@ -10,30 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-if __package__:
-    from bench.case import CaseSet
-    from bench.model_parts import (
-        Spec,
-        freeze,
-        hub,
-        labelled,
-        language_model_loss,
-        masked_text_loss,
-        padded_to_longest,
-        tokens,
-    )
-else:
-    from case import CaseSet
-    from model_parts import (
-        Spec,
-        freeze,
-        hub,
-        labelled,
-        language_model_loss,
-        masked_text_loss,
-        padded_to_longest,
-        tokens,
-    )
+from bench.case import CaseSet
+from bench.model_parts import (
+    Spec,
+    freeze,
+    hub,
+    labelled,
+    language_model_loss,
+    masked_text_loss,
+    padded_to_longest,
+    tokens,
+)
 
 SEALED_TEXTS = CaseSet()
 case = SEALED_TEXTS.case

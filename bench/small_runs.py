@@ -1,6 +1,6 @@
 """Records all that the allocator does in small training runs on a real GPU, where single pieces of 2 and 20 MiB matter.
 
-    python bench/small_runs.py OUT [--jobs 8]
+    python -m bench.small_runs OUT [--jobs 8]
 
 Each run has a process of its own and three steps. Writes OUT/small_runs.jsonl.gz: one row for each run, with its peaks and the
 allocator's events as [action, bytes, address, place in the program]. Needs torch only; runs with `Guard` need Legroom and are left out without it.
@@ -165,7 +165,7 @@ def main(argv: list[str]) -> int:
 
 
 def in_fresh_process(name: str) -> dict[str, Any]:
-    command = [sys.executable, __file__, "-", "--one", name]
+    command = [sys.executable, "-m", "bench.small_runs", "-", "--one", name]
     environment = dict(os.environ, OMP_NUM_THREADS="1")
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
     if done.returncode:

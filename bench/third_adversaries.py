@@ -7,24 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-if __package__:
-    from bench.case import CaseSet
-    from bench.model_parts import (
-        Spec,
-        Workshop,
-        alone,
-        no_loss,
-    )
-    from bench.third_parts import Residual, made, numbers
-else:
-    from case import CaseSet
-    from model_parts import (
-        Spec,
-        Workshop,
-        alone,
-        no_loss,
-    )
-    from third_parts import Residual, made, numbers
+from bench.case import CaseSet
+from bench.model_parts import (
+    Spec,
+    Workshop,
+    alone,
+    no_loss,
+)
+from bench.third_parts import Residual, made, numbers
 
 THIRD_ADVERSARIES = CaseSet()
 case = THIRD_ADVERSARIES.case

@@ -7,14 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-if __package__:
-    from bench.case import CaseSet
-    from bench.model_parts import Spec, classified, labelled, tokens
-    from bench.third_parts import Residual, bits, kinds, made, numbers
-else:
-    from case import CaseSet
-    from model_parts import Spec, classified, labelled, tokens
-    from third_parts import Residual, bits, kinds, made, numbers
+from bench.case import CaseSet
+from bench.model_parts import Spec, classified, labelled, tokens
+from bench.third_parts import Residual, bits, kinds, made, numbers
 
 THIRD_ATTENTION = CaseSet()
 case = THIRD_ATTENTION.case

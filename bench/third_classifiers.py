@@ -6,14 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-if __package__:
-    from bench.case import CaseSet
-    from bench.model_parts import Spec, classified, labelled, squared, to_numbers
-    from bench.third_parts import Residual, basic, bits, joined, kinds, made, normed, numbers, pooled
-else:
-    from case import CaseSet
-    from model_parts import Spec, classified, labelled, squared, to_numbers
-    from third_parts import Residual, basic, bits, joined, kinds, made, normed, numbers, pooled
+from bench.case import CaseSet
+from bench.model_parts import Spec, classified, labelled, squared, to_numbers
+from bench.third_parts import Residual, basic, bits, joined, kinds, made, normed, numbers, pooled
 
 THIRD_CLASSIFIERS = CaseSet()
 case = THIRD_CLASSIFIERS.case

@@ -9,14 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-if __package__:
-    from bench.case import CaseSet
-    from bench.model_parts import Spec, classified, squared, to_numbers, torchvision, zoo
-    from bench.third_parts import Residual, bits, joined, kinds, made, normed, numbers, shares
-else:
-    from case import CaseSet
-    from model_parts import Spec, classified, squared, to_numbers, torchvision, zoo
-    from third_parts import Residual, bits, joined, kinds, made, normed, numbers, shares
+from bench.case import CaseSet
+from bench.model_parts import Spec, classified, squared, to_numbers, torchvision, zoo
+from bench.third_parts import Residual, bits, joined, kinds, made, normed, numbers, shares
 
 THIRD_DENSE = CaseSet()
 case = THIRD_DENSE.case

@@ -8,34 +8,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-if __package__:
-    from bench.case import CaseSet
-    from bench.model_parts import (
-        Spec,
-        classified,
-        freeze,
-        labelled,
-        perceptron,
-        squared,
-        to_numbers,
-        torchvision,
-        zoo,
-    )
-    from bench.third_parts import bits, made, numbers
-else:
-    from case import CaseSet
-    from model_parts import (
-        Spec,
-        classified,
-        freeze,
-        labelled,
-        perceptron,
-        squared,
-        to_numbers,
-        torchvision,
-        zoo,
-    )
-    from third_parts import bits, made, numbers
+from bench.case import CaseSet
+from bench.model_parts import (
+    Spec,
+    classified,
+    freeze,
+    labelled,
+    perceptron,
+    squared,
+    to_numbers,
+    torchvision,
+    zoo,
+)
+from bench.third_parts import bits, made, numbers
 
 THIRD_FINETUNED = CaseSet()
 case = THIRD_FINETUNED.case

@@ -7,30 +7,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-if __package__:
-    from bench.case import CaseSet
-    from bench.model_parts import (
-        Spec,
-        alone,
-        freeze,
-        perceptron,
-        squared,
-        to_numbers,
-        zoo,
-    )
-    from bench.third_parts import Residual, joined, made, normed, shares
-else:
-    from case import CaseSet
-    from model_parts import (
-        Spec,
-        alone,
-        freeze,
-        perceptron,
-        squared,
-        to_numbers,
-        zoo,
-    )
-    from third_parts import Residual, joined, made, normed, shares
+from bench.case import CaseSet
+from bench.model_parts import (
+    Spec,
+    alone,
+    freeze,
+    perceptron,
+    squared,
+    to_numbers,
+    zoo,
+)
+from bench.third_parts import Residual, joined, made, normed, shares
 
 THIRD_MAKERS = CaseSet()
 case = THIRD_MAKERS.case

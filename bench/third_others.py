@@ -7,30 +7,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-if __package__:
-    from bench.case import CaseSet
-    from bench.model_parts import (
-        Spec,
-        Workshop,
-        alone,
-        freeze,
-        labelled,
-        no_loss,
-        perceptron,
-    )
-    from bench.third_parts import Residual, bits, joined, kinds, made, normed, numbers, shares
-else:
-    from case import CaseSet
-    from model_parts import (
-        Spec,
-        Workshop,
-        alone,
-        freeze,
-        labelled,
-        no_loss,
-        perceptron,
-    )
-    from third_parts import Residual, bits, joined, kinds, made, normed, numbers, shares
+from bench.case import CaseSet
+from bench.model_parts import (
+    Spec,
+    Workshop,
+    alone,
+    freeze,
+    labelled,
+    no_loss,
+    perceptron,
+)
+from bench.third_parts import Residual, bits, joined, kinds, made, normed, numbers, shares
 
 THIRD_OTHERS = CaseSet()
 case = THIRD_OTHERS.case

@@ -8,14 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-if __package__:
-    from bench.case import CaseSet
-    from bench.model_parts import Spec, classified, labelled, padded_texts, squared, to_numbers, tokens
-    from bench.third_parts import Recurrent, Residual, bits, joined, kinds, made, normed, numbers
-else:
-    from case import CaseSet
-    from model_parts import Spec, classified, labelled, padded_texts, squared, to_numbers, tokens
-    from third_parts import Recurrent, Residual, bits, joined, kinds, made, normed, numbers
+from bench.case import CaseSet
+from bench.model_parts import Spec, classified, labelled, padded_texts, squared, to_numbers, tokens
+from bench.third_parts import Recurrent, Residual, bits, joined, kinds, made, normed, numbers
 
 THIRD_SERIES = CaseSet()
 case = THIRD_SERIES.case

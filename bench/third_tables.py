@@ -6,26 +6,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-if __package__:
-    from bench.case import CaseSet
-    from bench.model_parts import (
-        Spec,
-        classified,
-        perceptron,
-        squared,
-        to_numbers,
-    )
-    from bench.third_parts import bits, joined, kinds, made, numbers
-else:
-    from case import CaseSet
-    from model_parts import (
-        Spec,
-        classified,
-        perceptron,
-        squared,
-        to_numbers,
-    )
-    from third_parts import bits, joined, kinds, made, numbers
+from bench.case import CaseSet
+from bench.model_parts import (
+    Spec,
+    classified,
+    perceptron,
+    squared,
+    to_numbers,
+)
+from bench.third_parts import bits, joined, kinds, made, numbers
 
 THIRD_TABLES = CaseSet()
 case = THIRD_TABLES.case

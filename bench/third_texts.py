@@ -10,32 +10,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-if __package__:
-    from bench.case import CaseSet
-    from bench.model_parts import (
-        Spec,
-        freeze,
-        hub,
-        labelled,
-        language_model_loss,
-        masked_text_loss,
-        padded_to_longest,
-        tokens,
-    )
-    from bench.third_parts import kinds, made, numbers
-else:
-    from case import CaseSet
-    from model_parts import (
-        Spec,
-        freeze,
-        hub,
-        labelled,
-        language_model_loss,
-        masked_text_loss,
-        padded_to_longest,
-        tokens,
-    )
-    from third_parts import kinds, made, numbers
+from bench.case import CaseSet
+from bench.model_parts import (
+    Spec,
+    freeze,
+    hub,
+    labelled,
+    language_model_loss,
+    masked_text_loss,
+    padded_to_longest,
+    tokens,
+)
+from bench.third_parts import kinds, made, numbers
 
 THIRD_TEXTS = CaseSet()
 case = THIRD_TEXTS.case

@@ -19,24 +19,14 @@ from typing import Any
 
 import torch
 
-if __package__:
-    from bench.case import Case as Case
-    from bench.case_sets import CASE_SETS
-    from bench.everyday_pictures import EVERYDAY_PICTURES
-    from bench.everyday_sequences import EVERYDAY_SEQUENCES
-    from bench.further_models import FURTHER
-    from bench.later_models import LATER
-    from bench.model_parts import Workshop
-    from bench.models import MODELS
-else:  # run as a plain script beside its siblings, on a machine without the package
-    from case import Case as Case
-    from case_sets import CASE_SETS
-    from everyday_pictures import EVERYDAY_PICTURES
-    from everyday_sequences import EVERYDAY_SEQUENCES
-    from further_models import FURTHER
-    from later_models import LATER
-    from model_parts import Workshop
-    from models import MODELS
+from bench.case import Case as Case
+from bench.case_sets import CASE_SETS
+from bench.everyday_pictures import EVERYDAY_PICTURES
+from bench.everyday_sequences import EVERYDAY_SEQUENCES
+from bench.further_models import FURTHER
+from bench.later_models import LATER
+from bench.model_parts import Workshop
+from bench.models import MODELS
 
 BUILDERS = MODELS | FURTHER | LATER | EVERYDAY_PICTURES | EVERYDAY_SEQUENCES
 for _set in CASE_SETS.values():
