@@ -18,8 +18,9 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from random import Random
 from typing import Any
+
+from numpy.random import default_rng
 
 from bench.table import print_table
 from legroom.tuning.admission import virtual_places
@@ -135,7 +136,7 @@ def estimates(count: int) -> None:
     gate = MemoryGate(
         TrainFunction.of("bench/tuning_space.py:train"), virtual_places(tuning_space.GPU), space
     )
-    configs = [space.draw(Random(seed)) for seed in range(count)]
+    configs = [space.draw(default_rng(seed)) for seed in range(count)]
     try:
         start = _asked(gate, configs[0])
         new, known = [], []

@@ -73,7 +73,7 @@ def tune(
             )  # fmt: skip
     function = TrainFunction.of(train_fn)
     read = _read(space)
-    _check(mode, search, read, scheduler, trials, engine, parallel, ranks)
+    _check(mode, search, read, scheduler, trials, engine, parallel, ranks, seed)
     runner, reason = _engine(engine, address)
     places = places_for(gpu)
     if address is not None and gpu is None:  # the GPUs are the cluster's
@@ -184,6 +184,7 @@ def _check(
     engine: str,
     parallel: int | None,
     ranks: int,
+    seed: int,
 ) -> None:
     if mode not in ("min", "max"):
         raise UsageError(f"mode='{mode}' is none: the metric is to be 'min' or 'max'")
@@ -195,3 +196,5 @@ def _check(
     for name, number in (("trials", trials), ("parallel", parallel), ("ranks", ranks)):
         if number is not None and (not isinstance(number, int) or number < 1):
             raise UsageError(f"{name}={number} is too few: 1 or more")
+    if not isinstance(seed, int) or not 0 <= seed < 1 << 32:
+        raise UsageError(f"seed={seed} is none: a whole number from 0 to {(1 << 32) - 1}")

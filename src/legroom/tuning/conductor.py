@@ -47,6 +47,8 @@ class Conductor:
         self._watchers = list(watchers)
         self.records: list[TrialRecord] = store.load()
         self._lengths = Lengths(job.space)
+        self._learned = 0
+        """Results that the searcher was told."""
         self._asked: dict[int, Future[Admission]] = {}
         self._again: deque[int] = deque()
         """Trials that are to be started once more, from their checkpoints."""
@@ -67,10 +69,16 @@ class Conductor:
         """Whether no trial will be handed out any more."""
         return not self._asked and not self._again and (self._is_late() or not self._may_propose())
 
+    @property
+    def learns(self) -> bool:
+        """Whether the next proposal goes by what was learned: then the fewer wait before it, the better it is."""
+        start_up = self._searcher.start_up
+        return start_up is not None and len(self.records) >= start_up
+
     def next(self, ahead: int = 2) -> Ready | None:
         """A trial that can start as soon as there is room; None where there is none now.
 
-        `ahead`: how many proposals may wait for their estimates, so that these are made while other trials train.
+        `ahead`: how many proposals may wait for their estimates, so that these are made while other trials train; where the search learns it is one.
         """
         if self._is_late():
             self._drop_waiting()
@@ -81,7 +89,7 @@ class Conductor:
             if number not in self._asked:
                 self._asked[number] = self._gate.ask(record.config)
         while True:
-            while len(self._asked) < ahead and self._may_propose():
+            while len(self._asked) < (1 if self.learns else ahead) and self._may_propose():
                 self._propose()
             answered = [number for number in sorted(self._asked) if self._asked[number].done()]
             if not answered:
@@ -276,7 +284,7 @@ class Conductor:
         if config is None:
             self._no_more = True
             return
-        record = TrialRecord(number=number, config=config)
+        record = TrialRecord(number=number, config=config, knew=self._learned)
         self.records.append(record)
         self._store.add(record, self.job.space)
         self._asked[number] = self._gate.ask(config)
@@ -332,17 +340,18 @@ class Conductor:
         return decision
 
     def _learn(self, record: TrialRecord) -> None:
-        best = record.best_report(self.job.metric, self.job.mode)
+        last = record.last_report(self.job.metric)
+        config, result = record.config, Result()
         if record.state is TrialState.NEVER_FITS:
             result = Result(shortage=record.memory.shortage)
-        elif best is None:
-            result = Result()
-        else:
+        elif last is not None:
             is_partial = record.state is TrialState.STOPPED
-            result = Result(best.metrics[self.job.metric], is_partial=is_partial, step=best.step)
-        self._searcher.learn(record.number, record.config, result)
+            config = record.config_at(last.step)
+            result = Result(last.metrics[self.job.metric], is_partial=is_partial, step=last.step)
+        self._searcher.learn(record.number, config, result)
+        self._learned += 1
         if (
-            best is not None
+            last is not None
             and record.attempts == 1
             and record.started is not None
             and record.ended is not None
@@ -389,10 +398,16 @@ class Conductor:
     # ------------------------------------------------------------ going on after an interruption
 
     def _recall(self) -> None:
-        """Tell searcher and scheduler all that happened, in its order; hand out anew what had not ended."""
-        for record in sorted(self.records, key=lambda r: math.inf if r.ended is None else r.ended):
-            if record.state.is_final:
-                self._learn(record)
+        """Ask and tell the searcher all that it was asked and told, tell the scheduler, and hand out anew what had not ended."""
+        ended = sorted(
+            (r for r in self.records if r.state.is_final), key=lambda r: (r.ended or 0.0, r.number)
+        )
+        for record in self.records:
+            while self._learned < min(record.knew, len(ended)):
+                self._learn(ended[self._learned])
+            self._searcher.propose(record.number)
+        for record in ended[self._learned :]:
+            self._learn(record)
         for record in self.records:
             if not record.state.is_final:
                 record.state = TrialState.WAITING

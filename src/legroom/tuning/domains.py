@@ -2,16 +2,19 @@
 
 Every domain can be drawn from (`draw`), counted off for a grid (`grid`; None where there is no end of values), and, where it is a
 range (`is_range`: values have an order and a distance), laid onto the line from 0 to 1 and back (`share`, `at`), on which searchers
-that only know numbers work. So a searcher needs no case for each kind.
+that only know numbers work. So a searcher needs no case for each kind. Draws take from a stream of random numbers what Ray Tune's domains would take, and
+make the same of it.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from legroom.errors import UsageError
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,7 @@ class FloatRange:
 
     is_range = True
 
-    def draw(self, dice: Random) -> float:
+    def draw(self, dice: "Generator") -> float:
         return self.at(dice.random())
 
     def at(self, share: float) -> float:
@@ -67,8 +70,10 @@ class IntRange:
 
     is_range = True
 
-    def draw(self, dice: Random) -> int:
-        return self.at(dice.random()) if self.log else dice.randint(self.low, self.high)
+    def draw(self, dice: "Generator") -> int:
+        if self.log:
+            return min(self.high, int(math.exp(dice.uniform(math.log(self.low), math.log(self.high + 1)))))
+        return int(dice.integers(self.low, self.high + 1))
 
     def at(self, share: float) -> int:
         share = min(1.0, max(0.0, share))
@@ -105,8 +110,8 @@ class PowerRange:
     def exponents(self) -> IntRange:
         return IntRange(self.low, self.high)
 
-    def draw(self, dice: Random) -> int:
-        return int(2 ** dice.randint(self.low, self.high))
+    def draw(self, dice: "Generator") -> int:
+        return int(2 ** self.exponents.draw(dice))
 
     def at(self, share: float) -> int:
         return int(2 ** self.exponents.at(share))
@@ -126,8 +131,8 @@ class Choice:
 
     is_range = False
 
-    def draw(self, dice: Random) -> Any:
-        return self.options[dice.randrange(len(self.options))]
+    def draw(self, dice: "Generator") -> Any:
+        return self.options[int(dice.integers(len(self.options)))]
 
     def grid(self) -> list[Any]:
         return list(self.options)

@@ -6,8 +6,9 @@ drawn anew. With fewer places than trials, one that has come further than others
 """
 
 import math
-from random import Random
 from typing import Any
+
+from numpy.random import Generator, default_rng
 
 from legroom.errors import UsageError
 from legroom.tuning.domains import AnyDomain, Choice
@@ -45,8 +46,8 @@ class Population:
         ranked = sorted(self._scores, key=lambda one: self._scores[one][1])
         few = max(1, math.floor(len(ranked) * QUARTER))
         if number in ranked[-few:] and number not in ranked[:few]:
-            dice = Random(f"{self._seed}/{number}/{step}")
-            parent = dice.choice(ranked[:few])
+            dice = default_rng((self._seed, number, step))
+            parent = ranked[int(dice.integers(few))]
             changed = self._moved(self._configs[parent], dice)
             why = f"took over trial {parent} at step {step}: it was at place {ranked.index(number) + 1} of {len(ranked)}"
             return Decision(Action.TAKE_OVER, why, parent, changed)
@@ -58,7 +59,7 @@ class Population:
     def ended(self, number: int) -> None:
         self._ended.add(number)
 
-    def _moved(self, config: Config, dice: Random) -> Config:
+    def _moved(self, config: Config, dice: Generator) -> Config:
         moved = dict(config)
         for parameter in self._space.parameters:
             if parameter.name in moved:
@@ -66,10 +67,10 @@ class Population:
         return self._space.with_constants(moved)
 
 
-def _moved(domain: AnyDomain, value: Any, dice: Random) -> Any:
+def _moved(domain: AnyDomain, value: Any, dice: Generator) -> Any:
     if dice.random() < DRAWN_ANEW:
         return domain.draw(dice)
     if isinstance(domain, Choice):
-        place = domain.options.index(value) + dice.choice((-1, 0, 1))
+        place = domain.options.index(value) + int(dice.integers(-1, 2))
         return domain.options[min(len(domain.options) - 1, max(0, place))]
-    return domain.at(domain.share(value) + dice.choice((-MOVE, MOVE)))
+    return domain.at(domain.share(value) + (MOVE if dice.random() < 0.5 else -MOVE))

@@ -78,6 +78,8 @@ class TrialRecord:
 
     number: int
     config: Config
+    knew: int = 0
+    """How many results the searcher had been told when it proposed this."""
     state: TrialState = TrialState.WAITING
     why: str = ""
     """One sentence: why it stopped, failed, was split or never started."""
@@ -107,11 +109,15 @@ class TrialRecord:
         return None if best is None else best.metrics[metric]
 
     def best_report(self, metric: str, mode: Mode) -> Report | None:
-        told = [report for report in self.reports if math.isfinite(report.metrics.get(metric, math.nan))]
-        if not told:
-            return None
         choose = min if mode == "min" else max
-        return choose(told, key=lambda report: report.metrics[metric])
+        return choose(self._told(metric), key=lambda report: report.metrics[metric], default=None)
+
+    def last_report(self, metric: str) -> Report | None:
+        """The latest with a number for the metric."""
+        return next(reversed(self._told(metric)), None)
+
+    def _told(self, metric: str) -> list[Report]:
+        return [report for report in self.reports if math.isfinite(report.metrics.get(metric, math.nan))]
 
     def config_at(self, step: int) -> Config:
         """The configuration with which a step was made."""

@@ -1,12 +1,14 @@
 """Where configurations come from: the protocol of a searcher, and the two that learn nothing, random and grid.
 
 A searcher is told every trial that ended and asked for the next one, in the order of their numbers. It writes nothing down:
-a resumed study makes a new one and tells it all that happened, and it must then go on as if nothing had been.
+a resumed study makes a new one, asks and tells it all once more in the same order, and it must then go on as if nothing had been.
+
+With the same seed all of them propose what Ray Tune's do (`BasicVariantGenerator`, `OptunaSearch`, `HyperOptSearch`, `BayesOptSearch`), as long as
+they are told the same. They part where a configuration can never fit: Ray's hear of an error then, and these of how much is missing.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from random import Random
 from typing import Protocol
 
 from legroom.errors import MissingExtra, UsageError
@@ -31,6 +33,9 @@ class Result:
 class Searcher(Protocol):
     """One way to choose configurations."""
 
+    start_up: int | None
+    """Proposals that come first and do not depend on what is learned, so that they may be asked for early; None: all are like that."""
+
     def propose(self, number: int) -> Config | None:
         """The configuration of trial `number`; None when there are no more."""
 
@@ -39,13 +44,20 @@ class Searcher(Protocol):
 
 
 class RandomSearcher:
-    """Each configuration drawn by itself, so that a trial's is the same whatever happened before."""
+    """One draw after the other from one stream of random numbers, so that a trial's configuration goes by its number alone."""
+
+    start_up: int | None = None
 
     def __init__(self, space: Space, seed: int) -> None:
-        self._space, self._seed = space, seed
+        import numpy
+
+        self._space, self._dice = space, numpy.random.default_rng(seed)
+        self._drawn: list[Config] = []
 
     def propose(self, number: int) -> Config | None:
-        return self._space.draw(Random(f"{self._seed}/{number}"))
+        while len(self._drawn) <= number:
+            self._drawn.append(self._space.draw(self._dice))
+        return dict(self._drawn[number])
 
     def learn(self, number: int, config: Config, result: Result) -> None:
         """There is nothing to learn."""
@@ -53,6 +65,8 @@ class RandomSearcher:
 
 class GridSearcher:
     """Every configuration once."""
+
+    start_up: int | None = None
 
     def __init__(self, space: Space) -> None:
         self._left: Iterator[Config] = space.grid()

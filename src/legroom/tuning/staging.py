@@ -70,7 +70,8 @@ class Stage:
 
     def hand_out(self) -> list[Order] | None:
         """The next trial that has room, an order for each of its ranks; None where there is none now."""
-        while len(self._ready) < self._ahead:
+        wanted = self._wanted()
+        while len(self._ready) < wanted:
             ready = self._conductor.next(ahead=self._ahead - 1)
             if ready is None:
                 break
@@ -138,6 +139,12 @@ class Stage:
         self._conductor.interrupt()
 
     # ------------------------------------------------------------
+
+    def _wanted(self) -> int:
+        """How many trials are to wait for room. Where the search learns, one, and one more whenever none of these fits a place that is free."""
+        if not self._conductor.learns:
+            return self._ahead
+        return 1 if self.running >= self._slots else min(self._ahead, len(self._ready) + 1)
 
     def _more_room(self, number: int, trial: _OnStage) -> int | None:
         """What a GPU must have for a trial that met a full one: any to itself, then a larger one; None where there is none."""

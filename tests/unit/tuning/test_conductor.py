@@ -34,6 +34,24 @@ class Learned(RandomSearcher):
         self.told[number] = result
 
 
+class InOrder(Learned):
+    """Remembers what it was asked and told, in order, and draws without regard to it in its first two proposals only."""
+
+    start_up: int | None = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[str] = []
+
+    def propose(self, number: int) -> Config | None:
+        self.heard.append(f"asked for {number}")
+        return super().propose(number)
+
+    def learn(self, number: int, config: Config, result: Result) -> None:
+        self.heard.append(f"told of {number}")
+        super().learn(number, config, result)
+
+
 class RuleGate:
     """Configurations above a number never fit."""
 
@@ -78,13 +96,14 @@ def conduct(
     gate: Any = None,
     scheduler: Any = None,
     watchers: Any = (),
+    searcher: Any = None,
     **job: Any,
 ) -> Conductor:
     asked = Job(
         function=TrainFunction(name="train"), space=SPACE, metric="loss", mode="min", folder=folder, **job
     )
     store = Store(folder, resume=resume, mode="min", facts={"metric": "loss"})
-    return Conductor(asked, Learned(), scheduler, gate or RuleGate(), store, watchers)
+    return Conductor(asked, searcher or Learned(), scheduler, gate or RuleGate(), store, watchers)
 
 
 def run(conductor: Conductor, number: int, *losses: float) -> None:
@@ -183,6 +202,37 @@ def test_a_resumed_study_keeps_what_ended_and_hands_out_what_did_not(tmp_path: P
     assert hand_out_all(second) == handed_out[1:]
     # Without a checkpoint the interrupted trial begins anew, so what it had reported is taken back.
     assert second.records[handed_out[1]].reports == []
+
+
+def test_a_resumed_study_asks_and_tells_its_searcher_in_the_order_of_the_first_time(tmp_path: Path) -> None:
+    before, after = InOrder(), InOrder()
+    first = conduct(tmp_path, trials=5, searcher=before)
+    first.next()
+    run(first, 1, 0.3)
+    first.next()
+    run(first, 0, 0.5)
+    first.next()
+    first.close()
+    conduct(tmp_path, trials=5, resume=True, searcher=after).close()
+    assert after.heard == before.heard
+    assert before.heard.index("told of 1") < before.heard.index("asked for 2")
+
+
+def test_a_search_that_learns_is_asked_for_one_trial_at_a_time_after_its_random_ones(tmp_path: Path) -> None:
+    searcher = InOrder()
+    conductor = conduct(tmp_path, trials=9, searcher=searcher)
+    assert not conductor.learns
+    conductor.next(ahead=4)
+    assert searcher.heard == ["asked for 0", "asked for 1"]
+    assert conductor.learns
+
+
+def test_a_searcher_is_told_the_last_value_and_the_record_has_the_best(tmp_path: Path) -> None:
+    conductor = conduct(tmp_path, trials=1)
+    hand_out_all(conductor)
+    run(conductor, 0, 0.2, 0.4)
+    assert conductor._searcher.told[0] == Result(0.4, step=2)  # type: ignore[attr-defined]
+    assert conductor.records[0].value("loss", "min") == 0.2
 
 
 def test_an_interrupted_trial_goes_on_from_its_checkpoint(tmp_path: Path) -> None:

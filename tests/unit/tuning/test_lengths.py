@@ -1,8 +1,7 @@
 """How long a trial will take, learned from those that ended."""
 
-from random import Random
-
 import pytest
+from numpy.random import default_rng
 
 from legroom.tuning.lengths import Lengths
 from legroom.tuning.space import read_space
@@ -18,7 +17,7 @@ SPACE = read_space(
 
 
 def learned(trials: int, *, by_luck: bool = False) -> Lengths:
-    dice, lengths = Random(0), Lengths(SPACE)
+    dice, lengths = default_rng(0), Lengths(SPACE)
     for _ in range(trials):
         config = SPACE.draw(dice)
         seconds = 2.0 ** (config["layers"] / 2) * (3.0 if config["kind"] == "rnn" else 1.0)

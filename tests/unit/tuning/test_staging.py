@@ -13,7 +13,7 @@ from legroom.tuning.conductor import Conductor
 from legroom.tuning.engine import Job
 from legroom.tuning.function import TrainFunction
 from legroom.tuning.neighbours import Neighbours
-from legroom.tuning.searchers import RandomSearcher
+from legroom.tuning.searchers import RandomSearcher, Result
 from legroom.tuning.space import Config, read_space
 from legroom.tuning.staging import Stage
 from legroom.tuning.store import Store
@@ -56,4 +56,48 @@ def test_trials_whose_room_others_took_are_asked_about_again(
     assert stage.hand_out() is None
     (order,) = stage.hand_out() or []
     assert (order.number, order.cap) == (0, 1 * GiB + PLACE.memory // 50)
+    conductor.close()
+
+
+class Small:
+    """A gate that gives each trial what it asks for in GiB."""
+
+    def ask(self, config: Config) -> "Future[Admission]":
+        answer: Future[Admission] = Future()
+        fit = Fit(predicted=config["x"] * GiB, safe=config["x"] * GiB)
+        answer.set_result(Admission(verdict=Verdict.FITS, fits={0: fit}))
+        return answer
+
+    def ran_out(self, config: Config, fit: Fit, needed: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class Listed:
+    """Proposes sizes from a list, and learns from the first trial on."""
+
+    start_up: int | None = 0
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.left = sizes
+
+    def propose(self, number: int) -> Config | None:
+        return {"x": self.left.pop(0)} if self.left else None
+
+    def learn(self, number: int, config: Config, result: Result) -> None: ...
+
+
+def test_where_the_search_learns_one_trial_waits_and_one_more_for_each_that_finds_no_room(
+    tmp_path: Path,
+) -> None:
+    place = Place(index=0, memory=10 * GiB, virtual=True)
+    job = Job(
+        function=TrainFunction(name="train"), space=SPACE, metric="loss", mode="min", folder=tmp_path, places=[place], trials=9, parallel=2
+    )  # fmt: skip
+    searcher, gate = Listed([6, 8, 3, 1, 1, 1, 1]), Small()
+    store = Store(tmp_path, resume=False, mode="min", facts={})
+    conductor = Conductor(job, searcher, None, gate, store, ())
+    stage = Stage(job, conductor)
+    handed_out = [stage.hand_out() for _ in range(4)]
+    assert [orders[0].number if orders else None for orders in handed_out] == [0, None, 2, None]
+    assert len(searcher.left) == 4, "two run, the one without room waits, and nobody else was asked for"
     conductor.close()
