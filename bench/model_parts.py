@@ -194,3 +194,69 @@ def language_model_loss(model: nn.Module, ids: Tensor, labels: Tensor) -> Tensor
 def masked_loss(model: nn.Module, ids: Tensor, labels: Tensor) -> Tensor:
     loss: Tensor = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels).loss
     return loss
+
+
+def made(*makers: Callable[[int], Tensor]) -> Callable[[int, str], list[Tensor]]:
+    """A batch of several tensors, each made on the host for so many examples."""
+    return lambda count, device: [maker(count).to(device) for maker in makers]
+
+
+def numbers(*shape: int) -> Callable[[int], Tensor]:
+    return lambda count: torch.randn(count, *shape)
+
+
+def shares(*shape: int) -> Callable[[int], Tensor]:
+    """Numbers between 0 and 1."""
+    return lambda count: torch.rand(count, *shape)
+
+
+def kinds(classes: int, *shape: int) -> Callable[[int], Tensor]:
+    return lambda count: torch.randint(0, classes, (count, *shape))
+
+
+def bits(*shape: int) -> Callable[[int], Tensor]:
+    """Yes or no as 1.0 or 0.0."""
+    return lambda count: torch.randint(0, 2, (count, *shape)).float()
+
+
+def masks(channels: int, height: int, width: int, classes: int) -> Callable[[int, str], list[Tensor]]:
+    return made(numbers(channels, height, width), kinds(classes, height, width))
+
+
+def written_for_texts(
+    vocabulary: int, lengths: tuple[tuple[int, int], ...]
+) -> Callable[[int, str], list[Tensor]]:
+    """Padded texts and what is to be written for each, in batches of these lengths."""
+    sizes = itertools.cycle(lengths)
+
+    def batch(count: int, device: str) -> list[Tensor]:
+        source, target = next(sizes)
+        mask = (torch.arange(source) < torch.randint(source // 2, source + 1, (count, 1))).long()
+        mask[0] = 1
+        ids, labels = (
+            torch.randint(3, vocabulary, (count, source)) * mask,
+            torch.randint(3, vocabulary, (count, target)),
+        )
+        labels[1:, target // 2 :] = -100
+        return [one.to(device) for one in (ids, mask, labels)]
+
+    return batch
+
+
+def overlap(told: Tensor, wanted: Tensor) -> Tensor:
+    """One minus the share that both have in common."""
+    told = told.float().sigmoid().flatten(1)
+    wanted = wanted.flatten(1)
+    return 1 - ((2 * (told * wanted).sum(1) + 1) / (told.sum(1) + wanted.sum(1) + 1)).mean()
+
+
+def picture_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    loss: Tensor = model(pixel_values=x, labels=y).loss
+    return loss
+
+
+def sized(width: int, layers: int, **more: Any) -> dict[str, Any]:
+    """What most configurations call their sizes."""
+    return {
+        "hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": width // 64, "intermediate_size": 4 * width, **more,
+    }  # fmt: skip

@@ -8,13 +8,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.case import CaseSet
+from bench.layer_parts import Residual
 from bench.model_parts import (
     Spec,
     Workshop,
     alone,
+    made,
     no_loss,
+    numbers,
 )
-from bench.third_parts import Residual, made, numbers
 
 THIRD_ADVERSARIES = CaseSet()
 case = THIRD_ADVERSARIES.case

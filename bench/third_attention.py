@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from bench.case import CaseSet
-from bench.model_parts import Spec, classified, labelled, tokens
-from bench.third_parts import Residual, bits, kinds, made, numbers
+from bench.layer_parts import Residual
+from bench.model_parts import Spec, bits, classified, kinds, labelled, made, numbers, tokens
 
 THIRD_ATTENTION = CaseSet()
 case = THIRD_ATTENTION.case

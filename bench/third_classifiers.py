@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.case import CaseSet
-from bench.model_parts import Spec, classified, labelled, squared, to_numbers
-from bench.third_parts import Residual, basic, bits, joined, kinds, made, normed, numbers, pooled
+from bench.layer_parts import Residual, basic, joined, normed, pooled
+from bench.model_parts import Spec, bits, classified, kinds, labelled, made, numbers, squared, to_numbers
 
 THIRD_CLASSIFIERS = CaseSet()
 case = THIRD_CLASSIFIERS.case

@@ -3,29 +3,31 @@ the model they train.
 """
 
 import itertools
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.case import CaseSet
-from bench.model_parts import Spec, classified, squared, to_numbers, torchvision, zoo
-from bench.third_parts import Residual, bits, joined, kinds, made, normed, numbers, shares
+from bench.layer_parts import Residual, joined, normed, stages
+from bench.model_parts import (
+    Spec,
+    bits,
+    classified,
+    kinds,
+    made,
+    masks,
+    numbers,
+    overlap,
+    shares,
+    squared,
+    to_numbers,
+    torchvision,
+    zoo,
+)
 
 THIRD_DENSE = CaseSet()
 case = THIRD_DENSE.case
-
-
-def _masks(channels: int, height: int, width: int, classes: int) -> Callable[[int, str], list[Tensor]]:
-    return made(numbers(channels, height, width), kinds(classes, height, width))
-
-
-def _overlap(told: Tensor, wanted: Tensor) -> Tensor:
-    """One minus the share that both have in common."""
-    told = told.float().sigmoid().flatten(1)
-    wanted = wanted.flatten(1)
-    return 1 - ((2 * (told * wanted).sum(1) + 1) / (told.sum(1) + wanted.sum(1) + 1)).mean()
 
 
 @case("sgdm", "fp32", 8)
@@ -33,7 +35,7 @@ def kitchens() -> Spec:
     model = torchvision().models.segmentation.fcn_resnet50(
         weights=None, weights_backbone=None, num_classes=14
     )
-    return Spec(model, _masks(3, 240, 320, 14), lambda m, x, y: F.cross_entropy(m(x)["out"], y))
+    return Spec(model, masks(3, 240, 320, 14), lambda m, x, y: F.cross_entropy(m(x)["out"], y))
 
 
 @case("adamw", "amp_fp16", 4)
@@ -48,16 +50,7 @@ def streets_at_512() -> Spec:
         main = F.cross_entropy(told["out"], y, ignore_index=18)
         return main + 0.4 * F.cross_entropy(told["aux"], y, ignore_index=18)
 
-    return Spec(model, _masks(3, 512, 512, 19), loss)
-
-
-def _stages(name: str) -> nn.ModuleList:
-    """A ResNet of torchvision's, cut where it halves its picture."""
-    body = zoo(name)
-    first = nn.Sequential(body.conv1, body.bn1, body.relu)
-    return nn.ModuleList(
-        [first, nn.Sequential(body.maxpool, body.layer1), body.layer2, body.layer3, body.layer4]
-    )
+    return Spec(model, masks(3, 512, 512, 19), loss)
 
 
 class _Encoded(nn.Module):
@@ -65,7 +58,7 @@ class _Encoded(nn.Module):
 
     def __init__(self, classes: int) -> None:
         super().__init__()
-        self.down = _stages("resnet34")
+        self.down = stages("resnet34")
         sizes = ((512 + 256, 256), (256 + 128, 128), (128 + 64, 64), (64 + 64, 32), (32, 16))
         self.up = nn.ModuleList(
             joined(normed(inputs, outputs), normed(outputs, outputs)) for inputs, outputs in sizes
@@ -86,7 +79,7 @@ class _Encoded(nn.Module):
 def salt_under_ground() -> Spec:
     def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         told = model(x)
-        return F.binary_cross_entropy_with_logits(told, y) + _overlap(told, y)
+        return F.binary_cross_entropy_with_logits(told, y) + overlap(told, y)
 
     return Spec(_Encoded(1), made(numbers(3, 128, 128), bits(1, 128, 128)), loss)
 
@@ -128,7 +121,7 @@ class _Nested(nn.Module):
 
 @case("sgdm", "amp_bf16", 8)
 def polyps() -> Spec:
-    return Spec(_Nested(), made(numbers(3, 224, 224), bits(1, 224, 224)), lambda m, x, y: _overlap(m(x), y))
+    return Spec(_Nested(), made(numbers(3, 224, 224), bits(1, 224, 224)), lambda m, x, y: overlap(m(x), y))
 
 
 class _Linked(nn.Module):
@@ -136,7 +129,7 @@ class _Linked(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.down = _stages("resnet18")
+        self.down = stages("resnet18")
         self.up = nn.ModuleList(
             joined(
                 normed(inputs, inputs // 4, 1), nn.ConvTranspose2d(inputs // 4, inputs // 4, 4, 2, 1), nn.BatchNorm2d(inputs // 4),
@@ -157,7 +150,7 @@ class _Linked(nn.Module):
 
 @case("adam", "fp32", 12, clip=True)
 def tools_in_surgery() -> Spec:
-    return Spec(_Linked(), _masks(3, 256, 320, 8), classified)
+    return Spec(_Linked(), masks(3, 256, 320, 8), classified)
 
 
 class _Volumes(nn.Module):
@@ -197,7 +190,7 @@ class _Volumes(nn.Module):
 @case("adamw", "amp_fp16", 2)
 def tumours() -> Spec:
     return Spec(
-        _Volumes(), made(numbers(4, 80, 80, 80), bits(3, 80, 80, 80)), lambda m, x, y: _overlap(m(x), y)
+        _Volumes(), made(numbers(4, 80, 80, 80), bits(3, 80, 80, 80)), lambda m, x, y: overlap(m(x), y)
     )
 
 
@@ -206,7 +199,7 @@ class _Pyramid(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, *rest = _stages("resnet50")
+        self.first, *rest = stages("resnet50")
         self.rest = nn.ModuleList(rest)
         self.side = nn.ModuleList(nn.Conv2d(width, 128, 1) for width in (256, 512, 1024, 2048))
         self.smooth = nn.ModuleList(
@@ -234,7 +227,7 @@ class _Pyramid(nn.Module):
 
 @case("nesterov", "fp32", 6)
 def objects_at_all_sizes() -> Spec:
-    return Spec(_Pyramid(), _masks(3, 288, 288, 21), classified)
+    return Spec(_Pyramid(), masks(3, 288, 288, 21), classified)
 
 
 class _Hourglass(nn.Module):
@@ -314,7 +307,7 @@ class _Centres(nn.Module):
                 nn.BatchNorm2d(outputs),
                 nn.ReLU(inplace=True),
             ]
-        self.body = nn.Sequential(*_stages("resnet18"), *layers)
+        self.body = nn.Sequential(*stages("resnet18"), *layers)
         self.heads = nn.ModuleList(
             joined(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, outputs, 1))
             for outputs in (20, 2, 2)

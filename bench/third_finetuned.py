@@ -2,55 +2,42 @@
 above the model they train.
 """
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.case import CaseSet
+from bench.layer_parts import headed
 from bench.model_parts import (
     Spec,
+    bits,
     classified,
     freeze,
     labelled,
+    made,
+    numbers,
     perceptron,
     squared,
     to_numbers,
     torchvision,
     zoo,
 )
-from bench.third_parts import bits, made, numbers
 
 THIRD_FINETUNED = CaseSet()
 case = THIRD_FINETUNED.case
 
 
-def _headed(name: str, classes: int, *, frozen: bool = False, drop: float = 0.0) -> Any:
-    """A network of torchvision's whose last line is exchanged; all before it frozen where asked for."""
-    model = zoo(name)
-    if frozen:
-        freeze(model)
-    owner, last = model, next(name for name in ("fc", "head", "heads", "classifier") if hasattr(model, name))
-    old = getattr(owner, last)
-    if isinstance(old, nn.Sequential):
-        owner, last, old = old, list(old._modules)[-1], old[-1]
-    line = nn.Linear(old.in_features, classes)
-    setattr(owner, last, nn.Sequential(nn.Dropout(drop), line) if drop else line)
-    return model
-
-
 @case("adam", "fp32", 48, evaluate=True)
 def deepest_frozen() -> Spec:
     """Only the last block and the head of a ResNet-152 learn."""
-    model = _headed("resnet152", 120, frozen=True)
+    model = headed("resnet152", 120, frozen=True)
     model.layer4[-1].requires_grad_(True)
     return Spec(model, labelled(3, 224, 224, classes=120), classified)
 
 
 @case("sgdm", "amp_bf16", 16)
 def birds_at_448() -> Spec:
-    return Spec(_headed("resnet50", 200), labelled(3, 448, 448, classes=200), classified)
+    return Spec(headed("resnet50", 200), labelled(3, 448, 448, classes=200), classified)
 
 
 @case("nesterov", "fp32", 40)
@@ -65,14 +52,14 @@ def stronger_dogs() -> Spec:
 
 @case("adamw", "amp_fp16", 32, clip=True)
 def grouped_fifty() -> Spec:
-    return Spec(_headed("resnext50_32x4d", 67, drop=0.3), labelled(3, 256, 256, classes=67), classified)
+    return Spec(headed("resnext50_32x4d", 67, drop=0.3), labelled(3, 256, 256, classes=67), classified)
 
 
 @case("adam", "amp_fp16", 16)
 def fourteen_findings() -> Spec:
     """Chest pictures of 320 and fourteen answers each."""
     return Spec(
-        _headed("densenet121", 14),
+        headed("densenet121", 14),
         made(numbers(3, 320, 320), bits(14)),
         lambda m, x, y: F.binary_cross_entropy_with_logits(m(x), y),
     )
@@ -99,32 +86,32 @@ def nineteen_and_a_line() -> Spec:
 @case("sgdm", "fp32", 200)
 def old_but_fast() -> Spec:
     """AlexNet with frozen features."""
-    model = _headed("alexnet", 10)
+    model = headed("alexnet", 10)
     freeze(model.features)
     return Spec(model, labelled(3, 224, 224, classes=10), classified)
 
 
 @case("adam", "fp32", 64, evaluate=True)
 def kitchen_things() -> Spec:
-    model = _headed("mobilenet_v3_large", 15, frozen=True, drop=0.2)
+    model = headed("mobilenet_v3_large", 15, frozen=True, drop=0.2)
     model.features[-3:].requires_grad_(True)
     return Spec(model, labelled(3, 192, 192, classes=15), classified)
 
 
 @case("rmsprop_momentum", "amp_fp16", 32)
 def efficient_at_240() -> Spec:
-    return Spec(_headed("efficientnet_b1", 26), labelled(3, 240, 240, classes=26), classified)
+    return Spec(headed("efficientnet_b1", 26), labelled(3, 240, 240, classes=26), classified)
 
 
 @case("adamw", "amp_bf16", 16, ema=True, clip=True)
 def leaves_of_cassava() -> Spec:
-    return Spec(_headed("efficientnet_b3", 5), labelled(3, 384, 384, classes=5), classified)
+    return Spec(headed("efficientnet_b3", 5), labelled(3, 384, 384, classes=5), classified)
 
 
 @case("adam", "fp32", 24)
 def second_efficient() -> Spec:
     """EfficientNetV2 whose norms stay as they were."""
-    model = _headed("efficientnet_v2_s", 18)
+    model = headed("efficientnet_v2_s", 18)
     for layer in model.modules():
         if isinstance(layer, nn.BatchNorm2d):
             freeze(layer)
@@ -133,12 +120,12 @@ def second_efficient() -> Spec:
 
 @case("adam", "fp32", 80)
 def searched_design() -> Spec:
-    return Spec(_headed("mnasnet0_5", 12), labelled(3, 224, 224, classes=12), classified)
+    return Spec(headed("mnasnet0_5", 12), labelled(3, 224, 224, classes=12), classified)
 
 
 @case("sgdm", "amp_fp16", 256)
 def smallest_shuffle() -> Spec:
-    return Spec(_headed("shufflenet_v2_x0_5", 21), labelled(3, 224, 224, classes=21), classified)
+    return Spec(headed("shufflenet_v2_x0_5", 21), labelled(3, 224, 224, classes=21), classified)
 
 
 @case("adam", "fp32", 64, clip=True)
@@ -163,17 +150,17 @@ def three_outputs() -> Spec:
 
 @case("adamw", "fp32", 16, clip=True)
 def whole_transformer_learns() -> Spec:
-    return Spec(_headed("vit_b_16", 37), labelled(3, 224, 224, classes=37), classified)
+    return Spec(headed("vit_b_16", 37), labelled(3, 224, 224, classes=37), classified)
 
 
 @case("adamw", "amp_bf16", 12)
 def second_windows() -> Spec:
-    return Spec(_headed("swin_v2_t", 28), labelled(3, 256, 256, classes=28), classified)
+    return Spec(headed("swin_v2_t", 28), labelled(3, 256, 256, classes=28), classified)
 
 
 @case("sgdm", "amp_bf16", 24, channels_last=True)
 def twice_as_wide() -> Spec:
-    return Spec(_headed("wide_resnet50_2", 101), labelled(3, 224, 224, classes=101), classified)
+    return Spec(headed("wide_resnet50_2", 101), labelled(3, 224, 224, classes=101), classified)
 
 
 @case("adam", "fp32", 32)
@@ -189,7 +176,7 @@ class _WithFacts(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.see = _headed("efficientnet_b0", 256)
+        self.see = headed("efficientnet_b0", 256)
         self.know = nn.Sequential(
             nn.Linear(12, 64), nn.BatchNorm1d(64), nn.SiLU(), nn.Dropout(0.3), nn.Linear(64, 32)
         )

@@ -8,16 +8,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.case import CaseSet
+from bench.layer_parts import Residual, joined, normed
 from bench.model_parts import (
     Spec,
     alone,
     freeze,
+    made,
     perceptron,
+    shares,
     squared,
     to_numbers,
     zoo,
 )
-from bench.third_parts import Residual, joined, made, normed, shares
 
 THIRD_MAKERS = CaseSet()
 case = THIRD_MAKERS.case

@@ -8,16 +8,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.case import CaseSet
+from bench.layer_parts import Residual, joined, normed
 from bench.model_parts import (
     Spec,
     Workshop,
     alone,
+    bits,
     freeze,
+    kinds,
     labelled,
+    made,
     no_loss,
+    numbers,
     perceptron,
+    shares,
 )
-from bench.third_parts import Residual, bits, joined, kinds, made, normed, numbers, shares
 
 THIRD_OTHERS = CaseSet()
 case = THIRD_OTHERS.case

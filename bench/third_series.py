@@ -9,8 +9,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.case import CaseSet
-from bench.model_parts import Spec, classified, labelled, padded_texts, squared, to_numbers, tokens
-from bench.third_parts import Recurrent, Residual, bits, joined, kinds, made, normed, numbers
+from bench.layer_parts import Recurrent, Residual, joined, normed
+from bench.model_parts import (
+    Spec,
+    bits,
+    classified,
+    kinds,
+    labelled,
+    made,
+    numbers,
+    padded_texts,
+    squared,
+    to_numbers,
+    tokens,
+)
 
 THIRD_SERIES = CaseSet()
 case = THIRD_SERIES.case

@@ -7,14 +7,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.case import CaseSet
+from bench.layer_parts import joined
 from bench.model_parts import (
     Spec,
+    bits,
     classified,
+    kinds,
+    made,
+    numbers,
     perceptron,
     squared,
     to_numbers,
 )
-from bench.third_parts import bits, joined, kinds, made, numbers
 
 THIRD_TABLES = CaseSet()
 case = THIRD_TABLES.case

@@ -2,41 +2,30 @@
 model they train.
 """
 
-import itertools
-from collections.abc import Callable
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.case import CaseSet
+from bench.layer_parts import lowered
 from bench.model_parts import (
     Spec,
-    freeze,
     hub,
+    kinds,
     labelled,
     language_model_loss,
+    made,
     masked_text_loss,
+    numbers,
     padded_to_longest,
+    picture_loss,
+    sized,
     tokens,
+    written_for_texts,
 )
-from bench.third_parts import kinds, made, numbers
 
 THIRD_TEXTS = CaseSet()
 case = THIRD_TEXTS.case
-
-
-def _sized(width: int, layers: int, **more: Any) -> dict[str, Any]:
-    """What most configurations call their sizes."""
-    return {
-        "hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": width // 64, "intermediate_size": 4 * width, **more,
-    }  # fmt: skip
-
-
-def _seen(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    loss: Tensor = model(pixel_values=x, labels=y).loss
-    return loss
 
 
 @case("adamw", "fp32", 32, clip=True)
@@ -50,7 +39,7 @@ def people_and_places() -> Spec:
 def spam() -> Spec:
     """ELECTRA's base size over messages."""
     model = hub().ElectraForSequenceClassification(
-        hub().ElectraConfig(**_sized(768, 12, embedding_size=768, num_labels=2))
+        hub().ElectraConfig(**sized(768, 12, embedding_size=768, num_labels=2))
     )
     return Spec(model, padded_to_longest((88, 120, 101), 30522, 2), masked_text_loss)
 
@@ -77,7 +66,7 @@ def answers_in_passages() -> Spec:
 @case("adam", "fp32", 64, evaluate=True)
 def tiny_intents() -> Spec:
     """A BERT of two layers for what a customer wants."""
-    model = hub().BertForSequenceClassification(hub().BertConfig(**_sized(128, 2, num_labels=77)))
+    model = hub().BertForSequenceClassification(hub().BertConfig(**sized(128, 2, num_labels=77)))
     return Spec(model, padded_to_longest((30, 42, 25), 30522, 77), masked_text_loss)
 
 
@@ -100,34 +89,6 @@ def second_gemma() -> Spec:
     return Spec(hub().Gemma2ForCausalLM(config), tokens(48000, 512), language_model_loss)
 
 
-class _Low(nn.Module):
-    """A frozen line with a low path beside it."""
-
-    def __init__(self, line: nn.Linear, rank: int) -> None:
-        super().__init__()
-        self.line = line
-        self.down, self.up = (
-            nn.Linear(line.in_features, rank, bias=False),
-            nn.Linear(rank, line.out_features, bias=False),
-        )
-        nn.init.zeros_(self.up.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.line(x) + self.up(self.down(x)) * 2
-        return out
-
-
-def _lowered(model: nn.Module, names: tuple[str, ...], rank: int) -> nn.Module:
-    """All is frozen but low paths beside lines of these names."""
-    freeze(model)
-    for module in list(model.modules()):
-        for name in names:
-            line = getattr(module, name, None)
-            if isinstance(line, nn.Linear):
-                setattr(module, name, _Low(line, rank))
-    return model
-
-
 @case("adamw", "bf16", 4, checkpoint=True)
 def instructed_llama() -> Spec:
     """Low paths beside every line, layers computed again."""
@@ -136,7 +97,7 @@ def instructed_llama() -> Spec:
         num_key_value_heads=4, max_position_embeddings=1024, use_cache=False,
     )  # fmt: skip
     lines = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-    model = _lowered(hub().LlamaForCausalLM(config), lines, 16)
+    model = lowered(hub().LlamaForCausalLM(config), lines, 16)
     model.enable_input_require_grads()
     return Spec(model, tokens(32000, 768), language_model_loss)
 
@@ -173,24 +134,6 @@ def which_is_better() -> Spec:
     )
 
 
-def _written(vocabulary: int, lengths: tuple[tuple[int, int], ...]) -> Callable[[int, str], list[Tensor]]:
-    """Padded texts and what is to be written for each, in batches of these lengths."""
-    sizes = itertools.cycle(lengths)
-
-    def batch(count: int, device: str) -> list[Tensor]:
-        source, target = next(sizes)
-        mask = (torch.arange(source) < torch.randint(source // 2, source + 1, (count, 1))).long()
-        mask[0] = 1
-        ids, labels = (
-            torch.randint(3, vocabulary, (count, source)) * mask,
-            torch.randint(3, vocabulary, (count, target)),
-        )
-        labels[1:, target // 2 :] = -100
-        return [one.to(device) for one in (ids, mask, labels)]
-
-    return batch
-
-
 @case("adamw", "amp_bf16", 8)
 def shorter_news() -> Spec:
     """BART's base size."""
@@ -199,34 +142,34 @@ def shorter_news() -> Spec:
         encoder_attention_heads=12, decoder_attention_heads=12, use_cache=False,
     )  # fmt: skip
     model = hub().BartForConditionalGeneration(config)
-    return Spec(model, _written(50265, ((400, 60), (350, 72), (384, 50))), masked_text_loss)
+    return Spec(model, written_for_texts(50265, ((400, 60), (350, 72), (384, 50))), masked_text_loss)
 
 
 @case("adamw", "amp_bf16", 16)
 def lowered_t5() -> Spec:
     config = hub().T5Config(vocab_size=32128, d_model=512, d_ff=2048, num_layers=6, num_heads=8, decoder_start_token_id=0, use_cache=False)  # fmt: skip
-    model = _lowered(hub().T5ForConditionalGeneration(config), ("q", "v"), 16)
-    return Spec(model, _written(32128, ((128, 32), (110, 40), (140, 28))), masked_text_loss)
+    model = lowered(hub().T5ForConditionalGeneration(config), ("q", "v"), 16)
+    return Spec(model, written_for_texts(32128, ((128, 32), (110, 40), (140, 28))), masked_text_loss)
 
 
 @case("adamw", "fp32", 16, evaluate=True)
 def beans() -> Spec:
     """ViT's base size over leaves."""
     model = hub().ViTForImageClassification(hub().ViTConfig(num_labels=3))
-    return Spec(model, labelled(3, 224, 224, classes=3), _seen)
+    return Spec(model, labelled(3, 224, 224, classes=3), picture_loss)
 
 
 @case("adamw", "amp_bf16", 24)
 def phone_transformer() -> Spec:
     model = hub().MobileViTForImageClassification(hub().MobileViTConfig(num_labels=14, image_size=256))
-    return Spec(model, labelled(3, 256, 256, classes=14), _seen)
+    return Spec(model, labelled(3, 256, 256, classes=14), picture_loss)
 
 
 @case("adamw", "amp_fp16", 6)
 def depth_by_patches() -> Spec:
     """A vision transformer's patches, put together into depth (DPT)."""
     config = hub().DPTConfig(
-        **_sized(384, 8, image_size=256, patch_size=16, backbone_out_indices=[1, 3, 5, 7]), neck_hidden_sizes=[48, 96, 192, 384],
+        **sized(384, 8, image_size=256, patch_size=16, backbone_out_indices=[1, 3, 5, 7]), neck_hidden_sizes=[48, 96, 192, 384],
         fusion_hidden_size=128,
     )  # fmt: skip
 
@@ -239,7 +182,7 @@ def depth_by_patches() -> Spec:
 @case("adamw", "amp_fp16", 8)
 def emotions_in_voices() -> Spec:
     """HuBERT over four seconds; its convolutions are frozen."""
-    config = hub().HubertConfig(**_sized(512, 6, num_labels=8), mask_time_prob=0.0, layerdrop=0.0)
+    config = hub().HubertConfig(**sized(512, 6, num_labels=8), mask_time_prob=0.0, layerdrop=0.0)
     model = hub().HubertForSequenceClassification(config)
     model.freeze_feature_encoder()
     return Spec(model, labelled(64000, classes=8), lambda m, x, y: m(input_values=x, labels=y).loss)
@@ -251,7 +194,7 @@ def lowered_whisper() -> Spec:
         d_model=512, encoder_layers=6, decoder_layers=6, encoder_attention_heads=8, decoder_attention_heads=8,
         encoder_ffn_dim=2048, decoder_ffn_dim=2048, use_cache=False,
     )  # fmt: skip
-    model = _lowered(hub().WhisperForConditionalGeneration(config), ("q_proj", "v_proj"), 32)
+    model = lowered(hub().WhisperForConditionalGeneration(config), ("q_proj", "v_proj"), 32)
     return Spec(
         model, made(numbers(80, 3000), kinds(50000, 48)), lambda m, x, y: m(input_features=x, labels=y).loss
     )
@@ -260,7 +203,7 @@ def lowered_whisper() -> Spec:
 @case("adamw", "fp32", 8)
 def written_lines() -> Spec:
     """A picture of a line in, its letters out: a ViT and a decoder that looks at it."""
-    seen = hub().ViTConfig(**_sized(384, 6, image_size=256))
+    seen = hub().ViTConfig(**sized(384, 6, image_size=256))
     told = hub().TrOCRConfig(
         vocab_size=6000, d_model=384, decoder_layers=4, decoder_attention_heads=6, decoder_ffn_dim=1536, cross_attention_hidden_size=384,
         use_cache=False,
@@ -268,13 +211,13 @@ def written_lines() -> Spec:
     config = hub().VisionEncoderDecoderConfig.from_encoder_decoder_configs(seen, told)
     config.decoder_start_token_id = config.pad_token_id = 1
     model = hub().VisionEncoderDecoderModel(config=config)
-    return Spec(model, made(numbers(3, 256, 256), kinds(6000, 64)), _seen)
+    return Spec(model, made(numbers(3, 256, 256), kinds(6000, 64)), picture_loss)
 
 
 @case("adamw", "amp_fp16", 16)
 def forms() -> Spec:
     """Words and where they stand on a page (LayoutLM)."""
-    model = hub().LayoutLMForTokenClassification(hub().LayoutLMConfig(**_sized(512, 6, num_labels=13)))
+    model = hub().LayoutLMForTokenClassification(hub().LayoutLMConfig(**sized(512, 6, num_labels=13)))
 
     def loss(model: nn.Module, ids: Tensor, boxes: Tensor, y: Tensor) -> Tensor:
         found: Tensor = model(input_ids=ids, bbox=boxes, attention_mask=torch.ones_like(ids), labels=y).loss

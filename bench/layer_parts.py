@@ -1,11 +1,11 @@
-"""Layers that several files of the third set share."""
+"""Layers and ways to change a finished network that the later sets of cases share."""
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
+
+from bench.model_parts import freeze, zoo
 
 
 def joined(*layers: nn.Module | list[nn.Module]) -> nn.Sequential:
@@ -79,24 +79,52 @@ class Recurrent(nn.Module):
         return out
 
 
-def made(*makers: Callable[[int], Tensor]) -> Callable[[int, str], list[Tensor]]:
-    """A batch of several tensors, each made on the host for so many examples."""
-    return lambda count, device: [maker(count).to(device) for maker in makers]
+def headed(name: str, classes: int, *, frozen: bool = False, drop: float = 0.0) -> Any:
+    """A network of torchvision's whose last line is exchanged; all before it frozen where asked for."""
+    model = zoo(name)
+    if frozen:
+        freeze(model)
+    owner, last = model, next(name for name in ("fc", "head", "heads", "classifier") if hasattr(model, name))
+    old = getattr(owner, last)
+    if isinstance(old, nn.Sequential):
+        owner, last, old = old, list(old._modules)[-1], old[-1]
+    line = nn.Linear(old.in_features, classes)
+    setattr(owner, last, nn.Sequential(nn.Dropout(drop), line) if drop else line)
+    return model
 
 
-def numbers(*shape: int) -> Callable[[int], Tensor]:
-    return lambda count: torch.randn(count, *shape)
+def stages(name: str) -> nn.ModuleList:
+    """A ResNet of torchvision's, cut where it halves its picture."""
+    body = zoo(name)
+    first = nn.Sequential(body.conv1, body.bn1, body.relu)
+    return nn.ModuleList(
+        [first, nn.Sequential(body.maxpool, body.layer1), body.layer2, body.layer3, body.layer4]
+    )
 
 
-def shares(*shape: int) -> Callable[[int], Tensor]:
-    """Numbers between 0 and 1."""
-    return lambda count: torch.rand(count, *shape)
+class LowRank(nn.Module):
+    """A frozen line with a low path beside it."""
+
+    def __init__(self, line: nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.line = line
+        self.down, self.up = (
+            nn.Linear(line.in_features, rank, bias=False),
+            nn.Linear(rank, line.out_features, bias=False),
+        )
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.line(x) + self.up(self.down(x)) * 2
+        return out
 
 
-def kinds(classes: int, *shape: int) -> Callable[[int], Tensor]:
-    return lambda count: torch.randint(0, classes, (count, *shape))
-
-
-def bits(*shape: int) -> Callable[[int], Tensor]:
-    """Yes or no as 1.0 or 0.0."""
-    return lambda count: torch.randint(0, 2, (count, *shape)).float()
+def lowered(model: nn.Module, names: tuple[str, ...], rank: int) -> nn.Module:
+    """All is frozen but low paths beside lines of these names."""
+    freeze(model)
+    for module in list(model.modules()):
+        for name in names:
+            line = getattr(module, name, None)
+            if isinstance(line, nn.Linear):
+                setattr(module, name, LowRank(line, rank))
+    return model
