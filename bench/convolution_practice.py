@@ -21,8 +21,8 @@ WIDTHS = (4, 6, 8, 8, 10, 12, 15, 16, 16, 16, 18, 20, 24, 24, 25, 30, 32, 32, 32
           100, 120, 128, 128, 128, 150, 192, 200, 256, 256, 300, 384, 400, 500, 512)  # fmt: skip
 
 
-def draw_practice(count: int) -> list[Request]:
-    dice = random.Random(57)
+def draw_practice(count: int, seed: int = 57) -> list[Request]:
+    dice = random.Random(seed)
     makers, weights = zip(*MAKERS.items(), strict=True)
     requests: list[Request] = []
     for maker in dice.choices(makers, weights, k=count):

@@ -103,7 +103,7 @@ def described(layer: Layer, batch: int, grown: int = 0) -> Convolution:
         inputs=layer.inputs,
         outputs=layer.outputs,
         input_area=prod(layer.sizes),
-        output_area=prod(size + grown for size in _output_sizes(layer, padding)),
+        output_area=prod(size + grown for size in output_sizes(layer, padding)),
         kernel_area=prod(layer.kernel),
         stride=max(layer.stride),
         groups=layer.groups,
@@ -111,7 +111,7 @@ def described(layer: Layer, batch: int, grown: int = 0) -> Convolution:
     )
 
 
-def _output_sizes(layer: Layer, padding: Sequence[int]) -> list[int]:
+def output_sizes(layer: Layer, padding: Sequence[int]) -> list[int]:
     edges = zip(layer.sizes, layer.kernel, layer.stride, padding, layer.dilation, strict=True)
     if layer.transposed:
         return [

@@ -1,0 +1,240 @@
+"""What cuDNN itself would take for a convolution: its library says so, and needs no GPU for it.
+
+cuDNN's choice of kernels is not published, but since 9.8 the library answers for a GPU that is only described to it (a "device
+property descriptor", meant for compiling ahead of time). torch without `cudnn.benchmark` takes the first configuration of the
+heuristic's list that it may use and whose plan can be built, and allocates that plan's workspace (`try_configs` in
+ATen/native/cudnn/Conv_v8.cpp): the same is asked here. A build of torch for CUDA brings the library; without one that can be asked
+what was measured decides (`convolution_table`).
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from legroom.observe.cuda_rules.convolution_library import (
+    Attribute,
+    Desk,
+    Kind,
+    RefusedError,
+    Setting,
+    Type,
+    choice,
+    desk_of,
+    factor,
+    numbers,
+    text,
+    these,
+)
+from legroom.observe.cuda_rules.convolution_table import Layer
+from legroom.observe.gpus import Gpu
+
+OPERATIONS = (Kind.FORWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
+"""In the order of `Workspaces`."""
+_TURNED = {Kind.FORWARD: Kind.INPUT_GRADIENT, Kind.INPUT_GRADIENT: Kind.FORWARD}
+"""A transposed convolution is the gradient of an ordinary one."""
+
+
+class Question(NamedTuple):
+    """A convolution as torch puts it to cuDNN."""
+
+    layer: Layer
+    batch: int
+    output_sizes: tuple[int, ...]
+    deterministic: bool = False
+    """`torch.backends.cudnn.deterministic`."""
+
+
+class Choice(NamedTuple):
+    """What cuDNN would do."""
+
+    workspace: int
+    """Bytes."""
+    engine: int
+    """cuDNN's number for a family of kernels."""
+    rank: int
+    """Its place in the heuristic's list."""
+    configuration: int
+    """Its descriptor, which goes with the desk."""
+
+
+class Cudnn:
+    """The library, asked about one GPU."""
+
+    def __init__(self, functions: Any, gpu: str) -> None:
+        """`gpu`: its properties, as `described` gives them."""
+        self._functions = functions
+        self._gpu = gpu
+
+    def choose(self, question: Question, operation: Kind) -> Choice | None:
+        """What torch would run; None where cuDNN does not say."""
+        try:
+            with desk_of(self._functions) as desk:
+                return next(self.list_choices(desk, question, operation), None)
+        except RefusedError:
+            return None
+
+    def list_choices(self, desk: Desk, question: Question, operation: Kind) -> Iterator[Choice]:
+        """What torch would try, one after the other."""
+        described = _operation(desk, question, operation)
+        to_graph, to_heuristic, to_plan = self._bound(desk)
+        graph = desk.make(Kind.GRAPH, {Attribute.GRAPH_OPERATIONS: these(described), **to_graph})
+        for mode, first, most in ((_INSTANT, 0, _FIRST), (_INSTANT, _FIRST, _ALL), (_FALLBACK, 0, _ALL)):
+            settings = {
+                Attribute.HEURISTIC_GRAPH: these(graph),
+                Attribute.HEURISTIC_MODE: choice(Type.HEURISTIC_MODE, mode),
+                **to_heuristic,
+            }
+            asked = desk.make(Kind.HEURISTIC, settings)
+            listed = desk.descriptors(asked, Attribute.HEURISTIC_RESULTS, Kind.CONFIGURATION, most)
+            for rank, configuration in enumerate(listed[first:], first):
+                engine = desk.descriptors(configuration, Attribute.CONFIGURATION_ENGINE, Kind.ENGINE, 1)[0]
+                if not _may_run(desk.choices(engine, Attribute.ENGINE_NOTES, Type.NOTE), question):
+                    continue
+                try:
+                    plan = desk.make(
+                        Kind.PLAN, {Attribute.PLAN_CONFIGURATION: these(configuration), **to_plan}
+                    )
+                except RefusedError:
+                    continue
+                workspace = desk.number(plan, Attribute.PLAN_WORKSPACE)
+                yield Choice(workspace, desk.number(engine, Attribute.ENGINE_INDEX), rank, configuration)
+
+    def _bound(
+        self, desk: Desk
+    ) -> tuple[Mapping[int, Setting], Mapping[int, Setting], Mapping[int, Setting]]:
+        """What says which GPU is meant, for a graph, a heuristic and a plan."""
+        gpu = these(desk.make(Kind.DEVICE, {Attribute.DEVICE_JSON: text(self._gpu)}))
+        return {}, {Attribute.HEURISTIC_DEVICE: gpu}, {Attribute.PLAN_DEVICE: gpu}
+
+
+_INSTANT, _FALLBACK = 0, 2
+"""Modes of the heuristic: the one that torch asks, and the one it asks when nothing of the first can run."""
+_FIRST, _ALL = 4, 100
+"""How many of its list are looked at: mostly the first is taken."""
+
+
+def _may_run(notes: Sequence[int], question: Question) -> bool:
+    """As `filterEngineConfigs` in Conv_v8.cpp has it."""
+    if _ROUNDS_INPUTS in notes or (question.deterministic and _NOT_DETERMINISTIC in notes):
+        return False
+    return not (question.layer.dtype == "float32_strict" and _TENSOR_CORE in notes)
+
+
+_TENSOR_CORE, _ROUNDS_INPUTS, _NOT_DETERMINISTIC = 0, 1, 4
+"""Notes on an engine."""
+
+
+def _operation(desk: Desk, question: Question, operation: Kind) -> int:
+    """The descriptor of what is computed. Over one dimension torch computes pictures that are one pixel high."""
+    layer = question.layer
+    given = (question.batch, layer.inputs, *_flat(layer.sizes, 1))
+    made = (question.batch, layer.outputs, *_flat(question.output_sizes, 1))
+    x, y = (made, given) if layer.transposed else (given, made)
+    weights = (y[1], x[1] // layer.groups, *_flat(layer.kernel, 1))
+    operation = _TURNED.get(operation, operation) if layer.transposed else operation
+    padding = numbers(*_flat(layer.padding or (0,) * len(layer.sizes), 0))
+    convolution = desk.make(
+        Kind.CONVOLUTION,
+        {
+            Attribute.CONVOLUTION_COMPUTES_IN: choice(Type.DATA, _DATA["float32"]),
+            Attribute.CONVOLUTION_MODE: choice(Type.CONVOLUTION_MODE, _CROSS_CORRELATION),
+            Attribute.CONVOLUTION_DIMENSIONS: numbers(len(x) - 2),
+            Attribute.CONVOLUTION_STRIDES: numbers(*_flat(layer.stride, 1)),
+            Attribute.CONVOLUTION_PADDING_BEFORE: padding,
+            Attribute.CONVOLUTION_PADDING_AFTER: padding,
+            Attribute.CONVOLUTION_DILATIONS: numbers(*_flat(layer.dilation, 1)),
+        },
+    )
+    tensors = [_tensor(desk, sizes, layer, ord(name)) for name, sizes in (("w", weights), ("x", x), ("y", y))]
+    first = _FIRST_ATTRIBUTE[operation]
+    settings = (factor(1.0), factor(0.0), *map(these, (convolution, *tensors)))
+    return desk.make(operation, {first + place: setting for place, setting in enumerate(settings)})
+
+
+_CROSS_CORRELATION = 1
+_DATA = {"float32": 0, "float32_strict": 0, "float16": 2, "bfloat16": 9}
+_FIRST_ATTRIBUTE = {
+    Kind.FORWARD: Attribute.FORWARD_ALPHA,
+    Kind.INPUT_GRADIENT: Attribute.INPUT_GRADIENT_ALPHA,
+    Kind.WEIGHT_GRADIENT: Attribute.WEIGHT_GRADIENT_ALPHA,
+}
+"""Of each operation six attributes follow each other: two factors, the convolution, weights, input and output."""
+
+
+def _tensor(desk: Desk, sizes: Sequence[int], layer: Layer, name: int) -> int:
+    return desk.make(
+        Kind.TENSOR,
+        {
+            Attribute.TENSOR_TYPE: choice(Type.DATA, _DATA[layer.dtype]),
+            Attribute.TENSOR_SIZES: numbers(*sizes),
+            Attribute.TENSOR_STRIDES: numbers(*_strides(sizes, layer.channels_last)),
+            Attribute.TENSOR_NAME: numbers(name),
+            Attribute.TENSOR_ALIGNMENT: numbers(_ALIGNMENT),
+        },
+    )
+
+
+_ALIGNMENT = 32
+"""Bytes: as much as torch looks for, and tensors of the caching allocator have."""
+
+
+def _strides(sizes: Sequence[int], channels_last: bool) -> list[int]:
+    places = range(len(sizes))
+    strides, step = [0] * len(sizes), 1
+    for place in (1, *reversed(places[2:]), 0) if channels_last else reversed(places):
+        strides[place] = step
+        step *= sizes[place]
+    return strides
+
+
+def _flat(values: Sequence[int], before: int) -> tuple[int, ...]:
+    return (before, *values) if len(values) == 1 else tuple(values)
+
+
+def described(gpu: Gpu) -> str:
+    """A GPU as cuDNN describes one to itself, in JSON.
+
+    Clock rates, caches and the driver's version have to be there; of the convolutions that were tried none depends on them.
+    """
+    shared = next(size for capability, size in _SHARED_MEMORY if gpu.capability >= capability)
+    return json.dumps(
+        {
+            "deviceName": gpu.name,
+            "cudaDeviceId": 0,
+            "pciDeviceId": 0,
+            "deviceVer": gpu.capability[0] * 100 + gpu.capability[1] * 10,
+            "driverVer": 13_000,
+            "totalGlobalMem": gpu.memory,
+            "multiProcessorCount": gpu.multiprocessors,
+            "maxThreadsPerSM": gpu.threads_per_multiprocessor,
+            "maxCtasPerSM": _BLOCKS.get(gpu.capability, 32),
+            "maxSharedMemoryPerBlock": 48 * 1024,
+            "maxSharedMemoryPerBlockOptin": shared,
+            "reservedSharedMemoryPerBlock": 1024 if gpu.capability[0] >= 8 else 0,
+            "maxThreadsPerBlock": 1024,
+            "maxBlockSize": [1024, 1024, 64],
+            "maxGridSize": [2**31 - 1, 65_535, 65_535],
+            "regsPerBlock": 65_536,
+            "maxRegistersPerSM": 65_536,
+            "warpSize": 32,
+            "l2CacheSize": 60 << 20,
+            "smClockRateKHz": 1_980_000,
+            "memClockRateKHz": 3_201_000,
+            "isTccDriver": 0,
+            "supportCoopLaunch": 1,
+        }
+    )
+
+
+_SHARED_MEMORY = (
+    ((12, 0), 99 << 10),
+    ((9, 0), 227 << 10),
+    ((8, 6), 99 << 10),
+    ((8, 0), 163 << 10),
+    ((7, 5), 64 << 10),
+    ((7, 0), 96 << 10),
+    ((0, 0), 48 << 10),
+)
+_BLOCKS = {(7, 5): 16, (8, 6): 16, (8, 7): 16, (8, 9): 24, (12, 0): 24, (12, 1): 24}
+"""Shared memory of one block at most, from each capability on, and blocks on one multiprocessor: from the table of compute capabilities in the CUDA
+programming guide."""
