@@ -17,13 +17,16 @@ from legroom.diagnose.lint.kinds import (
     Kind,
     Value,
     by_name,
+    container,
     with_element,
+    with_item,
 )
 from legroom.diagnose.lint.notes import ADDING, Notes, kept_names
 from legroom.diagnose.lint.program import Program
 from legroom.diagnose.lint.results import computed_from, element_of
 from legroom.diagnose.lint.syntax import (
     dotted,
+    keys_of,
     last_name,
     live_names,
     method_name,
@@ -152,7 +155,7 @@ class Assignments(Notes):
         )
         known = self.names.get(path)
         if known is not None and known.kind is Kind.CONTAINER:
-            self.names[path] = with_element(known, value)
+            self.names[path] = _with_item_at(known, keys_of(target), value)
 
     def augment(self, node: cst.AugAssign) -> None:
         value = self.value_of(node.value)
@@ -173,8 +176,12 @@ class Assignments(Notes):
             node, path, "append" if adds_items else "augment", node.value, added, uses_itself=True
         )
         known = self.names.get(path, UNKNOWN)
+        keys = keys_of(node.target)
         if adds_items:
-            self.names[path] = with_element(known, element_of(value))
+            self.names[path] = with_element(known, element_of(value), keys)
+        elif known.kind is Kind.CONTAINER and keys:
+            sum_of = [self.quietly(node.target), value]
+            self.names[path] = _with_item_at(known, keys, computed_from(sum_of, no_grad=self.no_grad))
         elif known.kind is Kind.CONTAINER:
             self.names[path] = with_element(known, value)
         else:
@@ -254,6 +261,15 @@ def _part(value: Value) -> Value:
     return MODEL if value.kind is Kind.MODEL else UNKNOWN
 
 
+def _with_item_at(known: Value, keys: list[str | None], value: Value) -> Value:
+    """The same container, where this is now under the last of the keys that lead to it."""
+    *way, last = keys
+    if not way:
+        return with_item(known, last, value)
+    inner = known.under(way[0]) or container(mapping=True)
+    return with_item(known, way[0], _with_item_at(inner, keys[1:], value))
+
+
 def _is_constant(node: cst.CSTNode) -> bool:
     if isinstance(node, cst.Index):
         node = node.value
@@ -305,8 +321,25 @@ def _names_that_go_backward(function: Function) -> set[str]:
         of = receiver(node)
         if isinstance(of, cst.Call) and method_name(of) in {"scale", "mean", "sum"}:
             of = of.args[0].value if of.args else receiver(of)
-        given = dotted(node.args[0].value) if node.args and node.args[0].keyword is None else None
-        path = dotted(of) if given is None or "grad" in given else given  # accelerator.backward(loss)
-        if path is not None:
-            found.add(path)
+        given = node.args[0].value if node.args and node.args[0].keyword is None else None
+        name = dotted(given) or ""
+        begins = of if given is None or "grad" in name else given  # accelerator.backward(loss)
+        found.update(_summands(begins))
+    for _ in range(2):  # loss = reconstruction + divergence
+        for node in walk(function.body, into_functions=False):
+            if isinstance(node, cst.Assign) and any(dotted(each.target) in found for each in node.targets):
+                found.update(_summands(node.value) if isinstance(node.value, cst.BinaryOperation) else ())
     return found
+
+
+def _summands(node: cst.CSTNode | None) -> set[str]:
+    """`reconstruction` and `divergence` of `reconstruction + 0.5 * divergence`."""
+    if isinstance(node, cst.BinaryOperation):
+        if isinstance(node.operator, (cst.Add, cst.Subtract)):
+            return _summands(node.left) | _summands(node.right)
+        if isinstance(node.operator, (cst.Multiply, cst.Divide)):
+            sides = [each for each in (node.left, node.right) if not isinstance(each, cst.BaseNumber)]
+            return _summands(sides[0]) if len(sides) == 1 else set()
+        return set()
+    path = dotted(node)
+    return {path} if path is not None else set()

@@ -20,20 +20,30 @@ from legroom.diagnose.lint.kinds import (
     by_name,
     container,
     joined,
+    with_element,
+    with_item,
 )
 from legroom.diagnose.lint.narrowing import without_tensors
 from legroom.diagnose.lint.program import Program
 from legroom.diagnose.lint.results import (
     builtin_result,
     computed_from,
-    element_of,
     loss_call,
     method_result,
     model_call,
     names_a_loss,
     torch_result,
 )
-from legroom.diagnose.lint.syntax import children, dotted, is_false, is_true, keyword, last_name, string_value
+from legroom.diagnose.lint.syntax import (
+    children,
+    dotted,
+    is_false,
+    is_true,
+    keyword,
+    last_name,
+    string_value,
+    written_key,
+)
 
 
 class Expressions:
@@ -174,6 +184,8 @@ class Expressions:
             return TENSOR if name in GRAPHLESS_ATTRIBUTES else of
         if of.items is not None and len(of.items) == 2 and name in _VALUES_AND_INDICES:
             return of.items[_VALUES_AND_INDICES.index(name)]  # q.max(1).values
+        if of.kind is Kind.OPTIMIZER and name == "param_groups":
+            return container(container(PLAIN, mapping=True, keyed=(("params", container(PARAMETER)),)))
         if of.class_name is not None:
             known = self.program.classes[of.class_name].attributes.get(f"self.{name}")
             if known is not None:
@@ -202,7 +214,7 @@ class Expressions:
                     return of.items[int(index.value)]
             if any(isinstance(each.slice, cst.Slice) for each in node.slice):
                 return of
-            return element_of(of)
+            return of.under(written_key(node)) or UNKNOWN
         if of.kind is Kind.PARAMETER:
             return TENSOR if self.no_grad else GRAPH
         if of.is_tensor or of.kind is Kind.MODEL:
@@ -210,13 +222,15 @@ class Expressions:
         return UNKNOWN
 
     def _dict(self, node: cst.Dict) -> Value:
-        element: Value | None = None
+        made = container(mapping=True)
         for each in node.elements:
+            value = self.value_of(each.value)
             if isinstance(each, cst.DictElement):
                 self.value_of(each.key)
-            value = self.value_of(each.value)
-            element = value if element is None else joined(element, value)
-        return container(element, mapping=True)
+                made = with_item(made, string_value(each.key), value)
+            else:
+                made = joined(made, value) if value.kind is Kind.CONTAINER else with_element(made, value)
+        return made
 
     def _comprehension(self, node: cst.ListComp | cst.SetComp | cst.GeneratorExp | cst.DictComp) -> Value:
         names = dict(self.names)
@@ -329,6 +343,9 @@ class Expressions:
         if isinstance(node.func, cst.Attribute):
             if of.kind is Kind.MODEL and node.func.attr.value == "requires_grad_":
                 return self._frozen(node, of)
+            if of.mapping and arguments and node.func.attr.value in {"get", "pop", "setdefault"}:
+                held = of.under(written_key(node)) or UNKNOWN
+                return joined(held, arguments[1]) if len(arguments) > 1 else held
             found = method_result(of, node.func.attr.value, arguments, no_grad=no_grad)
             if found is not None:
                 return found
@@ -371,6 +388,14 @@ class Expressions:
 
     def _builtin(self, node: cst.Call, name: str, arguments: tuple[Value, ...]) -> Value | None:
         known = builtin_result(name, arguments)
+        if known is not None and name in {"dict", "collections.OrderedDict"}:
+            known = known if known.mapping else container(known.under(None), mapping=True)
+            for argument, value in zip(node.args, arguments, strict=True):
+                if argument.keyword is not None:
+                    known = with_item(known, argument.keyword.value, value)
+                elif argument.star == "**" and value.kind is Kind.CONTAINER:
+                    known = joined(known, value)
+            return known
         if known is not None and name.endswith("defaultdict") and node.args:
             made = dotted(node.args[0].value)
             if made in self.program.classes:

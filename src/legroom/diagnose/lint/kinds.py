@@ -5,8 +5,10 @@ where the code does not show what they are.
 """
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import Enum, auto
+from functools import reduce
 
 
 def words(text: str) -> frozenset[str]:
@@ -39,7 +41,7 @@ class Value:
 
     kind: Kind
     element: "Value | None" = None
-    """What a container holds."""
+    """What a container holds; of a dict, what is not in `keyed`."""
     items: "tuple[Value, ...] | None" = None
     """What each place of a tuple holds."""
     class_name: str | None = None
@@ -50,6 +52,8 @@ class Value:
     """A container that forgets by itself (`deque(maxlen=...)`)."""
     mapping: bool = False
     """A dict, so that a new key makes it larger."""
+    keyed: "tuple[tuple[str, Value], ...]" = ()
+    """What a dict holds under keys that the code writes out: `{"step": 0, "losses": []}`."""
     host: bool = False
     """A tensor that was moved to the host."""
     frozen: bool = False
@@ -61,9 +65,20 @@ class Value:
         if self.kind is Kind.GRAPH:
             return True
         if self.kind is Kind.CONTAINER or self.class_name is not None:
-            inside = self.items or ((self.element,) if self.element else ())
-            return any(each.carries_graph for each in inside)
+            return any(each.carries_graph for each in self.inside)
         return False
+
+    @property
+    def inside(self) -> "tuple[Value, ...]":
+        """All that a container is known to hold."""
+        return (*_unkeyed(self), *(value for _, value in self.keyed))
+
+    def under(self, key: str | None) -> "Value | None":
+        """What a container holds under a key; None stands for one that the code does not write out."""
+        if key is None:
+            return _all_of(self.inside)
+        named = dict(self.keyed).get(key)
+        return _all_of((*_unkeyed(self), *((named,) if named else ())))
 
     @property
     def is_tensor(self) -> bool:
@@ -85,30 +100,57 @@ SAMPLER = Value(Kind.SAMPLER)
 EXCEPTION = Value(Kind.EXCEPTION)
 
 
-def container(element: Value | None = None, *, bounded: bool = False, mapping: bool = False) -> Value:
-    return Value(Kind.CONTAINER, element=element, bounded=bounded, mapping=mapping)
+def container(
+    element: Value | None = None,
+    *,
+    bounded: bool = False,
+    mapping: bool = False,
+    keyed: tuple[tuple[str, Value], ...] = (),
+) -> Value:
+    return Value(Kind.CONTAINER, element=element, bounded=bounded, mapping=mapping, keyed=keyed)
 
 
-def with_element(known: Value, element: Value) -> Value:
-    """The same container, holding this as well."""
-    held = _inside(known)
-    for each in held:
-        element = joined(each, element)
-    return container(element, bounded=known.bounded, mapping=known.mapping)
+def with_element(known: Value, element: Value, keys: Sequence[str | None] = ()) -> Value:
+    """The same container, holding this as well; `keys` lead to the container inside it that gets it."""
+    if keys:
+        inner = known.under(keys[0]) or container()
+        return with_item(known, keys[0], with_element(inner, element, keys[1:]))
+    return replace(_as_container(known), element=_all_of((*_unkeyed(known), element)), items=None)
+
+
+def with_item(known: Value, key: str | None, value: Value) -> Value:
+    """The same dict, with this under a key in the place of what was there."""
+    if key is None or (len(known.keyed) >= _MOST_KEYS and key not in dict(known.keyed)):
+        return with_element(known, value)
+    keyed = {**dict(known.keyed), key: value}
+    return replace(
+        _as_container(known), element=_all_of(_unkeyed(known)), items=None, keyed=tuple(keyed.items())
+    )
+
+
+_MOST_KEYS = 60
+"""A dict of more is a table, whose places are all alike."""
+
+
+def _as_container(known: Value) -> Value:
+    return container(bounded=known.bounded, mapping=known.mapping, keyed=known.keyed)
+
+
+def _unkeyed(known: Value) -> tuple[Value, ...]:
+    return known.items if known.items is not None else (known.element,) if known.element else ()
+
+
+def _all_of(values: Sequence[Value]) -> Value | None:
+    """What any of these may be."""
+    return reduce(joined, values) if values else None
 
 
 def joined(first: Value, second: Value) -> Value:
     """What a value may be that is the one or the other."""
     if first == second:
         return first
-    if Kind.CONTAINER in (first.kind, second.kind) and first.kind is second.kind:
-        elements = [each for value in (first, second) for each in _inside(value)]
-        element = elements[0] if elements else None
-        for each in elements[1:]:
-            element = joined(element, each) if element else each
-        return container(
-            element, bounded=first.bounded or second.bounded, mapping=first.mapping or second.mapping
-        )
+    if first.kind is second.kind is Kind.CONTAINER:
+        return _joined_containers(first, second)
     if first.kind is second.kind is Kind.UNKNOWN:
         return first if first.class_name or first.function else second
     for kind in _STRONGEST:
@@ -116,6 +158,18 @@ def joined(first: Value, second: Value) -> Value:
             if value.kind is kind:
                 return value
     return UNKNOWN
+
+
+def _joined_containers(first: Value, second: Value) -> Value:
+    keyed = dict(first.keyed)
+    for key, value in second.keyed:
+        keyed[key] = joined(keyed[key], value) if key in keyed else value
+    return container(
+        _all_of((*_unkeyed(first), *_unkeyed(second))),
+        bounded=first.bounded or second.bounded,
+        mapping=first.mapping or second.mapping,
+        keyed=tuple(keyed.items()),
+    )
 
 
 _STRONGEST = (
@@ -132,12 +186,6 @@ _STRONGEST = (
     Kind.UNKNOWN,
     Kind.EXCEPTION,
 )
-
-
-def _inside(value: Value) -> list[Value]:
-    if value.items is not None:
-        return list(value.items)
-    return [value.element] if value.element else []
 
 
 # What methods of a tensor with a graph give back; all others give a tensor with a graph.

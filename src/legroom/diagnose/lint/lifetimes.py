@@ -127,8 +127,9 @@ def survives(program: Program, target: str, loop: LoopFact) -> bool:
         return False
     for store in program.stores:
         if store.how == "item" and store.target == target and _within(store, loop):
-            if store.uses_itself and not store.value.carries_graph:  # states[i] = states[i].detach()
-                return False
+            all_of_them = store.varying_key or is_cut(store) or _is_handed_over(program, store)
+            if store.uses_itself and all_of_them and not store.value.carries_graph:
+                return False  # states[i] = states[i].detach()
             continue
         if not _within(store, loop) or store.how != "assign" or is_first_making(program, store):
             continue
@@ -142,7 +143,7 @@ def survives(program: Program, target: str, loop: LoopFact) -> bool:
         return False
     if _is_let_go_by_called(program, target, loop):
         return False
-    return loop.function.owns(target) or not _let_go(program, target, loop.function, loop)
+    return loop.function.owns(target) or not is_let_go(program, target, loop.function, loop)
 
 
 def _is_let_go_by_called(program: Program, target: str, loop: LoopFact) -> bool:
@@ -183,7 +184,7 @@ def is_cut(store: Store) -> bool:
     """`history = history[-100:]`, `h = h.detach()`: made from itself, but not more than it was."""
     expression = store.expression
     if isinstance(expression, cst.Subscript):
-        return True
+        return store.value.kind is not Kind.GRAPH  # a part of a tensor has the graph of all of it
     if isinstance(expression, (cst.ListComp, cst.DictComp, cst.SetComp)) and expression.for_in.ifs:
         return True  # those that are still wanted
     if isinstance(expression, cst.Call) and method_name(expression) in {"detach", "clone", "data", "cpu"}:
@@ -217,10 +218,10 @@ def is_limited(program: Program, store: Store) -> bool:
 
 
 def is_let_go_elsewhere(program: Program, store: Store) -> bool:
-    return _let_go(program, store.target, store.function)
+    return is_let_go(program, store.target, store.function)
 
 
-def _let_go(program: Program, target: str, function: Function, around: LoopFact | None = None) -> bool:
+def is_let_go(program: Program, target: str, function: Function, around: LoopFact | None = None) -> bool:
     """Whether what outlives a function is emptied or replaced anywhere in the file but where it is first made."""
     name = last_name(target)
     plain = "." not in target
@@ -296,6 +297,8 @@ def feeds_backward(program: Program, target: str, function: Function, loop: Loop
             continue
         if loop.first <= call.order <= loop.last:
             continue
+        if call.order < loop.first and (loop.outer is None or loop.outer not in call.loops):
+            continue  # over before the loop began
         if names_in(call.node) & wanted:
             return True
     return _returned_to_backward(program, function, wanted)
@@ -322,15 +325,45 @@ def _returned_to_backward(program: Program, function: Function, wanted: set[str]
     if not any(names_in(each) & wanted for each in function.returned_nodes):
         return False
     for site in function.sites:
-        holders = {
-            each.target
+        given = [
+            each
             for each in program.stores
             if each.function is site.caller and program.inside(site.call, each.expression)
-        }
+        ]
         for call in program.calls:
-            if call.function is site.caller and call.method == "backward" and names_in(call.node) & holders:
-                return True
+            if call.function is site.caller and call.method == "backward":
+                read = names_in(call.node)
+                if any(each.target in read and _reaches(program, each, call) for each in given):
+                    return True
     return False
+
+
+def _reaches(program: Program, store: Store, later: Fact) -> bool:
+    """Whether what is stored may still be there later: `loss` of a validation is not what an earlier loop went backward from."""
+    in_order = store.order < later.order
+    shared = [loop for loop in store.loops if loop in later.loops]
+    if not in_order and not shared:
+        return False
+    begin = store.order if in_order else shared[-1].first
+    return not any(
+        begin < other.order < later.order
+        and other.target == store.target
+        and other.function is store.function
+        and other.how == "assign"
+        and not other.uses_itself
+        and _is_passed_by(program, other, later)
+        for other in program.stores
+        if other is not store
+    )
+
+
+def _is_passed_by(program: Program, first: Fact, later: Fact) -> bool:
+    """Whether who comes to `later` has come through `first`: all branches around the first are around both."""
+    return all(
+        program.inside(later.node, each)
+        for each in program.ancestors(first.node)
+        if isinstance(each, (cst.IndentedBlock, cst.ExceptHandler))
+    )
 
 
 def _within(fact: Fact, loop: LoopFact) -> bool:

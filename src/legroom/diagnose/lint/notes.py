@@ -6,11 +6,13 @@ import libcst as cst
 
 from legroom.diagnose.lint.expressions import Expressions
 from legroom.diagnose.lint.facts import CallFact, CallSite, Function, LoopFact, Release, Store, Surroundings
-from legroom.diagnose.lint.kinds import GRAPH, UNKNOWN, Kind, Value, joined, with_element
+from legroom.diagnose.lint.kinds import GRAPH, UNKNOWN, Kind, Value, joined, with_element, with_item
 from legroom.diagnose.lint.program import Program
 from legroom.diagnose.lint.results import element_of
 from legroom.diagnose.lint.syntax import (
     dotted,
+    held_parts,
+    keys_of,
     last_name,
     live_names,
     method_name,
@@ -34,6 +36,11 @@ _ADDING_IN_PLACE = {
     "scatter_add_",
     "masked_scatter_",
 }
+_GIVING_ITSELF = {
+    "cat", "clone", "concat", "contiguous", "copy", "cpu", "cuda", "double", "flatten", "float", "half", "hstack",
+    "mean", "reshape", "squeeze", "stack", "sum", "to", "unsqueeze", "view", "vstack",
+}  # fmt: skip
+"""Methods and functions whose result has the graph of what they are given."""
 _TAKING = {"get", "get_nowait"}
 _REMOVING = {"clear": "empty", "pop": "shrink", "popleft": "shrink", "popitem": "shrink", "remove": "shrink"}
 
@@ -99,7 +106,7 @@ class Notes(Expressions):
         if rebound and target not in self.function.declared_outside:
             return  # a name of the call's own
         if grows and not self.function.owns(target):
-            for name in kept_names(expression):
+            for name in kept_names(expression, no_grad=self.no_grad):
                 parameter = self.comes_from.get(name)
                 if parameter is not None and parameter != target.partition(".")[0]:
                     self.function.keeps.setdefault(parameter, store)
@@ -165,6 +172,7 @@ class Notes(Expressions):
         elif method == "update" and target is not None and of.mapping and arguments:
             if _has_new_keys(node.args[0].value):
                 self.note_store(node, target, "append", node.args[0].value, arguments[0], uses_itself=False)
+            self._merge(node, target, of, arguments)
         elif method == "detach_" and target is not None:
             self.note_release(node, target, "detach")
         elif method in _TAKING and target is not None and not positional(node):  # of a queue
@@ -202,6 +210,16 @@ class Notes(Expressions):
             mapping=True,
         )
 
+    def _merge(self, node: cst.Call, target: str, into: Value, arguments: tuple[Value, ...]) -> None:
+        """`row.update({"loss": loss})`, `row.update(loss=loss)`."""
+        for argument, value in zip(node.args, arguments, strict=True):
+            if argument.keyword is not None:
+                into = with_item(into, argument.keyword.value, value)
+            elif value.kind is Kind.CONTAINER:
+                into = joined(into, value)
+        if dotted(receiver(node)) == target:
+            self.names[target] = into
+
     def _note_keeping_by(self, local: Function, node: cst.Call, target: str | None) -> None:
         """`self.meters[name].update(value)`: who gives a parameter to one that keeps it keeps it as well."""
         target = "self" if target is None and _is_super(receiver(node)) else target
@@ -228,7 +246,7 @@ class Notes(Expressions):
         uses_itself = target in read or any(target in self.made_from.get(name, ()) for name in read)
         self.note_store(node, target, "append", stored, value, uses_itself=uses_itself)
         known = self.names.get(target, of)
-        self.names[target] = with_element(known, value)
+        self.names[target] = with_element(known, value, keys_of(receiver(node)))
 
     def given(self, local: Function, call: cst.Call, arguments: tuple[Value, ...]) -> dict[str, Value]:
         """What each parameter of a function gets by this call."""
@@ -255,29 +273,20 @@ def _has_new_keys(node: cst.BaseExpression) -> bool:
     )
 
 
-def kept_names(expression: cst.BaseExpression) -> set[str]:
-    """Names whose value itself is stored: alone, in a tuple or a list, or as a part of a sum."""
+def kept_names(expression: cst.BaseExpression, *, no_grad: bool = False) -> set[str]:
+    """Names whose value, or whose graph, is stored: alone, in something that holds it, or as a part of a sum."""
     path = dotted(expression)
     if path is not None:
         return {path}
-    if isinstance(expression, (cst.Tuple, cst.List)):
-        return {name for each in expression.elements for name in kept_names(each.value)}
-    if isinstance(expression, cst.BinaryOperation):
-        return kept_names(expression.left) | kept_names(expression.right)
+    parts = held_parts(expression)
     if isinstance(expression, cst.Subscript):
-        return kept_names(expression.value)
-    if isinstance(expression, cst.Dict):
-        return {name for each in expression.elements for name in kept_names(each.value)}
-    if isinstance(expression, cst.Call) and _wraps(
-        last_name(dotted(expression.func) or "")
-    ):  # Transition(*args)
-        return {name for each in expression.args for name in kept_names(each.value)}
-    return set()
-
-
-def _wraps(name: str) -> bool:
-    """Whether a call of this name gives back something that holds what it was given."""
-    return name[:1].isupper() or name == "partial"
+        parts = [expression.value]
+    elif isinstance(expression, cst.BinaryOperation) and not no_grad:
+        parts = [expression.left, expression.right]
+    elif isinstance(expression, cst.Call) and method_name(expression) in _GIVING_ITSELF and not no_grad:
+        of = receiver(expression)  # loss.cpu(), torch.cat([queue, keys])
+        parts = [*([of] if of is not None else []), *(each.value for each in positional(expression))]
+    return {name for each in parts for name in kept_names(each, no_grad=no_grad)}
 
 
 def _is_super(node: cst.BaseExpression | None) -> bool:

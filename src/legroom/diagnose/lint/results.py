@@ -26,7 +26,6 @@ from legroom.diagnose.lint.kinds import (
     Kind,
     Value,
     container,
-    joined,
     words,
 )
 
@@ -100,6 +99,8 @@ def builtin_result(name: str, arguments: Sequence[Value]) -> Value | None:
     if name in {"zip", "enumerate", "iter", "tqdm", "map", "filter"} and arguments:
         return container(GRAPH) if arguments[0].kind is Kind.GRAPH else arguments[0]
     if last in _CONTAINERS and (name == last or name.startswith("collections.")):
+        if arguments and arguments[0].mapping and last in {"dict", "OrderedDict"}:
+            return arguments[0]
         if arguments and arguments[0].kind in (Kind.CONTAINER, Kind.GRAPH):
             return container(element_of(arguments[0]), mapping=arguments[0].mapping)
         if last == "dict" and any(each.carries_graph for each in arguments):
@@ -124,7 +125,7 @@ def method_result(receiver: Value, method: str, arguments: Sequence[Value], *, n
             return container(Value(Kind.CONTAINER, items=(PLAIN, element_of(receiver))))
         if method in {"values", "copy", "items", "keys"}:
             return receiver if method != "keys" else container(PLAIN)
-        if method in {"pop", "get", "popleft"}:
+        if method in {"pop", "get", "setdefault", "popleft"}:
             return element_of(receiver)
         if method in {"mean", "sum"}:
             return element_of(receiver)
@@ -157,12 +158,7 @@ def names_a_loss(name: str) -> bool:
 def element_of(value: Value) -> Value:
     """What one gets by going through a value."""
     if value.kind is Kind.CONTAINER:
-        if value.items is not None:
-            found = value.items[0] if value.items else UNKNOWN
-            for each in value.items[1:]:
-                found = joined(found, each)
-            return found
-        return value.element or UNKNOWN
+        return value.under(None) or UNKNOWN
     if value.kind is Kind.LOADER:
         return TENSOR
     if value.kind is Kind.PARAMETER:

@@ -109,6 +109,34 @@ def path_of(node: cst.CSTNode | None) -> str | None:
             return dotted(node)
 
 
+def keys_of(node: cst.CSTNode | None) -> list[str | None]:
+    """The keys that lead from `path_of` a place to the place: `["train", "loss"]` for `history["train"]["loss"]`."""
+    if isinstance(node, cst.Subscript):
+        return [*keys_of(node.value), written_key(node)]
+    if isinstance(node, cst.Call) and method_name(node) in {"setdefault", "get"}:
+        return [*keys_of(receiver(node)), written_key(node)]
+    return []
+
+
+def written_key(node: cst.Subscript | cst.Call) -> str | None:
+    """`loss` of `history["loss"]` and `history.get("loss", 0)`; None where the key is computed."""
+    if isinstance(node, cst.Call):
+        return string_value(node.args[0].value) if node.args else None
+    part = node.slice[0].slice if len(node.slice) == 1 else None
+    return string_value(part.value) if isinstance(part, cst.Index) else None
+
+
+def held_parts(expression: cst.BaseExpression) -> list[cst.BaseExpression]:
+    """What a new object holds of what it is made from: the parts of a tuple or dict, the arguments of `Transition(...)`."""
+    if isinstance(expression, (cst.Tuple, cst.List, cst.Set, cst.Dict)):
+        return [each.value for each in expression.elements]
+    if isinstance(expression, cst.Call):
+        made = last_name(dotted(expression.func) or "")
+        if made[:1].isupper() or made in {"partial", "dict", "list", "tuple", "set"}:
+            return [each.value for each in expression.args]
+    return []
+
+
 def root(path: str) -> str:
     """`self` of `self.losses`."""
     return path.partition(".")[0]
@@ -173,7 +201,7 @@ _ENDS_HISTORY = {
     "device",
     "dtype",
 }
-_NUMBER_FUNCTIONS = {"float", "int", "len", "str", "isinstance"}
+NUMBER_FUNCTIONS = {"float", "int", "len", "str", "isinstance"}
 
 
 def names_in(node: cst.CSTNode) -> set[str]:
@@ -202,7 +230,9 @@ def _paths(node: cst.CSTNode, *, live: bool) -> Iterator[str]:
             pending.append(current.value)
         elif kind is cst.Arg:  # its keyword is the name of a parameter, not of a value
             pending.append(current.value)
-        elif live and kind is cst.Call and dotted(current.func) in _NUMBER_FUNCTIONS:
+        elif live and (
+            kind is cst.Comparison or (kind is cst.Call and dotted(current.func) in NUMBER_FUNCTIONS)
+        ):
             continue
         else:
             pending.extend(children(current))

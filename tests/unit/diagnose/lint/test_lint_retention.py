@@ -593,7 +593,25 @@ for x, y in train_loader:
     output, state = model(x, state)
     output.mean().backward()
 """
-    assert "model(x, None if state is None else state.detach())" in mended(body, "LG104", unsafe=True)
+    detached = "tuple(part.detach() for part in state) if isinstance(state, tuple) else state.detach()"
+    assert f"model(x, None if state is None else {detached})" in mended(body, "LG104", unsafe=True)
+
+
+@pytest.mark.parametrize(
+    "begins", ["(torch.zeros(2), torch.zeros(2))", "start(4)", "tuple(torch.zeros(2) for _ in range(2))"]
+)
+def test_a_tuple_of_states_is_detached_part_by_part(begins: str) -> None:
+    body = f"""
+def start(size):
+    return torch.zeros(size), torch.zeros(size)
+state = {begins}
+for x, y in train_loader:
+    output, state = model(x, state)
+    output.mean().backward()
+"""
+    after = mended(body, "LG104", unsafe=True)
+    assert "model(x, tuple(part.detach() for part in state))" in after
+    assert findings(after, "LG104") == []
 
 
 def test_a_list_of_states_is_detached_part_by_part_and_a_dict_left_alone() -> None:

@@ -124,8 +124,11 @@ def adds_to_itself(program: Program, store: Store) -> bool:
 
 
 def _is_arithmetic(program: Program, store: Store) -> bool:
-    """`torch.stack([total, loss]).sum()`: only operations of torch are between the old value and the new."""
-    return isinstance(store.expression, cst.Call) and all(
+    """`torch.stack([total, loss]).sum()`, `torch.cat([queue, keys])[-size:]`: only operations of torch are in between."""
+    made = store.expression
+    while isinstance(made, cst.Subscript):
+        made = made.value
+    return isinstance(made, cst.Call) and all(
         (program.imports.qualified(each.func) or "").startswith("torch.")
         or dotted(each.func) in {"sum", "max", "min"}
         or program.value(receiver(each) or each.func).is_tensor
@@ -136,7 +139,7 @@ def _is_arithmetic(program: Program, store: Store) -> bool:
 
 def _is_given_by_the_caller(program: Program, store: Store) -> bool:
     names = [name for name, each in store.function.keeps.items() if each.node is store.node]
-    return any(_is_given_as_it_is(store.function, name) for name in names)
+    return not _holds_graph_itself(store) and any(_is_given_as_it_is(store.function, name) for name in names)
 
 
 def _is_given_as_it_is(function: Function, name: str) -> bool:

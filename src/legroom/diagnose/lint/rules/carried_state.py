@@ -15,11 +15,11 @@ loss.backward()
 
 Effect: the bytes of those activations.
 
-**In code** (`legroom lint`): a state goes into a model and comes back under the same name, in a loop with a backward pass, and
-nothing in the loop detaches it or makes it anew. A loop over the time steps inside one step is fine.
+**In code** (`legroom lint`): a state goes into a model and comes back under the same name, in a loop with a backward pass or one that evaluates
+with gradients on, and nothing in the loop detaches it or makes it anew. A loop over the time steps inside one step is fine.
 
 **Fix**: unsafe. `.detach()` on the state that goes in: gradients then stop at the step's beginning, which is what truncated
-back-propagation through time means; a tuple of states gets each of its parts detached, and a state that begins as `None` stays so.
+back-propagation through time means; a tuple or list of states gets each of its parts detached, and a state that begins as `None` stays so.
 """
 
 from collections.abc import Iterator
@@ -34,18 +34,32 @@ from legroom.diagnose.lint.program import Program
 from legroom.diagnose.lint.results import names_a_loss
 from legroom.diagnose.lint.rule import Problem
 from legroom.diagnose.lint.rules.accumulated_graph import adds_to_itself
+from legroom.diagnose.lint.rules.evaluation_with_gradients import evaluations_with_gradients
 from legroom.diagnose.lint.rules.growing_tensor import is_joined_to_itself
-from legroom.diagnose.lint.syntax import children, dotted, last_name, live_names, names_in, path_of, walk
+from legroom.diagnose.lint.syntax import (
+    NUMBER_FUNCTIONS,
+    children,
+    dotted,
+    last_name,
+    live_names,
+    names_in,
+    path_of,
+    walk,
+)
 
 CODE = "LG104"
 
 
 def check(program: Program) -> Iterator[Problem]:
     told: set[cst.CSTNode] = set()
+    evaluating = {loop for _, loop in evaluations_with_gradients(program)}
     for store in program.stores:
         if store.no_grad or store.node in told or not _carries_itself_on(program, store):
             continue
-        in_loop = any(loop.backward and survives(program, store.target, loop) for loop in store.loops)
+        in_loop = any(
+            (loop.backward or loop in evaluating) and survives(program, store.target, loop)
+            for loop in store.loops
+        )
         if in_loop or _is_kept_by_module(program, store):
             told.add(store.node)
             argument = _state_argument(store)
@@ -79,9 +93,23 @@ def _carries_itself_on(program: Program, store: Store) -> bool:
         return any(dotted(each.value) == store.target for each in store.expression.elements)
     if isinstance(store.expression, cst.Call) and names_a_loss(dotted(store.expression.func) or ""):
         return False
+    if _is_given_back(program, store):
+        return False
     if store.target not in names_in(store.expression):
         return dotted(store.expression) is not None
     return _reads_with_history(program, store.expression, store.target)
+
+
+def _is_given_back(program: Program, store: Store) -> bool:
+    """`state = train_step(state, batch)`, where `train_step` returns the very object that it was given."""
+    call = next((each for each in program.calls if each.node is store.expression), None)
+    if call is None or call.local is None or not call.local.returned_nodes:
+        return False
+    given = {
+        name for name, argument in call.local.receives(call.node) if path_of(argument.value) == store.target
+    }
+    rebound = {each.target for each in program.stores if each.function is call.local and each.how == "assign"}
+    return all(dotted(each) in given - rebound for each in call.local.returned_nodes)
 
 
 def _reads_with_history(program: Program, node: cst.CSTNode, target: str) -> bool:
@@ -101,7 +129,7 @@ def _reads_with_history(program: Program, node: cst.CSTNode, target: str) -> boo
 def _state_argument(store: Store) -> cst.BaseExpression | None:
     """The state where it goes into a call as it is."""
     for call in walk(store.expression):
-        if not isinstance(call, cst.Call):
+        if not isinstance(call, cst.Call) or dotted(call.func) in NUMBER_FUNCTIONS:
             continue
         for argument in call.args:
             parts = (
@@ -119,64 +147,34 @@ def _is_kept_by_module(program: Program, store: Store) -> bool:
 
 
 def _fix(program: Program, store: Store, argument: cst.BaseExpression | None) -> tuple[Edit, ...]:
-    if argument is None or dotted(argument) is None or _is_mapping(program, store, argument):
+    if argument is None or dotted(argument) is None:
         return ()
-    detached = f"{store.target}.detach()"
-    if made := _lists(program, store):
-        if any("None" in names_in(each) for each in made):
-            return ()
-        detached = f"[part.detach() for part in {store.target}]"
-    elif _is_tuple(program, store):
-        detached = f"tuple(part.detach() for part in {store.target})"
-    elif not _begins_as_none(program, store):
+    state = store.target
+    begins = [each for each in program.stores if each.target == state and each.node is not store.node]
+    known = [each for each in begins if dotted(each.expression) != "None"]
+    detached = _detached(state, known) if known else _of_any_form(state)
+    if detached and len(known) < len(begins):
+        detached = f"None if {state} is None else {detached}"
+    if detached == f"{state}.detach()":
         return tuple(append_to(program, argument, ".detach()"))
-    if _begins_as_none(program, store):
-        detached = f"None if {store.target} is None else {detached}"
-    return (replace(program, argument, detached),)
+    return (replace(program, argument, detached),) if detached else ()
 
 
-def _begins_as_none(program: Program, store: Store) -> bool:
-    return any(
-        each.target == store.target
-        and isinstance(each.expression, cst.Name)
-        and each.expression.value == "None"
-        for each in program.stores
-    )
+def _detached(state: str, begins: list[Store]) -> str:
+    """How to detach a state, by the forms in which it begins; "" where that cannot be said in a line."""
+    if all(each.value.is_tensor for each in begins):
+        return f"{state}.detach()"
+    if any(each.value.mapping for each in begins):
+        return ""
+    if not all(each.value.kind is Kind.CONTAINER for each in begins):
+        return _of_any_form(state)
+    if not all(part.is_tensor for each in begins for part in each.value.inside):
+        return ""
+    if any(isinstance(each.expression, (cst.List, cst.ListComp, cst.BinaryOperation)) for each in begins):
+        return f"[part.detach() for part in {state}]"
+    return f"tuple(part.detach() for part in {state})"
 
 
-def _lists(program: Program, store: Store) -> list[cst.BaseExpression]:
-    """The lists that the state begins as."""
-    return [
-        each.expression
-        for each in program.stores
-        if each.target == store.target
-        and isinstance(each.expression, (cst.List, cst.ListComp, cst.BinaryOperation))
-        and program.value(each.expression).kind is Kind.CONTAINER
-    ]
-
-
-def _is_mapping(program: Program, store: Store, argument: cst.BaseExpression) -> bool:
-    return any(
-        program.value(each).mapping or isinstance(each, (cst.Dict, cst.DictComp))
-        for each in (argument, *(made.expression for made in program.stores if made.target == store.target))
-    )
-
-
-def _is_tuple(program: Program, store: Store) -> bool:
-    """Whether the state is a tuple, as an LSTM's is."""
-    model = store.expression.func if isinstance(store.expression, cst.Call) else None
-    for each in program.stores:
-        if each.target == store.target and isinstance(each.expression, cst.Tuple):
-            return True
-        if (
-            model is not None
-            and last_name(each.target) == last_name(dotted(model) or "")
-            and each.how == "assign"
-        ):
-            made_of = " ".join(names_in(each.expression))
-            if "LSTM" in made_of:
-                return True
-    for node in walk(program.module):
-        if isinstance(node, cst.Subscript) and dotted(node.value) == store.target:
-            return True
-    return False
+def _of_any_form(state: str) -> str:
+    """What an LSTM gives is a tuple, what a GRU gives is none."""
+    return f"tuple(part.detach() for part in {state}) if isinstance({state}, tuple) else {state}.detach()"

@@ -59,6 +59,19 @@ _NEEDS_GRADIENTS = {"requires_grad_", "retain_grad", "register_full_backward_hoo
 
 
 def check(program: Program) -> Iterator[Problem]:
+    for call, loop in evaluations_with_gradients(program):
+        edits, safe = _fix(program, call, loop)
+        yield Problem(
+            node=call.node,
+            message="This evaluates with gradients on: every operation keeps what a backward pass would need",
+            help="Put it under `with torch.no_grad():`, or `torch.inference_mode()`",
+            edits=tuple(edits),
+            safe=safe,
+        )
+
+
+def evaluations_with_gradients(program: Program) -> Iterator[tuple[CallFact, LoopFact | None]]:
+    """The first call of a model in each evaluation, and the loop that evaluates if there is one."""
     told: set[LoopFact | Function] = set()
     for call in program.calls:
         if call.no_grad or not _runs_a_model(program, call) or call.function.grad_is_chosen:
@@ -68,14 +81,7 @@ def check(program: Program) -> Iterator[Problem]:
         if place in told or not _is_evaluation(program, call, loop) or _wants_gradients(program, call, loop):
             continue
         told.add(place)
-        edits, safe = _fix(program, call, loop)
-        yield Problem(
-            node=call.node,
-            message="This evaluates with gradients on: every operation keeps what a backward pass would need",
-            help="Put it under `with torch.no_grad():`, or `torch.inference_mode()`",
-            edits=tuple(edits),
-            safe=safe,
-        )
+        yield call, loop
 
 
 def _runs_a_model(program: Program, call: CallFact) -> bool:
@@ -117,7 +123,7 @@ def _is_evaluation(program: Program, call: CallFact, loop: LoopFact | None) -> b
     over_test_data = any(
         EVALUATION_NAMES.search(last_name(each.iterated)) for each in call.loops if each.iterated
     )
-    if switched or named or over_test_data:
+    if switched or over_test_data or (named and switched is None):
         return loop.computes
     return loop.computes and switched is None and not _gives_graph_away(program, call, loop)
 

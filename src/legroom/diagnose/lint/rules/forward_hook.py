@@ -26,7 +26,14 @@ import libcst as cst
 from legroom.diagnose.lint.edits import append_to
 from legroom.diagnose.lint.facts import CallFact, Function, Store
 from legroom.diagnose.lint.kinds import UNKNOWN, Kind
-from legroom.diagnose.lint.lifetimes import is_let_go_elsewhere, is_limited, is_own, is_step_loop, survives
+from legroom.diagnose.lint.lifetimes import (
+    is_let_go,
+    is_let_go_elsewhere,
+    is_limited,
+    is_own,
+    is_step_loop,
+    survives,
+)
 from legroom.diagnose.lint.program import Program
 from legroom.diagnose.lint.rule import Problem
 from legroom.diagnose.lint.syntax import dotted, method_name, names_in, path_of, receiver, walk
@@ -137,7 +144,7 @@ def _lambda(program: Program, call: CallFact, given: cst.Lambda) -> Iterator[Pro
         if not isinstance(each, cst.Call) or method_name(each) not in {"append", "extend"} or not each.args:
             continue
         target = path_of(receiver(each))
-        if target is None or any(release.target == target for release in program.releases):
+        if target is None or is_let_go(program, target, call.function):
             continue
         if call.function.environment.get(target, UNKNOWN).bounded or _is_removed(program, call):
             continue

@@ -28,7 +28,7 @@ from legroom.diagnose.lint.edits import append_to
 from legroom.diagnose.lint.kinds import Kind
 from legroom.diagnose.lint.program import Program
 from legroom.diagnose.lint.rule import Problem
-from legroom.diagnose.lint.syntax import names_in, walk
+from legroom.diagnose.lint.syntax import held_parts, names_in, walk
 
 CODE = "LG107"
 
@@ -78,9 +78,8 @@ def _holds_more(program: Program, handler: cst.ExceptHandler) -> bool:
 
 
 def _parts(expression: cst.BaseExpression) -> list[cst.BaseExpression]:
-    if isinstance(expression, (cst.Tuple, cst.List)):
-        return [part for each in expression.elements for part in _parts(each.value)]
-    return [expression]
+    inside = held_parts(expression)
+    return [part for each in inside for part in _parts(each)] if inside else [expression]
 
 
 def _touches_tensors(program: Program, attempt: cst.Try) -> bool:
