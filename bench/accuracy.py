@@ -23,7 +23,7 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -35,7 +35,8 @@ from legroom.memory.allocator_settings import AllocatorSettings
 from legroom.observe.gpus import find_gpu
 from legroom.predict import doubt
 from legroom.predict.fit import replay, safe_reserved
-from legroom.predict.tracing import trace_steps
+from legroom.predict.trace import Trace
+from legroom.predict.tracing import needs_arithmetic, trace_steps
 
 KEPT = Path(__file__).parent.parent / "tests" / "data" / "truth_peaks.json"
 MEASURED_STEPS = 3
@@ -166,9 +167,7 @@ def measured(half: str, folder: Path | None) -> dict[str, Measured]:
 
 def compare(half: str, case: Case, real: Measured) -> Row:
     began = time.perf_counter()
-    trace = trace_steps(
-        lambda: build(case, "cuda", skipped=real.skipped)[2], find_gpu("h200"), steps=MEASURED_STEPS
-    )
+    trace = traced(case, real)
     peaks = replay(trace, settings=MEASURED_WITH)
     seconds = time.perf_counter() - began
     trace.doubt = doubt.of(trace, MEASURED_WITH)
@@ -176,6 +175,20 @@ def compare(half: str, case: Case, real: Measured) -> Row:
     del trace
     gc.collect()
     return Row(half, case.key, peaks.allocated, real.allocated, peaks.reserved, real.reserved, safe, seconds)
+
+
+def traced(case: Case, real: Measured) -> Trace:
+    """As `legroom estimate` does it: without data, and where shapes depend on the model's results, computed on the CPU."""
+
+    def make() -> Callable[[], object]:
+        return build(case, "cuda", skipped=real.skipped)[2]
+
+    try:
+        return trace_steps(make, find_gpu("h200"), steps=MEASURED_STEPS)
+    except Exception as error:
+        if not needs_arithmetic(error):
+            raise
+    return trace_steps(make, find_gpu("h200"), steps=MEASURED_STEPS, mode="cpu")
 
 
 def show_progress(row: Row) -> None:

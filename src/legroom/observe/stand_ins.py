@@ -1,9 +1,8 @@
 """Device tensors without data: operations on them give shapes and nothing else, in no time and no memory.
 
 What lives on a device is a fake tensor; what lives on the host is real, so that data loading, sampling and logging run
-as they are. Where the two meet, values must be made up: `.item()` gives 1, `all()` True and any other question False;
-`.cpu()` gives ones. One thing is known: whether a mask or another small tensor of whole numbers was all true on the host before
-it was copied, since models leave out a padding mask that masks nothing.
+as they are. Where the two meet, small tensors that do not depend on the model have the values that they would have (`known_values`);
+others' must be made up: `.item()` gives 1, `all()` True and any other question False; `.cpu()` gives ones.
 
 Models are built on the host first and would take time and memory there: what a module makes while it is constructed
 is fake from the beginning, and so is every parameter and buffer it registers.
@@ -23,18 +22,15 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.parameter import is_lazy
 
+from legroom.observe.known_values import LARGEST, KnownValues, needs_values
 from legroom.observe.shape_memory import ShapeMemory
 
 SMALL = 64 * 1024
 """Bytes below which a tensor made during a module's construction stays real: its values may steer the construction
 (`[rate.item() for rate in torch.linspace(0, 0.1, depth)]`), and it costs nothing."""
 
-LARGEST_MASK = 4 << 20
-"""Bytes of a host tensor that is looked through when it is copied to the device."""
-
 ASKS_DEVICE = torch.ops.prim.device.default
 _ITEM = torch.ops.aten._local_scalar_dense.default
-_COPY = torch.ops.aten._to_copy.default
 _CHECK_INF = getattr(torch.ops.aten, "_amp_foreach_non_finite_check_and_unscale_", None)
 
 
@@ -60,70 +56,78 @@ class StandIns:
     def __init__(self) -> None:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._memory = ShapeMemory(self.mode, self._worked_out)
+        self.asked = 0
+        """How often the program asked for values of a tensor ..."""
         self.made_up = 0
-        """How many values were made up."""
+        """... and how often they had to be made up."""
         self._infinities = _Storages()
         self._true = _Storages()
-        self._partly_false = _Storages()
+        self._values = KnownValues(self._without_data)
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any], to_device: bool) -> Any:
         """One operation. `to_device`: its results live on a device, whatever its inputs are."""
         if func is _ITEM:  # a host's tensor may say how large one on the device is to be
             return self._value(args[0]) if isinstance(args[0], FakeTensor) else func(*args, **kwargs)
-        if id(func) in _ALL and _any_fake(args):
-            out = self._shaped(func, args, kwargs)
-            if args[0] not in self._partly_false:
-                self._true.add(out)
-            return out
         if getattr(func, "namespace", "") == "c10d" and _any_fake(args):
+            self._values.forget(args)
             return _communicated(func, args)
         if to_device and args and is_lazy(args[0]):
             return func(*args, **kwargs)  # empty, and of a class that fake mode does not know
-        if func is _COPY and (to_device or isinstance(args[0], FakeTensor)):
-            out = self._shaped(func, args, kwargs)
-            if self._is_partly_false(args[0]):
-                self._partly_false.add(out)
-            return out
-        if to_device or _any_fake(args) or _any_fake(kwargs.values()) or _is_building(func, args, kwargs):
-            if _CHECK_INF is not None and func is _CHECK_INF.default:
-                self._infinities.add(args[1])
-            if _returns_nothing(func):  # changes values in place, and there are none
-                return None
-            return self._shaped(func, args, kwargs)
-        return func(*args, **kwargs)
-
-    def _shaped(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """The operation on shapes alone: what entering the mode and calling `func` would come to, without that way's cost."""
+        if not (to_device or _any_fake(args) or _any_fake(kwargs.values())):
+            if not _is_building(func, args, kwargs) or fake_mode_in_force() is not None:
+                return func(*args, **kwargs)
+            return self._memory.run(func, args, kwargs)
         if (
             fake_mode_in_force() is not None
-        ):  # as when torch copies a stand-in: the mode's turn comes after ours anyway
+        ):  # as when torch copies a stand-in: the mode's turn comes after ours
+            self._values.forget(args)
             return func(*args, **kwargs)
-        return self._memory.run(func, args, kwargs)
+        return self._on_device(func, args, kwargs)
 
-    def _is_partly_false(self, copied: torch.Tensor) -> bool:
-        if isinstance(copied, FakeTensor):
-            return copied in self._partly_false
-        if copied.is_floating_point() or copied.is_complex() or copied.nbytes > LARGEST_MASK:
-            return False
-        return not bool(copied.all())
+    def _on_device(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """The operation on shapes, and on values as far as they are known."""
+        if needs_values(func, args):
+            answer = self._values.result_of(func, args, kwargs)
+            if answer is not None:
+                return answer
+        if _CHECK_INF is not None and func is _CHECK_INF.default:
+            self._infinities.add(args[1])
+        # What returns nothing changes values in place, and has no shapes.
+        out: Any = None if _returns_nothing(func) else self._memory.run(func, args, kwargs)
+        self._values.follow(func, args, kwargs, out)
+        if id(func) in _ALL and self._values.of(out) is None:
+            self._true.add(out)
+        return out
 
     def _worked_out(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return self.mode.__torch_dispatch__(func, (), args, kwargs)
+
+    def _without_data(self, tensor: torch.Tensor) -> torch.Tensor:
+        with self.mode, torch.no_grad():
+            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
 
     def device_of(self, tensor: FakeTensor) -> torch.device:
         """What a data-less tensor says of its device: as `FakeTensorMode` answers, without the way through it."""
         return torch.device("meta") if tensor.fake_mode.in_kernel_invocation else tensor.fake_device
 
     def on_host(self, tensor: torch.Tensor, **options: Any) -> torch.Tensor:
-        """What a data-less tensor becomes when it is copied to the host: real, and made up."""
-        self.made_up += 1
+        """What a data-less tensor becomes when it is copied to the host: real, and made up where its values are not known."""
         dtype = options.get("dtype") or tensor.dtype
+        self.asked += 1
+        known = self._values.of(tensor)
+        if known is not None:
+            return known.to(dtype, copy=True)
+        self.made_up += 1
         return torch.ones(tensor.shape, dtype=dtype).requires_grad_(False)
 
     def as_list(self, tensor: torch.Tensor) -> Any:
         return self.on_host(tensor).tolist()
 
-    def _value(self, tensor: FakeTensor) -> float | int | bool:
+    def _value(self, tensor: FakeTensor) -> Any:
+        self.asked += 1
+        known = self._values.of(tensor)
+        if known is not None:
+            return known.item()
         self.made_up += 1
         if tensor in self._infinities:  # GradScaler asks whether gradients overflowed
             return 0.0
@@ -144,10 +148,11 @@ class StandIns:
             ):
                 return None
             if id(tensor) not in made:
-                with self.mode, torch.no_grad():
-                    fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+                fake = self._without_data(tensor)
                 if isinstance(tensor, nn.Parameter):
                     fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
+                elif tensor.layout is torch.strided and tensor.nbytes <= LARGEST:
+                    self._values.note(fake, tensor.detach().clone(memory_format=torch.preserve_format))
                 made[id(tensor)] = (
                     tensor,
                     fake,

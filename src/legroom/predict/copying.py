@@ -1,6 +1,6 @@
 """A step function and all it works on, copied onto a traced device: the originals are neither changed nor doubled.
 
-Tensors become tensors without data, so the copy costs nothing; modules, optimizers and containers are deep-copied
+Tensors become tensors without data (small ones that are no parameters keep their values), so the copy costs nothing; modules, optimizers and containers are deep-copied
 around them, and everything that shared a tensor before still does. A device named `cpu` in the copied variables
 becomes `cuda`: people without a GPU write their step for what they have.
 """
@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
+
+from legroom.observe.known_values import LARGEST
 
 
 class OntoDevice:
@@ -127,6 +129,8 @@ def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
     size = tensor.shape
     if tensor.dim() == 0 and not isinstance(tensor, nn.Parameter):  # counters and the like: values that steer
         return tensor.detach().clone()
+    if not isinstance(tensor, nn.Parameter) and tensor.nbytes <= LARGEST and tensor.is_contiguous():
+        return tensor.detach().to("cuda").requires_grad_(tensor.requires_grad)
     made = torch.empty_strided(size, tensor.stride(), dtype=tensor.dtype, device="cuda")
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(made, requires_grad=tensor.requires_grad)

@@ -2,6 +2,12 @@
 
 from collections.abc import Callable
 
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
+
 from legroom.memory.events import Event
 from legroom.observe.cuda_rules.rules import CudaRules
 from legroom.observe.gpus import Gpu
@@ -49,3 +55,19 @@ def trace_steps(
         trace.steps = trace.steps or steps
         del step
     return trace
+
+
+def needs_values(error: BaseException) -> bool:
+    """Whether a trace without data ended because shapes depend on values that it has not: real arithmetic may do it."""
+    return isinstance(error, DataDependentOutputException | DynamicOutputShapeException)
+
+
+def needs_arithmetic(error: BaseException) -> bool:
+    """The same, or an operation of somebody's own gives no shapes without data."""
+    if needs_values(error) or isinstance(error, UnsupportedOperatorException):
+        return True
+    return type(error) is RuntimeError and _NO_SHAPES in str(error)
+
+
+_NO_SHAPES = "fake impl"
+"""What torch says of a custom operation whose results' shapes nobody declared."""

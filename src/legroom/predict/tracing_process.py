@@ -24,11 +24,6 @@ from typing import Any, NoReturn
 
 import psutil
 import torch
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    UnsupportedOperatorException,
-)
 from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as _dataloader
 
@@ -48,7 +43,7 @@ from legroom.predict.means_in_force import in_force
 from legroom.predict.resize import batch_size_of, resized
 from legroom.predict.resting_collector import living, resting_during_imports
 from legroom.predict.trace import Trace
-from legroom.predict.tracing import finish, make_device
+from legroom.predict.tracing import finish, make_device, needs_arithmetic, needs_values
 
 MOST_AT_ONCE = 4
 """Traces; each takes some hundred MiB of the host."""
@@ -278,12 +273,11 @@ class TracingProcess:
         def run(func: Any, args: Any, kwargs: dict[str, Any], to_device: bool) -> Any:
             try:
                 return plain_run(func, args, kwargs, to_device)
-            except (DataDependentOutputException, DynamicOutputShapeException):
-                self._end("needs data", f"{func.overloadpacket}{_where()}", 1)
-            except (UnsupportedOperatorException, RuntimeError) as error:
-                if type(error) is RuntimeError and _NO_SHAPES not in str(error):
+            except Exception as error:
+                if not needs_arithmetic(error):
                     raise
-                self._end("needs data", f"{func.overloadpacket}{_where()}: it has no fake implementation", 1)
+                lacking = "" if needs_values(error) else ": it has no fake implementation"
+                self._end("needs data", f"{func.overloadpacket}{_where()}{lacking}", 1)
 
         stand_ins.run = run  # type: ignore[method-assign]
 
@@ -354,8 +348,6 @@ def _line(error: BaseException, found: Frame) -> int:
     return lines[-1] or found.line if lines else found.line
 
 
-_NO_SHAPES = "fake impl"
-"""What torch says of a custom operation whose results' shapes nobody declared."""
 _NO_DATA = "Cannot access data pointer"
 """What torch says to a kernel (an extension's, Triton's) that is given a tensor without data."""
 

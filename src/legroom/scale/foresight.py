@@ -91,7 +91,7 @@ def foreseen(
             step = make_step(OntoDevice())
             for _ in range(steps):
                 step()
-            looked_at_values = bool(device.stand_ins and device.stand_ins.made_up)
+            looked_at_values = bool(device.stand_ins and device.stand_ins.asked)
             del step
         trace = Trace(gpu=like.gpu, mode="fake", events=events)
         return Foreseen(

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from legroom.observe.stand_ins import LARGEST_MASK, StandIns
+from legroom.observe.known_values import LARGEST
+from legroom.observe.stand_ins import StandIns
 from legroom.observe.virtual.gpu import VirtualGPU
 
 
@@ -34,10 +35,11 @@ def test_nor_is_what_is_made_of_it() -> None:
     assert not bool(mask[:, :2].all())
 
 
-def test_masks_that_the_device_made_are_taken_for_all_true() -> None:
-    assert bool((torch.randn(4, device="cuda") > 0).all())
+def test_masks_that_the_model_made_are_taken_for_all_true() -> None:
+    scores = torch.nn.Linear(4, 4).cuda()(torch.randn(4, device="cuda"))
+    assert bool((scores > 0).all())
 
 
 def test_large_tensors_are_not_looked_through() -> None:
-    zeros = torch.zeros(LARGEST_MASK + 1, dtype=torch.bool)
+    zeros = torch.zeros(LARGEST + 1, dtype=torch.bool)
     assert bool(zeros.cuda().all())

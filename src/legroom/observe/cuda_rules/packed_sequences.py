@@ -7,6 +7,7 @@ beside what belongs to the next. torch gives no shape for it, because lengths ar
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from legroom.observe.cuda_rules.dispatcher import COMPOSITE, Overrides
 
@@ -19,9 +20,9 @@ def install(overrides: Overrides) -> None:
         sizes = [
             sum(length > step for length in longest_first) for step in range(max(longest_first, default=0))
         ]
-        if overrides.stands_for_cuda(input):
+        if isinstance(input, FakeTensor) and overrides.stands_for_cuda(input):
             packed: Tensor = _Packed.apply(input, sum(sizes), batch_first)  # type: ignore[no-untyped-call]
-        else:  # a host's own: the operation is no composite that could be asked to go its own way
+        else:  # with data: the operation is no composite that could be asked to go its own way
             steps = input.transpose(0, 1) if batch_first else input
             packed = torch.cat([steps[step, :count] for step, count in enumerate(sizes)])
         return packed, torch.tensor(sizes, dtype=torch.int64)

@@ -13,6 +13,7 @@ from legroom.observe.cuda_rules import (
     autocast,
     communication,
     convolution,
+    ctc,
     distances,
     dropout,
     embedding,
@@ -86,6 +87,7 @@ class CudaRules:
             attention.install(overrides, self.gpu, self.release)
             recurrent_cells.install(overrides)
             packed_sequences.install(overrides)
+            ctc.install(overrides)
             with (
                 optimizers.installed(),
                 recurrent.installed(overrides, self.gpu),
