@@ -2,11 +2,12 @@
 
     python -m bench.postmortem_time [--repeats 3] [--json FILE]
 
-Each program runs under `legroom run` on a virtual GPU until memory ends. The clock starts at the failing step (so the
-search for holders, which comes before the error is raised, counts) and once more at the error, and stops when the last line of the
-post-mortem has been read; processor time, which others at work on the machine do not lengthen, is counted from the failing step to the
-end of the command. The small program has a few layers and takes 20 steps. The large one has 300,000 objects that Python's
-collector lists, 20,000 tensors on the device and takes 400 steps of 60 layers. The medians, with the machine's load beside them.
+Each program runs under `legroom run` until memory ends: on a virtual GPU of 96 MiB, or on as much of a real one where there is
+one. The clock starts at the failing step (so the search for holders, which comes before the error is raised, counts) and once
+more at the error, and stops when the last line of the post-mortem has been read; processor time, which others at work on the
+machine do not lengthen, is counted from the failing step to the end of the command. The small program has a few layers and
+takes 20 steps. The large one has 300,000 objects that Python's collector lists, 20,000 tensors on the device and takes 400
+steps of 60 layers. The medians, with the machine's load beside them.
 """
 
 import argparse
@@ -20,7 +21,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from bench.table import print_table
+from legroom.units import MiB
 
 PROGRAM = """
 import json, sys, time
@@ -28,7 +32,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-def train(layers, tensors, objects, steps, told):
+def train(layers, tensors, objects, steps, room, told):
+    if torch.cuda.get_device_properties(0).total_memory > room:
+        torch.cuda.set_per_process_memory_fraction(room / torch.cuda.get_device_properties(0).total_memory)
     ballast = [[i] for i in range(objects)]
     kept = [torch.zeros(8, device="cuda") for _ in range(tensors)]
     model = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.ReLU()) for _ in range(layers))).cuda()
@@ -45,11 +51,12 @@ def train(layers, tensors, objects, steps, told):
             Path(told).write_text(json.dumps([began, time.time(), used]))
             raise
 
-train(*map(int, sys.argv[1:5]), sys.argv[5])
+train(*map(int, sys.argv[1:6]), sys.argv[6])
 """
 
 SIZES = {"small": (4, 0, 0, 20), "large": (60, 20_000, 300_000, 400)}
 """Layers, tensors, objects, steps."""
+ROOM = 96 * MiB
 
 
 def main() -> None:
@@ -64,14 +71,14 @@ def main() -> None:
             "program",
             "from the failing step",
             "from the error",
-            "to the first line",
+            "to its first line",
             "processor, from the failing step",
             "load",
         ],
         [
             [
                 name,
-                *(f"{row[key]:.2f}" for key in ("from_step", "from_error", "processor")),
+                *(f"{row[key]:.2f}" for key in ("from_step", "from_error", "first_line", "processor")),
                 f"{row['load']:.1f}",
             ]
             for name, row in figures.items()
@@ -91,10 +98,10 @@ def fail(sizes: tuple[int, ...]) -> dict[str, float]:
             "-m",
             "legroom",
             "run",
-            "--gpu",
-            "96MiB",
+            *([] if torch.cuda.is_available() else ["--gpu", f"{ROOM}"]),
             str(script),
             *map(str, sizes),
+            str(ROOM),
             str(told),
         ]
         run = subprocess.Popen(
@@ -109,6 +116,7 @@ def fail(sizes: tuple[int, ...]) -> dict[str, float]:
     return {
         "from_step": after[-1] - began,
         "from_error": after[-1] - failed,
+        "first_line": after[0] - failed,
         "processor": usage.ru_utime + usage.ru_stime - used,
         "load": os.getloadavg()[0],
     }

@@ -1,10 +1,12 @@
 """What watching costs and what it sees.
 
-    python -m bench.watch_cost [--parts always-on scan coverage] [--seconds 20] [--layers 12 30] [--json FILE]
+    python -m bench.watch_cost [--parts always-on scan coverage] [--seconds 20] [--milliseconds 1 5] [--json FILE]
 
 1. Always-on: training loops of small operations, plain, with the detector attached and inside `legroom.watch`, in short blocks of
-   the same run in ever new order; medians within a block, then over all rounds, and the plain loop twice, to see the noise. On the CPU processor time is
-   counted, for others may be at work; the backward pass runs on the same thread there.
+   the same run in ever new order, and the plain loop twice, to see the noise. Told are the median turn of a block and all its turns
+   together (some of which are attended more closely), as multiples of the plain block of the same round, the median over all rounds; and
+   what painting the line takes, each time and of all time. On the CPU processor time is counted, for others may be at work; the
+   backward pass runs on the same thread there.
 2. A scan: with 300,000 objects in the process that Python's collector lists, the time to list all tensors, to follow one of
    them to its holder, and both together (processor time of the thread, for others may be at work), with the machine's load beside it.
 3. Coverage: runs that die of memory on a virtual GPU (on the real one where there is one): the share of the bytes then alive that
@@ -14,6 +16,7 @@
 import argparse
 import contextlib
 import gc
+import io
 import json
 import os
 import random
@@ -37,15 +40,16 @@ from legroom.observe.python_names import Variables
 from legroom.observe.session import Session
 from legroom.observe.watching.census import look_around
 from legroom.observe.watching.watcher import Watcher
-from legroom.show.watch import _detector
+from legroom.show.watch import REPAINT_SECONDS, _detector, _Line
 from legroom.units import GiB, MiB
 
-LAYERS = (12, 30)
-TURNS, FELT = 12, 3
+MILLISECONDS = (1.0, 5.0)
+TURNS, FELT = 23, 3
 """Steps in a block, and how many of them are not counted."""
 PARTS = ["scan", "always-on", "coverage"]
 """In this order: the scan while there are fewer objects than it wants."""
 WAYS = ["plain", "plain again", "detector", "legroom.watch"]
+SUMS: dict[str, Callable[[list[float]], float]] = {"median turn": statistics.median, "all turns": sum}
 OBJECTS = 300_000
 KEPT: list[torch.Tensor] = []
 """What the scan looks for."""
@@ -56,7 +60,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--seconds", type=float, default=20.0, help="for each size of step")
-    parser.add_argument("--layers", type=int, nargs="+", default=LAYERS, help="of the loops that are timed")
+    parser.add_argument(
+        "--milliseconds", type=float, nargs="+", default=MILLISECONDS, help="about what a plain step takes"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -66,7 +72,7 @@ def main() -> None:
             figures[part] = scan()
             show_scan(figures[part])
         elif part == "always-on":
-            figures[part] = [always_on(device, layers, options.seconds) for layers in options.layers]
+            figures[part] = [always_on(device, each, options.seconds) for each in options.milliseconds]
             show_always_on(figures[part], device)
         else:
             figures[part] = {name: coverage(device, program) for name, program in PROGRAMS.items()}
@@ -78,11 +84,17 @@ def main() -> None:
 def show_always_on(rows: list[dict[str, Any]], device: str) -> None:
     print_table(
         f"Watching while nothing grows, torch {torch.__version__} on {device}: time of a step / that of a plain one",
-        ["plain step", *WAYS[1:], "rounds"],
+        ["plain step", "", *WAYS[1:], "rounds"],
         [
-            [f"{on['plain_ms']:.2f} ms", *(f"{on[way]:.4f}" for way in WAYS[1:]), str(on["rounds"])]
+            [f"{on['plain_ms']:.2f} ms", of, *(f"{on[of][way]:.4f}" for way in WAYS[1:]), str(on["rounds"])]
             for on in rows
+            for of in SUMS
         ],
+    )
+    paint = statistics.median(on["paint_us"] for on in rows)
+    share = paint / (REPAINT_SECONDS * 1e6)
+    print(
+        f"To paint the line takes {paint:.0f} µs every {REPAINT_SECONDS} s at most: {share:.2%} of the time."
     )
 
 
@@ -111,17 +123,63 @@ def show_coverage(rows: dict[str, dict[str, float]], device: str) -> None:
     )
 
 
-def always_on(device: str, layers: int, seconds: float) -> dict[str, Any]:
-    """Medians of a step's time as multiples of the plain one's in the same round, the median over all rounds."""
+def always_on(device: str, milliseconds: float, seconds: float) -> dict[str, Any]:
+    """A step's time as a multiple of the plain one's in the same round, the median over all rounds."""
+    layers = max(round(8 * milliseconds / (_median_turn(_loop(device, 8)) * 1e3)), 1)
+    turns = _loop(device, layers)
+    watcher = Watcher(lambda kept: None)
+
+    def attached() -> list[float]:
+        watcher.attach()
+        try:
+            return turns(lambda batches: batches)
+        finally:
+            watcher.detach()
+
+    ways: dict[str, Callable[[], list[float]]] = {
+        "plain": lambda: turns(lambda batches: batches),
+        "plain again": lambda: turns(lambda batches: batches),
+        "detector": attached,
+        "legroom.watch": lambda: turns(lambda batches: legroom.watch(batches, quiet=True)),
+    }
+    rounds: list[dict[str, list[float]]] = []
+    for way in 4 * WAYS:  # past the first looks
+        ways[way]()
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        looked = watcher.seconds_looking, _detector.watcher.seconds_looking
+        times = {way: ways[way]() for way in random.sample(WAYS, len(WAYS))}
+        # A look belongs to what grows, not to what is always on.
+        if looked == (watcher.seconds_looking, _detector.watcher.seconds_looking):
+            rounds.append(times)
+    figures: dict[str, Any] = {
+        of: {
+            way: statistics.median(sum_of(each[way]) / sum_of(each["plain"]) for each in rounds)
+            for way in WAYS
+        }
+        for of, sum_of in SUMS.items()
+    }
+    plain = statistics.median(statistics.median(each["plain"]) for each in rounds)
+    return {
+        "plain_ms": plain * 1e3,
+        "layers": layers,
+        "rounds": len(rounds),
+        "paint_us": _paint_us(),
+        **figures,
+    }
+
+
+def _loop(device: str, layers: int) -> Callable[[Callable[[Any], Iterable[torch.Tensor]]], list[float]]:
+    """A training loop: give it a way to go through batches, and it gives the time of each turn."""
     model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(layers))).to(device)
     optimizer = torch.optim.Adam(model.parameters(), foreach=False)
     batches = [torch.randn(16, 64, device=device)] * TURNS
     clock = time.perf_counter if device == "cuda" else time.thread_time
 
-    def turns(loader: Iterable[torch.Tensor]) -> list[float]:
-        """How long each took, from one batch to the next; without the first ones, which still feel the way before."""
+    def turns(way: Callable[[Any], Iterable[torch.Tensor]]) -> list[float]:
+        """From one batch to the next; without the first ones, which still feel the way before."""
         ends = []
-        for batch in loader:
+        for batch in way(batches):
             ends.append(clock())
             loss = model(batch).square().mean()
             optimizer.zero_grad()
@@ -130,34 +188,31 @@ def always_on(device: str, layers: int, seconds: float) -> dict[str, Any]:
             loss.item()
         return [after - before for before, after in pairwise(ends[FELT:])]
 
-    watcher = Watcher(lambda kept: None)
+    return turns
 
-    def attached() -> list[float]:
-        watcher.attach()
-        try:
-            return turns(batches)
-        finally:
-            watcher.detach()
 
-    ways: dict[str, Callable[[], list[float]]] = {
-        "plain": lambda: turns(batches),
-        "plain again": lambda: turns(batches),
-        "detector": attached,
-        "legroom.watch": lambda: turns(legroom.watch(batches, quiet=True)),
-    }
-    rounds: list[dict[str, float]] = []
-    for way in 4 * WAYS:  # past the first looks
-        ways[way]()
-    until = time.perf_counter() + seconds
-    while time.perf_counter() < until:
-        looked = watcher.seconds_looking, _detector.watcher.seconds_looking
-        medians = {way: statistics.median(ways[way]()) for way in random.sample(WAYS, len(WAYS))}
-        # A look belongs to what grows, not to what is always on.
-        if looked == (watcher.seconds_looking, _detector.watcher.seconds_looking):
-            rounds.append(medians)
-    ratios = {way: statistics.median(each[way] / each["plain"] for each in rounds) for way in WAYS}
-    plain = statistics.median(each["plain"] for each in rounds)
-    return {"plain_ms": plain * 1e3, "rounds": len(rounds), **ratios}
+def _median_turn(turns: Callable[[Callable[[Any], Iterable[torch.Tensor]]], list[float]]) -> float:
+    return min(statistics.median(turns(lambda batches: batches)) for _ in range(3))
+
+
+def _paint_us(times: int = 200) -> float:
+    """Microseconds to paint the line once."""
+    line = _Line(_Terminal(), "epoch 1", 1000, quiet=False)
+    began = time.perf_counter()
+    for _ in range(times):
+        line._show(time.perf_counter())
+    return (time.perf_counter() - began) / times * 1e6
+
+
+class _Terminal(io.StringIO):
+    """Takes what is painted, as a terminal would; nobody sees it."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        self.seek(0)
+        return super().write(text)
 
 
 def scan() -> dict[str, Any]:

@@ -16,7 +16,7 @@ from legroom.memory.capture import SUFFIX, CaptureWriter
 from legroom.units import MiB
 
 MAX_BYTES = 8 * MiB
-"""About a million events: as much as the closing summary reads back in two seconds."""
+"""About two million events: as much as `legroom report` reads back in a few seconds."""
 
 
 @dataclass(slots=True)

@@ -29,11 +29,11 @@ from legroom.diagnose import sources, spilled
 from legroom.diagnose.command import Command
 from legroom.diagnose.ending import RunEnding
 from legroom.diagnose.oom import is_oom
-from legroom.diagnose.run_report import RunReport, run_report
+from legroom.diagnose.run_report import RunReport, report_of
 from legroom.diagnose.spilled import Spilled
 from legroom.errors import LegroomError
-from legroom.memory.capture import read_capture
 from legroom.memory.events import Event
+from legroom.memory.ledger import Ledger
 from legroom.observe.attribution import is_user_file
 from legroom.observe.index_checks import IndexChecks
 from legroom.observe.script import Ending, Outcome, Script, before_os_exit, execute, installed
@@ -46,6 +46,8 @@ from legroom.show.tracebacks import headline, innermost_place, shortened, withou
 from legroom.train.spilling.spill import Spill
 from legroom.units import format_size
 
+REMEMBERED = 100_000
+"""So many events stay in memory for the report: those around the peak, around a failure, and the newest."""
 AtExit = Callable[[Callable[[], None]], object]
 
 
@@ -92,6 +94,8 @@ class Recording:
         self._owner = os.getpid()
         self._session: Session | None = None
         self._place: CapturePlace | None = None
+        self._run: dict[str, Any] = {}
+        self._ledger = Ledger(remember=REMEMBERED)
         self._live: LiveLine | None = None
         self._flushing: Beat | None = None
         self._json: JsonStdout | None = None
@@ -122,9 +126,8 @@ class Recording:
 
     def _prepare(self) -> None:
         self._session = Session(self._record, gpus=self._gpus)
-        self._place = open_capture(
-            self._output, force=self._force, stem=self._script.stem, run=self._header()
-        )
+        self._run = self._header()
+        self._place = open_capture(self._output, force=self._force, stem=self._script.stem, run=self._run)
         try:
             self._open.enter_context(self._session)
         except BaseException:
@@ -185,8 +188,14 @@ class Recording:
     # --- during -----------------------------------------------------------------------------------------------
 
     def _record(self, event: Event) -> None:
-        if self._place is not None:
+        """What happens after the report was told (a dead script's tensors die in their thousands) is no part of it."""
+        if self._told is None:
+            self._write(event)
+
+    def _write(self, event: Event) -> None:
+        if self._place is not None and os.getpid() == self._owner:
             self._place.writer.write(event)
+            self._ledger.apply(event)
 
     def _uncaught(self, error: BaseException, hooked: bool) -> tuple[str, str]:
         """Show an exception that left the script, and give its text."""
@@ -276,17 +285,17 @@ class Recording:
         speaker.ended(outcome, self._session.fullest())
 
     def _report(self, outcome: Outcome) -> RunReport:
-        """What the capture says up to now, with how the run ended written into it."""
+        """What was recorded up to now, with how the run ended; it need not be read back, however long the run was."""
         assert self._session is not None
         assert self._place is not None
         self._session.finish()
         self._write_ending(outcome)
         writer = self._place.writer
         writer.flush()
-        report = run_report(read_capture(writer.path), path=self._place.name)
+        report = report_of(self._ledger, self._run, path=self._place.name, dropped=writer.dropped)
         lines = sources.read_sources(report.frames())
         writer.write(sources.as_note(lines, self._seconds))
-        return replace(report, sources=lines, truncated=False)  # it only breaks off where we are
+        return replace(report, sources=lines)
 
     def _write_ending(self, outcome: Outcome) -> None:
         ending = RunEnding(
@@ -297,9 +306,9 @@ class Recording:
             seconds=self._seconds,
         )
         if self._spill is not None:
-            self._record(spilled.as_note(_account(self._spill), self._seconds))
+            self._write(spilled.as_note(_account(self._spill), self._seconds))
         for note in endings.as_notes(ending):
-            self._record(note)
+            self._write(note)
 
     @property
     def _seconds(self) -> float:

@@ -10,7 +10,7 @@ from legroom.diagnose.batch_argument import BatchArgument
 from legroom.diagnose.leaks import Leak
 from legroom.diagnose.picture import budget_of, free_at
 from legroom.findings import Finding
-from legroom.memory.events import Alloc, Category, Event, Frame, Holder, Oom, Tag
+from legroom.memory.events import Alloc, Category, Frame, Holder, Oom
 from legroom.memory.state import State
 
 
@@ -21,8 +21,8 @@ class Evidence:
     oom: Oom
     state: State
     """At the failure."""
-    events: Sequence[Event]
-    """Everything up to the failure."""
+    births: Callable[[], Iterator[Alloc]]
+    """Storages born on the full device, the newest first, with what they turned out to be."""
     holders: Sequence[Holder] = ()
     leaks: Sequence[Leak] = ()
     """Of the device that is full."""
@@ -36,13 +36,6 @@ class Evidence:
     def live(self, *categories: Category) -> list[Alloc]:
         """Live storages of these categories."""
         return [each for each in self.state.live if each.category in categories]
-
-    def births(self) -> Iterator[Alloc]:
-        """Storages born on the full device, the newest first, with what they turned out to be."""
-        tags = {event.id: event.category for event in self.events if isinstance(event, Tag)}
-        for event in reversed(self.events):
-            if isinstance(event, Alloc) and event.device == self.oom.device:
-                yield event._replace(category=tags.get(event.id, event.category))
 
     @property
     def budget(self) -> int:

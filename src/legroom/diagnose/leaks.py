@@ -6,13 +6,16 @@ inputs and results in that graph with them. Lines that grow in step with activat
 the line that weighs most, which is what a person looks for: one thing to change.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from legroom.memory.events import Category, Holder
 from legroom.memory.growth import Growth
 from legroom.memory.ledger import Ledger
+
+_Line = tuple[str | None, int | None, Category]
+"""File, line and what is made there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +51,9 @@ class Leak:
 
 def find_leaks(ledger: Ledger, device: int, holders: Sequence[Holder] = ()) -> list[Leak]:
     """Every leak on a device, largest first."""
-    growing = [row for row in ledger.growth(device) if _is_kept(row, ledger, device)]
+    rows = ledger.growth(device)
+    born = _steps_of_birth(ledger, device) if rows else {}
+    growing = [row for row in rows if _is_kept(row, born)]
     graph = [row for row in growing if row.category is Category.ACTIVATION]
     others = [row for row in growing if row.category is not Category.ACTIVATION]
     if graph:
@@ -61,19 +66,20 @@ def find_leaks(ledger: Ledger, device: int, holders: Sequence[Holder] = ()) -> l
     return sorted(leaks, key=lambda leak: -leak.bytes_per_step)
 
 
-def _is_kept(row: Growth, ledger: Ledger, device: int) -> bool:
+def _is_kept(row: Growth, born: Mapping[_Line, set[int]]) -> bool:
     """Whether what grows comes from several steps. Results may also be one tensor reborn larger with each step
     (`history = torch.cat(...)`); of activations and inputs that is a loop whose batches happen to grow."""
-    if row.category is Category.TEMPORARY:
-        return True
-    steps = ledger.steps(device)
-    births = {
-        each.step
-        for each in ledger.at_step(steps[-1].step, device).live
-        if each.category is row.category
-        and (each.frame and (each.frame.file, each.frame.line)) == (row.file, row.line)
-    }
-    return len(births) >= 3
+    return row.category is Category.TEMPORARY or len(born.get((row.file, row.line, row.category), ())) >= 3
+
+
+def _steps_of_birth(ledger: Ledger, device: int) -> dict[_Line, set[int]]:
+    """The steps from which each line still had something when the last step ended."""
+    born: dict[_Line, set[int]] = {}
+    state = ledger.at_last_step(device)
+    for each in state.live if state is not None else ():
+        file, line, _ = each.frame or (None, None, None)
+        born.setdefault((file, line, each.category), set()).add(each.step)
+    return born
 
 
 def _leak(rows: Sequence[Growth], kind: str, device: int, holders: Sequence[Holder]) -> Leak:

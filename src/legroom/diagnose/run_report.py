@@ -1,4 +1,4 @@
-"""What a run did to memory, as plain data: made from a capture alone, so that it can be viewed as often as wanted.
+"""What a run did to memory, as plain data: made from its ledger, folded as the run went or from its capture, as often as wanted.
 
 Nothing here prints and nothing here is torch's. `RunReport.as_json()` is what `--format json` shows; its keys are stable.
 """
@@ -24,6 +24,7 @@ from legroom.diagnose.spilled import Spilled
 from legroom.findings import Finding
 from legroom.memory.capture import Capture
 from legroom.memory.events import Frame, Holder, Note, Oom, Step
+from legroom.memory.garbage_collection import no_garbage_collection
 from legroom.memory.kept import from_notes as kept_from_notes
 from legroom.memory.ledger import Ledger
 
@@ -183,34 +184,47 @@ class RunReport:
 
 def run_report(capture: Capture, *, path: str | None = None) -> RunReport:
     """Read a run off its capture. `path` is where the capture lies, None where it was not kept."""
-    ledger = Ledger(capture.events)
-    notes = [event for event in capture.events if isinstance(event, Note)]
+    with no_garbage_collection():
+        ledger = Ledger(capture.events)
+    return report_of(ledger, capture.run, path=path, truncated=capture.truncated, dropped=capture.dropped)
+
+
+def report_of(
+    ledger: Ledger,
+    run: Mapping[str, Any],
+    *,
+    path: str | None = None,
+    truncated: bool = False,
+    dropped: int = 0,
+) -> RunReport:
+    """The report of a run that was folded as it went, or read back. `run`: what its capture's header says of it;
+    `dropped`: how many events its capture is without."""
+    notes = ledger.notes()
     ending = endings.from_notes(notes)
     steps = ledger.steps()
-    devices = _devices(capture.run, ledger, steps)
+    devices = _devices(run, ledger)
     ooms = ledger.ooms()
     device = _device_of_interest(devices, ooms)
     holders = _named_once(ledger.holders(len(ooms) - 1)) if ooms else []
-    leaks = _leaks(capture, ledger, devices, device, notes, holders)
-    command = Command.from_run(capture.run)
-    rank = capture.run.get("rank")
+    leaks = _leaks(ledger, devices, device, notes, holders)
+    command = Command.from_run(run)
+    rank = run.get("rank")
     return RunReport(
         command=command,
-        started=str(capture.run.get("started", "")),
+        started=str(run.get("started", "")),
         devices=devices,
         device=device,
         ending=ending,
-        seconds=ending.seconds
-        or max((getattr(event, "time", 0.0) for event in capture.events[-50:]), default=0.0),
+        seconds=ending.seconds or ledger.seconds,
         steps=max((step.step + 1 for step in steps), default=0),
         history=tuple(step for step in steps if device is not None and step.device == device.index),
         peak=_peak(ledger, device) if device else None,
-        oom=_last_oom(capture, ledger, ending, holders, leaks, command) if ooms else None,
+        oom=_last_oom(ledger, ending, holders, leaks, command) if ooms else None,
         oom_count=len(ooms),
         leaks=leaks,
         capture=path,
-        truncated=capture.truncated,
-        dropped=capture.dropped,
+        truncated=truncated,
+        dropped=dropped,
         remarks=tuple(dict.fromkeys(note.text for note in notes if note.kind in _REMARKS)),
         spilled=spilled.from_notes(notes),
         sources=sources.from_notes(notes),
@@ -219,7 +233,6 @@ def run_report(capture: Capture, *, path: str | None = None) -> RunReport:
 
 
 def _leaks(
-    capture: Capture,
     ledger: Ledger,
     devices: Sequence[Device],
     device: Device | None,
@@ -228,7 +241,7 @@ def _leaks(
 ) -> tuple[Leak, ...]:
     """What the detector saw; where it was not at work to the end, what the ledger says grew."""
     measured = [leak for each in devices for leak in find_leaks(ledger, each.index, holders)]
-    kept = kept_from_notes(capture.events)
+    kept = kept_from_notes(notes)
     if not kept and not any(note.kind == "watched" for note in notes):
         return tuple(measured)
     steps = max((step.step + 1 for step in ledger.steps()), default=0)
@@ -242,20 +255,18 @@ def _peak(ledger: Ledger, device: Device) -> Picture | None:
 
 
 def _last_oom(
-    capture: Capture,
     ledger: Ledger,
     ending: RunEnding,
     holders: Sequence[Holder],
     leaks: Sequence[Leak],
     command: Command,
 ) -> OomReport:
-    event = ledger.ooms()[-1]
-    state = ledger.at_oom(len(ledger.ooms()) - 1)
-    position = max(i for i, each in enumerate(capture.events) if each is event)
+    last = len(ledger.ooms()) - 1
+    event, state = ledger.ooms()[last], ledger.at_oom(last)
     evidence = Evidence(
         oom=event,
         state=state,
-        events=capture.events[:position],
+        births=lambda: ledger.births_before_oom(last),
         holders=holders,
         leaks=[leak for leak in leaks if leak.device == event.device],
         batch=find_batch_argument(command.arguments),
@@ -283,7 +294,7 @@ def _named_once(holders: Sequence[Holder]) -> list[Holder]:
     return sorted(named.values(), key=lambda holder: -holder.bytes)
 
 
-def _devices(run: Mapping[str, Any], ledger: Ledger, steps: Sequence[Step]) -> tuple[Device, ...]:
+def _devices(run: Mapping[str, Any], ledger: Ledger) -> tuple[Device, ...]:
     """The devices that the capture's header names. It may come from a stranger: anything odd is left out."""
     listed = run.get("devices")
     devices = []
@@ -291,7 +302,7 @@ def _devices(run: Mapping[str, Any], ledger: Ledger, steps: Sequence[Step]) -> t
         index = row.get("index") if isinstance(row, dict) else None
         if not isinstance(index, int):
             continue
-        own = [step for step in steps if step.device == index]
+        allocated, reserved = ledger.peak_of_steps(index)
         devices.append(
             Device(
                 index=index,
@@ -300,10 +311,8 @@ def _devices(run: Mapping[str, Any], ledger: Ledger, steps: Sequence[Step]) -> t
                 capacity=_size(row.get("capacity")),
                 other=_size(row.get("other")),
                 # Steps outlive what was dropped to keep a capture small, so they may know of a higher peak.
-                peak_allocated=max(ledger.peak(index).bytes, *(step.peak_allocated for step in own), 0),
-                peak_reserved=max(
-                    ledger.peak(index, "reserved").bytes, *(step.peak_reserved for step in own), 0
-                ),
+                peak_allocated=max(ledger.peak(index).bytes, allocated),
+                peak_reserved=max(ledger.peak(index, "reserved").bytes, reserved),
             )
         )
     return tuple(devices)

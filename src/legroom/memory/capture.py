@@ -78,6 +78,11 @@ class CaptureWriter:
         except OSError as error:
             raise CaptureError(_why_not(self.path, error)) from None
 
+    @property
+    def dropped(self) -> int:
+        """How many events the file is without, because it was kept small."""
+        return self._file.dropped if self._file is not None else 0
+
     def write(self, event: Event) -> None:
         if self._file is None:
             return

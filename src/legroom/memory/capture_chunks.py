@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from legroom.memory.capture_rows import FORMAT, VERSION, RowEncoder
-from legroom.memory.capture_trim import Chunk, trim
+from legroom.memory.capture_trim import Chunk, left_out, trim
 from legroom.memory.events import Event, Holder, Oom, Step
 
 
@@ -35,6 +35,11 @@ class ChunkFile:
     def seconds(self) -> float:
         """The latest time of any event so far."""
         return self._encoder.time / 1e6
+
+    @property
+    def dropped(self) -> int:
+        """How many events went when the file was trimmed."""
+        return sum(left_out(chunk) for chunk in self._chunks)
 
     def write(self, events: Sequence[Event]) -> None:
         self._put(self._encoder.encode(events))

@@ -84,6 +84,11 @@ def choose(chunks: Sequence[Chunk], *, highest: Iterable[int], max_bytes: int) -
     return kept
 
 
+def left_out(chunk: Chunk) -> int:
+    """How many of a chunk's events are not in the file: all but the steps that were kept, of one that stands for others."""
+    return 0 if chunk.whole else chunk.events - zlib.decompress(chunk.step_rows).count(b"\n")
+
+
 def _merge(run: list[Chunk]) -> Chunk:
     first, last = run[0], run[-1]
     return Chunk(

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
-from legroom.memory.events import Event, Note
+from legroom.memory.events import Note
 
 KIND = "leak"
 """The kind of note that carries one."""
@@ -54,12 +54,12 @@ class Kept:
         return Note(time, KIND, json.dumps(asdict(self)))
 
 
-def from_notes(events: Iterable[Event]) -> list[Kept]:
+def from_notes(notes: Iterable[Note]) -> list[Kept]:
     """The verdicts of a run: of the same leak the last, in the order in which they were first reached."""
     found: dict[tuple[str, str | None, int | None], Kept] = {}
-    for event in events:
-        if isinstance(event, Note) and event.kind == KIND:
-            kept = _read(event.text)
+    for note in notes:
+        if note.kind == KIND:
+            kept = _read(note.text)
             if kept is not None:
                 found[kept.identity] = kept
     return list(found.values())

@@ -2,8 +2,9 @@
 
 It takes a whole capture, or a run as it goes. Live, `apply` only notes an event and now and then works through those
 noted: a storage may die, and `apply` be called for it, at any moment, in any thread, even while a question is being
-answered. A long run has more events than there is memory for; with `remember` a ledger keeps about so many (those
-around the peaks and the out-of-memory events, and the newest) and of the others the steps and the timeline.
+answered. A long run has more events than there is memory for; with `remember` a ledger keeps about so many: those
+around the peaks, the out-of-memory events and the last step's end, and the newest. What it says of any other moment is
+said from the totals that it carries on, and of very many steps it keeps every second, fourth, ... of the older ones.
 
 What a storage is may become known after its birth: its last tag counts for its whole life.
 """
@@ -25,7 +26,8 @@ from legroom.memory.timeline import Sample, TimelineBuilder
 
 _BATCH = 4096
 _SPAN = 1 << 15
-_SAMPLES_OF_A_FORGOTTEN_SPAN = 48
+_MOST_STEPS = 20_000
+"""Step ends that a ledger keeps which does not keep everything."""
 
 
 class Ledger:
@@ -46,7 +48,9 @@ class Ledger:
         self._gauges: dict[int, _Gauge] = {}
         self._spans = [_Span(start=0, time=0.0, live={}, reserved={})]
         self._steps: list[_StepEnd] = []
+        self._every_step = 1
         self._ooms: list[_Failure] = []
+        self._notes: list[Note] = []
         self._in_gap = False
         remaining = iter(events)
         while batch := list(islice(remaining, _BATCH)):
@@ -67,6 +71,12 @@ class Ledger:
         with self._up_to_date():
             return self._length
 
+    @property
+    def seconds(self) -> float:
+        """When the last event was, counted from the run's beginning."""
+        with self._up_to_date():
+            return self._time
+
     def devices(self) -> list[int]:
         with self._up_to_date():
             return sorted(self._gauges)
@@ -76,6 +86,11 @@ class Ledger:
         with self._up_to_date():
             gauge = self._gauges.get(device, _Gauge())
             return gauge.peak_allocated if of == "allocated" else gauge.peak_reserved
+
+    def peak_of_steps(self, device: int = 0) -> tuple[int, int]:
+        """The most that was allocated, and reserved, as the steps themselves tell: it may be more than the events that are left show."""
+        with self._up_to_date():
+            return self._gauges.get(device, _Gauge()).peak_of_steps
 
     def at(self, index: int, device: int = 0) -> State:
         """What `device` held after event number `index`; -1 is before the first."""
@@ -93,6 +108,12 @@ class Ledger:
                 raise UsageError(f"step {step} was dropped from the capture: only its totals are known")
             known = f"from {ends[0].event.step} to {ends[-1].event.step}" if ends else "none"
             raise UsageError(f"there is no step {step} on device {device}: known are {known}")
+
+    def at_last_step(self, device: int = 0) -> State | None:
+        """What `device` held at the end of the last step whose events are known; None before there is one."""
+        with self._up_to_date():
+            ended = self._gauges[device].ended if device in self._gauges else None
+            return None if ended is None else self._state_after(ended, device)
 
     def at_oom(self, number: int = 0) -> State:
         """What the failing device held at that out-of-memory event, counted from 0."""
@@ -120,16 +141,32 @@ class Ledger:
         with self._up_to_date():
             return list(self._failure(number).holders)
 
+    def notes(self) -> list[Note]:
+        with self._up_to_date():
+            return list(self._notes)
+
+    def births_before_oom(self, number: int = 0) -> Iterator[Alloc]:
+        """Storages born on the failing device before that out-of-memory event, counted from 0: the newest first, as far back as is
+        remembered, with their final categories."""
+        with self._up_to_date():
+            failure = self._failure(number)
+            spans = [span for span in self._spans if span.start <= failure.index]
+        until = failure.index
+        for span in reversed(spans):
+            if span.start + len(span.events) < until:
+                return  # what came between is forgotten
+            for event in reversed(span.events[: until - span.start]):
+                if isinstance(event, Alloc) and event.device == failure.event.device:
+                    yield self._with_final_category(event)
+            until = span.start
+
     def timeline(self, samples: int = 600, device: int = 0) -> list[Sample]:
-        """The device's memory over time in at most about so many samples; every peak is among them."""
+        """The device's memory over time, as far as it is remembered, in at most about so many samples; every peak is among them."""
         with self._up_to_date():
             begin = self._spans[0].time
             builder = TimelineBuilder(device, self._tags, begin=begin, end=self._time, samples=samples)
             for span in self._spans:
-                if span.samples is None:
-                    builder.add_events(span.live.values(), span.reserved.get(device, 0), span.events)
-                else:
-                    builder.add_samples(span.samples.get(device, ()))
+                builder.add_events(span.live.values(), span.reserved.get(device, 0), span.events)
             return builder.samples()
 
     def growth(self, device: int = 0, *, least_steps: int = 5) -> list[Growth]:
@@ -190,6 +227,7 @@ class Ledger:
             return
         self._time = max(self._time, event.time)
         if isinstance(event, Note):
+            self._notes.append(event)
             if event.kind in ("dropped", "resumed"):
                 self._in_gap = event.kind == "dropped"
                 for gauge in self._gauges.values():
@@ -202,8 +240,9 @@ class Ledger:
                 gauge.note_peaks(index, event.time)
         elif isinstance(event, Step):
             self._steps.append(_StepEnd(None if self._in_gap else index, event))
-            gauge.steps = event.step + 1
+            gauge.end_step(event)
             if not self._in_gap:
+                gauge.ended = index
                 self._settle()
                 gauge.growth.end_step(event.step, gauge.lines)
         else:
@@ -243,7 +282,7 @@ class Ledger:
         if not -1 <= index < self._length:
             raise UsageError(f"there is no event {index}: the run has {self._length:,}")
         span = self._spans[max(bisect_right(self._spans, index, key=lambda span: span.start) - 1, 0)]
-        if span.samples is not None:
+        if index not in span and index != span.start - 1:
             raise UsageError(f"event {index:,} is no longer remembered: read it from the run's capture")
         live, reserved, time = dict(span.live), span.reserved.get(device, 0), span.time
         for event in islice(span.events, index - span.start + 1):
@@ -260,12 +299,12 @@ class Ledger:
         return self._state(live, reserved, index, time, device)
 
     def _state(self, live: dict[int, Alloc], reserved: int, index: int, time: float, device: int) -> State:
-        resolved = []
-        for alloc in live.values():
-            if alloc.device == device:
-                category = self._tags.get(alloc.id, alloc.category)
-                resolved.append(alloc if category is alloc.category else alloc._replace(category=category))
+        resolved = [self._with_final_category(alloc) for alloc in live.values() if alloc.device == device]
         return State(device=device, index=index, time=time, live=resolved, reserved=reserved)
+
+    def _with_final_category(self, alloc: Alloc) -> Alloc:
+        category = self._tags.get(alloc.id, alloc.category)
+        return alloc if category is alloc.category else alloc._replace(category=category)
 
     def _end_span_if_full(self) -> None:
         # What is alive is copied for each span, so where much is, spans are longer.
@@ -283,28 +322,22 @@ class Ledger:
 
     def _forget(self, remember: int) -> None:
         remembered = sum(len(span.events) for span in self._spans)
-        precious = {failure.index for failure in (*self._ooms[:1], *self._ooms[-1:])}
+        precious: set[int | None] = {failure.index for failure in (*self._ooms[:1], *self._ooms[-1:])}
         for gauge in self._gauges.values():
-            precious |= {gauge.peak_allocated.index, gauge.peak_reserved.index}
-        for span, following in zip(self._spans, self._spans[1:], strict=False):
-            if remembered <= remember:
-                break
-            if span.samples is None and not any(span.start <= index < following.start for index in precious):
+            precious |= {gauge.peak_allocated.index, gauge.peak_reserved.index, gauge.ended}
+        kept = []
+        for span in self._spans[:-1]:
+            if remembered <= remember or any(index in span for index in precious):
+                kept.append(span)
+            else:
                 remembered -= len(span.events)
-                self._forget_span(span, until=following.time)
+        self._spans = [*kept, self._spans[-1]]
         if len(self._tags) > self._tags_to_keep:
             self._forget_tags()
-
-    def _forget_span(self, span: "_Span", until: float) -> None:
-        samples = {}
-        for device in self._gauges:
-            builder = TimelineBuilder(
-                device, self._tags, begin=span.time, end=until, samples=_SAMPLES_OF_A_FORGOTTEN_SPAN
-            )
-            builder.add_events(span.live.values(), span.reserved.get(device, 0), span.events)
-            samples[device] = builder.samples()
-        span.samples = samples
-        span.live, span.events = {}, []
+        if len(self._steps) > _MOST_STEPS:
+            self._every_step *= 2
+            older, newer = self._steps[: -_MOST_STEPS // 4], self._steps[-_MOST_STEPS // 4 :]
+            self._steps = [*(end for end in older if end.event.step % self._every_step == 0), *newer]
 
     def _forget_tags(self) -> None:
         known = set(self._live)
@@ -327,11 +360,20 @@ class _Gauge:
     highest: int = 0
     """What `allocated` must exceed to be a peak."""
     steps: int = 0
+    ended: int | None = None
+    """The event at which the last step ended whose events are known."""
     latest: Alloc | None = None
     peak_allocated: Moment = _NEVER
     peak_reserved: Moment = _NEVER
+    peak_of_steps: tuple[int, int] = 0, 0
+    """The highest that any step told, allocated and reserved."""
     lines: dict[Line, int] = field(default_factory=dict)
     growth: GrowthWatch = field(default_factory=GrowthWatch)
+
+    def end_step(self, step: Step) -> None:
+        self.steps = step.step + 1
+        allocated, reserved = self.peak_of_steps
+        self.peak_of_steps = max(allocated, step.peak_allocated), max(reserved, step.peak_reserved)
 
     def note_peaks(self, index: int, time: float) -> None:
         born = self.latest
@@ -346,14 +388,16 @@ class _Gauge:
 
 @dataclass(slots=True)
 class _Span:
-    """A stretch of events and the state in which it began; once forgotten, only samples of it."""
+    """A stretch of events and the state in which it began."""
 
     start: int
     time: float
     live: dict[int, Alloc]
     reserved: dict[int, int]
     events: list[Event] = field(default_factory=list)
-    samples: dict[int, list[Sample]] | None = None
+
+    def __contains__(self, index: int | None) -> bool:
+        return index is not None and self.start <= index < self.start + len(self.events)
 
 
 @dataclass(slots=True)

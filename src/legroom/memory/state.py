@@ -6,6 +6,7 @@ Every storage carries its final category: what it turned out to be, not what it 
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 from legroom.memory.events import Alloc, Category, Frame, Phase
@@ -41,9 +42,9 @@ class Holding:
     """How many storages that is."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class State:
-    """What a device held at one moment."""
+    """What a device held at one moment. Much may be alive, so what is asked for again and again is summed once."""
 
     device: int
     index: int
@@ -53,7 +54,7 @@ class State:
     """In the order of their birth, with their final categories."""
     reserved: int
 
-    @property
+    @cached_property
     def allocated(self) -> int:
         return sum(alloc.block_bytes for alloc in self.live)
 
@@ -63,6 +64,10 @@ class State:
 
     def by_category(self) -> dict[Category, int]:
         """Every category is there, also where it is 0. This and the others: the largest first."""
+        return dict(self._by_category)
+
+    @cached_property
+    def _by_category(self) -> dict[Category, int]:
         return _sums(self.live, lambda alloc: alloc.category, at_least=Category)
 
     def by_line(self) -> dict[Frame | None, int]:

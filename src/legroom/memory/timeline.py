@@ -57,21 +57,6 @@ class TimelineBuilder:
             for _, time, allocated, reserved, sums in self._picked
         ]
 
-    def add_samples(self, samples: Iterable[Sample]) -> None:
-        """A piece of the run of which only samples are left."""
-        for time, allocated, reserved, by_category in samples:
-            if time >= self._edge:
-                self._end_part(time)
-            self._number += 1
-            self._now = time
-            self._last = (self._number, time, allocated, reserved, tuple(by_category.values()))
-            if self._lowest is None or allocated < self._lowest[2]:
-                self._lowest = self._last
-            if self._highest is None or allocated > self._highest[2]:
-                self._highest = self._last
-            if self._most_reserved is None or reserved > self._most_reserved[3]:
-                self._most_reserved = self._last
-
     def add_events(self, alive: Iterable[Alloc], reserved: int, events: Iterable[Event]) -> None:
         """A piece of the run: its events, and what was alive and reserved when it began."""
         device, tags, number, now = self._device, self._tags, self._number, self._now

@@ -9,25 +9,20 @@ kept. Reading a running function's locals makes CPython (up to 3.12) keep a copy
 pin the very tensors looked at, so that copy is emptied again.
 """
 
-import gc
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
-from types import FrameType, FunctionType, MethodType, ModuleType
+from collections.abc import Iterable, Iterator
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from legroom.memory.events import Frame, Holder
-from legroom.observe import autograd_graph
 from legroom.observe.attribution import is_user_file, user_lines
+from legroom.observe.python_names import CONTAINERS, attributes_of, file_of
+from legroom.observe.reach import Measure, Reach
 
-Measure = Callable[[torch.Tensor], tuple[int, int] | None]
-"""A tensor → (key of its storage, device bytes), or None when it is not on a device."""
-
-_MOST_OBJECTS = 200_000
 _OURS = __file__.rpartition("observe")[0]
 _COPIES_LOCALS = sys.version_info < (3, 13)
 
@@ -101,19 +96,16 @@ def survey(frame: FrameType | None, measure: Measure) -> Survey:
     together: dict[int, int] = {}
     at_work: dict[Frame, dict[int, int]] = {}
     lines, backward_line = user_lines(frame)
-    barren: set[int] = set()  # what was walked through and led to no device memory need not be walked again
+    reach = Reach(measure)
     for user_frame, variables, is_library in _user_variables(frame):
         where = Frame(user_frame.f_code.co_filename, user_frame.f_lineno or 0, user_frame.f_code.co_name)
-        for name, value in variables.items():
-            if isinstance(name, str) and not name.startswith("__"):
-                storages = _reach(value, measure, barren)
-                if is_library:
-                    at_work.setdefault(where, {}).update(storages)
-                elif storages:
-                    together.update(storages)
-                    found.append(
-                        Holder(name + _describe(value), sum(storages.values()), len(storages), where)
-                    )
+        for name, value in _named(variables, with_parts=not is_library):
+            storages = reach.of(value)
+            if is_library:
+                at_work.setdefault(where, {}).update(storages)
+            elif storages:
+                together.update(storages)
+                found.append(Holder(name + _describe(value), sum(storages.values()), len(storages), where))
         value = None
         _forget(user_frame, variables, is_library)
     return Survey(found, together, at_work, lines, backward_line)
@@ -159,6 +151,21 @@ def _user_variables(frame: FrameType | None) -> Iterator[tuple[FrameType, Any, b
         frame = frame.f_back
 
 
+def _named(variables: Any, *, with_parts: bool) -> Iterator[tuple[str, Any]]:
+    """What variables hold. In the place of an object of the user's own, its attributes (`trainer.history`); beside a model, what
+    the model gathers in containers."""
+    for name, value in variables.items():
+        if not isinstance(name, str) or name.startswith("__"):
+            continue
+        file = file_of(type(value)) if with_parts else None
+        attributes = attributes_of(value) if file is not None and is_user_file(file) else None
+        if attributes is None or isinstance(value, nn.Module):
+            yield name, value
+        for part, held in list((attributes or {}).items()):
+            if not isinstance(value, nn.Module) or (type(held) in CONTAINERS and not part.startswith("_")):
+                yield f"{name}.{part}", held
+
+
 def _forget(frame: FrameType, variables: Any, is_library: bool = False) -> None:
     """Empty the copy of a function's locals that looking at them made (not a module's or class's own names)."""
     if (
@@ -170,70 +177,6 @@ def _forget(frame: FrameType, variables: Any, is_library: bool = False) -> None:
 
 
 def _describe(value: Any) -> str:
-    if isinstance(value, list | tuple | dict | set):
+    if isinstance(value, CONTAINERS):
         return f" ({type(value).__name__}, {len(value):,} item{'s' if len(value) != 1 else ''})"
     return f" ({type(value).__name__})"
-
-
-_LEAVES = (
-    str,
-    bytes,
-    int,
-    float,
-    bool,
-    complex,
-    type(None),
-    ModuleType,
-    type,
-    torch.dtype,
-    torch.device,
-    FrameType,
-)
-
-
-def _reach(value: Any, measure: Measure, barren: set[int]) -> dict[int, int]:
-    """Storage key → bytes, of everything on a device that `value` keeps alive."""
-    if isinstance(value, _LEAVES) or id(value) in barren:
-        return {}
-    storages: dict[int, int] = {}
-    seen: set[int] = set()
-    stack: list[Any] = [value]
-    while stack and len(seen) < _MOST_OBJECTS:
-        item = stack.pop()
-        if isinstance(item, _LEAVES) or id(item) in seen or id(item) in barren:
-            continue
-        seen.add(id(item))
-        if isinstance(item, torch.Tensor):
-            measured = measure(item)
-            if measured is not None:
-                storages[measured[0]] = measured[1]
-            if item.is_leaf:
-                gradient = item.grad
-                if gradient is not None:
-                    stack.append(gradient)
-            elif item.grad_fn is not None:
-                for node in autograd_graph.nodes([item.grad_fn]):
-                    for saved in chain(autograd_graph.saved_by(node), autograd_graph.kept_to_recompute(node)):
-                        measured = measure(saved)
-                        if measured is not None:
-                            storages[measured[0]] = measured[1]
-        elif isinstance(item, torch.optim.Optimizer):
-            stack.append(item.state)
-        elif isinstance(item, nn.Module):
-            stack.extend((item._parameters, item._buffers, item._modules))
-            stack.extend(v for k, v in vars(item).items() if not k.startswith("_"))
-        elif isinstance(item, dict):
-            stack.extend(item.values())
-        elif isinstance(item, list | tuple | set | frozenset):
-            stack.extend(item)
-        elif isinstance(item, FunctionType):
-            stack.extend(autograd_graph.enclosed(item))
-        elif isinstance(item, MethodType):
-            stack.append(item.__self__)
-        else:
-            stack.extend(
-                r for r in gc.get_referents(item) if isinstance(r, dict | list | tuple | torch.Tensor)
-            )
-    if not storages:
-        barren |= seen
-    return storages

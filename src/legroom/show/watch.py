@@ -20,7 +20,7 @@ from legroom.diagnose.kept_leaks import leaks_from
 from legroom.diagnose.leaks import Leak
 from legroom.errors import UsageError
 from legroom.memory.kept import Kept
-from legroom.observe.watching.counters import cuda_allocated, cuda_peak, resident_bytes
+from legroom.observe.watching.counters import cuda_allocated_and_peak, resident_bytes
 from legroom.observe.watching.watcher import Watcher
 from legroom.show.live import can_repaint
 from legroom.show.run_summary import leak_words
@@ -217,7 +217,7 @@ class _Line:
             self._told = self._done
 
     def _figures(self, now: float) -> Figures:
-        allocated = cuda_allocated()
+        allocated, peak = cuda_allocated_and_peak()
         self._recent = [*self._recent[-TREND_STEPS:], (self._done, allocated)]
         return Figures(
             description=self._description,
@@ -225,8 +225,8 @@ class _Line:
             total=self._total,
             seconds=now - self._began,
             allocated=allocated,
-            peak=cuda_peak(),
-            host=resident_bytes(),
+            peak=peak,
+            host=0 if peak else resident_bytes(),  # shown only where no device has anything
             bytes_per_step=_trend(self._recent) if allocated else None,
         )
 

@@ -58,6 +58,14 @@ def test_the_capture_says_what_was_shown(run, capfd):
     assert shown in err
 
 
+def test_the_capture_of_a_failure_says_all_that_was_said_at_once(run, capfd):
+    _, out, _ = run(FAILS, "--gpu", "64MiB", "--format", "json")
+    assert main(["report", "train.legroom", "--format", "json"]) == 0
+    again = json.loads(capfd.readouterr().out)
+    assert json.loads(out) == again
+    assert again["oom"]["advice"]
+
+
 def test_arguments_after_the_script_are_its_own(run):
     words = ("--gpu", "x", "--help", "-m", "--", "-o")
     _, out, _ = run("import sys; print(sys.argv[1:])", "--gpu", "64MiB", arguments=words)
@@ -247,7 +255,7 @@ def test_our_own_trouble_does_not_change_the_exit_code(run, monkeypatch):
     def broken(*args, **kwargs):
         raise TypeError("our bug")
 
-    monkeypatch.setattr("legroom.cli.recording.run_report", broken)
+    monkeypatch.setattr("legroom.cli.recording.report_of", broken)
     code, _, err = run("raise SystemExit(3)", "--gpu", "64MiB")
     assert code == 3
     assert "legroom: the report could not be made (TypeError: our bug); the run itself is not affected" in err

@@ -44,7 +44,10 @@ def bounded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Capture, list[Eve
             written.append(event)
             if isinstance(event, Step):
                 largest = max(largest, path.stat().st_size)
+        writer.flush()
+        dropped = writer.dropped
     assert writer.failed is None
+    assert dropped == read_capture(path).dropped > 0
     assert os.listdir(path.parent) == ["run.legroom"]
     return read_capture(path), written, max(largest, path.stat().st_size)
 

@@ -75,16 +75,38 @@ def test_a_forgotten_moment_is_a_sentence(both: tuple[Ledger, Ledger]) -> None:
         bounded.at_step(40)
 
 
-def test_the_timeline_covers_what_was_forgotten(both: tuple[Ledger, Ledger]) -> None:
+def test_the_end_of_the_last_step_stays_however_much_follows() -> None:
+    stream: list[Event] = [alloc(1, 10), Step(0.5, 0, 0.5, 0, 10, 20, 10, 20)]
+    for number in range(2, 4 * LIMIT):
+        stream += [alloc(number, 1), Free(1.0, number)]
+    whole, bounded = Ledger(stream), Ledger(stream, remember=LIMIT)
+    assert bounded.at_last_step() == whole.at_last_step() == whole.at_step(0)
+
+
+def test_births_before_an_oom_are_told_newest_first_up_to_what_was_forgotten(
+    both: tuple[Ledger, Ledger],
+) -> None:
     whole, bounded = both
-    expected, samples = whole.timeline(80), bounded.timeline(80)
-    assert abs(len(samples) - len(expected)) <= 16
-    assert samples[-1] == expected[-1]
-    assert max(sample.allocated for sample in samples) == max(sample.allocated for sample in expected)
-    middle = (samples[0].time + samples[-1].time) / 2
-    assert max(sample.allocated for sample in samples if sample.time > middle) == max(
-        sample.allocated for sample in expected if sample.time > middle
-    )
+    every, known = list(whole.births_before_oom(2)), list(bounded.births_before_oom(2))
+    assert 0 < len(known) < len(every)
+    assert known == every[: len(known)]
+
+
+def test_what_is_remembered_has_a_timeline_with_its_peak(both: tuple[Ledger, Ledger]) -> None:
+    whole, bounded = both
+    assert max(sample.allocated for sample in bounded.timeline(80)) == whole.peak().bytes
+
+
+def test_of_very_many_steps_older_ones_are_thinned_and_the_highest_is_known() -> None:
+    ledger = Ledger(remember=LIMIT)
+    for step in range(60_000):
+        for device in (0, 1):
+            ledger.apply(Step(step * 0.1, step, 0.1, device, 1, 1, 5 if step == 7 else 1, 2))
+    kept = ledger.steps(1)
+    assert len(ledger.steps()) <= 20_000 + LIMIT
+    assert [step.step for step in kept[-1000:]] == list(range(59_000, 60_000))
+    assert kept[0].step == 0
+    assert ledger.peak_of_steps(1) == (5, 2)
 
 
 def test_tags_of_what_was_forgotten_are_forgotten() -> None:

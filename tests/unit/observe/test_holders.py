@@ -102,3 +102,21 @@ def test_only_the_innermost_line_is_in_the_module_at_work() -> None:
         [Made(1, 512, HERE, False), Made(2, 1024, ELSEWHERE, False)], "encoder"
     )
     assert [each.path for each in held.largest] == ["(the call at work)", "(the call at work, in encoder)"]
+
+
+def test_an_object_of_the_users_is_told_by_its_attributes() -> None:
+    events: list[Event] = []
+
+    class Trainer:
+        def __init__(self) -> None:
+            self.model = nn.Linear(64, 64).cuda()
+            self.history = [torch.ones(1024, device="cuda") for _ in range(8)]
+
+        def run(self) -> None:
+            torch.ones(64 << 20, device="cuda")
+
+    with VirtualGPU("40MiB", sink=events.append), pytest.raises(torch.OutOfMemoryError):
+        Trainer().run()
+    held, share = held_at_failure(events)
+    assert {"self.model (Linear)", "self.history (list, 8 items)"} == set(held)
+    assert share == 1.0

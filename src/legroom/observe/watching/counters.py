@@ -35,20 +35,15 @@ class Counters:
 
 def cuda_allocated() -> int:
     """Bytes that live tensors hold on all CUDA devices in use; 0 without any."""
-    if not _cuda_in_use():
-        return 0
-    return sum(_allocated_on(index) for index in range(torch.cuda.device_count()))
+    return cuda_allocated_and_peak()[0]
 
 
-def cuda_peak() -> int:
-    """The highest that one device's live tensors held so far."""
-    if not _cuda_in_use():
-        return 0
-    return max(torch.cuda.max_memory_allocated(index) for index in range(torch.cuda.device_count()))
-
-
-def _cuda_in_use() -> bool:
-    return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+def cuda_allocated_and_peak() -> tuple[int, int]:
+    """Bytes that live tensors hold on all CUDA devices in use, and the highest that one device's held so far."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return 0, 0
+    figures = [_figures_of(index) for index in range(torch.cuda.device_count())]
+    return sum(now for now, _ in figures), max((peak for _, peak in figures), default=0)
 
 
 def resident_bytes() -> int:
@@ -56,13 +51,14 @@ def resident_bytes() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def _allocated_on(index: int) -> int:
-    """torch's own function flattens a hundred figures for one; the raw statistics are five times quicker. Without
-    the private call, that function is asked."""
+def _figures_of(index: int) -> tuple[int, int]:
+    """Allocated bytes of a device and their peak. torch's own functions flatten a hundred figures for each of the two; the raw
+    statistics are several times quicker. Without the private call, those functions are asked."""
     raw: Any = getattr(torch._C, "_cuda_memoryStats", None)
     if raw is None or getattr(torch.cuda.memory_allocated, "__module__", "") != "torch.cuda.memory":
-        return int(torch.cuda.memory_allocated(index))
-    return int(raw(index)["allocated_bytes"]["all"]["current"])
+        return int(torch.cuda.memory_allocated(index)), int(torch.cuda.max_memory_allocated(index))
+    figures = raw(index)["allocated_bytes"]["all"]
+    return int(figures["current"]), int(figures["peak"])
 
 
 class _MallInfo(ctypes.Structure):
