@@ -1,11 +1,11 @@
 """How often the explainer is right about real texts, and how long a log of a gigabyte takes.
 
-    python -m bench.explain [--gigabyte] [--raised] [TABLE.json ...]
+    python -m bench.explain [--gigabyte] [--raised] [--dressed] [TABLE.json ...]
 
 The first table was written together with the rules. Each other one was collected when the rules were done, scored once, and only then
 were the rules mended by it: docs/figures.md has those first scores, which are what to expect of a text that nobody has seen.
 Given tables are scored instead of those of tests/data/errors. `--raised` explains what the libraries installed here raise by their own source: next to
-nothing of it is about memory.
+nothing of it is about memory. `--dressed` puts on each text what launchers, loggers, terminals and notebooks would, and counts how often the answer stays.
 """
 
 import ast
@@ -19,6 +19,8 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+
+from tests.unit.diagnose.log_dress import DRESSES
 
 from legroom.diagnose.explain import explain, explain_file
 
@@ -34,6 +36,7 @@ TABLES = (
     "collected_across_libraries",
     "collected_every_day",
     "collected_unseen",
+    "collected_by_search",
 )
 MEMORY = ("oom", "disguised-oom", "host-oom")
 
@@ -109,14 +112,34 @@ def _messages(file: Path) -> Iterator[str]:
             yield f"{name}: {text.strip()}"
 
 
+def dressed(tables: list[Path]) -> None:
+    """How often an error is told as it is without what its log puts around it."""
+    rows = [row for table in tables for row in json.loads(table.read_text(encoding="utf-8"))]
+    plain = [(row["text"], told) for row in rows if (told := explain(row["text"])).kind != "unknown"]
+    same = Counter(
+        name
+        for name, dress in DRESSES.items()
+        for text, told in plain
+        if (again := explain(dress(text))).kind == told.kind and again.code == told.code
+    )
+    print(
+        f"{len(plain)} texts in {len(DRESSES)} dresses: {same.total() / len(plain) / len(DRESSES):.1%} told alike"
+    )
+    for name, number in sorted(same.items(), key=lambda pair: pair[1])[:5]:
+        print(f"  {name}: {number / len(plain):.1%}")
+
+
 def main() -> None:
     print(f"{'texts':<27} {'number':>7} {'right kind':>11} {'right code':>11} {'false oom':>10}")
     given = [Path(argument) for argument in sys.argv[1:] if not argument.startswith("-")]
-    for table in given or [FOLDER / f"{name}.json" for name in TABLES]:
+    tables = given or [FOLDER / f"{name}.json" for name in TABLES]
+    for table in tables:
         number, kinds, codes, alarms, wrong = score(table)
         print(f"{table.stem:<27} {number:>7} {kinds / number:>11.1%} {codes / number:>11.1%} {alarms:>10}")
         for row in wrong:
             print(f"  {row}")
+    if "--dressed" in sys.argv:
+        dressed(tables)
     if "--raised" in sys.argv:
         raised()
     if "--gigabyte" in sys.argv:

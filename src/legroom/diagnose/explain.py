@@ -15,7 +15,7 @@ import gzip
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Any, Literal, Protocol
 
 from legroom.diagnose.codes import find_page
 from legroom.diagnose.ending import from_notes
+from legroom.diagnose.explain_dress import printed_pieces
 from legroom.diagnose.explain_families import family_of
 from legroom.diagnose.explain_figures import causes_from_figures, sentence_of_figures
 from legroom.diagnose.explain_headlines import Headline
@@ -92,7 +93,7 @@ def explain(
         return _with_checks(_of_exception(error), here)
     if not isinstance(error, str):
         raise UsageError(f"give an exception or a text to explain, not a {type(error).__name__}")
-    return _with_checks(_of_log(search_log(pieces_of(error)), is_log=error.count("\n") > 3), here)
+    return _with_checks(_of_pieces(pieces_of(error), is_log=error.count("\n") > 3), here)
 
 
 def explain_file(
@@ -103,7 +104,7 @@ def explain_file(
 ) -> Explanation:
     """What a log, a capture of `legroom run`, or `-` (standard input) tells; or the text itself, where there is no such file."""
     if path == "-":
-        return _with_checks(_of_log(search_log(_decoded(sys.stdin.buffer, "standard input", progress))), here)
+        return _with_checks(_of_pieces(_decoded(sys.stdin.buffer, "standard input", progress)), here)
     file = Path(path)
     try:
         if file.is_dir():
@@ -116,8 +117,8 @@ def explain_file(
                     text = _error_of_capture(file)
                     return _with_checks(_of_log(search_log(pieces_of(text)), is_log=False), here)
                 with gzip.open(stream) as unpacked:
-                    return _with_checks(_of_log(search_log(_decoded(unpacked, path, progress))), here)
-            return _with_checks(_of_log(search_log(_decoded(stream, path, progress))), here)
+                    return _with_checks(_of_pieces(_decoded(unpacked, path, progress)), here)
+            return _with_checks(_of_pieces(_decoded(stream, path, progress)), here)
     except FileNotFoundError:
         if " " in path.strip():  # the error itself, as one tries first
             return explain(path, here=here)
@@ -131,6 +132,12 @@ def explain_file(
 
 
 # --- a log
+
+
+def _of_pieces(pieces: Iterable[str], *, is_log: bool = True) -> Explanation:
+    """What a log tells; lines of what a notebook's cells put out have no number in its file."""
+    printed, is_notebook = printed_pieces(pieces)
+    return _of_log(search_log(printed), is_log=is_log and not is_notebook)
 
 
 def _of_log(found: Found, *, is_log: bool = True) -> Explanation:

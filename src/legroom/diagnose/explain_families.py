@@ -114,7 +114,7 @@ _FAMILIES = tuple(
         ("LG717", r"state_dict|Checkpoint(?:Exception|Error)|\bckpt\b.{0,60}(?:match|missing|unexpected)|checkpoint.{0,60}(?:match|missing key|unexpected key)"),
         ("LG781", r"inline_container|pickle|zip archive|safetensors.{0,40}(?:error|header|invalid|corrupt)|corrupt\w*|truncated|magic number|(?:load|read)\w*.{0,60}(?:checkpoint|archive|model file)"),
         ("LG722", r"\bis_sm\d+|\bsm_?\d\d|compute_\d\d|compute capability"),
-        ("LG713", r"has not been allocated on \w+ device|\b(?:same|different|wrong|two|which|what) devices?\b|device.{0,60}(?:mismatch|\bbut\b|expected|does not match|must be)|(?:expected|must be|should be|found|is|are|not) (?:a |an |all )?(?:on|in)? ?(?:the )?(?:cpu|cuda|gpu)\b|\b(?:cuda:\d|cpu)\b.{1,80}\b(?:cuda:\d|cpu)\b"),
+        ("LG713", r"has not been allocated on \w+ device|\b(?:same|different|wrong|two|which|what) devices?\b|device.{0,60}(?:mismatch|\bbut\b|expected|does not match|must be)|(?:expected|must be|should be|to be|found|is|are|not) (?:a |an |all )?(?:on|in)? ?(?:the )?(?:cpu|cuda|gpu)\b|\b(?:cuda:\d|cpu)\b.{1,80}\b(?:cuda:\d|cpu)\b"),
         ("LG718", r"d-?type|scalar type|data ?type|\b(?:half|b?float(?:16|32|64|8\w*)|bf16|fp16|fp8|double|long|int(?:8|16|32|64)|bool|byte|char)\b.{0,80}" + _DIFFERS + "|" + _DIFFERS + r".{0,80}\b(?:half|b?float(?:16|32|64|8\w*)|bf16|fp16|fp8|double|long|int(?:8|16|32|64)|bool|byte|char)(?:Tensor)?\b"),
         ("LG712", r"(?<!list index )(?<!tuple index )(?<!string index )out[ -]of[ -](?:range|bounds)|must be (?:non-?negative|positive|between)|outside (?:the|of)"),
         ("LG760", r"\bnans?\b|\binf(?:inity)?\b|non-?finite|overflow|diverge"),

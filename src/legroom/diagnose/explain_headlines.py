@@ -6,6 +6,9 @@ time, a level, a frame of lines, colours. `without_prefix` takes off what stands
 
 import re
 from dataclasses import dataclass
+from itertools import accumulate
+
+from legroom.diagnose.explain_dress import lines_before
 
 TRACEBACK = "traceback (most recent call last)"
 _FARTHEST = 1 << 16
@@ -46,14 +49,20 @@ def last_of_tracebacks(text: str, lowered: str) -> Headline | None:
 def lone_headline(text: str, first_line: int = 1) -> Headline | None:
     """In a short text without a traceback's end: the last line that reads like an error of Python, is marked as one, or complains."""
     lines = [without_prefix(line.rpartition("\r")[2].strip()) for line in text.split("\n")]
+    ends = list(accumulate(not line.endswith("\v") for line in text.split("\n")))
     warned = () if sum(map(bool, lines)) > _FEW else (_WARNED,)  # in a log, a warning is no error
     for pattern in (_RAISED_SOMEWHERE, *warned, _MARKED, _COMPLAINS):
         for offset in reversed(range(len(lines))):
             match = pattern.search(lines[offset])
-            if match is not None and not (pattern is _COMPLAINS and _IS_CALM.search(lines[offset])):
+            if match is not None and not _is_calm(lines[offset], pattern):
                 kind = match[1] if pattern.groups else ""
-                return Headline(line=first_line + offset, kind=kind, text=shown(lines[offset]))
+                line = first_line + (ends[offset - 1] if offset else 0)
+                return Headline(line=line, kind=kind, text=shown(lines[offset]))
     return None
+
+
+def _is_calm(line: str, pattern: re.Pattern[str]) -> bool:
+    return "NCCL INFO" in line or (pattern is _COMPLAINS and _IS_CALM.search(line) is not None)
 
 
 def without_prefix(line: str) -> str:
@@ -68,19 +77,23 @@ def shown(line: str) -> str:
 
 def _end_of_traceback(text: str, begin: int, position: int) -> Headline | None:
     """The first line after a traceback's head that is neither indented nor decoration; a notebook names the class in the head."""
-    number = text.count("\n", 0, position) + 1
-    head = _NOTEBOOK_HEAD.match(without_prefix(text[begin:position]))
+    number = here = lines_before(text, position) + 1
+    before = text[begin:position]
+    margin = before[: len(before) - len(before.lstrip())]
+    head = _NOTEBOOK_HEAD.match(without_prefix(before))
     named = head[1] if head is not None else ""
     frames: list[str] = []
     for offset, line in enumerate(text[position : position + _FARTHEST].split("\n")):
-        plain = without_prefix(line.rstrip("\r"))
+        seen = line.rstrip("\r\v").rpartition("\r")[2]  # what a bar has drawn is drawn over
+        plain = without_prefix(seen.removeprefix(margin) if offset else seen)
         if offset and plain and not plain.startswith(_DECORATION):
             match = _RAISED.match(plain)
             if match is not None and match[1].endswith(named):
-                return Headline(line=number + offset, kind=match[1], text=shown(plain), frames=_told(frames))
+                return Headline(line=here, kind=match[1], text=shown(plain), frames=_told(frames))
             if not named:
                 return None
         frames.append(plain)
+        here += not line.endswith("\v")
     return Headline(line=number, kind=named, text=named, frames=_told(frames)) if named else None
 
 
@@ -103,6 +116,7 @@ _PREFIX = re.compile(
     r"|\d+:(?=\s|\w)"
     r"|[A-Z][a-z]{2} \d\d \d\d:\d\d:\d\d \S+ \S+\[\d+\]:"  # the journal of a service
     r"|[\w.-]+-\d+\s+\|"  # a container
+    r"|std(?:err|out) [FP](?=\s)"  # a pod
     rf"|\[?{_TIME}\]?"
     rf"|\[?{_LEVEL}\]?(?: {_TIME}){{0,2}}(?: ?\[[\w.]+:\d+\]| \w+\.py:\d+\])"
     r"|- [\w.]+ -"

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
+from legroom.diagnose.explain_dress import lines_before, undressed
 from legroom.diagnose.explain_families import says_nothing
 from legroom.diagnose.explain_headlines import Headline, last_of_tracebacks, lone_headline, shown
 from legroom.diagnose.explain_rules import RULES, memory_code
@@ -19,7 +20,6 @@ _OVERLAP = 1 << 14
 _BEFORE, _BEHIND = 500, 5000
 _TRIES = 25
 _CHAINS = ("during handling of the above exception", "direct cause of the following exception")
-_COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _CHAIN_REACH = 400
 """Lines before the words of a chain in which the error that it speaks of may stand."""
 
@@ -120,7 +120,7 @@ class _Search:
         self._lines = 0
 
     def feed(self, piece: str) -> None:
-        text = self._carried + (_COLOURS.sub("", piece) if "\x1b" in piece else piece)
+        text = (self._carried + undressed(piece)).replace("\r\n", "\n")
         lowered = text.lower()
         if len(lowered) != len(text):  # a few letters are longer in lower case; positions must agree
             text = lowered
@@ -136,8 +136,8 @@ class _Search:
                 self._chain = max(self._chain, window.number(position))
         cut = text.rfind("\n", 0, max(len(text) - _OVERLAP, 0)) + 1
         self._carried = text[max(cut, len(text) - 4 * _OVERLAP) :]
-        self._before += text.count("\n", 0, len(text) - len(self._carried))
-        self._lines = self._before + self._carried.count("\n") + 1
+        self._before += lines_before(text, len(text) - len(self._carried))
+        self._lines = self._before + lines_before(self._carried, len(self._carried)) + 1
 
     def _look(self, window: "_Window", entry: "_Entry", plain: str, pattern: re.Pattern[str]) -> None:
         order = entry.order
@@ -154,7 +154,7 @@ class _Search:
         if self._headline is None and self._lines < 2000 and not strong:
             self._headline = lone_headline(self._carried, self._before + 1)
         error = max(
-            strong or latest, key=lambda seen: (seen.code != _CRASH, seen.line, -seen.order), default=None
+            strong or latest, key=lambda seen: (_says_more(seen), seen.line, -seen.order), default=None
         )
         error = self._cause_of(error) or error
         unknown = self._unknown(error, latest)
@@ -234,8 +234,12 @@ def _is_said_as_an_error(seen: Sighting) -> bool:
     return _LOOKS_BAD.search(seen.text) is not None
 
 
-_CRASH = "LG729"
-"""Only says that the process ended: whatever else is known tells more."""
+def _says_more(seen: Sighting) -> int:
+    return _ENDED.index(seen.code) if seen.code in _ENDED else len(_ENDED)
+
+
+_ENDED = ("LG734", "LG729")
+"""Only say that a process ended, that it crashed: whatever else is known tells more."""
 
 
 _FAULTS = ("LG710", "LG711")
@@ -293,7 +297,7 @@ class _Window:
         return None
 
     def number(self, position: int) -> int:
-        return self._before + self._text.count("\n", 0, position) + 1
+        return self._before + lines_before(self._text, position) + 1
 
     def sighting(self, match: re.Match[str], entry: _Entry) -> Sighting:
         begin, end = self._line_at(max(match.end() - 1, match.start()))

@@ -88,7 +88,7 @@ RULES: tuple[Rule, ...] = (
     _rule("LG717", r"Error\(s\) in loading state_dict|(?:Missing|Unexpected) key\(s\) in state_dict|size mismatch for \S+: copying a param"),
     # --- where tensors live, and of what type they are
     _rule(
-        "LG713", r"Expected all tensors to be on the same device|should be the same or input should be a MKLDNN tensor|Expected object of (?:device|backend) type|to have the same device as tensor for argument"
+        "LG713", r"Expected all tensors to be on the same device|Placeholder storage has not been allocated on|should be the same or input should be a MKLDNN tensor|Expected object of (?:device|backend) type|to have the same device as tensor for argument"
         r"|Input and (?:parameter|hidden) tensors are not at the same device|Expected a 'cuda' device type for generator|module must have its parameters and buffers on device",
     ),
     _rule("LG713", r"can't convert (?:cuda\S*|CUDA|xpu\S*|mps\S*) (?:device type )?tensor to numpy|indices should be either on cpu or on the same device"),
@@ -103,7 +103,7 @@ RULES: tuple[Rule, ...] = (
     _rule("LG720", r"cuDNN version incompatibility|CUDNN_STATUS_\w+|miopenStatus\w+|CUDNN_BACKEND_\w+[^\n]{0,80}(?:fail|error)"),
     _rule("LG721", r"(?:CU|HIP)(?:BLAS|SOLVER|SPARSE|RAND)_STATUS_\w+|(?:CU|HIP)FFT_(?!SUCCESS)[A-Z]+_[A-Z_]+|rocblas_status_\w+|MAGMA_ERR\w*|nvrtc: error|NVRTC_ERROR\w*|NVJITLINK_ERROR\w*|CUTENSOR_STATUS_\w+"),
     _status("LG722"),
-    _rule("LG722", r"is not compatible with the current PyTorch installation|supports CUDA capabilities|no longer supports? this GPU|only supports? (?:Ampere|Hopper|Turing|Volta|GPUs with)|requires? (?:a GPU with )?(?:compute|device) capability|capability[^\n]{0,40}(?:too low|is too old|or (?:higher|above|newer))|sm_\d+[^\n]{0,60}not supported|sm_\d+[^\n]{0,60}not defined|Unsupported gpu architecture|hipErrorNoBinaryForGpu[^\n]*(?:\n[^\n]{0,40}$)?"),
+    _rule("LG722", r"is not compatible with the\s+current PyTorch installation|supports CUDA capabilities|no longer supports? this GPU|only supports? (?:Ampere|Hopper|Turing|Volta|GPUs with)|requires? (?:a GPU with )?(?:compute|device) capability|capability[^\n]{0,40}(?:too low|is too old|or (?:higher|above|newer))|sm_\d+[^\n]{0,60}not supported|sm_\d+[^\n]{0,60}not defined|Unsupported gpu architecture|hipErrorNoBinaryForGpu[^\n]*(?:\n[^\n]{0,40}$)?"),
     _status("LG723"),
     _rule("LG723", r"driver on your system is too old|Driver/library version mismatch|Error 80[34]:|The detected CUDA version \([\d.]+\) mismatches|CUDA version mismatch|requires? (?:a )?(?:newer )?(?:NVIDIA )?driver|unsatisfied condition: cuda>="),
     _status("LG724"),
@@ -132,7 +132,7 @@ RULES: tuple[Rule, ...] = (
     _rule("LG730", r"due to the asynchronous nature of CUDA kernels, subsequent GPU operations might run on corrupted|wait timeout after \d+ms", weak=True),
     _rule(
         "LG731", r"unhandled system error|ncclSystemError|ncclInternalError|NCCL[^\n]{0,200}internal error|invalid usage \(run with|ncclInvalidUsage|ncclInvalidArgument|Duplicate GPU detected|NCCL WARN (?:Net|Call to)"
-        r"|Call to ibv_\w+ failed|Bootstrap : no socket interface found|Cuda failure (?:\d+ )?'(?!out of memory)|NCCL WARN [A-Z]|NCCL (?:error|failure)[^\n]{0,20}: (?!unhandled cuda error)|nccl\w{0,30}Error\b(?<!ncclUnhandledCudaError)",
+        r"|Call to ibv_\w+ failed|Bootstrap : no socket interface found|Cuda failure (?:\d+ )?'(?!out of memory)|NCCL WARN [A-Z]|NCCL (?:error|failure)[^\n]{0,20}: (?!unhandled cuda error)",
     ),
     _status("LG731"),
     _rule("LG731", r"ncclRemoteError|remote process exited or there was a network error|Connection closed by (?:remote )?peer|Connection reset by peer|Broken pipe", weak=True),
@@ -142,10 +142,10 @@ RULES: tuple[Rule, ...] = (
         "LG733", r"EADDRINUSE|Address already in use|The (?:server|client) socket has (?:failed to listen|timed out)|RendezvousTimeoutError|RendezvousConnectionError|Default process group has not been initialized"
         r"|environment variable (?:RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|LOCAL_RANK) expected",
     ),
-    _rule("LG734", r"ChildFailedError|exitcode\s*: [1-9]\d* \(pid|local_rank: \d+ \(pid: \d+\) of binary|ProcessExitedException|returned non-zero exit status (?!-?(?:11|6|139|134|3221225477|1073741819)\b)|exited with code -?[1-9]|exit code:? (?!139|134|-11|-6|3221225477|-1073741819)-?[1-9]\d*\b|exit status:? (?!139|134|-11|-6|3221225477|-1073741819)-?[1-9]\d*\b|exits with return code = [1-9]|ProcessRaisedException|Killing subprocess \d|Sending process \d+ closing signal SIGTERM", weak=True),
+    _rule("LG740", r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) exited unexpectedly|DataLoader worker exited unexpectedly", weak=True),
+    _rule("LG734", r"ChildFailedError|exitcode\s*: [1-9]\d* \(pid|local_rank: \d+ \(pid: \d+\) of binary|ProcessExitedException|returned non-zero exit status (?!-?(?:11|6|139|134|3221225477|1073741819)\b)|exited with code -?[1-9]|exit code:? (?!139|134|-11|-6|3221225477|-1073741819)-?[1-9]\d*\b|exit status:? (?!139|134|-11|-6|3221225477|-1073741819)-?[1-9]\d*\b|exits with return code = [1-9]|ProcessRaisedException|Killing subprocess \d|Sending process \d+ closing signal SIGTERM|A worker died or was killed while executing a task", weak=True),
     # --- loading data
     _rule("LG743", r"from_parent.{0,200}Ran out of input|ForkingPickler.{0,200}Broken pipe|ForkingPickler.{0,200}Invalid argument"),
-    _rule("LG740", r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) exited unexpectedly|DataLoader worker exited unexpectedly", weak=True),
     _rule("LG740", r"killed by signal: (?:Segmentation fault|Aborted|Terminated)"),
     _rule("LG741", r"in DataLoader worker process \d+", weak=True),
     _rule("LG742", r"Too many open files|received 0 items of ancdata|unable to open shared memory object"),
@@ -154,7 +154,7 @@ RULES: tuple[Rule, ...] = (
     # --- compiled code
     _rule("LG751", r"Failed to find C compiler|Cannot find a working triton installation|Cannot find working triton|No module named 'triton|ptxas (?:fatal|error)|ptxas [^\n]{0,200}; error|PTXASError|CUDA_HOME environment variable is not set|Ninja is required to load"),
     _rule("LG751", r"error: command '[^'\n]{0,200}nvcc' failed|Error compiling objects for extension|fatal error: (?:cuda\w*|cublas\w*|cusparse|Python)\.h"),
-    _rule("LG752", r"torch\._dynamo\.exc\.\w+|BackendCompilerFailed|torch\._inductor\.exc\.\w+|InductorError|LLVM ERROR: |recompile_limit|cache_size_limit"),
+    _rule("LG752", r"torch\._dynamo\.exc\.\w+|triton\.compiler\.\S{0,30}Error|No valid triton configs|BackendCompilerFailed|torch\._inductor\.exc\.\w+|InductorError|LLVM ERROR: |recompile_limit|cache_size_limit"),
     # --- precision
     _rule(
         "LG760", r"Function '\w+' returned nan values in its \d+\w+ output|cannot be converted to type (?:at::)?(?:c10::)?Half without overflow|loss is (?:nan|inf)\b|Loss is (?:nan|inf|NaN), stopping"

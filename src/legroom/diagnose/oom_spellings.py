@@ -107,7 +107,7 @@ _PARTS = re.compile(r"\\.|\[(?:\\.|[^\]])*\]|.", re.DOTALL)
 
 
 _NOT_PLAIN = re.compile(
-    r"""\\[bsSwWdDn][*+?]?      # a kind of character
+    r"""\\[bsSwWdDn](?:\{[^}]*\})?[*+?]?   # a kind of character
     |  \[[^\]]*\](?:\{[^}]*\})?[*+?]?   # one of several
     |  .\{[^}]*\}             # so many of something
     |  .[*?]                  # any number of it, or none
@@ -216,7 +216,7 @@ SPELLINGS: tuple[Spelling, ...] = (
     _says(_HOST, "Ray", r"killed due to the node running low on memory", _SYSTEM),
     _says(
         _HOST, "system", r"Out of memory: Kill(?:ed)? process|\bKilled process \d+|oom[-_ ]kill(?:er|ed)?\b|OOMKilled|killed by signal: Killed|Signal 9 \(SIGKILL\)|(?:by|with|signal) SIGKILL\b|killed by signal 9\b"
-        r"|died with <Signals\.SIGKILL|: line \d+:\s+\d+ Killed\b|\[\d+\]\s+\+? *\d+ killed |zsh: killed\b|Killed: 9\b|(?:^|\n|\])[ *]{0,3}Killed[ *]*(?:\n|$)"
+        r"|died with <Signals\.SIGKILL|: line \d+:\s+\d+ Killed\b|\[\d+\]\s+\+? *\d+ killed |zsh: killed\b|Killed: 9\b|(?:^|[\r\n|>]|\]|\)|\d:|stderr F|ERROR -)[ *\t]{0,6}Killed[ *]*(?:\s*[\r\n]|$)"
         r"|(?:^|\n)已杀死\s*(?:\n|$)|(?:^|\n)已殺死\s*(?:\n|$)|(?:^|\n)죽었음\s*(?:\n|$)|(?:^|\n)強制終了\s*(?:\n|$)|(?:^|\n)Getötet\s*(?:\n|$)|(?:^|\n)Processus arrêté\s*(?:\n|$)|(?:^|\n)Убито\s*(?:\n|$)|(?:^|\n)Terminado \(killed\)"
         r"|(?:srun|slurmstepd)[^\n]{0,80}: Out Of Memory", _KILLED,
     ),
