@@ -77,11 +77,11 @@ class Allocator:
         self._large = Pool(is_small=False)
         self._statistics = Statistics(self._small.statistics, self._large.statistics)
         self._device = DeviceMemory(capacity, total, on_segment, trace)
-        space = AddressSpace()
+        self._space = AddressSpace()
         self._supply = SegmentSupply(
             self._device,
-            base_address or space.segment,
-            base_address or space.range,
+            base_address or self._space.segment,
+            base_address or self._space.range,
             self._small,
             self._large,
             self._statistics,
@@ -253,6 +253,10 @@ class Allocator:
         """The same, in bytes."""
         self._device.allowed = limit
         self._choose_paths()
+
+    def kernels_run(self) -> None:
+        """The program has launched its first kernel, after which CUDA places segments otherwise."""
+        self._space.kernels_run()
 
     def change_settings(self, settings: AllocatorSettings) -> None:
         """Also while running, as torch allows: what is allocated stays as it is."""

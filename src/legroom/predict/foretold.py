@@ -22,9 +22,7 @@ class ForetoldTrace(Trace):
 
     asked: list[Request]
 
-    def requests(
-        self, device: int = 0, *, further_steps: int = 2, instead: dict[int, int] | None = None
-    ) -> list[Request]:
+    def requests(self, device: int = 0, *, instead: dict[int, int] | None = None) -> list[Request]:
         if not instead:
             return self.asked
         return [

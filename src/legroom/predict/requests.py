@@ -23,6 +23,10 @@ class Request(NamedTuple):
     """Whether the program goes on without it where there is no room (a workspace of cuDNN's)."""
 
 
+KERNELS_RUN = Request(0, 0, 0)
+"""No request: from here on kernels run, which changes where the device puts segments (see `AddressSpace`)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peaks:
     """The highest figures of a replay, in bytes."""
@@ -69,6 +73,8 @@ def play(
                     failed = position
                     break
                 refused.add(size)
+        elif not number:
+            allocator.kernels_run()
     return Peaks(
         requested=allocator.peak_requested,
         allocated=allocator.peak_allocated,

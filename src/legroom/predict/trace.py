@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from legroom.memory.events import Alloc, Event, Free, Step
+from legroom.memory.events import Alloc, Event, Free, Phase, Step
 from legroom.observe.gpus import Gpu
+from legroom.predict.requests import KERNELS_RUN
 from legroom.predict.requests import Request as Request
 
 Mode = Literal["fake", "cpu"]
@@ -35,11 +36,11 @@ class Trace:
     """Memory of kernels that have another way where there is no room: its ids."""
     made_up: int = 0
     """How many values the program asked for and was given a stand-in."""
+    further_steps: int = 2
+    """How often the last step is replayed once more."""
     notes: list[str] = field(default_factory=list)
 
-    def requests(
-        self, device: int = 0, *, further_steps: int = 2, instead: dict[int, int] | None = None
-    ) -> list[Request]:
+    def requests(self, device: int = 0, *, instead: dict[int, int] | None = None) -> list[Request]:
         """In order, all that one device is asked for; the last step once more, `further_steps` times.
 
         The cache of the allocator may still grow in steps after those traced, since what one leaves behind lies
@@ -49,18 +50,22 @@ class Trace:
         asked: list[Request] = []
         alive: dict[int, Alloc] = {}
         ends: list[int] = []
+        kernels_run = False
         for event in self.events:
             if type(event) is Alloc and event.device == device:
                 alive[event.id] = event
                 size = instead.get(event.id, event.bytes)
                 asked.append(Request(event.id, size, event.stream, event.id in self.spare))
+                if not kernels_run and event.phase is not Phase.OTHER:
+                    kernels_run = True
+                    asked.append(KERNELS_RUN)
             elif type(event) is Free and alive.pop(event.id, None) is not None:
                 asked.append(Request(event.id, -1, 0))
             elif type(event) is Step and event.device == device:
                 ends.append(len(asked))
         if len(ends) >= 2:
             del asked[ends[-1] :]  # the end of the trace itself
-            asked.extend(_again(asked[ends[-2] :], self._described(), further_steps))
+            asked.extend(_again(asked[ends[-2] :], self._described(), self.further_steps))
         return asked
 
     def _described(self) -> dict[int, tuple[Any, ...]]:

@@ -7,7 +7,7 @@ from torch import nn
 
 from legroom.memory.events import Alloc
 from legroom.observe.gpus import find_gpu
-from legroom.predict.requests import Request, play
+from legroom.predict.requests import KERNELS_RUN, Request, play
 from legroom.predict.tracing import trace_steps
 from legroom.units import MiB
 
@@ -57,3 +57,14 @@ def test_a_convolution_can_spare_its_workspaces() -> None:
     less = play(trace.requests()).allocated - 4 * MiB
     assert play(trace.requests(), less).failed_at is None
     assert play([request._replace(spare=False) for request in trace.requests()], less).failed_at is not None
+
+
+def test_a_trace_says_where_kernels_begin_to_run() -> None:
+    def make() -> Callable[[], None]:
+        layer = nn.Linear(64, 64).cuda()
+        x = torch.empty(32, 64, device="cuda")
+        return lambda: layer(x).sum().backward()
+
+    asked = trace_steps(make, find_gpu("h200"), steps=1).requests()
+    assert asked.count(KERNELS_RUN) == 1
+    assert [request.bytes for request in asked[: asked.index(KERNELS_RUN)]][-2:] == [32 * 64 * 4, 32 * 64 * 4]

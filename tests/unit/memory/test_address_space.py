@@ -1,0 +1,32 @@
+"""Where segments are placed, as it was seen in recorded runs: offsets in MiB from the first one."""
+
+from legroom.memory.allocator_device import AddressSpace
+from legroom.units import MiB
+
+
+def placed(space: AddressSpace, *sizes: int) -> list[int]:
+    """Offsets from where the first small segment of such a run lies."""
+    first = AddressSpace().segment(2 * MiB, 0)
+    return [(space.segment(size * MiB, 0) - first) // MiB for size in sizes]
+
+
+def test_before_kernels_run_segments_go_downwards_in_units_of_32() -> None:
+    assert placed(AddressSpace(), 2, 20, 20, 20, 148) == [0, 74, -446, -478, -638]
+
+
+def test_once_kernels_run_a_wide_place_is_filled_upwards_and_then_it_goes_downwards_again() -> None:
+    space = AddressSpace()
+    placed(space, 2, 20, 20, 20)
+    space.kernels_run()
+    assert placed(space, 66, 148, 198, 98, 50) == [-414, -348, -200, -606, -670]
+
+
+def test_the_lowest_place_that_is_large_enough_is_taken() -> None:
+    space = AddressSpace()
+    placed(space, 2, 24)
+    assert placed(space, 38, 38, 26, 26, 20) == [-478, -542, -504, -440, -574]
+
+
+def test_a_large_segment_that_comes_first_leaves_its_rest_to_the_small_ones() -> None:
+    large, small = placed(AddressSpace(), 114, 2)
+    assert small - large == 114
