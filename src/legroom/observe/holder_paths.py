@@ -27,7 +27,7 @@ from legroom.observe.python_names import (
     key_of,
     locals_of,
 )
-from legroom.observe.source_files import built_at
+from legroom.observe.source_files import built_at, name_around
 
 MOST_LEVELS = 12
 MOST_AT_A_LEVEL = 12
@@ -207,7 +207,7 @@ class _Search:
         for file, line, function in self._variables.lines:
             name = built_at(file, line)
             if name is not None:
-                function = "" if function.startswith("<") else function
+                function = name_around(file, line) if function.startswith("<") else function
                 root = Root(name or function or "(a list being built)", file, function, line, "variable")
                 return in_words(root, self._chain(grown[-1]), self._made)
         return None

@@ -94,6 +94,8 @@ class HolderPath(NamedTuple):
     """Other names that the same object has in running functions: what one gave another as an argument."""
     classes: frozenset[str] = frozenset()
     """Whose attribute it is: the class and all it derives from."""
+    within_bounded: bool = False
+    """Whether, within the container, the object lies in another one that limits itself."""
 
 
 NO_ONE = HolderPath("", "", False, "unknown", "", 0, False, None, "", 0, (), frozenset())
@@ -174,7 +176,7 @@ def in_words(root: Root, chain: list[Any], made: Mapping[int, int]) -> HolderPat
         bounded, best.file, best.function, line,
         tuple(reversed(names)), frozenset(_contents(container)) if container is not None else frozenset(),
         id(container) if container is not None else 0, isinstance(container, dict | set | frozenset) or (cache is not None and _has_keys_by_value(cache)),
-        grown.turns if grown is not None else 0, tuple(keys), (), best.classes,
+        grown.turns if grown is not None else 0, tuple(keys), (), best.classes, _limits_within(grown, candidates),
     )  # fmt: skip
 
 
@@ -210,6 +212,17 @@ def _most_likely(candidates: list[_Grown]) -> _Grown | None:
     roomy = [each for each in many if each.length >= 0.8 * each.turns]
     fillable = [each for each in roomy if not isinstance(each.container, tuple | frozenset)]
     return (fillable or roomy or many)[-1]
+
+
+def _limits_within(grown: _Grown | None, candidates: list[_Grown]) -> bool:
+    """Whether one of the containers within the one that grows limits itself."""
+    if grown is None:
+        return False
+    position = next(number for number, each in enumerate(candidates) if each is grown)
+    return any(
+        isinstance(each.container, deque) and each.container.maxlen is not None
+        for each in candidates[position + 1 :]
+    )
 
 
 def _has_keys_by_value(cache: Any) -> bool:

@@ -8,6 +8,7 @@ called: a name that is mentioned anywhere, a method that overrides a library's (
 import ast
 import sys
 from collections import deque
+from collections.abc import Iterable, Mapping, Set
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -26,6 +27,12 @@ class Calls(NamedTuple):
     """Mentioned in code that runs."""
     repeated: frozenset[str]
     """... within a loop, or by a function that is itself called again and again."""
+    mentions: Mapping[str, frozenset[str]]
+    """By function ("" outside all), the names that it mentions."""
+
+    def reached_from(self, functions: Iterable[str]) -> set[str]:
+        """These functions and all that they call, directly or by way of others."""
+        return _closure(set(functions), self.mentions)
 
 
 @lru_cache(maxsize=16)
@@ -105,22 +112,23 @@ class _Survey:
             self._in_loops.setdefault(function, set()).add(name)
 
     def outcome(self) -> Calls:
-        called = self._closure({"", *self._by_others, *self._entries, *CONSTRUCTORS}, self._mentions)
+        called = _closure({"", *self._by_others, *self._entries, *CONSTRUCTORS}, self._mentions)
         begun = set(self._by_others)
         for function, names in self._in_loops.items():
             if function in called:
                 begun |= names
-        repeated = self._closure(begun - set(CONSTRUCTORS), self._mentions)
-        return Calls(frozenset(called), frozenset(repeated))
+        repeated = _closure(begun - set(CONSTRUCTORS), self._mentions)
+        mentions = {name: frozenset(each) for name, each in self._mentions.items()}
+        return Calls(frozenset(called), frozenset(repeated), mentions)
 
-    @staticmethod
-    def _closure(begun: set[str], mentions: dict[str, set[str]]) -> set[str]:
-        reached, unread = set(begun), list(begun)
-        while unread:
-            new = mentions.get(unread.pop(), set()) - reached
-            reached |= new
-            unread += new
-        return reached
+
+def _closure(begun: set[str], mentions: Mapping[str, Set[str]]) -> set[str]:
+    reached, unread = set(begun), list(begun)
+    while unread:
+        new = mentions.get(unread.pop(), frozenset()) - reached
+        reached |= new
+        unread += new
+    return reached
 
 
 def _is_called_by_others(file: str, kind: ast.ClassDef, method: str) -> bool:

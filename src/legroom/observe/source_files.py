@@ -66,6 +66,15 @@ def function_around(tree: ast.Module, name: str, line: int, variable: str) -> as
     return within[0] if within else None
 
 
+def function_named(file: str, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    """The first function or method of that name in a file."""
+    tree = tree_of(file)
+    for node in ast.walk(tree) if tree is not None else ():
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
+            return node
+    return None
+
+
 def name_around(file: str, line: int) -> str:
     """The innermost function around a line; "" outside all."""
     tree = tree_of(file)
@@ -106,13 +115,13 @@ def line_of_function(file: str, name: str, first: int) -> int:
     return first
 
 
-def is_in_loop(file: str, line: int) -> bool:
-    """Whether the statement on this line stands within a loop of its function, or runs through one itself."""
+def is_in_loop(file: str, line: int, *, itself: bool = True) -> bool:
+    """Whether the statement on this line stands within a loop of its function, or (`itself`) runs through one itself."""
     tree = tree_of(file)
     for node in ast.walk(tree) if tree is not None else ():
         if isinstance(node, LOOPS) and node.lineno < line <= (node.end_lineno or 0):
             return True
-        if isinstance(node, COMPREHENSIONS) and node.lineno <= line <= (node.end_lineno or 0):
+        if itself and isinstance(node, COMPREHENSIONS) and node.lineno <= line <= (node.end_lineno or 0):
             return True
     return False
 

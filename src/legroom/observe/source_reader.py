@@ -5,18 +5,52 @@ classes of the object at hand only.
 """
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from legroom.observe.source_files import COMPREHENSIONS, FUNCTIONS, LOOPS, own_nodes
+from legroom.observe.source_syntax import (
+    assigns_its_own,
+    branches,
+    called_name,
+    flattened,
+    goes_round,
+    index_of,
+    is_below,
+    is_empty,
+    is_number,
+    is_ordering,
+    is_remade,
+    is_same,
+    is_self,
+    is_slice,
+    is_sliced,
+    is_small,
+    is_used_up,
+    pairs_of,
+    plain_keys,
+)
 
 _PUTS = {
     "append", "appendleft", "extend", "extendleft", "insert", "add", "update", "setdefault", "put", "put_nowait",
     "push", "write", "store", "register", "record", "log", "heappush", "insort", "insort_left", "insort_right",
 }  # fmt: skip
-_TAKES = {
-    "pop", "popleft", "popitem", "clear", "remove", "discard", "get_nowait", "heappop", "heapreplace", "heappushpop",
-}  # fmt: skip
+_TAKES = frozenset(
+    (
+        "pop",
+        "popleft",
+        "popitem",
+        "clear",
+        "remove",
+        "discard",
+        "get_nowait",
+        "heappop",
+        "heapreplace",
+        "heappushpop",
+    )
+)
+_EMPTIES = frozenset(("clear", "popleft"))
+"""From one of many items a `pop` may take a detail; these take what counts."""
 _CUTS = {"nlargest", "nsmallest", "topk", "narrow", "islice", "sample"}
 _JOINS = {"cat", "concat", "concatenate", "hstack", "vstack", "stack", "pad", "append", "add"}
 _FEEDS = (
@@ -24,8 +58,6 @@ _FEEDS = (
 )  # fmt: skip
 _SIZES = {"qsize", "shape", "size", "numel", "nbytes"}
 _SETS = {"register_buffer", "register_parameter", "setattr"}
-_NUMBERS = {"item", "float", "int", "len", "str", "tolist", "numpy", "format", "perf_counter", "time"}
-_EMPTY_CALLS = {"list", "dict", "set", "deque", "tuple", "OrderedDict", "Counter", "defaultdict"}
 
 
 class Storing(NamedTuple):
@@ -53,6 +85,14 @@ class Storing(NamedTuple):
     """The plain keys under which it is stored: `totals["loss"] += loss`."""
     at_index: bool = False
     """Something takes the place of an item: `slots[i] = state`. A list does not grow by that."""
+    cuts: bool = False
+    """What is stored is a part of a fixed size of what was there and what is new: `torch.cat([queue, keys])[-64:]`."""
+    is_first: bool = False
+    """Only where there was nothing before: `if bank is None: bank = rows`."""
+    is_at_start: bool = False
+    """Only at the first turn of the outermost loop around it: `if step == 0:`."""
+    comes_again: bool = False
+    """Under a key that an outer loop brings again and again: `memory[index] = state` in a loop over the samples of each epoch."""
 
 
 class Place(NamedTuple):
@@ -60,6 +100,21 @@ class Place(NamedTuple):
 
     function: str
     in_loop: bool
+
+
+class Handed(NamedTuple):
+    """The thing of that name is given to a function, as its argument of that position or keyword."""
+
+    function: str
+    argument: int | str
+    place: Place
+
+
+class Check(NamedTuple):
+    """Its length decides whether some functions are called."""
+
+    functions: frozenset[str]
+    place: Place
 
 
 class NameReader:
@@ -73,31 +128,52 @@ class NameReader:
         *,
         classes: frozenset[str] = frozenset(),
         feeding: bool = False,
+        is_second: bool = False,
+        takes: frozenset[str] | None = None,
     ) -> None:
         """`classes`: whose attribute it is, with all that those derive from; empty where that is unknown. `feeding`: any method whose
-        name says that it takes something in counts."""
+        name says that it takes something in counts. `is_second`: another name for the same thing: what is assigned to it is no matter.
+        `takes`: only these methods take something out."""
         self.statements: list[Storing] = []
         self.limits: list[Place] = []
-        """Its length is compared, or it is cut."""
+        """Its length decides what is done with it, or it is cut."""
         self.takes: list[Place] = []
         """Something is taken out of it."""
         self.renewals: list[Place] = []
         """It is made anew, and empty."""
         self.looks_first = False
+        self.handed: list[Handed] = []
+        self.checks: list[Check] = []
         self._file = file
         self._name = name
         self._is_attribute = is_attribute
         self._classes = classes
         self._feeding = feeding
+        self._is_second = is_second
+        self._takes = takes if takes is not None else _TAKES
         self._elsewhere = False
         """Whether the walk is within a class that is not one of `classes`."""
         self._function = ""
-        self._loops = 0
+        self._scope: ast.AST = ast.Module([], [])
+        self._root = self._scope
+        self._loops: list[ast.AST] = []
         self._guards = 0
+        self._firsts = 0
+        self._starts = 0
+        self._tested: ast.If | ast.While | None = None
+        """The statement whose test is being read."""
+        self._is_idle = False
+        """Whether nothing that is stored hangs on the comparison that is being read."""
+        self._exits: list[tuple[str, int]] = []
+        """Function and line where a check of the length ends a turn or a call early."""
 
     def read(self, scope: ast.AST) -> None:
         self._function = getattr(scope, "name", "") if isinstance(scope, FUNCTIONS) else ""
+        self._scope = self._root = scope
         self._descend(scope)
+        for function, line in self._exits:
+            if any(each.function == function and each.line > line for each in self.statements):
+                self.limits.append(Place(function, True))
 
     def _descend(self, node: ast.AST) -> None:
         for child in ast.iter_child_nodes(node):
@@ -110,26 +186,65 @@ class NameReader:
                 self._descend(child)
                 self._elsewhere = before
             elif isinstance(child, ast.If):
-                self._descend(ast.Expression(child.test))
-                guarded = _is_below(child.test)
-                self._guards += guarded
+                self._branches(child)
+            elif isinstance(child, ast.Try):
                 self._into(child.body)
-                self._guards -= guarded
-                self._into(child.orelse)
-            else:
-                self._loops += isinstance(child, (*LOOPS, *COMPREHENSIONS))
+                tried = any(map(self._is_assigned, child.body))
+                missing = any(
+                    "KeyError" in ast.dump(each.type) for each in child.handlers if each.type is not None
+                )
+                read = (each for statement in child.body for each in ast.walk(statement))
+                self.looks_first |= missing and any(map(self._is_item, read))
+                self._firsts += tried  # `except NameError: bank = rows`
+                for handler in child.handlers:
+                    self._into(handler.body)
+                self._firsts -= tried
+                self._into([*child.orelse, *child.finalbody])
+            elif isinstance(child, ast.While):
+                self._loops.append(child)
+                self._read_test(child)
+                self._into([*child.body, *child.orelse])
+                self._loops.pop()
+            elif isinstance(child, (*LOOPS, *COMPREHENSIONS)):
+                self._loops.append(child)
                 self._descend(child)
-                self._loops -= isinstance(child, (*LOOPS, *COMPREHENSIONS))
+                self._loops.pop()
+            elif isinstance(child, ast.IfExp | ast.Assert):
+                before = self._is_idle
+                self._is_idle = True
+                self._descend(ast.Expression(child.test))
+                self._is_idle = before
+                rest = [child.body, child.orelse] if isinstance(child, ast.IfExp) else []
+                self._descend(ast.Tuple(rest, ast.Load()))
+            else:
+                self._descend(child)
 
-    def _into(self, statements: list[ast.stmt]) -> None:
-        self._descend(ast.Module(statements, []))
+    def _read_test(self, node: ast.If | ast.While) -> None:
+        self._tested = node
+        self._descend(ast.Expression(node.test))
+        self._tested = None
+
+    def _branches(self, node: ast.If) -> None:
+        self._read_test(node)
+        guarded, first, start = is_below(node.test), self._asks_for_it(node.test), self._is_start(node.test)
+        self._firsts += first
+        self._guards += guarded
+        self._starts += start
+        self._into(node.body)
+        self._guards -= guarded
+        self._starts -= start
+        self._into(node.orelse)
+        self._firsts -= first
+
+    def _into(self, statements: Sequence[ast.AST]) -> None:
+        self._descend(ast.Module(list(statements), []))  # type: ignore[arg-type]
 
     def _into_function(self, function: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        outside, before = (self._function, self._loops, self._guards), len(self.statements)
-        self._function, self._loops, self._guards = function.name, 0, 0
+        outside, before = (self._function, self._scope, self._loops, self._guards), len(self.statements)
+        self._function, self._scope, self._loops, self._guards = function.name, function, [], 0
         self._descend(function)
-        self._function, self._loops, self._guards = outside
-        if not self._is_attribute and _assigns_its_own(function, self._name):
+        self._function, self._scope, self._loops, self._guards = outside
+        if not self._is_attribute and assigns_its_own(function, self._name):
             del self.statements[before:]  # stored into a variable of that function, by the same name
 
     def _look(self, node: ast.AST) -> None:
@@ -138,19 +253,22 @@ class NameReader:
             if node.value is not None:
                 self._assignment(node, targets, node.value)
         elif isinstance(node, ast.For | ast.AsyncFor):
-            if any(self._is(target) for target in _flat(node.target)):
-                self._loops += 1
+            if any(self._is(target) for target in flattened(node.target)):
+                self._loops.append(node)
                 self._store(node, [node.iter], replaces=True)
-                self._loops -= 1
+                self._loops.pop()
+            elif self._is(node.iter) or (isinstance(node.iter, ast.Call) and self._is_view(node.iter)):
+                for target in flattened(node.target):
+                    self._follow(target, only=_EMPTIES)
         elif isinstance(node, ast.NamedExpr):
             self._assignment(node, [node.target], node.value)
         elif isinstance(node, ast.AugAssign):
             if self._is(node.target) or self._is_item(node.target):
-                self._store(node, [node.value], feeds_itself=True, adds=True, keys=_keys(node.target))
+                self._store(node, [node.value], feeds_itself=True, adds=True, keys=plain_keys(node.target))
         elif isinstance(node, ast.Call):
             self._call(node)
         elif isinstance(node, ast.Delete):
-            if any(self._is_item(target) or self._is(target) for target in node.targets):
+            if any(self._is_item(each) or (self._is(each) and not self._is_second) for each in node.targets):
                 self.takes.append(self._place)
         elif isinstance(node, ast.Compare):
             self._comparison(node)
@@ -158,51 +276,88 @@ class NameReader:
             self.limits.append(self._place)  # slot = count % len(slots): round and round
 
     def _assignment(self, node: ast.AST, targets: list[ast.expr], value: ast.expr) -> None:
-        paired = [pair for target in targets for pair in _paired(target, value)]
+        paired = [pair for target in targets for pair in pairs_of(target, value)]
         if len(paired) > 1:  # self.losses, self.seen = [], []
             for target, part in paired:
                 self._assignment(node, [target], part)
             return
-        flat = [each for target in targets for each in _flat(target)]
+        flat = [each for target in targets for each in flattened(target)]
         inner = [each for each in ast.walk(value) if isinstance(each, ast.expr)]
         feeds_itself = any(map(self._is, inner))
         items = [target for target in flat if self._is_item(target)]
         if items:
-            if any(map(_is_remade, items)):
+            if any(is_remade(each) or goes_round(index_of(each), self._root) for each in items):
                 self.limits.append(
                     self._place
                 )  # `buffer[:] = ...` makes it anew, `slots[i % 8] = ...` goes round
-            joins = feeds_itself and any(_called(each) in _JOINS for each in inner)
-            at_index = not feeds_itself and not any(map(_is_slice, items))
+            joins = feeds_itself and any(called_name(each) in _JOINS for each in inner)
+            at_index = not feeds_itself and not any(map(is_slice, items))
             self._store(
-                node, [value], feeds_itself=feeds_itself, joins=joins, keys=_keys(items[0]), at_index=at_index
+                node,
+                [value],
+                feeds_itself=feeds_itself,
+                joins=joins,
+                keys=plain_keys(items[0]),
+                at_index=at_index,
+                comes_again=any(self._is_of_inner_loop(index_of(each)) for each in items),
             )
         elif any(self._is(target) for target in flat):
+            if self._is_second:
+                return
             if feeds_itself and self._is_cut(value):
                 self.limits.append(self._place)
+                self._store(node, [value], feeds_itself=True, cuts=True)
             elif feeds_itself:
-                joins = any(_called(each) in _JOINS for each in inner)
-                adds = any(isinstance(each, ast.BinOp) for each in (value, *_branches(value)))
+                joins = any(called_name(each) in _JOINS for each in inner)
+                if any(isinstance(each, ast.Subscript) and is_used_up(each, self._scope) for each in inner):
+                    self.limits.append(
+                        self._place
+                    )  # `chosen, pool = torch.cat([chosen, pool[:8]]), pool[8:]`
+                adds = any(isinstance(each, ast.BinOp) for each in (value, *branches(value)))
                 self._store(node, [value], feeds_itself=True, adds=adds, joins=joins)
-            elif _is_empty(value):
+            elif is_empty(value):
                 self.renewals.append(self._place)
             else:
-                self._store(node, [value], replaces=True, constructs=_called(value)[:1].isupper())
+                self._store(node, [value], replaces=True, constructs=called_name(value)[:1].isupper())
+        elif self._is(value) and not self._is_second:
+            for target in flat:
+                self._follow(target)
+
+    def _follow(self, second: ast.expr, *, only: frozenset[str] | None = None) -> None:
+        """Another name for the same thing, or (`only` taking by these methods counts) for each of its items."""
+        if not isinstance(second, ast.Name) or self._is_second:
+            return
+        reader = NameReader(self._file, second.id, False, is_second=True, takes=only)
+        reader.read(self._scope)
+        self.takes += reader.takes
+        if only is None:
+            self.limits += reader.limits
+            self.statements += [each for each in reader.statements if not each.replaces]
 
     def _call(self, node: ast.Call) -> None:
-        called = _called(node)
+        called = called_name(node)
         owner = node.func.value if isinstance(node.func, ast.Attribute) else None
         of_name = owner is not None and (
             self._is(owner) or self._is_item(owner) or self._is_default_item(owner)
         )
         first_is_name = bool(node.args) and self._is(node.args[0])
-        if called in _TAKES and (of_name or first_is_name):
+        self.handed += [
+            Handed(called, index, self._place) for index, each in enumerate(node.args) if self._is(each)
+        ]
+        self.handed += [
+            Handed(called, each.arg, self._place)
+            for each in node.keywords
+            if each.arg and self._is(each.value)
+        ]
+        if called in self._takes and (of_name or first_is_name):
             self.takes.append(self._place)
         elif called in _PUTS and (of_name or first_is_name):
             values = node.args[1:] if first_is_name and not of_name else node.args
-            self._store(node, values, keys=_keys(owner))
+            self._store(node, values, keys=plain_keys(owner))
         elif of_name and called.endswith("_") and not called.endswith("__") and node.args:
-            self._store(node, node.args, feeds_itself=True, adds=True, keys=_keys(owner))  # total.add_(loss)
+            self._store(
+                node, node.args, feeds_itself=True, adds=True, keys=plain_keys(owner)
+            )  # total.add_(loss)
         elif self._feeding and of_name and node.args and called.startswith(_FEEDS):
             self._store(node, node.args)
         elif called == "get" and of_name:
@@ -214,7 +369,7 @@ class NameReader:
 
     def _set_by_name(self, node: ast.Call) -> None:
         """`self.register_buffer("queue", ...)`, `setattr(self, "queue", ...)`: an assignment to `self.queue`."""
-        owner = node.args[0] if _called(node) == "setattr" else getattr(node.func, "value", None)
+        owner = node.args[0] if called_name(node) == "setattr" else getattr(node.func, "value", None)
         name, value = node.args[-2], node.args[-1]
         if isinstance(owner, ast.expr) and isinstance(name, ast.Constant) and name.value == self._name:
             target = ast.Attribute(owner, self._name, ast.Store())
@@ -226,21 +381,103 @@ class NameReader:
             map(self._is, sides)
         ):
             self.looks_first = True
-        measured = any(map(self._is_measure, sides))
-        if measured and any(isinstance(op, ast.Gt | ast.GtE | ast.Lt | ast.LtE | ast.Eq) for op in node.ops):
+        if any(map(is_small, sides)) or not any(map(self._is_measure, sides)):
+            return  # whether there is anything is no limit
+        if self._tested is not None:
+            self._check(self._tested)
+        elif not self._is_idle:
+            self.limits.append(
+                self._place
+            )  # what hangs on it stands elsewhere: `return len(self.items) >= self.size`
+
+    def _check(self, node: ast.If | ast.While) -> None:
+        """Its length is asked for. That limits it only if something is put in, taken out or ended because of the answer."""
+        inner = NameReader(
+            self._file, self._name, self._is_attribute, is_second=self._is_second, classes=self._classes
+        )
+        inner._elsewhere, inner._function, inner._scope = self._elsewhere, self._function, self._scope
+        inner._into([*node.body, *node.orelse])
+        if inner.statements or inner.takes or inner.limits or inner.renewals:
             self.limits.append(self._place)
+            return
+        within = [each for statement in node.body for each in (statement, *own_nodes(statement))]
+        self.checks.append(Check(frozenset(filter(None, map(called_name, within))), self._place))
+        if isinstance(node.test, ast.BoolOp) and isinstance(node.test.op, ast.And):
+            return  # it ends for another reason
+        if any(isinstance(each, ast.Break | ast.Raise) for each in within):
+            self.limits.append(self._place)
+        self._exits += [
+            (self._function, each.lineno) for each in within if isinstance(each, ast.Return | ast.Continue)
+        ]
+
+    def _asks_for_it(self, test: ast.expr) -> bool:
+        """Whether a test asks if there is anything yet: `bank is None`, `not hasattr(self, "bank")`, `"bank" not in store`, `not bank`,
+        `bank.numel() == 0`."""
+        for node in ast.walk(test):
+            if isinstance(node, ast.Compare):
+                sides = [node.left, *node.comparators]
+                if any(map(self._is_it_or_item, sides)) and any(isinstance(each, ast.Is | ast.IsNot | ast.In | ast.NotIn) for each in node.ops):  # fmt: skip
+                    return True
+                if any(map(self._is_measure, sides)) and any(map(is_small, sides)):
+                    return True
+            elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not) and self._is(node.operand):
+                return True
+            elif isinstance(node, ast.Call) and called_name(node) in ("hasattr", "getattr"):
+                asked = node.args[1] if len(node.args) > 1 else None
+                if isinstance(asked, ast.Constant) and asked.value == self._name:
+                    return True
+        return self._is(test)
+
+    def _is_start(self, test: ast.expr) -> bool:
+        """`step == 0`, of the outermost loop's variable."""
+        if not (
+            isinstance(test, ast.Compare)
+            and isinstance(test.ops[0], ast.Eq)
+            and is_small(test.comparators[0])
+        ):
+            return False
+        outermost = self._loops[0] if self._loops else None
+        return isinstance(outermost, ast.For | ast.AsyncFor) and any(
+            isinstance(each, ast.Name) and isinstance(test.left, ast.Name) and each.id == test.left.id
+            for each in flattened(outermost.target)
+        )
+
+    def _is_of_inner_loop(self, key: ast.expr | None) -> bool:
+        """Whether a key is the variable of a loop that itself stands in a loop."""
+        return isinstance(key, ast.Name) and any(
+            isinstance(target, ast.Name) and target.id == key.id
+            for loop in self._loops[1:]
+            if isinstance(loop, ast.For | ast.AsyncFor)
+            for target in flattened(loop.target)
+        )
+
+    def _is_assigned(self, statement: ast.stmt) -> bool:
+        return isinstance(statement, ast.Assign) and any(map(self._is_it_or_item, statement.targets))
+
+    def _is_it_or_item(self, node: ast.AST) -> bool:
+        return self._is(node) or self._is_item(node)
+
+    def _is_view(self, node: ast.Call) -> bool:
+        """`name.values()`, `name.items()`."""
+        return (
+            isinstance(node.func, ast.Attribute)
+            and node.func.attr in ("values", "items")
+            and self._is(node.func.value)
+        )
 
     def _is_measure(self, side: ast.expr) -> bool:
         """`len(name)`, `len(self)` within its class, `name.qsize()`, `name.shape[0]`, `name.size(0)`; not `len(name) % 100`, which is
         every hundredth."""
         if isinstance(side, ast.BinOp) and isinstance(side.op, ast.Mod):
             return False
+        if called_name(side) == "sum" and self._is_within(side):
+            return any(isinstance(node, ast.Name) and node.id == "len" for node in ast.walk(side))
         for node in ast.walk(side):
             if isinstance(node, ast.Attribute) and node.attr in _SIZES and self._is(node.value):
                 return True
-            if _called(node) == "len" and isinstance(node, ast.Call) and node.args:
+            if called_name(node) == "len" and isinstance(node, ast.Call) and node.args:
                 measured = node.args[0]
-                of_self = self._is_attribute and not self._elsewhere and _is_self(measured)
+                of_self = self._is_attribute and not self._elsewhere and is_self(measured)
                 if self._is(measured) or self._is_item(measured) or of_self:
                     return True
         return False
@@ -257,8 +494,10 @@ class NameReader:
         constructs: bool = False,
         keys: tuple[str, ...] = (),
         at_index: bool = False,
+        cuts: bool = False,
+        comes_again: bool = False,
     ) -> None:
-        number = bool(values) and all(_is_number(value) for value in values)
+        number = bool(values) and all(is_number(value) for value in values)
         line = getattr(node, "lineno", 0)
         self.statements.append(
             Storing(
@@ -269,18 +508,22 @@ class NameReader:
                 adds,
                 joins,
                 number,
-                self._loops > 0,
+                bool(self._loops),
                 replaces,
                 constructs,
                 self._guards > 0,
                 keys,
                 at_index,
+                cuts,
+                self._firsts > 0,
+                self._starts > 0,
+                comes_again,
             )
         )
 
     @property
     def _place(self) -> Place:
-        return Place(self._function, self._loops > 0)
+        return Place(self._function, bool(self._loops))
 
     def _is(self, node: ast.AST) -> bool:
         if isinstance(node, ast.Starred) or (isinstance(node, ast.Attribute) and node.attr == "data"):
@@ -292,9 +535,9 @@ class NameReader:
     def _is_own(self, node: ast.AST) -> bool:
         if not self._is_attribute:
             return isinstance(node, ast.Name) and node.id == self._name
-        if not isinstance(node, ast.Attribute) or not _is_same(node.attr, self._name):
+        if not isinstance(node, ast.Attribute) or not is_same(node.attr, self._name):
             return False
-        return not (self._elsewhere and _is_self(node.value))
+        return not (self._elsewhere and is_self(node.value))
 
     def _is_item(self, node: ast.AST) -> bool:
         """`name[...]`, and deeper."""
@@ -312,15 +555,15 @@ class NameReader:
     def _is_cut(self, value: ast.expr) -> bool:
         """Whether what replaces the name is limited: a slice of it or of what was made from it, the largest of it, those of its items
         that are recent."""
-        if isinstance(value, ast.Subscript) and (_is_sliced(value) or self._is(value.value)):
+        if isinstance(value, ast.Subscript) and (is_sliced(value) or self._is(value.value)):
             return True
         for inner in ast.walk(value):
-            if isinstance(inner, ast.Subscript) and self._is(inner.value) and _is_sliced(inner):
+            if isinstance(inner, ast.Subscript) and self._is(inner.value) and is_sliced(inner):
                 return True
-            if _called(inner) in _CUTS and self._is_within(inner):
+            if called_name(inner) in _CUTS and self._is_within(inner):
                 return True
             if isinstance(inner, COMPREHENSIONS) and any(
-                self._is_within(each.iter) and any(map(_is_ordering, each.ifs)) for each in inner.generators
+                self._is_within(each.iter) and any(map(is_ordering, each.ifs)) for each in inner.generators
             ):
                 return True
         return False
@@ -329,130 +572,6 @@ class NameReader:
         return any(map(self._is, ast.walk(node)))
 
 
-def called_name(node: ast.AST) -> str:
-    """`f` of `f(x)` and `module.f(x)`."""
-    return _called(node)
-
-
 def is_put(node: ast.AST) -> bool:
     """Whether a node is a call of a method that puts something in."""
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _PUTS
-
-
-def _is_same(attribute: str, name: str) -> bool:
-    """The same attribute, also where Python mangles its name: `self.__values` is `_Tracker__values`."""
-    return attribute == name or (
-        attribute.startswith("__") and not attribute.endswith("__") and name.endswith(attribute)
-    )
-
-
-def _is_self(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name) and node.id in ("self", "cls")
-
-
-def _is_ordering(test: ast.expr) -> bool:
-    """`age < 10`, `step - begun <= 10`, also as a part of more."""
-    return any(
-        isinstance(operator, ast.Lt | ast.LtE | ast.Gt | ast.GtE)
-        for node in ast.walk(test)
-        if isinstance(node, ast.Compare)
-        for operator in node.ops
-    )
-
-
-def _is_below(test: ast.expr) -> bool:
-    """`step < 10`, also as a part of more."""
-    return any(
-        isinstance(node, ast.Compare) and any(isinstance(operator, ast.Lt | ast.LtE) for operator in node.ops)
-        for node in ast.walk(test)
-    )
-
-
-def _keys(target: ast.AST | None) -> tuple[str, ...]:
-    """The plain keys of `name["a"]["b"]`, of `name.setdefault("a", [])`."""
-    keys: list[str] = []
-    while True:
-        if isinstance(target, ast.Subscript):
-            key, target = target.slice, target.value
-        elif isinstance(target, ast.Call) and isinstance(target.func, ast.Attribute) and target.args:
-            key, target = target.args[0], target.func.value
-        else:
-            return tuple(keys)
-        if isinstance(key, ast.Constant) and isinstance(key.value, str):
-            keys.append(key.value)
-
-
-def _is_remade(target: ast.expr) -> bool:
-    """`name[:] = ...`, `name[:n] = ...`; `name[len(name):] = ...` adds, and in a tensor `name[a:b] = ...` only writes."""
-    if not isinstance(target, ast.Subscript):
-        return False
-    if isinstance(target.slice, ast.BinOp):
-        return isinstance(target.slice.op, ast.Mod)
-    return isinstance(target.slice, ast.Slice) and target.slice.lower is None
-
-
-def _is_slice(target: ast.expr) -> bool:
-    return isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Slice)
-
-
-def _is_sliced(node: ast.Subscript) -> bool:
-    parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-    return any(isinstance(part, ast.Slice) for part in parts)
-
-
-def _assigns_its_own(function: ast.AST, variable: str) -> bool:
-    """Whether a function assigns to a variable of that name that is another than the one outside it."""
-    own = list(own_nodes(function))
-    declared = (node.names for node in own if isinstance(node, ast.Global | ast.Nonlocal))
-    return not any(variable in names for names in declared) and any(
-        isinstance(node, ast.Name) and node.id == variable and isinstance(node.ctx, ast.Store) for node in own
-    )
-
-
-def _branches(value: ast.expr) -> list[ast.expr]:
-    """`a if c else b` → a, b."""
-    return [value.body, value.orelse] if isinstance(value, ast.IfExp) else []
-
-
-def _paired(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """`a, b = x, y` → (a, x), (b, y)."""
-    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
-        for each, part in zip(target.elts, value.elts, strict=True):
-            yield from _paired(each, part)
-    else:
-        yield target, value
-
-
-def _flat(target: ast.expr) -> Iterable[ast.expr]:
-    if isinstance(target, ast.Tuple | ast.List):
-        for element in target.elts:
-            yield from _flat(element)
-    elif isinstance(target, ast.Starred):
-        yield target.value
-    else:
-        yield target
-
-
-def _called(node: ast.AST) -> str:
-    if not isinstance(node, ast.Call):
-        return ""
-    if isinstance(node.func, ast.Attribute):
-        return node.func.attr
-    return node.func.id if isinstance(node.func, ast.Name) else ""
-
-
-def _is_empty(value: ast.expr) -> bool:
-    """`[]`, `{}`, `list()`, `deque(maxlen=3)`, `defaultdict(list)`, `0`, `None`: where something starts anew."""
-    if isinstance(value, ast.List | ast.Tuple | ast.Set):
-        return not value.elts
-    if isinstance(value, ast.Dict):
-        return all(_is_empty(each) for each in value.values)
-    if isinstance(value, ast.Call) and _called(value) in _EMPTY_CALLS:
-        return not any(isinstance(each, (*COMPREHENSIONS, ast.Starred)) for each in value.args) and (
-            not value.args or _called(value) == "defaultdict"
-        )
-    return isinstance(value, ast.Constant)
-
-
-def _is_number(value: ast.expr) -> bool:
-    return isinstance(value, ast.Constant | ast.JoinedStr) or _called(value) in _NUMBERS

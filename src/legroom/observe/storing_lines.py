@@ -11,8 +11,15 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from legroom.observe.source_calls import CONSTRUCTORS, Calls, calls_in
-from legroom.observe.source_files import family_around, function_around, name_around, tree_of, user_files
-from legroom.observe.source_reader import NameReader, Place, Storing, is_put
+from legroom.observe.source_files import (
+    family_around,
+    function_around,
+    function_named,
+    name_around,
+    tree_of,
+    user_files,
+)
+from legroom.observe.source_reader import Handed, NameReader, Place, Storing, is_put
 
 
 class Stored(NamedTuple):
@@ -46,10 +53,11 @@ class Stored(NamedTuple):
         """The statements to name, best first: those that add rather than replace, store no plain number, under one of `keys` where those
         are known, within a loop or a function. What is clearly worse than the first is left out."""
 
-        def weight(each: Storing) -> tuple[bool, bool, bool, bool]:
+        def weight(each: Storing) -> tuple[bool, ...]:
             elsewhere = bool(keys and each.keys) and not set(keys) & set(each.keys)
             passing = not (each.feeds_itself or each.in_loop or each.function != "")
-            return each.stores_number, each.replaces, elsewhere, passing
+            begins = each.replaces and (each.is_first or each.function in CONSTRUCTORS)
+            return each.stores_number, each.replaces, begins, elsewhere, passing
 
         ranked = sorted(self.statements, key=lambda each: (weight(each), each.line))
         return [each for each in ranked if weight(each) == weight(ranked[0])]
@@ -85,7 +93,7 @@ def find_storing(
             if (reader := _read(each, name, is_attribute, function if each == file else "", line, classes))
         ]
         if any(reader.statements or reader.limits for reader in readers):
-            return _told(readers, calls, is_attribute or not function)
+            return _told(readers, {*own, *others}, calls, is_attribute or not function)
         if not is_attribute and file is not None and not file.startswith("<"):
             break
     return NOTHING
@@ -140,20 +148,69 @@ def _read(
     return reader
 
 
-def _told(readers: list[NameReader], calls: Calls, outlives_calls: bool) -> Stored:
+class _Done(NamedTuple):
+    """What a function does with something that it is given."""
+
+    takes: list[Place]
+    limits: list[Place]
+
+
+def _done_by(handed: Handed, files: Iterable[str]) -> _Done | None:
+    """None where the function is not the user's."""
+    for file in files:
+        function = function_named(file, handed.function)
+        if function is None:
+            continue
+        names = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
+        names = names[1:] if names[:1] == ["self"] else names
+        if isinstance(handed.argument, str):
+            name = handed.argument
+        elif handed.argument < len(names):
+            name = names[handed.argument]
+        else:
+            continue
+        reader = NameReader(file, name, False, is_second=True)
+        reader.read(function)
+        return _Done([handed.place] * bool(reader.takes), [handed.place] * bool(reader.limits))
+    return None
+
+
+def _told(readers: list[NameReader], files: Iterable[str], calls: Calls, outlives_calls: bool) -> Stored:
     """`outlives_calls`: whether it is no local variable, which is another one with each call."""
-    statements = tuple(statement for reader in readers for statement in reader.statements)
+    statements = tuple(
+        each._replace(is_first=each.is_first or (each.is_at_start and each.function not in calls.repeated))
+        for reader in readers
+        for each in reader.statements
+    )
     fed_by = {each.function for each in statements}
 
     def at_work(places: Iterable[Place]) -> list[Place]:
         return [each for each in places if not each.function or each.function in calls.called]
 
-    takes = at_work(place for reader in readers for place in reader.takes)
+    def within_reach(places: Iterable[Place]) -> list[Place]:
+        """What is done once, after the loop that stores, gives nothing back to it."""
+        looped = {each.function for each in statements if each.in_loop} - calls.repeated
+        return [each for each in at_work(places) if each.in_loop or each.function not in looped]
+
+    handed = [
+        done for reader in readers for each in reader.handed if (done := _done_by(each, files)) is not None
+    ]
+    takes = [place for reader in readers for place in reader.takes] + [
+        place for each in handed for place in each.takes
+    ]
+    limits = [place for reader in readers for place in reader.limits] + [
+        place for each in handed for place in each.limits
+    ]
+    takes, limits = within_reach(takes), at_work(limits)
     renewals = at_work(place for reader in readers for place in reader.renewals)
+    emptying = {place.function for place in (*takes, *renewals, *limits)} - {""}
+    checks = [check for reader in readers for check in reader.checks]
     return Stored(
         statements,
-        limited=bool(at_work(place for reader in readers for place in reader.limits))
-        or any(place.function in fed_by for place in takes),
+        limited=bool(limits)
+        or any(place.function in fed_by for place in takes)
+        or bool({place.function for place in takes} & calls.reached_from(fed_by - {""}))
+        or any(calls.reached_from(check.functions) & emptying for check in checks if at_work([check.place])),
         emptied=bool(takes),
         resets=any(
             place.in_loop

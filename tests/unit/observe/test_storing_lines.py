@@ -43,7 +43,7 @@ def test_statements_that_store(read, statement: str) -> None:
     "statement",
     [
         "kept.pop(0)", "kept.clear()", "del kept[:]", "kept = kept[-10:]", "kept[:] = []", "kept.popleft()",
-        "if len(kept) > 10: skip()", "kept = torch.cat([kept, x])[-10:]",
+        "if len(kept) > 10: break", "kept = torch.cat([kept, x])[-10:]",
         "kept = heapq.nlargest(10, kept)", "kept = kept[recent]",
         "kept = [each for each in kept if each.step > step - 10]",
     ],
@@ -227,3 +227,84 @@ def test_what_is_stored_only_below_a_limit_says_so(read) -> None:
 def test_the_name_mangled_by_python_is_the_same(read) -> None:
     source = "class T:\n    def f(self, x):\n        self.__kept.append(x)\n"
     assert [each.line for each in read(source, "_T__kept", is_attribute=True).statements] == [3]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "if len(kept) > 1 and x > min(kept[:-1]): worse += 1", "if len(kept) >= 10: print(sum(kept[-10:]))", "assert len(kept) < 100",
+        "mean = sum(kept) / len(kept) if len(kept) > 5 else 0", "chosen = random.sample(kept, 8) if len(kept) > 8 else kept",
+        "if len(kept) > 5 and kept[-1] > kept[-5]: break",
+    ],
+)  # fmt: skip
+def test_a_length_on_which_nothing_hangs_is_no_limit(read, statement: str) -> None:
+    assert not read(
+        f"kept = []\nfor step in range(9):\n    kept.append(x)\n    {statement}\n", "kept"
+    ).shrinks
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "for x in data:\n    if len(kept) >= 9:\n        continue\n    kept.append(x)\n",
+        "for x in data:\n    if len(kept) != 9:\n        kept.append(x)\n",
+        "def room():\n    return len(kept) < size\nfor x in data:\n    if room(): kept.append(x)\n",
+        "def flush():\n    kept.clear()\nfor x in data:\n    kept.append(x)\n    if len(kept) == 9: flush()\n",
+        "def learn():\n    flush()\ndef flush():\n    kept.clear()\nfor x in data:\n    kept.append(x)\n    if len(kept) == 9: learn()\n",
+        "for x in data:\n    kept.append([x])\n    if sum(map(len, kept)) > 20: kept.pop(0)\n",
+    ],
+)
+def test_a_length_on_which_something_hangs_is_a_limit(read, source: str) -> None:
+    assert read(f"kept = []\n{source}", "kept").limited
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def trim(items, size):\n    while len(items) > size: items.pop(0)\nfor x in data:\n    kept.append(x)\n    trim(kept, 9)\n",
+        "def trim(size, items):\n    del items[:-size]\nfor x in data:\n    kept.append(x)\n    trim(9, items=kept)\n",
+        "same = kept\nfor x in data:\n    kept.append(x)\n    same.pop()\n",
+    ],
+)
+def test_what_is_taken_out_under_a_second_name_counts(read, source: str) -> None:
+    assert read(f"kept = []\n{source}", "kept").limited
+
+
+def test_items_that_are_cleared_one_by_one_count(read) -> None:
+    source = "for x in data:\n    kept['a'].append(x)\n    for rows in kept.values():\n        rows.clear()\n"
+    assert read(f"kept = {{'a': []}}\n{source}", "kept").shrinks
+
+
+def test_what_is_done_with_a_part_of_it_does_not_count(read) -> None:
+    source = "for x in data:\n    kept.append(x)\n    recent = kept[-5:]\n    recent.pop()\n"
+    assert not read(f"kept = []\n{source}", "kept").shrinks
+
+
+def test_what_is_emptied_after_the_loop_gives_nothing_back_to_it(read) -> None:
+    assert not read("kept = []\nfor x in data:\n    kept.append(x)\nkept.clear()\n", "kept").shrinks
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "for x in data:\n    if kept is None:\n        kept = x\n    else:\n        kept = torch.cat([kept, x])\n",
+        "for x in data:\n    if kept.numel() == 0:\n        kept = x\n    else:\n        kept = torch.cat([kept, x])\n",
+        "for step, x in enumerate(data):\n    if step == 0:\n        kept = x\n    else:\n        kept = torch.cat([kept, x])\n",
+        "for x in data:\n    try:\n        kept = torch.cat([kept, x])\n    except NameError:\n        kept = x\n",
+    ],
+)
+def test_a_first_value_is_told_from_one_that_starts_anew(read, source: str) -> None:
+    first = [each.is_first for each in read(source, "kept").statements if each.replaces]
+    assert first == [True]
+
+
+def test_the_first_step_of_an_inner_loop_starts_anew(read) -> None:
+    source = "for epoch in range(3):\n    for step, x in enumerate(data):\n        if step == 0:\n            kept = x\n"
+    assert [each.is_first for each in read(source, "kept").statements] == [False]
+
+
+def test_a_key_that_is_tried_first_is_looked_up(read) -> None:
+    source = (
+        "for x in data:\n    try:\n        y = kept[x]\n    except KeyError:\n        kept[x] = make(x)\n"
+    )
+    assert read(f"kept = {{}}\n{source}", "kept").looks_first

@@ -7,9 +7,9 @@ address may be used again.
 
 import gc
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import compress
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -19,22 +19,33 @@ from legroom.observe.python_names import file_of
 from legroom.observe.storages import storage_of, tensors_in
 
 
-def look_around() -> tuple[list[torch.Tensor], bool]:
-    """Every tensor that Python knows of, and whether a model is in evaluation mode. Keep neither longer than the look."""
+class Around(NamedTuple):
+    """What there is at one moment. Not to be kept longer than the look."""
+
+    tensors: list[torch.Tensor]
+    """All that Python knows of."""
+    modules: list[nn.Module]
+
+    @property
+    def evaluating(self) -> bool:
+        """Whether a model is in evaluation mode."""
+        return any(
+            each.__dict__.get("training") is False and each.__dict__.get("_modules") for each in self.modules
+        )
+
+
+def look_around() -> Around:
+    """Every tensor and every module."""
     kinds = {torch.Tensor: _with_memory(_derived(torch.Tensor)), nn.Module: _derived(nn.Module)}
     wanted = kinds[torch.Tensor] | kinds[nn.Module]
     objects = gc.get_objects()
     # Chained in C: asking each of some hundred thousand objects in Python takes several times as long.
     found = list(compress(objects, map(wanted.__contains__, map(type, objects))))
     del objects
-    tensors = [each for each in found if type(each) in kinds[torch.Tensor]]
-    evaluating = any(
-        type(each) in kinds[nn.Module]
-        and each.__dict__.get("training") is False
-        and each.__dict__.get("_modules")
-        for each in found
+    return Around(
+        [each for each in found if type(each) in kinds[torch.Tensor]],
+        [each for each in found if type(each) in kinds[nn.Module]],
     )
-    return tensors, evaluating
 
 
 def _with_memory(kinds: set[type]) -> set[type]:
@@ -96,6 +107,20 @@ def accounted_for(
         storage = storage_of(tensor)
         if storage is not None:
             keys.add(storage._cdata)
+    return keys
+
+
+def of_trained(modules: Iterable[nn.Module], trained: Mapping[int, weakref.ref[torch.Tensor]]) -> set[int]:
+    """Storages of parameters that an optimizer has trained (`id` → the parameter), and of the buffers beside them."""
+    alive = {key for key, reference in trained.items() if reference() is not None}
+    keys: set[int] = set()
+    for each in modules:
+        parameters = each.__dict__.get("_parameters") or {}
+        if any(id(parameter) in alive for parameter in parameters.values()):
+            for tensor in (*parameters.values(), *each.__dict__.get("_buffers", {}).values()):
+                storage = storage_of(tensor) if tensor is not None else None
+                if storage is not None:
+                    keys.add(storage._cdata)
     return keys
 
 

@@ -21,14 +21,16 @@ _ACCUMULATES = 2**63
 def next_number() -> int:
     """The number that the next node made on this thread will have. Without torch's private call, always 0: graphs are then
     told by the tensors that hold them."""
-    ask: Any = getattr(torch._C._autograd, "_get_sequence_nr", None)
-    return int(ask()) if ask is not None else 0
+    return int(_ask_number()) if _ask_number is not None else 0
+
+
+_ask_number: Any = getattr(torch._C._autograd, "_get_sequence_nr", None)
 
 
 class StepMarks:
     """Which numbers the nodes of each step have."""
 
-    KEEP = 64
+    KEEP = 512
 
     def __init__(self) -> None:
         self._steps: list[int] = []
@@ -39,8 +41,8 @@ class StepMarks:
     def end_step(self, step: int) -> None:
         self.count += 1
         self._steps.append(step)
-        self._ends.append(next_number())
-        if len(self._steps) > 2 * self.KEEP:
+        self._ends.append(0 if _ask_number is None else _ask_number())
+        if len(self._ends) > 2 * self.KEEP:
             del self._steps[: -self.KEEP], self._ends[: -self.KEEP]
 
     def step_of(self, number: int) -> int | None:

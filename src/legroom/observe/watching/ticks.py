@@ -50,6 +50,8 @@ class Ticks:
         self.by_hand = False
         """Whether there is no optimizer: each backward pass is then followed by a step of the program's own."""
         self.optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
+        self.trained: dict[int, weakref.ref[torch.Tensor]] = {}
+        """`id` → each parameter that an optimizer had when it first stepped."""
         self.graph_of_gradients: Frame | None = None
         """Where a backward pass was last asked to make gradients that have a graph themselves."""
         self._pacemaker: weakref.ref[torch.optim.Optimizer] | None = None
@@ -99,16 +101,24 @@ class Ticks:
             self._on_tick()
 
     def _stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if all(known() is not optimizer for known in self.optimizers):
-            self.optimizers = [known for known in self.optimizers if known() is not None]
-            self.optimizers.append(weakref.ref(optimizer))
+        # After every step of every loop: what need not be done each time is not.
+        if self._pacemaker is None or self._pacemaker() is not optimizer:
+            self._meet(optimizer)
         if self._sets_the_pace(optimizer):
-            self._most_between_steps = max(self._most_between_steps, min(self._batches_since_step, 64))
+            if self._batches_since_step > self._most_between_steps:
+                self._most_between_steps = min(self._batches_since_step, 64)
             self.trains = self.has_stepped = True
             self.by_calls = False
             self._batches_since_step = self._backwards_since_step = 0
             self._evaluates = False
             self._on_tick()
+
+    def _meet(self, optimizer: torch.optim.Optimizer) -> None:
+        if all(known() is not optimizer for known in self.optimizers):
+            self.optimizers = [known for known in self.optimizers if known() is not None]
+            self.optimizers.append(weakref.ref(optimizer))
+            for group in optimizer.param_groups:
+                self.trained.update({id(each): weakref.ref(each) for each in group["params"]})
 
     def _sets_the_pace(self, optimizer: torch.optim.Optimizer) -> bool:
         """Of several optimizers one ends the turns."""

@@ -1,9 +1,11 @@
 """Watches a training loop for memory that it keeps, at a cost that is not felt.
 
 After a turn little is done: two counters are read (device bytes, bytes of the C heap) and it is asked whether the nodes from
-which earlier backward passes began are gone; after turns of a few milliseconds not even that each time (see `attention`). When a counter has reached a new height again and again, or such nodes stay, a window of looks is opened (see `window`);
+which earlier backward passes began are gone; after turns of a few milliseconds not even that each time (see `attention`). When a counter has
+reached a new height at two turns in a row, or such nodes stay, a window of looks is opened (see `window`);
 also shortly after the start, and now and then later, for what the counters do not show. A window that finds nothing
-closes after three looks, and the same growth that led to it must then last longer to open the next one. Where the source does
+closes after three looks, and the same growth that led to it must then last longer to open the next one. What grows at a few turns only
+is left to looks that are far apart (see `slow_looks`). Where the source does
 not say which line stores, the verdict waits for a turn or two in which the loop's lines are traced (see `storing_trace`).
 """
 
@@ -20,19 +22,17 @@ from legroom.observe.storing_lines import find_at
 from legroom.observe.watching.attention import Attention
 from legroom.observe.watching.counters import Counters
 from legroom.observe.watching.graph_births import Roots, StepMarks
+from legroom.observe.watching.slow_looks import SlowLooks
 from legroom.observe.watching.storing_trace import TURNS as TRACED_TURNS
 from legroom.observe.watching.storing_trace import Place, StoringTrace
+from legroom.observe.watching.suspects import Suspect
 from legroom.observe.watching.ticks import Ticks
-from legroom.observe.watching.window import LOOKS, LOOKS_OF_TENSORS, Suspect, Window
+from legroom.observe.watching.window import LOOKS, LOOKS_OF_TENSORS, Window
 
 _SIGNS = ("device", "host", "graph")
 FIRST_LOOK = 2
 RISES = 2
 """So many new heights in a row open a window."""
-RECORDS, RECORDS_WITHIN = 3, 48
-"""So do so many heights above all before, within so many turns: what is kept once in an epoch."""
-WARM_UP = 8
-"""The first turns set records without meaning."""
 HEIGHT_OVER = 8
 """A new height is one above the last so many turns."""
 GRAPHS_KEPT = 2
@@ -42,6 +42,8 @@ LOOKS_AFTER_ALL = LOOKS_OF_TENSORS + 3
 """So many looks show every sign there is: a window that found one leak stays open until then, for there may be another."""
 LONG_LOOKS = 18
 """Before the first optimizer step, a graph must grow for longer."""
+SLOWLY_TRACED_TURNS = 12
+"""What is added seldom must be waited for."""
 WARMING_TURNS = 13
 """A cache that still takes something in with every turn after so many more is no longer warming up."""
 
@@ -79,7 +81,9 @@ class Watcher:
         self._recent: dict[str, deque[int]] = {sign: deque(maxlen=HEIGHT_OVER) for sign in ("device", "host")}
         self._rises = {"device": 0, "host": 0}
         self._highest = {"device": 0, "host": 0}
-        self._records: dict[str, deque[int]] = {sign: deque(maxlen=RECORDS) for sign in ("device", "host")}
+        self._records = 0
+        """At so many turns in a row one of them was reached."""
+        self._slow_looks = self._look_slowly()
         self._opened_by: list[str] = []
         self._has_stepped = False
         self._patience = dict.fromkeys(_SIGNS, 0)
@@ -104,41 +108,56 @@ class Watcher:
         self._place_traced(at_once=True)
 
     def _turn_ended(self) -> None:
-        began = time.perf_counter()
-        turn, self.turn = self.turn, self.turn + 1
+        # After every turn of every loop: what is above `_is_busy` must stay as little as it is.
+        now, turn = time.perf_counter(), self.turn
+        self.turn = self._roots.turn = turn + 1
         if self.ticks.has_stepped is not self._has_stepped:
             self._begin_anew(turn)
-        self._roots.turn = self.turn
         self._marks.end_step(turn)
-        if not (self._attention.is_due(began) or self._is_busy(turn)):
+        if not (self._attention.is_due(now) or self._is_busy(turn)):
             self.ticks.muted = not self._attention.expects
             return
+        began = time.thread_time()
         if self._traced is not None:
             self._place_traced()
         signs, unsure = self._count()
-        self._attention.paid(began, time.perf_counter(), again=unsure)
+        self._attention.paid(now, time.thread_time() - began, again=unsure)
         self.ticks.muted = not self._attention.expects
         if self._window is None:
             due = [sign for sign in signs if turn >= self._not_before[sign]]
             if turn >= self._next_by_chance:
                 self._next_by_chance = max(4 * turn, 32)
             elif not due:
+                if self.ticks.trains and self._slow_looks.is_due(turn, record=self._records == 1):
+                    self._looking(self._look_now_and_then, turn)
                 return
             self._opened_by = due
             self._window = Window(self._marks, self.ticks, on_device=self._on_device)
+        self._looking(self._look, turn)
+
+    def _looking(self, look: Callable[[int], None], turn: int) -> None:
         began = time.perf_counter()
         try:
-            self._look(turn)
+            look(turn)
         except Exception as error:  # whatever goes wrong in looking, the user's loop goes on
             self.trouble = f"{type(error).__name__}: {error}"
             self.detach()
         self.seconds_looking += time.perf_counter() - began
+
+    def _look_now_and_then(self, turn: int) -> None:
+        for suspect in self._slow_looks.look(turn):
+            if suspect.kept.identity not in self.leaks:
+                self._judge(suspect, turn, traced=SLOWLY_TRACED_TURNS)
+
+    def _look_slowly(self) -> SlowLooks:
+        return SlowLooks(Window(self._marks, self.ticks, on_device=self._on_device, slow=True))
 
     def _begin_anew(self, turn: int) -> None:
         """The first optimizer step: the batches before it were parts of that step."""
         self._has_stepped = True
         self._marks = StepMarks()
         self._window = None
+        self._slow_looks = self._look_slowly()
         self._next_by_chance = turn + FIRST_LOOK
 
     def _is_busy(self, turn: int) -> bool:
@@ -149,24 +168,20 @@ class Watcher:
         """What grows (`graph` where graphs are kept, `device` or `host` where that counter has risen for some turns), and whether
         something may be about to."""
         unsure, grown = False, []
+        records, self._records = self._records, 0
         for sign, figure in zip(("device", "host"), self._counters.read(), strict=True):
             recent = self._recent[sign]
             self._rises[sign] = self._rises[sign] + 1 if len(recent) >= 3 and figure > max(recent) else 0
             recent.append(figure)
-            if self._rises[sign] >= RISES or self._sets_records(sign, figure):
+            if figure > self._highest[sign]:
+                self._highest[sign] = figure
+                self._records = records + 1
+            if self._rises[sign] >= RISES:
                 grown.append(sign)
             elif self._rises[sign]:
                 unsure = True
         kept = self._roots.turns_kept()
         return ([*grown, "graph"] if kept >= GRAPHS_KEPT else grown), unsure or kept == 1
-
-    def _sets_records(self, sign: str, figure: int) -> bool:
-        records = self._records[sign]
-        if figure > self._highest[sign]:
-            self._highest[sign] = figure
-            if self.turn > WARM_UP:
-                records.append(self.turn)
-        return len(records) == RECORDS and self.turn - records[0] < RECORDS_WITHIN
 
     def _look(self, turn: int) -> None:
         window = self._window
@@ -184,8 +199,6 @@ class Watcher:
         ):
             self._window = None
             self._rises = dict.fromkeys(self._rises, 0)
-            for records in self._records.values():
-                records.clear()
             # Each sign loses credit by itself: floats that fill the heap must not hide a graph.
             for sign in _SIGNS if found else self._opened_by:
                 self._patience[sign] = min(self._patience[sign] + 1, 6)
@@ -195,7 +208,7 @@ class Watcher:
                     sign: max(until, self._next_by_chance) for sign, until in self._not_before.items()
                 }
 
-    def _judge(self, suspect: Suspect, turn: int) -> bool:
+    def _judge(self, suspect: Suspect, turn: int, *, traced: int = TRACED_TURNS) -> bool:
         kept = suspect.kept
         if suspect.warming:
             first, length = self._warming.setdefault(kept.identity, (turn, suspect.length))
@@ -204,7 +217,7 @@ class Watcher:
             if turn < first + WARMING_TURNS or suspect.length - length < 0.9 * (turn - first):
                 return False
         if suspect.unplaced:
-            return self._trace(kept, suspect)
+            return self._trace(kept, suspect, traced)
         self._tell(kept)
         return True
 
@@ -214,8 +227,8 @@ class Watcher:
 
     # --- where the source does not say which line stores
 
-    def _trace(self, kept: Kept, suspect: Suspect) -> bool:
-        """True once it is told, or will be."""
+    def _trace(self, kept: Kept, suspect: Suspect, turns: int) -> bool:
+        """For so many turns at most. True once it is told, or will be."""
         place = self._places.get((kept.name, kept.file))
         if place is not None:
             if _is_limited(kept, place):
@@ -226,7 +239,7 @@ class Watcher:
         else:
             trace = StoringTrace(suspect.unplaced, replaced=suspect.replaced)
             if trace.begin(sys._getframe()):
-                self._traced = kept, trace, self.turn + TRACED_TURNS
+                self._traced = kept, trace, self.turn + turns
             else:
                 self._tell(kept)
         return True

@@ -9,60 +9,46 @@ there, or is emptied, is no leak.
 """
 
 import sys
-import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from types import FrameType
-from typing import Any, NamedTuple
 
 import torch
 
-from legroom.memory.kept import How, Kept, Kind
+from legroom.memory.kept import Kept, Kind
 from legroom.observe import storing_lines
-from legroom.observe.attribution import is_user_file
-from legroom.observe.holder_paths import find_path, held_by_python
-from legroom.observe.holder_words import NO_ONE, HolderPath, StoredName
-from legroom.observe.python_names import Variables
-from legroom.observe.source_files import built_at, is_in_loop
 from legroom.observe.source_reader import Storing
 from legroom.observe.storages import storage_of
-from legroom.observe.storing_lines import Stored, find_storing
-from legroom.observe.watching.census import Followed, accounted_for, look_around
+from legroom.observe.storing_lines import find_storing
+from legroom.observe.watching.census import Followed, accounted_for, look_around, of_trained
 from legroom.observe.watching.graph_births import Births, Share, StepMarks, roots
 from legroom.observe.watching.named_sizes import Named, named_sizes
+from legroom.observe.watching.suspects import (
+    MOST_PATHS,
+    TURNS_KEPT,
+    Found,
+    Holders,
+    Suspect,
+    Targets,
+    being_built,
+    belongs_to_a_call,
+    gathers,
+    grown_by,
+    is_passing,
+    suspects_of,
+)
 from legroom.observe.watching.ticks import Ticks
 
 LOOKS = 7
-TURNS_KEPT = 4
-"""Nodes of so many earlier turns are no accident."""
 TURNS_BEFORE_STEPPING = 16
 """Before the first optimizer step, the batches of one accumulated step may share a graph."""
 LOOKS_OF_TENSORS = 2
 """What was first seen at each of so many looks, after the first one, must all be there."""
 LOOKS_LARGER = 4
-MOST_PATHS = 4
-SECONDS_ENOUGH = 0.4
-"""Once someone was found, no further search begins after so long."""
+SLOW_LOOKS = 3
+"""Of so many slow looks something must have stayed, and lie in one container."""
 _BACK = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Suspect:
-    """What a look found: a leak, or (where `warming`) a cache that may only be filling."""
-
-    kept: Kept
-    warming: bool
-    length: int
-    unplaced: int = 0
-    """`id` of the container, where the source does not say which line stores into it."""
-    replaced: bool = False
-    """Whether what is in that container is replaced by something that has grown, rather than added to."""
-
-
-Targets = list["weakref.ref[torch.Tensor]"]
-"""Tensors whose holders are to be found. While the search is on, nothing of ours may hold them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,14 +81,24 @@ class _Signs:
 class Window:
     """Looks taken turn by turn. `look` gives what it is sure of."""
 
-    def __init__(self, marks: StepMarks, ticks: Ticks, *, on_device: Callable[[torch.Tensor], bool]) -> None:
+    def __init__(
+        self, marks: StepMarks, ticks: Ticks, *, on_device: Callable[[torch.Tensor], bool], slow: bool = False
+    ) -> None:
+        """`slow`: the looks are not at every turn, but where something may have been added."""
         self.looks = 0
+        self.adds = False
+        """Whether what the look before the last first saw is still there: what a slow window waits for."""
         self.quiet = True
         """Nothing odd was seen at the last look."""
+        self.searched = False
+        """Someone who holds something was found at the last look."""
         self.told: set[Kind] = set()
         """Signs that were judged to be leaks: not followed again, so that the other signs can still show theirs."""
         self._marks = marks
         self._ticks = ticks
+        self._slow = slow
+        self._turns: list[int] = []
+        """At which turn each look was taken."""
         self._on_device = on_device
         self._named: set[tuple[object, ...]] = set()
         self._followed = Followed()
@@ -112,10 +108,11 @@ class Window:
     def look(self, turn: int) -> list[Suspect]:
         """Call at the end of turn number `turn`."""
         self.looks += 1
+        self._turns.append(turn)
         with torch._C.DisableTorchFunction():
             signs = self._signs(turn)
             self._note_sizes()
-            holders = _Holders()
+            holders = Holders()
             suspects = []
             if "graph" not in self.told:
                 suspects += self._graphs(signs, holders, turn)
@@ -125,6 +122,7 @@ class Window:
                 suspects += self._larger(signs, turn)
             # What was followed to holders that limit themselves is no reason to look again at once.
             self.quiet = not suspects and (not signs.uneasy or holders.found)
+            self.searched = holders.found
         return [each for each in suspects if each.warming or self._is_first(each.kept)]
 
     def _is_first(self, kept: Kept) -> bool:
@@ -136,22 +134,28 @@ class Window:
     # --- what can be seen
 
     def _signs(self, turn: int) -> _Signs:
-        tensors, evaluating = look_around()
+        around = look_around()
+        tensors, evaluating = around.tensors, around.evaluating
         births = Births(self._marks, oldest=turn - _BACK)
         held = roots(tensors)
         births.follow(node for _, node in held)
-        by_birth = self._followed.look(tensors, accounted_for(tensors, self._ticks.optimizers), turn)
+        # Folds, members of an ensemble, blocks that a network grows by: what was trained is kept on purpose.
+        accounted = accounted_for(tensors, self._ticks.optimizers) | of_trained(
+            around.modules, self._ticks.trained
+        )
+        by_birth = self._followed.look(tensors, accounted, self.looks)
         self._counts.append(self._followed.count)
         kept = births.steps(turn)
-        newest = by_birth.get(turn - 1, [])
+        newest = by_birth.get(self.looks - 1, [])
+        self.adds = bool(newest) and self.looks > 2
         # Results of an evaluation that are gathered on the host are its purpose.
         matters = self._can_tell(evaluating) and (self._ticks.trains or any(map(self._on_device, newest)))
         # Where calls of a model are the turns, a list may be a text that is being written, word by word.
         matters = matters and not self._ticks.by_calls
-        gathers = matters and self._rising(3) and bool(newest) and bool(by_birth.get(turn - 2))
-        made = {id(tensor): birth for birth, born in by_birth.items() for tensor in born}
+        gathering = matters and self._rising(3) and bool(newest) and bool(by_birth.get(self.looks - 2))
+        made = {id(tensor): self._turns[look - 1] for look, born in by_birth.items() for tensor in born}
         made |= {id(tensor): step for tensor, node in held if (step := births.step_of(node)) is not None}
-        signs = _Signs(uneasy=len(kept) >= 2 or gathers, made=made)
+        signs = _Signs(uneasy=len(kept) >= 2 or gathering, made=made)
         if self._is_kept(kept, turn, evaluating):
             when = [(tensor, births.step_of(node)) for tensor, node in held]
             old = [tensor for tensor, made in when if made is not None and kept[0] <= made <= turn - 2]
@@ -179,10 +183,10 @@ class Window:
                 carrying=_referred(carrying),
                 with_gradient=_referred([tensor for tensor in tensors if _has_graph_of_gradient(tensor)][:1]),
             )
-        generations = [by_birth.get(turn - back, []) for back in range(1, LOOKS_OF_TENSORS + 1)]
+        generations = self._generations(by_birth)
         if not self._ticks.trains:
             generations = [[tensor for tensor in each if self._on_device(tensor)] for each in generations]
-        if self.looks > LOOKS_OF_TENSORS + 1 and all(generations) and self._rising(LOOKS_OF_TENSORS + 2):
+        if generations and all(generations):
             sample = [tensor for generation in generations[1:] for tensor in _spread(generation)]
             if matters:
                 signs = replace(
@@ -194,10 +198,26 @@ class Window:
                 )
         return signs
 
+    def _generations(self, by_birth: dict[int, list[torch.Tensor]]) -> list[list[torch.Tensor]]:
+        """What was first seen at each of some looks and is still there, newest first; none before there is enough to tell."""
+        if self._slow:
+            looks = [look for look in by_birth if 1 < look < self.looks]
+            return [
+                by_birth[look]
+                for look in sorted(looks, reverse=True)[:SLOW_LOOKS]
+                if len(looks) >= SLOW_LOOKS
+            ]
+        if self.looks <= LOOKS_OF_TENSORS + 1 or not self._rising(LOOKS_OF_TENSORS + 2):
+            return []
+        return [by_birth.get(self.looks - back, []) for back in range(1, LOOKS_OF_TENSORS + 1)]
+
     def _is_kept(self, kept: list[int], turn: int, evaluating: bool) -> bool:
-        if len(kept) < TURNS_KEPT or kept[-1] < turn - 2:
+        """Whether graphs of enough turns are alive, and of one so lately that there will be more: within the last two turns, or, where
+        every so many turns one is kept, within a few more than that."""
+        if len(kept) < TURNS_KEPT:
             return False
-        return self._can_tell(evaluating)
+        apart = max(after - before for before, after in pairwise(kept[-TURNS_KEPT:]))
+        return turn - kept[-1] <= 1.5 * apart + 1 and self._can_tell(evaluating)
 
     def _can_tell(self, evaluating: bool) -> bool:
         """Before the first step, what a model in training keeps may be for the batches of that one step."""
@@ -214,15 +234,19 @@ class Window:
         before, self._sizes = self._sizes, {}
         for named, size in sizes.items():
             series = before.get(named, [])
-            self._sizes[named] = [*series, size] if not series or size > series[-1] else [size]
+            if series and size == series[-1] and self._slow:
+                self._sizes[named] = series
+            else:
+                self._sizes[named] = [*series, size] if not series or size > series[-1] else [size]
 
     # --- what it means
 
-    def _graphs(self, signs: _Signs, holders: "_Holders", turn: int) -> list[Suspect]:
+    def _graphs(self, signs: _Signs, holders: Holders, turn: int) -> list[Suspect]:
         """Who holds old tensors with a graph; if no one does, which of the new ones carries the old graph on."""
         if not signs.turns_kept:
             return []
-        found = [each for each in holders.of(signs.old, signs.made, least=_grown_by(turn)) if _gathers(each)]
+        least = TURNS_KEPT if self._slow else grown_by(turn)
+        found = [each for each in holders.of(signs.old, signs.made, least=least) if gathers(each)]
         carrying = [each for each in holders.of(signs.carrying, signs.made) if each.path.how != "unknown"]
         feeding = [each for each in carrying if any(one.feeds_itself for one in each.stored.statements)]
         if found:  # of two leaks at once, one may carry its graph on
@@ -230,34 +254,37 @@ class Window:
         else:
             found = (feeding or carrying or self._gradients(signs, holders))[:1]
         if not found and self.looks >= LOOKS - 1:
-            found = [_Found(_being_built(), storing_lines.NOTHING, 0)]
+            found = [Found(being_built(), storing_lines.NOTHING, 0)]
         suspects: list[Suspect] = []
         for each in found:
             nodes, size = signs.nodes_per_turn, signs.bytes_per_turn
             if len(found) > 1:
                 nodes, size = _share_of(each, signs)
-            suspects += _suspect(
+            suspects += suspects_of(
                 each, kind="graph", step=turn, steps=signs.turns_kept, bytes_per_step=size, nodes_per_step=nodes,
                 storages_per_step=0, evaluation=not self._ticks.trains,
             )  # fmt: skip
         return suspects
 
-    def _gradients(self, signs: _Signs, holders: "_Holders") -> list["_Found"]:
+    def _gradients(self, signs: _Signs, holders: Holders) -> list[Found]:
         """Who has the parameters whose gradients carry a graph on, and the line of the backward pass that makes it so."""
         place = self._ticks.graph_of_gradients
         if place is None:
             return []
         line = Storing(place.file, place.line, place.function, True, False, False, False, True)
         return [
-            _Found(each.path._replace(name=f"{each.path.name}.grad", how="variable", container=0, length=0),
+            Found(each.path._replace(name=f"{each.path.name}.grad", how="variable", container=0, length=0),
                    storing_lines.NOTHING._replace(statements=(line,)), each.target)
             for each in holders.of(signs.with_gradient, {})
             if each.path.how != "unknown"
         ]  # fmt: skip
 
-    def _gathered(self, signs: _Signs, holders: "_Holders", turn: int) -> list[Suspect]:
-        held = holders.of(signs.gathered, signs.made, least=_grown_by(turn))
-        found = [each for each in held if each.path.how != "unknown" and not _is_passing(each)]
+    def _gathered(self, signs: _Signs, holders: Holders, turn: int) -> list[Suspect]:
+        least = SLOW_LOOKS if self._slow else grown_by(turn)
+        held = holders.of(signs.gathered, signs.made, least=least)
+        found = [each for each in held if each.path.how != "unknown" and not is_passing(each)]
+        if self._slow:
+            found = [each for each in found if each.path.turns >= SLOW_LOOKS]
         suspects: list[Suspect] = []
         for each in found:
             sizes = signs.gathered_sizes
@@ -265,7 +292,7 @@ class Window:
                 within = {each.target, *each.path.contents}
                 sizes = {key: size for key, size in sizes.items() if key in within}
             has_graph = each.target in signs.with_graph
-            suspects += _suspect(
+            suspects += suspects_of(
                 each, kind="graph" if has_graph else "tensor", step=turn, steps=self.looks - 1,
                 bytes_per_step=sum(sizes.values()), nodes_per_step=signs.nodes_of_turn if has_graph else 0,
                 storages_per_step=max(len(sizes), 1), evaluation=not self._ticks.trains,
@@ -283,9 +310,17 @@ class Window:
                 named.stored_as, is_attribute=named.is_attribute, file=named.file, function=named.function
             )
             # `bank = torch.cat([bank, new])`, or a function of the user's that does it; a sum does not make it larger.
-            fed = [each for each in stored.statements if each.joins or (each.feeds_itself and not each.adds)]
+            fed = [
+                each
+                for each in stored.statements
+                if (each.joins or (each.feeds_itself and not each.adds)) and not each.cuts
+            ]
             statement = next(iter(sorted(fed, key=lambda each: not each.joins)), None)
-            starts_anew = stored.resets or any(each.replaces and each.in_loop for each in stored.statements)
+            starts_anew = stored.resets or any(
+                each.replaces and each.in_loop and not each.is_first for each in stored.statements
+            )
+            if not named.is_attribute and belongs_to_a_call(named):
+                continue
             if statement is not None and not stored.shrinks and not starts_anew and not statement.guarded:
                 kept = Kept(
                     kind="larger", how="variable", name=named.name, described="tensor", file=statement.file,
@@ -297,32 +332,7 @@ class Window:
         return found
 
 
-def _being_built() -> HolderPath:
-    """No one in Python holds the graph: a statement at work may (`total = sum(loss(x) for x in data)`)."""
-    for file, line, function in Variables(sys._getframe(1)).lines:
-        name = built_at(file, line)
-        if name is not None:
-            function = "" if function.startswith("<") else function
-            return NO_ONE._replace(
-                name=name or function,
-                how="variable",
-                described="tensor",
-                file=file,
-                function=function,
-                line=line,
-            )
-    return NO_ONE
-
-
-class _Found(NamedTuple):
-    """Who holds a tensor, what the source says of that name, and the tensor's `id`."""
-
-    path: HolderPath
-    stored: Stored
-    target: int
-
-
-def _share_of(found: _Found, signs: _Signs) -> tuple[int, int]:
+def _share_of(found: Found, signs: _Signs) -> tuple[int, int]:
     """Nodes and bytes that one of several holders keeps of a turn: all that it holds of the turn in which the tensor it
     was found by was made."""
     made = signs.shares[found.target].turn if found.target in signs.shares else -1
@@ -330,199 +340,6 @@ def _share_of(found: _Found, signs: _Signs) -> tuple[int, int]:
     shares = [share for key, share in signs.shares.items() if key in within and share.turn == made]
     storages = {key: size for share in shares for key, size in share.storages.items()}
     return len({node for share in shares for node in share.nodes}), sum(storages.values())
-
-
-class _Holders:
-    """Finds who holds tensors, each name once."""
-
-    def __init__(self) -> None:
-        self._variables: Variables | None = None
-        self._explained: set[int] = set()
-        self.found = False
-        """Whether anyone was found."""
-
-    def of(self, targets: Targets, made: dict[int, int], least: int = 0) -> list[_Found]:
-        if not targets:
-            return []
-        if self._variables is None:
-            self._variables = Variables(sys._getframe(1))
-        held = self._held(targets, self._variables)
-        found: dict[tuple[str, str | None], _Found] = {}
-        searches, began, useful = 0, time.perf_counter(), False
-        for reference in targets:
-            tensor = reference()
-            if tensor is None or id(tensor) not in held or id(tensor) in self._explained:
-                continue
-            if searches >= MOST_PATHS or (useful and time.perf_counter() - began > SECONDS_ENOUGH):
-                break
-            searches += 1
-            path, stored = _with_source(find_path(tensor, self._variables, least=least, made=made))
-            each = _Found(path, stored, id(tensor))
-            self._explained |= {id(tensor), *path.contents}
-            del tensor
-            useful = useful or _gathers(each)
-            found.setdefault((path.name, path.file), each)
-        self.found = self.found or any(each.path.how != "unknown" for each in found.values())
-        return list(found.values())
-
-    @staticmethod
-    def _held(targets: Targets, variables: Variables) -> set[int]:
-        tensors = [tensor for tensor in (reference() for reference in targets) if tensor is not None]
-        return held_by_python(tensors, variables)
-
-
-def _suspect(found: _Found, *, kind: Kind, **figures: Any) -> Iterator[Suspect]:
-    path, stored, _ = found
-    # Four states may be at hand and yet each have the graph of all before it.
-    carries_on = kind == "graph" and path.length > 0 and figures["steps"] > path.length + 2
-    limited = path.bounded or (stored.limited and path.how not in ("cache", "exception"))
-    # A list into which things are put only in the place of others stays as long as it was made.
-    in_places = path.described.startswith("list") and any(each.at_index for each in stored.statements)
-    if kind != "graph" and in_places and all(each.at_index or each.replaces for each in stored.statements):
-        return
-    if (limited and not carries_on) or (stored.emptied and kind != "graph"):
-        return
-    how = _how(path, stored)
-    candidates = _candidates(path, stored)
-    place = candidates[0] if candidates else None
-    # Seen is better than read: where the source names several lines, or none that could fill a container, the loop is traced.
-    unsure = place is None or (
-        path.container and (place.replaces or len({each.line for each in candidates}) > 1)
-    )
-    traceable = path.container and path.how in ("container", "variable", "closure", "generator")
-    kept = Kept(
-        kind=kind,
-        how=how,
-        name=path.name,
-        described=path.described,
-        file=place.file if place else path.file,
-        line=place.line if place else None if traceable else path.line or None,
-        function=place.function if place else path.function,
-        **figures,
-    )
-    looks = path.how == "cache" or (stored.looks_first and how in ("container", "closure"))
-    filling = looks and path.is_mapping
-    ends = place is not None and place.guarded and bool(path.container)
-    yield Suspect(
-        kept,
-        filling or ends or stored.emptied,
-        path.length,
-        path.container if unsure and traceable else 0,
-        replaced=path.length < TURNS_KEPT,
-    )
-
-
-def _how(path: HolderPath, stored: Stored) -> How:
-    if path.how == "variable" or (path.how == "container" and path.length < TURNS_KEPT):
-        carried = any(each.feeds_itself and not each.adds and not each.joins for each in stored.statements)
-        return "carried" if carried else "variable"
-    return path.how  # type: ignore[return-value]
-
-
-def _candidates(path: HolderPath, stored: Stored) -> list[Storing]:
-    """The lines that may have stored it, best first."""
-    if path.how == "cache":
-        return []  # the cached function itself
-    candidates = stored.candidates(path.keys)
-    if path.how in ("variable", "container") and path.length < TURNS_KEPT:
-        feeding = stored._replace(statements=tuple(each for each in stored.statements if each.feeds_itself))
-        return feeding.candidates(path.keys) or candidates
-    return candidates
-
-
-def _with_source(path: HolderPath) -> tuple[HolderPath, Stored]:
-    """The path, up to the name that things are put into, with what the source says of that name."""
-    if path.how in ("cache", "unknown"):
-        return path, storing_lines.NOTHING
-    stored = find_storing(
-        path.stored_as, is_attribute=path.is_attribute, file=path.file, function=path.function, line=path.line,
-        classes=path.classes,
-    )  # fmt: skip
-    if not is_user_file(path.file or "<user>") and (told := _by_users_name(path)) is not None:
-        return told
-    if path.how == "variable" or (path.how == "container" and path.length < TURNS_KEPT):
-        # Too small to gather much: a name that feeds itself, further up or down (`node = Node(state, node)`, `meters["loss"].total`).
-        for name in path.names:
-            found = _stored_in(name, path.line)
-            if any(each.feeds_itself for each in found.statements):
-                return path._replace(name=name.name, stored_as=name.stored_as), found
-    if not stored.statements:
-        for alias in path.aliases:
-            found = _stored_in(alias)
-            if any(not each.replaces for each in found.statements):
-                return path._replace(name=alias.name, stored_as=alias.stored_as, file=alias.file), found
-    if not stored.shrinks and not stored.statements and path.names:
-        root = path.names[-1]
-        stored = storing_lines.find_feeding(root.name, root.file, root.function, path.line)
-    return path, stored
-
-
-def _stored_in(name: StoredName, line: int = 0) -> Stored:
-    return find_storing(
-        name.stored_as, is_attribute=name.is_attribute, file=name.file, function=name.function, line=line,
-        classes=name.classes,
-    )  # fmt: skip
-
-
-def _by_users_name(path: HolderPath) -> tuple[HolderPath, Stored] | None:
-    """What grows inside a library's object (`Queue.queue`) is put there by the name that the user has for that object."""
-    for name in path.names:
-        if name.file is None or not is_user_file(name.file):
-            continue
-        stored = _stored_in(name)
-        if any(not each.replaces for each in stored.statements):
-            # `get` looks a key up in a dict; from a queue it takes something out.
-            stored = stored._replace(limited=stored.limited or stored.looks_first, looks_first=False)
-            return path._replace(name=name.name, stored_as=name.stored_as, file=name.file), stored
-    return None
-
-
-def _gathers(found: _Found) -> bool:
-    """Whether a holder can hold things of many turns. A plain variable holds those of one, unless it feeds itself; so does what
-    is made anew with every turn, such as a sample of a buffer."""
-    path, stored, _ = found
-    if stored.is_made_anew:
-        return False
-    if path.how in ("variable", "unknown") or (path.how == "container" and path.length < TURNS_KEPT - 1):
-        return any(each.feeds_itself for each in stored.statements)
-    return True
-
-
-def _grown_by(turn: int) -> int:
-    """How long a container is at least that took something in with every turn (what began late may be shorter)."""
-    return min(max(turn - 1, 3), 64)
-
-
-def _is_passing(found: _Found) -> bool:
-    """Whether tensors are held for a while only: until the next epoch, the end of a call, the next sample."""
-    path, stored, _ = found
-    if path.described.startswith("tuple") and not any(each.feeds_itself for each in stored.statements):
-        return True
-    if stored.resets or stored.is_made_anew or _belongs_to_a_call(path):
-        return True
-    return any(_stored_in(name).is_constructed_anew for name in path.names if not name.is_attribute)
-
-
-def _belongs_to_a_call(path: HolderPath) -> bool:
-    """Whether a local variable, or what it has, belongs to a function that a loop calls, directly or by way of others: it dies with
-    the call."""
-    if not path.names:
-        return False
-    root = path.names[-1]
-    frame: FrameType | None = sys._getframe(1)
-    within = False
-    while frame is not None:
-        code = frame.f_code
-        if within and is_user_file(code.co_filename) and is_in_loop(code.co_filename, frame.f_lineno or 0):
-            return True
-        if not within and code.co_filename == root.file and code.co_name == root.function:
-            if root.name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
-                return False  # an argument, such as `self`, is the caller's
-            within = True
-        frame = (
-            frame.f_back if code.co_name != "<module>" else None
-        )  # what runs the script is no loop of its own
-    return False
 
 
 def _spread(tensors: list[torch.Tensor], most: int = 4 * MOST_PATHS) -> list[torch.Tensor]:

@@ -1,0 +1,98 @@
+"""What a loop keeps only now and then is found as well; what it keeps on purpose, or for a while, is not."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from tests.unit.observe.watching.loops import leaks_of
+from torch import nn
+
+
+@pytest.mark.parametrize("every", [2, 4, 9])
+def test_a_tensor_every_so_many_turns(every: int) -> None:
+    kept = []
+
+    def keep(step: int, loss: Any, output: Any) -> None:
+        if step % every == 1:
+            kept.append(output.detach().clone())
+
+    (leak,) = leaks_of(keep, turns=8 * every + 8)
+    assert (leak.kind, leak.name) == ("tensor", "kept")
+
+
+@pytest.mark.parametrize("every", [3, 10])
+def test_a_graph_every_so_many_turns(every: int) -> None:
+    logged = []
+
+    def keep(step: int, loss: Any, output: Any) -> None:
+        if step % every == 1:
+            logged.append(loss)
+
+    (leak,) = leaks_of(keep, turns=7 * every)
+    assert (leak.kind, leak.name) == ("graph", "logged")
+
+
+def test_a_verdict_on_what_is_added_seldom_comes_with_the_fifth_addition() -> None:
+    kept = []
+
+    def keep(step: int, loss: Any, output: Any) -> None:
+        if step >= 20 and step % 5 == 0:
+            kept.append(output.detach().clone())
+
+    (leak,) = leaks_of(keep, turns=70)
+    assert 30 <= leak.step <= 20 + 5 * 5 + 1
+
+
+def test_snapshots_of_every_epoch_are_told() -> None:
+    model = nn.Linear(6, 4)
+    snapshots = []
+
+    def keep(step: int, loss: Any, output: Any) -> None:
+        if step % 4 == 3:
+            snapshots.append(copy.deepcopy(model.state_dict()))
+
+    (leak,) = leaks_of(keep, turns=50)
+    assert leak.name == "snapshots"
+
+
+def test_a_tensor_joined_once_in_an_epoch_is_told() -> None:
+    class Rows:
+        joined: Any = None
+
+    rows = Rows()
+
+    def keep(step: int, loss: Any, output: Any) -> None:
+        if step % 3 == 2:
+            rows.joined = (
+                output.detach() if rows.joined is None else torch.cat([rows.joined, output.detach()])
+            )
+
+    (leak,) = leaks_of(keep, turns=40)
+    assert (leak.kind, leak.name) == ("larger", "rows.joined")
+
+
+def test_models_that_were_trained_may_gather() -> None:
+    members = []
+
+    def keep(step: int, loss: Any, output: Any) -> None:
+        if step % 5 == 4:
+            member = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6))
+            optimizer = torch.optim.SGD(member.parameters(), lr=0.1)
+            member(torch.randn(4, 6)).sum().backward()
+            optimizer.step()
+            members.append(member)
+
+    assert leaks_of(keep, turns=50) == []
+
+
+def test_the_last_few_of_many_epochs_are_no_leak() -> None:
+    snapshots = []
+
+    def keep(step: int, loss: Any, output: Any) -> None:
+        if step % 4 == 3:
+            snapshots.append(output.detach().clone())
+            if len(snapshots) > 8:
+                snapshots.pop(0)
+
+    assert leaks_of(keep, turns=60) == []
