@@ -30,6 +30,7 @@ from bench.tuning_oom_table import show
 from legroom.tuning.admission import real_places, virtual_places
 from legroom.tuning.api import run_job
 from legroom.tuning.engine import Job
+from legroom.tuning.fork_server import ended, fork_server
 from legroom.tuning.function import TrainFunction
 from legroom.tuning.local_engine import LocalEngine
 from legroom.tuning.searchers import Result, make_searcher
@@ -62,7 +63,8 @@ def main() -> None:
     longest = 0.0
     FORK_SERVER.set_forkserver_preload(["torch", "legroom.tuning.preloaded", "bench.tuning_gpt"])
     with contextlib.nullcontext() if asked.virtual else _neighbour():
-        list(_said([_started(None, asked.virtual)]))  # the fork server is warm from here on
+        list(_said([_started(None, asked.virtual)]))
+        ended(fork_server(TrainFunction.of(FUNCTION)), 0)  # both fork servers are warm from here on
         for seed in asked.seeds:
             for search in asked.searches:
                 start = time.monotonic()
@@ -72,12 +74,12 @@ def main() -> None:
                 ours = run_legroom(space, search, seed, asked.trials, asked.virtual)
                 two = run_plain(space, search, seed, asked.trials, 2, asked.virtual)
                 rows += [
-                    {"system": system, "search": search, "seed": seed, **row}
+                    {"system": system, "search": search, "seed": seed, "asked": asked.trials, **row}
                     for system, row in ((PLAIN, plain), ("two at a time", two), ("legroom local", ours))
                 ]
                 (asked.folder / "tuning_gpu.json").write_text(json.dumps(rows))
                 longest = max(longest, time.monotonic() - start)
-    show(rows, asked.trials, PLAIN)
+    show(rows, PLAIN)
 
 
 def run_legroom(space: Any, search: str, seed: int, trials: int, virtual: str | None) -> dict[str, Any]:
@@ -131,10 +133,11 @@ def run_plain(
             trial.update(ended=True, lost=said == "out of memory", seconds=trial["seconds"] + now)
             if said not in ("out of memory", "done"):
                 sys.exit(f"a trial failed otherwise than for want of memory: {said}")
-            lowest = min((loss for _, loss in trial["losses"]), default=None)
-            searcher.learn(number, trial["config"], Result(None if trial["lost"] else lowest))
+            last = None if trial["lost"] else trial["losses"][-1][1]
+            searcher.learn(number, trial["config"], Result(last))
     return {
         "trials": told,
+        "proposed": [trial["config"] for trial in told],
         "rejected": 0,
         "ooms": sum(trial["lost"] for trial in told),
         "seconds": time.perf_counter() - began,

@@ -2,18 +2,19 @@
 
     python -m bench.tuning_oom --out rows.jsonl            # goes on where it was stopped; --table prints what is there
 
-- `ray`: Ray Tune as its documentation shows it, one trial on the GPU at a time; a trial that runs out of memory errs. Its workers are kept from
-  trial to trial (`reuse_actors`), so that it pays for importing torch once, not in every trial.
+- `ray`: Ray Tune as its documentation shows it, one trial on the GPU at a time; a trial that runs out of memory errs (see `tuning_oom_ray` for what is
+  done for its benefit). Its trials have the number of threads with which a trial is faster, measured first of all.
 - `ray, half`: the same with `{"gpu": 0.5}`, two trials at a time with half of the memory each: what one can do by hand.
-- `legroom on ray`, `legroom local`: Legroom with either engine, as it is called by default. After the asked number of trials it goes on until
-  plain Ray's time is over, so that both can be compared: equal trials, equal time.
+- `legroom on ray`, `legroom local`: Legroom with either engine, as it is called by default, asked for as many trials.
 
-Every study is a process of its own: none finds anything warm. Searchers are each system's own, with the same seeds; random search draws the very same
-configurations in all of them. All of one seed is done before the next one begins, so what is there when it is stopped can be compared.
+Every study is a process of its own: none finds anything warm. The clock starts when the searching process has imported Ray, torch and the searchers. Seeds, names and
+ranges are the same, so all propose the same until something can never fit. All of one seed is done before the next one begins, so what is there when it is stopped
+can be compared.
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -25,9 +26,13 @@ from typing import Any
 from bench.tuning_oom_table import show
 
 SEARCHES = ("random", "optuna", "hyperopt", "bayes")
-SYSTEMS = ("ray", "ray, half", "legroom on ray", "legroom local")
+SYSTEMS = ("ray", "legroom on ray", "ray, half", "legroom local")
+TRIALS = {"random": 20, "optuna": 20, "hyperopt": 26, "bayes": 20}
+"""Of one study: more than the searcher draws at random (ten, HyperOpt twenty)."""
 LONGEST = 300.0
 """Seconds for one study."""
+TYPICAL = {"channels": 32, "units": 2048, "batch_size": 128, "lr": 1e-3, "dropout": 0.2, "epochs": 3}
+"""By which the number of threads is chosen."""
 
 
 def main() -> None:
@@ -35,50 +40,77 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=range(5))
-    parser.add_argument("--trials", type=int, default=8)
-    parser.add_argument("--epochs", type=int, default=6, help="of one trial: its length")
+    parser.add_argument("--trials", type=int, help="of a study; else by its searcher")
+    parser.add_argument("--epochs", type=int, default=3, help="of one trial: its length")
     parser.add_argument("--searches", nargs="+", choices=SEARCHES, default=SEARCHES)
-    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS)
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS[:2])
     parser.add_argument("--out", type=Path, default=Path("tuning_oom.jsonl"))
     parser.add_argument("--table", action="store_true", help="print what the file holds and run nothing")
-    parser.add_argument("--study", nargs=4, help=argparse.SUPPRESS)  # system, search, seed, seconds
+    parser.add_argument("--study", nargs=4, help=argparse.SUPPRESS)  # system, search, seed, threads
     asked = parser.parse_args()
     if asked.study:
-        system, search, seed, seconds = asked.study
-        print(
-            json.dumps(study(system, search, int(seed), asked.trials, asked.epochs, float(seconds) or None))
-        )
+        system, search, seed, threads = asked.study
+        trials = asked.trials or TRIALS[search]
+        print(json.dumps(study(system, search, int(seed), trials, asked.epochs, int(threads))))
         return
     if not asked.table:
+        threads = threads_of_plain(asked.out)
         for seed in asked.seeds:
             for search in asked.searches:
+                trials = asked.trials or TRIALS[search]
                 for system in asked.systems:
-                    add(asked.out, system, search, seed, asked.trials, asked.epochs)
-    show(read(asked.out), asked.trials)
+                    add(asked.out, system, search, seed, trials, asked.epochs, threads)
+    show([row for row in read(asked.out) if "system" in row])
+
+
+def threads_of_plain(path: Path) -> int:
+    """One or two threads, whichever trains a typical trial faster here; written down, so that all studies of a file have the same."""
+    for row in read(path):
+        if "threads" in row:
+            return int(row["threads"])
+    measured = subprocess.run(
+        [sys.executable, "-c", "from bench.tuning_oom import time_threads; time_threads()"],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    seconds = {int(threads): took for threads, took in json.loads(measured.stdout).items()}
+    fastest = min(seconds, key=lambda threads: seconds[threads])
+    with path.open("a") as file:
+        file.write(json.dumps({"threads": fastest, "seconds": seconds}) + "\n")
+    print(f"a typical trial with one and two threads: {seconds[1]:.2f} s and {seconds[2]:.2f} s", flush=True)
+    return fastest
+
+
+def time_threads() -> None:
+    """Seconds of a typical trial by the number of its threads, the best of two, as JSON."""
+    import torch
+
+    from bench import tuning_space
+    from bench.plain_step import plain_step
+    from legroom import VirtualGPU
+
+    took: dict[int, float] = {}
+    with VirtualGPU(tuning_space.GPU):
+        for threads in (1, 1, 2, 1, 2):  # the first one warms up
+            torch.set_num_threads(threads)
+            began = time.perf_counter()
+            list(tuning_space.epochs(TYPICAL, "cuda", plain_step))
+            seconds = time.perf_counter() - began
+            took[threads] = min(seconds, took.get(threads, seconds))
+    print(json.dumps(took))
 
 
 def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def add(path: Path, system: str, search: str, seed: int, trials: int, epochs: int) -> None:
+def add(path: Path, system: str, search: str, seed: int, trials: int, epochs: int, threads: int) -> None:
     """One study into the file, unless it is there."""
-    known = {(row["system"], row["search"], row["seed"]): row for row in read(path)}
-    if (system, search, seed) in known:
+    if (system, search, seed) in {(r["system"], r["search"], r["seed"]) for r in read(path) if "system" in r}:
         return
-    plain = known.get(("ray", search, seed))
-    seconds = plain["seconds"] if plain is not None and system.startswith("legroom") else 0.0
-    order = [
-        "--trials",
-        str(trials),
-        "--epochs",
-        str(epochs),
-        "--study",
-        system,
-        search,
-        str(seed),
-        str(seconds),
-    ]
+    study_of = ["--study", system, search, str(seed), str(threads)]
+    order = ["--trials", str(trials), "--epochs", str(epochs), *study_of]
     try:
         done = subprocess.run(
             [sys.executable, "-m", "bench.tuning_oom", *order],
@@ -101,35 +133,29 @@ def add(path: Path, system: str, search: str, seed: int, trials: int, epochs: in
     )
 
 
-def study(
-    system: str, search: str, seed: int, trials: int, epochs: int, seconds: float | None
-) -> dict[str, Any]:
+def study(system: str, search: str, seed: int, trials: int, epochs: int, threads: int) -> dict[str, Any]:
     """One study as a row: each trial with its losses and when they were reported, in seconds since the search was asked for."""
-    from bench import tuning_space
+    from bench import tuning_oom_ray  # whichever system: what it imports is imported before the clock starts
 
-    space = {**tuning_space.SPACE, "epochs": epochs}
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  Ray's workers would be passed over by any other program
     if system.startswith("ray"):
-        from bench.tuning_oom_ray import run_plain
-
-        row = run_plain(space, search, seed, trials, half=system == "ray, half", longest=LONGEST / 2)
+        half = system == "ray, half"
+        row = tuning_oom_ray.run_plain(
+            search, seed, trials, epochs, half=half, threads=threads, longest=LONGEST / 2
+        )
     else:
-        row = run_legroom(space, search, seed, trials, engine=system.split()[-1], seconds=seconds)
-    return {"system": system, "search": search, "seed": seed, **row}
+        row = run_legroom(search, seed, trials, epochs, engine=system.split()[-1])
+    return {"system": system, "search": search, "seed": seed, "asked": trials, **row}
 
 
-def run_legroom(
-    space: dict[str, Any], search: str, seed: int, trials: int, *, engine: str, seconds: float | None
-) -> dict[str, Any]:
+def run_legroom(search: str, seed: int, trials: int, epochs: int, *, engine: str) -> dict[str, Any]:
     from bench import tuning_space
     from legroom.tuning.api import tune
 
-    if engine == "ray":
-        import ray.tune  # noqa: F401  (plain Ray's clock begins after that, too)
-
     def asked(folder: Path, clock: Clock) -> Any:
         return tune(
-            "bench/tuning_space.py:train", space, metric="loss", search=search, seed=seed, gpu=tuning_space.GPU, engine=engine,
-            trials=trials if seconds is None else 4 * trials, time_budget=seconds, storage=folder, watchers=[clock],
+            "bench/tuning_space.py:train", {**tuning_space.SPACE, "epochs": epochs}, metric="loss", search=search, seed=seed,
+            gpu=tuning_space.GPU, engine=engine, trials=trials, storage=folder, watchers=[clock],
         )  # fmt: skip
 
     return legroom_row(asked)
@@ -152,7 +178,7 @@ def legroom_row(search: Callable[[Path, "Clock"], Any]) -> dict[str, Any]:
         "trials": [
             {
                 "lost": trial.state is TrialState.OUT_OF_MEMORY,
-                "ended": trial.state.is_final and "time was up" not in trial.why,
+                "ended": trial.state.is_final,
                 "seconds": (trial.ended or trial.started or 0.0) - (trial.started or 0.0),
                 "losses": clock.losses.get(trial.number, []),
                 "split": trial.memory.micro_batch is not None,
@@ -160,6 +186,7 @@ def legroom_row(search: Callable[[Path, "Clock"], Any]) -> dict[str, Any]:
             }
             for trial in started
         ],
+        "proposed": [trial.config for trial in found.trials],
         "rejected": found.counted().get(TrialState.NEVER_FITS, 0),
         "ooms": sum(trial.memory.ooms for trial in started),
         "seconds": clock.last,

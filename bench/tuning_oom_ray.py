@@ -1,21 +1,25 @@
 """Plain Ray Tune over the space of `tuning_space`, for `bench.tuning_oom`: a function, a searcher, so many samples.
 
-What Ray Tune's documentation shows, and nothing that knows of memory: a trial whose function runs out of it errs, and the searcher hears of an error.
+What Ray Tune's documentation shows, and nothing that knows of memory: a trial whose function runs out of it errs, and the searcher hears of an error. Two things
+are done for its benefit. Workers are kept from trial to trial (`reuse_actors`), so torch is imported once, and again after each trial that erred. And a searcher that
+learns is asked when the trial before has ended (`ConcurrencyLimiter`), so that it knows all there is to know. Bayesian
+optimization waits for ever for the results of ten random trials if one of them errs: there the function reports infinity instead, which it leaves aside.
 """
 
 import logging
+import math
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import ray
 import torch
 from ray import tune as ray_tune
-from ray.tune.search import Searcher
+from ray.tune.search import ConcurrencyLimiter, SearchAlgorithm, Searcher
+from ray.tune.search.basic_variant import BasicVariantGenerator
 from ray.tune.search.bayesopt import BayesOptSearch
 from ray.tune.search.hyperopt import HyperOptSearch
 from ray.tune.search.optuna import OptunaSearch
@@ -23,22 +27,23 @@ from ray.tune.search.optuna import OptunaSearch
 from bench import tuning_space
 from bench.plain_step import plain_step
 from legroom import VirtualGPU
+from legroom.tuning.domains import PowerRange
 from legroom.tuning.ray_cluster import QUIET
-from legroom.tuning.searchers import RandomSearcher
 from legroom.tuning.space import read_space
 
-POWERS = ("channels", "units", "batch_size")
-"""Parameters that are powers of two."""
+PARAMETERS: dict[str, Any] = {
+    parameter.name: parameter.domain for parameter in read_space(tuning_space.SPACE).parameters
+}
 
 
 def run_plain(
-    space: dict[str, Any], search: str, seed: int, trials: int, *, half: bool, longest: float
+    search: str, seed: int, trials: int, epochs: int, *, half: bool, threads: int, longest: float
 ) -> dict[str, Any]:
-    """One study. `half`: two trials at a time on the GPU, each with half of its memory."""
+    """One study. `half`: two trials at a time on the GPU, each with half of its memory. `threads`: of a trial."""
     os.environ.update(QUIET)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a traceback for each trial that errs
     logging.getLogger("optuna").setLevel(logging.CRITICAL)
-    watch = Watch()
+    watch = Watch(search)
     ray.init(
         address="local",
         include_dashboard=False,
@@ -51,14 +56,15 @@ def run_plain(
         with tempfile.TemporaryDirectory() as folder:
             results = ray_tune.Tuner(
                 ray_tune.with_resources(
-                    partial(train, half=half, epochs=space["epochs"]), {"cpu": 1, "gpu": 0.5 if half else 1}
+                    partial(train, search=search, half=half, epochs=epochs, threads=threads),
+                    {"cpu": 1, "gpu": 0.5 if half else 1},
                 ),
-                param_space=None if search == "random" else space_for(search, space),
+                param_space=space_for(search),
                 tune_config=ray_tune.TuneConfig(
                     metric="loss",
                     mode="min",
                     num_samples=trials,
-                    search_alg=searcher(search, seed, space),
+                    search_alg=searcher(search, seed, at_once=2 if half else 1),
                     time_budget_s=longest,
                     reuse_actors=True,
                 ),
@@ -74,80 +80,68 @@ def run_plain(
     return watch.row()
 
 
-def train(config: dict[str, Any], *, half: bool, epochs: int) -> None:
+def train(config: dict[str, Any], *, search: str, half: bool, epochs: int, threads: int) -> None:
     """For Ray Tune: the same training as Legroom's, in a loop without a guard."""
-    torch.set_num_threads(1)
-    for loss in losses({**config, "epochs": epochs}, half):
-        ray_tune.report({"loss": loss})
+    torch.set_num_threads(threads)
+    whole = {**configuration(search, config), "epochs": epochs}
+    try:
+        with VirtualGPU(tuning_space.GPU):
+            if half:
+                torch.cuda.set_per_process_memory_fraction(0.5, 0)
+            for loss in tuning_space.epochs(whole, "cuda", plain_step):
+                ray_tune.report({"loss": loss})
+    except torch.OutOfMemoryError:
+        if search != "bayes":
+            raise
+        ray_tune.report({"loss": math.inf})
 
 
-def losses(config: dict[str, Any], half: bool) -> Iterator[float]:
-    whole = {
-        name: round(2 ** config[f"{name}_log2"]) if f"{name}_log2" in config else config[name]
-        for name in POWERS
-    }
-    lr = 10 ** config["lr_log10"] if "lr_log10" in config else config["lr"]
-    with VirtualGPU(tuning_space.GPU):
-        if half:
-            torch.cuda.set_per_process_memory_fraction(0.5, 0)
-        yield from tuning_space.epochs({**config, **whole, "lr": lr}, "cuda", plain_step)
+def space_for(search: str) -> dict[str, Any]:
+    """The space as Ray writes it, with the same names in the same order. Bayesian optimization there takes floats alone."""
+    space: dict[str, Any] = {}
+    for name, domain in PARAMETERS.items():
+        if name == "dropout":
+            space[name] = ray_tune.uniform(domain.low, domain.high)
+        elif search == "bayes":
+            space[name] = ray_tune.uniform(0.0, 1.0)
+        elif isinstance(domain, PowerRange):
+            space[name] = ray_tune.randint(
+                domain.low, domain.high + 1
+            )  # the exponent; Ray leaves the end out
+        else:
+            space[name] = ray_tune.loguniform(domain.low, domain.high)
+    return space
 
 
-def space_for(search: str, space: dict[str, Any]) -> dict[str, Any]:
-    """The space as Ray writes it; Bayesian optimization there takes floats alone."""
-    powers = {name: space[name]["int_log2"] for name in POWERS}
-    if search == "bayes":
-        floats = {
-            f"{name}_log2": ray_tune.uniform(low - 0.49, high + 0.49) for name, (low, high) in powers.items()
-        }
-        return {
-            **floats,
-            "lr_log10": ray_tune.uniform(-4, -1),
-            "dropout": ray_tune.uniform(0.0, 0.5),
-        }
-    choices = {
-        name: ray_tune.choice([2**power for power in range(low, high + 1)])
-        for name, (low, high) in powers.items()
-    }
-    return {**choices, "lr": ray_tune.loguniform(1e-4, 1e-1), "dropout": ray_tune.uniform(0.0, 0.5)}
+def configuration(search: str, drawn: dict[str, Any]) -> dict[str, Any]:
+    """What was drawn from that space, as the training function takes it."""
+    config: dict[str, Any] = {}
+    for name, domain in PARAMETERS.items():
+        if search == "bayes" and name != "dropout":
+            config[name] = domain.at(drawn[name])
+        else:
+            config[name] = 2 ** drawn[name] if isinstance(domain, PowerRange) else drawn[name]
+    return config
 
 
-def searcher(search: str, seed: int, space: dict[str, Any]) -> Searcher:
+def searcher(search: str, seed: int, at_once: int) -> SearchAlgorithm | Searcher:
     if search == "random":
-        return Drawn(space, seed)
+        return BasicVariantGenerator(random_state=seed)
+    made: Searcher
     if search == "optuna":
-        return OptunaSearch(seed=seed)
-    if search == "hyperopt":
-        return HyperOptSearch(random_state_seed=seed)
-    return BayesOptSearch(random_state=seed, skip_duplicate=False)
-
-
-class Drawn(Searcher):
-    """Random search with the very configurations that Legroom draws, so that the two differ in nothing else."""
-
-    def __init__(self, space: dict[str, Any], seed: int) -> None:
-        super().__init__()
-        self._drawn, self._next = RandomSearcher(read_space(space), seed), 0
-
-    def suggest(self, trial_id: str) -> dict[str, Any] | None:
-        config = self._drawn.propose(self._next)
-        self._next += 1
-        return config
-
-    def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
-        """Nothing is learned."""
-
-    def save(self, checkpoint_path: str) -> None:
-        """It is not resumed."""
-
-    def restore(self, checkpoint_path: str) -> None:
-        """It is not resumed."""
+        made = OptunaSearch(seed=seed)
+    elif search == "hyperopt":
+        made = HyperOptSearch(random_state_seed=seed)
+    else:
+        made = BayesOptSearch(random_state=seed, skip_duplicate=False)
+    return ConcurrencyLimiter(made, max_concurrent=at_once)
 
 
 class Watch(ray_tune.Callback):
     """Keeps account while Ray Tune runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, search: str) -> None:
+        self._search = search
         self._began = time.perf_counter()
         self._trials: dict[str, dict[str, Any]] = {}
         self._last = 0.0
@@ -156,6 +150,7 @@ class Watch(ray_tune.Callback):
         trials = list(self._trials.values())
         return {
             "trials": trials,
+            "proposed": [trial["config"] for trial in trials],
             "rejected": 0,
             "ooms": sum(trial["lost"] for trial in trials),
             "seconds": self._last,
@@ -163,13 +158,17 @@ class Watch(ray_tune.Callback):
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self._trials[trial.trial_id] = {
-            "lost": False, "ended": False, "seconds": -self._now(), "losses": [], "split": False, "config": trial.config
+            "lost": False, "ended": False, "seconds": -self._now(), "losses": [], "split": False,
+            "config": configuration(self._search, trial.config),
         }  # fmt: skip
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        self._trials[trial.trial_id]["losses"].append([self._now(), result["loss"]])
+        if math.isinf(result["loss"]):
+            self._trials[trial.trial_id]["lost"] = True
+        else:
+            self._trials[trial.trial_id]["losses"].append([self._now(), result["loss"]])
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self._ended(trial)

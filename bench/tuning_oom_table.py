@@ -5,6 +5,7 @@ aim for all seeds, the median of the plain system's best values, and divides all
 got there: so a study that did not get there costs its whole time.
 """
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -16,16 +17,22 @@ Row = dict[str, Any]
 Others = dict[tuple[str, int], Row]
 """The plain system's studies, by search and seed."""
 NAMES = ("search", "system")
-BESTS = ("best of these", "best in the plain one's time")
+FOUND = ("seeds", "trials", "started", "lost to memory", "rejected", "split", "wasted s", "first report")
+BESTS = (
+    "all took",
+    "their training alone",
+    "best of all",
+    "best in the plain one's time",
+    "same proposals first",
+)
 
 
-def show(rows: Sequence[Row], trials: int, plain: str = "ray") -> None:
+def show(rows: Sequence[Row], plain: str = "ray") -> None:
     """Print both tables. `plain`: the system that the others are compared with."""
-    ended = (f"{trials} trials took", "their training alone")
     print_table(
-        f"{trials} trials a study; times in seconds, medians over seeds (least to most)",
-        [*NAMES, "seeds", "started", "lost to memory", "rejected", "split", "wasted s", *ended, *BESTS],
-        [_found(mine, _others(rows, plain), trials) for mine in _groups(rows)],
+        "Studies; times in seconds, medians over seeds (least to most)",
+        [*NAMES, *FOUND, *BESTS],
+        [_found(mine, _others(rows, plain)) for mine in _groups(rows)],
     )
     print_table(
         f"Time to the value that {plain} found, against {plain}",
@@ -54,7 +61,7 @@ def _others(rows: Sequence[Row], plain: str) -> Others:
     return {(row["search"], row["seed"]): row for row in rows if row["system"] == plain}
 
 
-def _found(mine: Sequence[Row], others: Others, count: int) -> list[str]:
+def _found(mine: Sequence[Row], others: Others) -> list[str]:
     trials = [trial for row in mine for trial in row["trials"]]
     lost = [trial for trial in trials if trial["lost"]]
     pairs = _pairs(mine, others)
@@ -62,15 +69,18 @@ def _found(mine: Sequence[Row], others: Others, count: int) -> list[str]:
         mine[0]["search"],
         mine[0]["system"],
         str(len(mine)),
+        str(mine[0]["asked"]),
         str(len(trials)),
         f"{len(lost)} ({len(lost) / max(1, len(trials)):.0%})",
         str(sum(row["rejected"] for row in mine)),
         str(sum(trial["split"] for trial in trials)),
         _middle([sum(t["seconds"] for t in row["trials"] if t["lost"]) for row in mine], "{:.1f}"),
-        _middle([seconds_for(row, count) for row in mine], "{:.0f}"),
-        _middle([training(row, count) for row in mine], "{:.0f}"),
-        _middle([best(row, first=count) for row in mine], "{:.4f}"),
+        _middle([reached(row, math.inf) for row in mine], "{:.1f}"),
+        _middle([row["seconds"] for row in mine], "{:.0f}"),
+        _middle([training(row) for row in mine], "{:.0f}"),
+        _middle([best(row) for row in mine], "{:.4f}"),
         _middle([best(row, within=plain["seconds"]) for row, plain in pairs], "{:.4f}"),
+        _middle([same_first(row, plain) for row, plain in pairs], "{:.0f}"),
     ]
 
 
@@ -98,9 +108,9 @@ def _pairs(mine: Sequence[Row], others: Others) -> list[tuple[Row, Row]]:
     return [(row, plain) for row, plain in both if math.isfinite(best(plain))]
 
 
-def best(row: Row, *, first: int | None = None, within: float = math.inf) -> float:
-    """The lowest loss: of all, of the first trials, or of what was reported in time."""
-    told = (pair for trial in row["trials"][:first] for pair in trial["losses"])
+def best(row: Row, *, within: float = math.inf) -> float:
+    """The lowest loss: of all, or of what was reported in time."""
+    told = (pair for trial in row["trials"] for pair in trial["losses"])
     return min((loss for seconds, loss in told if seconds <= within), default=math.inf)
 
 
@@ -110,18 +120,21 @@ def reached(row: Row, value: float) -> float:
     return min((seconds for seconds, loss in told if loss <= value * (1 + 1e-4)), default=math.inf)
 
 
-def seconds_for(row: Row, count: int) -> float:
-    """Until so many trials had ended, of those that began first."""
-    first = row["trials"][:count]
-    if len(first) < count or not all(trial["ended"] for trial in first):
-        return math.inf
-    return max((trial["losses"][-1][0] for trial in first if trial["losses"]), default=math.inf)
-
-
-def training(row: Row, count: int) -> float:
-    """Seconds that the first trials trained, one after the other: from report to report, so without starts, imports and what was lost."""
-    told = [[seconds for seconds, _ in trial["losses"]] for trial in row["trials"][:count]]
+def training(row: Row) -> float:
+    """Seconds that trials trained, one after the other: from report to report, so without starts, imports and what was lost."""
+    told = [[seconds for seconds, _ in trial["losses"]] for trial in row["trials"]]
     return sum((times[-1] - times[0]) * len(times) / (len(times) - 1) for times in told if len(times) > 1)
+
+
+def same_first(row: Row, plain: Row) -> int:
+    """How many proposals are the same in both, from the first one on."""
+    pairs = zip(row["proposed"], plain["proposed"], strict=False)
+    same = itertools.takewhile(lambda pair: all(_alike(pair[0][n], pair[1][n]) for n in pair[1]), pairs)
+    return sum(1 for _ in same)
+
+
+def _alike(mine: Any, other: Any) -> bool:
+    return math.isclose(mine, other, rel_tol=1e-4) if isinstance(other, float) else bool(mine == other)
 
 
 def _price(rows: Sequence[Row], aim: float) -> float:

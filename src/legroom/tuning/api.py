@@ -106,21 +106,8 @@ def run_job(
     job: Job, engine: Engine, *, resume: bool, watchers: Sequence[Watcher] = (), reason: str = ""
 ) -> Study:
     """One study, from what was asked to what was found."""
-    searcher = make_searcher(job.search, job.space, job.mode, job.seed)
-    scheduler = make_scheduler(job.scheduler, job.space, job.mode, job.seed, job.scheduler_options)
-    facts = {
-        "metric": job.metric, "mode": job.mode, "space": job.space.written(), "search": job.search,
-        "scheduler": job.scheduler, "function": job.function.name,
-    }  # fmt: skip
-    store = Store(job.folder.absolute(), resume=resume, mode=job.mode, facts=facts)
-    gate: Gate = OpenGate()
-    neighbours = Neighbours(job.places)
-    if job.places:
-        gate = MemoryGate(
-            job.function, job.places, job.space,
-            ranks=job.ranks, shape_parameters=job.shape_parameters, neighbours=neighbours,
-        )  # fmt: skip
-    conductor = Conductor(job, searcher, scheduler, gate, store, watchers, neighbours)
+    engine.prepare(job)
+    conductor = _conductor(job, resume, watchers)
     interrupted = False
     try:
         if reason:
@@ -144,6 +131,28 @@ def run_job(
         seconds=conductor.seconds,
         interrupted=interrupted,
     )
+
+
+def _conductor(job: Job, resume: bool, watchers: Sequence[Watcher]) -> Conductor:
+    neighbours = Neighbours(job.places)
+    gate: Gate = OpenGate()
+    if job.places:  # first of all: its process imports while the rest is made
+        gate = MemoryGate(
+            job.function, job.places, job.space,
+            ranks=job.ranks, shape_parameters=job.shape_parameters, neighbours=neighbours,
+        )  # fmt: skip
+    facts = {
+        "metric": job.metric, "mode": job.mode, "space": job.space.written(), "search": job.search,
+        "scheduler": job.scheduler, "function": job.function.name,
+    }  # fmt: skip
+    try:
+        searcher = make_searcher(job.search, job.space, job.mode, job.seed)
+        scheduler = make_scheduler(job.scheduler, job.space, job.mode, job.seed, job.scheduler_options)
+        store = Store(job.folder.absolute(), resume=resume, mode=job.mode, facts=facts)
+        return Conductor(job, searcher, scheduler, gate, store, watchers, neighbours)
+    except BaseException:
+        gate.close()
+        raise
 
 
 def _read(space: Any) -> Space:

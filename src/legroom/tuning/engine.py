@@ -71,6 +71,9 @@ class Engine(Protocol):
 
     name: str
 
+    def prepare(self, job: Job) -> None:
+        """Called before all else, so that what takes long to start does so while the study is made ready."""
+
     def run(self, job: Job, conductor: "Conductor") -> None: ...
 
 

@@ -1,51 +1,144 @@
-"""Where trials' processes come from: a server that has imported what a trial needs, and forks one in a fraction of a second.
+"""Where the processes of a study come from, its trials' and the one that traces: a server that has imported what they need, and forks one in a
+fraction of a second.
 
-Each process of ours has at most one such server, which ends with it and takes the trials along.
+A process that searches has one, started before anything else so that it imports while the rest is made ready, kept for further studies, and used by whoever
+starts trials: the local engine, or Ray's workers. It is reached through a socket in a folder of its own; each connection is a trial's pipe from its
+order to its last word, or a question about a trial. It ends with the process that searches and takes the trials along. Python's own fork server serves
+one process alone, so every worker of Ray's would have to import all of it anew.
 """
 
+import atexit
 import contextlib
-import multiprocessing
+import json
+import os
 import signal
+import socket
+import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+import time
 from dataclasses import dataclass
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection
-from types import ModuleType
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
+from legroom.errors import LegroomError
 from legroom.tuning.function import TrainFunction
 from legroom.tuning.records import TrialState
 from legroom.tuning.schedulers import Action
 from legroom.tuning.trial import Reported
-from legroom.tuning.trial_process import Order, TrialEnd, live
+from legroom.tuning.trial_process import Order, TrialEnd
+
+BACKLOG = 128
+SECONDS_BETWEEN_LOOKS = 0.005
+SECONDS_TO_END = 60
+"""Patience with a process that was killed: a GPU's memory takes its time to go back."""
 
 
-def warm_up(function: TrainFunction) -> None:
-    """Start the server: it imports while others work. What it has once imported stays so."""
-    multiprocessing.set_forkserver_preload(["torch", "legroom.tuning.preloaded", *function.imports])
-    with _no_main_module():
-        forkserver.ensure_running()
+@dataclass(frozen=True, slots=True)
+class End:
+    """Asked of the server: how did this process end? Answered with its exit code, or None while it lives."""
+
+    process: int
+    kill: bool = False
+    """End it, if it lives."""
 
 
-@dataclass(slots=True)
-class TrialProcess:
+class ServerGone(LegroomError):  # noqa: N818
+    """Nothing answers where trials are started."""
+
+
+def fork_server(function: TrainFunction) -> str:
+    """Where this process's server is reached; it is started if there is none."""
+    global _server
+    if _server is None or not _server.is_mine:
+        _server = _ForkServer(function)
+        atexit.register(_server.close)
+    return _server.address
+
+
+class _ForkServer:
+    """The server, from the side of the process that started it."""
+
+    def __init__(self, function: TrainFunction) -> None:
+        self._owner = os.getpid()
+        self._folder = tempfile.TemporaryDirectory(prefix="legroom-")
+        self.address = str(Path(self._folder.name) / "trials")
+        with socket.socket(socket.AF_UNIX) as listening:
+            # Bound here, so that whoever comes before all is imported waits in line.
+            listening.bind(self.address)
+            listening.listen(BACKLOG)
+            order = {"path": sys.path, "imports": ["torch", "legroom.tuning.preloaded", *function.imports]}
+            number = listening.fileno()
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "legroom.tuning.fork_server_process", json.dumps(order), str(number)],
+                pass_fds=(number,),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,  # what imports print would stand in the middle of the table
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is the study's to handle
+            )
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether it lives and is this process's own: a fork has its parent's, which ends with the parent."""
+        return self._owner == os.getpid() and self._process.poll() is None
+
+    def close(self) -> None:
+        """End it, and with it all trials that live."""
+        if self.is_mine:
+            self._process.terminate()
+            self._process.wait()
+
+
+_server: _ForkServer | None = None
+
+
+@dataclass
+class Forked:
+    """A process that the server forked, from the side of the one that asked for it."""
+
+    server: str
+    """Where its server is reached."""
+    number: int
+    """Its own, as the system counts."""
+    pipe: Connection
+
+    @classmethod
+    def start(cls, server: str, order: Any) -> Self:
+        """One that does what is ordered. Returns when it is there: after all that the server imports."""
+        try:
+            pipe = _connected(server)
+        except OSError:
+            raise ServerGone(
+                "the process that trials are started from has ended: it was killed, or the machine was out of memory; "
+                "what had ended is kept: go on with resume"
+            ) from None
+        number = 0
+        with contextlib.suppress(EOFError, OSError):  # the server is gone: whoever listens hears that
+            pipe.send(order)
+            number = pipe.recv()
+        return cls(server, number, pipe)
+
+    def kill(self) -> None:
+        """End it; its memory is free when this returns."""
+        ended(self.server, self.number, kill=True)
+        self.pipe.close()
+
+
+@dataclass
+class TrialProcess(Forked):
     """The process of one rank of a trial."""
 
-    process: Any
-    pipe: Connection
-    name: str
+    name: str = "its process"
     """What it is called in a sentence."""
 
     @classmethod
-    def start(cls, order: Order) -> "TrialProcess":
-        context = multiprocessing.get_context("forkserver")
-        ours, theirs = context.Pipe()
-        process = context.Process(target=live, args=(order, theirs), daemon=True)
-        with _no_main_module():
-            process.start()
-        theirs.close()
-        return cls(process, ours, "its process" if order.ranks == 1 else f"the process of rank {order.rank}")
+    def start(cls, server: str, order: Order) -> Self:
+        process = super().start(server, order)
+        if order.ranks > 1:
+            process.name = f"the process of rank {order.rank}"
+        return process
 
     def hear(self) -> Reported | TrialEnd:
         """What it says next, or how it died."""
@@ -59,15 +152,8 @@ class TrialProcess:
         with contextlib.suppress(OSError):  # its end comes next
             self.pipe.send(action)
 
-    def kill(self) -> None:
-        """End it; its memory is free when this returns."""
-        self.process.kill()
-        self.process.join()
-        self.pipe.close()
-
     def _died(self) -> TrialEnd:
-        self.process.join(5)
-        code = self.process.exitcode
+        code = ended(self.server, self.number)
         if code == -signal.SIGKILL:
             why = f"{self.name} was killed (signal 9): by someone, or by the host for want of memory"
         else:
@@ -76,12 +162,27 @@ class TrialProcess:
         return TrialEnd(state=TrialState.FAILED, why=why)
 
 
-@contextlib.contextmanager
-def _no_main_module() -> Iterator[None]:
-    """A process that is started inside does not import this one's main module: the function comes from its own file, and a script would search anew."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
+def ended(server: str, process: int, *, kill: bool = False) -> int | None:
+    """The exit code of a trial's process, once it has ended; None where nobody can tell, or it does not end."""
+    deadline = time.monotonic() + SECONDS_TO_END
+    while time.monotonic() < deadline:
+        try:
+            with _connected(server) as line:
+                line.send(End(process, kill))
+                code: int | None = line.recv()
+        except (EOFError, OSError):  # the server is gone, and its trials with it
+            return None
+        if code is not None:
+            return code
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+    return None
+
+
+def _connected(server: str) -> Connection:
+    line = socket.socket(socket.AF_UNIX)
     try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
+        line.connect(server)
+    except OSError:
+        line.close()
+        raise
+    return Connection(line.detach())

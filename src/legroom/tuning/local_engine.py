@@ -14,7 +14,7 @@ from multiprocessing.connection import wait
 
 from legroom.tuning.conductor import Conductor
 from legroom.tuning.engine import Job
-from legroom.tuning.fork_server import TrialProcess, warm_up
+from legroom.tuning.fork_server import TrialProcess, fork_server
 from legroom.tuning.ranks import RankGroup
 from legroom.tuning.staging import Stage
 from legroom.tuning.trial import Reported
@@ -28,6 +28,9 @@ class LocalEngine:
     """Runs a job's trials on this machine."""
 
     name = "local"
+
+    def prepare(self, job: Job) -> None:
+        fork_server(job.function)
 
     def run(self, job: Job, conductor: Conductor) -> None:
         _Local(job, conductor).run()
@@ -54,10 +57,9 @@ class _Local:
     """One run of the engine."""
 
     def __init__(self, job: Job, conductor: Conductor) -> None:
-        self._conductor = conductor
+        self._conductor, self._server = conductor, fork_server(job.function)
         self._stage = Stage(job, conductor)
         self._running: dict[int, _Processes] = {}
-        warm_up(job.function)  # while the first estimate is made
 
     def run(self) -> None:
         try:
@@ -84,7 +86,7 @@ class _Local:
         if len(orders) > 1:
             meeting = tempfile.TemporaryDirectory(prefix="legroom-")
             orders = [replace(order, meeting=f"file://{meeting.name}/ranks") for order in orders]
-        number, processes = orders[0].number, [TrialProcess.start(order) for order in orders]
+        number, processes = orders[0].number, [TrialProcess.start(self._server, order) for order in orders]
         self._running[number] = _Processes(number, processes, RankGroup(len(orders)), meeting)
 
     def _listen(self) -> None:

@@ -1,4 +1,4 @@
-"""What the fork server imports before trials are started from it: everything that a trial's process would import anyway.
+"""What the fork server imports before trials are started from it: everything that a trial's process, or the one that traces, would import anyway.
 
 Nothing here may touch a GPU: a process that has used CUDA cannot be forked. The optional parts of torch are those that it loads by itself
 when the first optimizer is made and when a virtual GPU is entered, nearly two seconds of processor time in each process.
@@ -7,7 +7,12 @@ when the first optimizer is made and when a virtual GPU is entered, nearly two s
 import contextlib
 import importlib
 
-OURS = ("legroom.observe.virtual.gpu", "legroom.train.guarding.guard", "legroom.tuning.trial_process")
+OURS = (
+    "legroom.observe.virtual.gpu",
+    "legroom.train.guarding.guard",
+    "legroom.tuning.trial_process",
+    "legroom.tuning.trial_tracing",
+)
 OPTIONAL = ("torch._dynamo", "torch.distributed.tensor", "torch.utils.data")
 
 for _name in OURS:

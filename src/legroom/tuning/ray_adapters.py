@@ -31,6 +31,8 @@ class Exchange:
 
     stage: Stage
     conductor: Conductor
+    server: str | None = None
+    """Where trials are forked that run beside Ray's workers."""
     numbers: dict[str, int] = field(default_factory=dict)
     """Ray's name of a trial → our number."""
     refusal: LegroomError | None = None
@@ -98,7 +100,7 @@ class StagedScheduler(FIFOScheduler):
                 if stage.reported(number, told) is Action.GO_ON:
                     return TrialScheduler.CONTINUE
                 # It will say no more: a worker of its own is Ray's to end, a process beside one that stays is ours.
-                end_process(result)
+                end_process(result, self._exchange.server)
                 told = TrialEnd(state=TrialState.STOPPED, actual_bytes=told.actual_bytes, ooms=told.ooms)
             stage.ended(number, told)
         return TrialScheduler.STOP

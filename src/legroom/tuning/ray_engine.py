@@ -14,6 +14,7 @@ from legroom.errors import UsageError
 from legroom.observe.devices import processors
 from legroom.tuning.admission import Place
 from legroom.tuning.engine import Job
+from legroom.tuning.fork_server import fork_server
 from legroom.tuning.ray_cluster import connected
 from legroom.tuning.ray_resources import (
     Resources,
@@ -37,11 +38,17 @@ class RayEngine:
 
     def __init__(self, address: str | None = None) -> None:
         self._address = address
+        self._server: str | None = None
+        """Where trials are forked; None: each has a worker of Ray's to itself."""
 
     def places(self) -> list[Place]:
         """The cluster's GPUs."""
         with connected(self._address, processors=processors()):
             return places_of_cluster()
+
+    def prepare(self, job: Job) -> None:
+        if self._address is None and _can_be_apart(job):
+            self._server = fork_server(job.function)
 
     def run(self, job: Job, conductor: "Conductor") -> None:
         with connected(self._address, processors=processors()):
@@ -56,11 +63,10 @@ class RayEngine:
     def _fit(self, job: Job, asked: Resources, stage: Stage, conductor: "Conductor") -> None:
         from legroom.tuning.ray_adapters import Exchange
 
-        exchange = Exchange(stage, conductor)
+        exchange = Exchange(stage, conductor, self._server)
         account = job.folder / "ray"
         try:
-            apart = self._address is None and _can_be_apart(job)
-            _tuner(exchange, account, asked, apart).fit()
+            _tuner(exchange, account, asked).fit()
         except KeyboardInterrupt:
             stage.interrupt()
             raise
@@ -86,7 +92,7 @@ def _can_be_apart(job: Job) -> bool:
     return job.ranks == 1 and job.function.takes_trial
 
 
-def _tuner(exchange: "Exchange", folder: Path, asked: Resources, apart: bool) -> Any:
+def _tuner(exchange: "Exchange", folder: Path, asked: Resources) -> Any:
     from ray import tune
 
     from legroom.tuning.ray_adapters import StagedScheduler, StagedSearch
@@ -94,13 +100,13 @@ def _tuner(exchange: "Exchange", folder: Path, asked: Resources, apart: bool) ->
     numbers = exchange.numbers
     folder.mkdir(parents=True, exist_ok=True)
     return tune.Tuner(
-        tune.with_resources(partial(run_in_ray, apart=apart), asked),
+        tune.with_resources(partial(run_in_ray, server=exchange.server), asked),
         tune_config=tune.TuneConfig(
             search_alg=StagedSearch(exchange),
             scheduler=StagedScheduler(exchange),
             num_samples=-1,  # as many as the search gives
             time_budget_s=exchange.conductor.seconds_left,
-            reuse_actors=apart,
+            reuse_actors=exchange.server is not None,
             trial_name_creator=lambda trial: f"trial-{numbers[trial.trial_id]}",
             trial_dirname_creator=lambda trial: f"trial-{numbers[trial.trial_id]}-{trial.trial_id}",
         ),

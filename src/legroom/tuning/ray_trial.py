@@ -4,15 +4,12 @@ Every trial has a process of its own, so that its memory goes back whatever it d
 worker for further trials, one that is forked beside it and need not import anything again.
 """
 
-import contextlib
 import os
-import platform
-import signal
 import sys
-import time
 from dataclasses import replace
 from typing import Any
 
+from legroom.tuning.fork_server import SECONDS_TO_END, TrialProcess, ended
 from legroom.tuning.records import TrialState
 from legroom.tuning.schedulers import Action
 from legroom.tuning.trial import Reported
@@ -20,18 +17,16 @@ from legroom.tuning.trial_process import Order, TrialEnd, run_trial, settle_in
 
 ORDERS, REPORTED, ENDED, PROCESS = "orders", "legroom_report", "legroom_end", "legroom_process"
 """Keys under which these travel in Ray's configurations and results."""
-SECONDS_TO_END = "60"
-"""Ray's patience with a process that is ended before its worker gets the next trial: a GPU's memory takes its time to go back."""
 
 
-def run_in_ray(config: dict[str, Any], *, apart: bool = False) -> None:
-    """What Ray Tune takes for the training function. `apart`: in a process beside this worker."""
+def run_in_ray(config: dict[str, Any], *, server: str | None = None) -> None:
+    """What Ray Tune takes for the training function. `server`: where a process is forked that runs it, beside this worker."""
     from ray import tune
 
     orders: list[Order] = config[ORDERS]
     channel = TuneChannel()
-    if apart:
-        end = _run_apart(orders[0], channel)
+    if server is not None:
+        end = _run_apart(orders[0], channel, server)
     elif len(orders) == 1:
         end = run_trial(at_work(orders[0]), channel)
     else:
@@ -43,13 +38,12 @@ def run_in_ray(config: dict[str, Any], *, apart: bool = False) -> None:
     tune.report({ENDED: end})
 
 
-def _run_apart(order: Order, channel: "TuneChannel") -> TrialEnd:
-    from legroom.tuning.fork_server import TrialProcess, warm_up
-
-    os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = SECONDS_TO_END
-    warm_up(order.function)
-    process = TrialProcess.start(order)
-    channel.process = (platform.node(), process.process.pid)
+def _run_apart(order: Order, channel: "TuneChannel", server: str) -> TrialEnd:
+    os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = str(
+        SECONDS_TO_END
+    )  # Ray's patience, before its worker gets the next trial
+    process = TrialProcess.start(server, order)
+    channel.process = process.number
     try:
         while isinstance(told := process.hear(), Reported):
             action = channel.report(told)
@@ -76,8 +70,8 @@ class TuneChannel:
 
     def __init__(self) -> None:
         self.is_closed = False
-        self.process: tuple[str, int] | None = None
-        """Machine and number of a process beside this worker that waits for the answer."""
+        self.process: int | None = None
+        """The number of a process beside this worker that waits for the answer."""
 
     def report(self, told: Reported) -> Action:
         from ray import tune
@@ -90,18 +84,12 @@ class TuneChannel:
         return Action.GO_ON
 
 
-def end_process(result: dict[str, Any]) -> None:
+def end_process(result: dict[str, Any], server: str | None) -> None:
     """End the process that a result came from, if it is one beside a worker: Ray tells a worker that stays only when the next trial comes, and
     until then the trial would keep its memory."""
-    machine, number = result.get(PROCESS) or ("", 0)
-    if machine != platform.node():
-        return
-    deadline = time.monotonic() + float(SECONDS_TO_END)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(number, signal.SIGKILL)
-        while time.monotonic() < deadline:  # its fork server sees it off
-            os.kill(number, 0)
-            time.sleep(0.01)
+    number = result.get(PROCESS)
+    if number is not None and server is not None:
+        ended(server, number, kill=True)
 
 
 def read_result(result: dict[str, Any]) -> Reported | TrialEnd:

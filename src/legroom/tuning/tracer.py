@@ -1,11 +1,14 @@
 """The other end of `trial_tracing`: what a configuration asks of memory, traced in a process that stands by."""
 
+import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
-from legroom.predict.standing_by import start_standing_by
 from legroom.tuning.admission import Place
+from legroom.tuning.fork_server import Forked, ServerGone, ended, fork_server
 from legroom.tuning.function import TrainFunction
 from legroom.tuning.space import Config
 
@@ -36,51 +39,95 @@ class CannotEstimate(Exception):  # noqa: N818
     """The function could not be traced; the sentence says why."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceOrder:
+    """What the process that traces is told. Plain data, so that it can travel."""
+
+    function: TrainFunction
+    rooms: list[int]
+    """Bytes for PyTorch, of each GPU in question."""
+    gpu: int | str
+    """As `find_gpu` reads it."""
+    virtual: bool
+    ranks: int
+    printed: str
+    """The file for what it prints, so that the terminal stays ours and its last words can be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """One trace that is asked of it."""
+
+    config: Config
+    micro_batch: int | None
+    patience: float
+
+
 class Tracer:
     """Traces one function for GPUs of one kind."""
 
     def __init__(self, function: TrainFunction, places: Sequence[Place], ranks: int) -> None:
         self.places = list(places)
-        order = {
-            "function": asdict(function), "rooms": [place.room for place in places], "virtual": places[0].virtual,
-            "gpu": places[0].memory if places[0].virtual else places[0].model, "ranks": ranks,
-        }  # fmt: skip
-        self._process = start_standing_by("legroom.tuning.trial_tracing", order)
-        self._is_ready = False
+        self._printed = tempfile.NamedTemporaryFile(prefix="legroom-")  # noqa: SIM115  (lives as long as the tracer)
+        self._order = TraceOrder(
+            function=function,
+            rooms=[place.room for place in places],
+            gpu=places[0].memory if places[0].virtual else places[0].model,
+            virtual=places[0].virtual,
+            ranks=ranks,
+            printed=self._printed.name,
+        )
+        self._server = fork_server(function)  # it imports from now on
+        self._process: Forked | None = None
+        self._is_killed = False
 
     def trace(self, config: Config, micro_batch: int | None) -> Traced:
         """Trace two steps; raises `CannotEstimate`."""
-        if not self._is_ready:
-            self._reply(PATIENCE)
-            self._is_ready = True
-        request = {"number": 0, "config": config, "micro_batch": micro_batch, "patience": PATIENCE}
-        try:
-            self._process.ask(request)
-        except EOFError:
-            raise self._gone() from None
+        pipe = self._ready().pipe
         told: dict[str, Any] = {}
+        try:
+            pipe.send(TraceRequest(config, micro_batch, PATIENCE))
+        except OSError:
+            raise self._gone() from None
         while "done" not in told:
-            told.update(self._reply(PATIENCE + 10))
+            told.update(self._reply(pipe, PATIENCE + 10))
         if "error" in told or "reserved" not in told:
             raise CannotEstimate(told.get("error", "its process died while it was traced"))
         del told["done"]
-        return Traced(**{**told, "fits": tuple(told["fits"])})
+        return Traced(**told)
 
     def kill(self) -> None:
         """End the process and whatever it started; a trace that is being waited for fails."""
-        self._process.kill()
+        self._is_killed = True
+        if self._process is not None:
+            ended(self._server, self._process.number, kill=True)
 
     def close(self) -> None:
-        self._process.close()
+        self.kill()
+        if self._process is not None:
+            self._process.pipe.close()
+        self._printed.close()
 
-    def _reply(self, patience: float) -> dict[str, Any]:
+    def _ready(self) -> Forked:
+        if self._process is None:
+            try:
+                self._process = Forked.start(self._server, self._order)
+            except ServerGone as gone:
+                raise CannotEstimate(str(gone)) from None
+            self._reply(self._process.pipe, PATIENCE)
+        if self._is_killed:
+            raise self._gone()
+        return self._process
+
+    def _reply(self, pipe: Connection, patience: float) -> dict[str, Any]:
         try:
-            reply = self._process.reply(patience)
-        except EOFError:
+            if not pipe.poll(patience):
+                raise CannotEstimate(f"the process that traces did not answer for {patience:.0f} s")
+            reply: dict[str, Any] = pipe.recv()
+        except (EOFError, OSError):
             raise self._gone() from None
-        if reply is None:
-            raise CannotEstimate(f"the process that traces did not answer for {patience:.0f} s")
         return reply
 
     def _gone(self) -> CannotEstimate:
-        return CannotEstimate(self._process.last_words or "the process that traces ended")
+        lines = Path(self._printed.name).read_text(errors="replace").strip().splitlines()
+        return CannotEstimate(lines[-1].strip() if lines else "the process that traces ended")

@@ -7,8 +7,10 @@ Every trial has a process of its own, so that its memory goes back whatever it d
 import contextlib
 import inspect
 import os
+import select
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -116,8 +118,9 @@ def called(train: Train, config: Config, trial: Trial) -> Any:
 
 
 def live(order: Order, pipe: Connection) -> None:
-    """The whole life of a process that the local engine starts."""
+    """The whole life of a process that runs one rank of a trial and nothing else."""
     die_with_parent()
+    threading.Thread(target=_leave_with, args=(pipe,), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the engine's to handle
     settle_in(order)
     end = run_trial(order, _PipeChannel(pipe))
@@ -127,6 +130,14 @@ def live(order: Order, pipe: Connection) -> None:
     sys.stderr.flush()
     # What the function left running (threads, loaders) must not hold the GPU: the end is here.
     os._exit(0)
+
+
+def _leave_with(pipe: Connection) -> None:
+    """End this process once nobody is at the other end of the pipe: a trial that nobody hears must not keep its GPU."""
+    watched = select.poll()
+    watched.register(pipe.fileno(), getattr(select, "POLLRDHUP", select.POLLHUP))
+    watched.poll()
+    os._exit(1)
 
 
 class _PipeChannel:
@@ -241,11 +252,12 @@ def settle_in(order: Order) -> None:
     """This process is the trial's from now on: what it prints goes to a file of the trial's, and it has its share of the processors."""
     import torch
 
-    _print_to(Path(order.folder) / ("output.txt" if order.rank == 0 else f"output-{order.rank}.txt"))
+    print_to(Path(order.folder) / ("output.txt" if order.rank == 0 else f"output-{order.rank}.txt"))
     torch.set_num_threads(order.threads)
 
 
-def _print_to(path: Path) -> None:
+def print_to(path: Path) -> None:
+    """What this process prints from now on, and what its own processes print, goes to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     sys.stdout.flush()

@@ -1,20 +1,18 @@
 """The process in which configurations are traced: the training function runs without data until it has taken two steps.
 
-It enters an endless virtual GPU, imports the function once and then takes requests, lines of JSON: a configuration and a
-micro-batch. Each is served by a fork that runs the function, replays what it asked for with every GPU's capacity in force, and
-answers with figures alone. Nothing the function would do afterwards happens: the fork is gone at its second step.
+It enters an endless virtual GPU, imports the function once and then takes requests: a configuration and a micro-batch. Each is
+served by a fork that runs the function, replays what it asked for with every GPU's capacity in force, and answers with figures alone. Nothing the function would do afterwards happens: the fork is gone at its second step.
 """
 
 import contextlib
 import hashlib
-import json
 import os
 import signal
-import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,14 +26,13 @@ from legroom.observe.lifeline import die_with_parent
 from legroom.observe.stand_ins import StandIns
 from legroom.observe.virtual.gpu import VirtualGPU
 from legroom.predict.fit import replay, safe_reserved, slack
-from legroom.predict.line_reader import LineReader
 from legroom.predict.trace import Trace
 from legroom.predict.tracing import finish, make_device
 from legroom.train.guarding.guard import Guard
-from legroom.tuning.function import TrainFunction
 from legroom.tuning.schedulers import Action
+from legroom.tuning.tracer import TraceOrder, TraceRequest
 from legroom.tuning.trial import Reported, Trial
-from legroom.tuning.trial_process import called
+from legroom.tuning.trial_process import called, print_to
 
 STEPS = 2
 """Optimizer steps: the first one makes the optimizer's state, the second one is like all others."""
@@ -43,18 +40,25 @@ PIECES = 2
 """Of a split batch that are traced: the second one meets the first one's gradients, the others are like it."""
 
 
-class TrialTracing:
+def trace(order: TraceOrder, pipe: Connection) -> NoReturn:
+    """The whole life of a process that traces and does nothing else. It is asked through the pipe, and ends with it."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the study's to handle
+    print_to(Path(order.printed))
+    try:
+        _Tracing(order, pipe).run()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+class _Tracing:
     """Serves requests to trace one function."""
 
-    def __init__(self, order: dict[str, Any], requests: int, replies: int) -> None:
-        self._function = TrainFunction(**order["function"])
-        self._rooms: list[int] = order["rooms"]
-        """Bytes for PyTorch, of each GPU in question."""
-        self._virtual: bool = order["virtual"]
-        self._ranks: int = order["ranks"]
-        self._gpu: Gpu = find_gpu(order["gpu"])
+    def __init__(self, order: TraceOrder, pipe: Connection) -> None:
+        self._order, self._pipe = order, pipe
+        self._gpu: Gpu = find_gpu(order.gpu)
         self._trace = Trace(gpu=self._gpu, mode="fake")
-        self._requests, self._replies = LineReader(requests), os.fdopen(replies, "w")
         self._began = 0.0
         self._trial: _TracedTrial | None = None
 
@@ -66,22 +70,19 @@ class TrialTracing:
         self._trace = Trace(gpu=self._gpu, mode="fake")
         with contextlib.ExitStack() as stack:
             device = self._device(stack)
-            train = self._function.load()
+            train = self._order.function.load()
             self._say({"ready": True})
             while True:
                 try:
-                    line = self._requests.line(None)
-                except EOFError:
+                    request: TraceRequest = self._pipe.recv()
+                except (EOFError, OSError):
                     os._exit(0)
-                if line is None:
-                    continue
-                request = json.loads(line)
                 with tempfile.TemporaryDirectory(prefix="legroom-") as folder:
                     child = os.fork()
                     if child == 0:
                         die_with_parent()
                         self._serve(request, Path(folder), train, device)
-                    self._say({"done": True, **self._awaited(child, request["patience"])})
+                    self._say({"done": True, **self._awaited(child, request.patience)})
 
     def _awaited(self, child: int, patience: float) -> dict[str, str]:
         """Wait for a fork, not for ever."""
@@ -96,7 +97,7 @@ class TrialTracing:
 
     def _device(self, stack: contextlib.ExitStack) -> VirtualGPU:
         """What the function finds as its GPU: one with CUDA's kernels, or for a virtual GPU one that counts as that does."""
-        if not self._virtual:
+        if not self._order.virtual:
             return stack.enter_context(make_device(self._gpu, "fake", self._trace.events.append))
         device = VirtualGPU(
             self._gpu.memory, sink=self._trace.events.append, stand_ins=StandIns(), bounded=False
@@ -117,20 +118,20 @@ class TrialTracing:
         guard.step(lambda images: model(images).sum(), torch.zeros(2, 1, 4, 4, device="cuda")).item()
         finish(self._trace, device)
 
-    def _serve(self, request: dict[str, Any], folder: Path, train: Any, device: VirtualGPU) -> NoReturn:
+    def _serve(self, request: TraceRequest, folder: Path, train: Any, device: VirtualGPU) -> NoReturn:
         """In a fork: one configuration. `folder`: for what it would write."""
         self._began = time.perf_counter()
         device.recorder.sink = self._trace.events.append  # a fork's events go nowhere otherwise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         os.dup2(1, 2)
         self._trial = trial = _TracedTrial(
-            number=request["number"],
-            config=request["config"],
+            number=0,
+            config=request.config,
             folder=folder,
             device="cuda",
-            ranks=self._ranks,
+            ranks=self._order.ranks,
             channel=_GoOn(),
-            _micro_batch=request["micro_batch"],
+            _micro_batch=request.micro_batch,
         )
         clock = device.recorder.clock
         # Where a step ends is needed to play further ones: the cache may grow in them.
@@ -146,8 +147,8 @@ class TrialTracing:
         # A guard tries out optimizers of its own, so its steps are counted where they are made.
         trial.on_steps = lambda steps: self._answer(device) if steps >= STEPS else None
         try:
-            with _nothing_saved(), _group(self._ranks):
-                called(train, dict(request["config"]), trial)
+            with _nothing_saved(), _group(self._order.ranks):
+                called(train, dict(request.config), trial)
         except BaseException as error:
             last = traceback.format_exception_only(error)[-1].strip()[:200]
             self._say({"error": last})
@@ -170,9 +171,10 @@ class TrialTracing:
             {
                 "reserved": peaks.reserved,
                 "safe": safe,
-                "fits": [
-                    safe <= room or replay(trace, room, extra=extra).failed_at is None for room in self._rooms
-                ],
+                "fits": tuple(
+                    safe <= room or replay(trace, room, extra=extra).failed_at is None
+                    for room in self._order.rooms
+                ),
                 "rows": self._trial.batch,
                 "fewest": self._trial.fewest,
                 "splits": self._trial.splits,
@@ -183,8 +185,7 @@ class TrialTracing:
         _leave()
 
     def _say(self, reply: dict[str, Any]) -> None:
-        self._replies.write(json.dumps(reply) + "\n")
-        self._replies.flush()
+        self._pipe.send(reply)
 
 
 class _TracedTrial(Trial):
@@ -267,8 +268,3 @@ def _leave() -> NoReturn:
         with contextlib.suppress(psutil.Error):
             child.kill()
     os._exit(0)
-
-
-if __name__ == "__main__":
-    die_with_parent()
-    TrialTracing(json.loads(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])).run()

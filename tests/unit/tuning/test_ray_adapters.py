@@ -38,7 +38,7 @@ class Stage:
 
 def exchange(stage: Stage) -> Any:
     waits: list[float] = []
-    return Exchange(stage, SimpleNamespace(wait=waits.append, waits=waits), {"ray-7": 7})  # type: ignore[arg-type]
+    return Exchange(stage, SimpleNamespace(wait=waits.append, waits=waits), numbers={"ray-7": 7})  # type: ignore[arg-type]
 
 
 def order(number: int) -> list[Any]:

@@ -10,6 +10,6 @@ from legroom.tuning.ray_resources import resources
 
 def test_what_is_left_of_the_time_budget_is_rays(tmp_path: Path) -> None:
     tuner = _tuner(
-        Exchange(None, SimpleNamespace(seconds_left=90.0)), tmp_path, resources(on_cluster=False), True
+        Exchange(None, SimpleNamespace(seconds_left=90.0), "server"), tmp_path, resources(on_cluster=False)
     )  # type: ignore[arg-type]
     assert tuner._local_tuner._tune_config.time_budget_s == 90.0

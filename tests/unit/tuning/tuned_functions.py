@@ -2,6 +2,7 @@
 
 import errno
 import os
+import time
 from typing import Any
 
 import torch
@@ -19,6 +20,10 @@ def raises_in_some(config: dict[str, Any], trial: Any) -> dict[str, float]:
     if config["x"] % 2:
         raise ValueError("an odd configuration")
     return {"loss": config["x"]}
+
+
+def sleeps(config: dict[str, Any], trial: Any) -> None:
+    time.sleep(600)
 
 
 def dies(config: dict[str, Any], trial: Any) -> None:
