@@ -26,6 +26,7 @@ from legroom.diagnose.lint.program import Program
 from legroom.diagnose.lint.results import computed_from, element_of
 from legroom.diagnose.lint.syntax import (
     dotted,
+    is_false,
     keys_of,
     last_name,
     live_names,
@@ -85,10 +86,9 @@ class Assignments(Notes):
             self.grad_contexts.add(path)
         self._freeze(path, expression)
         self.note_store(node, path, "assign", expression, value, uses_itself=uses_itself)
-        if (
-            isinstance(expression, cst.Attribute) and expression.attr.value in ADDING
-        ):  # record = losses.append
-            self.adders[path] = expression
+        adder = _adding_method(expression)
+        if adder is not None:
+            self.adders[path] = adder
         self.forget_below(path)
         self.names[path] = value
 
@@ -107,22 +107,37 @@ class Assignments(Notes):
 
     def _freeze(self, path: str, expression: cst.BaseExpression) -> None:
         """`p.requires_grad = False` for all parameters of a model freezes it; a new part thaws it."""
-        switched = (
-            expression.value if path.endswith(".requires_grad") and isinstance(expression, cst.Name) else ""
-        )
-        if switched == "True":
-            self.names[path.removesuffix(".requires_grad")] = PARAMETER
+        if path.endswith(".requires_grad") and isinstance(expression, cst.Name):
+            if expression.value == "True":
+                self.names[path.removesuffix(".requires_grad")] = PARAMETER
+            self._freeze_iterated(frozen=expression.value == "False")
+            return
+        for outer in [each for each in self.names if path.startswith(f"{each}.")]:
+            if self.names[outer].frozen:
+                self.names[outer] = replace(self.names[outer], frozen=False)
+
+    def _freeze_iterated(self, *, frozen: bool) -> None:
+        """Freeze or thaw the model over whose parameters the innermost loop goes."""
         around = self.loops[-1].node if self.loops else None
         over = around.iter if isinstance(around, cst.For) else None
         of = receiver(over) if isinstance(over, cst.Call) and method_name(over) in _ALL_OF_IT else None
         model = dotted(of) if of is not None else None
-        if switched and model is not None:
+        if model is not None:
             known = self.names.get(model, MODEL)
-            self.names[model] = replace(known, frozen=known.kind is Kind.MODEL and switched == "False")
-        elif not switched:
-            for outer in [each for each in self.names if path.startswith(f"{each}.")]:
-                if self.names[outer].frozen:
-                    self.names[outer] = replace(self.names[outer], frozen=False)
+            self.names[model] = replace(known, frozen=known.kind is Kind.MODEL and frozen)
+
+    def note_call(
+        self,
+        node: cst.Call,
+        name: str | None,
+        of: Value,
+        arguments: tuple[Value, ...],
+        result: Value,
+        local: Function | None,
+    ) -> None:
+        super().note_call(node, name, of, arguments, result, local)
+        if method_name(node) == "requires_grad_" and of.kind is Kind.PARAMETER and node.args:
+            self._freeze_iterated(frozen=is_false(node.args[0]))
 
     def assign_item(
         self, target: cst.Subscript, value: Value, expression: cst.BaseExpression, node: cst.CSTNode
@@ -167,6 +182,9 @@ class Assignments(Notes):
             if isinstance(node.target, cst.Attribute):
                 self.value_of(node.target.value)
         if path is None:
+            return
+        taker = self.program.method(self.names.get(path, UNKNOWN).class_name, "__iadd__")
+        if taker is not None and not taker.keeps:
             return
         adds_items = isinstance(node.value, (cst.List, cst.ListComp)) or (
             value.kind is Kind.CONTAINER and isinstance(node.operator, (cst.AddAssign, cst.BitOrAssign))
@@ -277,6 +295,16 @@ def _is_constant(node: cst.CSTNode) -> bool:
             node = node.expression
         return isinstance(node, (cst.SimpleString, cst.Integer, cst.ConcatenatedString))
     return isinstance(node, cst.Slice)
+
+
+def _adding_method(expression: cst.BaseExpression) -> cst.Attribute | None:
+    """`losses.append` of `record = losses.append` and of `record = lambda loss: losses.append(loss)`."""
+    if isinstance(expression, cst.Lambda) and isinstance(expression.body, cst.Call):
+        given = [each.name.value for each in expression.params.params]
+        if [dotted(each.value) for each in expression.body.args] == given[:1]:
+            expression = expression.body.func
+    is_adding = isinstance(expression, cst.Attribute) and expression.attr.value in ADDING
+    return expression if is_adding and isinstance(expression, cst.Attribute) else None
 
 
 def _appends(function: Function) -> bool:

@@ -41,6 +41,7 @@ from legroom.diagnose.lint.syntax import (
     is_true,
     keyword,
     last_name,
+    root,
     string_value,
     written_key,
 )
@@ -169,9 +170,17 @@ class Expressions:
         path = dotted(node)
         if path is not None and path in self.names:
             return self.names[path]
-        return self._attribute_of(self.value_of(node.value), node.attr.value)
+        return self._attribute_of(
+            self.value_of(node.value), node.attr.value, of_library=self._is_library(path)
+        )
 
-    def _attribute_of(self, of: Value, name: str) -> Value:
+    def _is_library(self, path: str | None) -> bool:
+        """Whether a path leads into an imported module: `requests.head` is no model, whatever it is called."""
+        first = root(path or "")
+        known = self.names.get(first, UNKNOWN) if first in self.names else by_name(first)
+        return first in self.program.imports.meaning and known.kind is Kind.UNKNOWN
+
+    def _attribute_of(self, of: Value, name: str, *, of_library: bool = False) -> Value:
         if of.kind is Kind.EXCEPTION:
             return (
                 of
@@ -198,7 +207,7 @@ class Expressions:
                 if name in {"device", "dtype", "config", "training"}
                 else replace(MODEL, frozen=of.frozen)
             )
-        return by_name(name)
+        return UNKNOWN if of_library else by_name(name)
 
     def _subscript(self, node: cst.Subscript) -> Value:
         of = self.value_of(node.value)
@@ -280,7 +289,7 @@ class Expressions:
         if isinstance(func, cst.Name):
             return self._name(func.value)
         if isinstance(func, cst.Attribute):
-            return self._attribute_of(of, func.attr.value)
+            return self._attribute_of(of, func.attr.value, of_library=self._is_library(path))
         return of  # nn.Linear(2, 2)(x)
 
     def _local_function(self, node: cst.Call, of: Value, called: Value) -> Function | None:

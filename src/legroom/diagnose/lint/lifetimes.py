@@ -110,7 +110,7 @@ def _is_handed_back(program: Program, store: Store, loop: LoopFact) -> bool:
     names = {store.target, root(store.target)} - {"self"}
     for each in program.stores:
         if each.function is store.function and names & names_in(each.expression):
-            names.add(each.target)
+            names |= {each.target, root(each.target)} - {"self"}  # outputs.features = features
     return any(names & names_in(each) for each in store.function.returned_nodes)
 
 

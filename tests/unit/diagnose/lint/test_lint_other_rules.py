@@ -350,6 +350,22 @@ for episode in range(9):
     optimizer.step()
     kept.clear()
 """,
+    "LG406 first values": """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.empty(4))
+        self.scale.data.zero_()
+
+    def _init_weights(self, layer):
+        layer.weight.data.normal_(0.0, 0.02)
+def weights(layer):
+    nn.init.normal_(layer.weight.data, 0.0, 0.02)
+""",
+    "LG406 its form": """
+for parameter in model.parameters():
+    print(parameter.data.shape, parameter.data.size(0), isinstance(parameter.data, torch.Tensor))
+""",
     "LG406 other data": "print(args.data, dataset.data, response.data, self.data, batch.data)\n",
     "LG501 distributed": "model = nn.parallel.DistributedDataParallel(model)\n",
     "LG502 said": """

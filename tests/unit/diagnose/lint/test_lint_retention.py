@@ -431,6 +431,16 @@ for x, y in train_loader:
         errors.append(str(error))
         errors.append(error.with_traceback(None))
 """,
+    "LG107 of a search that no step repeats": """
+def fails(node):
+    try:
+        torch.ones(2).to(node)
+    except ValueError as error:
+        return error
+seen = {}
+for node in nodes:
+    seen[node] = fails(node)
+""",
     "LG107 nothing to do with tensors": """
 def read(path):
     try:
@@ -448,6 +458,12 @@ for x, y in train_loader:
     "LG108 through the same graph again": """
 loss = model(x).sum()
 for _ in range(10):
+    loss.backward(retain_graph=True)
+""",
+    "LG108 losses computed before and fetched one by one": """
+losses = {name: model(x).mean() for name in ("actor", "critic")}
+for name in list(losses):
+    loss = losses.pop(name)
     loss.backward(retain_graph=True)
 """,
     "LG108 once": "model(x).sum().backward(retain_graph=True)\n",
@@ -488,6 +504,13 @@ from functools import lru_cache
 @lru_cache
 def size_of(name):
     return len(name) * 2
+""",
+    "LG111 tensors on the way to something else": """
+@functools.cache
+def promoted(kind):
+    made = torch.empty([], dtype=kind)
+    _, found = resolve(made)
+    return found
 """,
     "LG111 with a limit": """
 from functools import lru_cache

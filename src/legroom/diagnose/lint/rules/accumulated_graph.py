@@ -266,6 +266,7 @@ def _collected_at_once(program: Program, store: Store) -> Iterator[Problem]:
         made, edits_it = expression.args[0].value, False
     else:
         return
+    yield from _mapped(program, store, made)
     for call in program.calls:
         trains = call.local is not None and _trains(program, call.local)
         if call.node is made and trains and program.value(made).carries_graph:
@@ -277,6 +278,18 @@ def _collected_at_once(program: Program, store: Store) -> Iterator[Problem]:
                 edits=tuple(append_to(program, made, suffix))
                 if edits_it and program.value(made).kind is Kind.GRAPH
                 else (),
+            )
+
+
+def _mapped(program: Program, store: Store, made: cst.BaseExpression) -> Iterator[Problem]:
+    """`list(map(step, loader))`."""
+    if isinstance(made, cst.Call) and dotted(made.func) == "map" and made.args:
+        step = program.function_named(dotted(made.args[0].value) or "", store.function)
+        if step is not None and step.returns.carries_graph and _trains(program, step):
+            yield Problem(
+                node=made,
+                message=f"`{store.target}` collects what every step returns with its graph",
+                help="Keep it without: return `.item()` or `.detach()`",
             )
 
 

@@ -99,8 +99,9 @@ def _takes_tensors(function: Function) -> bool:
 def _makes_tensors(program: Program, function: Function) -> bool:
     if function.returns.is_tensor:
         return True
+    returned = {each for node in function.returned_nodes for each in walk(node)}
     return function.returns.kind is Kind.UNKNOWN and any(
-        call.function is function and call.result.is_tensor for call in program.calls
+        call.node in returned and call.result.is_tensor for call in program.calls
     )
 
 

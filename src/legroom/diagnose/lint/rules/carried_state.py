@@ -116,6 +116,8 @@ def _reads_with_history(program: Program, node: cst.CSTNode, target: str) -> boo
     """Whether an expression reads a state with its graph: not by way of a function of this file that detaches it."""
     if isinstance(node, cst.Call) and program.value(node).kind in (Kind.TENSOR, Kind.PLAIN):
         return False
+    if isinstance(node, cst.BinaryOperation) and not program.value(node).carries_graph:
+        return False  # state.step + 1
     if isinstance(node, (cst.ListComp, cst.GeneratorExp)) and target in names_in(node.for_in.iter):
         made = any(isinstance(each, cst.Call) for each in walk(node.elt))
         return made and bool(names_in(node.for_in.target) & live_names(node.elt))

@@ -14,17 +14,19 @@ with torch.no_grad():
 ```
 
 **In code**: `.data` of a value that is known to be a tensor: a result, a parameter, a `.weight`, a `.grad`. Giving a parameter another
-tensor (`p.data = p.data.to(torch.bfloat16)`) is how its type or device is changed, and is fine.
+tensor (`p.data = p.data.to(torch.bfloat16)`) is how its type or device is changed, and is fine; so are first values given in `__init__`,
+`_init_weights` and the like, and asking for a form (`w.data.shape`).
 
 **Fix**: safe where it is only read: `.detach()`. Where something is changed through it, or it is assigned, none.
 """
 
+import re
 from collections.abc import Iterator
 
 import libcst as cst
 
 from legroom.diagnose.lint.edits import Edit
-from legroom.diagnose.lint.kinds import Kind
+from legroom.diagnose.lint.kinds import NUMBER_ATTRIBUTES, Kind
 from legroom.diagnose.lint.program import Program
 from legroom.diagnose.lint.rule import Problem
 from legroom.diagnose.lint.syntax import dotted
@@ -41,6 +43,7 @@ def check(program: Program) -> Iterator[Problem]:
             or node.attr.value != "data"
             or not _is_tensor(program, node.value)
             or _is_given_another(program, node)
+            or _is_harmless(program, node)
         ):
             continue
         edits: tuple[Edit, ...] = ()
@@ -60,6 +63,25 @@ def _is_tensor(program: Program, node: cst.BaseExpression) -> bool:
     if kind in (Kind.GRAPH, Kind.PARAMETER):
         return True
     return isinstance(node, cst.Attribute) and node.attr.value in {"grad", "weight", "bias"}
+
+
+def _is_harmless(program: Program, node: cst.Attribute) -> bool:
+    """Whether only its form is asked for (`w.data.shape`), or it is given its first values, which no graph has seen yet."""
+    parent = program.parent.get(node)
+    if isinstance(parent, cst.Attribute) and parent.attr.value in _FORM:
+        return True
+    for each in program.ancestors(node):
+        if isinstance(each, cst.Call):
+            called = program.imports.qualified(each.func) or ""
+            if called == "isinstance" or called.startswith("torch.nn.init."):
+                return True
+        elif isinstance(each, cst.FunctionDef):
+            return _INITIALISES.search(each.name.value) is not None
+    return False
+
+
+_FORM = NUMBER_ATTRIBUTES | {"size", "dim", "numel", "data_ptr", "type", "stride", "is_contiguous"}
+_INITIALISES = re.compile(r"^__init__$|(?:^|_)(?:init|initiali[sz]e|reset)(?:_|$)")
 
 
 def _is_given_another(program: Program, node: cst.Attribute) -> bool:

@@ -35,7 +35,7 @@ from legroom.diagnose.lint.kinds import EVALUATION_NAMES, Kind
 from legroom.diagnose.lint.lifetimes import feeds_backward
 from legroom.diagnose.lint.program import Program
 from legroom.diagnose.lint.rule import Problem
-from legroom.diagnose.lint.syntax import is_false, last_name, live_names, names_in, walk
+from legroom.diagnose.lint.syntax import is_false, last_name, live_names, names_in, receiver, walk
 
 CODE = "LG201"
 _BY_FRAMEWORKS = {"validation_step", "test_step", "predict_step", "on_validation_batch_end", "forward"}
@@ -89,12 +89,25 @@ def _runs_a_model(program: Program, call: CallFact) -> bool:
     if not call.result.carries_graph or call.function.name in _BY_FRAMEWORKS:
         return False
     if call.receiver.kind is Kind.MODEL:
+        if _is_only_called_like_one(program, call):
+            return False
         return any(each.kind is not Kind.PARAMETER for each in call.arguments)  # on data
     if call.local is None or call.local.grad_is_chosen:
         return False
     return bool(call.loops) and any(
         each.function is call.local and each.receiver.kind is Kind.MODEL and each.result.carries_graph
         for each in program.calls
+    )
+
+
+def _is_only_called_like_one(program: Program, call: CallFact) -> bool:
+    """`writer.generator(name, value)`: a method with a model's name, of something unknown, whose result no one wants."""
+    of = receiver(call.node)
+    return (
+        of is not None
+        and program.value(of).kind is Kind.UNKNOWN
+        and program.value(of).class_name is None
+        and isinstance(program.parent.get(call.node), cst.Expr)
     )
 
 
@@ -125,7 +138,16 @@ def _is_evaluation(program: Program, call: CallFact, loop: LoopFact | None) -> b
     )
     if switched or over_test_data or (named and switched is None):
         return loop.computes
+    if isinstance(loop.node, cst.For) and program.value(_begins_with(loop.node.iter)).kind is Kind.MODEL:
+        return False  # over a model's own parts
     return loop.computes and switched is None and not _gives_graph_away(program, call, loop)
+
+
+def _begins_with(node: cst.BaseExpression) -> cst.BaseExpression:
+    """`model` of `model.graph.nodes`."""
+    while isinstance(node, (cst.Attribute, cst.Subscript, cst.Call)):
+        node = node.func if isinstance(node, cst.Call) else node.value
+    return node
 
 
 def _gives_graph_away(program: Program, call: CallFact, loop: LoopFact) -> bool:

@@ -21,12 +21,14 @@ that instead (LG104).
 
 from collections.abc import Iterator
 
+import libcst as cst
+
 from legroom.diagnose.lint.edits import remove_argument
 from legroom.diagnose.lint.facts import CallFact
 from legroom.diagnose.lint.lifetimes import repeats
 from legroom.diagnose.lint.program import Program
 from legroom.diagnose.lint.rule import Problem
-from legroom.diagnose.lint.syntax import is_true, keyword, names_in
+from legroom.diagnose.lint.syntax import is_true, keyword, method_name, names_in
 
 CODE = "LG108"
 
@@ -79,7 +81,17 @@ def _is_the_same_graph_again(program: Program, call: CallFact) -> bool:
     loop = call.loops[-1]
     read = names_in(call.node)
     return not any(
-        loop.first <= store.order <= loop.last and store.target in read for store in program.stores
+        loop.first <= store.order <= loop.last and store.target in read and not _is_taken(store.expression)
+        for store in program.stores
     ) and not any(
         other.result.carries_graph and program.inside(other.node, call.node) for other in program.calls
     )
+
+
+def _is_taken(expression: cst.BaseExpression) -> bool:
+    """`losses.pop(name)`, `losses[name]`: computed before, and only fetched here."""
+    while isinstance(expression, (cst.Subscript, cst.Attribute)) or (
+        isinstance(expression, cst.Call) and method_name(expression) in {"pop", "popleft", "get"}
+    ):
+        expression = expression.func if isinstance(expression, cst.Call) else expression.value
+    return isinstance(expression, cst.Name)

@@ -26,6 +26,7 @@ import libcst as cst
 
 from legroom.diagnose.lint.edits import append_to
 from legroom.diagnose.lint.kinds import Kind
+from legroom.diagnose.lint.lifetimes import is_in_step_code
 from legroom.diagnose.lint.program import Program
 from legroom.diagnose.lint.rule import Problem
 from legroom.diagnose.lint.syntax import held_parts, names_in, walk
@@ -42,6 +43,8 @@ def check(program: Program) -> Iterator[Problem]:
             continue
         attempt = program.parent.get(store.handler) if store.handler is not None else None
         if isinstance(attempt, cst.Try) and not _touches_tensors(program, attempt):
+            continue
+        if store.handler is None and not is_in_step_code(program, store):
             continue
         holds_more = store.handler is not None and _holds_more(program, store.handler)
         yield Problem(
