@@ -186,21 +186,10 @@ def answered(
     try:
         with desk_of(functions) as desk:
             for one in itertools.islice(cudnn.list_choices(desk, question, operation), most):
-                found.append((one.workspace, one.engine, knobs(desk, one.configuration)))
+                found.append((one.workspace, one.engine, one.knobs))
     except RefusedError as error:
         refused[str(error)] += 1
     return found
-
-
-def knobs(desk: Desk, configuration: int) -> dict[int, int]:
-    try:
-        listed = desk.descriptors(configuration, Attribute.CONFIGURATION_KNOBS, Kind.KNOB, 24)
-    except RefusedError:
-        return {}
-    return {
-        desk.choices(knob, Attribute.KNOB_NAME, Type.KNOB, 1)[0]: desk.number(knob, Attribute.KNOB_VALUE)
-        for knob in listed
-    }
 
 
 def kind_of(layer: Layer) -> str:

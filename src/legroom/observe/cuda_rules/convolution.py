@@ -13,6 +13,9 @@ import torch
 
 from legroom.observe.cuda_rules import convolution_workspace as workspace
 from legroom.observe.cuda_rules import reductions
+from legroom.observe.cuda_rules.convolution_cudnn import OPERATIONS, Cudnn, Question
+from legroom.observe.cuda_rules.convolution_cudnn import described as described_gpu
+from legroom.observe.cuda_rules.convolution_library import find_library, sees_gpu
 from legroom.observe.cuda_rules.convolution_neighbours import Guess, guess
 from legroom.observe.cuda_rules.convolution_table import Layer, look_up
 from legroom.observe.cuda_rules.convolution_workspace import Convolution, Workspaces
@@ -26,7 +29,7 @@ def _forward(call: Call) -> Plan:
     input, weight = arguments["input"], arguments["weight"]
     result = call.result if isinstance(call.result, torch.Tensor) else call.result[0]
     found = _describe(arguments, input, weight, result)
-    taken = _workspaces(found, arguments, input, weight, call.gpu)
+    taken = _workspaces(found, arguments, input, weight, result, call.gpu)
     before, after = _by_dimension(input, _copies(found, input=input))
     steps = [*before, Output(0), *after, *_copies(found, weight=weight), *_held("workspace", taken, 0)]
     return Plan(steps, BENCHMARK if torch.backends.cudnn.benchmark else "")
@@ -37,7 +40,7 @@ def _backward(call: Call) -> Plan:
     gradient, input, weight = arguments["grad_output"], arguments["input"], arguments["weight"]
     mask = arguments["output_mask"] or (True, True, True)
     found = _describe(arguments, input, weight, gradient)
-    taken = _workspaces(found, arguments, input, weight, call.gpu)
+    taken = _workspaces(found, arguments, input, weight, gradient, call.gpu)
     whole, needed = _by_dimension(input, _copies(found, input=input))
     copies = [*whole, *_copies(found, gradient=gradient)]
     steps: list[Step] = [*copies]
@@ -61,7 +64,9 @@ def _backward(call: Call) -> Plan:
     return Plan(steps)
 
 
-def _workspaces(found: Convolution, arguments: dict[str, Any], input: Any, weight: Any, gpu: Gpu) -> Guess:
+def _workspaces(
+    found: Convolution, arguments: dict[str, Any], input: Any, weight: Any, output: Any, gpu: Gpu
+) -> Guess:
     """As measured, where this layer was at this size of batch; else as the most similar ones that were, or by rule, and in doubt.
 
     Only Hopper was measured.
@@ -82,11 +87,26 @@ def _workspaces(found: Convolution, arguments: dict[str, Any], input: Any, weigh
     if measured is not None:
         return Guess(measured)
     alike = _by_likeness(layer, found, gpu)
+    asked = _asked(Question(layer, found.batch, tuple(output.shape[2:])), found, gpu)
+    if asked is not None:
+        return Guess(asked, (asked, *alike.others) if alike else ())  # neighbours widen the bound only
     if alike is None:
         return _by_rule(found, gpu)
     if found.depthwise:  # what is likely the rule says better, what else may be the others
         return Guess(_by_rule(found, gpu).likely, alike.others)
     return alike
+
+
+@lru_cache(maxsize=4096)
+def _asked(question: Question, found: Convolution, gpu: Gpu) -> Workspaces | None:
+    """What cuDNN's library says, where there is one. Without a GPU it does not see the kernels that leave matrix products to cuBLAS."""
+    functions = find_library()
+    if functions is None or (found.pointwise and not sees_gpu(functions)):
+        return None
+    cudnn = Cudnn(functions, described_gpu(gpu))
+    sizes = [cudnn.workspace(question, operation, found) for operation in OPERATIONS]
+    known = [size for size in sizes if size is not None]
+    return Workspaces(*known) if len(known) == len(sizes) else None
 
 
 @lru_cache(maxsize=4096)

@@ -9,6 +9,7 @@ what was measured decides (`convolution_table`).
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 from legroom.observe.cuda_rules.convolution_library import (
@@ -25,13 +26,24 @@ from legroom.observe.cuda_rules.convolution_library import (
     text,
     these,
 )
+from legroom.observe.cuda_rules.convolution_split import Product, partial_sums
 from legroom.observe.cuda_rules.convolution_table import Layer
+from legroom.observe.cuda_rules.convolution_workspace import Convolution, conversions
 from legroom.observe.gpus import Gpu
 
 OPERATIONS = (Kind.FORWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
 """In the order of `Workspaces`."""
 _TURNED = {Kind.FORWARD: Kind.INPUT_GRADIENT, Kind.INPUT_GRADIENT: Kind.FORWARD}
 """A transposed convolution is the gradient of an ordinary one."""
+
+
+class Knob(IntEnum):
+    """Settings of kernels that matter here."""
+
+    TILE = 2
+    NO_WORKSPACE = 25
+    CLUSTER_ROWS = 27
+    CLUSTER_COLUMNS = 28
 
 
 class Question(NamedTuple):
@@ -53,8 +65,15 @@ class Choice(NamedTuple):
     """cuDNN's number for a family of kernels."""
     rank: int
     """Its place in the heuristic's list."""
-    configuration: int
-    """Its descriptor, which goes with the desk."""
+    knobs: dict[int, int]
+    """Its settings, by cuDNN's numbers for them."""
+
+    @property
+    def cluster(self) -> tuple[int, int] | None:
+        """Rows and columns of blocks that work together, of kernels that may split their sums."""
+        if self.knobs.get(Knob.NO_WORKSPACE, 1) or Knob.CLUSTER_ROWS not in self.knobs:
+            return None
+        return self.knobs[Knob.CLUSTER_ROWS], self.knobs[Knob.CLUSTER_COLUMNS]
 
 
 class Cudnn:
@@ -72,6 +91,17 @@ class Cudnn:
                 return next(self.list_choices(desk, question, operation), None)
         except RefusedError:
             return None
+
+    def workspace(self, question: Question, operation: Kind, c: Convolution) -> int | None:
+        """Bytes; None where cuDNN does not say. Partial sums of Hopper's kernels are reckoned here: they depend on how many blocks run at once, which
+        only a real GPU knows. `c`: the same convolution, as rules see it."""
+        taken = self.choose(question, operation)
+        if taken is None:
+            return None
+        if taken.cluster is None or c.groups > 1:
+            return taken.workspace
+        product = _product(c, _turned(operation, c.transposed))
+        return conversions(c) + partial_sums(product, taken.knobs[Knob.TILE], taken.cluster, c.element)
 
     def list_choices(self, desk: Desk, question: Question, operation: Kind) -> Iterator[Choice]:
         """What torch would try, one after the other."""
@@ -97,7 +127,9 @@ class Cudnn:
                 except RefusedError:
                     continue
                 workspace = desk.number(plan, Attribute.PLAN_WORKSPACE)
-                yield Choice(workspace, desk.number(engine, Attribute.ENGINE_INDEX), rank, configuration)
+                yield Choice(
+                    workspace, desk.number(engine, Attribute.ENGINE_INDEX), rank, _knobs(desk, configuration)
+                )
 
     def _bound(
         self, desk: Desk
@@ -107,6 +139,18 @@ class Cudnn:
         return {}, {Attribute.HEURISTIC_DEVICE: gpu}, {Attribute.PLAN_DEVICE: gpu}
 
 
+def _knobs(desk: Desk, configuration: int) -> dict[int, int]:
+    try:
+        listed = desk.descriptors(configuration, Attribute.CONFIGURATION_KNOBS, Kind.KNOB, _MOST_KNOBS)
+    except RefusedError:
+        return {}
+    return {
+        desk.choices(knob, Attribute.KNOB_NAME, Type.KNOB, 1)[0]: desk.number(knob, Attribute.KNOB_VALUE)
+        for knob in listed
+    }
+
+
+_MOST_KNOBS = 24
 _INSTANT, _FALLBACK = 0, 2
 """Modes of the heuristic: the one that torch asks, and the one it asks when nothing of the first can run."""
 _FIRST, _ALL = 4, 100
@@ -131,7 +175,7 @@ def _operation(desk: Desk, question: Question, operation: Kind) -> int:
     made = (question.batch, layer.outputs, *_flat(question.output_sizes, 1))
     x, y = (made, given) if layer.transposed else (given, made)
     weights = (y[1], x[1] // layer.groups, *_flat(layer.kernel, 1))
-    operation = _TURNED.get(operation, operation) if layer.transposed else operation
+    operation = _turned(operation, layer.transposed)
     padding = numbers(*_flat(layer.padding or (0,) * len(layer.sizes), 0))
     convolution = desk.make(
         Kind.CONVOLUTION,
@@ -149,6 +193,21 @@ def _operation(desk: Desk, question: Question, operation: Kind) -> int:
     first = _FIRST_ATTRIBUTE[operation]
     settings = (factor(1.0), factor(0.0), *map(these, (convolution, *tensors)))
     return desk.make(operation, {first + place: setting for place, setting in enumerate(settings)})
+
+
+def _turned(operation: Kind, transposed: bool) -> Kind:
+    return _TURNED.get(operation, operation) if transposed else operation
+
+
+def _product(c: Convolution, operation: Kind) -> Product:
+    """The matrix product that the operation is."""
+    near, far = (c.inputs, c.batch * c.input_area), (c.outputs, c.batch * c.output_area)
+    (inputs, before), (outputs, after) = (far, near) if c.transposed else (near, far)
+    if operation == Kind.FORWARD:
+        return Product(after, outputs, inputs, depth_taps=c.kernel_area)
+    if operation == Kind.INPUT_GRADIENT:
+        return Product(before, inputs, outputs, depth_taps=c.kernel_area)
+    return Product(outputs, inputs, after, column_taps=c.kernel_area)
 
 
 _CROSS_CORRELATION = 1

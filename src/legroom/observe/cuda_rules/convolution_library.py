@@ -9,7 +9,7 @@ import ctypes
 import importlib.util
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import IntEnum
 from functools import lru_cache
 from pathlib import Path
@@ -204,21 +204,45 @@ def find_library() -> Any | None:
     named = os.environ.get(SWITCH, "")
     if named == "off":
         return None
-    for path in [named] if named else ["libcudnn.so.9", *_installed()]:
+    for path in [named] if named else ["libcudnn.so.9", *_installed("cudnn", "libcudnn.so.9")]:
         try:
             functions = ctypes.CDLL(path)
-            functions.cudnnGetVersion.restype = ctypes.c_size_t
-            if functions.cudnnGetVersion() >= OLDEST:
+            functions.cudnnGetVersion.restype = functions.cudnnGetCudartVersion.restype = ctypes.c_size_t
+            if functions.cudnnGetVersion() >= OLDEST and _has_products(
+                functions.cudnnGetCudartVersion() // 1000
+            ):
                 return functions
         except (OSError, AttributeError):
             continue
     return None
 
 
-def _installed() -> Iterator[str]:
+@lru_cache(maxsize=1)
+def sees_gpu(functions: Any) -> bool:
+    """Whether there is a real GPU, whichever. torch is not asked: on a virtual one it says yes."""
     try:
-        package = importlib.util.find_spec("nvidia.cudnn")
+        with desk_of(functions) as desk:
+            desk.make(Kind.DEVICE, {Attribute.DEVICE_ID: choice(Type.INT32, 0)})
+    except RefusedError:
+        return False
+    return True
+
+
+def _has_products(cuda: int) -> bool:
+    """Whether cuBLAS, which cuDNN asks in turn, can be loaded. Where it cannot, cuDNN ends the whole process when it is asked."""
+    name = f"libcublasLt.so.{cuda}"
+    for path in (name, *_installed("cublas", name), *_installed(f"cu{cuda}", name)):
+        with suppress(OSError):
+            ctypes.CDLL(path)
+            return True
+    return False
+
+
+def _installed(package: str, library: str) -> Iterator[str]:
+    """Where a package of NVIDIA's has put a library."""
+    try:
+        found = importlib.util.find_spec("nvidia")
     except (ImportError, ValueError):
         return
-    for folder in package.submodule_search_locations or () if package else ():
-        yield from map(str, sorted(Path(folder).glob("lib/libcudnn.so.9")))
+    for folder in found.submodule_search_locations or () if found else ():
+        yield from map(str, Path(folder).glob(f"{package}/lib/{library}"))

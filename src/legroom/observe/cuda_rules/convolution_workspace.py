@@ -170,6 +170,14 @@ def _depthwise_weights(c: Convolution, gpu: Gpu) -> int:
     )
 
 
+def conversions(c: Convolution) -> int:
+    """Bytes of what a kernel copies that reads and writes channels last, 16 bytes at a time."""
+    multiple = 16 // c.element
+    odd = bool(c.inputs % multiple or c.outputs % multiple)
+    weights = c.padded_weights(multiple) * c.element if odd and c.pointwise else 0
+    return weights + (_padding(c) if c.channels_last else c.converted(to=multiple))
+
+
 def _padding(c: Convolution) -> int:
     """Channels last already: only what must be padded, to 16 bytes a pixel, is copied."""
     multiple = 16 // c.element

@@ -1,0 +1,65 @@
+"""Partial sums that Hopper's kernels keep where the pieces of a convolution do not fill the GPU.
+
+A convolution is a matrix product, computed piece by piece ("tiles"), as many at a time as blocks run at once. What is left over after full
+rounds would keep few multiprocessors busy, so its sums are split: each block adds up a part of the depth and leaves it, in single precision, in the
+workspace. cuDNN tells which tile and which group of blocks ("cluster") it takes; without a GPU it does not know how many clusters run at once, and its answer
+leaves these sums out or has too few. Read off 195,000 answers of a real H200, which are met exactly in 66 to 98% of the cases, by tile.
+"""
+
+from typing import NamedTuple
+
+
+class Product(NamedTuple):
+    """A convolution as a matrix product."""
+
+    rows: int
+    columns: int
+    depth: int
+    column_taps: int = 1
+    """Places of the kernel, where each has columns of its own: gradients of weights."""
+    depth_taps: int = 1
+    """Places of the kernel, where each is a part of the depth: results and gradients of inputs."""
+
+
+def partial_sums(product: Product, tile: int, cluster: tuple[int, int], element: int) -> int:
+    """Bytes. `tile`: cuDNN's number for it. `element`: bytes of one value."""
+    blocks = _BLOCKS.get(cluster[0] * cluster[1])
+    if tile not in _TILES or blocks is None:
+        return 0
+    height, width = _TILES[tile]
+    tiles = _up(_over(product.rows, height), cluster[0]) * _up(
+        _over(product.columns, width) * product.column_taps, cluster[1]
+    )
+    rounds, rest = divmod(tiles, blocks)
+    if not rest:
+        return 0
+    steps = product.depth_taps * _over(product.depth, _STEP // element)
+    joining = _JOINING[element].get(tile, _JOINING[element][0]) / (rounds + 1)
+    parts = min(
+        range(1, blocks // rest + 1),
+        key=lambda parts: (_over(steps, parts) + joining * (parts - 1).bit_length(), -parts),
+    )
+    return parts * rest * height * width * 4 if parts > 1 else 0
+
+
+_TILES = {
+    0: (128, 128), 1: (128, 64), 3: (256, 128), 4: (256, 64), 5: (64, 64), 6: (128, 256), 7: (64, 128), 9: (64, 256),
+}  # fmt: skip
+"""Rows and columns, by cuDNN's numbers for them."""
+_BLOCKS = {1: 132, 2: 132, 3: 117, 4: 120, 5: 110, 6: 102, 7: 105, 8: 120, 16: 112}
+"""How many blocks an H200 runs at once, by the size of their clusters, which must not cross its parts."""
+_STEP = 128
+"""Bytes of the depth that a block adds up at a time."""
+_JOINING = {
+    2: {0: 12, 1: 9, 3: 7, 4: 8, 5: 13, 6: 6, 7: 8, 9: 8},
+    4: {0: 14, 1: 16, 3: 14, 4: 12, 5: 24, 7: 18},
+}
+"""What one more doubling of the parts costs, in steps, by the bytes of a value and the tile."""
+
+
+def _over(number: int, divisor: int) -> int:
+    return -(-number // divisor)
+
+
+def _up(number: int, multiple: int) -> int:
+    return _over(number, multiple) * multiple
