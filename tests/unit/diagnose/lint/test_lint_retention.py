@@ -441,6 +441,18 @@ seen = {}
 for node in nodes:
     seen[node] = fails(node)
 """,
+    "LG107 held until the function ends, which computes no more": """
+def run(x):
+    failure = None
+    try:
+        model(x)
+    except RuntimeError as error:
+        failure = error
+    if failure is not None:
+        raise ValueError("failed") from failure
+for x, y in train_loader:
+    run(x)
+""",
     "LG107 nothing to do with tensors": """
 def read(path):
     try:
@@ -465,6 +477,14 @@ losses = {name: model(x).mean() for name in ("actor", "critic")}
 for name in list(losses):
     loss = losses.pop(name)
     loss.backward(retain_graph=True)
+""",
+    "LG108 in a function that gives gradients back": """
+def gradients(x, parameters):
+    return torch.autograd.grad(model(x).sum(), parameters, retain_graph=True)
+for x, y in train_loader:
+    for parameter, gradient in zip(parameters, gradients(x, parameters)):
+        parameter.grad = gradient
+    optimizer.step()
 """,
     "LG108 once": "model(x).sum().backward(retain_graph=True)\n",
     "LG109 in autograd.grad": """

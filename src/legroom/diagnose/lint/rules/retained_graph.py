@@ -31,6 +31,7 @@ from legroom.diagnose.lint.rule import Problem
 from legroom.diagnose.lint.syntax import is_true, keyword, method_name, names_in
 
 CODE = "LG108"
+_PASSES = {"backward", "manual_backward"}
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -41,6 +42,8 @@ def check(program: Program) -> Iterator[Problem]:
         repeated = bool(call.loops) or (bool(call.function.sites) and repeats(program, call.function))
         if not repeated or _another_follows(program, call) or _is_the_same_graph_again(program, call):
             continue
+        if not (call.loops or call.method in _PASSES or call.function.backward or call.function.steps):
+            continue  # a function that computes gradients and gives them back: its graph ends with it
         yield Problem(
             node=argument,
             message="`retain_graph=True` keeps all activations until the next step, and no other backward pass needs them",
@@ -60,7 +63,7 @@ def _adds_up(program: Program, call: CallFact) -> bool:
 
 
 def _goes_back(call: CallFact) -> bool:
-    return call.method in {"backward", "manual_backward"} or (call.name or "").endswith("autograd.grad")
+    return call.method in _PASSES or (call.name or "").endswith("autograd.grad")
 
 
 def _another_follows(program: Program, call: CallFact) -> bool:

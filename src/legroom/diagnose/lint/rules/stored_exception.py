@@ -25,8 +25,9 @@ from collections.abc import Iterator
 import libcst as cst
 
 from legroom.diagnose.lint.edits import append_to
+from legroom.diagnose.lint.facts import CallFact, Store
 from legroom.diagnose.lint.kinds import Kind
-from legroom.diagnose.lint.lifetimes import is_in_step_code
+from legroom.diagnose.lint.lifetimes import is_in_step_code, is_own
 from legroom.diagnose.lint.program import Program
 from legroom.diagnose.lint.rule import Problem
 from legroom.diagnose.lint.syntax import held_parts, names_in, walk
@@ -45,6 +46,8 @@ def check(program: Program) -> Iterator[Problem]:
         if isinstance(attempt, cst.Try) and not _touches_tensors(program, attempt):
             continue
         if store.handler is None and not is_in_step_code(program, store):
+            continue
+        if store.how == "assign" and is_own(store) and not store.loops and not _goes_on(program, store):
             continue
         holds_more = store.handler is not None and _holds_more(program, store.handler)
         yield Problem(
@@ -86,6 +89,22 @@ def _parts(expression: cst.BaseExpression) -> list[cst.BaseExpression]:
 
 
 def _touches_tensors(program: Program, attempt: cst.Try) -> bool:
+    inside = {each for each in walk(attempt.body) if isinstance(each, cst.Call)}
+    return any(call.node in inside for call in _work(program))
+
+
+def _goes_on(program: Program, store: Store) -> bool:
+    """Whether the function computes again while it holds the exception; at its end it lets go by itself."""
+    if isinstance(store.function.node, cst.Module):
+        return True
+    return any(
+        call.function is store.function and call.order > store.order and call.handler is not store.handler
+        for call in _work(program)
+    )
+
+
+def _work(program: Program) -> Iterator[CallFact]:
+    """Calls that compute with tensors, themselves or in a function of this file."""
     working = {
         each.function
         for each in program.calls
@@ -93,15 +112,12 @@ def _touches_tensors(program: Program, attempt: cst.Try) -> bool:
         or each.method in {"backward", "to", "cuda"}
         or each.receiver.kind is Kind.MODEL
     }
-    inside = {each for each in walk(attempt.body) if isinstance(each, cst.Call)}
-    return any(
-        call.node in inside
-        and (
+    for call in program.calls:
+        if (
             call.result.is_tensor
             or call.method == "backward"
             or call.local in working
             or any(each.is_tensor for each in call.arguments)
             or call.receiver.kind is Kind.MODEL
-        )
-        for call in program.calls
-    )
+        ):
+            yield call
