@@ -71,7 +71,9 @@ def main(argv: list[str]) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--count", type=int, default=2000, help="how many measured layers are asked")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--seed", type=int, default=1, help="of what is drawn; a survey needs another one each time"
+    )
     parser.add_argument("--handle", action="store_true", help="also ask the GPU that is there")
     parser.add_argument("--out", type=Path, default=Path("asked"))
     parser.add_argument("--survey", type=float, default=0, metavar="SECONDS")
@@ -84,7 +86,9 @@ def main(argv: list[str]) -> int:
         return 2
     options.out.mkdir(parents=True, exist_ok=True)
     if options.part:
-        return survey(WithHandle(functions), functions, options.part, options.survey, options.out)
+        return survey(
+            WithHandle(functions), functions, options.part, options.seed, options.survey, options.out
+        )
     print(f"cuDNN {functions.cudnnGetVersion()}", flush=True)
     ways: dict[str, Cudnn] = {"described": Cudnn(functions, described(find_gpu("h200")))}
     if options.handle:
@@ -210,7 +214,7 @@ def in_parts(options: argparse.Namespace) -> int:
         subprocess.Popen(
             [
                 sys.executable, "-m", "bench.convolution_ask", "--survey", str(options.survey), "--out", str(options.out),
-                "--part", f"{i}/{options.jobs}",
+                "--part", f"{i}/{options.jobs}", "--seed", str(options.seed),
             ],
             env=dict(os.environ, OMP_NUM_THREADS="1"),
         )
@@ -219,13 +223,13 @@ def in_parts(options: argparse.Namespace) -> int:
     return max(worker.wait() for worker in workers)
 
 
-def survey(cudnn: Cudnn, functions: Any, part: str, seconds: float, out: Path) -> int:
+def survey(cudnn: Cudnn, functions: Any, part: str, seed: int, seconds: float, out: Path) -> int:
     index, count = map(int, part.split("/"))
     end = time.monotonic() + seconds
     refused: collections.Counter[str] = collections.Counter()
     written = 0
     with gzip.open(out / f"convolutions-6-{index}.jsonl.gz", "wt", compresslevel=4) as file:
-        for row, question in requests(index, count):
+        for row, question in requests(index, count, seed):
             if time.monotonic() > end:
                 break
             answers = [answered(cudnn, functions, question, operation, refused) for operation in OPERATIONS]
@@ -238,9 +242,9 @@ def survey(cudnn: Cudnn, functions: Any, part: str, seconds: float, out: Path) -
     return 0
 
 
-def requests(index: int, count: int) -> Iterator[tuple[list[Any], Question]]:
+def requests(index: int, count: int, first: int) -> Iterator[tuple[list[Any], Question]]:
     """Every `count`-th convolution of an endless list that is the same everywhere, each as a row of the survey and as a question."""
-    for seed in range(600, 700):
+    for seed in range(100 * first + 500, 100 * first + 600):
         drawn = [*draw_practice(25_000, seed), *draw_everyday(20_000, seed)]
         mixed = sorted(set(drawn), key=repr)
         random.Random(seed).shuffle(mixed)
