@@ -42,7 +42,7 @@ def check(program: Program) -> Iterator[Problem]:
         repeated = bool(call.loops) or (bool(call.function.sites) and repeats(program, call.function))
         if not repeated or _another_follows(program, call) or _is_the_same_graph_again(program, call):
             continue
-        if not (call.loops or call.method in _PASSES or call.function.backward or call.function.steps):
+        if not (call.loops or call.method in _PASSES or call.function.steps):
             continue  # a function that computes gradients and gives them back: its graph ends with it
         yield Problem(
             node=argument,
