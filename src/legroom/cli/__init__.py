@@ -16,6 +16,7 @@ from legroom.cli.estimate import estimate
 from legroom.cli.explain import explain
 from legroom.cli.launch import launch
 from legroom.cli.lint import lint
+from legroom.cli.options import Command
 from legroom.cli.report import report
 from legroom.cli.run import ScriptCommand, run
 from legroom.cli.tune import tune
@@ -102,8 +103,10 @@ app.command(
     context_settings={"allow_interspersed_args": False},
     options_metavar="[OPTIONS]",
 )(launch)
-app.command("report", short_help="What a capture holds: the peak or the failure, once more.")(report)
-app.command("lint", short_help="Find memory bugs in code, and mend them.")(lint)
-app.command("explain", short_help="What an error means, its causes and the fix.")(explain)
-app.command("doctor", short_help="Is this driver, CUDA and torch set-up sound?")(doctor)
-app.command("tune", short_help="Search hyperparameters and lose no trial to memory.")(tune)
+app.command("report", cls=Command, short_help="What a capture holds: the peak or the failure, once more.")(
+    report
+)
+app.command("lint", cls=Command, short_help="Find memory bugs in code, and mend them.")(lint)
+app.command("explain", cls=Command, short_help="What an error means, its causes and the fix.")(explain)
+app.command("doctor", cls=Command, short_help="Is this driver, CUDA and torch set-up sound?")(doctor)
+app.command("tune", cls=Command, short_help="Search hyperparameters and lose no trial to memory.")(tune)

@@ -22,7 +22,7 @@ def lint(
     paths: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="PATHS...", help="Files, folders and notebooks; - is standard input.", show_default=False
+            metavar="PATHS", help="Files, folders and notebooks; - is standard input.", show_default=False
         ),
     ] = None,
     fix: Annotated[

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import typer.core
 
-from legroom.cli.options import Format, FormatOption, ModuleOption, ScriptWords, parse_gpus
+from legroom.cli.options import Command, Format, FormatOption, ModuleOption, ScriptWords, parse_gpus
 from legroom.errors import UsageError
 from legroom.units import is_size, parse_size
 
@@ -104,7 +103,7 @@ ALL = "all"
 """What `--spill` means without a size."""
 
 
-class ScriptCommand(typer.core.TyperCommand):
+class ScriptCommand(Command):
     """A command whose own options end where the script begins; for click that needs help with `-m module`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
