@@ -13,6 +13,8 @@ QUIET = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # the study keeps what was reported; twice would cost each report a write
     "RAY_AIR_NEW_OUTPUT": "0",  # the newer output prints tables even where it is told to be silent
 }
+_PRELOADED = {"RAY_preload_python_modules": "ray.tune,legroom.tuning.ray_trial"}
+"""Workers import these while the first estimate is made; where Ray does not know the setting, when they get their first trial."""
 _WORDS = ray_cluster.Words(
     address="address=",
     without_cluster="correct address=, or leave it out and Ray is started here",
@@ -26,7 +28,9 @@ def connected(address: str | None, *, processors: int) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         is_ours = not _is_there()
         stack.enter_context(
-            ray_cluster.connected(address, _WORDS, processors=processors, gpus=0, settings=QUIET)
+            ray_cluster.connected(
+                address, _WORDS, processors=processors, gpus=0, settings={**QUIET, **_PRELOADED}
+            )
         )
         stack.enter_context(_unsaid("ray.tune"))
         if is_ours:  # to Ray that the caller has started other work may belong, and its messages
