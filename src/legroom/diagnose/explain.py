@@ -25,7 +25,7 @@ from legroom.diagnose.codes import find_page
 from legroom.diagnose.ending import from_notes
 from legroom.diagnose.explain_dress import printed_pieces
 from legroom.diagnose.explain_families import family_of
-from legroom.diagnose.explain_figures import causes_from_figures, sentence_of_figures
+from legroom.diagnose.explain_figures import causes_from_figures, sentence_of_figures, sentence_of_sizes
 from legroom.diagnose.explain_headlines import Headline
 from legroom.diagnose.explain_log import Found, Sighting, pieces_of, search_log
 from legroom.diagnose.oom import Failure, classify
@@ -229,7 +229,7 @@ def _built(
 ) -> Explanation:
     page = find_page(code)
     meaning, causes = page_parts(code)
-    sentence = sentence_of_figures(figures) if kind == "oom" else ""
+    sentence = sentence_of_figures(figures) if kind == "oom" else sentence_of_sizes(message)
     more = [Cause(**each) for each in causes_from_figures(figures)] if kind == "oom" else []
     return Explanation(
         kind=kind,

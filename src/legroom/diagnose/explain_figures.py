@@ -1,5 +1,6 @@
-"""What the figures of an out-of-memory error say about its cause."""
+"""What the figures of an error say about its cause: how much memory was where, which sizes do not fit."""
 
+import re
 from collections.abc import Iterator
 
 from legroom.diagnose.oom_figures import Figures
@@ -76,3 +77,44 @@ def _unused(figures: Figures) -> int | None:
     if figures.reserved is None or figures.allocated is None:
         return None
     return figures.reserved - figures.allocated
+
+
+def sentence_of_sizes(message: str) -> str:
+    """`A linear layer wants 256 features and got 512.`; "" where the error tells no sizes."""
+    for pattern, sentence in _SIZES:
+        match = pattern.search(message)
+        if match is not None:
+            return sentence.format(**match.groupdict())
+    return ""
+
+
+_SIZES = tuple(
+    (re.compile(pattern), sentence)
+    for pattern, sentence in (
+        (
+            r"mat1 and mat2 shapes cannot be multiplied \(\d+x(?P<got>\d+) and (?P<wants>\d+)x\d+\)",
+            "A linear layer or matrix product wants {wants} features and got {got}.",
+        ),
+        (
+            r"size mismatch, m1: \[\d+ x (?P<got>\d+)\], m2: \[(?P<wants>\d+) x \d+\]",
+            "A linear layer or matrix product wants {wants} features and got {got}.",
+        ),
+        (
+            r"expected input\[(?P<shape>[\d, ]+)\] to have (?P<wants>\d+) channels, but got (?P<got>\d+) channels",
+            "A convolution wants {wants} channels and got {got}: the input is [{shape}].",
+        ),
+        (
+            r"size of tensor a \((?P<a>\d+)\) must match the size of tensor b \((?P<b>\d+)\) at non-singleton dimension (?P<dim>\d+)",
+            "Two tensors do not fit together: dimension {dim} is {a} in one and {b} in the other.",
+        ),
+        (
+            r"size mismatch for (?P<name>[\w.]+): copying a param with shape torch\.Size\(\[(?P<there>[\d, ]*)\]\) from checkpoint, "
+            r"the shape in current model is torch\.Size\(\[(?P<here>[\d, ]*)\]\)",
+            "The checkpoint does not fit the model: `{name}` is [{there}] in the checkpoint and [{here}] in the model.",
+        ),
+        (
+            r"Target (?P<label>-?\d+) is out of bounds",
+            "The label {label} is outside the classes that the model's output has.",
+        ),
+    )
+)

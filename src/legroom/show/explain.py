@@ -58,7 +58,24 @@ def explanation_words(told: Explanation) -> RenderableType:
 
 def page_words(page: CodePage) -> RenderableType:
     """A code's page."""
-    return Group(Text(f"{page.code}: {page.title}", style="bold"), Text(""), Markdown(page.body))
+    return Group(Text(f"{page.code}: {page.title}", style="bold"), Text(""), Markdown(_narrowed(page.body)))
+
+
+_WIDEST_CODE = 78
+
+
+def _narrowed(body: str) -> str:
+    """A page whose code fits a terminal: a comment that makes its line too long goes onto a line of its own, before it."""
+    lines, in_code = [], False
+    for line in body.split("\n"):
+        in_code ^= line.startswith("```")
+        code, mark, comment = line.partition("  # ")
+        if in_code and mark and len(line) > _WIDEST_CODE:
+            margin = code[: len(code) - len(code.lstrip())]
+            lines += [f"{margin}# {comment.strip()}", code.rstrip()]
+        else:
+            lines.append(line)
+    return "\n".join(lines)
 
 
 def _parts(told: Explanation) -> Iterator[RenderableType]:

@@ -19,7 +19,7 @@ def test_a_log_is_explained_in_80_columns(tmp_path: Path, capsys: pytest.Capture
     assert main(["explain", str(log)]) == 0
     out = capsys.readouterr().out
     assert out.startswith(
-        "A linear layer or matrix product got another width than it expects.\nLG714  not memory, sure\n"
+        "A linear layer or matrix product wants 256 features and got 512.\nLG714  not memory, sure\n"
     )
     assert max(map(len, out.splitlines())) <= 80
     assert out.endswith("Next:\n  legroom explain LG714\n")
@@ -33,6 +33,13 @@ def test_json_has_the_promised_keys(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert {"schema", "kind", "certainty", "code", "causes"} <= set(told)
     assert (told["kind"], told["certainty"], told["figures"]["requested"]) == ("oom", "sure", 2 * GiB)
     assert all(set(cause) == {"cause", "check", "fix"} for cause in told["causes"])
+
+
+def test_code_on_a_page_is_not_broken_in_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "LG501"]) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    made = lines.index("model = nn.parallel.DistributedDataParallel(model, device_ids=[local_rank])")
+    assert lines[made - 1] == "# torchrun --nproc-per-node=gpu train.py"
 
 
 def test_a_code_shows_its_page(capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,7 +113,10 @@ def test_an_error_that_is_known_is_named_below_its_traceback(
     assert main(["run", "--gpu", "1GiB", "--blocking", "wrong.py"]) == 1
     err = capsys.readouterr().err
     assert 'wrong.py", line 3' in err
-    assert "legroom: A value is outside what the operation allows. legroom explain LG712" in err
+    assert (
+        "legroom: The label 3 is outside the classes that the model's output has. legroom explain LG712"
+        in err
+    )
     assert "on a real GPU this is a device-side assert" in err
     assert main(["explain", "wrong.legroom", "--no-checks"]) == 0
     assert "Target 3 is out of bounds" in capsys.readouterr().out

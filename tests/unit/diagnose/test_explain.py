@@ -73,6 +73,28 @@ class TestFigures:
         ]
 
 
+class TestSizes:
+    @pytest.mark.parametrize(
+        ("error", "sentence"),
+        [
+            (
+                "RuntimeError: mat1 and mat2 shapes cannot be multiplied (64x512 and 256x10)",
+                "A linear layer or matrix product wants 256 features and got 512.",
+            ),
+            (
+                "RuntimeError: Given groups=1, weight of size [8, 3, 3, 3], expected input[1, 4, 32, 32] to have 3 channels, but got 4 channels instead",
+                "A convolution wants 3 channels and got 4: the input is [1, 4, 32, 32].",
+            ),
+            (
+                "RuntimeError: The size of tensor a (10) must match the size of tensor b (8) at non-singleton dimension 1",
+                "Two tensors do not fit together: dimension 1 is 10 in one and 8 in the other.",
+            ),
+        ],
+    )
+    def test_the_first_sentence_has_the_sizes_of_the_error(self, error: str, sentence: str) -> None:
+        assert explain(error).sentence == sentence
+
+
 class TestExceptions:
     def test_an_error_of_torch_is_told_by_its_class(self) -> None:
         told = explain(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"))
