@@ -58,6 +58,40 @@ def test_additions_of_the_forward_pass_are_not_touched():
     assert (mode.added, mode.swapped) == (1, 0)
 
 
+def test_what_was_selected_is_put_into_zeros_in_place():
+    def selected(pick):
+        def loss():
+            x = torch.ones(4, 8, requires_grad=True)
+            return pick(x * 2).sum()
+
+        return loss
+
+    picks = {
+        "max": lambda x: x.max(1).values,
+        "gather": lambda x: x.gather(0, torch.tensor([[0, 2]])),
+        "index": lambda x: x[torch.tensor([0, 2])],
+    }
+    swapped = {name: backward(selected(pick)).swapped for name, pick in picks.items()}
+
+    assert swapped == {"max": 1, "gather": 1, "index": 1}
+
+
+def test_what_a_function_of_ones_own_scatters_stays_apart():
+    class Spread(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x[:2]
+
+        @staticmethod
+        def backward(ctx, gradient):
+            zeros = gradient.new_zeros(4, 8)
+            spread = zeros.index_put((torch.tensor([0, 1]),), gradient)
+            assert not zeros.any()
+            return spread
+
+    backward(lambda: Spread.apply(torch.ones(4, 8, requires_grad=True) * 2).sum(), fake=False)
+
+
 def test_real_gradients_are_the_same_either_way():
     def gradient(mode):
         x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0), requires_grad=True)

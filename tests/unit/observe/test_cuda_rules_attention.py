@@ -3,6 +3,7 @@ import torch
 import torch.nn.functional as F
 from cuda_rules_bench import order, taken, traced
 
+from legroom.observe.cuda_rules import Output
 from legroom.observe.cuda_rules.attention_choice import Backend, Request, choose
 from legroom.observe.gpus import find_gpu
 
@@ -175,6 +176,26 @@ def test_the_efficient_kernels_backward_takes_what_was_measured(shape, size):
     )
 
     assert taken(plan)["workspace"] == size
+
+
+def test_cudnn_keeps_no_sums_where_nothing_learns():
+    with traced("h200") as log, torch.no_grad():
+        q = torch.empty(2, 4, 64, 64, dtype=torch.bfloat16)
+        F.scaled_dot_product_attention(q, q, q)
+
+    plan = log.plan_of("_scaled_dot_product_cudnn_attention")
+    assert plan is not None
+    assert Output(1, 0) in plan.steps
+
+
+def test_plain_attention_adds_its_mask_in_place():
+    with traced("h200") as log:
+        q, k, v = (torch.empty(2, 4, 64, 32, dtype=torch.float64, requires_grad=True) for _ in range(3))
+        F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
+
+    assert "add_" in log.names
+    assert "add" not in log.names
+    assert q.grad is not None
 
 
 def test_plain_attention_runs_where_no_kernel_fits():

@@ -40,6 +40,13 @@ def test_a_product_with_a_bias_has_one_more():
     assert "cublaslt forward" not in kept(log.plan_of("mm"))
 
 
+def test_a_single_column_is_no_product_for_cublaslt():
+    with traced() as log:
+        nn.Linear(8, 1)(torch.empty(4, 8))
+
+    assert "cublaslt forward" not in kept(log.plan_of("addmm"))
+
+
 def test_a_matrix_that_cublas_cannot_read_is_copied():
     with traced() as log:
         torch.mm(torch.empty(8, 1).expand(8, 16), torch.empty(16, 4))

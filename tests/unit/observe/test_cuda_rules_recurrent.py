@@ -77,6 +77,7 @@ def test_the_workspace_is_what_was_measured(asked, size):
         (layer("GRU", 1, 100, 40, 384, 20), 38933376),
         (layer("LSTM", 1, 256, 256, 32, 50, dtype="float16"), 27591168),
         (layer("LSTM", 1, 256, 256, 32, 50, dtype="bfloat16"), 14533120),
+        (layer("LSTM", 2, 400, 256, 50, 200, dropout=True), 100026016),
     ],
 )
 def test_workspaces_of_every_algorithm_are_near_what_was_measured(asked, size):
@@ -197,6 +198,15 @@ def test_where_only_the_last_state_is_used_the_outputs_gradient_is_made_of_zeros
     plan = log.plan_of("_cudnn_rnn_backward")
     assert plan is not None
     assert plan.steps[0] == Take("zeros", out.numel() * 4)
+
+
+def test_gradients_that_nobody_wants_are_made_all_the_same():
+    with traced() as log:
+        nn.LSTM(16, 32)(torch.empty(5, 3, 16))[0].sum().backward()
+
+    steps = order(log.plan_of("_cudnn_rnn_backward"))
+    assert steps[:4] == ["unwanted hx", "unwanted cx", "unwanted input", "hx"]
+    assert 0 in steps[4:]
 
 
 def test_a_gru_has_no_cell_so_its_weights_come_earlier():

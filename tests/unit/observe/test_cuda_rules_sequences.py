@@ -1,6 +1,7 @@
 """Cells, packed sequences, convolutions over sequences: CUDA's path, held against histories of an H200."""
 
 import torch
+import torch.nn.functional as F
 from cuda_rules_bench import order, taken, traced
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -91,3 +92,21 @@ def test_a_transposed_picture_is_put_in_one_piece_after():
         nn.Conv2d(8, 8, 3)(torch.empty(2, 16, 16, 8).transpose(1, 3).transpose(2, 3).narrow(3, 0, 12))
 
     assert order(log.plan_of("convolution"))[0] == 0
+
+
+def test_a_ctc_loss_keeps_a_score_for_every_frame_and_place():
+    rules = CudaRules(find_gpu("h200"))
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with rules.installed(lambda tensor: isinstance(tensor, FakeTensor)):
+        with fake:
+            scores = torch.empty(50, 4, 29, requires_grad=True)
+            texts = torch.empty(4, 12, dtype=torch.long)
+        kept = []
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda saved: kept.append(saved.shape) or saved, lambda x: x
+        ):
+            loss = F.ctc_loss(scores, texts, torch.full((4,), 50), torch.tensor([12, 9, 3, 7]))
+        loss.backward()
+
+    assert (4, 50, 2 * 12 + 1) in kept
+    assert scores.grad.shape == scores.shape

@@ -1,11 +1,13 @@
-"""Gradients that meet are added in place, where torch's engine may.
+"""Gradients that meet are added in place, where torch's engine may; so are those that are scattered into zeros.
 
 Where two paths of the graph lead to one tensor (every residual connection), the autograd engine adds the second gradient
 to the first, in the first one's memory if nothing else holds it (`accumulate` in torch/csrc/autograd/input_buffer.cpp). It
 does not dare to while a dispatch mode watches or a tensor is of a subclass, and then makes a third tensor: the watched
-run takes memory that the real one does not. `instead_of` gives the operation that the engine would run unwatched.
+run takes memory that the real one does not. Formulas of some gradients do the like: what was selected (`max`, `gather`, `x[index]`) is put into
+zeros, in place unless a tensor is of a subclass (`areAnyTensorSubclassLike` in FunctionsManual.cpp). `instead_of` gives the operation
+that would run unwatched.
 
-Whether anything else holds the first gradient is read off its reference counts, against those that an unshared one has
+Whether anything else holds the first of two gradients is read off its reference counts, against those that an unshared one has
 here; `Accumulation()` finds these out by a tiny backward pass, so it must be made outside of any operation.
 """
 
@@ -15,8 +17,17 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from legroom.observe.attribution import current_node
+
 _ADD = torch.ops.aten.add.Tensor
 _ADD_IN_PLACE = torch.ops.aten.add_.Tensor
+_INTO_ZEROS = {
+    torch.ops.aten.scatter.src: torch.ops.aten.scatter_.src,
+    torch.ops.aten.scatter_add.default: torch.ops.aten.scatter_add_.default,
+    torch.ops.aten.index_add.default: torch.ops.aten.index_add_.default,
+    torch.ops.aten.index_put.default: torch.ops.aten.index_put_.default,
+    torch.ops.aten.masked_scatter.default: torch.ops.aten.masked_scatter_.default,
+}
 
 
 class Accumulation:
@@ -26,20 +37,35 @@ class Accumulation:
         self._unshared = _counts_of_an_unshared_gradient()
 
     def instead_of(self, func: Any, args: Any, kwargs: dict[str, Any] | None) -> Any:
-        """The operation to run: another one only where the engine would add in place."""
+        """The operation to run: another one only where the engine would add in place, or a formula write into its zeros."""
+        if func in _INTO_ZEROS:
+            return _INTO_ZEROS[func] if _engine_is_at_work() and _writes_into_zeros(func, args) else func
         if func is not _ADD or self._unshared is None or kwargs or len(args) != 2:
-            return func
-        if not _in_engine() or torch.is_grad_enabled():
             return func
         first, second = args
         if not isinstance(first, torch.Tensor) or not isinstance(second, torch.Tensor):
             return func
         if first.shape != second.shape or first.dtype != second.dtype or not _dense(first):
             return func
+        if not _engine_is_at_work():
+            return func
         tensor, storage = _counts(first)
         if tensor > self._unshared[0] or storage > self._unshared[1]:
             return func
         return _ADD_IN_PLACE
+
+
+def _writes_into_zeros(func: Any, args: Any) -> bool:
+    """Whether a formula of torch's own runs it, rather than a function that somebody wrote in Python."""
+    if func is torch.ops.aten.index_put.default and not (len(args) > 3 and args[3]):
+        return False  # a gradient of which a part is taken out
+    node = current_node()
+    return node is not None and not isinstance(node, torch.autograd.function.BackwardCFunction)
+
+
+def _engine_is_at_work() -> bool:
+    """Whether this is a backward pass that nobody will differentiate."""
+    return _in_engine() and not torch.is_grad_enabled()
 
 
 def _in_engine() -> bool:

@@ -59,11 +59,48 @@ def install(overrides: Overrides, gpu: Gpu, release: tuple[int, int]) -> None:
             return aten._scaled_dot_product_efficient_attention(
                 query, key, value, mask, request.needs_grad, dropout_p, is_causal, scale=scale
             )[0]
-        return aten._scaled_dot_product_attention_math(
-            query, key, value, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
-        )[0]
+        return _by_mathematics(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
 
     overrides.composite("scaled_dot_product_attention", attend)
+
+
+def _by_mathematics(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout: float,
+    is_causal: bool,
+    scale: float | None,
+    is_grouped: bool,
+) -> torch.Tensor:
+    """Scores, their softmax, and its product with the values, step by step as `_scaled_dot_product_attention_math` does it.
+
+    Torch's own would not add the mask in place, since it is given tensors of a subclass.
+    """
+    dtype = query.dtype
+    may_be_half: Any = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed
+    if dtype in (torch.float16, torch.bfloat16) and not may_be_half():
+        query, key, value = query.float(), key.float(), value.float()
+    factor = (query.shape[-1] ** -0.5 if scale is None else abs(scale)) ** 0.5
+    query = query * (-factor if scale is not None and scale < 0 else factor)
+    if is_causal:
+        seen = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+        mask = _additive(seen, query.dtype)
+        del seen
+    if is_grouped:
+        heads = query.shape[-3]
+        key, value = (one.repeat_interleave(heads // one.shape[-3], -3) for one in (key, value))
+    scores = torch.matmul(query, key.transpose(-2, -1) * factor)
+    if mask is not None:
+        scores.add_(mask)
+    weights: torch.Tensor = aten._safe_softmax(scores, -1)
+    del scores
+    if dropout > 0:
+        weights = torch.dropout(weights, dropout, True)
+    result = torch.matmul(weights, value).to(dtype)
+    weights.to(dtype)  # torch gives the weights back too
+    return result
 
 
 def _additive(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
@@ -83,8 +120,9 @@ def _padded(tensor: torch.Tensor, multiple: int) -> torch.Tensor:
 
 
 def _cudnn_forward(call: Call) -> Plan:
-    """The seeds of its dropout come first, whether it drops or not."""
-    return Plan([Output(2), Output(3), Output(0), Output(1), Take("workspace", 256)])
+    """The seeds of its dropout come first, whether it drops or not. Sums of rows are for a backward pass only."""
+    sums = Output(1) if call.arguments["compute_log_sumexp"] else Output(1, 0)
+    return Plan([Output(2), Output(3), Output(0), sums, Take("workspace", 256)])
 
 
 def _cudnn_backward(call: Call) -> Plan:

@@ -123,7 +123,11 @@ class Casts:
         def run(*args: Any, **kwargs: Any) -> Any:
             with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
                 args, kwargs = change(args, kwargs)
-                return operation(*args, **kwargs)
+                try:
+                    return operation(*args, **kwargs)
+                finally:
+                    if isinstance(args, list):
+                        args.reverse()  # casts die as C++ ends them, the first argument's first; a list ends with its last
 
         return run
 

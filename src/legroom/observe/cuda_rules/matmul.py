@@ -44,11 +44,16 @@ def _product(*operands: str, bias: str | None = None) -> Rule:
             if not _readable(call.arguments[name])
         ]
         steps.append(kept(call))
-        if bias is not None and call.arguments[bias].dim() == 1:
+        if bias is not None and _by_cublaslt(call.arguments[bias], call.arguments[operands[-1]]):
             steps.append(Keep(f"cublaslt {_thread(call)}", MiB))
         return Plan(steps)
 
     return rule
+
+
+def _by_cublaslt(bias: Any, matrix: Any) -> bool:
+    """A bias for each column is added by cuBLASLt, unless there is only one (`isInputCompliesAddmmCudaLt` in Blas.cpp)."""
+    return bool(bias.dim() == 1 and min(matrix.shape) > 1)
 
 
 def _readable(matrix: Any) -> bool:

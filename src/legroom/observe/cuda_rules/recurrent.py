@@ -274,8 +274,8 @@ def _forward(call: Call) -> Plan:
 
 
 def _backward(call: Call) -> Plan:
-    """First the gradients of the inputs, then those of the weights: the workspace is taken twice. The order is that of the
-    measured histories. Where only the last states are used, the outputs' gradient is made of zeros first (RNN.cpp)."""
+    """First the gradients of the inputs and states, wanted or not, then those of the weights: the workspace is taken twice. The order is that
+    of the measured histories. Where only the last states are used, the outputs' gradient is made of zeros first (RNN.cpp)."""
     arguments = call.arguments
     layer = _layer(arguments, arguments["input"])
     scratch = workspace(layer, backward=True)
@@ -284,21 +284,25 @@ def _backward(call: Call) -> Plan:
     zeros = [Take("zeros", output)] if arguments["grad_output"] is None else []
     copied = [Take("input", size_of(arguments["input"]))] if _reordered(arguments) else []
     reordered = [Take("gradient", output)] if _reordered(arguments) else []
-    steps: list[Step] = [
-        *zeros,
-        Output(1),
-        *([Output(2)] if has_cell else []),
-        *copied,
-        *reordered,
-        Output(0),
-    ]
+    need_input, need_state, need_cell, _ = arguments["output_mask"]
+    wanted = [need_input, need_state or need_input, has_cell and (need_cell or need_input)]
+
+    def gradient(index: int, name: str) -> Step:
+        if wanted[index]:
+            return Output(sum(wanted[:index]))
+        return Take(f"unwanted {name}", size_of(arguments[name]))
+
+    steps: list[Step] = [*zeros, gradient(1, "hx")]
+    if has_cell:
+        steps.append(gradient(2, "cx"))
+    steps += [*copied, *reordered, gradient(0, "input")]
     for name in ("hx", "cx"):
         if arguments[f"grad_{name[0]}y"] is None and arguments[name] is not None:
             steps.append(Take(name, size_of(arguments[name])))
     steps += [Take("workspace", scratch), Give("workspace")]
     steps += [Give(taken.name) for taken in (*reordered, *copied)]
     if arguments["output_mask"][3]:
-        first = 3 if has_cell else 2
+        first = sum(wanted)
         steps += copied
         if _has_biases(arguments):
             steps += [Output(first), Take("workspace", scratch)]

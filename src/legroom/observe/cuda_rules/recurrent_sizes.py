@@ -160,10 +160,13 @@ def workspace(layer: Layer, *, backward: bool = False) -> int:
     kept = persistent(layer, backward=backward)
     shares = _shares(layer, kept)
     width = shares.hidden * layer.hidden + shares.inputs * layer.inputs + layer.directions * layer.projected
-    width += round(sum(a * max(0.0, layer.inputs - b * layer.hidden) for a, b in shares.wider))
+    wider = round(sum(a * max(0.0, layer.inputs - b * layer.hidden) for a, b in shares.wider))
+    masked = layer.hidden if layer.training and layer.dropout and _masked_apart(layer, kept) else 0
+    if _in_one_buffer(layer, kept):  # less what its states would have taken
+        width += max(masked, wider - round(32 * layer.hidden / layer.steps))
+    else:
+        width += wider + masked
     states = shares.states * layer.layers * layer.hidden
-    if layer.training and layer.dropout and _masked_apart(layer, kept):
-        width += layer.hidden
     if _in_pieces(layer) and not kept:
         width -= layer.hidden
         states += 26 * layer.hidden
@@ -189,6 +192,12 @@ def _masked_apart(layer: Layer, kept: bool) -> bool:
     if layer.layers == 1 or layer.directions == 2:
         return False
     return layer.kind == "lstm" or (layer.kind == "gru" and not kept)
+
+
+def _in_one_buffer(layer: Layer, kept: bool) -> bool:
+    """Whether what wide inputs need and what dropout leaves share a buffer."""
+    plain = layer.training and not (kept or layer.rows or layer.projected)
+    return plain and layer.kind == "lstm" and layer.directions == 1 and layer.layers > 1
 
 
 def _in_pieces(layer: Layer) -> bool:
