@@ -5,7 +5,16 @@ import libcst as cst
 from legroom.diagnose.lint.facts import CallSite, Fact, Function, LoopFact, Store
 from legroom.diagnose.lint.kinds import EVALUATION_NAMES, Kind
 from legroom.diagnose.lint.program import Program
-from legroom.diagnose.lint.syntax import dotted, last_name, method_name, names_in, path_of, root, walk
+from legroom.diagnose.lint.syntax import (
+    dotted,
+    last_name,
+    method_name,
+    names_in,
+    path_of,
+    receiver,
+    root,
+    walk,
+)
 
 STEP_FUNCTIONS = frozenset(
     {
@@ -80,14 +89,27 @@ def outlives_its_step(program: Program, store: Store) -> LoopFact | Function | N
 def _is_kept_by_callers(program: Program, store: Store) -> bool:
     """Whether a container that a function was given stays: `select(state, log_probs)` with a list of that episode does not."""
     function, first = store.function, store.target.partition(".")[0]
-    if first not in function.parameters or first in {"self", "cls"} or not function.sites:
+    if first not in function.parameters or first == "cls" or not function.sites:
         return True
+    if first == "self":
+        return any(object_stays(program, site) for site in function.sites)
     return any(
         _stays(program, site, path_of(argument.value))
         for site in function.sites
         for name, argument in function.receives(site.call)
         if name == first
     )
+
+
+def object_stays(program: Program, site: CallSite) -> bool:
+    """Whether the object whose method is called there is still there after the next step; what is not in sight may well be."""
+    path = path_of(receiver(site.call))
+    if path is None or path in {"self", "cls"}:
+        return True
+    for loop in site.loops:
+        if root(path) in loop.bound:  # for callback in callbacks: callback.log(loss)
+            path = loop.iterated or "self"
+    return _stays(program, site, path)
 
 
 def _stays(program: Program, site: CallSite, path: str | None) -> bool:
@@ -111,7 +133,33 @@ def _is_handed_back(program: Program, store: Store, loop: LoopFact) -> bool:
     for each in program.stores:
         if each.function is store.function and names & names_in(each.expression):
             names |= {each.target, root(each.target)} - {"self"}  # outputs.features = features
-    return any(names & names_in(each) for each in store.function.returned_nodes)
+    if not any(names & names_in(each) for each in store.function.returned_nodes):
+        return False
+    sites = store.function.sites
+    return not sites or not all(_is_looked_at(program, site.caller, site.call) for site in sites)
+
+
+def _is_looked_at(program: Program, function: Function, node: cst.CSTNode, depth: int = 0) -> bool:
+    """Whether a result is only printed, compared or made a number: no one goes backward through it."""
+    for parent in program.ancestors(node):
+        if isinstance(parent, (cst.FormattedStringExpression, cst.Comparison)):
+            return True
+        if isinstance(parent, cst.Call):
+            return dotted(parent.func) in _LOOKING or method_name(parent) in {"item", "tolist", "format"}
+        if isinstance(parent, cst.Assign) and depth == 0:
+            names = {path for each in parent.targets if (path := dotted(each.target)) is not None}
+            read = [
+                each
+                for each in walk(function.body, into_functions=False)
+                if dotted(each) in names and not isinstance(program.parent.get(each), cst.AssignTarget)
+            ]
+            return bool(names) and all(_is_looked_at(program, function, each, depth + 1) for each in read)
+        if isinstance(parent, cst.SimpleStatementLine):
+            return isinstance(parent.body[0], cst.Expr) and parent.body[0].value is node
+    return False
+
+
+_LOOKING = {"print", "float", "int", "str", "round", "format", "repr"}
 
 
 def is_own(store: Store) -> bool:

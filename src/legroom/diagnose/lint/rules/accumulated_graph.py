@@ -42,6 +42,7 @@ from legroom.diagnose.lint.lifetimes import (
     is_let_go_elsewhere,
     is_limited,
     is_of_data,
+    object_stays,
     outlives_its_step,
 )
 from legroom.diagnose.lint.program import Program
@@ -188,10 +189,23 @@ def _key_is_new(program: Program, store: Store, kept: LoopFact | Function) -> bo
         return store.mapping and bool(names) and not isinstance(store.node, cst.Call)
     if not store.mapping:  # a place of a list or tensor: a new one only by the loop's own count
         return bool(names & kept.bound)
-    inside = store.loops[store.loops.index(kept) + 1 :]
+    place = store.loops.index(kept)
+    inside, around = store.loops[place + 1 :], store.loops[:place]
+    if any(names & loop.bound and _goes_through_names(program, loop) for loop in around):
+        return False  # for name, loader in loaders.items()
     if names.difference(*(loop.bound for loop in inside)):
         return True
     return any(_counts_data(loop, names, kept) for loop in inside)
+
+
+def _goes_through_names(program: Program, loop: LoopFact) -> bool:
+    """Whether a loop goes through a few things that are listed, or that a dict has."""
+    over = loop.node.iter if isinstance(loop.node, cst.For) else None
+    if isinstance(over, cst.Call):
+        return method_name(over) in {"items", "keys"}
+    return isinstance(over, (cst.List, cst.Tuple, cst.Dict)) or (
+        over is not None and program.value(over).mapping
+    )
 
 
 def _counts_data(loop: LoopFact, names: set[str], kept: LoopFact) -> bool:
@@ -337,6 +351,8 @@ def _given_to_a_keeper(program: Program, call: CallFact) -> Iterator[Problem]:
         if is_let_go_elsewhere(program, store) or is_limited(program, store) or _holds_graph_itself(store):
             continue
         if store.value.kind in (Kind.PLAIN, Kind.TENSOR) or _replaces(program, call, store):
+            continue
+        if root(store.target) == "self" and not object_stays(program, site):
             continue
         if _is_passed_on(call.function, store):
             continue  # told where it is given to this one
