@@ -657,7 +657,7 @@ for x, y in train_loader:
     assert findings(after, "LG104") == []
 
 
-def test_a_list_of_states_is_detached_part_by_part_and_a_dict_left_alone() -> None:
+def test_a_list_of_states_is_detached_part_by_part_and_a_dict_or_object_left_alone() -> None:
     body = """
 state = [torch.zeros(2), torch.zeros(2)]
 for x, y in train_loader:
@@ -665,9 +665,10 @@ for x, y in train_loader:
     output.mean().backward()
 """
     assert "model(x, [part.detach() for part in state])" in mended(body, "LG104", unsafe=True)
-    other = body.replace("[torch.zeros(2), torch.zeros(2)]", '{"h": torch.zeros(2)}')
-    assert findings(other, "LG104")
-    assert mended(other, "LG104", unsafe=True) == other
+    for beginning in ('{"h": torch.zeros(2)}', "StreamState(torch.zeros(2))"):
+        other = body.replace("[torch.zeros(2), torch.zeros(2)]", beginning)
+        assert findings(other, "LG104")
+        assert mended(other, "LG104", unsafe=True) == other
 
 
 def test_retain_graph_stays_where_all_steps_go_backward_together() -> None:

@@ -166,7 +166,7 @@ def _detached(state: str, begins: list[Store]) -> str:
     """How to detach a state, by the forms in which it begins; "" where that cannot be said in a line."""
     if all(each.value.is_tensor for each in begins):
         return f"{state}.detach()"
-    if any(each.value.mapping for each in begins):
+    if any(each.value.mapping or _is_object(each) for each in begins):
         return ""
     if not all(each.value.kind is Kind.CONTAINER for each in begins):
         return _of_any_form(state)
@@ -175,6 +175,12 @@ def _detached(state: str, begins: list[Store]) -> str:
     if any(isinstance(each.expression, (cst.List, cst.ListComp, cst.BinaryOperation)) for each in begins):
         return f"[part.detach() for part in {state}]"
     return f"tuple(part.detach() for part in {state})"
+
+
+def _is_object(store: Store) -> bool:
+    """`state = StreamState(...)`: only its class knows how it is detached."""
+    made = store.expression.func if isinstance(store.expression, cst.Call) else None
+    return store.value.class_name is not None or last_name(dotted(made) or "")[:1].isupper()
 
 
 def _of_any_form(state: str) -> str:
