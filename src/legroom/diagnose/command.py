@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from legroom.units import GiB
+
 
 @dataclass(frozen=True, slots=True)
 class Command:
@@ -24,6 +26,12 @@ class Command:
 
     def with_arguments(self, arguments: Sequence[str]) -> "Command":
         return replace(self, arguments=tuple(arguments))
+
+    def estimate(self, capacity: int) -> str:
+        """`legroom estimate` of the same run, for a GPU as it was given, or of `capacity` bytes."""
+        given = dict(zip(self.options, self.options[1:], strict=False)).get("--gpu", f"{capacity // GiB}GiB")
+        gpu = given.partition(",")[0]
+        return shlex.join(["legroom", "estimate", "--gpu", gpu, *self.target, *self.arguments])
 
     def as_run(self) -> dict[str, Any]:
         """As it is kept in a capture's header."""

@@ -8,9 +8,10 @@ from typing import Any
 
 from legroom.diagnose.batch_argument import BatchArgument
 from legroom.diagnose.leaks import Leak
+from legroom.diagnose.oom import classify
 from legroom.diagnose.picture import budget_of, free_at
 from legroom.findings import Finding
-from legroom.memory.events import Alloc, Category, Frame, Holder, Oom
+from legroom.memory.events import Alloc, Category, Frame, Holder, Oom, Phase
 from legroom.memory.state import State
 
 
@@ -44,8 +45,23 @@ class Evidence:
 
     @property
     def shortfall(self) -> int:
-        """How much more had to be free, at least."""
-        return max(self.oom.requested - free_at(self.oom), 0)
+        """How much more had to be free, at least: for what was asked for, or where that was there, for the block it takes."""
+        free = free_at(self.oom)
+        wanted = self.oom.requested if self.oom.requested > free else block_of(self.oom)
+        return max(wanted - free, 0)
+
+    @property
+    def in_first_forward(self) -> bool:
+        """Whether the first forward pass was not over: nobody knows yet how much the rest of it needs."""
+        return self.oom.step == 0 and self.oom.phase is Phase.FORWARD
+
+    def kept_by(self, leak: Leak) -> int:
+        """What a leak has come to: what its holder reaches, where that is known; else what it was seen to grow."""
+        reached = [
+            holder.bytes for holder in self.holders if stem_of(holder.path) == stem_of(leak.name) != ""
+        ]
+        passing = self.held(Category.ACTIVATION, Category.TEMPORARY, Category.INPUT)
+        return max(leak.bytes, min(max(reached, default=0), passing))
 
     @cached_property
     def trained(self) -> int:
@@ -66,6 +82,16 @@ class Evidence:
 
 Rule = Callable[[Evidence], Iterator[Finding]]
 """Looks for one cause, and yields a finding where it sees its signs."""
+
+
+def block_of(oom: Oom) -> int:
+    """What PyTorch wanted to take from the device: memory is taken in large blocks. Read off its message."""
+    return max(classify(oom.message).requested or 0, oom.requested)
+
+
+def stem_of(name: str) -> str:
+    """`history` of `self.history["loss"]` and of `trainer.history (dict, 2 items)`."""
+    return name.partition(" ")[0].partition("[")[0].rpartition(".")[2]
 
 
 def bytes_of(allocations: Sequence[Alloc]) -> int:

@@ -39,7 +39,10 @@ def holder_sentence(kept: Kept) -> str:
         parts.append("tensor")
     if kept.nodes_per_step:
         parts.append(f"graph of {kept.nodes_per_step:,} node{'s' if kept.nodes_per_step != 1 else ''}")
-    parts.append(f"{format_size(kept.bytes_per_step)} a step" if kept.bytes_per_step else "host memory")
+    where = " of host memory" if kept.on_host else ""
+    parts.append(
+        f"{format_size(kept.bytes_per_step)} a step{where}" if kept.bytes_per_step else "host memory"
+    )
     return " → ".join(parts)
 
 
@@ -60,6 +63,7 @@ def _leak(kept: Kept, steps: int, device: int) -> Leak:
         device=device,
         code=code,
         name=kept.name,
+        on_host=kept.on_host,
     )
 
 
@@ -85,6 +89,11 @@ def advice_on(kept: Kept) -> tuple[str, str]:
         return "LG120", (
             f"{name} is joined with itself and born larger each time: keep a list of `.cpu()` tensors and join once at the "
             "end, or cut it to a fixed length (`[-1000:]`)."
+        )
+    if kept.kind == "tensor" and kept.on_host:
+        return "LG105", (
+            f"{name} takes in tensors with every step, in host memory, and gives none back: store numbers (`.item()`), limit its "
+            "length (`deque(maxlen=…)`), or write it to a file and empty it now and then."
         )
     if kept.kind == "tensor":
         return "LG105", (

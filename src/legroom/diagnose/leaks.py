@@ -44,6 +44,8 @@ class Leak:
     """The page that explains it."""
     name: str = ""
     """The variable alone, where the holder is known."""
+    on_host: bool = False
+    """Whether the host's memory grows, not the device's."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -148,7 +148,8 @@ def optimizer_temporaries(evidence: Evidence) -> Iterator[Finding]:
     if oom.phase is not Phase.OPTIMIZER:
         return
     passing = evidence.live(Category.TEMPORARY, Category.WORKSPACE)
-    size = bytes_of([each for each in passing if each.phase is Phase.OPTIMIZER]) + oom.requested
+    size = bytes_of([each for each in passing if each.phase is Phase.OPTIMIZER])
+    size += 0 if _makes_state(evidence) else oom.requested
     if size < evidence.held(Category.PARAMETER) * 0.2 and "_foreach" not in oom.op:
         return
     yield Finding(
@@ -195,6 +196,7 @@ def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
         saves=int(scaling * (1 - fraction)),
         evidence={
             "fraction": round(fraction, 3),
+            "unfinished": unfinished,
             "argument": smaller.words if smaller else None,
             "fixed_bytes": fixed,
             "scaling_bytes": scaling,
@@ -222,7 +224,7 @@ def checkpoint_activations(evidence: Evidence) -> Iterator[Finding]:
     if size < evidence.budget * 0.3 or evidence.oom.phase is Phase.OPTIMIZER:
         return
     block = _heaviest_block(activations)
-    where = f"the blocks of {block}, where most of them are," if block else "the model's blocks"
+    where = f"the parts of `{block}`, where most of them are," if block else "the model's blocks"
     yield Finding(
         code="LG604",
         message=f"Activations kept for the backward pass hold {format_size(size)}.",
@@ -252,6 +254,15 @@ def spill_activations(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
+def _makes_state(evidence: Evidence) -> bool:
+    """Whether the optimizer was at work on its state, in its first step. Where the operation is not known, by how much of it there is."""
+    oom = evidence.oom
+    if oom.step > 0 or not oom.op:
+        missing = evidence.held(Category.OPTIMIZER_STATE) < evidence.held(Category.PARAMETER)
+        return oom.step == 0 and missing
+    return oom.op in ("aten.zeros_like", "aten.zeros", "aten.empty_like", "aten.full_like", "aten.clone")
+
+
 def _data_sets(evidence: Evidence) -> list[Alloc]:
     """Inputs too large to be one batch of many."""
     return [each for each in evidence.live(Category.INPUT) if each.block_bytes >= evidence.budget * 0.25]
@@ -264,12 +275,14 @@ def _casts(evidence: Evidence) -> bool:
 
 
 def _heaviest_block(activations: Sequence[Alloc]) -> str:
-    """The innermost module path that still makes most of the activations, above single layers: `encoder.layers`."""
+    """The innermost module path that still makes most of the activations, above single layers and what is one of many alike:
+    `encoder.layers`."""
     sizes: Counter[str] = Counter()
     for each in activations:
         parts = each.module.split(".")[:-1]
         for depth in range(1, len(parts) + 1):
-            sizes[".".join(parts[:depth])] += each.block_bytes
+            if not parts[depth - 1].isdecimal():
+                sizes[".".join(parts[:depth])] += each.block_bytes
     heavy = [path for path, size in sizes.items() if size >= bytes_of(activations) / 2]
     return max(heavy, key=lambda path: (path.count("."), sizes[path])) if heavy else ""
 

@@ -7,38 +7,45 @@ costs nothing, so these findings come before any means.
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from legroom.diagnose.evidence import Evidence, at, bytes_of, heaviest_frame
+from legroom.diagnose.evidence import Evidence, at, bytes_of, heaviest_frame, stem_of
 from legroom.diagnose.leaks import describe_holder
 from legroom.findings import Finding
 from legroom.memory.events import Category, Frame, Holder, Phase
 from legroom.units import format_size
 
+BATCHES_OF_EVALUATION = 3
+"""So many without a backward pass are no training: one is at work, and a loader may bring the next one early."""
+
 
 def grows_each_step(evidence: Evidence) -> Iterator[Finding]:
     for leak in evidence.leaks:
-        if not leak.bytes_per_step:
-            continue  # a graph on the host: no device memory
+        if not leak.bytes_per_step or leak.on_host:
+            continue  # no device memory
+        size = evidence.kept_by(leak)
         yield Finding(
             code=leak.code,
             message=f"Memory grows by {format_size(leak.bytes_per_step)} with every step: "
-            f"{format_size(leak.bytes)} by now." + (f" {leak.holder}." if leak.holder and leak.name else ""),
+            f"{format_size(size)} by now." + (f" {leak.holder}." if leak.holder and leak.name else ""),
             fix=leak.advice,
             file=leak.file,
             line=leak.line,
-            bytes=leak.bytes,
-            saves=leak.bytes - leak.bytes_per_step,
+            bytes=size,
+            saves=size - leak.bytes_per_step,
             evidence={"bytes_per_step": leak.bytes_per_step, "steps": leak.steps, "holder": leak.holder},
         )
 
 
 def earlier_steps_graph(evidence: Evidence) -> Iterator[Finding]:
     """Activations that outlived the step they were made in."""
-    if any(leak.kind == "graph" for leak in evidence.leaks):
-        return  # told already, and better
     old = [each for each in evidence.live(Category.ACTIVATION) if each.step < evidence.oom.step]
     size = bytes_of(old)
-    if size < evidence.oom.allocated * 0.05:
-        return
+    told = any(leak.kind == "graph" or evidence.kept_by(leak) >= size * 0.8 for leak in evidence.leaks)
+    if (
+        told
+        or size < evidence.oom.allocated * 0.05
+        or any(size * 0.9 <= each.bytes for each in _containers(evidence))
+    ):
+        return  # told by who keeps it, which says more
     yield Finding(
         code="LG104",
         message=f"Activations of earlier steps are still alive: {format_size(size)}.",
@@ -56,7 +63,7 @@ def evaluates_with_gradients(evidence: Evidence) -> Iterator[Finding]:
     if evidence.oom.phase not in (Phase.FORWARD, Phase.OTHER) or size < evidence.oom.allocated * 0.1:
         return
     batches, frame = _batches_since_backward(evidence)
-    if batches < 3:  # one is at work, and a loader may bring the next one early
+    if batches < BATCHES_OF_EVALUATION:
         return
     yield Finding(
         code="LG201",
@@ -72,22 +79,29 @@ def evaluates_with_gradients(evidence: Evidence) -> Iterator[Finding]:
 
 def held_by_container(evidence: Evidence) -> Iterator[Finding]:
     """A list or dict that reaches much of what is neither the model's nor the optimizer's."""
-    passing = evidence.held(Category.ACTIVATION, Category.TEMPORARY, Category.INPUT)
-    told = {text for leak in evidence.leaks for text in (leak.holder, leak.name)}
+    for holder in _containers(evidence):
+        yield Finding(
+            code="LG105",
+            message=f"{describe_holder(holder)} reaches {format_size(holder.bytes)} on the device.",
+            fix="Put numbers (`.item()`) or host tensors (`.detach().cpu()`) into it, or empty it once it is used.",
+            **at(holder.frame),
+            bytes=holder.bytes,
+            saves=holder.bytes,
+        )
+        return
+
+
+def _containers(evidence: Evidence) -> Iterator[Holder]:
+    """Those worth a word: they reach much, or something of earlier steps. What was told as a leak is left out."""
+    passing = evidence.live(Category.ACTIVATION, Category.TEMPORARY, Category.INPUT)
+    old = bytes_of([each for each in passing if each.step < evidence.oom.step])
+    told = {stem_of(leak.name) for leak in evidence.leaks} | {leak.holder for leak in evidence.leaks}
     for holder in evidence.holders:
-        described = describe_holder(holder)
-        if " item" not in holder.path or described in told or holder.path.partition(" ")[0] in told:
+        if " item" not in holder.path or stem_of(holder.path) in told or describe_holder(holder) in told:
             continue
-        if evidence.oom.allocated * 0.3 <= holder.bytes <= passing * 1.05:
-            yield Finding(
-                code="LG105",
-                message=f"{described} reaches {format_size(holder.bytes)} on the device.",
-                fix="Put numbers (`.item()`) or host tensors (`.detach().cpu()`) into it, or empty it once it is used.",
-                **at(holder.frame),
-                bytes=holder.bytes,
-                saves=holder.bytes,
-            )
-            return
+        least = 0.05 if holder.bytes <= old * 1.05 else 0.3
+        if evidence.oom.allocated * least <= holder.bytes <= bytes_of(passing) * 1.05:
+            yield holder
 
 
 def held_by_variable(evidence: Evidence) -> Iterator[Finding]:
@@ -121,11 +135,17 @@ def gradients_during_forward(evidence: Evidence) -> Iterator[Finding]:
     size = evidence.held(Category.GRADIENT)
     if evidence.oom.phase is not Phase.FORWARD or size < evidence.oom.allocated * 0.05:
         return
+    evaluates = _batches_since_backward(evidence)[0] >= BATCHES_OF_EVALUATION
+    when = "evaluation" if evaluates else "this forward pass"
+    before = (
+        "when training is done"
+        if evaluates
+        else "before the forward pass instead of after it (unless you accumulate gradients on purpose)"
+    )
     yield Finding(
         code="LG103",
-        message=f"Gradients of the step before are alive during this forward pass: {format_size(size)}.",
-        fix="Call `optimizer.zero_grad(set_to_none=True)` before the forward pass instead of after it "
-        "(unless you accumulate gradients on purpose).",
+        message=f"Gradients of the step before are alive during {when}: {format_size(size)}.",
+        fix=f"Call `optimizer.zero_grad(set_to_none=True)` {before}.",
         bytes=size,
         saves=size,
     )

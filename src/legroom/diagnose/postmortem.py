@@ -55,9 +55,14 @@ def advise(evidence: Evidence) -> tuple[Finding, ...]:
 
 
 def _usefulness(finding: Finding, evidence: Evidence, price: int) -> tuple[int, int, int]:
+    """The smaller, the earlier it is told."""
     if finding.code in _NOTHING_ELSE_HELPS:
         return 0, 0, price
-    if finding.saves < max(evidence.shortfall, evidence.oom.allocated // 20):
-        return 3, -finding.saves, price
-    is_mistake = finding.code.startswith(("LG1", "LG2"))
-    return (1, -finding.saves, price) if is_mistake else (2, 0, price)
+    helps_a_little = finding.saves < max(evidence.shortfall, evidence.oom.allocated // 20)
+    # What lies in pieces may be all that is missing in a later step, but not half-way through the first.
+    if helps_a_little or (finding.code == "LG607" and evidence.in_first_forward):
+        return 4, -finding.saves, price
+    if not finding.code.startswith(("LG1", "LG2")):
+        return 3, 0, price
+    grows = finding.code in _KEEPS_GRAPHS or "bytes_per_step" in finding.evidence  # and would grow further
+    return 1 if grows else 2, -finding.saves, price

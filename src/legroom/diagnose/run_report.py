@@ -13,10 +13,10 @@ from legroom.diagnose import sources, spilled
 from legroom.diagnose.batch_argument import find_batch_argument
 from legroom.diagnose.command import Command
 from legroom.diagnose.ending import RunEnding
-from legroom.diagnose.evidence import Evidence
+from legroom.diagnose.evidence import Evidence, block_of
 from legroom.diagnose.kept_leaks import leaks_from
 from legroom.diagnose.leaks import Leak, find_leaks
-from legroom.diagnose.oom import classify, is_oom
+from legroom.diagnose.oom import is_oom
 from legroom.diagnose.picture import Picture, free_at, picture_at_oom, picture_at_peak, row_as_dict
 from legroom.diagnose.postmortem import advise
 from legroom.diagnose.sources import Sources
@@ -27,8 +27,11 @@ from legroom.memory.events import Frame, Holder, Note, Oom, Step
 from legroom.memory.garbage_collection import no_garbage_collection
 from legroom.memory.kept import from_notes as kept_from_notes
 from legroom.memory.ledger import Ledger
+from legroom.units import GiB
 
 SCHEMA = "legroom.run/1"
+LEAST_TO_ESTIMATE = 2 * GiB
+"""An estimate counts a CUDA context and the workspaces of libraries: on a toy of a virtual GPU nothing would fit."""
 _REMARKS = ("history", "retry", "trouble", "processes")
 """Kinds of notes that a person should see."""
 
@@ -68,8 +71,8 @@ class OomReport:
 
     @property
     def block(self) -> int:
-        """What PyTorch wanted to take from the device for it: memory is taken in large blocks. Read off its message."""
-        return max(classify(self.event.message).requested or 0, self.event.requested)
+        """What PyTorch wanted to take from the device for it."""
+        return block_of(self.event)
 
     @property
     def free(self) -> int:
@@ -169,8 +172,13 @@ class RunReport:
             return look
         first = self.oom.advice[0] if self.oom.advice else None
         batch = find_batch_argument(self.command.arguments)
-        if first is not None and first.code == "LG603" and batch is not None:
-            smaller = batch.smaller(first.evidence["fraction"])
+        if first is not None and first.code == "LG603":
+            if first.evidence["unfinished"] and self.oom.event.capacity >= LEAST_TO_ESTIMATE:
+                look = [
+                    (self.command.estimate(self.oom.event.capacity), "the largest batch that fits"),
+                    *look,
+                ]
+            smaller = batch.smaller(first.evidence["fraction"]) if batch is not None else None
             if smaller is not None:
                 again = self.command.with_arguments(smaller.put_into(self.command.arguments))
                 return [(again.text, "with the smaller batch"), *look]

@@ -44,6 +44,8 @@ class Kept:
     """For how many steps it had been seen growing by then."""
     evaluation: bool = False
     """Whether no backward pass was seen: the loop evaluates."""
+    on_host: bool = False
+    """Whether it gathers in the host's memory while the work is done on a device."""
 
     @property
     def identity(self) -> tuple[str, str | None, int | None]:

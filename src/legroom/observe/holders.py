@@ -60,7 +60,7 @@ class Survey(NamedTuple):
     backward_line: Frame | None
     """The one that called the backward pass at work."""
 
-    def holders(self, made: Iterable[Made] = (), module: str = "", most: int = 8) -> Holders:
+    def holders(self, made: Iterable[Made] = (), module: str = "", most: int = 24) -> Holders:
         """Those that hold most. Of what was `made` in this step, what no variable reaches is held by the call that made it, if that
         is still at work, in `module`."""
         at_work = {line: dict(storages) for line, storages in self.at_work.items()}

@@ -93,7 +93,7 @@ def _oom_parts(report: RunReport, oom: OomReport) -> Iterator[RenderableType]:
     yield from by_line(oom.picture.top, report.sources)
     if oom.holders:
         yield from section("By variable", "what each reaches; two may reach the same")
-        yield _holder_table(oom.holders[:TOP_HOLDERS])
+        yield _holder_table(_told_together(oom.holders)[:TOP_HOLDERS])
     yield from _history(report)
     if oom.advice:
         yield from section("What to change", "most useful first")
@@ -134,10 +134,12 @@ def _sentence(report: RunReport) -> str:
     top = next((row for row in peak.top if row.file), None)
     part = "most of it" if top and top.bytes > peak.allocated / 2 else "the largest part"
     most = f", {part} from {place(top.file, top.line)}" if top else ""
-    growth = sum(leak.bytes_per_step for leak in report.leaks)
+    growth = sum(leak.bytes_per_step for leak in report.leaks if not leak.on_host)
     grows = f"; it grows by {format_size(growth)} with every step" if growth else ""
     if report.leaks and not growth:
-        grows = "; an autograd graph grows with every step"
+        on_host = sum(leak.bytes_per_step for leak in report.leaks)
+        what = f"host memory grows by {format_size(on_host)}" if on_host else "an autograd graph grows"
+        grows = f"; {what} with every step"
     return (
         f"{how}{steps}{duration}: memory peaked at {format_size(peak.allocated)} of {format_size(peak.capacity)} "
         f"at step {peak.step}, {phase_words(peak.phase)}{most}{grows}."
@@ -209,7 +211,21 @@ def _device_words(device: Device | None) -> str:
 # --- sections ----------------------------------------------------------------------------------------------------
 
 
-def _holder_table(holders: tuple[Holder, ...]) -> Table:
+def _told_together(holders: tuple[Holder, ...]) -> list[Holder]:
+    """Variables of one kind that reach just as much mostly reach the same (`x, images (Tensor)`): they share a row."""
+    names: dict[tuple[str, int, int], list[str]] = {}
+    first: dict[tuple[str, int, int], Holder] = {}
+    for holder in holders:
+        name, _, kind = holder.path.partition(" (")
+        names.setdefault((kind, holder.bytes, holder.storages), []).append(name)
+        first.setdefault((kind, holder.bytes, holder.storages), holder)
+    return [
+        holder._replace(path=f"{', '.join(names[key][:3])} ({key[0]}") if len(names[key]) > 1 else holder
+        for key, holder in first.items()
+    ]
+
+
+def _holder_table(holders: list[Holder]) -> Table:
     table = Table.grid(padding=(0, 1))
     table.add_column(justify="right", no_wrap=True, min_width=11)
     table.add_column(overflow="ellipsis", no_wrap=True)
@@ -280,7 +296,7 @@ def leak_words(leak: Leak) -> RenderableType:
 
 def _rate(leak: Leak) -> str:
     if leak.bytes_per_step:
-        return f"{format_size(leak.bytes_per_step)} a step"
+        return f"{format_size(leak.bytes_per_step)} a step{' on the host' if leak.on_host else ''}"
     return f"{counted(leak.nodes_per_step or 0, 'graph node')} a step on the host"
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 from legroom.memory.events import Category, Phase
+from legroom.memory.kept import Kept
 from legroom.units import MiB
 
 ACTIVATION, GRADIENT, INPUT = Category.ACTIVATION, Category.GRADIENT, Category.INPUT
@@ -67,7 +68,7 @@ def test_activations_can_be_halved_or_recomputed(training):
     advice = training.advice()
     assert advice["LG401"].saves == pytest.approx(800 * MiB * 0.4, rel=0.01)
     assert advice["LG604"].saves == pytest.approx(800 * MiB * 0.6, rel=0.01)
-    assert "wrap the blocks of encoder.layers" in advice["LG604"].fix
+    assert "wrap the parts of `encoder.layers`" in advice["LG604"].fix
 
 
 def test_activations_can_wait_in_host_memory(make_run):
@@ -321,3 +322,101 @@ def test_inference_too_asks_for_a_smaller_batch(make_run):
     run.alloc(800, TEMPORARY)
     run.oom(200)
     assert "`--batch-size 32`" in run.advice()["LG603"].fix
+
+
+def test_what_a_container_keeps_of_earlier_steps_is_told_once_and_by_its_name(training):
+    training.end_step()
+    training.oom(100)
+    training.holder("self.history (dict, 2 items)", 800)
+    advice = training.advice()
+    assert "`self.history` (dict, 2 items)" in advice["LG105"].message
+    assert "LG104" not in advice
+
+
+def leaks(run, **figures):
+    """The detector saw `self.history` grow."""
+    kept = {
+        "kind": "tensor",
+        "how": "container",
+        "name": 'self.history["loss"]',
+        "described": "list, 5 items",
+    }
+    place = {
+        "file": "/project/train.py",
+        "line": 12,
+        "function": "fit",
+        "nodes_per_step": 0,
+        "storages_per_step": 1,
+    }
+    run.events.append(Kept(**kept, **place, bytes_per_step=MiB, step=1, steps=4, **figures).as_note(0.1))
+
+
+def test_a_leak_has_come_to_what_its_holder_reaches(training):
+    training.end_step()
+    leaks(training)
+    training.oom(100)
+    training.holder("trainer.history (dict, 2 items)", 700)
+    report = training.report()
+    assert report.oom is not None
+    assert [finding.code for finding in report.oom.advice][:1] == ["LG105"]
+    assert sum(finding.code == "LG105" for finding in report.oom.advice) == 1
+    assert report.oom.advice[0].saves == 699 * MiB
+
+
+def test_what_gathers_on_the_host_is_no_cause(training):
+    leaks(training, on_host=True)
+    training.oom(100)
+    assert "LG105" not in training.advice()
+
+
+def test_what_goes_on_growing_comes_before_what_frees_a_little_more(make_run):
+    run = make_run()
+    run.alloc(50, PARAMETER)
+    run.alloc(300, GRADIENT)
+    run.end_step()
+    for _ in range(4):
+        run.alloc(5, INPUT)
+        run.alloc(60, ACTIVATION)
+    run.oom(400)
+    advice = run.advice()
+    assert advice["LG201"].saves < advice["LG103"].saves
+    assert list(advice)[:2] == ["LG201", "LG103"]
+    assert "during evaluation" in advice["LG103"].message
+
+
+def test_the_optimizers_state_is_no_temporary(make_run):
+    run = make_run()
+    run.alloc(300, PARAMETER)
+    run.alloc(300, GRADIENT)
+    run.phase = Phase.OPTIMIZER
+    run.oom(300, op="aten.zeros_like")
+    assert "LG605" in run.advice()
+    assert "LG606" not in run.advice()
+
+
+@pytest.mark.parametrize(("step", "first"), [(0, "LG603"), (1, "LG607")])
+def test_half_way_through_the_first_forward_pass_pieces_are_not_the_whole_story(make_run, step, first):
+    run = make_run()
+    if step:
+        run.end_step()
+    run.alloc(500, ACTIVATION)
+    run.oom(300, fragmented=450)
+    assert next(iter(run.advice())) == first
+
+
+def test_the_parts_of_a_list_of_blocks_are_told_by_the_list(make_run):
+    run = make_run()
+    run.alloc(450, ACTIVATION, module="blocks.0.norm")
+    run.alloc(450, ACTIVATION, module="blocks.0.act")
+    run.oom(200)
+    assert run.advice()["LG604"].evidence["module"] == "blocks"
+
+
+def test_where_the_first_forward_pass_did_not_end_the_largest_batch_is_asked_for(make_run):
+    run = make_run(capacity=4000, arguments=["--batch-size", "64"])
+    run.alloc(3900, ACTIVATION)
+    run.oom(200)
+    run.ends(1, "raised", "torch.OutOfMemoryError: CUDA out of memory.")
+    commands = [command for command, _ in run.report().next_commands]
+    assert commands[0].endswith("train.py --batch-size 32")
+    assert commands[1] == "legroom estimate --gpu 1000MiB train.py --batch-size 64"

@@ -156,3 +156,16 @@ def test_an_unknown_line_is_left_out_of_the_sentence(make_run):
     run.ends(1, "raised")
     first = rendered(oom_words(run.report())).splitlines()[0]
     assert first.startswith("Out of memory at step 0, in the forward pass: 200.0 MiB were asked for")
+
+
+def test_variables_that_reach_the_same_share_a_row(make_run):
+    run = make_run()
+    run.alloc(900)
+    run.oom(200)
+    for name in ("x", "images", "batch"):
+        run.holder(f"{name} (Tensor)", 900)
+    run.holder("model (Net)", 900)
+    run.ends(1, "raised", "torch.OutOfMemoryError: CUDA out of memory.")
+    text = rendered(oom_words(run.report()))
+    assert "x, images, batch (Tensor)" in text
+    assert "900.0 MiB model (Net)" in text
