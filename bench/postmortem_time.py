@@ -2,7 +2,7 @@
 
     python -m bench.postmortem_time [--repeats 3] [--json FILE]
 
-Each program runs under `legroom run` until memory ends: on a virtual GPU of 96 MiB, or on as much of a real one where there is
+Each program runs under `legroom run` until memory ends: on a virtual GPU of 128 MiB, or on as much of a real one where there is
 one. The clock starts at the failing step (so the search for holders, which comes before the error is raised, counts) and once
 more at the error, and stops when the last line of the post-mortem has been read; processor time, which others at work on the
 machine do not lengthen, is counted from the failing step to the end of the command. The small program has a few layers and
@@ -56,7 +56,7 @@ train(*map(int, sys.argv[1:6]), sys.argv[6])
 
 SIZES = {"small": (4, 0, 0, 20), "large": (60, 20_000, 300_000, 400)}
 """Layers, tensors, objects, steps."""
-ROOM = 96 * MiB
+ROOM = 128 * MiB
 
 
 def main() -> None:
