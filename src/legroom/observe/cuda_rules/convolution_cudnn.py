@@ -26,15 +26,13 @@ from legroom.observe.cuda_rules.convolution_library import (
     text,
     these,
 )
-from legroom.observe.cuda_rules.convolution_split import Product, partial_sums
+from legroom.observe.cuda_rules.convolution_split import partial_sums, product_of, turned
 from legroom.observe.cuda_rules.convolution_table import Layer
 from legroom.observe.cuda_rules.convolution_workspace import Convolution, conversions
 from legroom.observe.gpus import Gpu
 
 OPERATIONS = (Kind.FORWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
 """In the order of `Workspaces`."""
-_TURNED = {Kind.FORWARD: Kind.INPUT_GRADIENT, Kind.INPUT_GRADIENT: Kind.FORWARD}
-"""A transposed convolution is the gradient of an ordinary one."""
 
 
 class Knob(IntEnum):
@@ -100,8 +98,9 @@ class Cudnn:
             return None
         if taken.cluster is None or c.groups > 1:
             return taken.workspace
-        product = _product(c, _turned(operation, c.transposed))
-        return conversions(c) + partial_sums(product, taken.knobs[Knob.TILE], taken.cluster, c.element)
+        return conversions(c) + partial_sums(
+            product_of(c, operation), taken.knobs[Knob.TILE], taken.cluster, c.element
+        )
 
     def list_choices(self, desk: Desk, question: Question, operation: Kind) -> Iterator[Choice]:
         """What torch would try, one after the other."""
@@ -175,7 +174,7 @@ def _operation(desk: Desk, question: Question, operation: Kind) -> int:
     made = (question.batch, layer.outputs, *_flat(question.output_sizes, 1))
     x, y = (made, given) if layer.transposed else (given, made)
     weights = (y[1], x[1] // layer.groups, *_flat(layer.kernel, 1))
-    operation = _turned(operation, layer.transposed)
+    operation = turned(operation, layer.transposed)
     padding = numbers(*_flat(layer.padding or (0,) * len(layer.sizes), 0))
     convolution = desk.make(
         Kind.CONVOLUTION,
@@ -193,21 +192,6 @@ def _operation(desk: Desk, question: Question, operation: Kind) -> int:
     first = _FIRST_ATTRIBUTE[operation]
     settings = (factor(1.0), factor(0.0), *map(these, (convolution, *tensors)))
     return desk.make(operation, {first + place: setting for place, setting in enumerate(settings)})
-
-
-def _turned(operation: Kind, transposed: bool) -> Kind:
-    return _TURNED.get(operation, operation) if transposed else operation
-
-
-def _product(c: Convolution, operation: Kind) -> Product:
-    """The matrix product that the operation is."""
-    near, far = (c.inputs, c.batch * c.input_area), (c.outputs, c.batch * c.output_area)
-    (inputs, before), (outputs, after) = (far, near) if c.transposed else (near, far)
-    if operation == Kind.FORWARD:
-        return Product(after, outputs, inputs, depth_taps=c.kernel_area)
-    if operation == Kind.INPUT_GRADIENT:
-        return Product(before, inputs, outputs, depth_taps=c.kernel_area)
-    return Product(outputs, inputs, after, column_taps=c.kernel_area)
 
 
 _CROSS_CORRELATION = 1

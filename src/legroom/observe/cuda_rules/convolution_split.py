@@ -8,6 +8,9 @@ leaves these sums out or has too few. Read off 195,000 answers of a real H200, w
 
 from typing import NamedTuple
 
+from legroom.observe.cuda_rules.convolution_library import Kind
+from legroom.observe.cuda_rules.convolution_workspace import Convolution
+
 
 class Product(NamedTuple):
     """A convolution as a matrix product."""
@@ -19,6 +22,26 @@ class Product(NamedTuple):
     """Places of the kernel, where each has columns of its own: gradients of weights."""
     depth_taps: int = 1
     """Places of the kernel, where each is a part of the depth: results and gradients of inputs."""
+
+
+def product_of(c: Convolution, operation: Kind) -> Product:
+    """The matrix product that an operation is."""
+    near, far = (c.inputs, c.batch * c.input_area), (c.outputs, c.batch * c.output_area)
+    (inputs, before), (outputs, after) = (far, near) if c.transposed else (near, far)
+    operation = turned(operation, c.transposed)
+    if operation == Kind.FORWARD:
+        return Product(after, outputs, inputs, depth_taps=c.kernel_area)
+    if operation == Kind.INPUT_GRADIENT:
+        return Product(before, inputs, outputs, depth_taps=c.kernel_area)
+    return Product(outputs, inputs, after, column_taps=c.kernel_area)
+
+
+def turned(operation: Kind, transposed: bool) -> Kind:
+    """What is computed in truth: a transposed convolution is the gradient of an ordinary one."""
+    return _TURNED.get(operation, operation) if transposed else operation
+
+
+_TURNED = {Kind.FORWARD: Kind.INPUT_GRADIENT, Kind.INPUT_GRADIENT: Kind.FORWARD}
 
 
 def partial_sums(product: Product, tile: int, cluster: tuple[int, int], element: int) -> int:

@@ -1,0 +1,205 @@
+"""Grows the forest that guesses workspaces of convolutions, from what `convolution_ask --survey` wrote down.
+
+    python -m bench.convolution_learning FOLDER... [--trees 8] [--leaves 9000] [--most 800000] [--jobs 2] [--out FILE]
+
+A tenth of the layers, each with all its batch sizes, dtypes and layouts, is left out: how well they are guessed is printed, beside what neighbours
+in the measured table say of some of them. The forest is written to FILE, by default to where the rules look for it. Needs numpy.
+"""
+
+import argparse
+import gzip
+import json
+import multiprocessing
+import random
+import sys
+from collections.abc import Iterator
+from itertools import starmap
+from pathlib import Path
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import numpy as np
+
+from bench.convolution_trees import Tree, grow
+from bench.table import print_table
+from legroom.observe.cuda_rules import convolution_forest
+from legroom.observe.cuda_rules.convolution_cudnn import OPERATIONS, Question
+from legroom.observe.cuda_rules.convolution_forest import FOREST, features, vote
+from legroom.observe.cuda_rules.convolution_neighbours import guess
+from legroom.observe.cuda_rules.convolution_recipes import recipe_of, whole
+from legroom.observe.cuda_rules.convolution_table import Layer, described, output_sizes
+from legroom.observe.cuda_rules.convolution_workspace import Convolution
+from legroom.observe.gpus import find_gpu
+
+LARGEST = 4 << 30
+"""Bytes. Larger workspaces are not learnt: kernels cut such convolutions into pieces, and hardly anyone has them."""
+H200 = find_gpu("h200")
+
+
+class Answered(NamedTuple):
+    """One convolution of the survey."""
+
+    question: Question
+    c: Convolution
+    sizes: tuple[int, ...]
+    engines: tuple[Any, ...]
+
+    @property
+    def left_out(self) -> bool:
+        """Whether its layer is one of the tenth that is guessed."""
+        return crc32(repr(self.question.layer[2:9]).encode()) % 10 == 0
+
+    def recipe(self, place: int) -> str:
+        """Its label: of kernels that may split their sums the tile and the cluster, else what its bytes look like."""
+        _engine, knobs = self.engines[place]
+        if self.c.groups == 1 and knobs.get(_WORKSPACE) is not None and _CLUSTER_ROWS in knobs:
+            if knobs[_WORKSPACE]:
+                return "B"
+            return f"S{knobs[_TILE]},{knobs[_CLUSTER_ROWS]},{knobs[_CLUSTER_COLUMNS]}"
+        return recipe_of(self.sizes[place], self.question, self.c, OPERATIONS[place])
+
+
+_TILE, _WORKSPACE, _CLUSTER_ROWS, _CLUSTER_COLUMNS = "2", "25", "27", "28"
+"""cuDNN's numbers of knobs."""
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folders", type=Path, nargs="+")
+    parser.add_argument("--trees", type=int, default=8)
+    parser.add_argument("--leaves", type=int, default=9_000, help="of each tree")
+    parser.add_argument("--most", type=int, default=800_000, help="learn from so many convolutions at most")
+    parser.add_argument("--judged", type=int, default=12_000, help="guess so many of those left out")
+    parser.add_argument("--beside", type=int, default=300, help="so many are guessed by neighbours too")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=FOREST)
+    options = parser.parse_args(argv)
+    with multiprocessing.get_context("fork").Pool(options.jobs) as pool:
+        parts = pool.map(
+            learnt, [(options.folders, options.most, part, options.jobs) for part in range(options.jobs)]
+        )
+    asked = [np.concatenate([part[0][place] for part in parts]) for place in range(len(OPERATIONS))]
+    labels = [np.concatenate([part[1][place] for part in parts]) for place in range(len(OPERATIONS))]
+    tested = [one for part in parts for one in part[2]]
+    print(f"{len(asked[0])} convolutions are learnt from, {len(tested)} are left out", flush=True)
+    recipes = [sorted(set(told.tolist())) for told in labels]
+    numbered = [np.searchsorted(known, told) for known, told in zip(recipes, labels, strict=True)]
+    GROUND[:] = zip(asked, numbered, strict=True)
+    wanted = [
+        (place, seed, options.leaves) for place in range(len(OPERATIONS)) for seed in range(options.trees)
+    ]
+    with multiprocessing.get_context("fork").Pool(options.jobs) as pool:
+        grown = pool.starmap(planted, wanted, chunksize=1)
+    forests = [grown[place * options.trees : (place + 1) * options.trees] for place in range(len(OPERATIONS))]
+    write(options.out, recipes, forests)
+    print(f"{options.out.stat().st_size / 1024:.0f} KiB", flush=True)
+    judge(options, tested)
+    return 0
+
+
+Learnt = tuple[list[Any], list[Any], list["Answered"]]
+GROUND: list[tuple[Any, Any]] = []
+"""For each operation what is known of every convolution, and the number of its recipe; processes that are forked find it here."""
+
+
+def learnt(share: tuple[list[Path], int, int, int]) -> Learnt:
+    """One part of the survey: features and recipes for each operation, and what is left out."""
+    folders, most, part, parts = share
+    seen: list[list[list[float]]] = [[], [], []]
+    labels: list[list[str]] = [[], [], []]
+    tested: list[Answered] = []
+    for one in answered(folders, most, part, parts):
+        if one.left_out:
+            tested.append(one)
+            continue
+        for place, operation in enumerate(OPERATIONS):
+            seen[place].append(features(one.question, one.c, operation))
+            labels[place].append(one.recipe(place))
+    return [np.array(rows, dtype=np.float32) for rows in seen], [np.array(told) for told in labels], tested
+
+
+def planted(place: int, seed: int, leaves: int) -> Tree:
+    asked, told = GROUND[place]
+    return grow(asked, told, leaves, seed)
+
+
+def answered(folders: list[Path], most: int, part: int, parts: int) -> Iterator[Answered]:
+    """Every convolution once, in an order that does not depend on the files', without the largest."""
+    lines: set[str] = set()
+    for path in sorted(path for folder in folders for path in folder.rglob("convolutions-6-*.jsonl.gz")):
+        with gzip.open(path, "rt") as file:
+            lines.update(file)
+    mixed = sorted(lines)
+    random.Random(5).shuffle(mixed)
+    for line in mixed[:most][part::parts]:
+        dtype, layout, batch, inputs, outputs, sizes, kernel, stride, padding, dilation, groups, transposed, grown, *rest = json.loads(line)  # fmt: skip
+        if max(rest[:3]) > LARGEST:
+            continue
+        layer = Layer(
+            dtype, layout == "last", inputs, outputs, tuple(sizes), tuple(kernel), tuple(stride), tuple(dilation), groups,
+            transposed, tuple(padding),
+        )  # fmt: skip
+        made = tuple(size + grown for size in output_sizes(layer, padding))
+        yield Answered(
+            Question(layer, batch, made), described(layer, batch, grown), tuple(rest[:3]), tuple(rest[3:])
+        )
+
+
+def judge(options: argparse.Namespace, tested: list[Answered]) -> None:
+    """Prints how near the forest's guesses and the neighbours' are."""
+    convolution_forest.FOREST = options.out
+    errors: dict[tuple[str, str, str], list[tuple[float, float]]] = {}
+    for number, one in enumerate(tested[: options.judged]):
+        kind = "one pixel" if one.c.pointwise else "groups" if one.c.groups > 1 else "other"
+        near = None
+        if number < options.beside:
+            layer = one.question.layer
+            near = guess(layer, one.c, H200, lambda other, _, layer=layer: other[2:10] == layer[2:10])
+        for place, operation in enumerate(OPERATIONS):
+            sizes = [each.size for each in vote(one.question, one.c, operation)]
+            errors.setdefault((operation.name.lower(), kind, "forest"), []).append(_errors(sizes, one, place))
+            if near is not None:
+                sizes = [near.likely[place], *(other[place] for other in near.others)]
+                errors.setdefault((operation.name.lower(), kind, "neighbours"), []).append(
+                    _errors(sizes, one, place)
+                )
+    columns = ["operation", "kind", "by", "count", "right", "error", "too small", "covered"]
+    print_table(
+        "workspaces of layers that were left out", columns, list(starmap(_row, sorted(errors.items())))
+    )
+
+
+def _row(key: tuple[str, str, str], found: list[tuple[float, float]]) -> list[str]:
+    return [
+        *key,
+        str(len(found)),
+        f"{np.mean([abs(error) < 0.02 for error, _ in found]):.1%}",
+        f"{np.mean([min(abs(error), 3) for error, _ in found]):.1%}",
+        f"{np.mean([error < -0.02 for error, _ in found]):.1%}",
+        f"{np.mean([most > -0.02 for _, most in found]):.1%}",
+    ]
+
+
+def _errors(sizes: list[int], one: Answered, place: int) -> tuple[float, float]:
+    """Of the likeliest size and of the largest, as shares of what the convolution reads and writes."""
+    real, scale = one.sizes[place], whole(one.c)
+    return (sizes[0] - real) / scale, (max(sizes) - real) / scale
+
+
+def write(path: Path, recipes: list[list[str]], forests: list[list[Tree]]) -> None:
+    """The file that `convolution_forest` reads."""
+    heads: list[str] = []
+    bodies: list[bytes] = []
+    for names, trees in zip(recipes, forests, strict=True):
+        starts = [sum(len(tree.asked) for tree in trees[:number]) for number in range(len(trees))]
+        heads.append(json.dumps([names, starts, sum(len(tree.asked) for tree in trees)]) + "\n")
+        for part, form in (("asked", "u1"), ("values", "<f4"), ("right", "<u2")):
+            bodies += [np.array(getattr(tree, part), form).tobytes() for tree in trees]
+    with gzip.GzipFile(path, "wb", compresslevel=9, mtime=0) as file:
+        file.write("".join(heads).encode() + b"".join(bodies))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
