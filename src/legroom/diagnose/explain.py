@@ -149,7 +149,9 @@ def _of_log(found: Found, *, is_log: bool = True) -> Explanation:
     return Explanation(
         kind="unknown",
         certainty="unsure",
-        sentence="No error was found in it: give the whole output of the program, with its last traceback.",
+        sentence="It ends inside a traceback, before the line that says what went wrong: give the rest of it."
+        if found.is_cut
+        else "No error was found in it: give the whole output of the program, with its last traceback.",
         earlier=earlier,
     )
 

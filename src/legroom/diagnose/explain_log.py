@@ -11,7 +11,7 @@ from functools import cache
 
 from legroom.diagnose.explain_dress import lines_before, undressed
 from legroom.diagnose.explain_families import says_nothing
-from legroom.diagnose.explain_headlines import Headline, last_of_tracebacks, lone_headline, shown
+from legroom.diagnose.explain_headlines import TRACEBACK, Headline, last_of_tracebacks, lone_headline, shown
 from legroom.diagnose.explain_rules import RULES, memory_code
 from legroom.diagnose.oom_spellings import SPELLINGS, Certainty, Spelling
 
@@ -50,6 +50,8 @@ class Found:
     first: Sighting | None
     """The first error of another kind, where there was one earlier."""
     lines: int
+    is_cut: bool = False
+    """Nothing was found, and it ends inside a traceback."""
 
 
 def search_log(pieces: Iterable[str]) -> Found:
@@ -162,7 +164,8 @@ class _Search:
             return Found(error=None, unknown=unknown, first=self._earliest(None), lines=self._lines)
         if unknown is not None:
             return Found(error=None, unknown=unknown, first=None, lines=self._lines)
-        return Found(error=error, unknown=None, first=self._earliest(error), lines=self._lines)
+        is_cut = error is None and TRACEBACK in self._carried.lower()
+        return Found(error=error, unknown=None, first=self._earliest(error), lines=self._lines, is_cut=is_cut)
 
     def _cause_of(self, error: Sighting | None) -> Sighting | None:
         """What a library's failure is the consequence of: after a kernel has failed, every call of CUDA fails, in words that hide the
@@ -188,7 +191,7 @@ class _Search:
         if error is None or (error.weak and not _is_said_as_an_error(error)):
             if latest and last.kind.endswith("Warning"):
                 return None
-            if any(seen.line >= last.line for seen in latest):
+            if any(seen.line >= last.line and not _counts_the_dead(seen, last) for seen in latest):
                 return None  # a wrapper and nothing more: that is what the log tells
             return last
         if _is_memory(error) and last.line - error.line <= _SOON and says_nothing(last):
@@ -232,6 +235,11 @@ def _is_said_as_an_error(seen: Sighting) -> bool:
     if spelling is None or not spelling.in_words or spelling.certainty is Certainty.DISGUISED:
         return False
     return _LOOKS_BAD.search(seen.text) is not None
+
+
+def _counts_the_dead(seen: Sighting, error: Headline) -> bool:
+    """Whether a launcher only says that the process ended whose traceback stands above."""
+    return seen.code == _ENDED[0] and seen.line > error.line and bool(error.frames)
 
 
 def _says_more(seen: Sighting) -> int:

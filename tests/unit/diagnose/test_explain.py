@@ -160,6 +160,23 @@ class TestLogs:
         told = explain_file(str(file))
         assert (told.code, told.figures["requested"], told.line) == ("LG700", 2 << 30, None)
 
+    def test_an_error_is_told_rather_than_the_launcher_that_counts_its_dead(self) -> None:
+        told = explain(
+            "Traceback (most recent call last):\n  File \"train.py\", line 3\nKeyError: 'labels'\n"
+            "[INFO] [launch.py:319:sigkill_handler] Killing subprocess 4012\n"
+            "[ERROR] [launch.py:325:sigkill_handler] ['python', 'train.py'] exits with return code = 1\n"
+        )
+        assert told.message == "KeyError: 'labels'"
+
+    def test_a_log_that_ends_inside_a_traceback_says_so(self) -> None:
+        told = explain(
+            'step 1\nstep 2\nTraceback (most recent call last):\n  File "train.py", line 3, in main\n    loss.ba'
+        )
+        assert told.kind == "unknown"
+        assert told.sentence.startswith(
+            "It ends inside a traceback, before the line that says what went wrong"
+        )
+
     def test_half_a_notebook_is_read_as_it_stands(self) -> None:
         told = explain(
             '{"cells": [{"outputs": [{"text": ["RuntimeError: CUDA error: device-side assert triggered'
