@@ -33,8 +33,8 @@ def finish(trace: Trace, device: VirtualGPU) -> Trace:
     recorder = device.recorder
     trace.steps = recorder.clock.step
     trace.trains = recorder.clock.trains
-    trace.doubts = recorder.doubts
-    trace.spare = recorder.spare
+    trace.doubts = recorder.charges.doubts
+    trace.spare = recorder.charges.spare
     trace.doubt = doubt.of(trace)
     if recorder.rules is not None:
         trace.notes.extend(note for note in recorder.rules.notes if note not in trace.notes)

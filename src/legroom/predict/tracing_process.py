@@ -137,7 +137,7 @@ class TracingProcess:
     def _go_on(self, request: dict[str, Any]) -> None:
         """In a fork: what was asked for is in force from here to its end."""
         self._waiting = False
-        self.device.recorder.sink = self.trace.events.append  # a fork's events go nowhere otherwise
+        self.device.recorder.charges.sink = self.trace.events.append  # a fork's events go nowhere otherwise
         self._path = request["path"]
         self._batch_size = request["batch_size"] or self._batch_size
         self._resize_to = request["batch_size"]
@@ -310,7 +310,7 @@ class TracingProcess:
         if self._path is None:
             self._say({"event": "over", **facts})
         else:
-            self.device.recorder.sink = _nowhere
+            self.device.recorder.charges.sink = _nowhere
             with CaptureWriter(Path(self._path), run=facts, force=True, max_bytes=1 << 30) as writer:
                 for event in trace.events:
                     writer.write(event)

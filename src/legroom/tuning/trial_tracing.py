@@ -121,7 +121,7 @@ class _Tracing:
     def _serve(self, request: TraceRequest, folder: Path, train: Any, device: VirtualGPU) -> NoReturn:
         """In a fork: one configuration. `folder`: for what it would write."""
         self._began = time.perf_counter()
-        device.recorder.sink = self._trace.events.append  # a fork's events go nowhere otherwise
+        device.recorder.charges.sink = self._trace.events.append  # a fork's events go nowhere otherwise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         os.dup2(1, 2)
         self._trial = trial = _TracedTrial(

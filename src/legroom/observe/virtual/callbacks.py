@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from legroom.observe.recorder import HOST, INHERIT
+from legroom.observe.residence import HOST, INHERIT
 from legroom.observe.virtual.patching import replaced, table
 from legroom.observe.virtual.placement import Placement, is_on
 

@@ -111,7 +111,7 @@ class VirtualGPU:
                 capacity - context_bytes if bounded else None,
                 total=capacity,
                 settings=settings,
-                on_segment=partial(self.recorder.segment_changed, index),
+                on_segment=partial(self.recorder.charges.segment_changed, index),
             )
             name = f"Legroom virtual GPU {index}"
             self.devices.append(VirtualDevice(index, name, capacity, context_bytes, allocator))
@@ -172,7 +172,7 @@ class VirtualGPU:
     @property
     def allocations(self) -> int:
         """How many allocations have succeeded so far, on all devices."""
-        return self.recorder.allocations
+        return self.recorder.charges.count
 
     def fail_allocation(self, number: int = 1, *, times: int = 1, device: int | None = None) -> Faults:
         """Let allocation `number` from now (1 is the next) run out of memory, and the `times - 1` after it.
@@ -266,6 +266,6 @@ def _silence_forks(recorder: Recorder) -> None:
     def in_child() -> None:
         child: Any = reference()
         if child is not None:
-            child.sink = _nowhere
+            child.charges.sink = _nowhere
 
     os.register_at_fork(after_in_child=in_child)

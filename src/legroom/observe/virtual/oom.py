@@ -34,7 +34,7 @@ def report_out_of_memory(
         allocator = device.allocator
         recorder.emit(
             Oom(
-                recorder.seconds, device.index, failure.requested, device.capacity,
+                recorder.charges.seconds, device.index, failure.requested, device.capacity,
                 min(allocator.limit or device.capacity, device.capacity), allocator.allocated, allocator.reserved,
                 allocator.cached, allocator.fragmented, allocator.largest_free_block, device.context_bytes,
                 recorder.clock.step, place.phase, place.module, place.frame, op, message,
@@ -43,7 +43,7 @@ def report_out_of_memory(
         holders = survey(frame, recorder.measure).holders(_made_in_this_step(recorder), place.module)
         for holder in holders.largest:
             recorder.emit(holder)
-        recorder.emit(Note(recorder.seconds, "reached", str(holders.reached)))
+        recorder.emit(Note(recorder.charges.seconds, "reached", str(holders.reached)))
     finally:
         del frame
     return torch.OutOfMemoryError(message)
