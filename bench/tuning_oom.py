@@ -27,8 +27,8 @@ from bench.tuning_oom_table import show
 
 SEARCHES = ("random", "optuna", "hyperopt", "bayes")
 SYSTEMS = ("ray", "legroom on ray", "ray, half", "legroom local")
-TRIALS = {"random": 20, "optuna": 20, "hyperopt": 26, "bayes": 20}
-"""Of one study: more than the searcher draws at random (ten, HyperOpt twenty)."""
+TRIALS = {"random": 16, "optuna": 16, "hyperopt": 20, "bayes": 16}
+"""Of one study: with what is rejected, more proposals than the searcher draws at random (ten, HyperOpt twenty)."""
 LONGEST = 300.0
 """Seconds for one study."""
 TYPICAL = {"channels": 32, "units": 2048, "batch_size": 128, "lr": 1e-3, "dropout": 0.2, "epochs": 3}
@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=range(5))
     parser.add_argument("--trials", type=int, help="of a study; else by its searcher")
     parser.add_argument("--epochs", type=int, default=3, help="of one trial: its length")
+    parser.add_argument("--gpu", default="", help="size of the virtual GPU: which share of the space fits")
     parser.add_argument("--searches", nargs="+", choices=SEARCHES, default=SEARCHES)
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS[:2])
     parser.add_argument("--out", type=Path, default=Path("tuning_oom.jsonl"))
@@ -51,7 +52,7 @@ def main() -> None:
     if asked.study:
         system, search, seed, threads = asked.study
         trials = asked.trials or TRIALS[search]
-        print(json.dumps(study(system, search, int(seed), trials, asked.epochs, int(threads))))
+        print(json.dumps(study(system, search, int(seed), trials, asked.epochs, asked.gpu, int(threads))))
         return
     if not asked.table:
         threads = threads_of_plain(asked.out)
@@ -59,7 +60,7 @@ def main() -> None:
             for search in asked.searches:
                 trials = asked.trials or TRIALS[search]
                 for system in asked.systems:
-                    add(asked.out, system, search, seed, trials, asked.epochs, threads)
+                    add(asked.out, system, search, seed, trials, asked.epochs, asked.gpu, threads)
     show([row for row in read(asked.out) if "system" in row])
 
 
@@ -105,12 +106,14 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def add(path: Path, system: str, search: str, seed: int, trials: int, epochs: int, threads: int) -> None:
+def add(
+    path: Path, system: str, search: str, seed: int, trials: int, epochs: int, gpu: str, threads: int
+) -> None:
     """One study into the file, unless it is there."""
     if (system, search, seed) in {(r["system"], r["search"], r["seed"]) for r in read(path) if "system" in r}:
         return
     study_of = ["--study", system, search, str(seed), str(threads)]
-    order = ["--trials", str(trials), "--epochs", str(epochs), *study_of]
+    order = ["--trials", str(trials), "--epochs", str(epochs), "--gpu", gpu, *study_of]
     try:
         done = subprocess.run(
             [sys.executable, "-m", "bench.tuning_oom", *order],
@@ -133,29 +136,32 @@ def add(path: Path, system: str, search: str, seed: int, trials: int, epochs: in
     )
 
 
-def study(system: str, search: str, seed: int, trials: int, epochs: int, threads: int) -> dict[str, Any]:
+def study(
+    system: str, search: str, seed: int, trials: int, epochs: int, gpu: str, threads: int
+) -> dict[str, Any]:
     """One study as a row: each trial with its losses and when they were reported, in seconds since the search was asked for."""
-    from bench import tuning_oom_ray  # whichever system: what it imports is imported before the clock starts
+    from bench import tuning_oom_ray, tuning_space  # before the clock starts, whichever system
 
+    gpu = gpu or tuning_space.GPU
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  Ray's workers would be passed over by any other program
     if system.startswith("ray"):
         half = system == "ray, half"
         row = tuning_oom_ray.run_plain(
-            search, seed, trials, epochs, half=half, threads=threads, longest=LONGEST / 2
+            search, seed, trials, epochs, gpu, half=half, threads=threads, longest=LONGEST / 2
         )
     else:
-        row = run_legroom(search, seed, trials, epochs, engine=system.split()[-1])
-    return {"system": system, "search": search, "seed": seed, "asked": trials, **row}
+        row = run_legroom(search, seed, trials, epochs, gpu, engine=system.split()[-1])
+    return {"system": system, "search": search, "seed": seed, "asked": trials, "gpu": gpu, **row}
 
 
-def run_legroom(search: str, seed: int, trials: int, epochs: int, *, engine: str) -> dict[str, Any]:
+def run_legroom(search: str, seed: int, trials: int, epochs: int, gpu: str, *, engine: str) -> dict[str, Any]:
     from bench import tuning_space
     from legroom.tuning.api import tune
 
     def asked(folder: Path, clock: Clock) -> Any:
         return tune(
             "bench/tuning_space.py:train", {**tuning_space.SPACE, "epochs": epochs}, metric="loss", search=search, seed=seed,
-            gpu=tuning_space.GPU, engine=engine, trials=trials, storage=folder, watchers=[clock],
+            gpu=gpu, engine=engine, trials=trials, storage=folder, watchers=[clock],
         )  # fmt: skip
 
     return legroom_row(asked)

@@ -37,7 +37,7 @@ PARAMETERS: dict[str, Any] = {
 
 
 def run_plain(
-    search: str, seed: int, trials: int, epochs: int, *, half: bool, threads: int, longest: float
+    search: str, seed: int, trials: int, epochs: int, gpu: str, *, half: bool, threads: int, longest: float
 ) -> dict[str, Any]:
     """One study. `half`: two trials at a time on the GPU, each with half of its memory. `threads`: of a trial."""
     os.environ.update(QUIET)
@@ -56,7 +56,7 @@ def run_plain(
         with tempfile.TemporaryDirectory() as folder:
             results = ray_tune.Tuner(
                 ray_tune.with_resources(
-                    partial(train, search=search, half=half, epochs=epochs, threads=threads),
+                    partial(train, search=search, half=half, epochs=epochs, gpu=gpu, threads=threads),
                     {"cpu": 1, "gpu": 0.5 if half else 1},
                 ),
                 param_space=space_for(search),
@@ -80,12 +80,12 @@ def run_plain(
     return watch.row()
 
 
-def train(config: dict[str, Any], *, search: str, half: bool, epochs: int, threads: int) -> None:
+def train(config: dict[str, Any], *, search: str, half: bool, epochs: int, gpu: str, threads: int) -> None:
     """For Ray Tune: the same training as Legroom's, in a loop without a guard."""
     torch.set_num_threads(threads)
     whole = {**configuration(search, config), "epochs": epochs}
     try:
-        with VirtualGPU(tuning_space.GPU):
+        with VirtualGPU(gpu):
             if half:
                 torch.cuda.set_per_process_memory_fraction(0.5, 0)
             for loss in tuning_space.epochs(whole, "cuda", plain_step):

@@ -17,6 +17,8 @@ Row = dict[str, Any]
 Others = dict[tuple[str, int], Row]
 """The plain system's studies, by search and seed."""
 NAMES = ("search", "system")
+SAME = 0.02
+"""Losses that differ by no more are taken for the same. Sums of micro-batches, and of another number of threads, differ in their last digits, and training magnifies that."""
 FOUND = ("seeds", "trials", "started", "lost to memory", "rejected", "split", "wasted s", "first report")
 BESTS = (
     "all took",
@@ -115,9 +117,9 @@ def best(row: Row, *, within: float = math.inf) -> float:
 
 
 def reached(row: Row, value: float) -> float:
-    """Seconds until a loss was as low; never: infinity. Micro-batches add up in another order, so the last digits are left out."""
+    """Seconds until a loss was as low, or nearly; never: infinity."""
     told = (pair for trial in row["trials"] for pair in trial["losses"])
-    return min((seconds for seconds, loss in told if loss <= value * (1 + 1e-4)), default=math.inf)
+    return min((seconds for seconds, loss in told if loss <= value * (1 + SAME)), default=math.inf)
 
 
 def training(row: Row) -> float:

@@ -17,6 +17,7 @@ from legroom.tuning.admission import Admission, Fit
 from legroom.tuning.conductor import Conductor
 from legroom.tuning.engine import Job, Ready
 from legroom.tuning.packing import Packer, Placement
+from legroom.tuning.processor_share import ProcessorShare
 from legroom.tuning.records import Ending, TrialState
 from legroom.tuning.schedulers import Action, Decision
 from legroom.tuning.trial import Reported
@@ -48,10 +49,10 @@ class Stage:
 
     def __init__(self, job: Job, conductor: Conductor) -> None:
         self._job, self._conductor = job, conductor
+        self._processors = ProcessorShare(conductor.folder_of(0).with_name("threads"), job.ranks)
         self._slots = slots_for(job)
         self._ahead = look_ahead(job, self._slots)
         self._packer = Packer(job.places, self._slots, job.ranks, conductor.neighbours.held)
-        self._threads = max(1, processors() // (self._slots * job.ranks))
         self._ready: dict[int, Ready] = {}
         self._running: dict[int, _OnStage] = {}
         self._alone: dict[int, int] = {}
@@ -103,6 +104,7 @@ class Stage:
     def ended(self, number: int, end: TrialEnd) -> None:
         """A trial's processes are gone: it is over, or will be handed out again."""
         trial = self._running.pop(number)
+        self._processors.divide(self.running)
         self._packer.release(number)
         self._conductor.measured(number, end.actual_bytes, end.ooms)
         if end.is_disk_full:
@@ -178,6 +180,7 @@ class Stage:
             min((place.memory for place in places), default=0),
             [place.memory for place in self._job.places if place.index in ready.admission.fits],
         )
+        self._processors.divide(self.running)
         self._conductor.started(ready.number, ", ".join(place.name for place in places) or "cpu", fit)
         return [self._order(ready, placement, rank) for rank in range(self._job.ranks)]
 
@@ -196,7 +199,7 @@ class Stage:
             step=ready.step,
             rank=rank,
             ranks=self._job.ranks,
-            threads=self._threads,
+            threads=str(self._processors.file),
         )
 
 

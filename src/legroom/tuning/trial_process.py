@@ -23,6 +23,7 @@ from legroom.observe.devices import named_gpus
 from legroom.observe.lifeline import die_with_parent
 from legroom.tuning.admission import Place
 from legroom.tuning.function import Train, TrainFunction
+from legroom.tuning.processor_share import Threads
 from legroom.tuning.records import TrialState
 from legroom.tuning.schedulers import Action
 from legroom.tuning.space import Config
@@ -58,7 +59,8 @@ class Order:
     ranks: int = 1
     meeting: str = ""
     """Where the ranks of this trial meet, as torch's `init_method`."""
-    threads: int = 1
+    threads: str = ""
+    """The file that says how many it has, where its processors are shared with other trials (see `processor_share`)."""
     environment: dict[str, str] = field(default_factory=dict)
 
 
@@ -123,7 +125,7 @@ def live(order: Order, pipe: Connection) -> None:
     threading.Thread(target=_leave_with, args=(pipe,), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the engine's to handle
     settle_in(order)
-    end = run_trial(order, _PipeChannel(pipe))
+    end = run_trial(order, _PipeChannel(pipe, Threads(order.threads)))
     with contextlib.suppress(OSError):  # nobody is there any more
         pipe.send(end)
     sys.stdout.flush()
@@ -143,15 +145,18 @@ def _leave_with(pipe: Connection) -> None:
 class _PipeChannel:
     """Asks the engine at the other end of a pipe."""
 
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe = pipe
+    def __init__(self, pipe: Connection, threads: Threads) -> None:
+        self._pipe, self._threads = pipe, threads
+        threads.take()
 
     def report(self, told: Reported) -> Action:
         try:
             self._pipe.send(told)
-            return Action(self._pipe.recv())
+            action = Action(self._pipe.recv())
         except (EOFError, OSError):
             return Action.STOP
+        self._threads.take()
+        return action
 
 
 @contextlib.contextmanager
@@ -249,11 +254,8 @@ def _place_of(error: BaseException) -> str:
 
 
 def settle_in(order: Order) -> None:
-    """This process is the trial's from now on: what it prints goes to a file of the trial's, and it has its share of the processors."""
-    import torch
-
+    """This process is the trial's from now on: what it prints goes to a file of the trial's."""
     print_to(Path(order.folder) / ("output.txt" if order.rank == 0 else f"output-{order.rank}.txt"))
-    torch.set_num_threads(order.threads)
 
 
 def print_to(path: Path) -> None:

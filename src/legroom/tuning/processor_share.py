@@ -1,0 +1,46 @@
+"""The processors, shared among the trials that are at work on this machine: each has as many threads as its share has processors.
+
+The stage writes down how many that is whenever a trial comes or goes; a trial's process reads it when it starts and after each report. So one that is alone has the
+whole machine, and two do not stand in each other's way. Whoever chose a number (`OMP_NUM_THREADS`, or `torch.set_num_threads` in the function) keeps it.
+"""
+
+import contextlib
+import os
+from pathlib import Path
+
+from legroom.observe.devices import processors
+
+
+class ProcessorShare:
+    """The stage's side."""
+
+    def __init__(self, file: Path, ranks: int) -> None:
+        self.file, self._ranks = file, ranks
+
+    def divide(self, trials: int) -> None:
+        """So many trials are at work from now on."""
+        share = max(1, processors() // (max(1, trials) * self._ranks))
+        with contextlib.suppress(OSError):  # a full disk is told by what must be written
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            self.file.write_text(str(share))
+
+
+class Threads:
+    """A trial's side."""
+
+    def __init__(self, file: str) -> None:
+        self._file, self._taken = Path(file), 0
+
+    def take(self) -> None:
+        """As many as there are for it now."""
+        import torch
+
+        if "OMP_NUM_THREADS" in os.environ or self._taken not in (0, torch.get_num_threads()):
+            return
+        try:
+            share = int(self._file.read_text())
+        except (OSError, ValueError):  # it is being written: the next report is not far
+            return
+        if share != self._taken:
+            torch.set_num_threads(share)
+            self._taken = share

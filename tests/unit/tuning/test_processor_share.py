@@ -1,0 +1,67 @@
+"""Threads of trials: shared by those that are at work, unless someone chose them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from legroom.tuning import processor_share
+from legroom.tuning.processor_share import ProcessorShare, Threads
+
+
+@pytest.fixture(autouse=True)
+def eight_processors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(processor_share, "processors", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def shared(folder: Path, ranks: int = 1) -> ProcessorShare:
+    return ProcessorShare(folder / "trials" / "threads", ranks)
+
+
+def test_a_trial_has_more_threads_when_others_have_gone(tmp_path: Path) -> None:
+    share = shared(tmp_path)
+    threads = Threads(str(share.file))
+    seen = []
+    for trials in (1, 4, 2, 99):
+        share.divide(trials)
+        threads.take()
+        seen.append(torch.get_num_threads())
+    assert seen == [8, 2, 4, 1]
+
+
+def test_ranks_of_a_trial_share_too(tmp_path: Path) -> None:
+    share = shared(tmp_path, ranks=2)
+    share.divide(2)
+    Threads(str(share.file)).take()
+    assert torch.get_num_threads() == 2
+
+
+def test_a_number_that_the_function_chose_stays(tmp_path: Path) -> None:
+    share = shared(tmp_path)
+    threads = Threads(str(share.file))
+    share.divide(2)
+    threads.take()
+    torch.set_num_threads(3)
+    share.divide(1)
+    threads.take()
+    assert torch.get_num_threads() == 3
+
+
+def test_a_number_in_the_environment_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    before = torch.get_num_threads()
+    share = shared(tmp_path)
+    share.divide(2)
+    Threads(str(share.file)).take()
+    assert torch.get_num_threads() == before
+
+
+def test_a_file_that_is_not_there_yet_changes_nothing(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    Threads(str(tmp_path / "none")).take()
+    assert torch.get_num_threads() == before
