@@ -92,12 +92,15 @@ def held_by_container(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _containers(evidence: Evidence) -> Iterator[Holder]:
-    """Those worth a word: they reach much, or something of earlier steps. What was told as a leak is left out."""
+    """Those worth a word: they reach much, or something of earlier steps. What was told as a leak, by this name or another, is left out."""
     passing = evidence.live(Category.ACTIVATION, Category.TEMPORARY, Category.INPUT)
     old = bytes_of([each for each in passing if each.step < evidence.oom.step])
     told = {stem_of(leak.name) for leak in evidence.leaks} | {leak.holder for leak in evidence.leaks}
+    leaked = max((evidence.kept_by(leak) for leak in evidence.leaks if not leak.on_host), default=0)
     for holder in evidence.holders:
         if " item" not in holder.path or stem_of(holder.path) in told or describe_holder(holder) in told:
+            continue
+        if leaked >= holder.bytes * 0.8:
             continue
         least = 0.05 if holder.bytes <= old * 1.05 else 0.3
         if evidence.oom.allocated * least <= holder.bytes <= bytes_of(passing) * 1.05:

@@ -356,6 +356,7 @@ def test_a_leak_has_come_to_what_its_holder_reaches(training):
     leaks(training)
     training.oom(100)
     training.holder("trainer.history (dict, 2 items)", 700)
+    training.holder("everything (tuple, 2 items)", 750)
     report = training.report()
     assert report.oom is not None
     assert [finding.code for finding in report.oom.advice][:1] == ["LG105"]
