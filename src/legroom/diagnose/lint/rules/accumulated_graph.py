@@ -354,8 +354,10 @@ def _given_to_a_keeper(program: Program, call: CallFact) -> Iterator[Problem]:
             continue
         if root(store.target) == "self" and not object_stays(program, site):
             continue
-        if _is_passed_on(call.function, store):
+        if _is_passed_on(program, call.function, store):
             continue  # told where it is given to this one
+        if store.function is not call.local and _is_forward(program, call.local):
+            continue  # told where the model gives it on
         if is_joined_to_itself(program, store):
             continue
         argument = next(
@@ -383,10 +385,15 @@ def _given_to_a_keeper(program: Program, call: CallFact) -> Iterator[Problem]:
         return
 
 
-def _is_passed_on(function: Function, store: Store) -> bool:
-    """Whether what a function gives to a keeper is given to it with its graph."""
-    return any(
-        each is store and any(site.values.get(name, UNKNOWN).carries_graph for site in function.sites)
+def _is_forward(program: Program, function: Function) -> bool:
+    return function.name == "forward" and program.is_module_class(function.class_name)
+
+
+def _is_passed_on(program: Program, function: Function, store: Store) -> bool:
+    """Whether what a function gives to a keeper is given to it with its graph; what a model keeps is the model's affair."""
+    return not _is_forward(program, function) and any(
+        each.node is store.node
+        and any(site.values.get(name, UNKNOWN).carries_graph for site in function.sites)
         for name, each in function.keeps.items()
     )
 
