@@ -1,7 +1,8 @@
 """The processors, shared among the trials that are at work on this machine: each has as many threads as its share has processors.
 
-The stage writes down how many that is whenever a trial comes or goes; a trial's process reads it when it starts and after each report. So one that is alone has the
-whole machine, and two do not stand in each other's way. Whoever chose a number (`OMP_NUM_THREADS`, or `torch.set_num_threads` in the function) keeps it.
+The stage writes down how many that is whenever a trial comes or goes; a trial's process reads it when it starts and after each report. So one that is alone has nearly
+the whole machine, and two do not stand in each other's way. One processor is left to whoever traces meanwhile: a trial's threads wait for each other, so one that is held up
+holds up all. Whoever chose a number (`OMP_NUM_THREADS`, or `torch.set_num_threads` in the function) keeps it.
 """
 
 import contextlib
@@ -14,12 +15,13 @@ from legroom.observe.devices import processors
 class ProcessorShare:
     """The stage's side."""
 
-    def __init__(self, file: Path, ranks: int) -> None:
-        self.file, self._ranks = file, ranks
+    def __init__(self, file: Path, ranks: int, *, traces: bool) -> None:
+        """`traces`: configurations are traced while trials run."""
+        self.file, self._ranks, self._left = file, ranks, int(traces)
 
     def divide(self, trials: int) -> None:
         """So many trials are at work from now on."""
-        share = max(1, processors() // (max(1, trials) * self._ranks))
+        share = max(1, (processors() - self._left) // (max(1, trials) * self._ranks))
         with contextlib.suppress(OSError):  # a full disk is told by what must be written
             self.file.parent.mkdir(parents=True, exist_ok=True)
             self.file.write_text(str(share))

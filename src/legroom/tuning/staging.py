@@ -49,7 +49,9 @@ class Stage:
 
     def __init__(self, job: Job, conductor: Conductor) -> None:
         self._job, self._conductor = job, conductor
-        self._processors = ProcessorShare(conductor.folder_of(0).with_name("threads"), job.ranks)
+        self._processors = ProcessorShare(
+            conductor.folder_of(0).with_name("threads"), job.ranks, traces=bool(job.places)
+        )
         self._slots = slots_for(job)
         self._ahead = look_ahead(job, self._slots)
         self._packer = Packer(job.places, self._slots, job.ranks, conductor.neighbours.held)

@@ -19,8 +19,8 @@ def eight_processors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def shared(folder: Path, ranks: int = 1) -> ProcessorShare:
-    return ProcessorShare(folder / "trials" / "threads", ranks)
+def shared(folder: Path, ranks: int = 1, *, traces: bool = False) -> ProcessorShare:
+    return ProcessorShare(folder / "trials" / "threads", ranks, traces=traces)
 
 
 def test_a_trial_has_more_threads_when_others_have_gone(tmp_path: Path) -> None:
@@ -32,6 +32,13 @@ def test_a_trial_has_more_threads_when_others_have_gone(tmp_path: Path) -> None:
         threads.take()
         seen.append(torch.get_num_threads())
     assert seen == [8, 2, 4, 1]
+
+
+def test_one_processor_is_left_to_who_traces(tmp_path: Path) -> None:
+    share = shared(tmp_path, traces=True)
+    share.divide(1)
+    Threads(str(share.file)).take()
+    assert torch.get_num_threads() == 7
 
 
 def test_ranks_of_a_trial_share_too(tmp_path: Path) -> None:
