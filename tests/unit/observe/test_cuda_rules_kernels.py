@@ -40,6 +40,15 @@ def test_a_product_with_a_bias_has_one_more():
     assert "cublaslt forward" not in kept(log.plan_of("mm"))
 
 
+def test_a_sparse_matrix_is_not_copied_and_takes_no_workspace_of_cublas():
+    with traced() as log:
+        places, values = torch.zeros(2, 40, dtype=torch.long), torch.empty(40)
+        near = torch.sparse_coo_tensor(places, values, (1000, 1000), check_invariants=False)
+        near.mm(torch.empty(1000, 8))
+
+    assert [plan for name, plan, _ in log.calls if name in ("mm", "_sparse_mm", "_sparse_addmm")] == [None]
+
+
 def test_a_single_column_is_no_product_for_cublaslt():
     with traced() as log:
         nn.Linear(8, 1)(torch.empty(4, 8))

@@ -60,6 +60,13 @@ def test_buffers_keep_their_values() -> None:
     assert Held().cuda().get_buffer("places").tolist() == [2, 0, 1]
 
 
+def test_a_sparse_matrix_lies_where_its_values_do() -> None:
+    places, values = torch.tensor([[0, 1], [1, 0]]).cuda(), torch.rand(2).cuda()
+    near = torch.sparse_coo_tensor(places, values, (2, 2), check_invariants=False)
+    assert near.is_cuda
+    assert torch.sparse.mm(near, torch.rand(2, 3, device="cuda")).is_cuda
+
+
 def test_what_is_filled_is_known() -> None:
     assert torch.empty((), dtype=torch.int64, device="cuda").fill_(8).item() == 8
 

@@ -11,6 +11,8 @@ import os
 import re
 from typing import Any
 
+import torch
+
 from legroom.observe.cuda_rules.plan import Call, Keep, Output, Plan, Rule, Step, Take, size_of
 from legroom.observe.gpus import Gpu
 from legroom.units import KiB, MiB
@@ -36,7 +38,9 @@ def _thread(call: Call) -> str:
 def _product(*operands: str, bias: str | None = None) -> Rule:
     """A rule for an operation that multiplies the named matrices and adds `bias`."""
 
-    def rule(call: Call) -> Plan:
+    def rule(call: Call) -> Plan | None:
+        if any(call.arguments[name].layout is not torch.strided for name in operands):
+            return None  # a sparse matrix is cuSPARSE's, whose buffers are small
         steps: list[Step] = [Output(0)]
         steps += [
             Take(name, size_of(call.arguments[name]))

@@ -85,6 +85,11 @@ def _logits_loss(call: Call) -> Plan | None:
     return Plan([Take("losses", logits), Take("parts", logits), Output(0)])
 
 
+def _log_sigmoid(call: Call) -> Plan:
+    """The buffer that the CPU keeps is empty on CUDA (Activation.cpp)."""
+    return Plan([Output(0), Output(1, 0)])
+
+
 def _roll(call: Call) -> Plan | None:
     """One dimension after the other: what lies between two is a temporary, and there before the result."""
     if len(call.arguments["shifts"]) < 2:
@@ -216,6 +221,7 @@ RULES: dict[str, Rule] = {
     "aten::soft_margin_loss": _loss_in_place,
     "aten::randperm": _randperm,
     "aten::binary_cross_entropy_with_logits": _logits_loss,
+    "aten::log_sigmoid_forward": _log_sigmoid,
     "aten::roll": _roll,
     "aten::cumsum": _cumulative,
     "aten::cumprod": _cumulative,
