@@ -29,7 +29,7 @@ from legroom.tuning.schedulers import Action
 from legroom.tuning.trial import Reported
 from legroom.tuning.trial_process import Order, TrialEnd
 
-BACKLOG = 128
+BACKLOG, DEEP = 128, 70
 SECONDS_BETWEEN_LOOKS = 0.005
 SECONDS_TO_END = 60
 """Patience with a process that was killed: a GPU's memory takes its time to go back."""
@@ -51,7 +51,7 @@ class ServerGone(LegroomError):  # noqa: N818
 def fork_server(function: TrainFunction) -> str:
     """Where this process's server is reached; it is started if there is none."""
     global _server
-    if _server is None or not _server.is_mine:
+    if _server is None or not _server.is_fit:
         _server = _ForkServer(function)
         atexit.register(_server.close)
     return _server.address
@@ -61,14 +61,16 @@ class _ForkServer:
     """The server, from the side of the process that started it."""
 
     def __init__(self, function: TrainFunction) -> None:
-        self._owner = os.getpid()
-        self._folder = tempfile.TemporaryDirectory(prefix="legroom-")
+        self._owner, self._path = os.getpid(), list(sys.path)
+        # The name of a socket has about a hundred letters at most.
+        is_deep = len(tempfile.gettempdir()) > DEEP
+        self._folder = tempfile.TemporaryDirectory(prefix="legroom-", dir="/tmp" if is_deep else None)
         self.address = str(Path(self._folder.name) / "trials")
         with socket.socket(socket.AF_UNIX) as listening:
             # Bound here, so that whoever comes before all is imported waits in line.
             listening.bind(self.address)
             listening.listen(BACKLOG)
-            order = {"path": sys.path, "imports": ["torch", "legroom.tuning.preloaded", *function.imports]}
+            order = {"path": self._path, "imports": ["torch", "legroom.tuning.preloaded", *function.imports]}
             number = listening.fileno()
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "legroom.tuning.fork_server_process", json.dumps(order), str(number)],
@@ -80,13 +82,13 @@ class _ForkServer:
             )
 
     @property
-    def is_mine(self) -> bool:
-        """Whether it lives and is this process's own: a fork has its parent's, which ends with the parent."""
-        return self._owner == os.getpid() and self._process.poll() is None
+    def is_fit(self) -> bool:
+        """Whether it lives, is this process's own (a fork has its parent's, which ends with the parent) and finds modules where this process does."""
+        return self._owner == os.getpid() and self._process.poll() is None and self._path == sys.path
 
     def close(self) -> None:
         """End it, and with it all trials that live."""
-        if self.is_mine:
+        if self._owner == os.getpid():
             self._process.terminate()
             self._process.wait()
 

@@ -6,9 +6,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from legroom.tuning import fork_server as fork_server_module
 from legroom.tuning.fork_server import TrialProcess, ended, fork_server
 from legroom.tuning.function import TrainFunction
 from legroom.tuning.records import TrialState
@@ -41,6 +43,16 @@ def test_a_process_that_searches_has_one_server(server: str) -> None:
     assert fork_server(TrainFunction.of(f"{FILE}:network")) == server
 
 
+def test_where_modules_are_found_elsewhere_there_is_another_server(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nobody = SimpleNamespace(poll=lambda: None, terminate=lambda: None, wait=lambda: None)
+    monkeypatch.setattr(fork_server_module, "_server", fork_server_module._server)
+    monkeypatch.setattr(fork_server_module.subprocess, "Popen", lambda *_, **__: nobody)
+    monkeypatch.setattr(sys, "path", [*sys.path, "/elsewhere"])
+    assert fork_server(TrainFunction.of(f"{FILE}:quadratic")) != server
+
+
 def test_a_trial_reports_hears_the_answer_and_ends(server: str, tmp_path: Path) -> None:
     process = TrialProcess.start(server, order(tmp_path))
     for step in (1, 2):
@@ -57,6 +69,7 @@ def test_a_trial_reports_hears_the_answer_and_ends(server: str, tmp_path: Path) 
 def test_another_process_can_have_a_trial_from_the_same_server(server: str, tmp_path: Path) -> None:
     """As a worker of Ray's does."""
     program = f"""
+from legroom.tuning import fork_server as fork_server_module
 from legroom.tuning.fork_server import TrialProcess
 from legroom.tuning.function import TrainFunction
 from legroom.tuning.trial_process import Order
