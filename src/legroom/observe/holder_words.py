@@ -24,8 +24,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from legroom.observe.attribution import is_user_file
 from legroom.observe.python_names import CONTAINERS, Root, attributes_of, file_of, key_of
 from legroom.observe.source_files import line_of_function
+from legroom.observe.storing_lines import limits_itself
 
 GENERATORS = (GeneratorType, CoroutineType, AsyncGeneratorType)
 _OF_MODULES = ("_modules", "_parameters", "_buffers")
@@ -96,6 +98,10 @@ class HolderPath(NamedTuple):
     """Whose attribute it is: the class and all it derives from."""
     within_bounded: bool = False
     """Whether, within the container, the object lies in another one that limits itself."""
+    of_models: bool = False
+    """Whether the container's items are models, or have one."""
+    by_iterator: bool = False
+    """Whether an iterator of Python's own (`itertools.cycle`) fills it: then the line that makes that iterator is the one to name."""
 
 
 NO_ONE = HolderPath("", "", False, "unknown", "", 0, False, None, "", 0, (), frozenset())
@@ -176,7 +182,8 @@ def in_words(root: Root, chain: list[Any], made: Mapping[int, int]) -> HolderPat
         bounded, best.file, best.function, line,
         tuple(reversed(names)), frozenset(_contents(container)) if container is not None else frozenset(),
         id(container) if container is not None else 0, isinstance(container, dict | set | frozenset) or (cache is not None and _has_keys_by_value(cache)),
-        grown.turns if grown is not None else 0, tuple(keys), (), best.classes, _limits_within(grown, candidates),
+        grown.turns if grown is not None else 0, tuple(keys), (), best.classes, _limits_within(grown, candidates), _has_models(container),
+        any(type(each).__module__ == "itertools" for each in chain),
     )  # fmt: skip
 
 
@@ -225,6 +232,21 @@ def _limits_within(grown: _Grown | None, candidates: list[_Grown]) -> bool:
     )
 
 
+def _has_models(container: Any) -> bool:
+    values = container.values() if isinstance(container, dict) else container or ()
+    for value in list(values)[:4]:
+        parts = (
+            value.values()
+            if isinstance(value, dict)
+            else value
+            if isinstance(value, tuple | list)
+            else (value,)
+        )
+        if any(isinstance(part, nn.Module) for part in parts):
+            return True
+    return False
+
+
 def _has_keys_by_value(cache: Any) -> bool:
     """Whether calls can find what an earlier call left: a tensor among the arguments is another one each time."""
     entries = next((each for each in gc.get_referents(cache) if isinstance(each, dict)), {})
@@ -243,6 +265,10 @@ def _kind(chain: list[Any]) -> str:
 def _described(grown: _Grown) -> tuple[str, int, bool]:
     container, length = grown.container, grown.length
     bounded = isinstance(container, deque) and container.maxlen is not None
+    file = file_of(type(container))
+    bounded = bounded or (
+        file is not None and is_user_file(file) and limits_itself(file, type(container).__name__)
+    )
     items = f"{length:,} item{'s' if length != 1 else ''}"
     return f"{type(container).__name__}, {items}", length, bounded
 

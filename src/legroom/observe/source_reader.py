@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from legroom.observe.source_files import COMPREHENSIONS, FUNCTIONS, LOOPS, own_nodes
+from legroom.observe.source_name import SourceName
 from legroom.observe.source_syntax import (
     assigns_its_own,
     branches,
@@ -19,12 +20,8 @@ from legroom.observe.source_syntax import (
     is_below,
     is_empty,
     is_number,
-    is_ordering,
     is_remade,
-    is_same,
-    is_self,
     is_slice,
-    is_sliced,
     is_small,
     is_used_up,
     pairs_of,
@@ -35,28 +32,17 @@ _PUTS = {
     "append", "appendleft", "extend", "extendleft", "insert", "add", "update", "setdefault", "put", "put_nowait",
     "push", "write", "store", "register", "record", "log", "heappush", "insort", "insort_left", "insort_right",
 }  # fmt: skip
-_TAKES = frozenset(
-    (
-        "pop",
-        "popleft",
-        "popitem",
-        "clear",
-        "remove",
-        "discard",
-        "get_nowait",
-        "heappop",
-        "heapreplace",
-        "heappushpop",
-    )
-)
-_EMPTIES = frozenset(("clear", "popleft"))
+_TAKES = frozenset({
+    "pop", "popleft", "popitem", "clear", "remove", "discard", "get_nowait", "heappop", "heapreplace", "heappushpop",
+})  # fmt: skip
+_FUNCTIONS = {"heappush", "heappop", "heapreplace", "heappushpop", "insort", "insort_left", "insort_right"}
+"""Of Python's own modules: what they are given first is what they change."""
+_EMPTIES = frozenset({"clear", "popleft"})
 """From one of many items a `pop` may take a detail; these take what counts."""
-_CUTS = {"nlargest", "nsmallest", "topk", "narrow", "islice", "sample"}
 _JOINS = {"cat", "concat", "concatenate", "hstack", "vstack", "stack", "pad", "append", "add"}
 _FEEDS = (
     "add", "append", "register", "push", "put", "store", "log", "record", "update", "save", "collect", "keep",
 )  # fmt: skip
-_SIZES = {"qsize", "shape", "size", "numel", "nbytes"}
 _SETS = {"register_buffer", "register_parameter", "setattr"}
 
 
@@ -147,19 +133,21 @@ class NameReader:
         self._file = file
         self._name = name
         self._is_attribute = is_attribute
+        self._named = SourceName(name, is_attribute)
         self._classes = classes
         self._feeding = feeding
         self._is_second = is_second
         self._takes = takes if takes is not None else _TAKES
-        self._elsewhere = False
-        """Whether the walk is within a class that is not one of `classes`."""
         self._function = ""
         self._scope: ast.AST = ast.Module([], [])
-        self._root = self._scope
+        self._root: ast.AST = self._scope
         self._loops: list[ast.AST] = []
         self._guards = 0
+        """So many tests around it say that something that counts is below a limit,"""
         self._firsts = 0
+        """... that there is nothing yet,"""
         self._starts = 0
+        """... that this is the first turn."""
         self._tested: ast.If | ast.While | None = None
         """The statement whose test is being read."""
         self._is_idle = False
@@ -181,25 +169,14 @@ class NameReader:
             if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
                 self._into_function(child)
             elif isinstance(child, ast.ClassDef):
-                before = self._elsewhere
-                self._elsewhere = bool(self._classes) and child.name not in self._classes
+                before = self._named.elsewhere
+                self._named.elsewhere = bool(self._classes) and child.name not in self._classes
                 self._descend(child)
-                self._elsewhere = before
+                self._named.elsewhere = before
             elif isinstance(child, ast.If):
                 self._branches(child)
             elif isinstance(child, ast.Try):
-                self._into(child.body)
-                tried = any(map(self._is_assigned, child.body))
-                missing = any(
-                    "KeyError" in ast.dump(each.type) for each in child.handlers if each.type is not None
-                )
-                read = (each for statement in child.body for each in ast.walk(statement))
-                self.looks_first |= missing and any(map(self._is_item, read))
-                self._firsts += tried  # `except NameError: bank = rows`
-                for handler in child.handlers:
-                    self._into(handler.body)
-                self._firsts -= tried
-                self._into([*child.orelse, *child.finalbody])
+                self._tries(child)
             elif isinstance(child, ast.While):
                 self._loops.append(child)
                 self._read_test(child)
@@ -226,7 +203,7 @@ class NameReader:
 
     def _branches(self, node: ast.If) -> None:
         self._read_test(node)
-        guarded, first, start = is_below(node.test), self._asks_for_it(node.test), self._is_start(node.test)
+        guarded, first, start = is_below(node), self._named.asks_for_it(node.test), self._is_start(node.test)
         self._firsts += first
         self._guards += guarded
         self._starts += start
@@ -235,6 +212,18 @@ class NameReader:
         self._starts -= start
         self._into(node.orelse)
         self._firsts -= first
+
+    def _tries(self, node: ast.Try) -> None:
+        self._into(node.body)
+        missing = any("KeyError" in ast.dump(each.type) for each in node.handlers if each.type is not None)
+        read = (each for statement in node.body for each in ast.walk(statement))
+        self.looks_first |= missing and any(map(self._named.is_item, read))
+        first = any(map(self._is_assigned, node.body))
+        self._firsts += first  # `except NameError: bank = rows`
+        for handler in node.handlers:
+            self._into(handler.body)
+        self._firsts -= first
+        self._into([*node.orelse, *node.finalbody])
 
     def _into(self, statements: Sequence[ast.AST]) -> None:
         self._descend(ast.Module(list(statements), []))  # type: ignore[arg-type]
@@ -253,26 +242,35 @@ class NameReader:
             if node.value is not None:
                 self._assignment(node, targets, node.value)
         elif isinstance(node, ast.For | ast.AsyncFor):
-            if any(self._is(target) for target in flattened(node.target)):
+            if any(self._named.is_it(target) for target in flattened(node.target)):
                 self._loops.append(node)
                 self._store(node, [node.iter], replaces=True)
                 self._loops.pop()
-            elif self._is(node.iter) or (isinstance(node.iter, ast.Call) and self._is_view(node.iter)):
+            elif self._named.is_it(node.iter) or (
+                isinstance(node.iter, ast.Call) and self._named.is_view(node.iter)
+            ):
                 for target in flattened(node.target):
                     self._follow(target, only=_EMPTIES)
         elif isinstance(node, ast.NamedExpr):
             self._assignment(node, [node.target], node.value)
         elif isinstance(node, ast.AugAssign):
-            if self._is(node.target) or self._is_item(node.target):
+            if self._named.is_it(node.target) or self._named.is_item(node.target):
                 self._store(node, [node.value], feeds_itself=True, adds=True, keys=plain_keys(node.target))
         elif isinstance(node, ast.Call):
             self._call(node)
         elif isinstance(node, ast.Delete):
-            if any(self._is_item(each) or (self._is(each) and not self._is_second) for each in node.targets):
+            if any(
+                self._named.is_item(each) or (self._named.is_it(each) and not self._is_second)
+                for each in node.targets
+            ):
                 self.takes.append(self._place)
         elif isinstance(node, ast.Compare):
             self._comparison(node)
-        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and self._is_measure(node.right):
+        elif (
+            isinstance(node, ast.BinOp)
+            and isinstance(node.op, ast.Mod)
+            and self._named.is_measure(node.right)
+        ):
             self.limits.append(self._place)  # slot = count % len(slots): round and round
 
     def _assignment(self, node: ast.AST, targets: list[ast.expr], value: ast.expr) -> None:
@@ -283,8 +281,8 @@ class NameReader:
             return
         flat = [each for target in targets for each in flattened(target)]
         inner = [each for each in ast.walk(value) if isinstance(each, ast.expr)]
-        feeds_itself = any(map(self._is, inner))
-        items = [target for target in flat if self._is_item(target)]
+        feeds_itself = any(map(self._named.is_it, inner))
+        items = [target for target in flat if self._named.is_item(target)]
         if items:
             if any(is_remade(each) or goes_round(index_of(each), self._root) for each in items):
                 self.limits.append(
@@ -301,10 +299,10 @@ class NameReader:
                 at_index=at_index,
                 comes_again=any(self._is_of_inner_loop(index_of(each)) for each in items),
             )
-        elif any(self._is(target) for target in flat):
+        elif any(self._named.is_it(target) for target in flat):
             if self._is_second:
                 return
-            if feeds_itself and self._is_cut(value):
+            if feeds_itself and self._named.is_cut(value):
                 self.limits.append(self._place)
                 self._store(node, [value], feeds_itself=True, cuts=True)
             elif feeds_itself:
@@ -319,7 +317,7 @@ class NameReader:
                 self.renewals.append(self._place)
             else:
                 self._store(node, [value], replaces=True, constructs=called_name(value)[:1].isupper())
-        elif self._is(value) and not self._is_second:
+        elif self._named.is_it(value) and not self._is_second:
             for target in flat:
                 self._follow(target)
 
@@ -338,16 +336,20 @@ class NameReader:
         called = called_name(node)
         owner = node.func.value if isinstance(node.func, ast.Attribute) else None
         of_name = owner is not None and (
-            self._is(owner) or self._is_item(owner) or self._is_default_item(owner)
+            self._named.is_it(owner) or self._named.is_item(owner) or self._named.is_default_item(owner)
         )
-        first_is_name = bool(node.args) and self._is(node.args[0])
+        # `heappush(name, x)`, `record(name, x)`; but `others.append(name)` puts it elsewhere.
+        is_function = owner is None or called in _FUNCTIONS
+        first_is_name = bool(node.args) and is_function and self._named.is_it(node.args[0])
         self.handed += [
-            Handed(called, index, self._place) for index, each in enumerate(node.args) if self._is(each)
+            Handed(called, index, self._place)
+            for index, each in enumerate(node.args)
+            if self._named.is_it(each)
         ]
         self.handed += [
             Handed(called, each.arg, self._place)
             for each in node.keywords
-            if each.arg and self._is(each.value)
+            if each.arg and self._named.is_it(each.value)
         ]
         if called in self._takes and (of_name or first_is_name):
             self.takes.append(self._place)
@@ -378,10 +380,10 @@ class NameReader:
     def _comparison(self, node: ast.Compare) -> None:
         sides = [node.left, *node.comparators]
         if any(isinstance(operator, ast.In | ast.NotIn) for operator in node.ops) and any(
-            map(self._is, sides)
+            map(self._named.is_it, sides)
         ):
             self.looks_first = True
-        if any(map(is_small, sides)) or not any(map(self._is_measure, sides)):
+        if any(map(is_small, sides)) or not any(map(self._named.is_measure, sides)):
             return  # whether there is anything is no limit
         if self._tested is not None:
             self._check(self._tested)
@@ -395,7 +397,11 @@ class NameReader:
         inner = NameReader(
             self._file, self._name, self._is_attribute, is_second=self._is_second, classes=self._classes
         )
-        inner._elsewhere, inner._function, inner._scope = self._elsewhere, self._function, self._scope
+        inner._named.elsewhere, inner._function, inner._scope = (
+            self._named.elsewhere,
+            self._function,
+            self._scope,
+        )
         inner._into([*node.body, *node.orelse])
         if inner.statements or inner.takes or inner.limits or inner.renewals:
             self.limits.append(self._place)
@@ -409,24 +415,6 @@ class NameReader:
         self._exits += [
             (self._function, each.lineno) for each in within if isinstance(each, ast.Return | ast.Continue)
         ]
-
-    def _asks_for_it(self, test: ast.expr) -> bool:
-        """Whether a test asks if there is anything yet: `bank is None`, `not hasattr(self, "bank")`, `"bank" not in store`, `not bank`,
-        `bank.numel() == 0`."""
-        for node in ast.walk(test):
-            if isinstance(node, ast.Compare):
-                sides = [node.left, *node.comparators]
-                if any(map(self._is_it_or_item, sides)) and any(isinstance(each, ast.Is | ast.IsNot | ast.In | ast.NotIn) for each in node.ops):  # fmt: skip
-                    return True
-                if any(map(self._is_measure, sides)) and any(map(is_small, sides)):
-                    return True
-            elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not) and self._is(node.operand):
-                return True
-            elif isinstance(node, ast.Call) and called_name(node) in ("hasattr", "getattr"):
-                asked = node.args[1] if len(node.args) > 1 else None
-                if isinstance(asked, ast.Constant) and asked.value == self._name:
-                    return True
-        return self._is(test)
 
     def _is_start(self, test: ast.expr) -> bool:
         """`step == 0`, of the outermost loop's variable."""
@@ -452,35 +440,7 @@ class NameReader:
         )
 
     def _is_assigned(self, statement: ast.stmt) -> bool:
-        return isinstance(statement, ast.Assign) and any(map(self._is_it_or_item, statement.targets))
-
-    def _is_it_or_item(self, node: ast.AST) -> bool:
-        return self._is(node) or self._is_item(node)
-
-    def _is_view(self, node: ast.Call) -> bool:
-        """`name.values()`, `name.items()`."""
-        return (
-            isinstance(node.func, ast.Attribute)
-            and node.func.attr in ("values", "items")
-            and self._is(node.func.value)
-        )
-
-    def _is_measure(self, side: ast.expr) -> bool:
-        """`len(name)`, `len(self)` within its class, `name.qsize()`, `name.shape[0]`, `name.size(0)`; not `len(name) % 100`, which is
-        every hundredth."""
-        if isinstance(side, ast.BinOp) and isinstance(side.op, ast.Mod):
-            return False
-        if called_name(side) == "sum" and self._is_within(side):
-            return any(isinstance(node, ast.Name) and node.id == "len" for node in ast.walk(side))
-        for node in ast.walk(side):
-            if isinstance(node, ast.Attribute) and node.attr in _SIZES and self._is(node.value):
-                return True
-            if called_name(node) == "len" and isinstance(node, ast.Call) and node.args:
-                measured = node.args[0]
-                of_self = self._is_attribute and not self._elsewhere and is_self(measured)
-                if self._is(measured) or self._is_item(measured) or of_self:
-                    return True
-        return False
+        return isinstance(statement, ast.Assign) and any(map(self._named.is_it_or_item, statement.targets))
 
     def _store(
         self,
@@ -524,52 +484,6 @@ class NameReader:
     @property
     def _place(self) -> Place:
         return Place(self._function, bool(self._loops))
-
-    def _is(self, node: ast.AST) -> bool:
-        if isinstance(node, ast.Starred) or (isinstance(node, ast.Attribute) and node.attr == "data"):
-            return self._is(node.value) or (
-                self._is_attribute and self._name == "data" and self._is_own(node)
-            )
-        return self._is_own(node)
-
-    def _is_own(self, node: ast.AST) -> bool:
-        if not self._is_attribute:
-            return isinstance(node, ast.Name) and node.id == self._name
-        if not isinstance(node, ast.Attribute) or not is_same(node.attr, self._name):
-            return False
-        return not (self._elsewhere and is_self(node.value))
-
-    def _is_item(self, node: ast.AST) -> bool:
-        """`name[...]`, and deeper."""
-        return isinstance(node, ast.Subscript) and (self._is(node.value) or self._is_item(node.value))
-
-    def _is_default_item(self, node: ast.AST) -> bool:
-        """`name.setdefault(key, [])`, `name.get(key)`: what is then done is done to an item."""
-        return (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr in ("setdefault", "get")
-            and (self._is(node.func.value) or self._is_item(node.func.value))
-        )
-
-    def _is_cut(self, value: ast.expr) -> bool:
-        """Whether what replaces the name is limited: a slice of it or of what was made from it, the largest of it, those of its items
-        that are recent."""
-        if isinstance(value, ast.Subscript) and (is_sliced(value) or self._is(value.value)):
-            return True
-        for inner in ast.walk(value):
-            if isinstance(inner, ast.Subscript) and self._is(inner.value) and is_sliced(inner):
-                return True
-            if called_name(inner) in _CUTS and self._is_within(inner):
-                return True
-            if isinstance(inner, COMPREHENSIONS) and any(
-                self._is_within(each.iter) and any(map(is_ordering, each.ifs)) for each in inner.generators
-            ):
-                return True
-        return False
-
-    def _is_within(self, node: ast.AST) -> bool:
-        return any(map(self._is, ast.walk(node)))
 
 
 def is_put(node: ast.AST) -> bool:

@@ -6,6 +6,22 @@ from collections.abc import Iterable, Iterator
 from legroom.observe.source_files import COMPREHENSIONS, own_nodes
 
 _NUMBERS = {"item", "float", "int", "len", "str", "tolist", "numpy", "format", "perf_counter", "time"}
+_COUNTERS = (
+    "step",
+    "epoch",
+    "iter",
+    "count",
+    "idx",
+    "index",
+    "batch",
+    "num",
+    "seen",
+    "turn",
+    "episode",
+    "len",
+    "size",
+    "warm",
+)
 _EMPTY_CALLS = {"list", "dict", "set", "deque", "tuple", "OrderedDict", "Counter", "defaultdict"}
 
 
@@ -20,22 +36,33 @@ def is_self(node: ast.AST) -> bool:
     return isinstance(node, ast.Name) and node.id in ("self", "cls")
 
 
-def is_ordering(test: ast.expr) -> bool:
-    """`age < 10`, `step - begun <= 10`, also as a part of more."""
+def is_selective(test: ast.expr, item: ast.expr) -> bool:
+    """Whether a filter lets items go in time: `age < 10`, `step - begun <= 10`, `not item.done()`; not `item is not None`."""
+    names = {each.id for each in flattened(item) if isinstance(each, ast.Name)}
     return any(
-        isinstance(operator, ast.Lt | ast.LtE | ast.Gt | ast.GtE)
+        (
+            isinstance(node, ast.Compare)
+            and any(isinstance(each, ast.Lt | ast.LtE | ast.Gt | ast.GtE) for each in node.ops)
+        )
+        or (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in names)
         for node in ast.walk(test)
-        if isinstance(node, ast.Compare)
-        for operator in node.ops
     )
 
 
-def is_below(test: ast.expr) -> bool:
-    """`step < 10`, also as a part of more."""
+def is_below(node: ast.If) -> bool:
+    """`if step < 10:`, also as a part of more: something that counts is below a limit. Not `if loss < best:`."""
     return any(
-        isinstance(node, ast.Compare) and any(isinstance(operator, ast.Lt | ast.LtE) for operator in node.ops)
-        for node in ast.walk(test)
+        isinstance(part, ast.Compare)
+        and any(isinstance(operator, ast.Lt | ast.LtE) for operator in part.ops)
+        and any(_counts(name) for side in (part.left, *part.comparators) for name in ast.walk(side))
+        for part in ast.walk(node.test)
     )
+
+
+def _counts(node: ast.AST) -> bool:
+    """A name that says so (`global_step`, `self.seen`, `i`), or a length."""
+    name = node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
+    return 0 < len(name) <= 2 or any(word in name.lower() for word in _COUNTERS)
 
 
 def is_small(value: ast.expr) -> bool:

@@ -8,6 +8,7 @@ a function that no one calls does not count.
 
 import ast
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import NamedTuple
 
 from legroom.observe.source_calls import CONSTRUCTORS, Calls, calls_in
@@ -108,6 +109,18 @@ def find_feeding(root: str, file: str | None, function: str, line: int) -> Store
     reader = NameReader(file, root, False, feeding=True)
     reader.read((function_around(tree, function, line, root) if function else None) or tree)
     return NOTHING._replace(statements=tuple(reader.statements))
+
+
+@lru_cache(maxsize=64)
+def limits_itself(file: str, kind: str) -> bool:
+    """Whether a class of the user's, made from a list or dict, takes things out of itself."""
+    tree = tree_of(file)
+    for node in ast.walk(tree) if tree is not None else ():
+        if isinstance(node, ast.ClassDef) and node.name == kind:
+            reader = NameReader(file, "self", False)
+            reader.read(node)
+            return bool(reader.takes or reader.limits)
+    return False
 
 
 def find_at(file: str, line: int) -> Stored:

@@ -308,3 +308,55 @@ def test_a_key_that_is_tried_first_is_looked_up(read) -> None:
         "for x in data:\n    try:\n        y = kept[x]\n    except KeyError:\n        kept[x] = make(x)\n"
     )
     assert read(f"kept = {{}}\n{source}", "kept").looks_first
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "i = 0\nfor x in data:\n    kept[i] = x\n    i += 1\n    if i == 9:\n        i = 0\n",
+        "i = 0\nfor x in data:\n    kept[i] = x\n    i = (i + 1) % 9\n",
+    ],
+)
+def test_an_index_that_is_set_back_goes_round(read, source: str) -> None:
+    assert read(f"kept = {{}}\n{source}", "kept").limited
+
+
+def test_an_index_that_only_counts_does_not_go_round(read) -> None:
+    assert not read("i = 0\nfor x in data:\n    kept[i] = x\n    i += 1\n", "kept").shrinks
+
+
+def test_the_key_of_an_inner_loop_comes_again(read) -> None:
+    source = "for epoch in range(3):\n    for i, x in enumerate(data):\n        kept[{}] = x\n"
+    assert [each.comes_again for each in read(source.format("i"), "kept").statements] == [True]
+    assert [each.comes_again for each in read(source.format("epoch, i"), "kept").statements] == [False]
+
+
+def test_what_comes_from_something_that_is_used_up_comes_to_an_end(read) -> None:
+    source = "for _ in range(9):\n    kept, pool = torch.cat([kept, pool[:8]]), pool[8:]\n"
+    assert read(source, "kept").limited
+
+
+def test_items_that_say_when_they_are_done_may_leave(read) -> None:
+    source = "for x in data:\n    kept.append(x)\n    kept = [each for each in kept if not each.done()]\n"
+    assert read(f"kept = []\n{source}", "kept").limited
+
+
+@pytest.mark.parametrize(("test", "guarded"), [("step < 10", True), ("loss < best", False)])
+def test_only_what_counts_is_a_guard(read, test: str, guarded: bool) -> None:
+    stored = read(f"kept = []\nfor x in data:\n    if {test}:\n        kept.append(x)\n", "kept")
+    assert [each.guarded for each in stored.statements] == [guarded]
+
+
+def test_what_is_put_into_another_is_not_stored_into(read) -> None:
+    source = "for x in data:\n    kept = (x, 1)\n    others.append(kept)\n"
+    assert [each.line for each in read(source, "kept").statements] == [2]
+
+
+def test_a_list_of_the_users_own_that_limits_itself(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(
+        "class Short(list):\n    def append(self, x):\n        super().append(x)\n        del self[:-9]\n"
+        "class Long(list):\n    def add(self, x):\n        self.append(x)\n"
+    )
+    assert storing_lines.limits_itself(str(file), "Short")
+    assert not storing_lines.limits_itself(str(file), "Long")

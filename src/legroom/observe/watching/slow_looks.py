@@ -10,8 +10,8 @@ import time
 from legroom.observe.watching.suspects import Suspect
 from legroom.observe.watching.window import Window
 
-FIRST_TURN = 8
-"""Of the looks that are taken by themselves. Each further one is taken half as many turns again later."""
+FIRST_TURN = 5
+"""The turns before set records without meaning. After it, looks are taken by themselves when half as many turns again have passed."""
 FREE_LOOKS = 16
 SHARE = 0.002
 MOST_BARREN = 6
@@ -23,7 +23,7 @@ class SlowLooks:
     def __init__(self, window: Window) -> None:
         self._window = window
         self._by_itself = FIRST_TURN
-        self._not_before = 0
+        self._not_before = FIRST_TURN
         self._barren = 0
         self._began = time.perf_counter()
         self._seconds = 0.0

@@ -133,7 +133,8 @@ def suspects_of(found: Found, *, kind: Kind, **figures: Any) -> Iterator[Suspect
     place = candidates[0] if candidates else None
     # Seen is better than read: where the source names several lines, or none that could fill a container, the loop is traced.
     unsure = place is None or (
-        path.container and (place.replaces or len({each.line for each in candidates}) > 1)
+        path.container
+        and ((place.replaces and not path.by_iterator) or len({each.line for each in candidates}) > 1)
     )
     traceable = path.container and path.how in ("container", "variable", "closure", "generator")
     kept = Kept(
@@ -171,6 +172,8 @@ def _candidates(path: HolderPath, stored: Stored) -> list[Storing]:
     if path.how == "cache":
         return []  # the cached function itself
     candidates = stored.candidates(path.keys)
+    if path.by_iterator:
+        return [each for each in stored.statements if each.replaces] or candidates
     if path.how in ("variable", "container") and path.length < TURNS_KEPT:
         feeding = stored._replace(statements=tuple(each for each in stored.statements if each.feeds_itself))
         return feeding.candidates(path.keys) or candidates

@@ -33,6 +33,8 @@ class Ticks:
     """So many steps of other optimizers with none of the one that ends the turns: then another ends them."""
     TENURE = 8
     """Where optimizers come and go (one for each task), each ends one turn; one that steps more often than that is here to stay."""
+    TRAINS_AFTER = 4
+    """After so many steps, what an optimizer has is a model that is being trained."""
     CALLS_ALONE = 8
     """So are many calls of a model in training mode, with no backward pass."""
 
@@ -51,7 +53,7 @@ class Ticks:
         """Whether there is no optimizer: each backward pass is then followed by a step of the program's own."""
         self.optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self.trained: dict[int, weakref.ref[torch.Tensor]] = {}
-        """`id` → each parameter that an optimizer had when it first stepped."""
+        """`id` → each parameter of an optimizer that ended turns and stepped some times."""
         self.graph_of_gradients: Frame | None = None
         """Where a backward pass was last asked to make gradients that have a graph themselves."""
         self._pacemaker: weakref.ref[torch.optim.Optimizer] | None = None
@@ -117,8 +119,6 @@ class Ticks:
         if all(known() is not optimizer for known in self.optimizers):
             self.optimizers = [known for known in self.optimizers if known() is not None]
             self.optimizers.append(weakref.ref(optimizer))
-            for group in optimizer.param_groups:
-                self.trained.update({id(each): weakref.ref(each) for each in group["params"]})
 
     def _sets_the_pace(self, optimizer: torch.optim.Optimizer) -> bool:
         """Of several optimizers one ends the turns."""
@@ -126,6 +126,8 @@ class Ticks:
         if pacemaker is optimizer:
             self._steps_of_others = 0
             self._tenure += 1
+            if self._tenure == self.TRAINS_AFTER:
+                self._note_trained(optimizer)
             return self._tenure > self._tenure_before
         self._steps_of_others += 1
         if pacemaker is not None and self._steps_of_others < self.STEPS_OF_OTHERS:
@@ -133,6 +135,11 @@ class Ticks:
         self._pacemaker, self._steps_of_others = weakref.ref(optimizer), 0
         self._tenure, self._tenure_before = 1, min(self._tenure, self.TENURE)
         return True
+
+    def _note_trained(self, optimizer: torch.optim.Optimizer) -> None:
+        alive = {key: reference for key, reference in self.trained.items() if reference() is not None}
+        trained = (each for group in optimizer.param_groups for each in group["params"])
+        self.trained = alive | {id(each): weakref.ref(each) for each in trained}
 
     def _backward_begins(self) -> None:
         self._backwards_since_step += 1

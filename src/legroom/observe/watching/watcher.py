@@ -123,13 +123,14 @@ class Watcher:
         signs, unsure = self._count()
         self._attention.paid(now, time.thread_time() - began, again=unsure)
         self.ticks.muted = not self._attention.expects
+        record = self._records == 1 and self._window is None  # of several in a row, a window sees more
+        if self.ticks.trains and self._slow_looks.is_due(turn, record=record):
+            self._looking(self._look_now_and_then, turn)
         if self._window is None:
             due = [sign for sign in signs if turn >= self._not_before[sign]]
             if turn >= self._next_by_chance:
                 self._next_by_chance = max(4 * turn, 32)
             elif not due:
-                if self.ticks.trains and self._slow_looks.is_due(turn, record=self._records == 1):
-                    self._looking(self._look_now_and_then, turn)
                 return
             self._opened_by = due
             self._window = Window(self._marks, self.ticks, on_device=self._on_device)

@@ -48,6 +48,8 @@ LOOKS_OF_TENSORS = 2
 LOOKS_LARGER = 4
 SLOW_LOOKS = 3
 """Of so many slow looks something must have stayed, and lie in one container."""
+ENSEMBLE = 8
+"""More models than that are hardly kept on purpose."""
 _BACK = 10
 
 
@@ -67,6 +69,8 @@ class _Signs:
     gathered: Targets = field(default_factory=list)
     gathered_sizes: dict[int, int] = field(default_factory=dict)
     """`id` → bytes of everything that one turn left behind."""
+    gathers_on_host: bool = False
+    """Whether none of these is on a device, while other tensors are."""
     with_graph: frozenset[int] = frozenset()
     """`id`s of those of `gathered` that hold a graph."""
     nodes_of_turn: int = 0
@@ -104,6 +108,8 @@ class Window:
         self._followed = Followed()
         self._counts: list[int] = []
         self._sizes: dict[Named, list[int]] = {}
+        self._lengths: dict[tuple[str, str | None], int] = {}
+        """By name and file of a holder, how long it was when it was first found."""
 
     def look(self, turn: int) -> list[Suspect]:
         """Call at the end of turn number `turn`."""
@@ -192,6 +198,8 @@ class Window:
                 signs = replace(
                     signs,
                     gathered=_referred(sample),
+                    gathers_on_host=any(map(self._on_device, tensors))
+                    and not any(map(self._on_device, sample)),
                     gathered_sizes={id(tensor): _bytes_of(tensor) for tensor in generations[1]},
                     with_graph=frozenset(id(tensor) for tensor, _ in roots(sample)),
                     nodes_of_turn=len(births.nodes.get(turn - 2, ())),
@@ -284,7 +292,7 @@ class Window:
         held = holders.of(signs.gathered, signs.made, least=least)
         found = [each for each in held if each.path.how != "unknown" and not is_passing(each)]
         if self._slow:
-            found = [each for each in found if each.path.turns >= SLOW_LOOKS]
+            found = [each for each in found if self._has_grown(each) and not _is_ensemble(each)]
         suspects: list[Suspect] = []
         for each in found:
             sizes = signs.gathered_sizes
@@ -295,9 +303,15 @@ class Window:
             suspects += suspects_of(
                 each, kind="graph" if has_graph else "tensor", step=turn, steps=self.looks - 1,
                 bytes_per_step=sum(sizes.values()), nodes_per_step=signs.nodes_of_turn if has_graph else 0,
-                storages_per_step=max(len(sizes), 1), evaluation=not self._ticks.trains,
+                storages_per_step=max(len(sizes), 1), evaluation=not self._ticks.trains, on_host=signs.gathers_on_host,
             )  # fmt: skip
         return suspects
+
+    def _has_grown(self, found: Found) -> bool:
+        """Whether a container has tensors of several looks, or, where they lie too deep in it to be seen, is longer than it was."""
+        path = found.path
+        before = self._lengths.setdefault((path.name, path.file), path.length)
+        return path.turns >= SLOW_LOOKS or (not path.turns and path.length > before)
 
     def _larger(self, signs: _Signs, turn: int) -> list[Suspect]:
         found = []
@@ -330,6 +344,11 @@ class Window:
                 # What a function of the user's makes of it may be limited in there: then it does not grow for long.
                 found.append(Suspect(kept, not statement.joins, turn))
         return found
+
+
+def _is_ensemble(found: Found) -> bool:
+    """Whether a few models are gathered, which may be all there will be."""
+    return found.path.of_models and found.path.length < ENSEMBLE
 
 
 def _share_of(found: Found, signs: _Signs) -> tuple[int, int]:
