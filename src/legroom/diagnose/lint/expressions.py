@@ -20,6 +20,7 @@ from legroom.diagnose.lint.kinds import (
     by_name,
     container,
     joined,
+    pruned,
     with_element,
     with_item,
 )
@@ -100,7 +101,7 @@ class Expressions:
         if isinstance(node, cst.Subscript):
             return self._subscript(node)
         if isinstance(node, (cst.Tuple, cst.List, cst.Set)):
-            items = tuple(self.value_of(each.value) for each in node.elements)
+            items = tuple(pruned(self.value_of(each.value)) for each in node.elements)
             return Value(Kind.CONTAINER, items=items) if items else container()
         if isinstance(node, cst.Dict):
             return self._dict(node)

@@ -115,14 +115,14 @@ def with_element(known: Value, element: Value, keys: Sequence[str | None] = ()) 
     if keys:
         inner = known.under(keys[0]) or container()
         return with_item(known, keys[0], with_element(inner, element, keys[1:]))
-    return replace(_as_container(known), element=_all_of((*_unkeyed(known), element)), items=None)
+    return replace(_as_container(known), element=_all_of((*_unkeyed(known), pruned(element))), items=None)
 
 
 def with_item(known: Value, key: str | None, value: Value) -> Value:
     """The same dict, with this under a key in the place of what was there."""
     if key is None or (len(known.keyed) >= _MOST_KEYS and key not in dict(known.keyed)):
         return with_element(known, value)
-    keyed = {**dict(known.keyed), key: value}
+    keyed = {**dict(known.keyed), key: pruned(value)}
     return replace(
         _as_container(known), element=_all_of(_unkeyed(known)), items=None, keyed=tuple(keyed.items())
     )
@@ -130,6 +130,27 @@ def with_item(known: Value, key: str | None, value: Value) -> Value:
 
 _MOST_KEYS = 60
 """A dict of more is a table, whose places are all alike."""
+
+
+_DEEPEST = 2
+
+
+def pruned(value: Value, levels: int = _DEEPEST) -> Value:
+    """A value of which only so many levels of containers are told apart: one that is put into itself would have no end."""
+    if value.kind is not Kind.CONTAINER or not value.inside:
+        return value
+    if levels == 0:
+        return container(GRAPH if value.carries_graph else None, bounded=value.bounded, mapping=value.mapping)
+    inner = [pruned(each, levels - 1) for each in value.inside]
+    if all(new is old for new, old in zip(inner, value.inside, strict=True)):
+        return value
+    rest = len(inner) - len(value.keyed)
+    return replace(
+        value,
+        element=inner[0] if value.element is not None else None,
+        items=tuple(inner[:rest]) if value.items is not None else None,
+        keyed=tuple((key, new) for (key, _), new in zip(value.keyed, inner[rest:], strict=True)),
+    )
 
 
 def _as_container(known: Value) -> Value:

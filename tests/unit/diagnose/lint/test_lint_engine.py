@@ -315,3 +315,8 @@ def test_a_long_chain_of_methods_is_read_once() -> None:
     """Twice for each link would never end."""
     text = LEAK.replace("losses.append(loss)", f"losses.append(loss{'.clone()' * 60})")
     assert [finding.code for finding in lint_text(text)] == ["LG101"]
+
+
+def test_containers_that_are_put_into_themselves_come_to_an_end() -> None:
+    places = "".join(f"    book['k{number}'] = book\n    pair = (pair, pair)\n" for number in range(12))
+    assert lint_text(f"import torch\nbook, pair = {{}}, ()\nfor step in range(3):\n{places}") == []
