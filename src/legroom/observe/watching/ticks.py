@@ -33,7 +33,7 @@ class Ticks:
     """So many steps of other optimizers with none of the one that ends the turns: then another ends them."""
     TENURE = 8
     """Where optimizers come and go (one for each task), each ends one turn; one that steps more often than that is here to stay."""
-    TRAINS_AFTER = 4
+    TRAINS_AFTER = 3
     """After so many steps, what an optimizer has is a model that is being trained."""
     CALLS_ALONE = 8
     """So are many calls of a model in training mode, with no backward pass."""
