@@ -41,6 +41,16 @@ def test_the_gradients_of_a_residual_connection_meet_in_place():
     assert mode.swapped == mode.added == 1
 
 
+def test_a_gradient_that_is_a_view_is_not_added_to():
+    def loss():
+        h = torch.ones(2, 4, 8, requires_grad=True) * 2
+        return (h.view(8, 8).sin() + h.view(8, 8).cos()).sum()
+
+    mode = backward(loss)
+
+    assert (mode.added, mode.swapped) == (1, 0)
+
+
 def test_a_gradient_without_memory_of_its_own_is_not_added_to():
     assert not _dense(torch.ones(1).expand(4, 8))
     assert not _dense(torch.ones(4, 8)[:, ::2])

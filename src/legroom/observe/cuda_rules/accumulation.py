@@ -4,7 +4,8 @@ Where two paths of the graph lead to one tensor (every residual connection), the
 to the first, in the first one's memory if nothing else holds it (`accumulate` in torch/csrc/autograd/input_buffer.cpp). It
 does not dare to while a dispatch mode watches or a tensor is of a subclass, and then makes a third tensor: the watched
 run takes memory that the real one does not. Formulas of some gradients do the like: what was selected (`max`, `gather`, `x[index]`) is put into
-zeros, in place unless a tensor is of a subclass (`areAnyTensorSubclassLike` in FunctionsManual.cpp). `instead_of` gives the operation
+zeros, in place unless a tensor is of a subclass (`areAnyTensorSubclassLike` in FunctionsManual.cpp). A gradient that is a view, as a linear layer
+makes of three dimensions, is never added to: it keeps the tensor that it is a view of, and that the same memory. `instead_of` gives the operation
 that would run unwatched.
 
 Whether anything else holds the first of two gradients is read off its reference counts, against those that an unshared one has
@@ -47,7 +48,7 @@ class Accumulation:
             return func
         if first.shape != second.shape or first.dtype != second.dtype or not _dense(first):
             return func
-        if not _engine_is_at_work():
+        if not _engine_is_at_work() or first._is_view():  # a view keeps the tensor that it is one of
             return func
         tensor, storage = _counts(first)
         if tensor > self._unshared[0] or storage > self._unshared[1]:
