@@ -1,24 +1,21 @@
 """Convolutions: cuDNN's workspaces, in the order in which torch asks for them.
 
-Source: ATen/native/ConvUtils.h and Convolution.cpp, cudnn/ConvShared.cpp. Forward: the result, then the workspace. Backward:
+Source: ATen/native/ConvUtils.h and Convolution.cpp, cudnn/ConvShared.cpp. Forward: the input in one piece, where it is not (`input.contiguous`
+in `_convolution`), the result, then the workspace. Backward: the input again, where the weights' gradient is wanted, kept to the end;
 the input's gradient and its workspace, the weights' gradient and its workspace, then the bias's gradient, which is a
 sum (see reductions). Depthwise convolutions in the usual layout have kernels of torch's own.
 """
 
-from functools import lru_cache
 from math import prod
 from typing import Any
 
 import torch
 
-from legroom.observe.cuda_rules import convolution_workspace as workspace
 from legroom.observe.cuda_rules import reductions
-from legroom.observe.cuda_rules.convolution_cudnn import OPERATIONS, Cudnn, Question
-from legroom.observe.cuda_rules.convolution_cudnn import described as described_gpu
-from legroom.observe.cuda_rules.convolution_library import find_library, sees_gpu
-from legroom.observe.cuda_rules.convolution_neighbours import Guess, guess
-from legroom.observe.cuda_rules.convolution_table import Layer, look_up
-from legroom.observe.cuda_rules.convolution_workspace import Convolution, Workspaces
+from legroom.observe.cuda_rules.convolution_cudnn import Question
+from legroom.observe.cuda_rules.convolution_guess import Guess, guess, ruled
+from legroom.observe.cuda_rules.convolution_table import Layer
+from legroom.observe.cuda_rules.convolution_workspace import Convolution
 from legroom.observe.cuda_rules.plan import Call, Give, Output, Plan, Rule, Step, Take, size_of
 from legroom.observe.gpus import Gpu
 from legroom.observe.notes import BENCHMARK
@@ -30,8 +27,8 @@ def _forward(call: Call) -> Plan:
     result = call.result if isinstance(call.result, torch.Tensor) else call.result[0]
     found = _describe(arguments, input, weight, result)
     taken = _workspaces(found, arguments, input, weight, result, call.gpu)
-    before, after = _by_dimension(input, _copies(found, input=input))
-    steps = [*before, Output(0), *after, *_copies(found, weight=weight), *_held("workspace", taken, 0)]
+    copies = _copies(found, input=input), _copies(found, weight=weight)
+    steps = [*copies[0], Output(0), *copies[1], *_held("workspace", taken, 0)]
     return Plan(steps, BENCHMARK if torch.backends.cudnn.benchmark else "")
 
 
@@ -41,7 +38,7 @@ def _backward(call: Call) -> Plan:
     mask = arguments["output_mask"] or (True, True, True)
     found = _describe(arguments, input, weight, gradient)
     taken = _workspaces(found, arguments, input, weight, gradient, call.gpu)
-    whole, needed = _by_dimension(input, _copies(found, input=input))
+    whole = _copies(found, input=input) if mask[1] or input.dim() == 3 else []
     copies = [*whole, *_copies(found, gradient=gradient)]
     steps: list[Step] = [*copies]
     if found.depthwise and not _depthwise_by_cudnn(found, input, weight):
@@ -52,8 +49,7 @@ def _backward(call: Call) -> Plan:
             steps += [Output(0), *copied, *_held("input gradient", taken, 1)]
             steps += [Give(copy.name) for copy in copied]
         if mask[1]:
-            steps += [Output(_position(mask, 1)), *needed, *_held("weight gradient", taken, 2)]
-            steps += [Give(copy.name) for copy in needed]
+            steps += [Output(_position(mask, 1)), *_held("weight gradient", taken, 2)]
     steps += [Give(copy.name) for copy in copies if copy not in whole]
     if mask[2]:
         steps.append(Output(_position(mask, 2)))
@@ -67,13 +63,9 @@ def _backward(call: Call) -> Plan:
 def _workspaces(
     found: Convolution, arguments: dict[str, Any], input: Any, weight: Any, output: Any, gpu: Gpu
 ) -> Guess:
-    """As measured, where this layer was at this size of batch; else as the most similar ones that were, or by rule, and in doubt.
-
-    Only Hopper was measured.
-    """
-    is_torchs_own = found.depthwise and not found.channels_last and input.dtype != torch.float16
-    if is_torchs_own or gpu.capability[0] != 9:
-        return _by_rule(found, gpu)
+    """Depthwise convolutions that torch computes itself take what the rule says; all others are cuDNN's."""
+    if found.depthwise and not found.channels_last and input.dtype != torch.float16:
+        return ruled(found, gpu)
     spread = len(weight.shape) - 2
     dtype = str(input.dtype).removeprefix("torch.")
     if dtype == "float32" and not torch.backends.cudnn.allow_tf32:
@@ -83,42 +75,8 @@ def _workspaces(
         tuple(weight.shape[2:]), _each(arguments["stride"], spread), _each(arguments["dilation"], spread),
         found.groups, found.transposed, _each(arguments["padding"], spread),
     )  # fmt: skip
-    measured = look_up(layer, found)
-    if measured is not None:
-        return Guess(measured)
-    alike = _by_likeness(layer, found, gpu)
-    asked = _asked(Question(layer, found.batch, tuple(output.shape[2:])), found, gpu)
-    if asked is not None:
-        return Guess(asked, (asked, *alike.others) if alike else ())  # neighbours widen the bound only
-    if alike is None:
-        return _by_rule(found, gpu)
-    if found.depthwise:  # what is likely the rule says better, what else may be the others
-        return Guess(_by_rule(found, gpu).likely, alike.others)
-    return alike
-
-
-@lru_cache(maxsize=4096)
-def _asked(question: Question, found: Convolution, gpu: Gpu) -> Workspaces | None:
-    """What cuDNN's library says, where there is one. Without a GPU it does not see the kernels that leave matrix products to cuBLAS."""
-    functions = find_library()
-    if functions is None or (found.pointwise and not sees_gpu(functions)):
-        return None
-    cudnn = Cudnn(functions, described_gpu(gpu))
-    sizes = [cudnn.workspace(question, operation, found) for operation in OPERATIONS]
-    known = [size for size in sizes if size is not None]
-    return Workspaces(*known) if len(known) == len(sizes) else None
-
-
-@lru_cache(maxsize=4096)
-def _by_likeness(layer: Layer, found: Convolution, gpu: Gpu) -> Guess | None:
-    return guess(layer, found, gpu)
-
-
-def _by_rule(found: Convolution, gpu: Gpu) -> Guess:
-    sizes = Workspaces(
-        workspace.forward(found), workspace.input_gradient(found), workspace.weight_gradient(found, gpu)
-    )
-    return Guess(sizes, () if found.depthwise else (workspace.most(found, gpu),))
+    question = Question(layer, found.batch, tuple(output.shape[2:]), torch.backends.cudnn.deterministic)
+    return guess(question, found, gpu)
 
 
 def _each(values: Any, dimensions: int) -> tuple[int, ...]:
@@ -182,12 +140,6 @@ def _copies(found: Convolution, **tensors: Any) -> list[Take]:
         if not tensor.is_contiguous(memory_format=wanted):
             steps.append(Take(name, size_of(tensor)))
     return steps
-
-
-def _by_dimension(input: Any, copies: list[Take]) -> tuple[list[Take], list[Take]]:
-    """Copies made before all else, and those made where they are needed: over one dimension the input is put in one piece first
-    and stays so to the end (`input.contiguous()` in `_convolution` and `convolution_backward`)."""
-    return (copies, []) if input.dim() == 3 else ([], copies)
 
 
 def _last(tensor: Any) -> bool:

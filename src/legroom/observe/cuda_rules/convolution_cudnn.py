@@ -35,6 +35,12 @@ OPERATIONS = (Kind.FORWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
 """In the order of `Workspaces`."""
 
 
+MARKS = 147
+"""Bytes that a kernel keeps beside what it converts. They matter: what is a little larger than a hole of the cache takes a new segment."""
+HOPPER = (9, 0)
+"""Compute capability of the GPUs whose kernels' partial sums are known."""
+
+
 class Knob(IntEnum):
     """Settings of kernels that matter here."""
 
@@ -77,10 +83,11 @@ class Choice(NamedTuple):
 class Cudnn:
     """The library, asked about one GPU."""
 
-    def __init__(self, functions: Any, gpu: str) -> None:
-        """`gpu`: its properties, as `described` gives them."""
+    def __init__(self, functions: Any, gpu: Gpu, description: str = "") -> None:
+        """`description`: how cuDNN describes this very GPU, where that is known."""
         self._functions = functions
         self._gpu = gpu
+        self._description = description or described(gpu)
 
     def choose(self, question: Question, operation: Kind) -> Choice | None:
         """What torch would run; None where cuDNN does not say."""
@@ -96,11 +103,11 @@ class Cudnn:
         taken = self.choose(question, operation)
         if taken is None:
             return None
-        if taken.cluster is None or c.groups > 1:
+        if taken.cluster is None or c.groups > 1 or self._gpu.capability != HOPPER:
             return taken.workspace
-        return conversions(c) + partial_sums(
-            product_of(c, operation), taken.knobs[Knob.TILE], taken.cluster, c.element
-        )
+        sums = partial_sums(product_of(c, operation), taken.knobs[Knob.TILE], taken.cluster, c.element)
+        converted = conversions(c)
+        return converted + sums + (MARKS if converted else 0)
 
     def list_choices(self, desk: Desk, question: Question, operation: Kind) -> Iterator[Choice]:
         """What torch would try, one after the other."""
@@ -134,7 +141,7 @@ class Cudnn:
         self, desk: Desk
     ) -> tuple[Mapping[int, Setting], Mapping[int, Setting], Mapping[int, Setting]]:
         """What says which GPU is meant, for a graph, a heuristic and a plan."""
-        gpu = these(desk.make(Kind.DEVICE, {Attribute.DEVICE_JSON: text(self._gpu)}))
+        gpu = these(desk.make(Kind.DEVICE, {Attribute.DEVICE_JSON: text(self._description)}))
         return {}, {Attribute.HEURISTIC_DEVICE: gpu}, {Attribute.PLAN_DEVICE: gpu}
 
 

@@ -14,7 +14,7 @@
 
 from math import log, prod
 
-from legroom.observe.cuda_rules.convolution_cudnn import Question
+from legroom.observe.cuda_rules.convolution_cudnn import MARKS, Question
 from legroom.observe.cuda_rules.convolution_library import Kind
 from legroom.observe.cuda_rules.convolution_split import partial_sums, product_of
 from legroom.observe.cuda_rules.convolution_table import KINDS, size_of
@@ -25,10 +25,12 @@ STEP = 1.1
 
 def cooked(recipe: str, question: Question, c: Convolution, operation: Kind) -> int:
     """Bytes that a recipe gives for one convolution, which is told twice: as torch puts it, and as rules see it."""
+    return 0 if recipe == "0" else _made(recipe, question, c, operation) + MARKS
+
+
+def _made(recipe: str, question: Question, c: Convolution, operation: Kind) -> int:
     kind, value = recipe[0], recipe[1:]
     match kind:
-        case "0":
-            return 0
         case "B":
             return conversions(c)
         case "S":

@@ -62,7 +62,7 @@ def partial_sums(product: Product, tile: int, cluster: tuple[int, int], element:
         range(1, blocks // rest + 1),
         key=lambda parts: (_over(steps, parts) + joining * (parts - 1).bit_length(), -parts),
     )
-    return parts * rest * height * width * 4 if parts > 1 else 0
+    return parts * rest * (height * width + 1) * 4 if parts > 1 else 0  # and a mark for each
 
 
 _TILES = {

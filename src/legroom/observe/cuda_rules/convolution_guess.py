@@ -1,0 +1,114 @@
+"""What a convolution takes: as measured, as cuDNN's library says, as the forest votes, or by rule, in this order.
+
+Only where a layer was measured at its batch size is there no doubt. The library names the kernel without a GPU, but does not see those
+that need one: kernels of one pixel that leave the product to cuBLAS, and Winograd's way for gradients of weights. There the forest is asked, which has
+learnt from a real H200, as it is everywhere where there is no library. Hopper alone was measured; for other GPUs there is the library, or the rules.
+"""
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+from legroom.observe.cuda_rules import convolution_workspace as workspace
+from legroom.observe.cuda_rules.convolution_cudnn import HOPPER, OPERATIONS, Cudnn, Question
+from legroom.observe.cuda_rules.convolution_forest import Voted, vote
+from legroom.observe.cuda_rules.convolution_library import Kind, find_library, sees_gpu
+from legroom.observe.cuda_rules.convolution_table import look_up
+from legroom.observe.cuda_rules.convolution_workspace import Convolution, Workspaces
+from legroom.observe.gpus import Gpu
+
+
+class Guess(NamedTuple):
+    """What a convolution may take."""
+
+    likely: Workspaces
+    others: tuple[Workspaces, ...] = ()
+    """What it may take instead, likelier ones first; none where it was measured."""
+
+
+class _Sizes(NamedTuple):
+    """The same for one operation."""
+
+    likely: int
+    others: tuple[int, ...]
+
+
+@lru_cache(maxsize=4096)
+def guess(question: Question, c: Convolution, gpu: Gpu) -> Guess:
+    is_measured_kind = gpu.capability == HOPPER
+    if is_measured_kind and (measured := look_up(question.layer, c)) is not None:
+        return Guess(measured)
+    by_rule = ruled(c, gpu)
+    columns = [
+        _of_operation(question, c, operation, gpu, rule)
+        for operation, rule in zip(OPERATIONS, by_rule.likely, strict=True)
+    ]
+    likely = Workspaces(
+        *(found.likely if found else rule for found, rule in zip(columns, by_rule.likely, strict=True))
+    )
+    ranks = max((len(found.others) for found in columns if found), default=0)
+    others = [
+        Workspaces(*(_at(found, rank, size) for found, size in zip(columns, likely, strict=True)))
+        for rank in range(ranks)
+    ]
+    if not all(columns):
+        others += by_rule.others
+    return Guess(likely, tuple(others))
+
+
+def _at(found: _Sizes | None, rank: int, likely: int) -> int:
+    return found.others[rank] if found and rank < len(found.others) else likely
+
+
+def _of_operation(question: Question, c: Convolution, operation: Kind, gpu: Gpu, rule: int) -> _Sizes | None:
+    """None: only the rules know anything."""
+    is_learnt = gpu.capability == HOPPER and (c.channels_last or not c.depthwise)
+    voted = vote(question, c, operation) if is_learnt else []
+    if voted and c.depthwise and rule and abs(voted[0].size - rule) <= ABOUT * rule:
+        return _Sizes(rule, (rule, *(one.size for one in voted[1:])))
+    asked = _asked(question, c, operation, gpu, voted)
+    if asked is not None:
+        return _Sizes(asked, (asked, *(one.size for one in voted if one.share >= MOST)))
+    if voted:
+        high = max(one.size for one in voted if one.share >= SOME or one is voted[0])
+        return _Sizes(voted[0].size, (high, *(one.size for one in voted[1:])))
+    return None
+
+
+ABOUT = 0.1
+"""So near to a depthwise kernel's rule, the forest means that kernel, and the rule knows its bytes."""
+SOME = 0.3
+"""Share of the trees whose larger size the estimate reckons with: memory that is foreseen too low costs a run, too high only room."""
+MOST = 0.5
+"""Share of the trees that must say otherwise than cuDNN's library for the safe bound to reckon with it."""
+
+
+def _asked(question: Question, c: Convolution, operation: Kind, gpu: Gpu, voted: list[Voted]) -> int | None:
+    """What cuDNN's library says, unless it cannot see the kernel that is likely."""
+    functions = find_library() if gpu.capability >= OLDEST else None
+    if functions is None:
+        return None
+    said = Cudnn(functions, gpu).workspace(question, operation, c)
+    if said is None or sees_gpu(functions):
+        return said
+    hidden = any(one.share > MOST and one.recipe[0] in UNSEEN and one.size > said for one in voted[:1])
+    return None if c.pointwise or hidden else said
+
+
+UNSEEN = "WR"
+"""Recipes of kernels that cuDNN's library leaves out where there is no GPU: Winograd's way, and those by way of frequencies."""
+OLDEST = (7, 5)
+"""Compute capability: of older GPUs the present cuDNN knows only its general kernels."""
+
+
+def ruled(c: Convolution, gpu: Gpu) -> Guess:
+    """By rules that were read off a few thousand convolutions: for what neither library nor forest knows."""
+    sizes = Workspaces(workspace.forward(c), workspace.input_gradient(c), workspace.weight_gradient(c, gpu))
+    if not c.depthwise:
+        return Guess(sizes, (workspace.most(c, gpu),))
+    if c.channels_last or c.element == 4:
+        return Guess(sizes)
+    last = workspace.weight_gradient(
+        replace(c, channels_last=True), gpu
+    )  # as much as the kernels that read so
+    return Guess(sizes, (sizes._replace(weight_gradient=last),))

@@ -1,0 +1,350 @@
+"""Convolutions that nobody measured: what cuDNN's library is asked, what trees vote for, and what is made of both."""
+
+import gzip
+import json
+from types import SimpleNamespace
+
+import numpy
+import pytest
+
+from legroom.observe.cuda_rules import convolution_forest, convolution_guess, convolution_library
+from legroom.observe.cuda_rules.convolution_cudnn import MARKS, OPERATIONS, Choice, Cudnn, Question, described
+from legroom.observe.cuda_rules.convolution_forest import LEAF, Voted, vote
+from legroom.observe.cuda_rules.convolution_guess import guess
+from legroom.observe.cuda_rules.convolution_library import (
+    Attribute,
+    Desk,
+    Kind,
+    RefusedError,
+    desk_of,
+    find_library,
+    numbers,
+)
+from legroom.observe.cuda_rules.convolution_recipes import cooked, recipe_of
+from legroom.observe.cuda_rules.convolution_split import Product, partial_sums, product_of
+from legroom.observe.cuda_rules.convolution_table import Layer
+from legroom.observe.cuda_rules.convolution_table import described as described_layer
+from legroom.observe.cuda_rules.convolution_workspace import conversions
+from legroom.observe.gpus import GPUS, find_gpu
+
+H200 = find_gpu("h200")
+
+
+def asked(inputs, outputs, side, kernel, *, batch, dtype="float32", last=False, groups=1, transposed=False):
+    """A convolution that keeps the size of its pictures, as torch puts it and as rules see it."""
+    layer = Layer(
+        dtype, last, inputs, outputs, (side, side), (kernel,) * 2, (1, 1), (1, 1), groups, transposed, (kernel // 2,) * 2
+    )  # fmt: skip
+    return Question(layer, batch, (side, side)), described_layer(layer, batch)
+
+
+# Partial sums, against what an H200 answered
+
+
+def test_sums_of_a_result_that_fills_a_third_of_the_gpu_are_cut_in_three():
+    assert partial_sums(Product(16 * 300, 96, 500, depth_taps=17), 0, (8, 1), 4) == 120 * (128 * 128 + 1) * 4
+
+
+def test_after_a_full_round_only_the_rest_is_split():
+    """144 tiles on 132 blocks: twelve are left, and eleven blocks work on each of them."""
+    assert partial_sums(Product(256, 512, 294912, column_taps=18), 0, (1, 2), 4) == 132 * (128 * 128 + 1) * 4
+
+
+def test_a_shallow_product_is_not_split():
+    assert partial_sums(Product(128, 64, 576, column_taps=9), 5, (1, 1), 4) == 0
+
+
+def test_tiles_that_fill_the_gpu_evenly_leave_nothing_to_split():
+    assert partial_sums(Product(128 * 132, 128, 100_000), 0, (1, 1), 4) == 0
+
+
+def test_a_tile_that_nobody_has_seen_keeps_no_sums():
+    assert partial_sums(Product(1000, 1000, 100_000), 77, (1, 1), 4) == 0
+
+
+def test_a_transposed_convolution_computes_the_gradient_of_an_ordinary_one():
+    _, plain = asked(64, 32, 16, 3, batch=8)
+    _, turned = asked(32, 64, 16, 3, batch=8, transposed=True)
+
+    assert product_of(turned, Kind.FORWARD) == product_of(plain, Kind.INPUT_GRADIENT)
+    assert product_of(turned, Kind.WEIGHT_GRADIENT) == product_of(plain, Kind.WEIGHT_GRADIENT)
+
+
+# Recipes
+
+
+@pytest.mark.parametrize("recipe", ["0", "B", "K2", "W", "P9", "R12"])
+def test_what_a_recipe_gives_is_known_again(recipe):
+    question, c = asked(96, 64, 20, 3, batch=32)
+    operation = Kind.WEIGHT_GRADIENT
+
+    size = cooked(recipe, question, c, operation)
+
+    known = recipe_of(size, question, c, operation)
+    assert cooked(known, question, c, operation) == pytest.approx(size, rel=0.01)
+
+
+def test_winograds_way_as_measured():
+    """64 to 64 channels on pictures of 6 × 6, a batch of 128: 10,027,008 bytes."""
+    question, c = asked(64, 64, 6, 3, batch=128)
+
+    assert cooked("W", question, c, Kind.WEIGHT_GRADIENT) == 10_027_008 + MARKS
+
+
+def test_partial_sums_come_on_top_of_what_is_converted():
+    question, c = asked(512, 256, 8, 3, batch=64)
+
+    size = cooked("S1,1,2", question, c, Kind.WEIGHT_GRADIENT)
+
+    assert (
+        size
+        == conversions(c) + MARKS + partial_sums(product_of(c, Kind.WEIGHT_GRADIENT), 1, (1, 2), 4)
+        > conversions(c)
+    )
+
+
+# The forest
+
+
+def planted(tmp_path, monkeypatch, *trees, recipes=("0", "B")):
+    """Forests of one node a tree, each voting for one recipe, the same for all operations."""
+    head = json.dumps([recipes, list(range(len(trees))), len(trees)]) + "\n"
+    votes = [float(recipes.index(recipe)) for recipe in trees]
+    body = bytes([LEAF] * len(trees)) + numpy.array(votes, "<f4").tobytes() + bytes(2 * len(trees))
+    path = tmp_path / "forest.gz"
+    path.write_bytes(gzip.compress(head.encode() * 3 + body * 3))
+    monkeypatch.setattr(convolution_forest, "FOREST", path)
+    convolution_forest._forests.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def _forget():
+    """Neither a forest nor an answer outlives its test."""
+    yield
+    convolution_forest._forests.cache_clear()
+    guess.cache_clear()
+
+
+def test_the_recipe_of_most_trees_comes_first(tmp_path, monkeypatch):
+    planted(tmp_path, monkeypatch, "0", "B", "B")
+    question, c = asked(96, 64, 20, 3, batch=32)
+
+    first, second = vote(question, c, Kind.FORWARD)
+
+    assert (first.size, first.recipe) == (conversions(c) + MARKS, "B")
+    assert first.share == pytest.approx(2 / 3)
+    assert second.size == 0
+
+
+def test_recipes_that_come_to_the_same_share_their_votes(tmp_path, monkeypatch):
+    planted(tmp_path, monkeypatch, "0", "0", "B", "K7", "B", recipes=("0", "B", "K7"))
+    question, c = asked(96, 64, 20, 3, batch=32)
+
+    first, *_ = vote(question, c, Kind.FORWARD)
+
+    assert (first.recipe, first.share) == ("B", 0.6)
+
+
+def test_trees_ask_for_what_a_convolution_is(tmp_path, monkeypatch):
+    """One question, for the batch: up to 10 nothing, above it everything is converted."""
+    head = json.dumps([["0", "B"], [0], 3]) + "\n"
+    body = (
+        bytes([4, LEAF, LEAF])
+        + numpy.array([10, 0, 1], "<f4").tobytes()
+        + numpy.array([2, 0, 0], "<u2").tobytes()
+    )
+    path = tmp_path / "forest.gz"
+    path.write_bytes(gzip.compress(head.encode() * 3 + body * 3))
+    monkeypatch.setattr(convolution_forest, "FOREST", path)
+    convolution_forest._forests.cache_clear()
+
+    recipes = [vote(*asked(96, 64, 20, 3, batch=batch), Kind.FORWARD)[0].recipe for batch in (10, 11)]
+
+    assert recipes == ["0", "B"]
+
+
+def test_the_forest_that_is_kept_knows_every_operation():
+    question, c = asked(96, 64, 20, 3, batch=32)
+
+    for operation in OPERATIONS:
+        votes = vote(question, c, operation)
+        assert votes
+        assert sum(one.share > 0.5 for one in votes) <= len(votes)
+
+
+# cuDNN's library
+
+
+class FakeCudnn:
+    """Makes descriptors, and refuses to finish those of one kind."""
+
+    def __init__(self, refused=None):
+        self.refused = refused
+        self.alive = {}
+
+    def cudnnBackendCreateDescriptor(self, kind, out):
+        out._obj.value = len(self.alive) + 1
+        self.alive[out._obj.value] = kind
+        return 0
+
+    def cudnnBackendSetAttribute(self, descriptor, name, type, count, values):
+        return 0
+
+    def cudnnBackendFinalize(self, descriptor):
+        return 3000 if self.alive[descriptor.value] == self.refused else 0
+
+    def cudnnBackendDestroyDescriptor(self, descriptor):
+        self.alive.pop(descriptor.value)
+
+    def cudnnGetLastErrorString(self, room, size):
+        room.value = b"not for this GPU"
+
+
+def test_what_cudnn_refuses_is_told_in_its_words_and_nothing_is_left_behind():
+    library = FakeCudnn(refused=Kind.TENSOR)
+
+    with pytest.raises(RefusedError, match="status 3000, not for this GPU"), desk_of(library) as desk:
+        desk.make(Kind.TENSOR, {Attribute.TENSOR_SIZES: numbers(1, 2)})
+
+    assert library.alive == {}
+
+
+def test_a_question_that_cudnn_refuses_has_no_answer():
+    question, _ = asked(96, 64, 20, 3, batch=32)
+
+    assert Cudnn(FakeCudnn(refused=Kind.TENSOR), H200).choose(question, Kind.FORWARD) is None
+
+
+def test_every_gpu_that_can_be_named_can_be_described():
+    for gpu in GPUS:
+        told = json.loads(described(gpu))
+        assert told["deviceVer"] == 100 * gpu.capability[0] + 10 * gpu.capability[1]
+        assert told["multiProcessorCount"] == gpu.multiprocessors
+
+
+def test_the_library_can_be_switched_off(monkeypatch):
+    monkeypatch.setenv(convolution_library.SWITCH, "off")
+    find_library.cache_clear()
+
+    assert find_library() is None
+    find_library.cache_clear()
+
+
+def test_a_library_that_is_not_there_is_none(monkeypatch, tmp_path):
+    monkeypatch.setenv(convolution_library.SWITCH, str(tmp_path / "libcudnn.so.9"))
+    find_library.cache_clear()
+
+    assert find_library() is None
+    find_library.cache_clear()
+
+
+@pytest.mark.skipif(find_library() is None, reason="cuDNN's library is not installed (nvidia-cudnn-cu13)")
+def test_the_library_names_a_kernel_without_a_gpu():
+    question, c = asked(64, 64, 56, 3, batch=64)
+    cudnn = Cudnn(find_library(), H200)
+
+    sizes = [cudnn.workspace(question, operation, c) for operation in OPERATIONS]
+
+    assert all(size is not None and size >= conversions(c) for size in sizes)
+
+
+def test_kernels_without_a_cluster_keep_what_cudnn_said(monkeypatch):
+    question, c = asked(64, 64, 56, 3, batch=64)
+    monkeypatch.setattr(Cudnn, "choose", lambda *_: Choice(4711, 20, 0, {2: 1}))
+
+    assert Cudnn(None, H200).workspace(question, Kind.FORWARD, c) == 4711
+
+
+def test_kernels_that_may_split_their_sums_are_reckoned_anew(monkeypatch):
+    question, c = asked(512, 256, 8, 3, batch=64)
+    monkeypatch.setattr(Cudnn, "choose", lambda *_: Choice(4711, 68, 0, {2: 1, 25: 0, 27: 1, 28: 2}))
+
+    size = Cudnn(None, H200).workspace(question, Kind.WEIGHT_GRADIENT, c)
+
+    assert size == cooked("S1,1,2", question, c, Kind.WEIGHT_GRADIENT)
+
+
+def test_sums_of_another_generation_are_left_to_cudnn(monkeypatch):
+    question, c = asked(512, 256, 8, 3, batch=64)
+    monkeypatch.setattr(Cudnn, "choose", lambda *_: Choice(4711, 68, 0, {2: 1, 25: 0, 27: 1, 28: 2}))
+
+    assert Cudnn(None, find_gpu("b200")).workspace(question, Kind.WEIGHT_GRADIENT, c) == 4711
+
+
+# What is made of it
+
+
+def with_library(monkeypatch, answer, *, gpu=False):
+    monkeypatch.setattr(convolution_guess, "find_library", lambda: SimpleNamespace())
+    monkeypatch.setattr(convolution_guess, "sees_gpu", lambda _: gpu)
+    monkeypatch.setattr(Cudnn, "workspace", lambda *_: answer)
+
+
+def voting(monkeypatch, *votes):
+    monkeypatch.setattr(convolution_guess, "vote", lambda *_: [Voted(*one) for one in votes])
+    monkeypatch.setattr(convolution_guess, "find_library", lambda: None)
+
+
+def test_the_library_is_believed_before_the_trees(monkeypatch):
+    voting(monkeypatch, (5, 1.0, "B"))
+    with_library(monkeypatch, 4711)
+
+    found = guess(*asked(97, 61, 21, 3, batch=33), H200)
+
+    assert set(found.likely) == {4711}
+    assert found.others[0] == found.likely
+    assert max(max(sizes) for sizes in found.others) == 4711
+
+
+def test_without_a_gpu_the_library_is_not_asked_about_kernels_of_one_pixel(monkeypatch):
+    voting(monkeypatch, (5, 1.0, "K2"))
+    with_library(monkeypatch, 4711)
+
+    assert set(guess(*asked(97, 61, 21, 1, batch=33), H200).likely) == {5}
+
+
+def test_with_a_gpu_in_sight_it_is(monkeypatch):
+    voting(monkeypatch, (5, 1.0, "K2"))
+    with_library(monkeypatch, 4711, gpu=True)
+
+    assert set(guess(*asked(97, 61, 21, 1, batch=33), H200).likely) == {4711}
+
+
+def test_where_trees_agree_on_winograds_way_the_library_cannot_know(monkeypatch):
+    voting(monkeypatch, (9999, 0.8, "W"))
+    with_library(monkeypatch, 4711)
+
+    assert set(guess(*asked(97, 61, 21, 3, batch=33), H200).likely) == {9999}
+
+
+def test_without_a_library_the_trees_decide_and_lean_to_the_high_side(monkeypatch):
+    voting(monkeypatch, (5, 0.6, "B"), (9, 0.4, "K2"), (90, 0.1, "K3"))
+
+    found = guess(*asked(97, 61, 21, 3, batch=33), H200)
+
+    assert set(found.likely) == {5}
+    assert set(found.others[0]) == {9}
+    assert max(max(sizes) for sizes in found.others) == 90
+
+
+def test_another_generation_is_asked_of_the_library_only(monkeypatch):
+    voting(monkeypatch, (5, 1.0, "B"))
+    with_library(monkeypatch, 4711)
+
+    assert set(guess(*asked(97, 61, 21, 3, batch=33), find_gpu("a100")).likely) == {4711}
+
+
+def test_a_gpu_that_cudnn_no_longer_serves_takes_what_the_rules_say(monkeypatch):
+    voting(monkeypatch, (5, 1.0, "B"))
+    with_library(monkeypatch, 4711)
+
+    assert 4711 not in guess(*asked(97, 61, 21, 3, batch=33), find_gpu("v100")).likely
+
+
+def test_a_desk_reads_no_more_than_there_is_room_for():
+    class Many(FakeCudnn):
+        def cudnnBackendGetAttribute(self, descriptor, name, type, room, count, values):
+            count._obj.value = 50
+            return 0
+
+    assert len(Desk(Many()).descriptors(1, Attribute.HEURISTIC_RESULTS, Kind.CONFIGURATION, 4)) == 4
