@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -137,7 +138,18 @@ def explain_file(
 def _of_pieces(pieces: Iterable[str], *, is_log: bool = True) -> Explanation:
     """What a log tells; lines of what a notebook's cells put out have no number in its file."""
     printed, is_notebook = printed_pieces(pieces)
-    return _of_log(search_log(printed), is_log=is_log and not is_notebook)
+    rest = iter(printed)
+    first = next(rest, "")
+    found = search_log(chain([first], rest))
+    if found.error is None and found.first is None and len(first) <= _A_PASTE:
+        joined = search_log([" ".join(first.split())])  # words may be broken where a window ended
+        if joined.error is not None and not joined.error.weak:
+            return _of_log(joined, is_log=False)
+    return _of_log(found, is_log=is_log and not is_notebook)
+
+
+_A_PASTE = 4000
+"""Characters of a text that someone pasted."""
 
 
 def _of_log(found: Found, *, is_log: bool = True) -> Explanation:

@@ -5,6 +5,7 @@ that differ, an index beyond its end. The words of such a sentence tell its fami
 concluded from them is `likely`, never sure. A sentence that speaks of memory is left alone: it is better not known than told wrongly.
 """
 
+import builtins
 import re
 from typing import Literal
 
@@ -24,6 +25,8 @@ def family_of(error: Headline) -> Told:
         return ("unknown" if _SPEAKS_OF_ROOM.search(words) else "not-memory"), ""
     if name in _SAYS_ENOUGH:
         return "not-memory", _library_of(error)
+    if error.text.rstrip().endswith(f"{name}:") and not hasattr(builtins, name):
+        return "unknown", ""  # the name of a library's own class, and nothing more
     if _SPEAKS_OF_ROOM.search(words):
         return ("not-memory" if name in _OF_VALUES else "unknown"), ""
     told = next((code for code, pattern in _FAMILIES if pattern.search(words)), "")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from legroom.diagnose.explain_dress import lines_before, undressed
-from legroom.diagnose.explain_families import says_nothing
+from legroom.diagnose.explain_families import family_of, says_nothing
 from legroom.diagnose.explain_headlines import TRACEBACK, Headline, last_of_tracebacks, lone_headline, shown
 from legroom.diagnose.explain_rules import RULES, memory_code
 from legroom.diagnose.oom_spellings import SPELLINGS, Certainty, Spelling
@@ -169,7 +169,16 @@ class _Search:
 
     def _cause_of(self, error: Sighting | None) -> Sighting | None:
         """What a library's failure is the consequence of: after a kernel has failed, every call of CUDA fails, in words that hide the
-        cause; and where NCCL says that a call of CUDA failed, it has said shortly before which."""
+        cause; and where NCCL says that a call of CUDA failed, or only that it failed, it has said shortly before why."""
+        if error is not None and error.code == _NCCL:
+            full = [
+                seen
+                for seen in self._last.values()
+                if seen.code == "LG700"
+                and "NCCL" in seen.text
+                and error.line - _NCCL_REACH < seen.line <= error.line
+            ]
+            return max(full, key=lambda seen: seen.line, default=None)
         if error is None or error.spelling is None or error.spelling.certainty is not Certainty.DISGUISED:
             return None
         faults = [seen for seen in self._last.values() if seen.code in _FAULTS and seen.line <= error.line]
@@ -191,6 +200,8 @@ class _Search:
         if error is None or (error.weak and not _is_said_as_an_error(error)):
             if latest and last.kind.endswith("Warning"):
                 return None
+            if error is not None and error.code == _IN_A_WORKER and not family_of(last)[1]:
+                return None  # the error of a worker, and where it was is all that is known of it
             if any(seen.line >= last.line and not _counts_the_dead(seen, last) for seen in latest):
                 return None  # a wrapper and nothing more: that is what the log tells
             return last
@@ -246,12 +257,13 @@ def _says_more(seen: Sighting) -> int:
     return _ENDED.index(seen.code) if seen.code in _ENDED else len(_ENDED)
 
 
+_IN_A_WORKER = "LG741"
 _ENDED = ("LG734", "LG729")
 """Only say that a process ended, that it crashed: whatever else is known tells more."""
 
 
 _FAULTS = ("LG710", "LG711")
-_NCCL_CALL = "LG706"
+_NCCL, _NCCL_CALL = "LG731", "LG706"
 _NCCL_REACH = 200
 """Lines before NCCL's failure in which it names the call that failed."""
 _SOON = 60

@@ -66,7 +66,7 @@ RULES: tuple[Rule, ...] = (
     _rule("LG750", r"out of resources?: [^\n]{0,120}|Required: \d+,? Hardware limit|triton\S*OutOfResources|uses too much shared (?:data|memory)"),
     _status("LG750"),
     # --- values and shapes
-    _rule("LG712", r"index out of range in self|Target -?\d+ is out of bounds|index -?\d+ is out of bounds for dimension \d+ with size"),
+    _rule("LG712", r"index out of range in self|alloc_cpu\(\) seems to have been called with negative number|Target -?\d+ is out of bounds|index -?\d+ is out of bounds for dimension \d+ with size"),
     _rule("LG712", r"Class values must be (?:smaller than num_classes|non-negative)|all elements of (?:input|target) should be between 0 and 1"),
     _rule("LG712", r"probability tensor contains either `?inf`?, `?nan`? or element < 0|cur_target >= 0 && cur_target < n_classes"),
     _rule(
@@ -85,7 +85,7 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule("LG716", r"Expected target size\b|Using a target size \([^\n]{0,60}\) that is different to the input size|Expected more than 1 value per channel when training|shape mismatch: (?:value|indexing) tensor"),
     _rule("LG716", r"Dimension out of range \(expected to be in range of|Target size \([^\n]{0,60}\) must be the same as input size|batch1 dim \d must match batch2|multi-target not supported"),
-    _rule("LG717", r"Error\(s\) in loading state_dict|(?:Missing|Unexpected) key\(s\) in state_dict|size mismatch for \S+: copying a param"),
+    _rule("LG717", r"Error\(s\) in loading state_dict|(?:unexpected|missing) keys? [^\n]{0,200} in (?:source )?state_dict|While copying the parameter named|(?:Missing|Unexpected) key\(s\) in state_dict|size mismatch for \S+: copying a param"),
     # --- where tensors live, and of what type they are
     _rule(
         "LG713", r"Expected all tensors to be on the same device|Placeholder storage has not been allocated on|should be the same or input should be a MKLDNN tensor|Expected object of (?:device|backend) type|to have the same device as tensor for argument"
@@ -160,7 +160,7 @@ RULES: tuple[Rule, ...] = (
         "LG760", r"Function '\w+' returned nan values in its \d+\w+ output|cannot be converted to type (?:at::)?(?:c10::)?Half without overflow|loss is (?:nan|inf)\b|Loss is (?:nan|inf|NaN), stopping"
         r"|Gradient overflow\.\s+Skipping step|OVERFLOW! Rank \d+ Skipping step|overflow!? [^\n]{0,20}Skipping step|Grad(?:ient)?s? overflow\w* |overflow detected[^\n]{0,40}loss scale|Current loss scale already at minimum|Minimum loss scale reached",
     ),
-    _rule("LG760", r"\b(?:loss|norm|grad)\w*: nan\b|\b(?:loss|norm|grad)\w*=nan\b|became infinite or NaN|became nan\b|found NaN in|NaN or Inf found in|nonfinite gradients|non-finite (?:loss|gradient)|The total norm of order [\d.]+ for gradients from `parameters` is non-finite|\bloss'?[:=]? nan\b|\bloss[:=]nan\b|\bloss = nan\b"),
+    _rule("LG760", r"loss\w{0,12}\s{0,2}[:=]\s{0,2}nan\b|\b(?:loss|norm|grad)\w*: nan\b|\b(?:loss|norm|grad)\w*=nan\b|became infinite or NaN|became nan\b|found NaN in|NaN or Inf found in|nonfinite gradients|non-finite (?:loss|gradient)|The total norm of order [\d.]+ for gradients from `parameters` is non-finite|\bloss'?[:=]? nan\b|\bloss[:=]nan\b|\bloss = nan\b"),
     _rule("LG761", r"Attempting to unscale FP16 gradients|unscale_\(\) has already been called|No inf checks were recorded for this optimizer|step\(\) has already been called since the last update"),
     # --- autograd
     _rule(
@@ -169,7 +169,7 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule("LG770", r"One of the differentiated Tensors appears to not have been used in the graph|Only Tensors created explicitly by the user support the deepcopy|Inference tensors cannot be saved for backward"),
     # --- files
-    _rule("LG780", r"\[Errno 28\]|No space left on device|Disk quota exceeded|\[Errno 122\]"),
+    _rule("LG780", r"\[Errno 28\]|unexpected pos \d+ vs \d+|No space left on device|Disk quota exceeded|\[Errno 122\]"),
     _rule(
         "LG781", r"PytorchStreamReader failed|failed finding central directory|invalid load key|Weights only load failed|unexpected EOF, expected \d+ more bytes|Ran out of input"
         r"|HeaderTooLarge|MetadataIncompleteBuffer|InvalidHeaderDeserialization|unpickling stack underflow|PytorchStreamWriter failed",
@@ -180,7 +180,7 @@ RULES: tuple[Rule, ...] = (
         r"|is not a local folder and is not a valid model identifier|is not a valid model identifier listed on|Max retries exceeded with url|NameResolutionError|Temporary failure in name resolution|SSLCertVerificationError|CERTIFICATE_VERIFY_FAILED|urlopen error|HTTP Error \d{3}|ReadTimeoutError|huggingface-cli login",
     ),
     _rule(
-        "LG783", r"ArrowInvalid|ArrowTypeError|DatasetGenerationError|UnidentifiedImageError|JSONDecodeError|Error tokenizing data|image file is truncated|Unable to open file \(|Error loading file|Not able to read records in the JSON file",
+        "LG783", r"ArrowInvalid|ArrowTypeError|DatasetGenerationError|UnidentifiedImageError|cannot identify image file|JSONDecodeError|Error tokenizing data|image file is truncated|Unable to open file \(|Error loading file|Not able to read records in the JSON file",
     ),
     _rule("LG790", r"cannot import name '|No module named '?\w|module '[\w.]+' has no attribute '|has no attribute '(?:bool|float|int|object)'\.|got an unexpected keyword argument '|is required (?:for a normal functioning|but found)|requires? the \S+ library but it was not found|DistributionNotFound|VersionConflict"),
     # --- whatever else CUDA says: an error is what was before it, if anything was

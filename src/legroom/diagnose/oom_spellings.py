@@ -170,7 +170,7 @@ SPELLINGS: tuple[Spelling, ...] = (
         r"|CUDA_ERROR_OUT_OF_MEMORY|(?:cudaMalloc\w*|cuMemAlloc\w*|cuMemCreate|cuMemMap|cuMemSetAccess) failed: out of memory", _CUDA,
     ),
     _says(
-        _SURE, "CUDA", r"failed to cudaMalloc|cudaMalloc\w* (?:error|failed)[^\n]{0,20}out of memory|cudaMalloc\w*\([^\n]{0,80}out of memory|enforce allocating <= available failed"
+        _SURE, "CUDA", r"failed to cudaMalloc|Failed to CUDA (?:malloc|calloc)|THCudaCheck FAIL [^\n]{0,300}error=2\b|Tried to allocate [\d.]+ [KMG]iB(?: \(GPU|\. GPU \d)|cudaMalloc\w* (?:error|failed)[^\n]{0,20}out of memory|cudaMalloc\w*\([^\n]{0,80}out of memory|enforce allocating <= available failed"
         r"|Call to cuMemAlloc results in|cudaSuccess \(2 vs\. 0\)|RMM_ERROR_OUT_OF_MEMORY|maximum pool size exceeded", _CUDA,
     ),
     _says(_SURE, "Thrust", r"thrust::system::detail::bad_alloc'?(?:\s+what\(\):[^\n]*)?|thrust::system::system_error.{0,300}out of memory|parallel_for failed: out of memory", _CUDA),
@@ -197,18 +197,21 @@ SPELLINGS: tuple[Spelling, ...] = (
     _says(_SURE, "cupy", r"Out of memory allocating [\d,]+ bytes \(allocated so far|cupy\S{0,40}OutOfMemoryError|rmm::out_of_memory", _CUDA),
     _says(_SURE, "other devices", r"OUT_OF_DEVICE_MEMORY|ErrorOutOfDeviceMemory|NPU out of memory|Ran out of memory in memory space hbm|CL_MEM_OBJECT_ALLOCATION_FAILURE|Memory Object Allocation Failure", _CUDA),
     _says(
+        _SURE, "fairseq", r"OOM in all workers|OOM during optimization|recover from OOM in|ran out of memory, (?:skipping|retrying) batch|ran out of memory with exception", _CUDA,
+    ),
+    _says(
         _SURE, "inference server", r"No available memory for the cache blocks|larger than the (?:available KV cache memory|maximum number of tokens that can be stored in KV cache)"
         r"|Free memory on device[^\n]{0,120} is less than desired|enough GPU (?:RAM|VRAM|memory) to (?:fit|load|run)", _TOO_SMALL,
     ),
     # --- the host's memory
-    _says(_HOST, "shared memory", r"killed by signal: Bus error|Signal 7 \(SIGBUS\)|exitcode\s*: -7\b|Bus error \(core dumped\)|out of shared memory|shared memory\(shm\)|bus error encountered in worker", _SHARED),
+    _says(_HOST, "shared memory", r"killed by signal: Bus\s+error|Signal 7 \(SIGBUS\)|exitcode\s*: -7\b|Bus error \(core dumped\)|out of shared memory|shared memory\(shm\)|bus error encountered in worker", _SHARED),
     _says(_HOST, "shared memory", r"(?:unable to write to file <|/dev/shm|shared memory segment)[^\n]{0,300}No space left on device", _SHARED),
     _says(_HOST, "shared memory", r"Error while (?:creating|attaching to) shared memory segment", _SHARED),
     _says(
-        _HOST, "CPU", r"DefaultCPUAllocator|enforce fail at [^\n]{0,60}CPUAllocator|posix_memalign(?:\(| failed)|(?:not enough|can't allocate) memory: you tried to allocate|unable to mmap [^\n]{0,300}Cannot allocate memory", _SYSTEM,
+        _HOST, "CPU", r"DefaultCPUAllocator|enforce fail at [^\n]{0,60}CPUAllocator(?![^\n]{0,60}nbytes\) >= 0)|posix_memalign(?:\(| failed)|(?:not enough|can't allocate) memory: you tried to allocate|unable to mmap [^\n]{0,300}Cannot allocate memory", _SYSTEM,
     ),
     _says(_HOST, "cuDNN", r"CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED|(?:UR_RESULT|ZE_RESULT|PI)_ERROR_OUT_OF_HOST_MEMORY", _SYSTEM),
-    _says(_HOST, "a library", r"Failed to allocate \d+ bytes in function|malloc of size \d+ failed|Java heap space|mmap: cannot allocate|OpenBLAS[^\n]{0,60}Memory allocation still failed", _SYSTEM),
+    _says(_HOST, "a library", r"Failed to allocate \d+ bytes in function|malloc of size \d+ failed|Java heap space|JavaScript heap out of memory|mmap: cannot allocate|OpenBLAS[^\n]{0,60}Memory allocation still failed", _SYSTEM),
     _says(_HOST, "NumPy", r"Unable to allocate [^\n]{0,40} for an array with shape", _SYSTEM),
     _says(_HOST, "C++", r"std::bad_alloc|^(?:RuntimeError: )?bad allocation$", _SYSTEM),
     _says(_HOST, "system", r"\[Errno 12\]|Cannot allocate memory(?! in static TLS)|paging file is too small|WinError (?:8|14|1450|1455)\b|could not be allocated: malloc", _SYSTEM),

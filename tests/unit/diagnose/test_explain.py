@@ -177,6 +177,27 @@ class TestLogs:
             "It ends inside a traceback, before the line that says what went wrong"
         )
 
+    @pytest.mark.parametrize(
+        ("text", "code"),
+        [
+            ("RuntimeError: mat1 and mat2 shapes cannot be\nmultiplied (64x512 and 256x10)", "LG714"),
+            (
+                "RuntimeError: Expected all tensors to be on\n  the same device, but found at least two",
+                "LG713",
+            ),
+        ],
+    )
+    def test_words_that_are_broken_where_a_window_ended_are_read(self, text: str, code: str) -> None:
+        assert explain(text).code == code
+
+    def test_an_allocation_that_failed_inside_nccl_is_told_rather_than_that_nccl_failed(self) -> None:
+        told = explain(
+            "node:1:2 [0] include/alloc.h:185 NCCL WARN Cuda failure 'out of memory'\n"
+            "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1275, internal error\n"
+            "ncclInternalError: Internal check failed.\n"
+        )
+        assert told.code == "LG700"
+
     def test_half_a_notebook_is_read_as_it_stands(self) -> None:
         told = explain(
             '{"cells": [{"outputs": [{"text": ["RuntimeError: CUDA error: device-side assert triggered'
