@@ -66,13 +66,15 @@ def function_around(tree: ast.Module, name: str, line: int, variable: str) -> as
     return within[0] if within else None
 
 
-def function_named(file: str, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-    """The first function or method of that name in a file."""
+@lru_cache(maxsize=256)
+def functions_in(file: str) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
+    """The functions and methods of a file by name; of several, the first."""
+    found: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = {}
     tree = tree_of(file)
     for node in ast.walk(tree) if tree is not None else ():
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
-            return node
-    return None
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found.setdefault(node.name, node)
+    return found
 
 
 def name_around(file: str, line: int) -> str:

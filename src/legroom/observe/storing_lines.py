@@ -15,7 +15,7 @@ from legroom.observe.source_calls import CONSTRUCTORS, Calls, calls_in
 from legroom.observe.source_files import (
     family_around,
     function_around,
-    function_named,
+    functions_in,
     name_around,
     tree_of,
     user_files,
@@ -171,7 +171,7 @@ class _Done(NamedTuple):
 def _done_by(handed: Handed, files: Iterable[str]) -> _Done | None:
     """None where the function is not the user's."""
     for file in files:
-        function = function_named(file, handed.function)
+        function = functions_in(file).get(handed.function)
         if function is None:
             continue
         names = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]

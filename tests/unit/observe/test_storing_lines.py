@@ -6,7 +6,7 @@ import pytest
 
 from legroom.observe import storing_lines
 from legroom.observe.source_calls import calls_in
-from legroom.observe.source_files import tree_of
+from legroom.observe.source_files import functions_in, tree_of
 from legroom.observe.storing_lines import Stored, find_feeding, find_storing
 
 
@@ -20,6 +20,7 @@ def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-un
         file.write_text(source)
         tree_of.cache_clear()
         calls_in.cache_clear()
+        functions_in.cache_clear()
         return find_storing(name, is_attribute=is_attribute, file=str(file), function=function)
 
     return search
