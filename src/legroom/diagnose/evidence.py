@@ -27,6 +27,8 @@ class Evidence:
     holders: Sequence[Holder] = ()
     leaks: Sequence[Leak] = ()
     """Of the device that is full."""
+    progress: float | None = None
+    """Which part of its forward pass was over, about, by the modules that had begun."""
     batch: BatchArgument | None = None
     """The script's own argument for its batch size, where one is recognised."""
 

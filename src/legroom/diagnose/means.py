@@ -166,7 +166,8 @@ def optimizer_temporaries(evidence: Evidence) -> Iterator[Finding]:
 def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
     """Activations, inputs and results scale with the batch; the rest does not. So the largest batch that fits follows,
     where the failure was in the backward pass: then all activations were there. In the forward pass some were still
-    to come, and half of the batch is as much as can be hoped for."""
+    to come: as many again for each part of the model as for the part that was over. Where that is not known, half of the batch is as much
+    as can be hoped for."""
     oom = evidence.oom
     if oom.phase is Phase.OPTIMIZER or not (evidence.held(Category.ACTIVATION) or oom.phase is Phase.FORWARD):
         return
@@ -179,7 +180,8 @@ def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
     if scaling < evidence.budget * 0.2 or room <= 0:
         return
     unfinished = oom.phase is not Phase.BACKWARD
-    fraction = min(room / scaling * 0.75, 0.5) if unfinished else min(room / scaling, 0.95)
+    done = evidence.progress if unfinished and evidence.progress else 1.0
+    fraction = min(room / scaling * 0.75 * done, 0.5) if unfinished else min(room / scaling, 0.95)
     smaller = evidence.batch.smaller(fraction) if evidence.batch else None
     if evidence.batch is None:
         how = f"Use a batch of at most {_fraction_words(fraction)} of today's"
@@ -187,7 +189,7 @@ def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
         how = f"Use `{smaller.words}` instead of `{evidence.batch.words}`"
     else:
         how = "The batch cannot shrink that far: take the other means"
-    less = "; the forward pass was not over, so it may take less still" if unfinished else ""
+    less = f"; {_how_far(done)}" if unfinished else ""
     yield Finding(
         code="LG603",
         message=f"{format_size(scaling)} of what is needed (activations, inputs, results) shrink with the batch.",
@@ -294,6 +296,12 @@ _FRACTIONS = {
     "a quarter": 1 / 4,
     "an eighth": 1 / 8,
 }
+
+
+def _how_far(done: float) -> str:
+    if done < 1:
+        return f"the forward pass had come to about {done:.0%} of the model, so this is an estimate"
+    return "the forward pass was not over, so it may take less still"
 
 
 def _fraction_words(fraction: float) -> str:

@@ -275,6 +275,7 @@ def _last_oom(
         oom=event,
         state=state,
         births=lambda: ledger.births_before_oom(last),
+        progress=ledger.progress(last),
         holders=holders,
         leaks=[leak for leak in leaks if leak.device == event.device],
         batch=find_batch_argument(command.arguments),

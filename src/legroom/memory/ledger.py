@@ -9,6 +9,7 @@ said from the totals that it carries on, and of very many steps it keeps every s
 What a storage is may become known after its birth: its last tag counts for its whole life.
 """
 
+import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from legroom.memory.state import Moment, State
 from legroom.memory.timeline import Sample, TimelineBuilder
 
 _BATCH = 4096
+_PART = re.compile(r"0\.\d{1,6}")
 _SPAN = 1 << 15
 _MOST_STEPS = 20_000
 """Step ends that a ledger keeps which does not keep everything."""
@@ -160,6 +162,12 @@ class Ledger:
                     yield self._with_final_category(event)
             until = span.start
 
+    def progress(self, number: int = 0) -> float | None:
+        """Which part of its forward pass was over at that out-of-memory event, about; None where nobody knows."""
+        with self._up_to_date():
+            text = self._failure(number).progress
+        return float(text) if _PART.fullmatch(text) else None
+
     def timeline(self, samples: int = 600, device: int = 0) -> list[Sample]:
         """The device's memory over time, as far as it is remembered, in at most about so many samples; every peak is among them."""
         with self._up_to_date():
@@ -228,6 +236,8 @@ class Ledger:
         self._time = max(self._time, event.time)
         if isinstance(event, Note):
             self._notes.append(event)
+            if event.kind == "progress" and self._ooms:
+                self._ooms[-1].progress = event.text
             if event.kind in ("dropped", "resumed"):
                 self._in_gap = event.kind == "dropped"
                 for gauge in self._gauges.values():
@@ -412,3 +422,4 @@ class _Failure:
     index: int
     event: Oom
     holders: list[Holder]
+    progress: str = ""

@@ -128,6 +128,11 @@ def _as_frame(code: CodeType, line: int | None) -> Frame:
 # --- the module at work -----------------------------------------------------------------------------------------
 
 
+def part_of(entered: int, modules: int) -> float | None:
+    """The part of a model that has begun, by how many of the modules below it were entered; None where that says nothing."""
+    return entered / (modules + 1) if entered <= modules else None
+
+
 class ModuleStack:
     """The path of the innermost module at work, kept by torch's global module hooks while attached."""
 
@@ -137,6 +142,8 @@ class ModuleStack:
         self.stack: list[str] = []
         """The paths of the modules at work, outermost first."""
         self._names: dict[int, str] = {}
+        self._entered = 0
+        """Calls of modules since the root began."""
         self._roots: dict[int, tuple[weakref.ref[nn.Module], dict[int, str]]] = {}
         self._on_enter = on_enter
         self._handles: list[Any] = []
@@ -155,10 +162,17 @@ class ModuleStack:
         self._roots.clear()
         self.path = ""
 
+    @property
+    def progress(self) -> float | None:
+        """About which part of the root's modules have begun; None outside of any, and where modules are called over and over."""
+        return part_of(self._entered, len(self._names)) if self.stack else None
+
     def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         root = not self.stack
         if root:
             self._names = self._names_under(module)
+            self._entered = 0
+        self._entered += 1
         self.path = self._names.get(id(module)) or type(module).__name__
         self.stack.append(self.path)
         if self._on_enter is not None:

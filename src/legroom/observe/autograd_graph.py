@@ -1,7 +1,7 @@
 """What an autograd graph keeps alive: the tensors its nodes saved for the backward pass.
 
 Reading must change nothing: a tensor packed by hooks (activation checkpointing, offloading) is not unpacked,
-since that would recompute it; whatever the hook stored is looked into instead.
+since that would recompute it; whatever the hook stored is looked into instead. What was not packed can be unpacked at no cost.
 """
 
 import contextlib
@@ -23,6 +23,35 @@ def _names_saved_by(kind: type) -> tuple[str, ...]:
     return names
 
 
+_unpacks_freely = False
+"""Whether what a node saved can be had by unpacking it, since nothing was packed: see `unpacking_what_was_not_packed`."""
+
+
+@contextlib.contextmanager
+def unpacking_what_was_not_packed() -> Iterator[None]:
+    """Inside, where this torch tells nothing without unpacking (before `SavedTensor.data`), saved tensors are unpacked all the same
+    until the program packs any for the first time. To be entered before it makes graphs: hooks that were there before are not known."""
+    global _unpacks_freely
+    if can_read_saved():
+        yield
+        return
+    hooks: Any = torch.autograd.graph.saved_tensors_hooks
+    enter = hooks.__enter__
+
+    def entered(self: Any) -> Any:
+        global _unpacks_freely
+        _unpacks_freely = False
+        return enter(self)
+
+    hooks.__enter__, _unpacks_freely = entered, True
+    try:
+        yield
+    finally:
+        _unpacks_freely = False
+        if hooks.__enter__ is entered:
+            hooks.__enter__ = enter
+
+
 def nodes(roots: Iterable[Any], limit: int = 2_000_000) -> Iterator[Any]:
     """Every node reachable from `roots` (nodes themselves), each once."""
     seen: set[Any] = set()
@@ -39,8 +68,14 @@ def nodes(roots: Iterable[Any], limit: int = 2_000_000) -> Iterator[Any]:
 def saved_by(node: Any) -> Iterator[torch.Tensor]:
     """The tensors one node saved, without unpacking any. Nothing if the graph was freed."""
     try:
-        for saved in _saved_variables(node):
-            yield from _tensors_in(_stored(saved))
+        if _unpacks_freely:
+            for name in _names_saved_by(type(node)):
+                # `_saved_self`; of a custom Function `saved_tensors`.
+                unpacked = name.removeprefix("_raw")
+                yield from _tensors_in(getattr(node, unpacked if hasattr(node, unpacked) else unpacked[1:], None))
+        else:
+            for saved in _saved_variables(node):
+                yield from _tensors_in(_stored(saved))
     except RuntimeError:  # freed by an earlier backward
         return
     attributes = getattr(node, "__dict__", None)  # a custom Function: ctx.anything = tensor
@@ -59,8 +94,8 @@ def _saved_variables(node: Any) -> Iterator[Any]:
 def _stored(saved: Any) -> Any:
     """What a saved variable holds: the tensor itself, or whatever a pack hook made of it.
 
-    Before torch had `SavedTensor.data`, nothing can be read without unpacking: the fallback gives nothing, and
-    activations are then told by their lifetime alone.
+    Before torch had `SavedTensor.data`, nothing can be read without unpacking: once a program packs anything, the fallback gives nothing,
+    and activations are then told by their lifetime alone.
     """
     try:
         return saved.data

@@ -16,6 +16,7 @@ The ring is read, and turned into events (`cuda_trace`), at three moments only:
 Events therefore arrive late but in order. Of steps whose entries were overwritten, the `Step` itself remains.
 """
 
+import contextlib
 import functools
 import os
 import time
@@ -31,6 +32,7 @@ from torch import nn
 from legroom.memory.allocator_settings import AllocatorSettings
 from legroom.memory.events import Event, Note, Sink, Step
 from legroom.memory.garbage_collection import no_garbage_collection
+from legroom.observe import autograd_graph
 from legroom.observe.cuda_calls import CudaCalls, Figures
 from legroom.observe.cuda_failures import Failures
 from legroom.observe.cuda_marks import OPTIMIZER, OTHER, Marks
@@ -82,6 +84,7 @@ class CudaHistory:
             on_step_end=self._step_ended, on_optimizer=self._optimizer_at_work, on_batch=self._batch_given
         )
         self._failures = Failures(self._calls, self._sightings, self._error_seen)
+        self._unpacking = contextlib.ExitStack()
         self._histories: dict[int, DeviceHistory] = {}
         self._rings: dict[int, _Ring] = {}
         self._numbers = count(1)
@@ -108,6 +111,7 @@ class CudaHistory:
 
     def __enter__(self) -> "CudaHistory":
         self._began = time.time()
+        self._unpacking.enter_context(autograd_graph.unpacking_what_was_not_packed())
         self._modules.attach()
         self._clock.attach()
         _silence_in_children(self)
@@ -168,6 +172,7 @@ class CudaHistory:
         if self._is_off:
             return
         self._is_off = True
+        self._unpacking.close()
         self._modules.detach()
         self._clock.detach()
         self._failures.close()
@@ -313,7 +318,10 @@ class CudaHistory:
     # --- reading
 
     def _error_seen(self, failure: Failure, nodes: list[Any]) -> None:
+        progress = self._modules.progress
         self._read(failure, nodes)
+        if progress is not None:
+            self._tell(Note(self._seconds, "progress", f"{progress:.3f}"))
         if self._clock.in_optimizer:
             self._clock.interrupted()
             self._marks.advance(OTHER)

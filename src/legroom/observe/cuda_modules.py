@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from legroom.observe.attribution import current_node
+from legroom.observe.attribution import current_node, part_of
 from legroom.observe.cuda_marks import BACKWARD, FORWARD, INFERENCE, Marks
 
 _is_compiling = torch.compiler.is_compiling
@@ -34,6 +34,8 @@ class StampedModules:
         """Of the module at work; "" outside of any."""
         self._names: dict[int, str] = {}
         """`id` of each module under the root at work → its path."""
+        self._entered = 0
+        """Calls of modules since the root began."""
         self._roots: dict[int, tuple[weakref.ref[nn.Module], dict[int, str]]] = {}
         self._recomputes = False
         """Whether a checkpoint, in the backward pass, computes again what it had not kept."""
@@ -62,6 +64,7 @@ class StampedModules:
                 return original(module, *args, **kwargs)
             outer = self._path
             if outer:
+                self._entered += 1
                 self._path = path = self._names.get(id(module)) or type(module).__name__
                 at_work(self._activity(), path)
             else:
@@ -77,6 +80,11 @@ class StampedModules:
 
         return _call_impl
 
+    @property
+    def progress(self) -> float | None:
+        """About which part of the root's modules have begun; None outside of a forward pass, and where modules are called over and over."""
+        return part_of(self._entered, len(self._names)) if self._path and not self._recomputes else None
+
     def _activity(self) -> str:
         if self._recomputes:
             return BACKWARD
@@ -86,6 +94,7 @@ class StampedModules:
         self._recomputes = current_node() is not None
         self._names = self._names_around(module) if self._recomputes else self._names_under(module)
         self._path = path = self._names.get(id(module)) or type(module).__name__
+        self._entered = 1
         if self._recomputes:
             self._marks.at_work(BACKWARD, path)
         else:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from legroom.memory.events import Category, Phase
+from legroom.memory.events import Category, Note, Phase
 from legroom.memory.kept import Kept
 from legroom.units import MiB
 
@@ -421,3 +421,23 @@ def test_where_the_first_forward_pass_did_not_end_the_largest_batch_is_asked_for
     commands = [command for command, _ in run.report().next_commands]
     assert commands[0].endswith("train.py --batch-size 32")
     assert commands[1] == "legroom estimate --gpu 1000MiB train.py --batch-size 64"
+
+
+def test_how_far_the_forward_pass_had_come_says_how_small_a_batch_must_be(make_run):
+    run = make_run(arguments=["--batch-size", "256"])
+    run.alloc(900, ACTIVATION)
+    run.oom(100)
+    run.events.append(Note(0.5, "progress", "0.250"))
+    finding = run.advice()["LG603"]
+    assert finding.evidence["fraction"] == pytest.approx(0.75 * 0.25, abs=0.001)
+    assert "`--batch-size 48`" in finding.fix
+    assert "about 25% of the model" in finding.fix
+
+
+@pytest.mark.parametrize("text", ["", "nan", "0", "1e400", "-0.5", "2.0"])
+def test_a_strangers_progress_is_not_trusted(make_run, text):
+    run = make_run()
+    run.alloc(900, ACTIVATION)
+    run.oom(100)
+    run.events.append(Note(0.5, "progress", text))
+    assert run.advice()["LG603"].evidence["fraction"] == 0.5

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from legroom.memory.events import Alloc, Category, Event, Free, Phase, Step, Tag
 from legroom.memory.ledger import Ledger
 from legroom.observe import autograd_graph
+from legroom.observe.attribution import ModuleStack
 from legroom.observe.host_memory import HostMemory
 from legroom.observe.recorder import Recorder
 
@@ -302,3 +303,38 @@ def test_detached_watching_sees_nothing_more(watched: Watched) -> None:
     count = len(watched.events)
     nn.Linear(3, 3)(torch.ones(2, 3)).sum().backward()
     assert len(watched.events) == count
+
+
+def test_how_far_a_forward_pass_has_come_is_told_by_the_modules_that_began() -> None:
+    stack, seen = ModuleStack(), []
+    model = nn.Sequential(nn.Identity(), nn.Identity(), nn.Identity())
+    model[1].register_forward_hook(lambda *_: seen.append(stack.progress))
+    stack.attach()
+    try:
+        model(torch.ones(1))
+    finally:
+        stack.detach()
+    assert seen == [3 / 4]
+    assert stack.progress is None
+
+
+def test_modules_that_are_called_over_and_over_say_nothing_of_progress() -> None:
+    class Unrolled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = nn.Identity()
+            self.seen: list[float | None] = []
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(3):
+                x = self.cell(x)
+                self.seen.append(stack.progress)
+            return x
+
+    stack, model = ModuleStack(), Unrolled()
+    stack.attach()
+    try:
+        model(torch.ones(1))
+    finally:
+        stack.detach()
+    assert model.seen[-1] is None

@@ -44,6 +44,8 @@ def report_out_of_memory(
         for holder in holders.largest:
             recorder.emit(holder)
         recorder.emit(Note(recorder.charges.seconds, "reached", str(holders.reached)))
+        if place.phase is Phase.FORWARD and recorder.modules.progress is not None:
+            recorder.emit(Note(recorder.charges.seconds, "progress", f"{recorder.modules.progress:.3f}"))
     finally:
         del frame
     return torch.OutOfMemoryError(message)

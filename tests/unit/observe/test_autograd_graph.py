@@ -1,0 +1,59 @@
+"""What a graph keeps is read without changing anything, also where torch tells nothing without unpacking."""
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from legroom.observe import autograd_graph
+
+
+@pytest.fixture
+def older_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As before `SavedTensor.data`."""
+    monkeypatch.setattr(autograd_graph, "can_read_saved", lambda: False)
+    monkeypatch.setattr(autograd_graph, "_stored", lambda saved: None)
+
+
+def saved(result: torch.Tensor) -> set[int]:
+    return {tensor.data_ptr() for tensor in autograd_graph.saved_tensors([result.grad_fn])}
+
+
+@pytest.mark.usefixtures("older_torch")
+def test_what_was_not_packed_is_unpacked() -> None:
+    weight = torch.ones(4, requires_grad=True)
+    with autograd_graph.unpacking_what_was_not_packed():
+        result = (weight * weight).sum()
+        assert saved(result) == {weight.data_ptr()}
+    assert saved(result) == set()
+
+
+@pytest.mark.usefixtures("older_torch")
+def test_once_something_is_packed_nothing_is_unpacked() -> None:
+    weight = torch.ones(4, requires_grad=True)
+    calls = []
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return x.exp()
+
+    with autograd_graph.unpacking_what_was_not_packed():
+        result = checkpoint(block, weight, use_reentrant=False).sum()
+        assert saved(result) == set()
+    assert len(calls) == 1
+
+
+@pytest.mark.usefixtures("older_torch")
+def test_hooks_are_torchs_own_again_afterwards() -> None:
+    before = torch.autograd.graph.saved_tensors_hooks.__enter__
+    with autograd_graph.unpacking_what_was_not_packed():
+        assert torch.autograd.graph.saved_tensors_hooks.__enter__ is not before
+    assert torch.autograd.graph.saved_tensors_hooks.__enter__ is before
+
+
+@pytest.mark.usefixtures("older_torch")
+def test_a_freed_graph_gives_nothing() -> None:
+    weight = torch.ones(4, requires_grad=True)
+    with autograd_graph.unpacking_what_was_not_packed():
+        result = weight.exp().sum()
+        result.backward()
+        assert saved(result) == set()
