@@ -37,6 +37,7 @@ TABLES = (
     "collected_every_day",
     "collected_unseen",
     "collected_by_search",
+    "collected_seven",
 )
 MEMORY = ("oom", "disguised-oom", "host-oom")
 
