@@ -95,7 +95,9 @@ class Expressions:
         if type(node) is cst.Call:
             return self._call(node)
         if isinstance(node, cst.BinaryOperation):
-            return self._computed([node.left, node.right])
+            made = self._computed([node.left, node.right])
+            is_text = isinstance(node.operator, cst.Modulo) and isinstance(node.left, cst.BaseString)
+            return PLAIN if is_text else made  # "%.3f" % loss
         if isinstance(node, cst.UnaryOperation):
             return PLAIN if isinstance(node.operator, cst.Not) else self._computed([node.expression])
         if isinstance(node, cst.Subscript):

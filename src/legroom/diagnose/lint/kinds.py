@@ -52,6 +52,8 @@ class Value:
     """A container that forgets by itself (`deque(maxlen=...)`)."""
     mapping: bool = False
     """A dict, so that a new key makes it larger."""
+    sums: bool = False
+    """A `Counter`, which adds what it is updated with to what it has."""
     keyed: "tuple[tuple[str, Value], ...]" = ()
     """What a dict holds under keys that the code writes out: `{"step": 0, "losses": []}`."""
     host: bool = False
@@ -154,7 +156,9 @@ def pruned(value: Value, levels: int = _DEEPEST) -> Value:
 
 
 def _as_container(known: Value) -> Value:
-    return container(bounded=known.bounded, mapping=known.mapping, keyed=known.keyed)
+    return replace(
+        container(bounded=known.bounded, mapping=known.mapping, keyed=known.keyed), sums=known.sums
+    )
 
 
 def _unkeyed(known: Value) -> tuple[Value, ...]:
@@ -212,7 +216,8 @@ _STRONGEST = (
 # What methods of a tensor with a graph give back; all others give a tensor with a graph.
 NUMBER_METHODS = words(
     "item tolist numpy size dim ndimension numel nelement stride element_size get_device is_contiguous "
-    "data_ptr storage untyped_storage type backward register_hook retain_grad zero_ is_floating_point"
+    "data_ptr storage untyped_storage type backward register_hook retain_grad zero_ is_floating_point "
+    "__format__ __str__ __repr__ __float__ __int__ __len__ __bool__"
 )
 GRAPHLESS_METHODS = words(
     "detach detach_ argmax argmin argsort eq ne gt ge lt le equal isnan isinf isfinite long int bool byte short "

@@ -169,6 +169,8 @@ class Notes(Expressions):
             and (heap := path_of(node.args[0].value)) is not None
         ):
             self.note_store(node, heap, "append", node.args[1].value, arguments[1], uses_itself=False)
+        elif method == "update" and target is not None and of.sums and arguments:
+            self.note_store(node, target, "append", node.args[0].value, arguments[0], uses_itself=True)
         elif method == "update" and target is not None and of.mapping and arguments:
             if _has_new_keys(node.args[0].value):
                 self.note_store(node, target, "append", node.args[0].value, arguments[0], uses_itself=False)

@@ -1,6 +1,7 @@
 """What a call gives back: the knowledge of PyTorch's functions that the flow analysis stands on."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from legroom.diagnose.lint.kinds import (
     CRITERION,
@@ -105,7 +106,10 @@ def builtin_result(name: str, arguments: Sequence[Value]) -> Value | None:
             return container(element_of(arguments[0]), mapping=arguments[0].mapping)
         if last == "dict" and any(each.carries_graph for each in arguments):
             return container(next(each for each in arguments if each.carries_graph), mapping=True)
-        return container(mapping=last in {"dict", "defaultdict", "OrderedDict"})
+        return replace(
+            container(mapping=last in {"dict", "defaultdict", "OrderedDict", "Counter"}),
+            sums=last == "Counter",
+        )
     return None
 
 

@@ -97,7 +97,7 @@ def _takes_tensors(function: Function) -> bool:
 
 
 def _makes_tensors(program: Program, function: Function) -> bool:
-    if function.returns.is_tensor:
+    if any(each.is_tensor for each in (function.returns, *function.returns.inside)):
         return True
     returned = {each for node in function.returned_nodes for each in walk(node)}
     return function.returns.kind is Kind.UNKNOWN and any(

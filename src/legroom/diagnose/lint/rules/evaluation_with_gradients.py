@@ -62,7 +62,7 @@ def check(program: Program) -> Iterator[Problem]:
     for call, loop in evaluations_with_gradients(program):
         edits, safe = _fix(program, call, loop)
         yield Problem(
-            node=call.node,
+            node=_model_call(program, call).node,
             message="This evaluates with gradients on: every operation keeps what a backward pass would need",
             help="Put it under `with torch.no_grad():`, or `torch.inference_mode()`",
             edits=tuple(edits),
@@ -98,6 +98,21 @@ def _runs_a_model(program: Program, call: CallFact) -> bool:
         each.function is call.local and each.receiver.kind is Kind.MODEL and each.result.carries_graph
         for each in program.calls
     )
+
+
+def _model_call(program: Program, call: CallFact) -> CallFact:
+    """Where the model is called: in the function that the evaluation calls, if it is one of this file that only it calls."""
+    function = call.local
+    if (
+        call.receiver.kind is Kind.MODEL
+        or function is None
+        or len({site.call for site in function.sites}) != 1
+    ):
+        return call
+    inside = (
+        each for each in program.calls if each.function is function and each.receiver.kind is Kind.MODEL
+    )
+    return next((each for each in inside if each.result.carries_graph), call)
 
 
 def _is_only_called_like_one(program: Program, call: CallFact) -> bool:
