@@ -13,7 +13,7 @@ def test_the_example_is_mended_by_what_its_report_says(legroom, tmp_path):
     words = ["--gpu", "384MiB", "digits_cnn.py", "--epochs", "1", "--batch-size", "256"]
     failed = json.loads(legroom("run", "--format", "json", *words).stdout)
     assert failed["oom"]["advice"][0]["code"] == "LG603"
-    assert failed["next"][0] == "legroom run --gpu 384MiB digits_cnn.py --epochs 1 --batch-size 128"
+    assert failed["next"][0] == "legroom run --gpu 384MiB digits_cnn.py --epochs 1 --batch-size 64"
     mended = legroom(*shlex.split(failed["next"][0])[1:])
     assert mended.returncode == 0, mended.stderr
     assert "accuracy" in mended.stdout
