@@ -1,4 +1,4 @@
-"""Habits of training loops that a trace must follow: benchmarking cuDNN, and data parallel buckets."""
+"""Habits of training loops that a trace must follow: benchmarking cuDNN, data parallel buckets, arithmetic on the CPU."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from legroom.memory.events import Alloc
+from legroom.memory.events import Alloc, Phase
 from legroom.observe.gpus import find_gpu
 from legroom.observe.notes import BENCHMARK, COMMUNICATION, COMMUNICATION_BYTES
 from legroom.predict.estimate import judge
-from legroom.predict.trace import Trace
+from legroom.predict.trace import Mode, Trace
 from legroom.predict.tracing import trace_steps
 
 H200 = find_gpu("h200")
@@ -93,3 +93,20 @@ def test_what_nccl_holds_is_counted_beside_and_said(alone: Callable[[], None]) -
 
     assert COMMUNICATION in told.notes
     assert told.peak_device == told.peak_reserved + H200.context + COMMUNICATION_BYTES
+
+
+def test_with_data_autocast_casts_as_cuda_does_too() -> None:
+    def make() -> Callable[[], object]:
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.Dropout(0.5)).cuda()
+
+        def step() -> None:
+            with torch.autocast("cuda", torch.bfloat16):
+                model(torch.randn(2, 3, 16, 16).cuda()).sum().backward()
+
+        return step
+
+    def activations(mode: Mode) -> list[tuple[str, int]]:
+        events = trace_steps(make, H200, steps=1, mode=mode).events
+        return [(e.op, e.bytes) for e in events if isinstance(e, Alloc) and e.phase is Phase.FORWARD]
+
+    assert activations("cpu") == activations("fake")

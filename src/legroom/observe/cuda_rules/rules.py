@@ -76,29 +76,36 @@ class CudaRules:
         return plan
 
     @contextlib.contextmanager
-    def installed(self, stands_for_cuda: Callable[[torch.Tensor], bool]) -> Iterator[None]:
-        """Within the block, operations that are made of others take CUDA's path for stand-in tensors."""
-        with Overrides(stands_for_cuda) as overrides:
+    def installed(
+        self, stands_for_cuda: Callable[[torch.Tensor], bool], *, with_data: bool = False
+    ) -> Iterator[None]:
+        """Within the block, operations that are made of others take CUDA's path for stand-in tensors.
+
+        `with_data`: these have data, and only such paths are taken as compute what they should; the others give shapes alone.
+        """
+        with Overrides(stands_for_cuda) as overrides, contextlib.ExitStack() as entered:
             dropout.install(overrides)
-            softmax.install(overrides)
             linear.install(overrides)
-            normalization.install(overrides)
-            rms_norm.install(overrides, self.release)
-            attention.install(overrides, self.gpu, self.release)
-            recurrent_cells.install(overrides)
-            packed_sequences.install(overrides)
-            ctc.install(overrides)
-            with (
-                optimizers.installed(),
-                recurrent.installed(overrides, self.gpu),
-                autocast.installed(overrides),
-                self._unseen.active(),
-            ):
-                self._installed = True
-                try:
-                    yield
-                finally:
-                    self._installed = False
+            if not with_data:
+                self._install_shapes(overrides)
+                entered.enter_context(recurrent.installed(overrides, self.gpu))
+                entered.enter_context(self._unseen.active())
+                entered.enter_context(optimizers.installed())
+            entered.enter_context(autocast.installed(overrides))
+            self._installed = not with_data
+            try:
+                yield
+            finally:
+                self._installed = False
+
+    def _install_shapes(self, overrides: Overrides) -> None:
+        softmax.install(overrides)
+        normalization.install(overrides)
+        rms_norm.install(overrides, self.release)
+        attention.install(overrides, self.gpu, self.release)
+        recurrent_cells.install(overrides)
+        packed_sequences.install(overrides)
+        ctc.install(overrides)
 
 
 def _rule_for(func: Any) -> tuple[Rule, list[tuple[str, Any]]] | None:

@@ -134,13 +134,12 @@ class VirtualGPU:
             entering.enter_context(_threads_follow(self))
             self.recorder.attach()
             entering.callback(self.recorder.detach)
+            if self._rules is not None:
+                in_force = self._rules.installed(
+                    lambda tensor: self.device_of(tensor) is not None, with_data=self.stand_ins is None
+                )
+                entering.enter_context(in_force)
             if self.stand_ins is not None:
-                if (
-                    self._rules is not None
-                ):  # CUDA's own path through composite operations exists for shapes alone
-                    entering.enter_context(
-                        self._rules.installed(lambda tensor: self.device_of(tensor) is not None)
-                    )
                 entering.enter_context(self.stand_ins.models_without_data())
                 entering.enter_context(stand_ins_say_where(self))
                 entering.enter_context(lazy_parameters_without_data())
