@@ -231,7 +231,7 @@ def _is_memory(seen: Sighting) -> bool:
 
 def _counts(seen: Sighting, lines: int) -> bool:
     """Whether words that only mention memory are those of an error."""
-    if "NCCL INFO" in seen.text:
+    if any(words in seen.text for words in _NO_ERROR):
         return False
     if seen.spelling is None or not seen.spelling.in_words:
         return True
@@ -257,6 +257,8 @@ def _says_more(seen: Sighting) -> int:
     return _ENDED.index(seen.code) if seen.code in _ENDED else len(_ENDED)
 
 
+_NO_ERROR = ("NCCL INFO", "could not destroy")
+"""Words of lines that tell how things are, or that clear up after an error."""
 _IN_A_WORKER = "LG741"
 _ENDED = ("LG734", "LG729")
 """Only say that a process ended, that it crashed: whatever else is known tells more."""

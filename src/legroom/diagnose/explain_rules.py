@@ -169,7 +169,7 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule("LG770", r"One of the differentiated Tensors appears to not have been used in the graph|Only Tensors created explicitly by the user support the deepcopy|Inference tensors cannot be saved for backward"),
     # --- files
-    _rule("LG780", r"\[Errno 28\]|unexpected pos \d+ vs \d+|No space left on device|Disk quota exceeded|\[Errno 122\]"),
+    _rule("LG780", r"\[Errno 28\]|unexpected pos \d+ vs \d+|write\(\): fd \d+ failed|No space left on device|Disk quota exceeded|\[Errno 122\]"),
     _rule(
         "LG781", r"PytorchStreamReader failed|failed finding central directory|invalid load key|Weights only load failed|unexpected EOF, expected \d+ more bytes|Ran out of input"
         r"|HeaderTooLarge|MetadataIncompleteBuffer|InvalidHeaderDeserialization|unpickling stack underflow|PytorchStreamWriter failed",
