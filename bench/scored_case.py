@@ -110,7 +110,6 @@ def score(half: str, case: Case, real: Measured, kept: Kept, *, peers: bool) -> 
 def compare(half: str, case: Case, real: Measured) -> Row:
     began = time.perf_counter()
     trace = traced(case, real)
-    trace.further_steps = 0  # the cache may grow in later steps, but these were not measured
     peaks = replay(trace, settings=MEASURED_WITH)
     seconds = time.perf_counter() - began
     trace.doubt = doubt.of(trace, MEASURED_WITH)
