@@ -13,6 +13,8 @@ from legroom.predict.requests import KERNELS_RUN
 from legroom.predict.requests import Request as Request
 
 Mode = Literal["fake", "cpu"]
+FURTHER_STEPS = 2
+"""How often the last traced step is replayed once more."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,12 +38,10 @@ class Trace:
     """Memory of kernels that have another way where there is no room: its ids."""
     made_up: int = 0
     """How many values the program asked for and was given a stand-in."""
-    further_steps: int = 2
-    """How often the last step is replayed once more."""
     notes: list[str] = field(default_factory=list)
 
     def requests(self, device: int = 0, *, instead: dict[int, int] | None = None) -> list[Request]:
-        """In order, all that one device is asked for; the last step once more, `further_steps` times.
+        """In order, all that one device is asked for; the last step once more, `FURTHER_STEPS` times.
 
         The cache of the allocator may still grow in steps after those traced, since what one leaves behind lies
         otherwise for the next; the steps themselves are alike. `instead`: other sizes for some ids.
@@ -65,7 +65,7 @@ class Trace:
                 ends.append(len(asked))
         if len(ends) >= 2:
             del asked[ends[-1] :]  # the end of the trace itself
-            asked.extend(_again(asked[ends[-2] :], self._described(), self.further_steps))
+            asked.extend(_again(asked[ends[-2] :], self._described(), FURTHER_STEPS))
         return asked
 
     def _described(self) -> dict[int, tuple[Any, ...]]:
