@@ -62,10 +62,10 @@ class WithHandle(Cudnn):
         if status:
             raise RuntimeError(f"cudnnCreate: status {status}")
 
-    def workspace(self, question: Question, operation: Kind, c: Convolution) -> int | None:
+    def workspaces(self, question: Question, operation: Kind, c: Convolution) -> tuple[int, ...]:
         """A real GPU knows what its kernels' partial sums take."""
         taken = self.choose(question, operation)
-        return taken.workspace if taken else None
+        return (taken.workspace,) if taken else ()
 
     def _bound(
         self, desk: Desk

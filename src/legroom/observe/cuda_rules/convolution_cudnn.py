@@ -98,16 +98,24 @@ class Cudnn:
             return None
 
     def workspace(self, question: Question, operation: Kind, c: Convolution) -> int | None:
-        """Bytes; None where cuDNN does not say. Partial sums of Hopper's kernels are reckoned here: they depend on how many blocks run at once, which
-        only a real GPU knows. `c`: the same convolution, as rules see it."""
+        """Bytes; None where cuDNN does not say."""
+        sizes = self.workspaces(question, operation, c)
+        return sizes[0] if sizes else None
+
+    def workspaces(self, question: Question, operation: Kind, c: Convolution) -> tuple[int, ...]:
+        """The likeliest size, and what it may be instead. Partial sums of Hopper's kernels are reckoned here: they depend on how many blocks run at
+        once, which only a real GPU knows; there may be none. `c`: the same convolution, as rules see it."""
         taken = self.choose(question, operation)
         if taken is None:
-            return None
+            return ()
         if taken.cluster is None or c.groups > 1 or self._gpu.capability != HOPPER:
-            return taken.workspace
-        sums = partial_sums(product_of(c, operation), taken.knobs[Knob.TILE], taken.cluster, c.element)
-        converted = conversions(c)
-        return converted + sums + (MARKS if converted else 0)
+            return (taken.workspace,)
+        sums = partial_sums(
+            product_of(c, operation), taken.knobs[Knob.TILE], taken.cluster, question.layer.dtype
+        )
+        plain = conversions(c)
+        plain += MARKS if plain else 0
+        return (plain + sums, plain) if sums else (plain,)
 
     def list_choices(self, desk: Desk, question: Question, operation: Kind) -> Iterator[Choice]:
         """What torch would try, one after the other."""

@@ -13,6 +13,7 @@ from legroom.observe.cuda_rules import convolution_workspace as workspace
 from legroom.observe.cuda_rules.convolution_cudnn import HOPPER, OPERATIONS, Cudnn, Question
 from legroom.observe.cuda_rules.convolution_forest import Voted, vote
 from legroom.observe.cuda_rules.convolution_library import Kind, find_library, sees_gpu
+from legroom.observe.cuda_rules.convolution_recipes import whole
 from legroom.observe.cuda_rules.convolution_table import look_up
 from legroom.observe.cuda_rules.convolution_workspace import Convolution, Workspaces
 from legroom.observe.gpus import Gpu
@@ -66,12 +67,15 @@ def _of_operation(question: Question, c: Convolution, operation: Kind, gpu: Gpu,
     voted = vote(question, c, operation) if is_learnt else []
     if voted and c.depthwise and rule and abs(voted[0].size - rule) <= ABOUT * rule:
         return _Sizes(rule, (rule, *(one.size for one in voted[1:])))
+    sizes = [one.size for one in voted]
     asked = _asked(question, c, operation, gpu, voted)
-    if asked is not None:
-        return _Sizes(asked, (asked, *(one.size for one in voted if one.share >= MOST)))
+    if asked:
+        is_larger = bool(voted) and voted[0].share > MOST and sizes[0] > asked[0] + whole(c) // 50
+        return _Sizes(asked[0], (sizes[0] if is_larger else asked[0], asked[-1], *sizes))
     if voted:
-        high = max(one.size for one in voted if one.share >= SOME or one is voted[0])
-        return _Sizes(voted[0].size, (high, *(one.size for one in voted[1:])))
+        sane = [one for one in voted if one.size <= GIANT * whole(c) or one.share > NEARLY_ALL] or voted[-1:]
+        high = max(one.size for one in sane if one.share >= SOME or one is sane[0])
+        return _Sizes(sane[0].size, (high, *sizes))
     return None
 
 
@@ -80,19 +84,23 @@ ABOUT = 0.1
 SOME = 0.3
 """Share of the trees whose larger size the estimate reckons with: memory that is foreseen too low costs a run, too high only room."""
 MOST = 0.5
-"""Share of the trees that must say otherwise than cuDNN's library for the safe bound to reckon with it."""
+"""Share of the trees whose larger size the estimate reckons with where cuDNN's library says otherwise."""
+GIANT, NEARLY_ALL = 4, 0.75
+"""Times what a convolution reads and writes: so much is believed only if nearly all trees say so."""
 
 
-def _asked(question: Question, c: Convolution, operation: Kind, gpu: Gpu, voted: list[Voted]) -> int | None:
-    """What cuDNN's library says, unless it cannot see the kernel that is likely."""
+def _asked(
+    question: Question, c: Convolution, operation: Kind, gpu: Gpu, voted: list[Voted]
+) -> tuple[int, ...]:
+    """What cuDNN's library says, and what that may be instead; nothing where it cannot see the kernel that is likely."""
     functions = find_library() if gpu.capability >= OLDEST else None
     if functions is None:
-        return None
-    said = Cudnn(functions, gpu).workspace(question, operation, c)
-    if said is None or sees_gpu(functions):
+        return ()
+    said = Cudnn(functions, gpu).workspaces(question, operation, c)
+    if not said or sees_gpu(functions):
         return said
-    hidden = any(one.share > MOST and one.recipe[0] in UNSEEN and one.size > said for one in voted[:1])
-    return None if c.pointwise or hidden else said
+    hidden = any(one.share > MOST and one.recipe[0] in UNSEEN and one.size > said[0] for one in voted[:1])
+    return () if c.pointwise or hidden else said
 
 
 UNSEEN = "WR"

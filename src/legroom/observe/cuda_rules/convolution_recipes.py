@@ -35,7 +35,9 @@ def _made(recipe: str, question: Question, c: Convolution, operation: Kind) -> i
             return conversions(c)
         case "S":
             tile, rows, columns = map(int, value.split(","))
-            return conversions(c) + partial_sums(product_of(c, operation), tile, (rows, columns), c.element)
+            return conversions(c) + partial_sums(
+                product_of(c, operation), tile, (rows, columns), question.layer.dtype
+            )
         case "K":
             return size_of(KINDS[int(value)], c)
         case "W":

@@ -44,8 +44,8 @@ def turned(operation: Kind, transposed: bool) -> Kind:
 _TURNED = {Kind.FORWARD: Kind.INPUT_GRADIENT, Kind.INPUT_GRADIENT: Kind.FORWARD}
 
 
-def partial_sums(product: Product, tile: int, cluster: tuple[int, int], element: int) -> int:
-    """Bytes. `tile`: cuDNN's number for it. `element`: bytes of one value."""
+def partial_sums(product: Product, tile: int, cluster: tuple[int, int], dtype: str) -> int:
+    """Bytes. `tile`: cuDNN's number for it. `dtype`: as the measured table names it."""
     blocks = _BLOCKS.get(cluster[0] * cluster[1])
     if tile not in _TILES or blocks is None:
         return 0
@@ -54,15 +54,24 @@ def partial_sums(product: Product, tile: int, cluster: tuple[int, int], element:
         _over(product.columns, width) * product.column_taps, cluster[1]
     )
     rounds, rest = divmod(tiles, blocks)
-    if not rest:
-        return 0
+    element = 4 if dtype.startswith("float32") else 2
     steps = product.depth_taps * _over(product.depth, _STEP // element)
-    joining = _JOINING[element].get(tile, _JOINING[element][0]) / (rounds + 1)
+    if not rest or steps < _least_steps(dtype, rounds, height * width):
+        return 0
+    costs = _JOINING[dtype.removesuffix("_strict")]
+    joining = costs.get(tile, costs[0]) / (rounds + 1)
     parts = min(
         range(1, blocks // rest + 1),
         key=lambda parts: (_over(steps, parts) + joining * (parts - 1).bit_length(), -parts),
     )
     return parts * rest * (height * width + 1) * 4 if parts > 1 else 0  # and a mark for each
+
+
+def _least_steps(dtype: str, rounds: int, tile: int) -> int:
+    """Shallower products are not split. bfloat16 is, for whatever reason, much later than float16."""
+    if dtype == "bfloat16":
+        return 48 if tile >= 128 * 128 else 64
+    return 0 if not rounds else 8 if dtype == "float16" else 16
 
 
 _TILES = {
@@ -74,10 +83,11 @@ _BLOCKS = {1: 132, 2: 132, 3: 117, 4: 120, 5: 110, 6: 102, 7: 105, 8: 120, 16: 1
 _STEP = 128
 """Bytes of the depth that a block adds up at a time."""
 _JOINING = {
-    2: {0: 12, 1: 9, 3: 7, 4: 8, 5: 13, 6: 6, 7: 8, 9: 8},
-    4: {0: 14, 1: 16, 3: 14, 4: 12, 5: 24, 7: 18},
+    "float16": {0: 12, 1: 9, 3: 7, 4: 8, 5: 13, 6: 6, 7: 8, 9: 8},
+    "bfloat16": {0: 52, 1: 64, 3: 40, 4: 48, 5: 90, 6: 40, 7: 64, 9: 50},
+    "float32": {0: 14, 1: 16, 3: 14, 4: 12, 5: 24, 7: 18},
 }
-"""What one more doubling of the parts costs, in steps, by the bytes of a value and the tile."""
+"""What one more doubling of the parts costs, in steps, by the kind of numbers and the tile."""
 
 
 def _over(number: int, divisor: int) -> int:
