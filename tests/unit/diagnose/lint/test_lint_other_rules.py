@@ -30,10 +30,10 @@ for _ in range(10):
 """,
     "LG201 by a function of the file": """
 def predict_one(x):
-    return model(x).softmax(1)
+    return model(x).softmax(1)  # here
 
 for x, y in train_loader:
-    scores = predict_one(x)  # here
+    scores = predict_one(x)
     print(scores.argmax(1))
 """,
     "LG201 inside training": """
