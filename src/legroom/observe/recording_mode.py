@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from legroom.observe.stand_ins import ASKS_DEVICE
+from legroom.observe.residence import INHERIT
+from legroom.observe.stand_ins import ASKS_DEVICE, in_backward_pass, makes_from_nothing
 
 if TYPE_CHECKING:
     from legroom.observe.recorder import Recorder
@@ -36,7 +37,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if stand_ins is None:
                 out = func(*args, **kwargs) if kwargs else func(*args)
             else:
-                out = stand_ins.run(func, args, kwargs or {}, self._recorder.context.target >= 0)
+                out = stand_ins.run(func, args, kwargs or {}, self._is_for_device(func))
             try:
                 self._recorder.after(func, args, kwargs, out)
             except BaseException as error:
@@ -44,6 +45,16 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 args = kwargs = out = ()  # type: ignore[assignment]
                 raise error.with_traceback(None) from None
         return out
+
+    def _is_for_device(self, func: Any) -> bool:
+        """Whether the results live on a device, whatever the inputs are: the call says so, or the backward pass makes it from nothing."""
+        residence = self._recorder.residence
+        if residence.context.target >= 0:
+            return True
+        if not makes_from_nothing(func) or not in_backward_pass():
+            return False
+        orphans = residence.context.orphans
+        return (residence.backward_device if orphans == INHERIT else orphans) >= 0
 
 
 class EagerMode(RecordingMode):  # type: ignore[no-untyped-call]

@@ -248,6 +248,16 @@ _FACTORIES = frozenset(
 )
 
 
+def makes_from_nothing(func: Any) -> bool:
+    return id(func) in _FACTORIES
+
+
+def in_backward_pass() -> bool:
+    """Without torch's private id of the running backward pass, what it makes from nothing is taken for the host's."""
+    ask = getattr(torch._C, "_current_graph_task_id", None)
+    return ask is not None and ask() != -1
+
+
 def _is_building(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     """Whether a large tensor is about to be made from nothing inside the construction of a module."""
     if id(func) not in _FACTORIES or _bytes_asked_for(args, kwargs) < SMALL:
