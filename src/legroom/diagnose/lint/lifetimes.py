@@ -356,10 +356,18 @@ def goes_backward_anywhere(program: Program, target: str) -> bool:
     """Whether a backward pass in the file starts from something that has this name or is made of it."""
     names = {last_name(target)}
     for _ in range(4):
+        for function in program.functions.values():  # what a function gives back, and what calls a model
+            if any(names & {last_name(path) for path in names_in(each)} for each in function.returned_nodes):
+                if function.name == "forward" and program.is_module_class(function.class_name):
+                    return True
+                names.add(function.name)
+        for loop in program.loops:  # for log_prob, reward in zip(agent.log_probs, rewards)
+            over = names_in(loop.node.iter) if isinstance(loop.node, cst.For) else set()
+            names |= loop.bound if names & {last_name(path) for path in over} else set()
         names |= {
             last_name(each.target)
             for each in program.stores
-            if each.how == "assign" and names & {last_name(path) for path in names_in(each.expression)}
+            if each.how != "item" and names & {last_name(path) for path in names_in(each.expression)}
         }
     return any(
         call.method in {"backward", "manual_backward"}

@@ -366,19 +366,21 @@ def _given_to_a_keeper(program: Program, call: CallFact) -> Iterator[Problem]:
         if argument is None:
             continue
         parts = parts_with_graph(program, argument)
-        number = all(is_scalar(program, part, store) for part in parts) and not is_used_as_tensor(
-            program, store, store.target
-        )
+        as_tensor = is_used_as_tensor(program, store, store.target) or isinstance(store.expression, cst.Call)
+        number = all(is_scalar(program, part, store) for part in parts) and not as_tensor
         suffix = ".item()" if number else ".detach()"
         what = _words(program, parts)
+        needed = goes_backward_anywhere(program, store.target)
         yield Problem(
             node=parts[0] if parts else argument,
             message=f"`{call.local.name}` keeps {what} with its graph in `{store.target}`, one more with every step",
-            help=f"Give it {what} without its graph: add `{suffix}`",
+            help=f"Empty `{store.target}` once its step is over"
+            if needed
+            else f"Give it {what} without its graph: add `{suffix}`",
             edits=tuple(
                 edit
                 for part in parts
-                if program.value(part).kind is Kind.GRAPH and not call.result.carries_graph
+                if program.value(part).kind is Kind.GRAPH and not call.result.carries_graph and not needed
                 for edit in append_to(program, part, suffix)
             ),
         )

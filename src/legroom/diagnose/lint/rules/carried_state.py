@@ -149,7 +149,7 @@ def _is_kept_by_module(program: Program, store: Store) -> bool:
 
 
 def _fix(program: Program, store: Store, argument: cst.BaseExpression | None) -> tuple[Edit, ...]:
-    if argument is None or dotted(argument) is None:
+    if argument is None or dotted(argument) is None or _is_object(store):
         return ()
     state = store.target
     begins = [each for each in program.stores if each.target == state and each.node is not store.node]

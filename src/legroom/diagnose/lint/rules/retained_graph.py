@@ -28,6 +28,7 @@ from legroom.diagnose.lint.facts import CallFact
 from legroom.diagnose.lint.lifetimes import repeats
 from legroom.diagnose.lint.program import Program
 from legroom.diagnose.lint.rule import Problem
+from legroom.diagnose.lint.rules import carried_state
 from legroom.diagnose.lint.syntax import is_true, keyword, method_name, names_in
 
 CODE = "LG108"
@@ -48,7 +49,9 @@ def check(program: Program) -> Iterator[Problem]:
             node=argument,
             message="`retain_graph=True` keeps all activations until the next step, and no other backward pass needs them",
             help="Remove it; if that fails, detach the state that is carried from step to step",
-            edits=() if _adds_up(program, call) else (remove_argument(program, call.node, argument),),
+            edits=()
+            if _adds_up(program, call) or _carries_what_is_not_mended(program)
+            else (remove_argument(program, call.node, argument),),
             safe=False,
         )
 
@@ -60,6 +63,11 @@ def _adds_up(program: Program, call: CallFact) -> bool:
         store.uses_itself and store.target in read and any(loop in store.loops for loop in call.loops)
         for store in program.stores
     )
+
+
+def _carries_what_is_not_mended(program: Program) -> bool:
+    """Whether a state goes from step to step for which there is no fix: without the argument the second step would fail."""
+    return any(not problem.edits for problem in carried_state.check(program))
 
 
 def _goes_back(call: CallFact) -> bool:
