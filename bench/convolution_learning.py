@@ -2,8 +2,7 @@
 
     python -m bench.convolution_learning FOLDER... [--trees 8] [--leaves 9000] [--most 800000] [--jobs 2] [--out FILE]
 
-A tenth of the layers, each with all its batch sizes, dtypes and layouts, is left out: how well they are guessed is printed, beside what neighbours
-in the measured table say of some of them. The forest is written to FILE, by default to where the rules look for it. Needs numpy.
+A tenth of the layers, each with all its batch sizes, dtypes and layouts, is left out: how well they are guessed is printed. The forest is written to FILE, by default to where the rules look for it. Needs numpy.
 """
 
 import argparse
@@ -25,15 +24,12 @@ from bench.table import print_table
 from legroom.observe.cuda_rules import convolution_forest
 from legroom.observe.cuda_rules.convolution_cudnn import OPERATIONS, Question
 from legroom.observe.cuda_rules.convolution_forest import FOREST, features, vote
-from legroom.observe.cuda_rules.convolution_neighbours import guess
 from legroom.observe.cuda_rules.convolution_recipes import recipe_of, whole
 from legroom.observe.cuda_rules.convolution_table import Layer, described, output_sizes
 from legroom.observe.cuda_rules.convolution_workspace import Convolution
-from legroom.observe.gpus import find_gpu
 
 LARGEST = 4 << 30
 """Bytes. Larger workspaces are not learnt: kernels cut such convolutions into pieces, and hardly anyone has them."""
-H200 = find_gpu("h200")
 
 
 class Answered(NamedTuple):
@@ -72,7 +68,6 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--leaves", type=int, default=9_000, help="of each tree")
     parser.add_argument("--most", type=int, default=800_000, help="learn from so many convolutions at most")
     parser.add_argument("--judged", type=int, default=12_000, help="guess so many of those left out")
-    parser.add_argument("--beside", type=int, default=300, help="so many are guessed by neighbours too")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=FOREST)
     options = parser.parse_args(argv)
@@ -148,30 +143,21 @@ def answered(folders: list[Path], most: int, part: int, parts: int) -> Iterator[
 
 
 def judge(options: argparse.Namespace, tested: list[Answered]) -> None:
-    """Prints how near the forest's guesses and the neighbours' are."""
+    """Prints how near the forest's guesses are."""
     convolution_forest.FOREST = options.out
-    errors: dict[tuple[str, str, str], list[tuple[float, float]]] = {}
-    for number, one in enumerate(tested[: options.judged]):
+    errors: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for one in tested[: options.judged]:
         kind = "one pixel" if one.c.pointwise else "groups" if one.c.groups > 1 else "other"
-        near = None
-        if number < options.beside:
-            layer = one.question.layer
-            near = guess(layer, one.c, H200, lambda other, _, layer=layer: other[2:10] == layer[2:10])
         for place, operation in enumerate(OPERATIONS):
             sizes = [each.size for each in vote(one.question, one.c, operation)]
-            errors.setdefault((operation.name.lower(), kind, "forest"), []).append(_errors(sizes, one, place))
-            if near is not None:
-                sizes = [near.likely[place], *(other[place] for other in near.others)]
-                errors.setdefault((operation.name.lower(), kind, "neighbours"), []).append(
-                    _errors(sizes, one, place)
-                )
-    columns = ["operation", "kind", "by", "count", "right", "error", "too small", "covered"]
+            errors.setdefault((operation.name.lower(), kind), []).append(_errors(sizes, one, place))
+    columns = ["operation", "kind", "count", "right", "error", "too small", "covered"]
     print_table(
         "workspaces of layers that were left out", columns, list(starmap(_row, sorted(errors.items())))
     )
 
 
-def _row(key: tuple[str, str, str], found: list[tuple[float, float]]) -> list[str]:
+def _row(key: tuple[str, str], found: list[tuple[float, float]]) -> list[str]:
     return [
         *key,
         str(len(found)),

@@ -7,9 +7,8 @@ from cuda_rules_bench import order, taken, traced
 from torch import nn
 
 from legroom.observe.cuda_rules import convolution_table, convolution_workspace
-from legroom.observe.cuda_rules.convolution_neighbours import COUNT, GIANT, guess
 from legroom.observe.cuda_rules.convolution_table import KINDS, Kind, Layer, look_up, size_of
-from legroom.observe.cuda_rules.convolution_workspace import Convolution, most
+from legroom.observe.cuda_rules.convolution_workspace import Convolution
 from legroom.observe.cuda_rules.plan import Take
 from legroom.observe.gpus import find_gpu
 from legroom.units import MiB
@@ -115,71 +114,6 @@ def test_a_measured_layer_is_looked_up():
 def test_a_layer_that_was_never_measured_at_this_batch_is_not_in_the_table():
     for c, side in ((layer(16, 509, 503, 29, 3), 29), (layer(21, 512, 512, 28, 3), 28)):
         assert look_up(named(c, side, 3), c) is None
-
-
-def test_between_measured_batch_sizes_the_nearest_speaks_scaled():
-    c = layer(20, 512, 512, 28, 3)
-
-    found = guess(named(c, 28, 3), c, H200)
-
-    assert found is not None
-    assert copies(c) <= found.likely.forward < copies(c) + 20 * MiB
-
-
-def test_a_layer_nobody_measured_takes_what_one_like_it_took_told_for_its_own_size():
-    c = layer(16, 509, 503, 29, 3)
-
-    found = guess(named(c, 29, 3), c, H200)
-
-    assert found is not None
-    assert copies(c) <= found.likely.forward < 1.5 * copies(c)
-
-
-def test_a_guess_is_in_doubt_by_what_its_nearest_neighbours_took():
-    c = layer(20, 100, 100, 60, 3)
-
-    found = guess(named(c, 60, 3), c, H200)
-
-    assert found is not None
-    assert len(found.others) == COUNT
-    assert len(set(found.others)) > 1
-
-
-def test_what_is_left_out_does_not_speak():
-    c = layer(16, 512, 512, 28, 3)
-
-    assert guess(named(c, 28, 3), c, H200, lambda _layer, _batch: True) is None
-
-
-def test_a_kernel_that_was_never_measured_is_compared_with_others_of_its_kind():
-    c = layer(16, 64, 64, 56, 13)
-
-    found = guess(named(c, 56, 13), c, H200)
-
-    assert found is not None
-    assert found.others[-1].forward == 2 * most(c, H200).forward
-
-
-def test_what_is_larger_than_the_pictures_goes_with_the_pictures():
-    """The same layer took 105 MiB at a batch of 96 for the gradient of its weights, and 218.75 at 200."""
-    c = layer(128, 16, 16, 32, 3)
-
-    found = guess(named(c, 32, 3), c, H200)
-
-    assert found is not None
-    assert any(abs(sizes.weight_gradient - 140 * MiB) < MiB for sizes in found.others)
-
-
-def test_a_giant_that_most_neighbours_did_not_take_is_not_likely():
-    """The nearest one took hundreds of times what it reads and writes."""
-    series = Layer("float32", False, 64, 64, (124,), (5,), (1,), (1,), 1, False, (0,))
-    c = convolution_table.described(series, 100)
-
-    found = guess(series, c, H200)
-
-    assert found is not None
-    assert found.likely.weight_gradient < GIANT * copies(c)
-    assert found.others[0].weight_gradient < GIANT * copies(c)
 
 
 def test_a_depthwise_layer_of_cudnns_is_in_doubt_and_one_of_torchs_own_is_not():

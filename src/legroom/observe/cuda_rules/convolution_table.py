@@ -2,7 +2,7 @@
 
 cuDNN chooses its kernels by a heuristic that is not published, so where a layer was measured its choice is looked up, not
 guessed. The table (`convolutions_h200.jsonl.gz`, made by `bench/convolution_table.py`) holds for each layer, at several
-batch sizes, what was converted and what remained, so that it can be told for other sizes too (`convolution_neighbours`). It
+batch sizes, what was converted and what remained, which is what the survey saw. It
 tells about Hopper, on which it was measured.
 """
 
@@ -131,21 +131,12 @@ class Family(NamedTuple):
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
 
-    @property
-    def pointwise(self) -> bool:
-        return prod(self.kernel) == 1
-
 
 def family_of(layer: Layer) -> Family:
     numbers = layer.dtype if layer.dtype.startswith("float32") else "half"
     return Family(
         numbers, layer.channels_last, len(layer.sizes), layer.transposed, layer.kernel, layer.stride
     )
-
-
-def families_like(family: Family) -> list[Family]:
-    """All that differ in kernel and stride only; kernels of one pixel are kept apart."""
-    return [other for other in _lines() if other[:4] == family[:4] and other.pointwise == family.pointwise]
 
 
 def table() -> Iterator[tuple[Layer, list[Row]]]:
