@@ -115,7 +115,7 @@ def factor(value: float) -> Setting:
 
 def text(value: str) -> Setting:
     encoded = value.encode()
-    return Type.CHARACTER, (ctypes.c_char * len(encoded))(*encoded)
+    return Type.CHARACTER, (ctypes.c_char * len(encoded)).from_buffer_copy(encoded)
 
 
 def these(*descriptors: int) -> Setting:
@@ -158,7 +158,7 @@ class Desk:
 
     def string(self, of: int, name: Attribute, most: int = 65_536) -> str:
         room = (ctypes.c_char * most)()
-        return bytes(room[: self._read(of, name, Type.CHARACTER, room)]).rstrip(b"\0").decode()
+        return room.raw[: self._read(of, name, Type.CHARACTER, room)].rstrip(b"\0").decode()
 
     def clear(self) -> None:
         while self._made:
