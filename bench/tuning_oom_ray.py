@@ -3,7 +3,8 @@
 What Ray Tune's documentation shows, and nothing that knows of memory: a trial whose function runs out of it errs, and the searcher hears of an error. Two things
 are done for its benefit. Workers are kept from trial to trial (`reuse_actors`), so torch is imported once, and again after each trial that erred. And a searcher that
 learns is asked when the trial before has ended (`ConcurrencyLimiter`), so that it knows all there is to know. Bayesian
-optimization waits for ever for the results of ten random trials if one of them errs: there the function reports infinity instead, which it leaves aside.
+optimization waits for ever for the results of ten random trials if one of them errs: there the function catches the error and reports infinity (`catches`), which the searcher
+leaves aside. So a lost trial costs no worker either.
 """
 
 import logging
@@ -37,9 +38,18 @@ PARAMETERS: dict[str, Any] = {
 
 
 def run_plain(
-    search: str, seed: int, trials: int, epochs: int, gpu: str, *, half: bool, threads: int, longest: float
+    search: str,
+    seed: int,
+    trials: int,
+    epochs: int,
+    gpu: str,
+    *,
+    half: bool,
+    catches: bool,
+    threads: int,
+    longest: float,
 ) -> dict[str, Any]:
-    """One study. `half`: two trials at a time on the GPU, each with half of its memory. `threads`: of a trial."""
+    """One study, for `longest` seconds at most. `half`: two trials at a time on the GPU, each with half of its memory. `threads`: of a trial."""
     os.environ.update(QUIET)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a traceback for each trial that errs
     logging.getLogger("optuna").setLevel(logging.CRITICAL)
@@ -56,7 +66,15 @@ def run_plain(
         with tempfile.TemporaryDirectory() as folder:
             results = ray_tune.Tuner(
                 ray_tune.with_resources(
-                    partial(train, search=search, half=half, epochs=epochs, gpu=gpu, threads=threads),
+                    partial(
+                        train,
+                        search=search,
+                        half=half,
+                        catches=catches,
+                        epochs=epochs,
+                        gpu=gpu,
+                        threads=threads,
+                    ),
                     {"cpu": 1, "gpu": 0.5 if half else 1},
                 ),
                 param_space=space_for(search),
@@ -80,7 +98,9 @@ def run_plain(
     return watch.row()
 
 
-def train(config: dict[str, Any], *, search: str, half: bool, epochs: int, gpu: str, threads: int) -> None:
+def train(
+    config: dict[str, Any], *, search: str, half: bool, catches: bool, epochs: int, gpu: str, threads: int
+) -> None:
     """For Ray Tune: the same training as Legroom's, in a loop without a guard."""
     torch.set_num_threads(threads)
     whole = {**configuration(search, config), "epochs": epochs}
@@ -91,7 +111,7 @@ def train(config: dict[str, Any], *, search: str, half: bool, epochs: int, gpu: 
             for loss in tuning_space.epochs(whole, "cuda", plain_step):
                 ray_tune.report({"loss": loss})
     except torch.OutOfMemoryError:
-        if search != "bayes":
+        if not catches:
             raise
         ray_tune.report({"loss": math.inf})
 

@@ -52,9 +52,10 @@ class Stage:
         self._processors = ProcessorShare(
             conductor.folder_of(0).with_name("threads"), job.ranks, traces=bool(job.places)
         )
-        self._slots = slots_for(job)
-        self._ahead = look_ahead(job, self._slots)
-        self._packer = Packer(job.places, self._slots, job.ranks, conductor.neighbours.held)
+        self.slots = slots_for(job)
+        """Trials at once at most."""
+        self._ahead = look_ahead(job, self.slots)
+        self._packer = Packer(job.places, self.slots, job.ranks, conductor.neighbours.held)
         self._ready: dict[int, Ready] = {}
         self._running: dict[int, _OnStage] = {}
         self._alone: dict[int, int] = {}
@@ -81,7 +82,7 @@ class Stage:
             self._ready[ready.number] = ready
         waiting: dict[int, Admission] = {number: ready.admission for number, ready in self._ready.items()}
         seconds = self._conductor.expected_seconds(waiting)
-        if self._ready and self.running < self._slots:
+        if self._ready and self.running < self.slots:
             would_start = self._packer.next(waiting, alone=self._alone, seconds=seconds) is not None
             self._conductor.look_around(self._packer.given, before_start=would_start)
         placement = self._packer.place(waiting, alone=self._alone, seconds=seconds)
@@ -148,7 +149,7 @@ class Stage:
         """How many trials are to wait for room. Where the search learns, one, and one more whenever none of these fits a place that is free."""
         if not self._conductor.learns:
             return self._ahead
-        return 1 if self.running >= self._slots else min(self._ahead, len(self._ready) + 1)
+        return 1 if self.running >= self.slots else min(self._ahead, len(self._ready) + 1)
 
     def _more_room(self, number: int, trial: _OnStage) -> int | None:
         """What a GPU must have for a trial that met a full one: any to itself, then a larger one; None where there is none."""

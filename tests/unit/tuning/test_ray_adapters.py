@@ -20,6 +20,8 @@ from legroom.tuning.trial_process import TrialEnd
 class Stage:
     """Hands out what it was given, and notes what it is told."""
 
+    slots = 2
+
     def __init__(self, *orders: Any, action: Action = Action.GO_ON) -> None:
         self.orders, self.action = list(orders), action
         self.running, self.is_over = 0, False
@@ -141,3 +143,19 @@ def test_a_plain_ray_result_is_read_without_what_ray_adds() -> None:
         "done": False,
     }
     assert read_result(result) == Reported(step=3, metrics={"loss": 0.5})
+
+
+@pytest.mark.parametrize(("server", "kept"), [("server", 2), (None, 0)])
+def test_ray_keeps_a_worker_for_each_trial_that_runs_at_once(server: str | None, kept: int) -> None:
+    from ray.tune import PlacementGroupFactory
+    from ray.tune.utils.object_cache import _ObjectCache
+
+    cache, asked = _ObjectCache(may_keep_one=False), PlacementGroupFactory([{"CPU": 0.01}])
+    controller = SimpleNamespace(_tune_controller=SimpleNamespace(_actor_cache=cache))
+    shared = exchange(Stage())
+    shared.server = server
+    scheduler = StagedScheduler(shared)
+    for _ in range(3):
+        scheduler.on_trial_add(controller, SimpleNamespace(placement_group_factory=asked))  # type: ignore[arg-type]
+    workers = ["first", "second", "third"]
+    assert sum(cache.cache_object(asked, worker) for worker in workers) == kept
