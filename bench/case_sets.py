@@ -3,9 +3,22 @@
 `ordinary`: training steps as people write them, looked at while the present rules were made.
 `sealed`: others of that kind, which nobody who made rules had seen before they were scored.
 `third`: a third set, by another author and sealed in the same way, after the second had been used to mend rules.
+`fourth`: the same once more, by yet another author, after the third had been used.
 """
 
 from bench.case import CaseSet
+from bench.fourth_adversaries import FOURTH_ADVERSARIES
+from bench.fourth_attention import FOURTH_ATTENTION
+from bench.fourth_classifiers import FOURTH_CLASSIFIERS
+from bench.fourth_dense import FOURTH_DENSE
+from bench.fourth_finetuned import FOURTH_FINETUNED
+from bench.fourth_makers import FOURTH_MAKERS
+from bench.fourth_others import FOURTH_OTHERS
+from bench.fourth_senses import FOURTH_SENSES
+from bench.fourth_series import FOURTH_SERIES
+from bench.fourth_signals import FOURTH_SIGNALS
+from bench.fourth_tables import FOURTH_TABLES
+from bench.fourth_texts import FOURTH_TEXTS
 from bench.ordinary_makers import ORDINARY_MAKERS
 from bench.ordinary_others import ORDINARY_OTHERS
 from bench.ordinary_pictures import ORDINARY_PICTURES
@@ -54,5 +67,19 @@ CASE_SETS: dict[str, CaseSet] = {
         THIRD_SERIES,
         THIRD_TABLES,
         THIRD_OTHERS,
+    ),
+    "fourth": CaseSet.joined(
+        FOURTH_CLASSIFIERS,
+        FOURTH_FINETUNED,
+        FOURTH_DENSE,
+        FOURTH_MAKERS,
+        FOURTH_ADVERSARIES,
+        FOURTH_SIGNALS,
+        FOURTH_TEXTS,
+        FOURTH_SENSES,
+        FOURTH_ATTENTION,
+        FOURTH_SERIES,
+        FOURTH_TABLES,
+        FOURTH_OTHERS,
     ),
 }
