@@ -72,7 +72,9 @@ def saved_by(node: Any) -> Iterator[torch.Tensor]:
             for name in _names_saved_by(type(node)):
                 # `_saved_self`; of a custom Function `saved_tensors`.
                 unpacked = name.removeprefix("_raw")
-                yield from _tensors_in(getattr(node, unpacked if hasattr(node, unpacked) else unpacked[1:], None))
+                yield from _tensors_in(
+                    getattr(node, unpacked if hasattr(node, unpacked) else unpacked[1:], None)
+                )
         else:
             for saved in _saved_variables(node):
                 yield from _tensors_in(_stored(saved))
