@@ -66,7 +66,7 @@ class Reach:
             for kind, items in groupby(fresh.values(), type):  # neighbours are mostly of one kind
                 by_kind.setdefault(kind, []).extend(items)
             level = self._worth_following(
-                chain.from_iterable(self._way_from(kind)(items) for kind, items in by_kind.items())
+                chain.from_iterable(self._held_by(kind, items) for kind, items in by_kind.items())
             )
         if not self._storages:
             self._barren |= seen
@@ -76,18 +76,20 @@ class Reach:
         every = list(items)
         return list(compress(every, map(not_, map(self._leaves.__contains__, map(type, every)))))
 
-    def _way_from(self, kind: type) -> _Way:
+    def _held_by(self, kind: type, items: list[Any]) -> Iterable[Any]:
+        if issubclass(
+            kind, torch.Tensor
+        ):  # not among the ways: with a method of its own there, this object would live on in a cycle
+            return self._from_tensors(items)
         way = self._ways.get(kind)
         if way is None:
             way = self._ways[kind] = self._find_way(kind)
-        return way
+        return way(items)
 
     def _find_way(self, kind: type) -> _Way:
         if issubclass(kind, _LEAVES):
             self._leaves.add(kind)
             return _nowhere
-        if issubclass(kind, torch.Tensor):
-            return self._from_tensors
         if issubclass(kind, torch.optim.Optimizer):
             return _from_optimizers
         if issubclass(kind, nn.Module):

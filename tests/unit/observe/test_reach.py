@@ -111,3 +111,16 @@ def test_nothing_is_kept() -> None:
     del trainer
     gc.collect()
     assert reference() is None
+
+
+def test_it_ends_without_a_collection_and_what_it_looked_at_with_it() -> None:
+    gc.disable()
+    try:
+        kept = [torch.ones(4), nn.Linear(4, 4)]
+        tensor = weakref.ref(kept[0])
+        reach = Reach(measure)
+        assert reach.of(kept)
+        del reach, kept
+        assert tensor() is None
+    finally:
+        gc.enable()
