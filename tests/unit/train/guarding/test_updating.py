@@ -57,8 +57,8 @@ def test_failing_at_any_allocation_changes_nothing(name, small_bytes):
 
 
 def test_a_step_that_really_does_not_fit_goes_through_host_memory():
-    size = 1 << 18  # one MiB each: parameter, gradient, two moments and a temporary take 10 MiB of 7
-    with VirtualGPU("7MiB"):
+    size = 1 << 18  # one MiB each: parameter, gradient, two moments and a temporary take 10 MiB of 8
+    with VirtualGPU("8MiB"):
         torch.manual_seed(0)
         parameters = [nn.Parameter(torch.randn(size, device="cuda")) for _ in range(2)]
         gradients = [torch.randn(size) for _ in parameters]
