@@ -13,15 +13,16 @@ from legroom.observe.watching.window import Window
 FIRST_TURN = 5
 """The turns before set records without meaning. After it, looks are taken by themselves when half as many turns again have passed."""
 FREE_LOOKS = 16
-SHARE = 0.002
 MOST_BARREN = 6
 
 
 class SlowLooks:
     """Ask `is_due` after a turn, then `look`."""
 
-    def __init__(self, window: Window) -> None:
+    def __init__(self, window: Window, share: float) -> None:
+        """`share`: the most of the time that looks may take when the free ones are spent."""
         self._window = window
+        self._share = share
         self._by_itself = FIRST_TURN
         self._not_before = FIRST_TURN
         self._barren = 0
@@ -34,7 +35,7 @@ class SlowLooks:
             return False
         if self._window.looks < FREE_LOOKS:
             return True
-        return self._seconds < SHARE * (time.perf_counter() - self._began)
+        return self._seconds < self._share * (time.perf_counter() - self._began)
 
     def look(self, turn: int) -> list[Suspect]:
         began = time.thread_time()

@@ -151,7 +151,8 @@ class Watcher:
                 self._judge(suspect, turn, traced=SLOWLY_TRACED_TURNS)
 
     def _look_slowly(self) -> SlowLooks:
-        return SlowLooks(Window(self._marks, self.ticks, on_device=self._on_device, slow=True))
+        window = Window(self._marks, self.ticks, on_device=self._on_device, slow=True)
+        return SlowLooks(window, share=self._attention.share * 2 / 3)
 
     def _begin_anew(self, turn: int) -> None:
         """The first optimizer step: the batches before it were parts of that step."""
