@@ -4,8 +4,6 @@
 
 - `ray`: Ray Tune as its documentation shows it, one trial on the GPU at a time; a trial that runs out of memory errs (see `tuning_oom_ray` for what is
   done for its benefit). Its trials have the number of threads with which a trial is faster, measured first of all.
-- `ray, errs`: the same where Bayesian optimization has not been helped: it stops proposing when one of its first ten trials was lost, and is ended after
-  a while.
 - `ray, half`: the same with `{"gpu": 0.5}`, two trials at a time with half of the memory each: what one can do by hand.
 - `legroom on ray`, `legroom local`: Legroom with either engine, as it is called by default, asked for as many trials.
 
@@ -28,11 +26,11 @@ from typing import Any
 from bench.tuning_oom_table import show
 
 SEARCHES = ("random", "optuna", "hyperopt", "bayes")
-SYSTEMS = ("ray", "legroom on ray", "ray, errs", "ray, half", "legroom local")
+SYSTEMS = ("ray", "legroom on ray", "ray, half", "legroom local")
 TRIALS = {"random": 16, "optuna": 16, "hyperopt": 20, "bayes": 16}
 """Of one study: with what is rejected, more proposals than the searcher draws at random (ten, HyperOpt twenty)."""
-LONGEST, STALLED = 300.0, 75.0
-"""Seconds for one study, and for one that is expected to stall."""
+LONGEST = 300.0
+"""Seconds for one study."""
 TYPICAL = {"channels": 32, "units": 2048, "batch_size": 128, "lr": 1e-3, "dropout": 0.2, "epochs": 3}
 """By which the number of threads is chosen."""
 
@@ -150,8 +148,7 @@ def study(
     if system.startswith("ray"):
         row = tuning_oom_ray.run_plain(
             search, seed, trials, epochs, gpu,
-            half=system == "ray, half", catches=search == "bayes" and system != "ray, errs", threads=threads,
-            longest=STALLED if system == "ray, errs" else LONGEST / 2,
+            half=system == "ray, half", catches=search == "bayes", threads=threads, longest=LONGEST / 2,
         )  # fmt: skip
     else:
         row = run_legroom(search, seed, trials, epochs, gpu, engine=system.split()[-1])
