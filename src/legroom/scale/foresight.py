@@ -179,7 +179,8 @@ def _in_child(writing: int, function: Callable[[], Any]) -> None:
             active = VirtualGPU._active
             assert active is not None
             gc.freeze()
-            torch.set_num_threads(1)  # OpenMP's threads did not come along: a computation that waits for them waits for ever
+            # OpenMP's threads did not come along: a computation that waits for them would wait for ever.
+            torch.set_num_threads(1)
             active.__exit__()
             told = pickle.dumps((True, function()))
         except Exception as error:
