@@ -96,8 +96,7 @@ class Expressions:
             return self._call(node)
         if isinstance(node, cst.BinaryOperation):
             made = self._computed([node.left, node.right])
-            is_text = isinstance(node.operator, cst.Modulo) and isinstance(node.left, cst.BaseString)
-            return PLAIN if is_text else made  # "%.3f" % loss
+            return PLAIN if self._makes_text(node) else made
         if isinstance(node, cst.UnaryOperation):
             return PLAIN if isinstance(node.operator, cst.Not) else self._computed([node.expression])
         if isinstance(node, cst.Subscript):
@@ -141,6 +140,10 @@ class Expressions:
             return self.value_of(node.value) if isinstance(node.value, cst.BaseExpression) else UNKNOWN
         self._inside(node)
         return UNKNOWN
+
+    def _makes_text(self, node: cst.BinaryOperation) -> bool:
+        """`"%.3f" % loss`, `template % values`: the remainder of a tensor is taken of a tensor."""
+        return isinstance(node.operator, cst.Modulo) and not self.value_of(node.left).is_tensor
 
     def _value_where(self, node: cst.BaseExpression, known: dict[str, Value]) -> Value:
         """The value of an expression that is reached only where some names are known to be this."""

@@ -224,6 +224,8 @@ GRAPHLESS_METHODS = words(
     "nonzero sample sample_n multinomial sign round floor ceil any all logical_not logical_and logical_or "
     "unique bincount histc count_nonzero new_zeros new_ones new_full new_empty new_tensor requires_grad_"
 )
+MADE_LIKE_METHODS = words("type_as expand_as view_as reshape_as to")
+"""Of what they are given they take the type, place or shape."""
 VALUE_AND_INDEX_METHODS = words("max min topk sort mode median kthvalue cummax cummin")
 NUMBER_ATTRIBUTES = words("shape dtype device ndim requires_grad is_leaf is_cuda layout itemsize nbytes")
 GRAPHLESS_ATTRIBUTES = words("data grad")

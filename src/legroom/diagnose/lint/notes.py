@@ -284,7 +284,8 @@ def kept_names(expression: cst.BaseExpression, *, no_grad: bool = False) -> set[
     if isinstance(expression, cst.Subscript):
         parts = [expression.value]
     elif isinstance(expression, cst.BinaryOperation) and not no_grad:
-        parts = [expression.left, expression.right]
+        # `template % values` is text.
+        parts = [] if isinstance(expression.operator, cst.Modulo) else [expression.left, expression.right]
     elif isinstance(expression, cst.Call) and method_name(expression) in _GIVING_ITSELF and not no_grad:
         of = receiver(expression)  # loss.cpu(), torch.cat([queue, keys])
         parts = [*([of] if of is not None else []), *(each.value for each in positional(expression))]

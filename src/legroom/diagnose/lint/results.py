@@ -12,6 +12,7 @@ from legroom.diagnose.lint.kinds import (
     HOST_TENSOR,
     LOADER,
     LOSS_FUNCTIONS,
+    MADE_LIKE_METHODS,
     MODEL,
     NUMBER_METHODS,
     OPTIMIZER,
@@ -230,7 +231,8 @@ def _tensor_method(receiver: Value, method: str, arguments: Sequence[Value], *, 
     if method in GRAPHLESS_METHODS:
         return HOST_TENSOR if receiver.host else TENSOR
     has_graph = not no_grad and (
-        receiver.kind in (Kind.GRAPH, Kind.PARAMETER) or any(each.carries_graph for each in arguments)
+        receiver.kind in (Kind.GRAPH, Kind.PARAMETER)
+        or (method not in MADE_LIKE_METHODS and any(each.carries_graph for each in arguments))
     )
     if not has_graph:
         return HOST_TENSOR if method == "cpu" or receiver.host else TENSOR
