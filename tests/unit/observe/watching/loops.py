@@ -11,11 +11,13 @@ from legroom.memory.kept import Kept
 from legroom.observe.watching.watcher import Watcher
 
 
-def leaks_of(turn: Callable[[int, Any, Any], None], turns: int = 14) -> list[Kept]:
-    """What a watcher tells of a loop that calls `turn(step, loss, output)` after each optimizer step."""
+def leaks_of(
+    turn: Callable[[int, Any, Any], None], turns: int = 14, *, allocated: Callable[[], int] | None = None
+) -> list[Kept]:
+    """What a watcher tells of a loop that calls `turn(step, loss, output)` after each optimizer step. `allocated`: a device's bytes."""
     found: dict[tuple[object, ...], Kept] = {}
     watcher = Watcher(
-        lambda kept: found.setdefault(kept.identity, kept) and None, share=1e6
+        lambda kept: found.setdefault(kept.identity, kept) and None, allocated=allocated, share=1e6
     )  # every turn is attended, however busy the machine
     model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
