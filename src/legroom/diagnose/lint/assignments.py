@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import libcst as cst
 
-from legroom.diagnose.lint.facts import Function
+from legroom.diagnose.lint.facts import CallFact, Function
 from legroom.diagnose.lint.kinds import (
     GRAPH,
     MODEL,
@@ -26,6 +26,7 @@ from legroom.diagnose.lint.program import Program
 from legroom.diagnose.lint.results import computed_from, element_of
 from legroom.diagnose.lint.syntax import (
     dotted,
+    has_remainder,
     is_false,
     keys_of,
     last_name,
@@ -126,18 +127,10 @@ class Assignments(Notes):
             known = self.names.get(model, MODEL)
             self.names[model] = replace(known, frozen=known.kind is Kind.MODEL and frozen)
 
-    def note_call(
-        self,
-        node: cst.Call,
-        name: str | None,
-        of: Value,
-        arguments: tuple[Value, ...],
-        result: Value,
-        local: Function | None,
-    ) -> None:
-        super().note_call(node, name, of, arguments, result, local)
-        if method_name(node) == "requires_grad_" and of.kind is Kind.PARAMETER and node.args:
-            self._freeze_iterated(frozen=is_false(node.args[0]))
+    def note_call(self, call: CallFact) -> None:
+        super().note_call(call)
+        if call.method == "requires_grad_" and call.receiver.kind is Kind.PARAMETER and call.node.args:
+            self._freeze_iterated(frozen=is_false(call.node.args[0]))
 
     def assign_item(
         self, target: cst.Subscript, value: Value, expression: cst.BaseExpression, node: cst.CSTNode
@@ -310,14 +303,8 @@ def _adding_method(expression: cst.BaseExpression) -> cst.Attribute | None:
 def _appends(function: Function) -> bool:
     """Whether a function puts one of its parameters into a container that grows."""
     return any(
-        store.how == "append" or (store.how == "item" and not _has_remainder(store.node))
+        store.how == "append" or (store.how == "item" and not has_remainder(store.node))
         for store in function.keeps.values()
-    )
-
-
-def _has_remainder(node: cst.CSTNode) -> bool:
-    return any(
-        isinstance(each, cst.BinaryOperation) and isinstance(each.operator, cst.Modulo) for each in walk(node)
     )
 
 

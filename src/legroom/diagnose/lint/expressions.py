@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import libcst as cst
 
-from legroom.diagnose.lint.facts import Function
+from legroom.diagnose.lint.facts import CallFact, Function, Surroundings
 from legroom.diagnose.lint.kinds import (
     GRAPH,
     GRAPHLESS_ATTRIBUTES,
@@ -42,6 +42,7 @@ from legroom.diagnose.lint.syntax import (
     is_true,
     keyword,
     last_name,
+    method_name,
     root,
     string_value,
     written_key,
@@ -59,15 +60,10 @@ class Expressions:
         self.function = function
         self.names: dict[str, Value] = {}
 
-    def note_call(
-        self,
-        node: cst.Call,
-        name: str | None,
-        of: Value,
-        arguments: tuple[Value, ...],
-        result: Value,
-        local: Function | None,
-    ) -> None:
+    def note_call(self, call: CallFact) -> None:
+        raise NotImplementedError
+
+    def around(self, node: cst.CSTNode) -> Surroundings:
         raise NotImplementedError
 
     def bind_iteration(self, target: cst.BaseExpression, source: cst.BaseExpression, iterated: Value) -> None:
@@ -284,7 +280,18 @@ class Expressions:
         is_model = called.kind in (Kind.MODEL, Kind.CRITERION)
         if is_model and of.kind in (Kind.UNKNOWN, Kind.PLAIN):
             of = called
-        self.note_call(node, name, of, arguments, result, local)
+        self.note_call(
+            CallFact(
+                node=node,
+                at=self.around(node),
+                name=name,
+                method=method_name(node),
+                receiver=of,
+                arguments=arguments,
+                result=result,
+                local=local,
+            )
+        )
         return result
 
     def _called_value(self, func: cst.BaseExpression, of: Value) -> Value:

@@ -125,16 +125,12 @@ class Notes(Expressions):
         for path in {target, self.part_of.get(target, target)}:
             self.program.releases.append(Release(node=node, at=self.around(node), target=path, how=how))
 
-    def note_call(
-        self,
-        node: cst.Call,
-        name: str | None,
-        of: Value,
-        arguments: tuple[Value, ...],
-        result: Value,
-        local: Function | None,
-    ) -> None:
-        method = method_name(node)
+    def note_call(self, call: CallFact) -> None:
+        node, name, method, of, arguments, local = (
+            call.node, call.name, call.method, call.receiver, call.arguments, call.local,
+        )  # fmt: skip
+        if self.recording:
+            self.program.calls.append(call)
         if last_name(name or "") == "set_grad_enabled" and not self.contexts:
             self.no_grad = self.grad_after(name or "", node)
         if local is not None:
@@ -185,19 +181,6 @@ class Notes(Expressions):
             self._note_named(node, target, 0, arguments)
         elif name == "setattr" and len(arguments) > 2 and (path := path_of(node.args[0].value)) is not None:
             self._note_named(node, path, 1, arguments)
-        if self.recording:
-            self.program.calls.append(
-                CallFact(
-                    node=node,
-                    at=self.around(node),
-                    name=name,
-                    method=method,
-                    receiver=of,
-                    arguments=arguments,
-                    result=result,
-                    local=local,
-                )
-            )
 
     def _note_named(self, node: cst.Call, target: str, name: int, arguments: tuple[Value, ...]) -> None:
         """What a call stores under the name that is its argument number `name`; the value is the one after that."""

@@ -137,6 +137,13 @@ def held_parts(expression: cst.BaseExpression) -> list[cst.BaseExpression]:
     return []
 
 
+def has_remainder(node: cst.CSTNode) -> bool:
+    """Whether `%` is in it somewhere, as in `ring[step % 8]`."""
+    return any(
+        isinstance(each, cst.BinaryOperation) and isinstance(each.operator, cst.Modulo) for each in walk(node)
+    )
+
+
 def root(path: str) -> str:
     """`self` of `self.losses`."""
     return path.partition(".")[0]

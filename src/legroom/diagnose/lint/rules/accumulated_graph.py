@@ -51,6 +51,7 @@ from legroom.diagnose.lint.rules.forward_hook import is_hook
 from legroom.diagnose.lint.rules.growing_tensor import is_joined_to_itself
 from legroom.diagnose.lint.syntax import (
     dotted,
+    has_remainder,
     live_names,
     method_name,
     names_in,
@@ -233,16 +234,10 @@ def _key_of(store: Store) -> list[cst.CSTNode]:
 
 def _goes_round(program: Program, key: cst.CSTNode) -> bool:
     """`ring[step % 8]`, also where the remainder was put under a name: old places are used again."""
-    if _has_remainder(key):
+    if has_remainder(key):
         return True
     names = names_in(key)
-    return any(each.target in names and _has_remainder(each.expression) for each in program.stores)
-
-
-def _has_remainder(node: cst.CSTNode) -> bool:
-    return any(
-        isinstance(each, cst.BinaryOperation) and isinstance(each.operator, cst.Modulo) for each in walk(node)
-    )
+    return any(each.target in names and has_remainder(each.expression) for each in program.stores)
 
 
 def _stored(program: Program, store: Store) -> Problem:
