@@ -7,7 +7,6 @@ operation looks it up.
 """
 
 import sysconfig
-import weakref
 from bisect import bisect_right
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch import nn
 from torch.nn.modules import module as _hooks
 
 from legroom.memory.events import Frame, Phase
+from legroom.observe.module_names import ModuleNames, part_begun
 
 
 class Place(NamedTuple):
@@ -128,11 +128,6 @@ def _as_frame(code: CodeType, line: int | None) -> Frame:
 # --- the module at work -----------------------------------------------------------------------------------------
 
 
-def part_of(entered: int, modules: int) -> float | None:
-    """The part of a model that has begun, by how many of the modules below it were entered; None where that says nothing."""
-    return entered / (modules + 1) if entered <= modules else None
-
-
 class ModuleStack:
     """The path of the innermost module at work, kept by torch's global module hooks while attached."""
 
@@ -144,7 +139,7 @@ class ModuleStack:
         self._names: dict[int, str] = {}
         self._entered = 0
         """Calls of modules since the root began."""
-        self._roots: dict[int, tuple[weakref.ref[nn.Module], dict[int, str]]] = {}
+        self._known = ModuleNames()
         self._on_enter = on_enter
         self._handles: list[Any] = []
 
@@ -159,18 +154,18 @@ class ModuleStack:
             handle.remove()
         self._handles = []
         self.stack.clear()
-        self._roots.clear()
+        self._known.clear()
         self.path = ""
 
     @property
     def progress(self) -> float | None:
         """About which part of the root's modules have begun; None outside of any, and where modules are called over and over."""
-        return part_of(self._entered, len(self._names)) if self.stack else None
+        return part_begun(self._entered, self._names) if self.stack else None
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         root = not self.stack
         if root:
-            self._names = self._names_under(module)
+            self._names = self._known.under(module)
             self._entered = 0
         self._entered += 1
         self.path = self._names.get(id(module)) or type(module).__name__
@@ -182,16 +177,6 @@ class ModuleStack:
         if self.stack:
             self.stack.pop()
         self.path = self.stack[-1] if self.stack else ""
-
-    def _names_under(self, root: nn.Module) -> dict[int, str]:
-        known = self._roots.get(id(root))
-        if known is not None and known[0]() is root:
-            return known[1]
-        names = {id(module): name for name, module in root.named_modules() if name}
-        if len(self._roots) > 256:
-            self._roots.clear()
-        self._roots[id(root)] = (weakref.ref(root), names)
-        return names
 
 
 # --- where backward operations come from ------------------------------------------------------------------------

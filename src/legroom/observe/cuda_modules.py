@@ -4,15 +4,15 @@ Torch's global module hooks would do, but with any hook at all a module's call t
 costs several times what is done here. So the call itself is stood in for, while attached.
 """
 
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from legroom.observe.attribution import current_node, part_of
+from legroom.observe.attribution import current_node
 from legroom.observe.cuda_marks import BACKWARD, FORWARD, INFERENCE, Marks
+from legroom.observe.module_names import ModuleNames, part_begun
 
 _is_compiling = torch.compiler.is_compiling
 _is_grad_enabled = torch.is_grad_enabled
@@ -36,7 +36,7 @@ class StampedModules:
         """`id` of each module under the root at work → its path."""
         self._entered = 0
         """Calls of modules since the root began."""
-        self._roots: dict[int, tuple[weakref.ref[nn.Module], dict[int, str]]] = {}
+        self._known = ModuleNames()
         self._recomputes = False
         """Whether a checkpoint, in the backward pass, computes again what it had not kept."""
         self._is_attached = False
@@ -83,7 +83,7 @@ class StampedModules:
     @property
     def progress(self) -> float | None:
         """About which part of the root's modules have begun; None outside of a forward pass, and where modules are called over and over."""
-        return part_of(self._entered, len(self._names)) if self._path and not self._recomputes else None
+        return part_begun(self._entered, self._names) if self._path and not self._recomputes else None
 
     def _activity(self) -> str:
         if self._recomputes:
@@ -92,30 +92,11 @@ class StampedModules:
 
     def _begin_root(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._recomputes = current_node() is not None
-        self._names = self._names_around(module) if self._recomputes else self._names_under(module)
+        # A checkpoint runs part of a model: its names are those in the model that ran forward.
+        self._names = self._known.around(module) if self._recomputes else self._known.under(module)
         self._path = path = self._names.get(id(module)) or type(module).__name__
         self._entered = 1
         if self._recomputes:
             self._marks.at_work(BACKWARD, path)
         else:
             self._on_root(module, args, kwargs, self._activity(), path)
-
-    def _names_under(self, root: nn.Module) -> dict[int, str]:
-        known = self._roots.get(id(root))
-        if known is not None and known[0]() is root:
-            return known[1]
-        try:
-            names = {id(module): name for name, module in root.named_modules() if name}
-        except Exception:  # a module that cannot be looked through can still be called
-            names = {}
-        if len(self._roots) > 256:
-            self._roots.clear()
-        self._roots[id(root)] = (weakref.ref(root), names)
-        return names
-
-    def _names_around(self, module: nn.Module) -> dict[int, str]:
-        """A checkpoint runs part of a model: its names are those in the model that ran forward."""
-        for root, names in self._roots.values():
-            if id(module) in names and root() is not None:
-                return names
-        return self._names_under(module)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from legroom.observe.operations import overloads
 from legroom.observe.storages import tensors_in
 
 LARGEST = 4 << 20
@@ -129,9 +130,9 @@ class KnownValues:
         self, func: Any, args: Any, kwargs: dict[str, Any], result: Any
     ) -> tuple[list[Any], dict[str, Any]] | None:
         """The arguments with values in the place of tensors without data; None where one has none, or the result is too large."""
-        if func in _UNFILLED:
+        if id(func) in _UNFILLED:
             return None
-        by_shape = func in _BY_SHAPE
+        by_shape = id(func) in _BY_SHAPE
         most = LARGEST_BY_SHAPE if by_shape else LARGEST
         if result is not None and any(_is_larger(tensor, most) for tensor in _tensors(result)):
             return None
@@ -223,16 +224,11 @@ def _forget(twins: dict[int, Any], key: int, reference: Any) -> None:
         del twins[key]
 
 
-def _overloads(*names: str) -> frozenset[Any]:
-    packets = [getattr(torch.ops.aten, name) for name in names]
-    return frozenset(getattr(packet, overload) for packet in packets for overload in packet.overloads())
-
-
 _INDEX, _BY_MASK = torch.ops.aten.index.Tensor, torch.ops.aten.masked_select.default
 _SELECTIONS = {_INDEX, _BY_MASK}
-_BY_SHAPE = _overloads(
+_BY_SHAPE = overloads(
     "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "new_zeros", "new_ones", "new_full", "fill_", "zero_"
 )  # fmt: skip
-_UNFILLED = _overloads(
+_UNFILLED = overloads(
     "empty", "empty_strided", "empty_like", "empty_permuted", "new_empty", "new_empty_strided"
 )

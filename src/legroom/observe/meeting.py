@@ -13,17 +13,7 @@ from typing import Any
 
 import torch
 
-
-def overloads(*names: str) -> frozenset[int]:
-    """Every overload of the named aten operations that this torch has, by `id`: they live for ever, and hashing
-    one itself calls into Python."""
-    found: list[int] = []
-    for name in names:
-        packet = getattr(torch.ops.aten, name, None)
-        if packet is not None:
-            found.extend(id(getattr(packet, overload)) for overload in packet.overloads())
-    return frozenset(found)
-
+from legroom.observe.operations import overloads
 
 ACROSS = overloads(
     # copies between devices, and operations that take host lengths, or positions to split at, beside device data

@@ -27,6 +27,7 @@ from legroom.observe.charges import Charges, DeviceMemory
 from legroom.observe.cuda_rules.plan import Plan
 from legroom.observe.cuda_rules.rules import CudaRules
 from legroom.observe.kernel_memory import KernelMemory
+from legroom.observe.operations import overloads
 from legroom.observe.recording_mode import EagerMode, RecordingMode
 from legroom.observe.residence import HOST, INHERIT, Residence
 from legroom.observe.roles import Roles
@@ -312,4 +313,4 @@ _outlives = (
     _storage_that_outlives if torch.__version__ < "2.8" and hasattr(torch._C, "_storage_Use_Count") else None
 )
 _DETACH = torch.ops.aten.detach.default
-_RESIZING = meeting.overloads("resize_", "resize_as_", "set_")
+_RESIZING = overloads("resize_", "resize_as_", "set_")

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from legroom.observe.operations import overloads
 from legroom.observe.storages import tensors_in
 
 
@@ -83,7 +84,7 @@ def _is_regular(func: Any) -> bool:
     arguments, returned = func._schema.arguments, func._schema.returns
     written = [argument for argument in arguments if argument.alias_info and argument.alias_info.is_write]
     if written:  # in place, and its first argument alone
-        return written == [arguments[0]] and len(returned) == 1 and func not in _MOVES_MEMORY
+        return written == [arguments[0]] and len(returned) == 1 and id(func) not in _MOVES_MEMORY
     return bool(returned) and all(str(one.type) in ("Tensor", "List[Tensor]") for one in returned)
 
 
@@ -92,11 +93,7 @@ _IRREGULAR = {
     torch.Tag.dynamic_output_shape,
     torch.Tag.inplace_view,
 }
-_MOVES_MEMORY = frozenset(
-    getattr(packet, overload)
-    for packet in (torch.ops.aten.set_, torch.ops.aten.resize_, torch.ops.aten.resize_as_)
-    for overload in packet.overloads()  # type: ignore[no-untyped-call]
-)
+_MOVES_MEMORY = overloads("set_", "resize_", "resize_as_")
 
 
 def _case(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, ...] | None:

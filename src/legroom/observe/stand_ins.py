@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.parameter import is_lazy
 
 from legroom.observe.known_values import LARGEST, KnownValues, needs_values
+from legroom.observe.operations import overloads
 from legroom.observe.shape_memory import ShapeMemory
 
 SMALL = 64 * 1024
@@ -221,30 +222,9 @@ def _any_fake(values: Any) -> bool:
     return False
 
 
-_ALL = frozenset(
-    id(getattr(packet, overload))
-    for packet in (
-        torch.ops.aten.all,
-        torch.ops.aten._is_all_true,
-    )  # the latter checks distributions' parameters
-    for overload in packet.overloads()  # type: ignore[no-untyped-call]
-)
-_FACTORIES = frozenset(
-    id(getattr(packet, overload))
-    for name in (
-        "empty",
-        "empty_strided",
-        "zeros",
-        "ones",
-        "full",
-        "rand",
-        "randn",
-        "randint",
-        "arange",
-        "eye",
-    )
-    for packet in (getattr(torch.ops.aten, name),)
-    for overload in packet.overloads()
+_ALL = overloads("all", "_is_all_true")  # the latter checks distributions' parameters
+_FACTORIES = overloads(
+    "empty", "empty_strided", "zeros", "ones", "full", "rand", "randn", "randint", "arange", "eye"
 )
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from legroom.memory.events import Category, Phase
-from legroom.observe import meeting
 from legroom.observe.attribution import ModuleStack, Origins, Place, current_node, user_frame
+from legroom.observe.operations import overloads
 from legroom.observe.roles import Roles
 from legroom.observe.storages import tensors_in
 from legroom.observe.training import TrainingClock
@@ -75,7 +75,7 @@ class Whereabouts:
         return Category.TEMPORARY
 
 
-_FACTORIES = meeting.overloads(
+_FACTORIES = overloads(
     "empty", "empty_strided", "zeros", "ones", "full", "rand", "randn", "randint", "randperm", "arange", "linspace",
     "logspace", "eye", "normal", "scalar_tensor", "tril_indices", "triu_indices", "_to_copy", "clone", "lift_fresh",
 )  # fmt: skip

@@ -1,0 +1,16 @@
+"""torch's operations, told apart by `id`: they live for ever, and hashing one calls into Python."""
+
+from typing import Any
+
+import torch
+
+
+def overloads(*names: str) -> frozenset[int]:
+    """Every overload of the named aten operations that this torch has."""
+    packets: list[Any] = [getattr(torch.ops.aten, name, None) for name in names]
+    return frozenset(
+        id(getattr(packet, overload))
+        for packet in packets
+        if packet is not None
+        for overload in packet.overloads()
+    )
