@@ -247,9 +247,8 @@ class Recording:
         self._stop_beats()
         _guarded(self._conclude)
         left = self._outcome is not None and self._outcome.ended is Ending.LEFT
-        if (
-            not left
-        ):  # another thread may have called os._exit, and modes are left on the thread that entered them
+        # Where another thread called os._exit, modes stay as they are: they are left on the thread that entered them.
+        if not left:
             _guarded(self._open.close)
         if self._place is not None and self._place.name is None:
             _guarded(self._place.discard)
@@ -363,9 +362,8 @@ def _account(spill: Spill) -> Spilled:
 
 def _name_cause(error: BaseException, *, on_virtual_gpu: bool) -> None:
     """Below the traceback of an error that is known: what it means, and where its page is."""
-    from legroom.diagnose.explain import (
-        explain,  # a thousand patterns, which a run that goes well never needs
-    )
+    # A thousand patterns, which a run that goes well never needs.
+    from legroom.diagnose.explain import explain
 
     told = explain(error)
     if not told.code:

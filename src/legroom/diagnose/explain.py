@@ -290,9 +290,8 @@ def _of_exception(error: BaseException) -> Explanation:
         return _of_failure(failure)
     text = "\n".join(_headlines(error))
     found = search_log(pieces_of(text))
-    if (
-        found.error is not None and found.error.spelling is not None
-    ):  # `oom` judged the exception, not only its words
+    # `oom` judged the exception, not only its words.
+    if found.error is not None and found.error.spelling is not None:
         found = Found(error=None, unknown=None, first=None, lines=found.lines)
     told = _of_log(found, is_log=False)
     if told.kind == "unknown" and isinstance(error, _PROGRAM):

@@ -43,13 +43,8 @@ def printed_pieces(pieces: Iterable[str]) -> tuple[Iterable[str], bool]:
     try:
         cells = json.loads("".join(read))["cells"]
         outputs = [_printed(output) for cell in cells for output in cell.get("outputs", ())]
-    except (
-        ValueError,
-        TypeError,
-        KeyError,
-        AttributeError,
-    ):  # cut off, too large, or another thing: read as it stands
-        return chain(read, rest), False
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return chain(read, rest), False  # cut off, too large, or another thing: read as it stands
     return ["\n".join(outputs)], True
 
 

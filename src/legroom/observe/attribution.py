@@ -114,11 +114,8 @@ def user_lines(frame: FrameType | None) -> tuple[list[Frame], Frame | None]:
 
 
 def _as_frame(code: CodeType, line: int | None) -> Frame:
-    key = (
-        code.co_filename,
-        line or code.co_firstlineno,
-        code.co_name,
-    )  # a code object itself is slow to hash
+    # A code object itself is slow to hash.
+    key = (code.co_filename, line or code.co_firstlineno, code.co_name)
     known = _frames.get(key)
     if known is None:
         known = _frames[key] = Frame(*key)

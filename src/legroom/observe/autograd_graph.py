@@ -66,7 +66,7 @@ def nodes(roots: Iterable[Any], limit: int = 2_000_000) -> Iterator[Any]:
 
 
 def saved_by(node: Any) -> Iterator[torch.Tensor]:
-    """The tensors one node saved, without unpacking any. Nothing if the graph was freed."""
+    """The tensors one node saved, without unpacking any that was packed. Nothing if the graph was freed."""
     try:
         if _unpacks_freely:
             for name in _names_saved_by(type(node)):
@@ -108,14 +108,14 @@ def _stored(saved: Any) -> Any:
 def kept_to_recompute(node: Any) -> Iterator[torch.Tensor]:
     """The inputs of the checkpointed block that a node belongs to: they lie behind the hook that would compute it again.
 
-    torch has kept them in saved variables, and before that in a node outside the graph. Where it keeps them otherwise, nothing is
-    given, and what holds such an input remains unknown at a failure.
+    torch keeps them in saved variables, and kept them before 2.13 with a node outside the graph. Where it keeps them otherwise, or does not
+    tell the hook (2.6), nothing is given: in a forward pass, what holds such an input then remains unknown at a failure.
     """
     try:
         for saved in _saved_variables(node):
             for frame in _checkpoints_behind(getattr(saved, "unpack_hook", None)):
                 yield from _tensors_in([_stored(each) for each in getattr(frame, "saved_args", ())])
-                yield from saved_by(getattr(frame, "input_saver", None))
+                yield from saved_by(getattr(getattr(frame, "input_saver", None), "grad_fn", None))
     except RuntimeError:  # freed by an earlier backward
         return
 

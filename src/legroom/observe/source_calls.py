@@ -84,10 +84,8 @@ class _Survey:
             if isinstance(child, ast.Name | ast.Attribute):
                 self._mention(child, function, looped)
             elif isinstance(child, ast.Call) and function in CONSTRUCTORS and _is_of_self(child.func):
-                for argument in (
-                    *child.args,
-                    *child.keywords,
-                ):  # `self.reset()` while it is made empties nothing
+                # `self.reset()` while it is made empties nothing.
+                for argument in (*child.args, *child.keywords):
                     self._descend(file, ast.Expression(argument), kind, function, looped)  # type: ignore[arg-type]
                 continue
             if isinstance(child, ast.ClassDef):

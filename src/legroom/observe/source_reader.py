@@ -285,9 +285,8 @@ class NameReader:
         items = [target for target in flat if self._named.is_item(target)]
         if items:
             if any(is_remade(each) or goes_round(index_of(each), self._root) for each in items):
-                self.limits.append(
-                    self._place
-                )  # `buffer[:] = ...` makes it anew, `slots[i % 8] = ...` goes round
+                # `buffer[:] = ...` makes it anew, `slots[i % 8] = ...` goes round.
+                self.limits.append(self._place)
             joins = feeds_itself and any(called_name(each) in _JOINS for each in inner)
             at_index = not feeds_itself and not any(map(is_slice, items))
             self._store(
@@ -308,9 +307,8 @@ class NameReader:
             elif feeds_itself:
                 joins = any(called_name(each) in _JOINS for each in inner)
                 if any(isinstance(each, ast.Subscript) and is_used_up(each, self._scope) for each in inner):
-                    self.limits.append(
-                        self._place
-                    )  # `chosen, pool = torch.cat([chosen, pool[:8]]), pool[8:]`
+                    # `chosen, pool = torch.cat([chosen, pool[:8]]), pool[8:]`
+                    self.limits.append(self._place)
                 adds = any(isinstance(each, ast.BinOp) for each in (value, *branches(value)))
                 self._store(node, [value], feeds_itself=True, adds=adds, joins=joins)
             elif is_empty(value):
@@ -357,9 +355,8 @@ class NameReader:
             values = node.args[1:] if first_is_name and not of_name else node.args
             self._store(node, values, keys=plain_keys(owner))
         elif of_name and called.endswith("_") and not called.endswith("__") and node.args:
-            self._store(
-                node, node.args, feeds_itself=True, adds=True, keys=plain_keys(owner)
-            )  # total.add_(loss)
+            # `total.add_(loss)`
+            self._store(node, node.args, feeds_itself=True, adds=True, keys=plain_keys(owner))
         elif self._feeding and of_name and node.args and called.startswith(_FEEDS):
             self._store(node, node.args)
         elif called == "get" and of_name:
@@ -388,9 +385,8 @@ class NameReader:
         if self._tested is not None:
             self._check(self._tested)
         elif not self._is_idle:
-            self.limits.append(
-                self._place
-            )  # what hangs on it stands elsewhere: `return len(self.items) >= self.size`
+            # What hangs on it stands elsewhere: `return len(self.items) >= self.size`
+            self.limits.append(self._place)
 
     def _check(self, node: ast.If | ast.While) -> None:
         """Its length is asked for. That limits it only if something is put in, taken out or ended because of the answer."""

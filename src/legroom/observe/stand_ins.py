@@ -78,9 +78,8 @@ class StandIns:
             if not _is_building(func, args, kwargs) or fake_mode_in_force() is not None:
                 return func(*args, **kwargs)
             return self._memory.run(func, args, kwargs)
-        if (
-            fake_mode_in_force() is not None
-        ):  # as when torch copies a stand-in: the mode's turn comes after ours
+        # As when torch copies a stand-in: the mode's turn comes after ours.
+        if fake_mode_in_force() is not None:
             self._values.forget(args)
             return func(*args, **kwargs)
         return self._on_device(func, args, kwargs)
@@ -154,10 +153,8 @@ class StandIns:
                     fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
                 elif tensor.layout is torch.strided and tensor.nbytes <= LARGEST:
                     self._values.note(fake, tensor.detach().clone(memory_format=torch.preserve_format))
-                made[id(tensor)] = (
-                    tensor,
-                    fake,
-                )  # the original is kept: another may not take its id meanwhile
+                # The original is kept: another may not take its id meanwhile.
+                made[id(tensor)] = (tensor, fake)
             return made[id(tensor)][1]
 
         hooks = (

@@ -173,9 +173,8 @@ def _as_loss(output: Any, target: Any) -> Any:
         output = output[0]
     if isinstance(target, torch.Tensor):
         if not target.is_floating_point() and output.dim() >= 2:
-            if (
-                output.dim() > 2 and output.shape[:-1] == target.shape
-            ):  # classes last, as language models have them
+            # Classes last, as language models have them.
+            if output.dim() > 2 and output.shape[:-1] == target.shape:
                 output, target = output.flatten(0, -2), target.flatten()
             return nn.functional.cross_entropy(output, target)
         return nn.functional.mse_loss(output, target.to(output.dtype))

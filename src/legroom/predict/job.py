@@ -96,9 +96,8 @@ class _ScriptJob:
             size = self.batch_size or traced.batch_size
             first = traced.start(self.batch_size)
             ahead = {}
-            if (
-                size is not None and mode == "fake"
-            ):  # the search will want it: there is a processor for it now
+            # The search will want it: there is a processor for it now.
+            if size is not None and mode == "fake":
                 double = size * 2 // self.multiple_of * self.multiple_of
                 ahead[double] = traced.start(double)
             trace = first.result()

@@ -79,9 +79,8 @@ class TracedScript:
         capture = read_capture(pending.path)
         pending.path.unlink()
         facts = capture.run
-        looked = (
-            facts["how"] == "ended" and not facts["trains"] and facts["reserved"]
-        )  # inference, to its end
+        # Inference, to its end.
+        looked = facts["how"] == "ended" and not facts["trains"] and facts["reserved"]
         if facts["how"] in ("crashed", "needs data") or not (facts["steps"] or looked):
             raise self._explained(facts)
         if not facts["reserved"]:

@@ -81,9 +81,8 @@ def _width(stream: TextIO) -> int:
     if not _is_terminal(stream):
         return PLAIN_WIDTH
     try:
-        columns = (
-            os.get_terminal_size(stream.fileno()).columns or PLAIN_WIDTH
-        )  # 0: a terminal that does not know
+        # 0: a terminal that does not know.
+        columns = os.get_terminal_size(stream.fileno()).columns or PLAIN_WIDTH
         return max(40, min(columns, WIDEST))
     except (OSError, ValueError):
         return PLAIN_WIDTH

@@ -267,9 +267,8 @@ def _about(record: TrialRecord) -> list[str]:
     if memory.micro_batch is not None and record.state is not TrialState.NEVER_FITS:
         others = f": other programs hold {format_size(memory.held)} of its GPU" if memory.held else ""
         split = f"in micro-batches of {memory.micro_batch}{others}"
-    if (
-        record.state.is_final and record.state is not TrialState.FINISHED
-    ):  # finished, it has its reason in itself
+    # Finished, it has its reason in itself.
+    if record.state.is_final and record.state is not TrialState.FINISHED:
         why = record.why
     return [part for part in (split, why) if part]
 

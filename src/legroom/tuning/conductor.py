@@ -182,9 +182,8 @@ class Conductor:
         record.ended = round(self.seconds, 3)
         best = record.best_report(self.job.metric, self.job.mode)
         config = record.config if best is None else record.config_at(best.step)
-        if (
-            config is not record.config
-        ):  # what its value is of, and not what a take-over made of it afterwards
+        # What its value is of, and not what a take-over made of it afterwards.
+        if config is not record.config:
             record.earlier.append((record.step, record.config))
             record.config = config
         self._store.end(record, value)

@@ -39,9 +39,8 @@ class TensorBoardLog(Logger):
         summaries: Any = hparams
         final = record.reports[-1].metrics if record.reports else {}
         for summary in summaries(plain_config(record), dict.fromkeys(final, 0.0)):
-            writer._get_file_writer().add_summary(
-                summary
-            )  # `add_hparams` would begin another run for the same trial
+            # `add_hparams` would begin another run for the same trial.
+            writer._get_file_writer().add_summary(summary)
         writer.add_text("state", f"{record.state}: {record.why}" if record.why else str(record.state))
         self._writers.pop(record.number).close()
 

@@ -79,9 +79,8 @@ def _range(name: str, domain: Any) -> AnyDomain:
             raise UsageError(f"parameter '{name}': a logarithmic range has no steps here: leave out the step")
         return FloatRange(float(domain.lower), float(domain.upper), log, step)
     if step is None or step == 1:
-        return IntRange(
-            int(domain.lower), int(domain.upper) - (step is None), log
-        )  # Ray leaves the upper end out
+        # Ray leaves the upper end out.
+        return IntRange(int(domain.lower), int(domain.upper) - (step is None), log)
     values = range(int(domain.lower), int(domain.upper) + 1, int(step))
     if len(values) > MOST_STEPS:
         raise UsageError(f"parameter '{name}' has {len(values):,} steps: write it without a step")

@@ -39,9 +39,8 @@ def run_in_ray(config: dict[str, Any], *, server: str | None = None) -> None:
 
 
 def _run_apart(order: Order, channel: "TuneChannel", server: str) -> TrialEnd:
-    os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = str(
-        SECONDS_TO_END
-    )  # Ray's patience, before its worker gets the next trial
+    # Ray's patience, before its worker gets the next trial.
+    os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = str(SECONDS_TO_END)
     process = TrialProcess.start(server, order)
     channel.process = process.number
     try:

@@ -371,9 +371,8 @@ class Expressions:
             found = method_result(of, node.func.attr.value, arguments, no_grad=no_grad)
             if found is not None:
                 return found
-            if (
-                node.func.attr.value == "submit" and len(arguments) > 1
-            ):  # a future of what is computed from these
+            # A future of what is computed from these.
+            if node.func.attr.value == "submit" and len(arguments) > 1:
                 return Value(Kind.CONTAINER, items=arguments[1:])
             if node.func.attr.value == "prepare" and len(arguments) > 1:  # accelerate, fabric
                 return Value(Kind.CONTAINER, items=arguments)

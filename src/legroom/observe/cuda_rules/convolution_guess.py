@@ -116,7 +116,6 @@ def ruled(c: Convolution, gpu: Gpu) -> Guess:
         return Guess(sizes, (workspace.most(c, gpu),))
     if c.channels_last or c.element == 4:
         return Guess(sizes)
-    last = workspace.weight_gradient(
-        replace(c, channels_last=True), gpu
-    )  # as much as the kernels that read so
+    # As much as the kernels that read so.
+    last = workspace.weight_gradient(replace(c, channels_last=True), gpu)
     return Guess(sizes, (sizes._replace(weight_gradient=last),))

@@ -36,9 +36,8 @@ class _Packed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, input: Tensor, rows: int, batch_first: bool) -> Tensor:
         ctx.padded, ctx.batch_first = input.shape, batch_first
-        pieces = input.new_empty(
-            rows, *input.shape[2:]
-        )  # each step's rows are put in one piece, then all are joined
+        # Each step's rows are put in one piece, then all are joined.
+        pieces = input.new_empty(rows, *input.shape[2:])
         return torch.cat([pieces])
 
     @staticmethod

@@ -25,10 +25,8 @@ def replacements() -> Iterable[Replacement]:
     for owner in (c10d, distributed):
         yield from table(owner, {"is_nccl_available": answer(True)})
     parallel = getattr(optional_module("torch.nn.parallel"), "DistributedDataParallel", None)
-    for name in (
-        "_ddp_init_helper",
-        "_pre_forward",
-    ):  # where buckets are made, and made anew after the first step
+    # Where buckets are made, and made anew after the first step.
+    for name in ("_ddp_init_helper", "_pre_forward"):
         plain = getattr(parallel, name, None)
         if plain is not None:
             yield from table(parallel, {name: _buckets_on_its_device(plain)})

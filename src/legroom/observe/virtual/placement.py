@@ -255,9 +255,8 @@ class Placement(TorchFunctionMode):
         there = self._index(named)
         if kwargs.get("generator") is not None:
             self._check_generator(kwargs["generator"], there)
-        if (
-            there is not None and func in _SPARSE
-        ):  # it keeps the tensors it is given: they must be the device's own
+        # It keeps the tensors it is given: they must be the device's own.
+        if there is not None and func in _SPARSE:
             args = tuple(self._to(value, named) if isinstance(value, Tensor) else value for value in args)
         kwargs["device"] = "cpu"
         made = self._placed(there, None, func, args, kwargs)

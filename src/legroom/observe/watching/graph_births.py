@@ -16,15 +16,9 @@ from legroom.observe.storages import storage_of
 
 _ACCUMULATES = 2**63
 """Nodes that add up gradients carry the largest number; they live as long as their parameter."""
-
-
-def next_number() -> int:
-    """The number that the next node made on this thread will have. Without torch's private call, always 0: graphs are then
-    told by the tensors that hold them."""
-    return int(_ask_number()) if _ask_number is not None else 0
-
-
 _ask_number: Any = getattr(torch._C._autograd, "_get_sequence_nr", None)
+"""The number that the next node made on this thread will have. Without torch's private call, graphs are told by the tensors that
+hold them."""
 
 
 class StepMarks:
@@ -157,9 +151,8 @@ class Births:
         }
         found = {}
         for tensor, node in roots(tensors):
-            oldest = min(
-                self._oldest, self.step_of(node) or 0
-            )  # an old tensor's own graph is followed as well
+            # An old tensor's own graph is followed as well.
+            oldest = min(self._oldest, self.step_of(node) or 0)
             alone = Births(self._marks, oldest=oldest, most=20_000)
             alone.follow([node])
             step = max(alone.steps(now), default=-1)

@@ -268,7 +268,6 @@ def belongs_to_a_call(root: StoredName | Named) -> bool:
             if root.name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
                 return False  # an argument, such as `self`, is the caller's
             within = True
-        frame = (
-            frame.f_back if code.co_name != "<module>" else None
-        )  # what runs the script is no loop of its own
+        # What runs the script is no loop of its own.
+        frame = frame.f_back if code.co_name != "<module>" else None
     return False

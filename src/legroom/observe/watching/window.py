@@ -172,10 +172,9 @@ class Window:
             ]
             old = _spread(old)
             carrying = [t for t, node in new[:200] if births.reached_from(node) >= min(len(kept), 3)]
+            # A network that is being unrolled: one graph, and its backward pass is yet to come.
             if self._ticks.by_calls and carrying and not evaluating:
-                return (
-                    signs  # a network that is being unrolled: one graph, and its backward pass is yet to come
-                )
+                return signs
             shares = births.shares([*old, *carrying[:MOST_PATHS]], turn)
             for tensor in filter(self._on_device, old):  # one in a container stays there itself
                 shares[id(tensor)].storages[id(tensor)] = _bytes_of(tensor)
@@ -316,9 +315,8 @@ class Window:
     def _larger(self, signs: _Signs, turn: int) -> list[Suspect]:
         found = []
         for named, series in self._sizes.items():
-            if (
-                len(series) < LOOKS_LARGER or signs.turns_kept or self._ticks.by_calls
-            ):  # what grows with its graph was told as a graph
+            # What grows with its graph was told as a graph.
+            if len(series) < LOOKS_LARGER or signs.turns_kept or self._ticks.by_calls:
                 continue
             stored = find_storing(
                 named.stored_as, is_attribute=named.is_attribute, file=named.file, function=named.function

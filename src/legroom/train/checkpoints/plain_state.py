@@ -129,9 +129,8 @@ def refused(value: Any, name: str) -> UsageError:
 
 def is_sharded(tensor: torch.Tensor) -> bool:
     """Whether it is one of many ranks' pieces of a larger tensor."""
-    module = sys.modules.get(
-        "torch.distributed.tensor"
-    )  # slow to import: where nobody has, there is no such tensor
+    # Slow to import: where nobody has, there is no such tensor.
+    module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
 

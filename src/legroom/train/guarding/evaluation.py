@@ -56,10 +56,8 @@ class Evaluation:
         if isinstance(ranks, Alone):
             with torch.inference_mode(), self._ranks.apart():
                 return self.run(function, arguments, named, host=True)
-        with (
-            torch.no_grad(),
-            self._ranks.apart(),
-        ):  # what is gathered in inference mode, training could not use
+        # What is gathered in inference mode, training could not use.
+        with torch.no_grad(), self._ranks.apart():
             return self._agreed(function, Batch(arguments, named, self._batch_dim, self._whole), ranks)
 
     def _agreed(self, function: Callable[..., Any], batch: Batch, ranks: AgreedRanks) -> Any:

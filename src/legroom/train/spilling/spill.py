@@ -86,9 +86,8 @@ class Spill:
 
     def __exit__(self, *error: object) -> None:
         self._stack.pop().__exit__(*error)
-        if (
-            error[0] is not None
-        ):  # nobody will ask for what is under way, and its memory may be wanted to recover
+        # Nobody will ask for what is under way, and its memory may be wanted to recover.
+        if error[0] is not None:
             with self._lock:
                 self._let_go(0)
 
@@ -180,9 +179,8 @@ class Spill:
             except (RuntimeError, MemoryError) as error:
                 if not classify(error).is_memory:
                     raise
-                self.budget = (
-                    self.host_bytes
-                )  # the host has no more to give: not to be asked for each tensor again
+                # The host has no more to give: not to be asked for each tensor again.
+                self.budget = self.host_bytes
                 self.left_bytes += size
                 return None
         copy = _Copy(self, lane, arrived, after, size, taken, elements, tensor._version)
