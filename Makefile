@@ -5,15 +5,22 @@ BIN := $(VENV)/bin
 
 .PHONY: setup demo test lint bench bench-accuracy clean
 
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+
 setup: $(VENV)/.ready
 
-$(VENV)/.ready: pyproject.toml constraints.txt
+# The demo does not wait for what only the tests need, which is most of it.
+$(VENV)/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(PIP) torch
+	$(PIP) -e ".[demo]"
 	touch $@
 
-demo: setup
+$(VENV)/.ready: $(VENV)/.demo
+	$(PIP) -e ".[dev]"
+	touch $@
+
+demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
 
 test: setup
@@ -32,7 +39,7 @@ bench: setup
 # where it was, as long as the code is the same.
 ROWS = build/accuracy-$(shell git rev-parse --short HEAD).jsonl
 bench-accuracy: setup
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
+	$(PIP) -e ".[bench]"
 	$(BIN)/python -m bench.accuracy --peers --jobs 2 --rows $(ROWS) --write docs/accuracy.md
 
 clean:
