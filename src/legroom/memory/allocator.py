@@ -255,7 +255,7 @@ class Allocator:
         self._choose_paths()
 
     def kernels_run(self) -> None:
-        """The program has launched its first kernel, after which CUDA places segments otherwise."""
+        """The program's first operation has run, after which CUDA places segments otherwise."""
         self._space.kernels_run()
 
     def change_settings(self, settings: AllocatorSettings) -> None:

@@ -14,6 +14,7 @@ TOP: Final = (HIGHEST_SEGMENT + 74 * MiB, 24 * MiB)
 """Address and size of a place above the first segment."""
 BETWEEN: Final = 414 * MiB
 """Below the first segment: what becomes free when kernels run."""
+LOWEST_BETWEEN: Final = HIGHEST_SEGMENT - BETWEEN
 UNLIMITED_TOTAL: Final = 1 * TiB
 """What a device without a capacity is taken to have where a figure is needed: for the length of address ranges."""
 
@@ -83,36 +84,49 @@ class DeviceMemory:
 class AddressSpace:
     """Where CUDA places the next piece of memory: that decides which of several free blocks of one size is taken, up to torch 2.12.
 
-    Read off 53 runs on an H200 whose segments were recorded; relative to each other they lay alike in all of them. A segment takes the lowest
-    free place that is large enough. There is little at first: a place for the first small segment, and `TOP` above it. Where nothing is
-    free a unit of 32 MiB or several are added below all others. Once kernels run there is a wide place between
-    the first segment and those units (`BETWEEN`): so early segments go downwards, then some hundred MiB upwards, and all that follow downwards
-    again. Replayed so, 52 of the 53 runs reserve what they did; with downwards alone 44 did. What libraries take in between is left out.
-    Ranges for expandable segments go upwards from a low address.
+    Read off 84 runs on an H200 whose segments were recorded. A segment takes the lowest free place that is large enough. There is little at
+    first: a place for the first small segment, and `TOP` above it. Where nothing is free a unit of 32 MiB or several are added below all
+    others. Once the first operation has run there is a wide place between the first segment and those units (`BETWEEN`): so early segments go
+    downwards, then some hundred MiB upwards, and all that follow downwards again. Where the first segment was more than a unit, the
+    wide place is not the driver's own but the system's, and is cut into units from its top. What libraries and the host's own
+    memory take in between is left out. Ranges for expandable segments go upwards from a low address.
     """
 
-    __slots__ = ("free", "lowest_unit", "next_range")
+    __slots__ = ("began_with_unit", "free", "highest_unit", "lowest_unit", "next_range")
 
     def __init__(self) -> None:
         self.free = [(HIGHEST_SEGMENT, 2 * MiB), TOP]
         """(address, size) of places, lowest first."""
-        self.lowest_unit = HIGHEST_SEGMENT - BETWEEN
+        self.lowest_unit = LOWEST_BETWEEN
+        """No unit lies below it, and none between it and `LOWEST_BETWEEN` is missing."""
+        self.highest_unit = LOWEST_BETWEEN
+        """From here down to `LOWEST_BETWEEN` units can be added as well."""
+        self.began_with_unit: bool | None = None
+        """Whether the first segment needed more than a unit; None before it."""
         self.next_range = LOWEST_RANGE
 
     def kernels_run(self) -> None:
-        """The first kernel was launched."""
-        insort(self.free, (HIGHEST_SEGMENT - BETWEEN, BETWEEN))
+        """The first operation has run."""
+        if self.began_with_unit:
+            self.highest_unit += BETWEEN // ADDRESS_UNIT * ADDRESS_UNIT
+        else:
+            insort(self.free, (LOWEST_BETWEEN, BETWEEN))
 
     def segment(self, size: int, stream: int) -> int:
+        if self.began_with_unit is None:
+            self.began_with_unit = size > ADDRESS_UNIT
         for position, (address, room) in enumerate(self.free):
             if room >= size:
                 self.free[position : position + 1] = [(address + size, room - size)] if room > size else []
                 return address
         units = -(-size // ADDRESS_UNIT) * ADDRESS_UNIT
-        self.lowest_unit -= units
+        if self.highest_unit - units >= LOWEST_BETWEEN:
+            address = self.highest_unit = self.highest_unit - units
+        else:
+            address = self.lowest_unit = self.lowest_unit - units
         if units > size:
-            insort(self.free, (self.lowest_unit + size, units - size))
-        return self.lowest_unit
+            insort(self.free, (address + size, units - size))
+        return address
 
     def range(self, size: int, stream: int) -> int:
         address = self.next_range

@@ -50,15 +50,14 @@ class Trace:
         asked: list[Request] = []
         alive: dict[int, Alloc] = {}
         ends: list[int] = []
-        kernels_run = False
-        for event in self.events:
+        kernels_run = self._first_operation_ends(device)
+        for position, event in enumerate(self.events):
+            if position == kernels_run:
+                asked.append(KERNELS_RUN)
             if type(event) is Alloc and event.device == device:
                 alive[event.id] = event
                 size = instead.get(event.id, event.bytes)
                 asked.append(Request(event.id, size, event.stream, event.id in self.spare))
-                if not kernels_run and event.phase is not Phase.OTHER:
-                    kernels_run = True
-                    asked.append(KERNELS_RUN)
             elif type(event) is Free and alive.pop(event.id, None) is not None:
                 asked.append(Request(event.id, -1, 0))
             elif type(event) is Step and event.device == device:
@@ -67,6 +66,19 @@ class Trace:
             del asked[ends[-1] :]  # the end of the trace itself
             asked.extend(_again(asked[ends[-2] :], self._described(), FURTHER_STEPS))
         return asked
+
+    def _first_operation_ends(self, device: int) -> int:
+        """The position of the first event after the first operation that computes: it has got all its memory before its kernel runs."""
+        first: tuple[str, str] | None = None
+        for position, event in enumerate(self.events):
+            if type(event) is Alloc and event.device == device:
+                if first is None and event.phase is not Phase.OTHER:
+                    first = (event.op, event.module)
+                elif first is not None and first != (event.op, event.module):
+                    return position
+            elif type(event) is Free and first is not None:
+                return position
+        return len(self.events)
 
     def _described(self) -> dict[int, tuple[Any, ...]]:
         """By which storages of two steps are told to be each other's counterparts."""

@@ -30,3 +30,13 @@ def test_the_lowest_place_that_is_large_enough_is_taken() -> None:
 def test_a_large_segment_that_comes_first_leaves_its_rest_to_the_small_ones() -> None:
     large, small = placed(AddressSpace(), 114, 2)
     assert small - large == 114
+
+
+def test_where_the_first_segment_was_larger_than_a_unit_the_wide_place_is_filled_in_units_from_its_top() -> (
+    None
+):
+    space = AddressSpace()
+    first = placed(space, 100, 2, 20, 2, 20)[0]
+    space.kernels_run()
+    offsets = [place - first for place in placed(space, 20, 12, 32, 340, 20)]
+    assert offsets == [480, 500, 448, -352, 416]

@@ -59,7 +59,7 @@ def test_a_convolution_can_spare_its_workspaces() -> None:
     assert play([request._replace(spare=False) for request in trace.requests()], less).failed_at is not None
 
 
-def test_a_trace_says_where_kernels_begin_to_run() -> None:
+def test_kernels_run_once_the_first_operation_has_all_its_memory() -> None:
     def make() -> Callable[[], None]:
         layer = nn.Linear(64, 64).cuda()
         x = torch.empty(32, 64, device="cuda")
@@ -67,4 +67,5 @@ def test_a_trace_says_where_kernels_begin_to_run() -> None:
 
     asked = trace_steps(make, find_gpu("h200"), steps=1).requests()
     assert asked.count(KERNELS_RUN) == 1
-    assert [request.bytes for request in asked[: asked.index(KERNELS_RUN)]][-2:] == [32 * 64 * 4, 32 * 64 * 4]
+    before = [request.bytes for request in asked[: asked.index(KERNELS_RUN)]]
+    assert before[-4:] == [32 * 64 * 4, 32 * 64 * 4, 32 * MiB, MiB]
