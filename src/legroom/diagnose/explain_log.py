@@ -179,7 +179,7 @@ class _Search:
                 and error.line - _NCCL_REACH < seen.line <= error.line
             ]
             return max(full, key=lambda seen: seen.line, default=None)
-        if error is None or error.spelling is None or error.spelling.certainty is not Certainty.DISGUISED:
+        if error is None or error.spelling is None or not _hides_a_fault(error.spelling):
             return None
         faults = [seen for seen in self._last.values() if seen.code in _FAULTS and seen.line <= error.line]
         if not faults and error.code == _NCCL_CALL:
@@ -220,6 +220,11 @@ class _Search:
             and (error is None or (seen.code != error.code and seen.line < error.line))
         ]
         return min(others, key=lambda seen: (seen.line, seen.order), default=None)
+
+
+def _hides_a_fault(spelling: Spelling) -> bool:
+    """Whether a library says this when a kernel has failed before: it gets no memory either then."""
+    return spelling.certainty is Certainty.DISGUISED or spelling.source in _LIBRARIES
 
 
 def _is_memory(seen: Sighting) -> bool:
@@ -265,6 +270,7 @@ _ENDED = ("LG734", "LG729")
 
 
 _FAULTS = ("LG710", "LG711")
+_LIBRARIES = frozenset({"cuBLAS", "cuDNN", "cuSOLVER", "cuFFT", "cuSPARSE", "cuRAND"})
 _NCCL, _NCCL_CALL = "LG731", "LG706"
 _NCCL_REACH = 200
 """Lines before NCCL's failure in which it names the call that failed."""

@@ -100,10 +100,11 @@ def test_a_crash_in_native_code_has_its_page_unless_an_error_stands_before_it() 
 
 
 class TestWhichError:
-    def test_after_a_kernel_s_assertion_a_library_s_failure_is_its_consequence(self) -> None:
+    @pytest.mark.parametrize("status", ["CUBLAS_STATUS_NOT_INITIALIZED", "CUBLAS_STATUS_ALLOC_FAILED"])
+    def test_after_a_kernel_s_assertion_a_library_s_failure_is_its_consequence(self, status: str) -> None:
         told = explain(
             "Indexing.cu:1146: block: [84,0,0], thread: [80,0,0] Assertion `srcIndex < srcSelectDimSize` failed.\n"
-            "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"
+            f"RuntimeError: CUDA error: {status} when calling `cublasCreate(handle)`"
         )
         assert (told.kind, told.code) == ("not-memory", "LG710")
 
