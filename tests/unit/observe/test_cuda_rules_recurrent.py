@@ -84,6 +84,23 @@ def test_workspaces_of_every_algorithm_are_near_what_was_measured(asked, size):
     assert workspace(asked) == pytest.approx(size, rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("asked", "size"),
+    [
+        (layer("LSTM", 2, 3, 400, 64, 299), 162230016),
+        (layer("LSTM", 1, 13, 1280, 64, 300, dtype="float16"), 240691456),
+        (layer("LSTM", 1, 512, 500, 24, 300), 104449856),
+        (layer("LSTM", 2, 256, 256, 32, 800, dtype="float16"), 85164544),
+        (layer("LSTM", 4, 2, 900, 4, 400, training=False), 145397920),
+        (layer("GRU", 3, 100, 500, 40, 300, dtype="bfloat16"), 78686400),
+        (layer("GRU", 2, 512, 256, 32, 50), 34669056),
+        (layer("GRU", 2, 6, 320, 12, 300, dtype="bfloat16", training=False), 26954528),
+    ],
+)
+def test_gates_laid_out_in_pieces_take_what_was_measured(asked, size):
+    assert workspace(asked) == size
+
+
 def test_small_layers_keep_their_weights_in_registers_forwards_sooner_than_backwards():
     middling = layer("LSTM", 1, 256, 150, 32, 50, dtype="float16", both=True)
 

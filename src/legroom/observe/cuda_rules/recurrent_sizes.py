@@ -151,8 +151,8 @@ _EVALUATED: dict[tuple[str, int, bool], Shares] = {
 }
 """Without a backward pass to come, by kind of cell, directions, and whether weights stay in registers."""
 
-LONG = 256
-"""Steps beyond which an LSTM's outputs are laid out in pieces."""
+PIECE = 256
+"""Gates of at most so many steps are laid out at once."""
 
 
 def workspace(layer: Layer, *, backward: bool = False) -> int:
@@ -166,14 +166,14 @@ def workspace(layer: Layer, *, backward: bool = False) -> int:
         width += max(masked, wider - round(32 * layer.hidden / layer.steps))
     else:
         width += wider + masked
+    values = width * layer.places
+    if _in_pieces(layer, kept):
+        values = _values_in_pieces(layer, masked)
     states = shares.states * layer.layers * layer.hidden
-    if _in_pieces(layer) and not kept:
-        width -= layer.hidden
-        states += 26 * layer.hidden
     return (
         layer.weights
         + 8 * MiB * layer.layers * layer.directions
-        + (width * layer.places + states * layer.batch) * layer.element
+        + (values + states * layer.batch) * layer.element
         + 8 * layer.batch
         + 256
     )
@@ -200,10 +200,32 @@ def _in_one_buffer(layer: Layer, kept: bool) -> bool:
     return plain and layer.kind == "lstm" and layer.directions == 1 and layer.layers > 1
 
 
-def _in_pieces(layer: Layer) -> bool:
-    narrow = layer.layers > 1 or layer.inputs < layer.hidden
-    long = layer.steps > LONG and not layer.rows
-    return long and narrow and layer.kind == "lstm" and layer.directions == 1
+def _in_pieces(layer: Layer, kept: bool) -> bool:
+    """Whether gates are laid out piece by piece: an LSTM's of long sequences, a GRU's of several layers."""
+    if layer.directions == 2 or kept or layer.rows:
+        return False
+    if layer.projected and layer.training and layer.inputs > layer.hidden:
+        return False
+    return layer.steps > PIECE if layer.kind == "lstm" else layer.kind == "gru" and layer.layers > 1
+
+
+def _values_in_pieces(layer: Layer, masked: int) -> int:
+    """What is laid out then: forwards the gates of one piece, backwards all steps, in fewer copies. A layer that is trained gets what either
+    needs."""
+    hidden, inputs, told = layer.hidden, layer.inputs, layer.projected
+    gates = layer.gates * min(layer.steps, PIECE) * hidden * layer.batch
+    forward = (hidden + inputs + told + masked) * layer.places + gates
+    if not layer.training or told:
+        return forward
+    if layer.kind == "gru":
+        width, states = 2 * hidden + 2 * inputs + max(hidden, inputs), min(layer.steps, 4 * layer.layers + 8)
+    elif layer.layers == 1:
+        width, states = 3 * hidden + 2 * inputs + max(hidden, inputs), 1
+    elif inputs > hidden:
+        width, states = 3 * hidden + 3 * inputs, 0
+    else:
+        width, states = 3 * hidden + 2 * inputs, 9 * layer.layers + 8
+    return max(forward, width * layer.places + states * hidden * layer.batch)
 
 
 def persistent(layer: Layer, *, backward: bool = False) -> bool:
