@@ -2,9 +2,10 @@
 
 What Ray Tune's documentation shows, and nothing that knows of memory: a trial whose function runs out of it errs, and the searcher hears of an error. Two things
 are done for its benefit. Workers are kept from trial to trial (`reuse_actors`), so torch is imported once, and again after each trial that erred. And a searcher that
-learns is asked when the trial before has ended (`ConcurrencyLimiter`), so that it knows all there is to know. Bayesian
-optimization waits for ever for the results of ten random trials if one of them errs: there the function catches the error and reports infinity (`catches`), which the searcher
-leaves aside. So a lost trial costs no worker either.
+learns is asked when the trial before has ended (`ConcurrencyLimiter`), so that it knows all there is to know.
+
+`BayesOptSearch` stands still once one of its first ten trials has erred: its `suggest` gives nothing until ten results are there, and its `on_trial_complete` drops a trial
+that erred, so there are never ten. That is so with and without a limit of trials at once, and for any number of random steps but none. `Help` is what someone can do who has found that out.
 """
 
 import logging
@@ -13,6 +14,7 @@ import os
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -37,19 +39,30 @@ PARAMETERS: dict[str, Any] = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Help:
+    """What is done by hand about memory."""
+
+    half: bool = False
+    """Two trials at a time on the GPU, each with half of its memory."""
+    catches: bool = False
+    """The function catches the error and reports infinity, which Bayesian optimization leaves aside; so a lost trial costs no worker either."""
+    learns_at_once: bool = False
+    """Bayesian optimization waits for no random trials (`random_search_steps=0`)."""
+
+
+HELP = {
+    "ray": Help(),
+    "ray, catches": Help(catches=True),
+    "ray, learns at once": Help(learns_at_once=True),
+    "ray, half": Help(half=True),
+}
+
+
 def run_plain(
-    search: str,
-    seed: int,
-    trials: int,
-    epochs: int,
-    gpu: str,
-    *,
-    half: bool,
-    catches: bool,
-    threads: int,
-    longest: float,
+    search: str, seed: int, trials: int, epochs: int, gpu: str, *, help: Help, threads: int, longest: float
 ) -> dict[str, Any]:
-    """One study, for `longest` seconds at most. `half`: two trials at a time on the GPU, each with half of its memory. `threads`: of a trial."""
+    """One study, for `longest` seconds at most. `threads`: of a trial."""
     os.environ.update(QUIET)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a traceback for each trial that errs
     logging.getLogger("optuna").setLevel(logging.CRITICAL)
@@ -66,23 +79,15 @@ def run_plain(
         with tempfile.TemporaryDirectory() as folder:
             results = ray_tune.Tuner(
                 ray_tune.with_resources(
-                    partial(
-                        train,
-                        search=search,
-                        half=half,
-                        catches=catches,
-                        epochs=epochs,
-                        gpu=gpu,
-                        threads=threads,
-                    ),
-                    {"cpu": 1, "gpu": 0.5 if half else 1},
+                    partial(train, search=search, help=help, epochs=epochs, gpu=gpu, threads=threads),
+                    {"cpu": 1, "gpu": 0.5 if help.half else 1},
                 ),
                 param_space=space_for(search),
                 tune_config=ray_tune.TuneConfig(
                     metric="loss",
                     mode="min",
                     num_samples=trials,
-                    search_alg=searcher(search, seed, at_once=2 if half else 1),
+                    search_alg=searcher(search, seed, help),
                     time_budget_s=longest,
                     reuse_actors=True,
                 ),
@@ -98,20 +103,18 @@ def run_plain(
     return watch.row()
 
 
-def train(
-    config: dict[str, Any], *, search: str, half: bool, catches: bool, epochs: int, gpu: str, threads: int
-) -> None:
+def train(config: dict[str, Any], *, search: str, help: Help, epochs: int, gpu: str, threads: int) -> None:
     """For Ray Tune: the same training as Legroom's, in a loop without a guard."""
     torch.set_num_threads(threads)
     whole = {**configuration(search, config), "epochs": epochs}
     try:
         with VirtualGPU(gpu):
-            if half:
+            if help.half:
                 torch.cuda.set_per_process_memory_fraction(0.5, 0)
             for loss in tuning_space.epochs(whole, "cuda", plain_step):
                 ray_tune.report({"loss": loss})
     except torch.OutOfMemoryError:
-        if not catches:
+        if not help.catches:
             raise
         ray_tune.report({"loss": math.inf})
 
@@ -144,7 +147,7 @@ def configuration(search: str, drawn: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def searcher(search: str, seed: int, at_once: int) -> SearchAlgorithm | Searcher:
+def searcher(search: str, seed: int, help: Help) -> SearchAlgorithm | Searcher:
     if search == "random":
         return BasicVariantGenerator(random_state=seed)
     made: Searcher
@@ -153,8 +156,10 @@ def searcher(search: str, seed: int, at_once: int) -> SearchAlgorithm | Searcher
     elif search == "hyperopt":
         made = HyperOptSearch(random_state_seed=seed)
     else:
-        made = BayesOptSearch(random_state=seed, skip_duplicate=False)
-    return ConcurrencyLimiter(made, max_concurrent=at_once)
+        made = BayesOptSearch(
+            random_state=seed, skip_duplicate=False, random_search_steps=0 if help.learns_at_once else 10
+        )
+    return ConcurrencyLimiter(made, max_concurrent=2 if help.half else 1)
 
 
 class Watch(ray_tune.Callback):
@@ -174,6 +179,7 @@ class Watch(ray_tune.Callback):
             "rejected": 0,
             "ooms": sum(trial["lost"] for trial in trials),
             "seconds": self._last,
+            "still": time.perf_counter() - self._began - self._last,
         }
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:

@@ -22,6 +22,7 @@ SAME = 0.02
 FOUND = ("seeds", "trials", "started", "lost to memory", "rejected", "split", "wasted s", "first report")
 BESTS = (
     "all took",
+    "then stood still",
     "their training alone",
     "best of all",
     "best in the plain one's time",
@@ -79,6 +80,7 @@ def _found(mine: Sequence[Row], others: Others) -> list[str]:
         _middle([sum(t["seconds"] for t in row["trials"] if t["lost"]) for row in mine], "{:.1f}"),
         _middle([reached(row, math.inf) for row in mine], "{:.1f}"),
         _middle([row["seconds"] for row in mine], "{:.0f}"),
+        _middle([row["still"] for row in mine if "still" in row], "{:.0f}"),
         _middle([training(row) for row in mine], "{:.0f}"),
         _middle([best(row) for row in mine], "{:.4f}"),
         _middle([best(row, within=plain["seconds"]) for row, plain in pairs], "{:.4f}"),
