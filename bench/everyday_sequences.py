@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
-from bench.model_parts import Spec, language_model_loss, tokens
+from bench.layer_parts import joined, normed_lines
+from bench.model_parts import Spec, causal, language_model_loss, perceptron, tokens
 
 
 def _classified(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -32,23 +33,17 @@ def _gpt2_medium() -> Spec:
 
 
 def _mistral() -> Spec:
-    from transformers import MistralConfig, MistralForCausalLM
-
-    config = MistralConfig(
-        vocab_size=32000, hidden_size=768, intermediate_size=2304, num_hidden_layers=8, num_attention_heads=12,
-        num_key_value_heads=4, sliding_window=None, use_cache=False,
+    return causal(
+        "Mistral", 640, vocab_size=32000, hidden_size=768, intermediate_size=2304, num_hidden_layers=8, num_attention_heads=12,
+        num_key_value_heads=4, sliding_window=None,
     )  # fmt: skip
-    return Spec(MistralForCausalLM(config), tokens(32000, 640), language_model_loss)
 
 
 def _gemma() -> Spec:
-    from transformers import GemmaConfig, GemmaForCausalLM
-
-    config = GemmaConfig(
-        vocab_size=48000, hidden_size=640, intermediate_size=2560, num_hidden_layers=6, num_attention_heads=8,
-        num_key_value_heads=1, head_dim=80, use_cache=False,
+    return causal(
+        "Gemma", 384, vocab_size=48000, hidden_size=640, intermediate_size=2560, num_hidden_layers=6, num_attention_heads=8,
+        num_key_value_heads=1, head_dim=80,
     )  # fmt: skip
-    return Spec(GemmaForCausalLM(config), tokens(48000, 384), language_model_loss)
 
 
 def _padded(vocabulary: int, length: int, classes: int) -> Callable[[int, str], list[Tensor]]:
@@ -317,10 +312,7 @@ class _TableNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.ModuleList(nn.Embedding(1000, 16) for _ in range(20))
-        layers: list[nn.Module] = []
-        for inputs, outputs in ((332, 512), (512, 512), (512, 256)):
-            layers += [nn.Linear(inputs, outputs), nn.BatchNorm1d(outputs), nn.ReLU(), nn.Dropout(0.2)]
-        self.body = nn.Sequential(*layers, nn.Linear(256, 2))
+        self.body = joined(normed_lines(332, 512, 512, 256, drop=0.2), nn.Linear(256, 2))
 
     def forward(self, numbers: Tensor, kinds: Tensor) -> Tensor:
         found = [embed(kinds[:, column]) for column, embed in enumerate(self.embed)]
@@ -466,11 +458,7 @@ def _mean_squares(*shape: int) -> Any:
 
 
 def _autoencoder() -> Spec:
-    sizes = (784, 512, 256, 32, 256, 512, 784)
-    layers: list[nn.Module] = []
-    for inputs, outputs in itertools.pairwise(sizes):
-        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    model = nn.Sequential(*layers[:-1], nn.Sigmoid())
+    model = nn.Sequential(*perceptron(784, 512, 256, 32, 256, 512, 784), nn.Sigmoid())
     return Spec(model, _mean_squares(784), lambda model, x: F.binary_cross_entropy(model(x), x))
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.case import CaseSet
-from bench.layer_parts import Residual, joined, normed, stages
+from bench.layer_parts import Residual, brought_up, joined, normed, passed, stages
 from bench.model_parts import (
     Spec,
     bits,
@@ -29,11 +29,6 @@ from bench.model_parts import (
 
 FOURTH_DENSE = CaseSet()
 case = FOURTH_DENSE.case
-
-
-def _passed(layers: nn.ModuleList, x: Tensor) -> list[Tensor]:
-    """What each of some layers makes of what the one before made."""
-    return list(itertools.accumulate(layers, lambda y, layer: layer(y), initial=x))[1:]
 
 
 class _ResidualLevels(nn.Module):
@@ -56,7 +51,7 @@ class _ResidualLevels(nn.Module):
         self.head = nn.Conv2d(widths[0], classes, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        kept = _passed(self.down, x)
+        kept = passed(self.down, x)
         y = kept.pop()
         for layer in self.up:
             y = layer(torch.cat([F.interpolate(y, scale_factor=2, mode="bilinear"), kept.pop()], 1))
@@ -108,11 +103,7 @@ def teeth() -> Spec:
             self.head = nn.Conv2d(widths[0], 5, 1)
 
         def forward(self, x: Tensor) -> Tensor:
-            kept = _passed(self.down, x)
-            y = kept.pop()
-            for grow, layer in zip(self.grow, self.up, strict=True):
-                y = layer(torch.cat([grow(y), kept.pop()], 1))
-            out: Tensor = self.head(y)
+            out: Tensor = self.head(brought_up(passed(self.down, x), self.grow, self.up))
             return out
 
     return Spec(Narrow(), masks(1, 208, 304, 5), classified)
@@ -225,7 +216,7 @@ class _ThreeGrids(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        _, fine, middle, coarse = _passed(self.down, self.enter(x))
+        _, fine, middle, coarse = passed(self.down, self.enter(x))
         middle = self.middle(torch.cat([F.interpolate(coarse, scale_factor=2), middle], 1))
         fine = self.fine(torch.cat([F.interpolate(middle, scale_factor=2), fine], 1))
         told = [
@@ -267,7 +258,7 @@ class _Anchored(nn.Module):
         self.each = 4 + classes
 
     def forward(self, x: Tensor) -> Tensor:
-        told = [head(y).permute(0, 2, 3, 1).reshape(len(x), -1, self.each) for head, y in zip(self.heads, _passed(self.levels, x), strict=True)]  # fmt: skip
+        told = [head(y).permute(0, 2, 3, 1).reshape(len(x), -1, self.each) for head, y in zip(self.heads, passed(self.levels, x), strict=True)]  # fmt: skip
         return torch.cat(told, 1)
 
 
@@ -304,11 +295,7 @@ class _Volume(nn.Module):
         self.head = nn.Conv3d(widths[0], 1, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        kept = _passed(self.down, x)
-        y = kept.pop()
-        for grow, layer in zip(self.grow, self.up, strict=True):
-            y = layer(torch.cat([grow(y), kept.pop()], 1))
-        out: Tensor = self.head(y)
+        out: Tensor = self.head(brought_up(passed(self.down, x), self.grow, self.up))
         return out
 
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.case import CaseSet
-from bench.layer_parts import Residual, basic, joined, normed
+from bench.layer_parts import Residual, basic, joined, normed, passed
 from bench.model_parts import (
     Spec,
     bits,
@@ -187,7 +187,7 @@ class _Backing(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        kept = list(itertools.accumulate(self.down, lambda y, layer: layer(y), initial=x))[1:]
+        kept = passed(self.down, x)
         y = torch.zeros_like(kept[-1])
         for layer in self.up:
             y = layer(y + kept.pop())

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.case import CaseSet
-from bench.layer_parts import Residual, joined
+from bench.layer_parts import Residual, joined, normed_lines
 from bench.model_parts import Spec, alone, bits, classified, kinds, labelled, made, numbers, perceptron
 
 FOURTH_TABLES = CaseSet()
@@ -72,10 +72,7 @@ class _Factors(nn.Module):
         super().__init__()
         self.register_buffer("begins", torch.arange(fields) * words)
         self.first, self.words = nn.Embedding(fields * words, 1), nn.Embedding(fields * words, width)
-        layers: list[nn.Module] = []
-        for inputs in (fields * width, 400, 400):
-            layers += [nn.Linear(inputs, 400), nn.BatchNorm1d(400), nn.ReLU(), nn.Dropout(0.2)]
-        self.deep = nn.Sequential(*layers, nn.Linear(400, 1))
+        self.deep = joined(normed_lines(fields * width, 400, 400, 400, drop=0.2), nn.Linear(400, 1))
 
     def forward(self, fields: Tensor) -> Tensor:
         ids = fields + self.begins

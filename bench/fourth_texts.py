@@ -12,6 +12,7 @@ from bench.layer_parts import lowered
 from bench.model_parts import (
     Spec,
     bits,
+    causal,
     freeze,
     hub,
     kinds,
@@ -222,11 +223,10 @@ def few_paths_in_llama() -> Spec:
 @case("adamw_fused", "bf16", 6, accumulate=2, clip=True)
 def smallest_of_smalls() -> Spec:
     """Thirty thin layers, all of them learn."""
-    config = hub().LlamaConfig(
-        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3,
-        tie_word_embeddings=True, use_cache=False,
+    return causal(
+        "Llama", 384, vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+        num_key_value_heads=3, tie_word_embeddings=True,
     )  # fmt: skip
-    return Spec(hub().LlamaForCausalLM(config), tokens(49152, 384), language_model_loss)
 
 
 @case("adamw", "bf16", 2, checkpoint=True, accumulate=2)
@@ -243,11 +243,10 @@ def third_qwen_adapted() -> Spec:
 @case("adamw", "amp_bf16", 6, clip=True)
 def third_phi() -> Spec:
     """Lines that hold queries, keys and values together, and both gates."""
-    config = hub().Phi3Config(
-        vocab_size=32064, hidden_size=640, intermediate_size=1706, num_hidden_layers=8, num_attention_heads=10, num_key_value_heads=10,
-        pad_token_id=0, use_cache=False,
+    return causal(
+        "Phi3", 448, vocab_size=32064, hidden_size=640, intermediate_size=1706, num_hidden_layers=8, num_attention_heads=10,
+        num_key_value_heads=10, pad_token_id=0,
     )  # fmt: skip
-    return Spec(hub().Phi3ForCausalLM(config), tokens(32064, 448), language_model_loss)
 
 
 @case("adamw", "fp32", 4)
@@ -263,27 +262,24 @@ def third_gemma() -> Spec:
 @case("lion", "amp_bf16", 8)
 def open_recipe() -> Spec:
     """OLMo's second form, from the beginning."""
-    config = hub().Olmo2Config(
-        vocab_size=20000, hidden_size=512, intermediate_size=2048, num_hidden_layers=10, num_attention_heads=8, use_cache=False
+    return causal(
+        "Olmo2", 512, vocab_size=20000, hidden_size=512, intermediate_size=2048, num_hidden_layers=10, num_attention_heads=8,
     )  # fmt: skip
-    return Spec(hub().Olmo2ForCausalLM(config), tokens(20000, 512), language_model_loss)
 
 
 @case("adamw", "amp_bf16", 4, checkpoint=True, clip=True)
 def programs() -> Spec:
     """StarCoder's second form, layers computed again."""
-    config = hub().Starcoder2Config(
-        vocab_size=49152, hidden_size=768, intermediate_size=3072, num_hidden_layers=10, num_attention_heads=12, num_key_value_heads=2,
-        use_cache=False,
+    return causal(
+        "Starcoder2", 768, vocab_size=49152, hidden_size=768, intermediate_size=3072, num_hidden_layers=10, num_attention_heads=12,
+        num_key_value_heads=2,
     )  # fmt: skip
-    return Spec(hub().Starcoder2ForCausalLM(config), tokens(49152, 768), language_model_loss)
 
 
 @case("adamw", "amp_fp16", 8)
 def slopes_for_places() -> Spec:
     """BLOOM, which knows places by slopes."""
-    config = hub().BloomConfig(vocab_size=40000, hidden_size=512, n_layer=8, n_head=8, use_cache=False)
-    return Spec(hub().BloomForCausalLM(config), tokens(40000, 288), language_model_loss)
+    return causal("Bloom", 288, vocab_size=40000, hidden_size=512, n_layer=8, n_head=8)
 
 
 class _SoftPrompt(nn.Module):

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint_sequential
 
 from bench.model_parts import (
     Spec,
+    causal,
     language_model_loss,
     masked_loss,
     tokens,
@@ -67,32 +68,22 @@ def _classified(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _opt() -> Spec:
-    from transformers import OPTConfig, OPTForCausalLM
-
-    config = OPTConfig(
-        hidden_size=768, ffn_dim=3072, num_hidden_layers=8, num_attention_heads=12, word_embed_proj_dim=768,
-        use_cache=False,
+    return causal(
+        "OPT", 384, hidden_size=768, ffn_dim=3072, num_hidden_layers=8, num_attention_heads=12, word_embed_proj_dim=768,
     )  # fmt: skip
-    return Spec(OPTForCausalLM(config), tokens(50272, 384), language_model_loss)
 
 
 def _qwen2() -> Spec:
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    config = Qwen2Config(
-        vocab_size=48000, hidden_size=896, intermediate_size=2432, num_hidden_layers=8, num_attention_heads=14,
-        num_key_value_heads=2, use_cache=False, tie_word_embeddings=True,
+    return causal(
+        "Qwen2", 640, vocab_size=48000, hidden_size=896, intermediate_size=2432, num_hidden_layers=8, num_attention_heads=14,
+        num_key_value_heads=2, tie_word_embeddings=True,
     )  # fmt: skip
-    return Spec(Qwen2ForCausalLM(config), tokens(48000, 640), language_model_loss)
 
 
 def _pythia() -> Spec:
-    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
-
-    config = GPTNeoXConfig(
-        hidden_size=512, num_hidden_layers=6, num_attention_heads=8, intermediate_size=2048, use_cache=False
-    )
-    return Spec(GPTNeoXForCausalLM(config), tokens(50432, 512), language_model_loss)
+    return causal(
+        "GPTNeoX", 512, hidden_size=512, num_hidden_layers=6, num_attention_heads=8, intermediate_size=2048,
+    )  # fmt: skip
 
 
 def _albert() -> Spec:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.model_parts import Spec, language_model_loss, tokens, torchvision, vision
+from bench.model_parts import Spec, causal, language_model_loss, tokens, torchvision, vision
 
 
 def _to_itself(*shape: int) -> Callable[[int, str], list[Tensor]]:
@@ -210,12 +210,9 @@ def _bart() -> Spec:
 
 
 def _phi() -> Spec:
-    from transformers import PhiConfig, PhiForCausalLM
-
-    config = PhiConfig(
-        vocab_size=24000, hidden_size=640, intermediate_size=2560, num_hidden_layers=6, num_attention_heads=10, use_cache=False,
+    return causal(
+        "Phi", 512, vocab_size=24000, hidden_size=640, intermediate_size=2560, num_hidden_layers=6, num_attention_heads=10,
     )  # fmt: skip
-    return Spec(PhiForCausalLM(config), tokens(24000, 512), language_model_loss)
 
 
 def _segformer() -> Spec:

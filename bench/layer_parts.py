@@ -3,6 +3,7 @@
 import itertools
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from bench.model_parts import freeze, zoo
@@ -41,6 +42,27 @@ def pooled(widths: tuple[int, ...], kernel: int = 3, *, drop: float = 0.0) -> li
         if drop:
             layers.append(nn.Dropout(drop))
     return layers
+
+
+def normed_lines(*widths: int, drop: float) -> list[nn.Module]:
+    """Lines, each with a batch norm, a rectifier and a dropout."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in itertools.pairwise(widths):
+        layers += [nn.Linear(inputs, outputs), nn.BatchNorm1d(outputs), nn.ReLU(), nn.Dropout(drop)]
+    return layers
+
+
+def passed(layers: nn.ModuleList, x: Tensor) -> list[Tensor]:
+    """What each of some layers makes of what the one before made."""
+    return list(itertools.accumulate(layers, lambda y, layer: layer(y), initial=x))[1:]
+
+
+def brought_up(kept: list[Tensor], grow: nn.ModuleList, layers: nn.ModuleList) -> Tensor:
+    """The way up of a U-Net: what is lowest grows, and a layer joins it to what was kept on the way down."""
+    y = kept.pop()
+    for larger, layer in zip(grow, layers, strict=True):
+        y = layer(torch.cat([larger(y), kept.pop()], 1))
+    return y
 
 
 class Residual(nn.Module):

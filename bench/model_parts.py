@@ -106,11 +106,11 @@ def no_loss(*_: object) -> Tensor:
     raise NotImplementedError("this model has a step of its own")
 
 
-def perceptron(*widths: int, last: bool = False) -> nn.Sequential:
-    """A perceptron; a rectifier after the last layer where asked for."""
+def perceptron(*widths: int, last: bool = False, act: type[nn.Module] = nn.ReLU) -> nn.Sequential:
+    """A perceptron; what bends stands after the last layer too where asked for."""
     layers: list[nn.Module] = []
     for inputs, outputs in itertools.pairwise(widths):
-        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+        layers += [nn.Linear(inputs, outputs), act()]
     return nn.Sequential(*(layers if last else layers[:-1]))
 
 
@@ -189,6 +189,13 @@ def tokens_and_class(vocabulary: int, length: int, classes: int) -> Callable[[in
 def language_model_loss(model: nn.Module, ids: Tensor, labels: Tensor) -> Tensor:
     loss: Tensor = model(input_ids=ids, labels=labels).loss
     return loss
+
+
+def causal(family: str, length: int, **sizes: Any) -> Spec:
+    """A language model of one of transformers' families, which learns the next word of texts of one length."""
+    config = getattr(hub(), f"{family}Config")(use_cache=False, **sizes)
+    model = getattr(hub(), f"{family}ForCausalLM")(config)
+    return Spec(model, tokens(config.vocab_size, length), language_model_loss)
 
 
 def masked_loss(model: nn.Module, ids: Tensor, labels: Tensor) -> Tensor:

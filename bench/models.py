@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from bench.model_parts import (
     Spec,
+    causal,
     language_model_loss,
     masked_loss,
     tokens,
@@ -96,18 +97,10 @@ def _t5_small() -> Spec:
 
 
 def _llama_gqa() -> Spec:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=32000,
-        hidden_size=1024,
-        intermediate_size=2816,
-        num_hidden_layers=10,
-        num_attention_heads=16,
+    return causal(
+        "Llama", 768, vocab_size=32000, hidden_size=1024, intermediate_size=2816, num_hidden_layers=10, num_attention_heads=16,
         num_key_value_heads=4,
-        use_cache=False,
-    )
-    return Spec(LlamaForCausalLM(config), tokens(32000, 768), language_model_loss)
+    )  # fmt: skip
 
 
 def _whisper_encoder() -> Spec:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.case import CaseSet
-from bench.model_parts import Spec, Workshop, alone, classified, no_loss, squared, torchvision
+from bench.model_parts import Spec, Workshop, alone, classified, no_loss, perceptron, squared, torchvision
 
 ORDINARY_OTHERS = CaseSet()
 case = ORDINARY_OTHERS.case
@@ -320,10 +320,7 @@ def nearer_pictures() -> Spec:
 @case("adam", "fp32", 20000)
 def burgers() -> Spec:
     """An equation's residual at points of space and time; gradients of gradients."""
-    layers: list[nn.Module] = [nn.Linear(2, 40), nn.Tanh()]
-    for _ in range(7):
-        layers += [nn.Linear(40, 40), nn.Tanh()]
-    model = nn.Sequential(*layers, nn.Linear(40, 1))
+    model = perceptron(2, *[40] * 8, 1, act=nn.Tanh)
 
     def loss(model: nn.Module, points: Tensor) -> Tensor:
         x, t = points[:, :1].clone().requires_grad_(True), points[:, 1:].clone().requires_grad_(True)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from bench.case import CaseSet
 from bench.model_parts import (
     Spec,
+    causal,
     classified,
     hub,
     labelled,
@@ -79,11 +80,10 @@ def poems() -> Spec:
 
 @case("adamw_fused", "amp_bf16", 16, accumulate=2, clip=True)
 def small_llama() -> Spec:
-    config = hub().LlamaConfig(
-        vocab_size=16000, hidden_size=512, intermediate_size=1376, num_hidden_layers=8, num_attention_heads=8,
-        num_key_value_heads=8, max_position_embeddings=512, use_cache=False,
+    return causal(
+        "Llama", 256, vocab_size=16000, hidden_size=512, intermediate_size=1376, num_hidden_layers=8, num_attention_heads=8,
+        num_key_value_heads=8, max_position_embeddings=512,
     )  # fmt: skip
-    return Spec(hub().LlamaForCausalLM(config), tokens(16000, 256), language_model_loss)
 
 
 class _Adapted(nn.Module):

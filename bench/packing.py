@@ -30,8 +30,8 @@ STUDIES = (40, 100)
 """Trials."""
 ORDERS = 100
 
-Kind = Callable[[float, float, random.Random], tuple[float, float]]
-"""From two numbers of 0 to 1, and luck: GiB and seconds."""
+Kind = Callable[[float, float, random.Random], tuple[float, float, int]]
+"""From two numbers of 0 to 1, and luck: GiB, seconds for each report, and reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,7 @@ class Work:
     epochs: float
     size: int
     seconds: float
+    reports: int = 1
 
     @property
     def config(self) -> dict[str, float]:
@@ -84,21 +85,26 @@ def packed(works: Sequence[Work], places: Sequence[Place]) -> float:
     """Our rule, with the look ahead that engines have: trials come in the order in which they are proposed."""
     packer, lengths = Packer(places, slots=SLOTS), Lengths(SPACE)
     coming, waiting = list(enumerate(works)), dict[int, Admission]()
-    clock, ends = 0.0, list[tuple[float, int]]()
+    clock, ends, heard = 0.0, list[tuple[float, int]](), list[tuple[float, int]]()
     while coming or waiting or ends:
         while coming and len(waiting) < FAR * SLOTS:
             number, work = coming.pop(0)
             waiting[number] = _admission(work, places)
-        expected = {number: lengths.expected(works[number].config) for number in waiting}
-        known = {number: seconds for number, seconds in expected.items() if seconds is not None}
-        placement = packer.place(waiting, seconds=known)
+        asked = {number: (works[number].config, works[number].size) for number in waiting}
+        placement = packer.place(waiting, foretell=partial(lengths.futures, asked, clock))
         if placement is not None:
-            del waiting[placement.number]
-            heapq.heappush(ends, (clock + works[placement.number].seconds, placement.number))
+            number, work = placement.number, works[placement.number]
+            del waiting[number]
+            lengths.started(number, work.config, work.size, clock)
+            heapq.heappush(ends, (clock + work.seconds, number))
+            for report in range(work.reports):
+                heapq.heappush(heard, (clock + work.seconds * (report + 1) / work.reports, number))
         else:
             clock, number = heapq.heappop(ends)
             packer.release(number)
-            lengths.learn(works[number].config, works[number].seconds)
+            while heard and heard[0][0] <= clock + 1e-9:
+                lengths.reported(heard[0][1], heapq.heappop(heard)[0])
+            lengths.ended(number, clock)
     return clock
 
 
@@ -162,21 +168,32 @@ def _admission(work: Work, places: Sequence[Place]) -> Admission:
 def draw(kind: Kind, is_luck: bool, dice: random.Random) -> Work:
     """A trial: its size follows from `width`, its length from `epochs`, or from nothing."""
     width, epochs = dice.random(), dice.random()
-    size, seconds = kind(width, dice.random() if is_luck else epochs, dice)
-    return Work(width, epochs, round(size * GiB), seconds * (1.0 if is_luck else dice.uniform(0.8, 1.2)))
+    size, pace, reports = kind(width, dice.random() if is_luck else epochs, dice)
+    pace *= 1.0 if is_luck else dice.uniform(0.8, 1.2)
+    return Work(width, epochs, round(size * GiB), pace * reports, reports)
 
 
-def cut_short(width: float, length: float, dice: random.Random) -> tuple[float, float]:
+def all_sizes(width: float, length: float, _: random.Random) -> tuple[float, float, int]:
+    return 1 + 19 * width, 1.0, round(10 + 90 * length)
+
+
+def mostly_small(width: float, length: float, _: random.Random) -> tuple[float, float, int]:
+    return 1 + 5 * width, 1.0, round(10 + 90 * length)
+
+
+def small_and_long(width: float, length: float, _: random.Random) -> tuple[float, float, int]:
+    return (2.0, 1.0, round(60 + 60 * length)) if width < 0.7 else (16.0, 1.0, round(10 + 20 * length))
+
+
+def cut_short(width: float, length: float, dice: random.Random) -> tuple[float, float, int]:
     """Who survives a rung is luck; how long a step takes need not be."""
-    return 1 + 11 * width, 4.0 * 6.0**length * 2 ** min(4, int(dice.expovariate(1.0)))
+    return 1 + 11 * width, 6.0**length, 4 * 2 ** min(4, int(dice.expovariate(1.0)))
 
 
 KINDS: dict[str, Kind] = {
-    "all sizes, 1 to 20 GiB": lambda width, length, _: (1 + 19 * width, 10 + 90 * length),
-    "mostly small, 1 to 6 GiB": lambda width, length, _: (1 + 5 * width, 10 + 90 * length),
-    "small and long, large and short": lambda width, length, _: (
-        (2.0, 60 + 60 * length) if width < 0.7 else (16.0, 10 + 20 * length)
-    ),
+    "all sizes, 1 to 20 GiB": all_sizes,
+    "mostly small, 1 to 6 GiB": mostly_small,
+    "small and long, large and short": small_and_long,
     "cut short by ASHA": cut_short,
 }
 

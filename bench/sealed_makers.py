@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.case import CaseSet
-from bench.model_parts import Spec, Workshop, alone, no_loss, squared, to_numbers, zoo
+from bench.model_parts import Spec, Workshop, alone, no_loss, perceptron, squared, to_numbers, zoo
 
 SEALED_MAKERS = CaseSet()
 case = SEALED_MAKERS.case
@@ -19,11 +19,7 @@ case = SEALED_MAKERS.case
 
 @case("adam", "fp32", 256)
 def digits_through_a_neck() -> Spec:
-    widths = (784, 512, 128, 32)
-    layers: list[nn.Module] = []
-    for inputs, outputs in itertools.pairwise((*widths, *widths[-2::-1])):
-        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    model = nn.Sequential(*layers[:-1], nn.Sigmoid())
+    model = nn.Sequential(*perceptron(784, 512, 128, 32, 128, 512, 784), nn.Sigmoid())
     return Spec(model, alone(784), lambda m, x: F.mse_loss(m(x), x))
 
 

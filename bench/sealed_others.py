@@ -378,10 +378,7 @@ def picture_as_function() -> Spec:
 @case("adamw", "fp32", 8000)
 def heat() -> Spec:
     """A plate that cools: second derivatives in both directions, held to its edge and its beginning."""
-    layers: list[nn.Module] = [nn.Linear(3, 64), nn.SiLU()]
-    for _ in range(4):
-        layers += [nn.Linear(64, 64), nn.SiLU()]
-    model = nn.Sequential(*layers, nn.Linear(64, 1))
+    model = perceptron(3, *[64] * 5, 1, act=nn.SiLU)
 
     def loss(model: nn.Module, points: Tensor) -> Tensor:
         points = points.clone().requires_grad_(True)

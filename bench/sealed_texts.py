@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from bench.case import CaseSet
 from bench.model_parts import (
     Spec,
+    causal,
     freeze,
     hub,
     labelled,
@@ -130,30 +131,27 @@ def dialogues() -> Spec:
 @case("adamw_fused", "amp_bf16", 32, clip=True)
 def fifteen_million() -> Spec:
     """Children's stories from scratch."""
-    config = hub().LlamaConfig(
-        vocab_size=32000, hidden_size=288, intermediate_size=768, num_hidden_layers=6, num_attention_heads=6,
-        max_position_embeddings=256, use_cache=False, tie_word_embeddings=True,
+    return causal(
+        "Llama", 256, vocab_size=32000, hidden_size=288, intermediate_size=768, num_hidden_layers=6, num_attention_heads=6,
+        max_position_embeddings=256, tie_word_embeddings=True,
     )  # fmt: skip
-    return Spec(hub().LlamaForCausalLM(config), tokens(32000, 256), language_model_loss)
 
 
 @case("adamw", "bf16", 4, checkpoint=True)
 def smaller_than_small() -> Spec:
     """Thirty thin layers, three heads for keys."""
-    config = hub().LlamaConfig(
-        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
-        num_key_value_heads=3, max_position_embeddings=2048, use_cache=False, tie_word_embeddings=True,
+    return causal(
+        "Llama", 640, vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+        num_key_value_heads=3, max_position_embeddings=2048, tie_word_embeddings=True,
     )  # fmt: skip
-    return Spec(hub().LlamaForCausalLM(config), tokens(49152, 640), language_model_loss)
 
 
 @case("adamw", "amp_bf16", 6, clip=True)
 def newer_qwen() -> Spec:
-    config = hub().Qwen3Config(
-        vocab_size=24000, hidden_size=640, intermediate_size=1920, num_hidden_layers=10, num_attention_heads=10,
-        num_key_value_heads=2, head_dim=64, use_cache=False,
+    return causal(
+        "Qwen3", 448, vocab_size=24000, hidden_size=640, intermediate_size=1920, num_hidden_layers=10, num_attention_heads=10,
+        num_key_value_heads=2, head_dim=64,
     )  # fmt: skip
-    return Spec(hub().Qwen3ForCausalLM(config), tokens(24000, 448), language_model_loss)
 
 
 def _pairs(vocabulary: int, source: tuple[int, ...], target: int) -> Callable[[int, str], list[Tensor]]:

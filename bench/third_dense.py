@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.case import CaseSet
-from bench.layer_parts import Residual, joined, normed, stages
+from bench.layer_parts import Residual, brought_up, joined, normed, passed, stages
 from bench.model_parts import (
     Spec,
     bits,
@@ -66,7 +66,7 @@ class _Encoded(nn.Module):
         self.head = nn.Conv2d(16, classes, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        kept = list(itertools.accumulate(self.down, lambda y, stage: stage(y), initial=x))[1:]
+        kept = passed(self.down, x)
         y = kept.pop()
         for layer in self.up:
             y = F.interpolate(y, scale_factor=2, mode="nearest")
@@ -140,7 +140,7 @@ class _Linked(nn.Module):
         self.head = nn.ConvTranspose2d(64, 8, 4, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        kept = list(itertools.accumulate(self.down, lambda y, stage: stage(y), initial=x))[1:]
+        kept = passed(self.down, x)
         y = kept.pop()
         for layer in self.up:
             y = layer(y) + kept.pop()
@@ -180,10 +180,7 @@ class _Volumes(nn.Module):
         for index, layer in enumerate(self.down):
             x = layer(F.max_pool3d(x, 2) if index else x)
             kept.append(x)
-        x = kept.pop()
-        for grow, layer in zip(self.grow, self.up, strict=True):
-            x = layer(torch.cat([grow(x), kept.pop()], 1))
-        out: Tensor = self.head(x)
+        out: Tensor = self.head(brought_up(kept, self.grow, self.up))
         return out
 
 
@@ -400,7 +397,7 @@ class _Moving(nn.Module):
         self.tell = nn.ModuleList(nn.Conv2d(width, 2, 3, padding=1) for width in (512, 514, 258, 130))
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        kept = list(itertools.accumulate(self.down, lambda y, layer: layer(y), initial=x))[1:]
+        kept = passed(self.down, x)
         y = kept.pop()
         told = [self.tell[0](y)]
         for layer, tell in zip(self.up, list(self.tell)[1:], strict=True):

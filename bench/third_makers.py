@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.case import CaseSet
-from bench.layer_parts import Residual, joined, normed
+from bench.layer_parts import Residual, joined, normed, passed
 from bench.model_parts import (
     Spec,
     alone,
@@ -288,7 +288,7 @@ class _Painted(nn.Module):
         freeze(self.stages)
 
     def seen(self, x: Tensor) -> list[Tensor]:
-        return list(itertools.accumulate(self.stages, lambda y, stage: stage(y), initial=x))[1:]
+        return passed(self.stages, x)
 
     def forward(self, content: Tensor, style: Tensor) -> Tensor:
         def likeness(x: Tensor) -> Tensor:

@@ -214,10 +214,7 @@ def flat_valleys() -> Spec:
 @case("adam", "fp32", 30000)
 def waves_on_a_string() -> Spec:
     """A wave equation at points of space and time, second derivatives in both."""
-    layers: list[nn.Module] = [nn.Linear(2, 100), nn.Tanh()]
-    for _ in range(4):
-        layers += [nn.Linear(100, 100), nn.Tanh()]
-    model = nn.Sequential(*layers, nn.Linear(100, 1))
+    model = perceptron(2, *[100] * 5, 1, act=nn.Tanh)
 
     def loss(model: nn.Module, points: Tensor) -> Tensor:
         points = points.detach().requires_grad_(True)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.case import CaseSet
-from bench.layer_parts import joined
+from bench.layer_parts import joined, normed_lines
 from bench.model_parts import (
     Spec,
     bits,
@@ -30,10 +30,8 @@ case = THIRD_TABLES.case
 @case("adam", "fp32", 4096)
 def wide_rows() -> Spec:
     """Fifty numbers through layers of 1024 with norms."""
-    layers: list[nn.Module] = []
-    for inputs, outputs in ((50, 1024), (1024, 1024), (1024, 512)):
-        layers += [nn.Linear(inputs, outputs), nn.BatchNorm1d(outputs), nn.ReLU(), nn.Dropout(0.3)]
-    return Spec(joined(layers, nn.Linear(512, 1)), to_numbers(50, outputs=(1,)), squared)
+    model = joined(normed_lines(50, 1024, 1024, 512, drop=0.3), nn.Linear(512, 1))
+    return Spec(model, to_numbers(50, outputs=(1,)), squared)
 
 
 class _Crossed(nn.Module):

@@ -10,6 +10,7 @@ from bench.case import CaseSet
 from bench.layer_parts import lowered
 from bench.model_parts import (
     Spec,
+    causal,
     hub,
     kinds,
     labelled,
@@ -73,20 +74,18 @@ def tiny_intents() -> Spec:
 @case("adamw", "amp_bf16", 8, clip=True)
 def older_gpt() -> Spec:
     """GPT-Neo: every second layer looks at the last 256 words only."""
-    config = hub().GPTNeoConfig(
-        hidden_size=768, num_layers=8, attention_types=[[["global", "local"], 4]], num_heads=12, window_size=256, use_cache=False
+    return causal(
+        "GPTNeo", 384, hidden_size=768, num_layers=8, attention_types=[[["global", "local"], 4]], num_heads=12, window_size=256,
     )  # fmt: skip
-    return Spec(hub().GPTNeoForCausalLM(config), tokens(50257, 384), language_model_loss)
 
 
 @case("adamw", "amp_bf16", 4, accumulate=4, clip=True)
 def second_gemma() -> Spec:
     """Gemma 2: a window in every second layer, scores bent at the end."""
-    config = hub().Gemma2Config(
-        vocab_size=48000, hidden_size=512, intermediate_size=2048, num_hidden_layers=8, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=128, sliding_window=256, use_cache=False,
+    return causal(
+        "Gemma2", 512, vocab_size=48000, hidden_size=512, intermediate_size=2048, num_hidden_layers=8, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=128, sliding_window=256,
     )  # fmt: skip
-    return Spec(hub().Gemma2ForCausalLM(config), tokens(48000, 512), language_model_loss)
 
 
 @case("adamw", "bf16", 4, checkpoint=True)
@@ -104,11 +103,10 @@ def instructed_llama() -> Spec:
 
 @case("adafactor", "bf16", 2, accumulate=2)
 def whole_qwen() -> Spec:
-    config = hub().Qwen2Config(
-        vocab_size=64000, hidden_size=896, intermediate_size=4864, num_hidden_layers=8, num_attention_heads=14,
-        num_key_value_heads=2, use_cache=False, tie_word_embeddings=True,
+    return causal(
+        "Qwen2", 600, vocab_size=64000, hidden_size=896, intermediate_size=4864, num_hidden_layers=8, num_attention_heads=14,
+        num_key_value_heads=2, tie_word_embeddings=True,
     )  # fmt: skip
-    return Spec(hub().Qwen2ForCausalLM(config), tokens(64000, 600), language_model_loss)
 
 
 @case("adamw", "fp32", 16)

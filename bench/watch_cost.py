@@ -9,18 +9,20 @@
    backward pass runs on the same thread there.
 2. A scan: with 300,000 objects in the process that Python's collector lists, the time to list all tensors, to follow one of
    them to its holder, and both together (processor time of the thread, for others may be at work), with the machine's load beside it.
-3. Coverage: runs that die of memory on a virtual GPU (on the real one where there is one): the share of the bytes then alive that
-   have a category, a line and a holder.
+3. Coverage: runs that die of memory on a virtual GPU (on the real one where there is one), each in a process of its own: the share of the
+   bytes then alive that have a category, a line and a holder. What is called temporary counts as told only where the step at work made it and
+   somebody is known to have it in hand; of bytes whose holder is unknown, as many as possible are taken for such.
 """
 
 import argparse
-import contextlib
 import gc
 import io
 import json
 import os
 import random
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable
 from itertools import pairwise
@@ -33,7 +35,7 @@ from torch.utils.checkpoint import checkpoint
 
 import legroom
 from bench.table import print_table
-from legroom.memory.events import Category, Holder, Note, Oom
+from legroom.memory.events import Category, Note, Oom
 from legroom.memory.ledger import Ledger
 from legroom.observe.holder_paths import find_path
 from legroom.observe.python_names import Variables
@@ -65,9 +67,13 @@ def main() -> None:
     parser.add_argument(
         "--milliseconds", type=float, nargs="+", default=MILLISECONDS, help="about what a plain step takes"
     )
+    parser.add_argument("--program", choices=PROGRAMS, help="the coverage of this one alone, as JSON")
     options = parser.parse_args()
     torch.set_num_threads(1)
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    if options.program:
+        print(json.dumps(coverage(device, PROGRAMS[options.program])))
+        return
     figures: dict[str, Any] = {"torch": torch.__version__, "device": device}
     for part in (each for each in PARTS if each in options.parts):
         if part == "scan":
@@ -77,7 +83,7 @@ def main() -> None:
             figures[part] = [always_on(device, each, options.seconds) for each in options.milliseconds]
             show_always_on(figures[part], device)
         else:
-            figures[part] = {name: coverage(device, program) for name, program in PROGRAMS.items()}
+            figures[part] = {name: coverage_in_a_process(name) for name in PROGRAMS}
             show_coverage(figures[part], device)
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1))
@@ -114,12 +120,16 @@ def show_scan(seen: dict[str, Any]) -> None:
     )
 
 
-def show_coverage(rows: dict[str, dict[str, float]], device: str) -> None:
+def show_coverage(rows: dict[str, dict[str, Any]], device: str) -> None:
     print_table(
         f"Bytes alive at an out-of-memory error, {'on the GPU' if device == 'cuda' else 'on a virtual GPU'}",
-        ["program", "with a category", "with a line", "with a holder"],
+        ["program", "with a category", "with a line", "with a holder", "by category"],
         [
-            [name, *(f"{row[share]:.1%}" for share in ("category", "line", "holder"))]
+            [
+                name,
+                *(f"{row[share]:.1%}" for share in ("category", "line", "holder")),
+                ", ".join(f"{category} {part:.1%}" for category, part in row["by_category"].items()),
+            ]
             for name, row in rows.items()
         ],
     )
@@ -252,34 +262,51 @@ def scan() -> dict[str, Any]:
     return figures
 
 
-def coverage(device: str, program: Callable[[], None]) -> dict[str, float]:
-    """The shares at the failure, in a run whose batches double until they do not fit. A temporary counts as having a category only
-    if it was born in the step at work."""
+def coverage_in_a_process(name: str) -> dict[str, Any]:
+    """What one program leaves in its process (cached memory, workspaces) would be found in the next one's."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "bench.watch_cost", "--program", name],
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+    )
+    row: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return row
+
+
+def coverage(device: str, program: Callable[[], None]) -> dict[str, Any]:
+    """The shares at the failure, in a run whose batches double until they do not fit."""
     events: list[Any] = []
     gpus = None if device == "cuda" else [96 * MiB]
     if device == "cuda":
-        torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction(8 * GiB / torch.cuda.get_device_properties(0).total_memory)
-    with Session(events.append, gpus=gpus) as session:
-        with contextlib.suppress(torch.OutOfMemoryError):
+    session = Session(
+        events.append, gpus=gpus
+    )  # in a variable, as a script may have it: it must not be found to hold anything
+    try:
+        with session:
             program()
-        session.finish()
+    except torch.OutOfMemoryError:
+        pass
     ledger = Ledger(events)
     oom: Oom = ledger.ooms()[-1]
     state = ledger.at_oom(len(ledger.ooms()) - 1)
+    reached = max((int(e.text) for e in events if isinstance(e, Note) and e.kind == "reached"), default=0)
     total = sum(each.block_bytes for each in state.live)
-    named = sum(
+    in_hand = sum(
         each.block_bytes
         for each in state.live
-        if each.category is not Category.TEMPORARY or each.step == oom.step
+        if each.category is Category.TEMPORARY and each.step == oom.step
     )
-    reached = next((int(e.text) for e in events if isinstance(e, Note) and e.kind == "reached"), 0)
-    assert any(isinstance(event, Holder) for event in events)
+    by_category = state.by_category()
+    told = total - by_category[Category.TEMPORARY] + max(in_hand - (total - reached), 0)
     return {
-        "category": named / total,
+        "category": told / total,
         "line": state.coverage(),
         "holder": reached / total,
         "bytes": total,
+        "by_category": {str(category): size / total for category, size in by_category.items() if size},
+        "holders": [(holder.path, holder.bytes) for holder in ledger.holders(len(ledger.ooms()) - 1)],
     }
 
 
