@@ -202,6 +202,28 @@ with torch.inference_mode():
     assert "compiled" in answer["notes"][0]
 
 
+def test_a_script_that_changes_its_parameters_by_hand_is_judged_by_its_backward_passes(
+    tmp_path: Path,
+) -> None:
+    script = """
+import torch
+from torch import nn
+model = nn.Linear(256, 2048).cuda()
+for step in range(1000):
+    loss = model(torch.randn(1000, 256, device="cuda")).square().mean()
+    model.zero_grad()
+    loss.backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= 0.1 * parameter.grad
+    assert step < 3, "estimated by now"
+"""
+    answer = told(estimate(tmp_path, script))
+    assert (answer["verdict"], answer["steps"]) == ("fits", 2)
+    assert "each backward pass was taken for a step" in answer["notes"][0]
+    assert answer["by_category"]["activation"] >= 1000 * 2048 * 4
+
+
 @pytest.mark.parametrize(
     ("script", "words", "sentence"),
     [

@@ -1,18 +1,22 @@
 """Where the training loop is: optimizer steps and loader batches, from torch's own hooks.
 
 A step ends when the optimizer has stepped. With several optimizers (a GAN), the one that stepped first is the
-clock. A program that never steps one (inference) counts the batches after which a model was called: some are fetched ahead, one by
+clock. A program that goes backward and has none (it changes its parameters by hand) has done a step when its model is called again. A
+program that never trains (inference) counts the batches after which a model was called: some are fetched ahead, one by
 accelerate, a whole accumulation's by the Trainer of transformers.
 """
 
+import gc
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader as _dataloader
+
+from legroom.observe.attribution import current_node
 
 
 class TrainingClock:
@@ -31,12 +35,17 @@ class TrainingClock:
         self.in_optimizer = False
         self.trains = False
         """Set once a backward pass or an optimizer step was seen: from then on, batches are no steps."""
+        self.by_hand: bool | None = None
+        """Whether the program trains without an optimizer; None before its first backward pass is over."""
+        self.has_optimizer: Callable[[], bool] = has_optimizer
+        """Asked once: it looks at all objects."""
         self.optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self.on_step_end = on_step_end
         self._on_optimizer = on_optimizer
         self._on_batch = on_batch
         self._has_batch = False
         self._model_was_called = False
+        self._went_backward = False
         self._clock: weakref.ref[torch.optim.Optimizer] | None = None
         self._began = time.perf_counter()
         self._handles: list[Any] = []
@@ -58,9 +67,19 @@ class TrainingClock:
             _loader_iterator().__next__ = self._original_next
             self._original_next = None
 
+    def went_backward(self) -> None:
+        """To be told when a backward pass begins."""
+        self.trains = self._went_backward = True
+
     def model_called(self) -> None:
         """To be told when a model begins."""
         self._model_was_called = True
+        if self._went_backward and self._clock is None and current_node() is None:
+            self._went_backward = False
+            if self.by_hand is None:
+                self.by_hand = not self.has_optimizer()
+            if self.by_hand:
+                self._end_step()
 
     def interrupted(self) -> None:
         """An exception left `optimizer.step()` without its closing hook."""
@@ -78,7 +97,7 @@ class TrainingClock:
         if self._on_optimizer is not None:
             self._on_optimizer(optimizer, True)
         if self._clock is None or self._clock() is None:
-            self._clock = weakref.ref(optimizer)
+            self._clock, self.by_hand = weakref.ref(optimizer), False
         if self._clock() is optimizer:
             self._end_step()
 
@@ -119,6 +138,17 @@ class TrainingClock:
         if self.on_step_end is not None:
             self.on_step_end(ended, now - self._began)
         self._began = time.perf_counter()
+
+
+def has_optimizer() -> bool:
+    """Whether one exists in this process."""
+    return any(True for _ in optimizers_alive())
+
+
+def optimizers_alive() -> Iterator[torch.optim.Optimizer]:
+    for each in gc.get_objects():
+        if issubclass(type(each), torch.optim.Optimizer):
+            yield each
 
 
 def _loader_iterator() -> Any:

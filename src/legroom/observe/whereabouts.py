@@ -35,7 +35,8 @@ class Whereabouts:
         modules = self._modules
         if node is not None:
             if not self.in_backward:
-                self.in_backward = self._clock.trains = True
+                self.in_backward = True
+                self._clock.went_backward()
                 self._roles.find_activations([node])
             if engine and not modules.stack:
                 origin = self._origins.find(node)

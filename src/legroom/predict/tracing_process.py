@@ -200,7 +200,7 @@ class TracingProcess:
         training's.
         """
         clock = self.device.recorder.clock
-        if clock.trains or not any(living(torch.optim.Optimizer)):
+        if clock.trains or not clock.has_optimizer():
             return False
         clock.trains, clock.step = True, 0  # from now on, batches are no steps
         self._evaluation_ends = time.monotonic() + LONGEST_EVALUATION
@@ -283,6 +283,7 @@ class TracingProcess:
 
     def _count_steps(self) -> None:
         clock = self.device.recorder.clock
+        clock.has_optimizer = lambda: any(living(torch.optim.Optimizer))
         tell = clock.on_step_end
 
         def step_ended(step: int, seconds: float) -> None:
@@ -302,6 +303,8 @@ class TracingProcess:
             trace.notes.append(
                 "Nothing was trained up to there, so this is the peak of the forward passes alone"
             )
+        elif self.device.recorder.clock.by_hand:
+            trace.notes.append("There is no optimizer, so each backward pass was taken for a step")
         facts = {
             "how": how, "text": text, "exit_code": exit_code, "steps": trace.steps, "trains": trace.trains,
             "batch_size": trace.batch_size, "doubt": trace.doubt, "doubts": trace.doubts, "spare": sorted(trace.spare), "made_up": trace.made_up,

@@ -246,7 +246,29 @@ def test_two_optimizers_share_a_step(watched: Watched) -> None:
     assert [event.step for event in watched.events if isinstance(event, Step)] == [0, 1, 2]
 
 
-def test_without_an_optimizer_batches_are_steps(watched: Watched) -> None:
+def test_without_an_optimizer_a_step_is_over_when_the_model_is_called_again(watched: Watched) -> None:
+    watched.recorder.clock.has_optimizer = lambda: False  # other tests may have left one
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    for _ in range(3):
+        loss = checkpoint(model, torch.ones(2, 4), use_reentrant=False).sum()
+        loss.backward()  # calls the model once more, within the step
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= parameter.grad
+    assert [event.step for event in watched.events if isinstance(event, Step)] == [0, 1]
+
+
+def test_backward_passes_are_no_steps_where_an_optimizer_waits_to_step(watched: Watched) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        model(torch.ones(2, 4)).sum().backward()
+    assert not any(isinstance(event, Step) for event in watched.events)
+    optimizer.step()
+    assert [event.step for event in watched.events if isinstance(event, Step)] == [0]
+
+
+def test_without_training_batches_are_steps(watched: Watched) -> None:
     model = nn.Linear(4, 4)
     with torch.no_grad():
         for (x,) in DataLoader(TensorDataset(torch.ones(8, 4)), batch_size=2):

@@ -7,10 +7,9 @@ mode are the turns; of one in training mode only where no optimizer exists, for 
 network, the steps of an episode) whose backward pass is yet to come.
 """
 
-import gc
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from legroom.memory.events import Frame
 from legroom.observe.attribution import user_frame
+from legroom.observe.training import has_optimizer
 from legroom.observe.watching.model_calls import ModelCalls
 
 
@@ -148,7 +148,7 @@ class Ticks:
         if self.has_stepped:
             return
         if self._backwards_since_step == self.BY_HAND and self._batches < self.BY_HAND:
-            self.by_hand = not _has_optimizer()
+            self.by_hand = not has_optimizer()
         if self.by_hand or self._backwards_since_step > self.BACKWARDS_ALONE:
             self.trains = True
             self.by_calls = False
@@ -158,7 +158,7 @@ class Ticks:
         """Mostly a part of a step whose backward pass is yet to come (a penalty, an inner loop); the step itself where nothing comes."""
         self._grads_with_graph += 1
         if self._grads_with_graph == self.BACKWARDS_ALONE:
-            self.by_hand = self._batches < self.BY_HAND and not _has_optimizer()
+            self.by_hand = self._batches < self.BY_HAND and not has_optimizer()
         if self.by_hand and self._grads_with_graph >= self.BACKWARDS_ALONE:
             self.trains, self.by_calls = True, False
             self._on_tick()
@@ -174,7 +174,7 @@ class Ticks:
         """Whether a model in training mode is called and called, and nothing could ever train it."""
         self._training_calls += 1
         if self._training_calls == self.CALLS_ALONE:
-            self._is_untrained = not _has_optimizer()
+            self._is_untrained = not has_optimizer()
         return self._is_untrained
 
     def _knows_better(self) -> bool:
@@ -228,14 +228,3 @@ class Ticks:
         followed.__wrapped__ = train  # type: ignore[attr-defined]
         nn.Module.train = followed  # type: ignore[method-assign,assignment]
         self._undo.append(undo)
-
-
-def _has_optimizer() -> bool:
-    """Whether one exists in this process: a look at all objects, so it is asked once."""
-    return any(True for _ in optimizers_alive())
-
-
-def optimizers_alive() -> Iterator[torch.optim.Optimizer]:
-    for each in gc.get_objects():
-        if issubclass(type(each), torch.optim.Optimizer):
-            yield each

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from legroom.observe.watching import ticks
+from legroom.observe import training
 
 
 @pytest.fixture
 def no_earlier_optimizers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Optimizers that other tests of this process left alive are not seen."""
-    look = ticks.optimizers_alive
+    look = training.optimizers_alive
     before = [weakref.ref(optimizer) for optimizer in look()]
 
     def later() -> Iterator[torch.optim.Optimizer]:
         return (each for each in look() if all(known() is not each for known in before))
 
-    monkeypatch.setattr(ticks, "optimizers_alive", later)
+    monkeypatch.setattr(training, "optimizers_alive", later)
