@@ -63,6 +63,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--jobs", type=int, default=6)
     parser.add_argument("--part", default="", help="i/n: only every n-th probe or case, from i")
+    parser.add_argument("--only", default="", help="only probes with this word in their names")
     parser.add_argument("--caps", default="", help="GiB for the allocator, separated by commas")
     options = parser.parse_args(argv)
     if options.what == "one":
@@ -84,8 +85,8 @@ def main(argv: list[str]) -> int:
     if options.what == "caps":
         return try_caps(options.out, options.cases, options.caps, options.jobs)
     if options.part:
-        return look_inside(options.out, options.what, options.cases, options.part)
-    return in_parts(options.out, options.what, options.cases, options.jobs)
+        return look_inside(options.out, options.what, options.cases, options.part, options.only)
+    return in_parts(options.out, options.what, options.cases, options.jobs, options.only)
 
 
 def selected(names: str) -> list[Case]:
@@ -296,7 +297,7 @@ def environment() -> dict[str, str]:
 # allocations and frees so far, which the allocator keeps anyway: nothing is allocated to mark them.
 
 
-def in_parts(out: Path, what: str, names: str, jobs: int) -> int:
+def in_parts(out: Path, what: str, names: str, jobs: int, only: str) -> int:
     workers = [
         subprocess.Popen(
             [
@@ -307,6 +308,8 @@ def in_parts(out: Path, what: str, names: str, jobs: int) -> int:
                 str(out),
                 "--cases",
                 names,
+                "--only",
+                only,
                 "--part",
                 f"{i}/{jobs}",
             ],
@@ -317,14 +320,14 @@ def in_parts(out: Path, what: str, names: str, jobs: int) -> int:
     return max(worker.wait() for worker in workers)
 
 
-def look_inside(out: Path, what: str, names: str, part: str) -> int:
+def look_inside(out: Path, what: str, names: str, part: str, only: str) -> int:
     index, count = map(int, part.split("/"))
     stem = f"{what}-{names if names in CASES else 'some'}" if what == "inside" else what
     torch.cuda.memory._record_memory_history(max_entries=5_000_000, context=None)
     with gzip.open(out / f"{stem}-{index}.jsonl.gz", "wt") as file:
         if what != "inside":
             listed = PROBES() if what == "probes" else SCRATCH_PROBES()
-            for name, probe in list(listed)[index::count]:
+            for name, probe in [one for one in listed if only in one[0]][index::count]:
                 write(file, name, lambda probe=probe: probe())
         else:
             for case in selected(names)[index::count]:

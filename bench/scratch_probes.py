@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bench.scratch_transforms import transforms
+
 TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 Probe = tuple[str, Callable[[], Any]]
 
@@ -21,6 +23,7 @@ Probe = tuple[str, Callable[[], Any]]
 def SCRATCH_PROBES() -> Iterator[Probe]:  # noqa: N802  (a constant list, made on demand)
     for part in (_distances, _norms, _losses, _order, _places, _pictures, _cells, _attention, _algebra, _sampling, _reductions):  # fmt: skip
         yield from part()
+    yield from (_both(name, make) for name, make in transforms())
 
 
 def _both(name: str, make: Callable[[], Any]) -> Probe:
