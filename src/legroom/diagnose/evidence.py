@@ -62,7 +62,7 @@ class Evidence:
         reached = [
             holder.bytes for holder in self.holders if stem_of(holder.path) == stem_of(leak.name) != ""
         ]
-        passing = self.held(Category.ACTIVATION, Category.TEMPORARY, Category.INPUT)
+        passing = self.held(Category.ACTIVATION, Category.RESULT, Category.TEMPORARY, Category.INPUT)
         return max(leak.bytes, min(max(reached, default=0), passing))
 
     @cached_property

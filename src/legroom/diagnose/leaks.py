@@ -71,7 +71,8 @@ def find_leaks(ledger: Ledger, device: int, holders: Sequence[Holder] = ()) -> l
 def _is_kept(row: Growth, born: Mapping[_Line, set[int]]) -> bool:
     """Whether what grows comes from several steps. Results may also be one tensor reborn larger with each step
     (`history = torch.cat(...)`); of activations and inputs that is a loop whose batches happen to grow."""
-    return row.category is Category.TEMPORARY or len(born.get((row.file, row.line, row.category), ())) >= 3
+    may_be_reborn = row.category in (Category.RESULT, Category.TEMPORARY)
+    return may_be_reborn or len(born.get((row.file, row.line, row.category), ())) >= 3
 
 
 def _steps_of_birth(ledger: Ledger, device: int) -> dict[_Line, set[int]]:

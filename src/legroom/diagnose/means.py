@@ -173,9 +173,8 @@ def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
         return
     data_sets = bytes_of(_data_sets(evidence))
     fixed = evidence.trained + data_sets
-    scaling = (
-        evidence.held(Category.ACTIVATION, Category.INPUT, Category.TEMPORARY) - data_sets + oom.requested
-    )
+    passing = evidence.held(Category.ACTIVATION, Category.INPUT, Category.RESULT, Category.TEMPORARY)
+    scaling = passing - data_sets + oom.requested
     room = evidence.budget - fixed
     if scaling < evidence.budget * 0.2 or room <= 0:
         return

@@ -92,13 +92,16 @@ def held_by_container(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _containers(evidence: Evidence) -> Iterator[Holder]:
-    """Those worth a word: they reach much, or something of earlier steps. What was told as a leak, by this name or another, is left out."""
-    passing = evidence.live(Category.ACTIVATION, Category.TEMPORARY, Category.INPUT)
+    """Those worth a word: they reach much, or something of earlier steps. What was told as a leak, by this name or another, is left out; and a
+    tuple gathers nothing: it is what one call gave."""
+    passing = evidence.live(Category.ACTIVATION, Category.RESULT, Category.TEMPORARY, Category.INPUT)
     old = bytes_of([each for each in passing if each.step < evidence.oom.step])
     told = {stem_of(leak.name) for leak in evidence.leaks} | {leak.holder for leak in evidence.leaks}
     leaked = max((evidence.kept_by(leak) for leak in evidence.leaks if not leak.on_host), default=0)
     for holder in evidence.holders:
-        if " item" not in holder.path or stem_of(holder.path) in told or describe_holder(holder) in told:
+        if " item" not in holder.path or " (tuple, " in holder.path:
+            continue
+        if stem_of(holder.path) in told or describe_holder(holder) in told:
             continue
         if leaked >= holder.bytes * 0.8:
             continue
@@ -113,19 +116,21 @@ def held_by_variable(evidence: Evidence) -> Iterator[Finding]:
     forward_is_over = oom.phase in (Phase.BACKWARD, Phase.OPTIMIZER)
     old = [
         each
-        for each in evidence.live(Category.TEMPORARY)
+        for each in evidence.live(Category.RESULT, Category.TEMPORARY)
         if each.step < oom.step or (forward_is_over and each.phase is Phase.FORWARD)
     ]
     frame = heaviest_frame(old)
-    size = bytes_of([each for each in old if each.frame == frame])
+    made_here = [each for each in old if each.frame == frame]
+    size = bytes_of(made_here)
     leaking = {(leak.file, leak.line) for leak in evidence.leaks}
-    if frame is None or size < oom.allocated * 0.05 or (frame.file, frame.line) in leaking:
+    if frame is None or size < oom.allocated * 0.01 or (frame.file, frame.line) in leaking:
         return
     names = _variables_holding(size, evidence.holders)
     holding = " or ".join(f"`{name}`" for name in names) or "a variable"
+    from_before = "in an earlier step " if all(each.step < oom.step for each in made_here) else ""
     yield Finding(
         code="LG102",
-        message=f"A result made on this line is still held by {holding}: {format_size(size)}.",
+        message=f"A result made {from_before}on this line is still held by {holding}: {format_size(size)}.",
         fix=f"Write `del {names[0] if len(names) == 1 else '…'}` once it is used, or keep only what you need of it "
         "(`.item()`, `.detach().cpu()`).",
         **at(frame),
@@ -170,8 +175,8 @@ def _batches_since_backward(evidence: Evidence) -> tuple[int, Frame | None]:
 
 
 def _variables_holding(size: int, holders: Sequence[Holder]) -> list[str]:
-    """The names of tensors that reach so many bytes and not much more: two at most, the closest first."""
-    tensors = [each for each in holders if each.path.endswith("(Tensor)")]
-    close = [each for each in tensors if size * 0.95 <= each.bytes <= size * 1.5]
+    """The names of tensors, or tuples of them, that reach so many bytes and not much more: two at most, the closest first."""
+    results = [each for each in holders if each.path.endswith("(Tensor)") or " (tuple, " in each.path]
+    close = [each for each in results if size * 0.95 <= each.bytes <= size * 1.5]
     close.sort(key=lambda each: each.bytes)
     return list(dict.fromkeys(each.path.split(" ", 1)[0] for each in close))[:2]

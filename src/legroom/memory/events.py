@@ -25,8 +25,11 @@ class Category(StrEnum):
     BUFFER = "buffer"
     WORKSPACE = "workspace"
     """What a library (cuBLAS, cuDNN) holds for itself."""
+    RESULT = "result"
+    """What the forward pass made and a variable of the program's holds, saved for no backward pass, or not any more: an output or a loss of
+    the step before."""
     TEMPORARY = "temporary"
-    """The result of an operation that nothing above claims: held by a variable, or about to die."""
+    """What an operation made and nothing above claims: a call at work has it in hand, or it is about to die."""
 
 
 class Phase(StrEnum):

@@ -106,7 +106,8 @@ def _stored(saved: Any) -> Any:
 
 
 def kept_to_recompute(node: Any) -> Iterator[torch.Tensor]:
-    """The inputs of the checkpointed block that a node belongs to: they lie behind the hook that would compute it again.
+    """The inputs of the checkpointed block that a node belongs to, and what was computed again of it and not used yet: they lie behind the
+    hook that would compute it again.
 
     torch keeps them in saved variables, and kept them before 2.13 with a node outside the graph. Where it keeps them otherwise, or does not
     tell the hook (2.6), nothing is given: in a forward pass, what holds such an input then remains unknown at a failure.
@@ -116,6 +117,8 @@ def kept_to_recompute(node: Any) -> Iterator[torch.Tensor]:
             for frame in _checkpoints_behind(getattr(saved, "unpack_hook", None)):
                 yield from _tensors_in([_stored(each) for each in getattr(frame, "saved_args", ())])
                 yield from saved_by(getattr(getattr(frame, "input_saver", None), "grad_fn", None))
+                for recomputed in getattr(frame, "recomputed", {}).values():
+                    yield from _tensors_in(list(recomputed.values()))
     except RuntimeError:  # freed by an earlier backward
         return
 
@@ -153,6 +156,11 @@ def can_read_saved() -> bool:
     """Whether this torch tells what a node saved without unpacking it."""
     kind = getattr(torch._C._autograd, "SavedTensor", None)
     return kind is not None and hasattr(kind, "data")
+
+
+def tells_saved() -> bool:
+    """Whether what graphs keep can be read now: where it cannot, a storage that no graph seems to save may be saved all the same."""
+    return can_read_saved() or _unpacks_freely
 
 
 def _tensors_in(value: Any, depth: int = 3) -> Iterator[torch.Tensor]:

@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
 
 import torch
 
@@ -21,7 +20,7 @@ from legroom.observe.attribution import current_node
 from legroom.observe.cuda_calls import CudaCalls
 from legroom.observe.cuda_sightings import Sightings
 from legroom.observe.cuda_trace import Failure
-from legroom.observe.holders import Survey, survey, tensors_in_frames
+from legroom.observe.holders import Survey, survey
 from legroom.observe.other_processes import others_on
 
 
@@ -32,11 +31,8 @@ class Failures:
     """How often the script's variables are searched for what holds the memory: a script that probes for the largest
     batch fails often, and knows why."""
 
-    def __init__(
-        self, calls: CudaCalls, sightings: Sightings, on_error: Callable[[Failure, list[Any]], None]
-    ) -> None:
-        """`on_error(failure, nodes)` is called for each error that the script sees, with the autograd nodes of the
-        tensors in its variables: the graphs of the moment."""
+    def __init__(self, calls: CudaCalls, sightings: Sightings, on_error: Callable[[Failure], None]) -> None:
+        """`on_error(failure)` is called for each error that the script sees."""
         self._calls = calls
         self._sightings = sightings
         self._on_error = on_error
@@ -82,30 +78,23 @@ class Failures:
         if failure is None or self._closed:
             return
         try:
-            holding, nodes = self._look_around()
             op = failure.op or operation_at(_innermost_frame())
             self._on_error(
                 failure._replace(
-                    message=text,
-                    survey=holding,
-                    op=op,
-                    others=others_on(failure.device),
-                ),
-                nodes,
+                    message=text, survey=self._look_around(), op=op, others=others_on(failure.device)
+                )
             )
         except Exception:  # as above: an error in an error would take its place
             return
 
-    def _look_around(self) -> tuple[Survey | None, list[Any]]:
-        """Who holds what, and the autograd nodes of the tensors in all variables."""
+    def _look_around(self) -> Survey | None:
+        """Who holds what, where that is still asked."""
         if self._looks >= self.MOST_LOOKS:
-            return None, []
+            return None
         self._looks += 1
         frame = _script_frame()
         try:
-            return survey(frame, _measure), [
-                tensor.grad_fn for tensor in tensors_in_frames(frame) if tensor.grad_fn is not None
-            ]
+            return survey(frame, _measure)
         finally:
             del frame
 

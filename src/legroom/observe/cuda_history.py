@@ -317,9 +317,9 @@ class CudaHistory:
 
     # --- reading
 
-    def _error_seen(self, failure: Failure, nodes: list[Any]) -> None:
+    def _error_seen(self, failure: Failure) -> None:
         progress = self._modules.progress
-        self._read(failure, nodes)
+        self._read(failure)
         if progress is not None:
             self._tell(Note(self._seconds, "progress", f"{progress:.3f}"))
         if self._clock.in_optimizer:
@@ -327,9 +327,9 @@ class CudaHistory:
             self._marks.advance(OTHER)
 
     @_harmless
-    def _read(self, failure: Failure | None = None, nodes: Sequence[Any] = ()) -> None:
+    def _read(self, failure: Failure | None = None) -> None:
         """Turn the rings into events."""
-        moments = self._moments(nodes)
+        moments = self._moments()
         swallowed = self._failures.take_swallowed()
         if swallowed:
             moments.append(Pending(self._marks.tick, Note(self._seconds, "retry", _retry_words(swallowed))))
@@ -375,10 +375,10 @@ class CudaHistory:
         made = 0 if ring is None else self._calls.figures(device).entries - ring.read_at
         return len(trace) >= self._entries or made > 64 + len(trace) * 1.02
 
-    def _moments(self, nodes: Sequence[Any]) -> list[Moment]:
+    def _moments(self) -> list[Moment]:
         """Everything noted since the last reading, in order, and what can be seen now."""
         with torch._C.DisableTorchFunction():
-            now = self._sightings.everything(self._marks.tick + 1, nodes)
+            now = self._sightings.everything(self._marks.tick + 1)
         noted: list[Moment] = [
             *self._sightings.standing,
             *self._sightings.passing,

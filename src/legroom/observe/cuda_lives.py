@@ -2,15 +2,17 @@
 
 The allocator's history is read after the fact, so both questions are answered with hindsight. In this order:
 
-- A role that was *seen* (`cuda_sightings`) is certain: parameter, gradient, optimizer state, buffer, input, and what the
-  autograd graph held when memory ran out.
+- A role that was *seen* (`cuda_sightings`) is certain: parameter, gradient, optimizer state, buffer, input. When memory ran out, who held
+  a block of the forward pass was looked at as well (`see_holders`): a graph, a variable, or a call at work. What the error then gave back,
+  as it left the program's functions, was no decision of the program's and says nothing.
 - *Workspace*: the first block of a known cuBLAS or cuBLASLt workspace size on a stream and side (forward or backward)
   that nothing was seen to claim and that was never given back. Told by size: a tensor of exactly that size, made by
   the same kind of code before the first matrix product and kept for good, would be taken for one.
 - *Activation*: born outside the backward pass and given back by the engine inside it; or, while that is still to come,
   born in a forward pass with gradients that no backward pass has followed. What a checkpoint computes again, and keeps
-  until the engine gives it back, is one, too. A result that the program gives back itself was held by a variable: it
-  is temporary, even if the graph held it as well.
+  until the engine gives it back, is one, too.
+- *Result*: of the forward pass, and given back by the program itself when a backward pass had gone by: a variable held it, even if the graph
+  did as well.
 - *Input*: brought to the device outside of any pass, of exactly the size of a tensor in the loader's last batch.
 - *Temporary*: the rest.
 
@@ -21,11 +23,11 @@ allocates first, then leaves gradients, then lets go of what it had saved; where
 So a line can be off by one operation there, never by more than the distance between two parameters.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from legroom.memory.events import Category, Frame, Phase
-from legroom.observe.cuda_marks import BACKWARD, FORWARD, OPTIMIZER, OTHER, PHASES
+from legroom.observe.cuda_marks import BACKWARD, FORWARD, INFERENCE, OPTIMIZER, OTHER, PHASES
 
 RANKS = (
     Category.PARAMETER,
@@ -34,6 +36,8 @@ RANKS = (
     Category.BUFFER,
     Category.INPUT,
     Category.ACTIVATION,
+    Category.RESULT,
+    Category.TEMPORARY,
 )
 """Of two roles seen for one block, the earlier in this list holds."""
 
@@ -105,7 +109,7 @@ class Life:
 
 
 class Workspaces:
-    """Finds the blocks that matrix libraries keep for themselves."""
+    """Finds the blocks that matrix libraries keep for themselves, for each thread that computes: the program's and the engine's."""
 
     def __init__(self, sizes: frozenset[int]) -> None:
         self._sizes = sizes
@@ -114,14 +118,32 @@ class Workspaces:
     def claim(self, life: Life) -> bool:
         if life.requested not in self._sizes or life.freed_in is not None or life.activity == OPTIMIZER:
             return False
-        key = (life.requested, life.stream, life.from_engine)
-        return self._found.setdefault(key, life.id) == life.id
+        return self._found.setdefault(_side(life), life.id) == life.id
 
     def release(self, life: Life) -> None:
         """It was given back after all, so it was none."""
-        key = (life.requested, life.stream, life.from_engine)
-        if self._found.get(key) == life.id:
-            del self._found[key]
+        if self._found.get(_side(life)) == life.id:
+            del self._found[_side(life)]
+
+
+def _side(life: Life) -> tuple[int, int, bool]:
+    """What there is one workspace for. The engine's thread also computes again what a checkpoint left out."""
+    return life.requested, life.stream, life.activity == BACKWARD
+
+
+def see_holders(
+    lives: Iterable[Life], workspaces: Workspaces, roles: Mapping[int, Category], *, in_backward: bool
+) -> None:
+    """Memory has run out, and these blocks are alive: `roles` says what they are by who holds them (address → role). What the forward pass
+    made and nobody was seen to hold awaits its backward pass, or its turn in the one that failed."""
+    for life in lives:
+        if life.seen_as is not None or workspaces.claim(life):
+            continue
+        role = roles.get(life.address)
+        if role is None and life.activity != INFERENCE and life.passes_seen <= in_backward:
+            role = Category.ACTIVATION if life.phase is Phase.FORWARD else None
+        if role is Category.ACTIVATION or (role is not None and life.phase is Phase.FORWARD):
+            life.see(role, "")
 
 
 def category_of(life: Life, workspaces: Workspaces) -> Category:
@@ -136,6 +158,8 @@ def category_of(life: Life, workspaces: Workspaces) -> Category:
         return Category.ACTIVATION if recomputed and kept else Category.TEMPORARY
     if life.freed_in == BACKWARD:
         return Category.ACTIVATION
+    if life.freed_in is not None and life.phase is Phase.FORWARD and life.passes_seen:
+        return Category.RESULT
     awaits_backward = life.freed_in is None and life.passes_seen == 0
     if awaits_backward and life.phase is Phase.FORWARD and life.activity in (FORWARD, OTHER):
         return Category.ACTIVATION

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from legroom.memory.events import Category
-from legroom.observe import autograd_graph
 
 
 class Sighting(NamedTuple):
@@ -87,8 +86,8 @@ class Sightings:
             known.steps += 1
             self.standing.append(self._state_of(optimizer, tick))
 
-    def everything(self, tick: int, saved_by: Iterable[Any] = ()) -> list[Sighting]:
-        """All that can be seen now, the most certain first. `saved_by`: autograd nodes whose graphs are looked at."""
+    def everything(self, tick: int) -> list[Sighting]:
+        """All that can be seen now, the most certain first."""
         found = []
         for reference in list(self._roots.values()):
             root = reference()
@@ -104,11 +103,6 @@ class Sightings:
                 found.append(_gradients(tick, ((p, self._module_of(p)) for p in parameters)))
                 found.append(self._state_of(optimizer, tick))
                 del parameters
-        found.append(
-            _sighting(
-                tick, Category.ACTIVATION, ((tensor, "") for tensor in autograd_graph.saved_tensors(saved_by))
-            )
-        )
         return found
 
     def any_gradient(self) -> bool:

@@ -20,7 +20,15 @@ from legroom.observe.cuda_beginning import (
     largest_free_block,
 )
 from legroom.observe.cuda_blocks import Blocks
-from legroom.observe.cuda_lives import Life, ModuleLines, Workspaces, category_of, phase_of, place_backward
+from legroom.observe.cuda_lives import (
+    Life,
+    ModuleLines,
+    Workspaces,
+    category_of,
+    phase_of,
+    place_backward,
+    see_holders,
+)
 from legroom.observe.cuda_marks import BACKWARD, FORWARD, INFERENCE, OPTIMIZER, OTHER, Mark, Marks
 from legroom.observe.cuda_sightings import Sighting
 from legroom.observe.cuda_stacks import NO_STACK, Stack, Stacks
@@ -146,6 +154,10 @@ class _Reading:
         """Whether the last allocation was the autograd engine's."""
         self._graph_open = False
         """Whether a forward pass with gradients has begun, and no backward pass since."""
+        self._failed_in: Phase | None = None
+        """Where memory ran out, if it did."""
+        self._survey: Survey | None = None
+        """Who held what then."""
 
     # --- the state before the first entry
 
@@ -329,6 +341,7 @@ class _Reading:
             failure.module if in_backward else self._mark.module, stack.frame, failure.op or stack.op, failure.message,
         )  # fmt: skip
         self._tell(oom)
+        self._failed_in, self._survey = oom.phase, failure.survey
         if failure.survey is not None:
             made = [
                 Made(life.address, life.charged, life.frame, life.activity == BACKWARD)
@@ -349,6 +362,13 @@ class _Reading:
         history = self._history
         for life in history.lives.values():
             life.passes_seen = history.passes - life.passes_at_birth
+        if self._failed_in is not None:
+            see_holders(
+                history.lives.values(),
+                history.workspaces,
+                {} if self._survey is None else self._survey.roles(),
+                in_backward=self._failed_in is Phase.BACKWARD,
+            )
         place_backward(self._passes, history.lines)
         events: list[Timed] = []
         for life in self._earlier:

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from legroom.memory.events import Frame, Holder
+from legroom.memory.events import Category, Frame, Holder
+from legroom.observe import autograd_graph
 from legroom.observe.attribution import is_user_file, user_lines
 from legroom.observe.python_names import CONTAINERS, attributes_of, file_of
 from legroom.observe.reach import Measure, Reach
@@ -59,15 +60,29 @@ class Survey(NamedTuple):
     """The user's lines at work, innermost first."""
     backward_line: Frame | None
     """The one that called the backward pass at work."""
+    saved: frozenset[int] = frozenset()
+    """Storage keys of what graphs keep that any of these variables reach."""
+
+    def roles(self) -> dict[int, Category]:
+        """Storage key → what it is for, by who holds it: an activation if a graph saves it, whoever else holds it; otherwise a result or
+        temporary, if the forward pass made it."""
+        roles: dict[int, Category] = {}
+        if autograd_graph.tells_saved():
+            for storages in self.at_work.values():
+                roles.update(dict.fromkeys(storages, Category.TEMPORARY))
+            roles.update(dict.fromkeys(self.named, Category.RESULT))
+        roles.update(dict.fromkeys(self.saved, Category.ACTIVATION))
+        return roles
 
     def holders(self, made: Iterable[Made] = (), module: str = "", most: int = 24) -> Holders:
         """Those that hold most. Of what was `made` in this step, what no variable reaches is held by the call that made it, if that
-        is still at work, in `module`."""
+        is still at work, in `module`; or else by the graph that the backward pass at work goes through."""
         at_work = {line: dict(storages) for line, storages in self.at_work.items()}
         seen = self.named.keys() | {key for storages in at_work.values() for key in storages}
         for each in made:
-            line = self.backward_line if each.in_backward else each.frame
-            if each.key not in seen and line is not None and line in self.lines:
+            made_at_work = not each.in_backward and each.frame in self.lines
+            line = each.frame if made_at_work else self.backward_line
+            if each.key not in seen and line is not None:
                 at_work.setdefault(line, {})[each.key] = each.bytes
         together = dict(self.named)
         found = list(self.variables)
@@ -108,7 +123,7 @@ def survey(frame: FrameType | None, measure: Measure) -> Survey:
                 found.append(Holder(name + _describe(value), sum(storages.values()), len(storages), where))
         value = None
         _forget(user_frame, variables, is_library)
-    return Survey(found, together, at_work, lines, backward_line)
+    return Survey(found, together, at_work, lines, backward_line, reach.saved)
 
 
 def tensors_in_frames(frame: FrameType | None) -> Iterator[torch.Tensor]:

@@ -4,7 +4,8 @@ A process has hundreds of thousands of objects that lead nowhere (rows of a data
 when a run has died and somebody waits. So objects are followed level by level and each kind at once, which is done in C; only
 tensors, modules and optimizers are looked at one by one.
 
-Looking changes nothing: no code of the user's classes runs, nothing is kept when a `Reach` is gone.
+Looking changes nothing: no code of the user's classes runs, nothing is kept when a `Reach` is gone. Legroom's own objects lead nowhere: they
+follow what others hold.
 """
 
 import gc
@@ -52,6 +53,11 @@ class Reach:
             self._answers[id(value)] = value, self._follow(value)
         return self._answers[id(value)][1]
 
+    @property
+    def saved(self) -> frozenset[int]:
+        """Storage keys of what the graphs met so far keep for a backward pass."""
+        return frozenset(chain.from_iterable(self._saved.values()))
+
     def _follow(self, value: Any) -> dict[int, int]:
         self._storages = {}
         seen: set[int] = set()
@@ -77,9 +83,8 @@ class Reach:
         return list(compress(every, map(not_, map(self._leaves.__contains__, map(type, every)))))
 
     def _held_by(self, kind: type, items: list[Any]) -> Iterable[Any]:
-        if issubclass(
-            kind, torch.Tensor
-        ):  # not among the ways: with a method of its own there, this object would live on in a cycle
+        # Not among the ways: with a method of its own there, this object would live on in a cycle.
+        if issubclass(kind, torch.Tensor):
             return self._from_tensors(items)
         way = self._ways.get(kind)
         if way is None:
@@ -87,7 +92,7 @@ class Reach:
         return way(items)
 
     def _find_way(self, kind: type) -> _Way:
-        if issubclass(kind, _LEAVES):
+        if issubclass(kind, _LEAVES) or _is_ours(kind):
             self._leaves.add(kind)
             return _nowhere
         if issubclass(kind, torch.optim.Optimizer):
@@ -125,6 +130,11 @@ class Reach:
         measured = self._measure(tensor)
         if measured is not None:
             storages[measured[0]] = measured[1]
+
+
+def _is_ours(kind: type) -> bool:
+    """Of Legroom's own classes, a module is part of the model that it was put into; all others only watch."""
+    return kind.__module__.startswith("legroom.") and not issubclass(kind, nn.Module)
 
 
 def _nowhere(leaves: list[Any]) -> Iterable[Any]:

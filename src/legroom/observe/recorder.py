@@ -12,7 +12,7 @@ through `charges`.
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -282,10 +282,10 @@ class Recorder:
             self._bury()
         self.charges.end_step(step, seconds)
 
-    def discover(self, tensors: Iterable[torch.Tensor] = ()) -> None:
-        """Tell all roles that can be told now: before a report of this very moment."""
+    def discover(self, tensors: Iterable[torch.Tensor], held: Mapping[int, Category]) -> None:
+        """Tell all roles that can be told now: before a report of this very moment (see `Roles.discover`)."""
         known = (reference() for reference in self.clock.optimizers)
-        self.roles.discover(tensors, [optimizer for optimizer in known if optimizer is not None])
+        self.roles.discover(tensors, [optimizer for optimizer in known if optimizer is not None], held)
 
     def device_of(self, tensor: torch.Tensor) -> int | None:
         """The device a tensor lives on, or None for the host."""

@@ -6,7 +6,7 @@ stays what it was taken for at its birth.
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,8 @@ from legroom.observe.storages import Live, storage_of, tensors_in
 
 GUESSES = (Category.TEMPORARY, Category.INPUT)
 """What a storage may have been taken for until something claims it."""
+_PASSING = (Category.ACTIVATION, Category.RESULT, Category.TEMPORARY)
+"""What a storage of the forward pass may be one after the other."""
 
 
 class Roles:
@@ -66,13 +68,23 @@ class Roles:
                     self.tag(storage, Category.ACTIVATION)
 
     def discover(
-        self, tensors: Iterable[torch.Tensor] = (), optimizers: Iterable[torch.optim.Optimizer] = ()
+        self,
+        tensors: Iterable[torch.Tensor],
+        optimizers: Iterable[torch.optim.Optimizer],
+        held: Mapping[int, Category],
     ) -> None:
         """Look at everything whose role can be told by identity now: before a report of this very moment.
 
-        `tensors`: such as the locals of the frames at work, whose graphs hold the activations so far.
+        `tensors`: such as the locals of the frames at work, whose graphs hold the activations so far. `held`: what storages are by who holds
+        them.
         """
         self.find_activations([tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None])
+        for key, category in held.items():
+            known = self.live.get(key)
+            if known is None or known.category not in _PASSING:
+                continue
+            if known.phase is Phase.FORWARD or category is Category.ACTIVATION:
+                self.tag(known, category)
         for optimizer in optimizers:
             self.tag_optimizer(optimizer)
 

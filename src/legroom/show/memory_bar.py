@@ -19,6 +19,7 @@ COLOURS = {
     Category.INPUT: "cyan",
     Category.BUFFER: "bright_blue",
     Category.WORKSPACE: "white",
+    Category.RESULT: "bright_green",
     Category.TEMPORARY: "green",
 }
 

@@ -7,7 +7,8 @@ from legroom.memory.kept import Kept
 from legroom.units import MiB
 
 ACTIVATION, GRADIENT, INPUT = Category.ACTIVATION, Category.GRADIENT, Category.INPUT
-PARAMETER, STATE, TEMPORARY = Category.PARAMETER, Category.OPTIMIZER_STATE, Category.TEMPORARY
+PARAMETER, STATE = Category.PARAMETER, Category.OPTIMIZER_STATE
+RESULT, TEMPORARY = Category.RESULT, Category.TEMPORARY
 
 
 @pytest.fixture
@@ -195,6 +196,21 @@ def test_a_result_held_through_the_backward_pass(training):
     finding = training.advice()["LG102"]
     assert (finding.line, finding.saves) == (33, 100 * MiB)
     assert "`del logits`" in finding.fix
+
+
+def test_the_output_of_an_earlier_step_is_named_though_it_frees_little(training):
+    training.step -= 1
+    training.alloc(20, RESULT, line=33)
+    training.step += 1
+    training.oom(100)
+    training.holder("out (tuple, 2 items)", 21)
+    advice = training.advice()
+    assert (
+        advice["LG102"].message
+        == "A result made in an earlier step on this line is still held by `out`: 20.0 MiB."
+    )
+    assert "`del out`" in advice["LG102"].fix
+    assert "LG105" not in advice  # a tuple gathers nothing
 
 
 def test_a_result_of_the_pass_at_work_is_not_held(training):

@@ -42,6 +42,23 @@ def test_once_something_is_packed_nothing_is_unpacked() -> None:
     assert len(calls) == 1
 
 
+class SaveInputs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *inputs):
+        ctx.save_for_backward(*inputs)
+        return torch.empty(0)
+
+
+def test_the_inputs_of_a_block_are_found_where_torch_before_2_13_keeps_them() -> None:
+    frame = torch.utils.checkpoint._CheckpointFrame.__new__(torch.utils.checkpoint._CheckpointFrame)
+    x = torch.ones(4, requires_grad=True) * 2
+    frame.input_saver = SaveInputs.apply(x)
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda packed: frame):
+        result = torch.ones(4, requires_grad=True).exp()
+    (kept,) = autograd_graph.kept_to_recompute(result.grad_fn)
+    assert kept.data_ptr() == x.data_ptr()
+
+
 @pytest.mark.usefixtures("older_torch")
 def test_hooks_are_torchs_own_again_afterwards() -> None:
     before = torch.autograd.graph.saved_tensors_hooks.__enter__

@@ -93,6 +93,25 @@ def test_variables_that_hold_memory_are_named(monkeypatch: pytest.MonkeyPatch) -
     assert held["model"] == 4 * MiB
 
 
+def test_the_output_of_the_step_before_is_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = Simulation(monkeypatch, limit=32 * MiB)
+
+    def train() -> None:
+        model = Wide()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for rows in (1024, 4096):
+            out = model(torch.randn(rows, 512))
+            out.square().sum().backward()
+            optimizer.step()
+
+    with simulation, pytest.raises(torch.OutOfMemoryError):
+        train()
+    ledger = Ledger(simulation.events)
+    assert ledger.ooms()[0].step == 1
+    earlier = [each for each in ledger.at_oom().live if each.step == 0 and each.phase is Phase.FORWARD]
+    assert [(each.bytes, each.category) for each in earlier] == [(2 * MiB, Category.RESULT)]
+
+
 def test_what_no_variable_reaches_is_held_by_the_call_that_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_failures, "_measure", lambda tensor: None)
     ledger = run_out(Simulation(monkeypatch, limit=24 * MiB), rows=2048)

@@ -5,13 +5,16 @@ from typing import Any
 
 import pytest
 
-from legroom.memory.events import Alloc, Category, Event, Free, Note, Oom, Phase, Segment, Step, Tag
-from legroom.observe.cuda_marks import FORWARD, OPTIMIZER, OTHER, Marks
+from legroom.memory.events import Alloc, Category, Event, Frame, Free, Note, Oom, Phase, Segment, Step, Tag
+from legroom.observe.cuda_marks import BACKWARD, FORWARD, INFERENCE, OPTIMIZER, OTHER, Marks
 from legroom.observe.cuda_sightings import Sighting
 from legroom.observe.cuda_trace import Batch, DeviceHistory, Failure, Pending
+from legroom.observe.holders import Survey
 from legroom.units import MiB
 
 STACK = [{"filename": "/home/me/train.py", "line": 7, "name": "main"}]
+FRAME = Frame("/home/me/train.py", 7, "main")
+FAILURE = Failure(0, 20 * MiB, 100 * MiB, 200 * MiB, 50 * MiB, MiB, 2 * MiB, 0, MiB, "", False, "")
 WORKSPACE = 32 * MiB
 
 
@@ -86,6 +89,15 @@ def test_a_block_of_a_workspaces_size_that_stays_is_a_workspace(program: Program
     program.marks.advance(FORWARD, "Net")
     program.alloc(MiB, WORKSPACE)
     program.alloc(100 * MiB, WORKSPACE, engine=True)
+    events = program.read((MiB, WORKSPACE), (100 * MiB, WORKSPACE))
+    assert categories(events) == [Category.WORKSPACE] * 2
+
+
+def test_the_engine_has_one_of_its_own_though_a_checkpoint_computes_again_there(program: Program) -> None:
+    program.marks.advance(FORWARD, "Net")
+    program.alloc(MiB, WORKSPACE)
+    program.marks.at_work(BACKWARD, "block")
+    program.alloc(100 * MiB, WORKSPACE)
     events = program.read((MiB, WORKSPACE), (100 * MiB, WORKSPACE))
     assert categories(events) == [Category.WORKSPACE] * 2
 
@@ -224,12 +236,60 @@ def test_an_engine_thread_that_was_stamped_long_ago_turns_back_no_clock(program:
 
 
 def test_a_failure_without_an_entry_is_told_all_the_same(program: Program) -> None:
-    failure = Failure(
-        0, 20 * MiB, 100 * MiB, 200 * MiB, 50 * MiB, MiB, 2 * MiB, 0, MiB, "", False, "", "no memory"
-    )
-    (oom,) = program.read(failure=failure)
+    (oom,) = program.read(failure=FAILURE._replace(message="no memory"))
     assert isinstance(oom, Oom)
     assert (oom.requested, oom.limit, oom.other, oom.message) == (20 * MiB, 100 * MiB, 148 * MiB, "no memory")
+
+
+def test_what_a_block_is_at_a_failure_follows_from_who_holds_it(program: Program) -> None:
+    program.marks.advance(FORWARD, "Net")
+    for address in (4096, 8192, 12288, 16384, 20480):
+        program.alloc(address, 512)
+    program.note("oom", 0, 20 * MiB)
+    program.free(20480, 512)  # with the operation that failed
+    held = Survey([], {4096: 512, 8192: 512}, {FRAME: {12288: 512}}, [FRAME], None, frozenset({4096}))
+    alive = ((address, 512) for address in (4096, 8192, 12288, 16384))
+    assert categories(program.read(*alive, failure=FAILURE._replace(survey=held))) == [
+        Category.ACTIVATION,
+        Category.RESULT,
+        Category.TEMPORARY,
+        Category.ACTIVATION,  # nobody was seen to hold it: a graph that C++ alone knows of
+        Category.TEMPORARY,
+    ]
+
+
+def test_what_an_error_gives_back_as_it_leaves_is_what_it_was_at_the_failure(program: Program) -> None:
+    program.marks.advance(FORWARD, "Net")
+    program.alloc(4096, 512)
+    program.note("oom", 0, 20 * MiB)
+    (born, _) = program.read((4096, 512), failure=FAILURE)
+    assert born.category is Category.ACTIVATION
+    program.free(4096, 512)
+    (end,) = program.read()
+    assert end == Free(3.0, born.id)
+
+
+def test_a_workspace_is_one_at_a_failure_too(program: Program) -> None:
+    program.marks.advance(FORWARD, "Net")
+    program.alloc(MiB, WORKSPACE)
+    program.note("oom", 0, 20 * MiB)
+    assert categories(program.read((MiB, WORKSPACE), failure=FAILURE)) == [Category.WORKSPACE]
+
+
+def test_what_a_pass_without_gradients_made_awaits_no_backward_pass(program: Program) -> None:
+    program.marks.advance(INFERENCE, "Net")
+    program.alloc(4096, 512)
+    program.note("oom", 0, 20 * MiB)
+    assert categories(program.read((4096, 512), failure=FAILURE)) == [Category.TEMPORARY]
+
+
+def test_a_result_that_outlived_its_backward_pass_and_was_given_back_is_one(program: Program) -> None:
+    program.marks.advance(FORWARD, "Net")
+    program.alloc(4096, 512)
+    program.alloc(8192, 512, engine=True)
+    program.marks.advance(OTHER)
+    program.free(4096, 512)
+    assert categories(program.read((8192, 512)))[0] is Category.RESULT
 
 
 def test_an_end_that_is_missing_is_made_up_for(program: Program) -> None:

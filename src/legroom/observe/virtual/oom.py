@@ -30,7 +30,8 @@ def report_out_of_memory(
     tell_observers(device.index, failure.segment_bytes, device.allocator.limit or device.capacity, free)
     frame = sys._getframe(1)
     try:
-        recorder.discover(tensors_in_frames(frame))
+        holding = survey(frame, recorder.measure)
+        recorder.discover(tensors_in_frames(frame), holding.roles())
         allocator = device.allocator
         recorder.emit(
             Oom(
@@ -40,7 +41,7 @@ def report_out_of_memory(
                 recorder.clock.step, place.phase, place.module, place.frame, op, message,
             )
         )  # fmt: skip
-        holders = survey(frame, recorder.measure).holders(_made_in_this_step(recorder), place.module)
+        holders = holding.holders(_made_in_this_step(recorder), place.module)
         for holder in holders.largest:
             recorder.emit(holder)
         recorder.emit(Note(recorder.charges.seconds, "reached", str(holders.reached)))
