@@ -90,9 +90,9 @@ def _driver_cuda() -> tuple[int, int] | None:
     return None
 
 
-def _driver_trouble(loaded: Path = Path("/proc/driver/nvidia/version")) -> str:
+def _driver_trouble() -> str:
     """What the driver's library says, where the kernel has a driver and the library does not answer."""
-    if not loaded.exists():
+    if not Path("/proc/driver/nvidia/version").exists():
         return ""
     try:
         import pynvml
@@ -127,9 +127,9 @@ def _state(index: int) -> GpuState:
     return GpuState()
 
 
-def _shared_memory(folder: str = "/dev/shm") -> tuple[Count, Count]:
+def _shared_memory() -> tuple[Count, Count]:
     try:
-        told = os.statvfs(folder)
+        told = os.statvfs("/dev/shm")
     except (OSError, AttributeError):  # no such folder, no such call on this system
         return NA, NA
     return told.f_blocks * told.f_frsize, told.f_bavail * told.f_frsize

@@ -15,8 +15,8 @@ from legroom.diagnose.explain_headlines import TRACEBACK, Headline, last_of_trac
 from legroom.diagnose.explain_rules import RULES, memory_code
 from legroom.diagnose.oom_spellings import SPELLINGS, Certainty, Spelling
 
-_OVERLAP = 1 << 14
-"""Characters of a piece that are looked at again with the next: an error may lie across the border."""
+_PIECE, _OVERLAP = 1 << 20, 1 << 14
+"""Characters of a piece, and how many of them are looked at again with the next: an error may lie across the border."""
 _BEFORE, _BEHIND = 500, 5000
 _TRIES = 25
 _CHAINS = ("during handling of the above exception", "direct cause of the following exception")
@@ -62,9 +62,9 @@ def search_log(pieces: Iterable[str]) -> Found:
     return search.found()
 
 
-def pieces_of(text: str, size: int = 1 << 20) -> Iterator[str]:
-    for begin in range(0, len(text), size):
-        yield text[begin : begin + size]
+def pieces_of(text: str) -> Iterator[str]:
+    for begin in range(0, len(text), _PIECE):
+        yield text[begin : begin + _PIECE]
 
 
 @dataclass(frozen=True, slots=True)

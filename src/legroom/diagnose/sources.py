@@ -14,16 +14,16 @@ KIND = "source"
 """The kind of Note that holds them."""
 AROUND = 2
 """Lines before and after each."""
-_LONGEST = 300
+_LONGEST, _MOST = 300, 200
 
 Sources = Mapping[str, Mapping[int, str]]
 """File, line number, text."""
 
 
-def read_sources(frames: Iterable[Frame], most: int = 200) -> Sources:
+def read_sources(frames: Iterable[Frame]) -> Sources:
     """The lines at and around `frames`, as they stand in their files now."""
     found: dict[str, dict[int, str]] = {}
-    for frame in list(dict.fromkeys(frames))[:most]:
+    for frame in list(dict.fromkeys(frames))[:_MOST]:
         lines = linecache.getlines(frame.file)
         for number in range(max(frame.line - AROUND, 1), min(frame.line + AROUND, len(lines)) + 1):
             found.setdefault(frame.file, {})[number] = lines[number - 1].rstrip("\n")[:_LONGEST]

@@ -39,9 +39,13 @@ def checked_shares(shares: Sequence[float] | None, places: int, *, zero_allowed:
     return given
 
 
-def shares_of_room(room: Sequence[float], *, alike: float = 0.1) -> list[float]:
+ALIKE = 0.1
+"""Room that differs by no more than this part is taken for the same."""
+
+
+def shares_of_room(room: Sequence[float]) -> list[float]:
     """Shares in the ratio of each device's room for rows; equal ones where the room hardly differs."""
     least, most = min(room), max(room)
-    if least <= 0 or most <= least * (1 + alike):
+    if least <= 0 or most <= least * (1 + ALIKE):
         return [1.0] * len(room)
     return [each / most for each in room]

@@ -34,8 +34,8 @@ def place(file: str | None, line: int | None, *, longest: int = 44) -> str:
     return shown + number
 
 
-def frame_place(frame: Frame | None, *, longest: int = 44) -> str:
-    return place(frame.file, frame.line, longest=longest) if frame else "unknown line"
+def frame_place(frame: Frame | None) -> str:
+    return place(frame.file, frame.line) if frame else "unknown line"
 
 
 def seconds_words(seconds: float) -> str:

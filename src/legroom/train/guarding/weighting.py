@@ -5,6 +5,7 @@ say: `weight(*batch)` counts it, and a piece weighs its count over the whole bat
 """
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, Literal
 
 import torch
@@ -52,10 +53,6 @@ def count(weight: Weight, batch: Batch, start: int, stop: int) -> float:
         ) from None
 
 
-def spans(sizes: Sequence[int], start: int = 0) -> list[tuple[int, int]]:
+def spans(sizes: Sequence[int]) -> list[tuple[int, int]]:
     """(start, stop) of pieces of `sizes` rows, one after the other."""
-    found = []
-    for size in sizes:
-        found.append((start, start + size))
-        start += size
-    return found
+    return list(pairwise(accumulate(sizes, initial=0)))

@@ -62,7 +62,7 @@ def ranks_for(model: nn.Module, *, patience: float = PATIENCE) -> "Ranks | None"
 
 
 @contextmanager
-def ranks_for_evaluation(model: nn.Module, *, patience: float = PATIENCE) -> Iterator[AgreedRanks]:
+def ranks_for_evaluation(model: nn.Module) -> Iterator[AgreedRanks]:
     """How the ranks agree on forward passes alone, for as long as an evaluation takes.
 
     Every rank that holds a shard must call this. A replica needs nobody, so a rank may evaluate that by itself.
@@ -74,7 +74,7 @@ def ranks_for_evaluation(model: nn.Module, *, patience: float = PATIENCE) -> Ite
         if not roots:
             yield Alone()
             return
-        ranks = Ranks(model, [], Shards(roots), patience, trains=False)
+        ranks = Ranks(model, [], Shards(roots), PATIENCE, trains=False)
         entered.callback(ranks.close)
         yield ranks
 
