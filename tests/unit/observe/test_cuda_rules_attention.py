@@ -210,3 +210,10 @@ def test_a_host_tensor_is_attended_to_as_ever():
     q = torch.randn(1, 2, 8, 4)
 
     assert torch.isfinite(F.scaled_dot_product_attention(q, q, q)).all()
+
+
+def test_the_efficient_kernels_seeds_are_the_hosts():
+    plan = attend(dtype=torch.float32).plan_of("_scaled_dot_product_efficient_attention")
+
+    assert plan is not None
+    assert plan.steps[2:] == [Output(2, 0), Output(3, 0)]

@@ -190,3 +190,53 @@ def test_running_sums_of_booleans_are_widened_first():
         torch.cumsum(torch.empty(2, 512, dtype=torch.bool), -1)
 
     assert taken(log.plan_of("cumsum")) == {"0": 8192}
+
+
+def test_group_norm_makes_a_factor_and_a_summand_for_each_channel_of_each_picture():
+    with traced() as log:
+        nn.GroupNorm(8, 64)(torch.empty(128, 64, 28, 28, requires_grad=True)).sum().backward()
+
+    assert taken(log.plan_of("native_group_norm")) == dict.fromkeys(("factor", "summand"), 128 * 64 * 4)
+    assert list(taken(log.plan_of("native_group_norm_backward")).values()) == [
+        32768,
+        32768,
+        4096,
+        4096,
+        32768,
+    ]
+
+
+def test_batch_norm_in_half_precision_saves_its_means_in_single():
+    with traced() as log:
+        nn.BatchNorm2d(64)(torch.empty(8, 64, 8, 8, dtype=torch.bfloat16))
+
+    plan = log.plan_of("native_batch_norm")
+    assert plan is not None
+    assert plan.steps == [Output(0), Output(1, 256), Output(2, 256)]
+
+
+def test_indices_that_are_spread_over_each_other_are_copied_before_the_result():
+    with traced() as log:
+        torch.empty(4, 1024)[torch.empty(4, 1, dtype=torch.long), torch.empty(1, 1024, dtype=torch.long)]
+        torch.empty(4, 1024)[torch.empty(9, dtype=torch.long), torch.empty(9, dtype=torch.long)]
+
+    first, second = (plan for name, plan, _ in log.calls if name == "index")
+    assert taken(first) == {"index 0": 32768, "index 1": 32768}
+    assert order(first)[-1] == 0
+    assert second is None
+
+
+def test_norms_of_many_tensors_are_summed_chunk_by_chunk_as_many_for_each_as_the_largest_has():
+    with traced() as log:
+        nn.utils.get_total_norm([torch.empty(65_536 * 3), torch.empty(5), torch.empty(7)])
+
+    assert taken(log.plan_of("_foreach_norm")) == {"sums": 3 * 3 * 4}
+    assert order(log.plan_of("_foreach_norm")) == ["sums", 0, 1, 2]
+
+
+def test_an_embeddings_indices_that_are_repeated_are_copied_before_its_gradient():
+    with traced() as log:
+        table = nn.Embedding(2, 8)
+        table(torch.empty(1, 100, dtype=torch.long).expand(4, 100)).sum().backward()
+
+    assert order(log.plan_of("embedding_dense_backward"))[0] == "indices"

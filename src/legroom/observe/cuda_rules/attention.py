@@ -136,6 +136,11 @@ def _cudnn_backward(call: Call) -> Plan:
     return Plan([Output(0), Output(1), Output(2), Take("workspace", size)])
 
 
+def _efficient_forward(call: Call) -> Plan:
+    """The seed of its dropout and the place in it are the host's numbers."""
+    return Plan([Output(0), Output(1), Output(2, 0), Output(3, 0)])
+
+
 def _efficient_backward(call: Call) -> Plan:
     """Partial gradients of the queries by blocks of rows; for single precision the sums of each row are computed
     outside the kernel, from a product as large as the result."""
@@ -178,6 +183,7 @@ def _flash_backward(call: Call) -> Plan:
 RULES: dict[str, Rule] = {
     "aten::_scaled_dot_product_cudnn_attention": _cudnn_forward,
     "aten::_scaled_dot_product_cudnn_attention_backward": _cudnn_backward,
+    "aten::_scaled_dot_product_efficient_attention": _efficient_forward,
     "aten::_scaled_dot_product_efficient_attention_backward": _efficient_backward,
     "aten::_scaled_dot_product_flash_attention_backward": _flash_backward,
 }

@@ -25,6 +25,8 @@ def _backward(call: Call) -> Plan | None:
     gradient, indices = call.arguments["grad_output"], call.arguments["indices"]
     rows = call.arguments["num_weights"]
     steps: list[Step] = []
+    if not indices.is_contiguous():
+        steps.append(Take("indices", size_of(indices)))
     if not gradient.is_contiguous():
         steps.append(Take("gradient", size_of(gradient)))
     if indices.numel() <= ONE_KERNEL:

@@ -100,9 +100,12 @@ def _batch_norm(call: Call) -> Plan | None:
     Measured on an H200, 60 layers: equal but for some tens of bytes. The partial sums of torch's own kernel are small.
     """
     input, weight = call.arguments["input"], call.arguments["weight"]
-    if not _by_cudnn(input, weight) or not _channels_last(input):
-        return None
     backward = "backward" in call.func._schema.name
+    if not _by_cudnn(input, weight) or not _channels_last(input):
+        if backward or input.element_size() == 4:
+            return None
+        saved = input.shape[1] * 4  # means and deviations are in single precision
+        return Plan([Output(0), Output(1, saved), Output(2, saved)])
     channels = -(-input.shape[1] // 64) * 64
     pixels = input.numel() // input.shape[1]
     if backward:
@@ -111,6 +114,33 @@ def _batch_norm(call: Call) -> Plan | None:
         each = 32 if input.dtype == torch.float32 else 80
         size = (2 * -(-pixels // (2 * each)) * 128 * each + pixels) * channels * 4 // (128 * each) + 1072
     return Plan([Output(0), Output(1), Output(2), Take("partial", size + channels // 16)])
+
+
+def _group_norm(call: Call) -> Plan | None:
+    """Weights and means become one factor and one summand for each channel of each picture (`GroupNormKernelImplInternal`)."""
+    if call.arguments["weight"] is None and call.arguments["bias"] is None:
+        return None
+    each = _channels_of_all(call)
+    return Plan([Output(0), Output(1), Output(2), Take("factor", each), Take("summand", each)])
+
+
+def _group_norm_backward(call: Call) -> Plan:
+    """Two sums for each channel of each picture, and three factors made of them (`GroupNormBackwardKernelImplInternal`)."""
+    each, groups = _channels_of_all(call), call.arguments["N"] * call.arguments["group"] * 4
+    steps: list[Step] = [Output(0), Output(1), Output(2), Take("products", each), Take("sums", each)]
+    steps += [
+        Take("second", groups),
+        Take("third", groups),
+        Take("first", each),
+        Give("second"),
+        Give("third"),
+    ]
+    return Plan(steps)
+
+
+def _channels_of_all(call: Call) -> int:
+    """Bytes of a value in single precision for each channel of each picture."""
+    return int(call.arguments["N"] * call.arguments["C"]) * 4
 
 
 def _channels_last(tensor: Any) -> bool:
@@ -125,6 +155,8 @@ RULES: dict[str, Rule] = {
     "aten::native_layer_norm": _layer_norm,
     "aten::native_layer_norm_backward": _layer_norm_backward,
     "aten::_fused_rms_norm_backward": _rms_norm_backward,
+    "aten::native_group_norm": _group_norm,
+    "aten::native_group_norm_backward": _group_norm_backward,
     "aten::native_batch_norm": _batch_norm,
     "aten::native_batch_norm_backward": _batch_norm,
     "aten::cudnn_batch_norm": _batch_norm,

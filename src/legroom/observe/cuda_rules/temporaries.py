@@ -3,12 +3,16 @@
 Each was seen in the histories of single operations on an H200; the reason stands beside it.
 """
 
+import math
 from typing import Any
 
 import torch
 
 from legroom.observe.cuda_rules import reductions
 from legroom.observe.cuda_rules.plan import Call, Give, Output, Plan, Rule, Step, Take, scratch, size_of
+
+CHUNK = 65_536
+"""Values of a tensor that one block of a foreach kernel works on."""
 
 
 def _contiguous(name: str) -> Rule:
@@ -134,14 +138,27 @@ def _topk(call: Call) -> Plan | None:
     )
 
 
-def _masked_index(call: Call) -> Plan | None:
-    """A mask of booleans becomes the places of its true values: a 64-bit number for each dimension."""
-    masks = [t for t in call.arguments["indices"] if isinstance(t, torch.Tensor) and t.dtype == torch.bool]
+def _index(call: Call) -> Plan | None:
+    """A mask of booleans becomes the places of its true values: a 64-bit number for each dimension. Indices for several dimensions are
+    brought to one shape, and copied unless they lie alike in it (`AdvancedIndex` in TensorAdvancedIndexing.cpp)."""
+    indices = [t for t in call.arguments["indices"] if isinstance(t, torch.Tensor)]
+    masks = [t for t in indices if t.dtype == torch.bool]
     if not masks:
-        return None
+        copies = _spread(indices)
+        return Plan([*copies, Output(0)]) if copies else None
     values = call.result if isinstance(call.result, torch.Tensor) else call.result[0]
     found = values.numel() // max(1, call.arguments["self"].numel() // max(1, masks[0].numel()))
     return Plan([Take("places", found * masks[0].dim() * 8), Output(0)])
+
+
+def _spread(indices: list[Any]) -> list[Take]:
+    """Copies of those that are repeated in the shape of all."""
+    shape = torch.broadcast_shapes(*(t.shape for t in indices))  # type: ignore[no-untyped-call]
+    return [
+        Take(f"index {number}", math.prod(shape) * t.element_size())
+        for number, t in enumerate(indices)
+        if t.shape != shape
+    ]
 
 
 def _index_put(call: Call) -> Plan | None:
@@ -163,6 +180,16 @@ def _index_put(call: Call) -> Plan | None:
         Take("sort", count * 16),
     ]
     return Plan([*steps, Give("sort")])
+
+
+def _norms(call: Call) -> Plan | None:
+    """A partial sum for each chunk of values, as many for every tensor as the largest needs (`foreach_tensor_norm_cuda`)."""
+    tensors = call.arguments["self"]
+    if call.arguments["ord"] not in (1, 2, math.inf):
+        return None
+    chunks = max(-(-tensor.numel() // CHUNK) for tensor in tensors)
+    outputs = [Output(index) for index in range(len(tensors))]
+    return Plan([Take("sums", len(tensors) * chunks * max(4, tensors[0].element_size())), *outputs])
 
 
 def _unfold(call: Call) -> Plan | None:
@@ -227,10 +254,11 @@ RULES: dict[str, Rule] = {
     "aten::cumprod": _cumulative,
     "aten::sort": _sort,
     "aten::topk": _topk,
-    "aten::index": _masked_index,
+    "aten::index": _index,
     "aten::index_put": _index_put,
     "aten::index_put_": _index_put,
     "aten::_index_put_impl_": _index_put,
+    "aten::_foreach_norm": _norms,
     "aten::im2col": _unfold,
     "aten::col2im": _fold,
     "aten::abs": _complex_abs,
