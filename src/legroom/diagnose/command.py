@@ -27,6 +27,13 @@ class Command:
     def with_arguments(self, arguments: Sequence[str]) -> "Command":
         return replace(self, arguments=tuple(arguments))
 
+    @property
+    def has_virtual_gpu(self) -> bool:
+        return "--gpu" in self.options
+
+    def on_virtual_gpu(self, size: str) -> "Command":
+        return replace(self, options=("--gpu", size, *self.options))
+
     def estimate(self, capacity: int) -> str:
         """`legroom estimate` of the same run, for a GPU as it was given, or of `capacity` bytes."""
         given = dict(zip(self.options, self.options[1:], strict=False)).get("--gpu", f"{capacity // GiB}GiB")

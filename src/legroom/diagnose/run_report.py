@@ -32,6 +32,7 @@ from legroom.units import GiB
 SCHEMA = "legroom.run/1"
 LEAST_TO_ESTIMATE = 2 * GiB
 """An estimate counts a CUDA context and the workspaces of libraries: on a toy of a virtual GPU nothing would fit."""
+A_COMMON_SIZE = "8GiB"
 _REMARKS = ("history", "retry", "trouble", "processes")
 """Kinds of notes that a person should see."""
 
@@ -168,6 +169,8 @@ class RunReport:
     def next_commands(self) -> list[tuple[str, str]]:
         """What to type next, and what it is for."""
         look = [(f"legroom report {shlex.quote(self.capture)}", "this report again")] if self.capture else []
+        if self._lacked_a_gpu():
+            return [(self.command.on_virtual_gpu(A_COMMON_SIZE).text, "without a GPU"), *look]
         if self.oom is None or not self.died_of_memory:
             return look
         first = self.oom.advice[0] if self.oom.advice else None
@@ -188,6 +191,15 @@ class RunReport:
                 *look,
             ]
         return [(self.command.text, "again, after the change"), *look]
+
+    def _lacked_a_gpu(self) -> bool:
+        """Whether the run died because the script wants a GPU and there is none."""
+        if not self.ending.error or self.command.has_virtual_gpu:
+            return False
+        # A thousand patterns, which a run that goes well never needs.
+        from legroom.diagnose.explain import explain
+
+        return explain(self.ending.error).code == "LG724"
 
 
 def run_report(capture: Capture, *, path: str | None = None) -> RunReport:
