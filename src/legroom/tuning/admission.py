@@ -82,6 +82,11 @@ class Admission:
     """Of tracing, for this answer alone."""
     is_cached: bool = False
 
+    @property
+    def size(self) -> int:
+        """Bytes where it takes least; 0 on the host."""
+        return min((fit.safe for fit in self.fits.values()), default=0)
+
 
 NO_GPU = Admission(verdict=Verdict.FITS, fits={})
 """What is said where trials run on the host alone."""

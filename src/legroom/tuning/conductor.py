@@ -7,7 +7,7 @@ before it answers, and a conductor that is made from that store goes on as this 
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import NoReturn
 from legroom.errors import UsageError
 from legroom.tuning.admission import Admission, Fit, Gate, Verdict
 from legroom.tuning.engine import Job, Ready, Watcher
-from legroom.tuning.lengths import Lengths
+from legroom.tuning.lengths import Futures, Lengths
 from legroom.tuning.neighbours import Neighbours
 from legroom.tuning.records import Ending, Report, TrialRecord, TrialState
 from legroom.tuning.schedulers import GO_ON, Action, Decision, Scheduler
@@ -111,10 +111,12 @@ class Conductor:
         for sentence in self.neighbours.news():
             self.say(sentence)
 
-    def expected_seconds(self, numbers: Iterable[int]) -> dict[int, float]:
-        """How long each of these trials will probably take, as far as that can be foretold."""
-        told = {number: self._lengths.expected(self.records[number].config) for number in numbers}
-        return {number: seconds for number, seconds in told.items() if seconds is not None}
+    def foretold(self, waiting: Mapping[int, Admission]) -> Futures | None:
+        """How long these trials will probably take, and those that run; None as long as nothing is known of that."""
+        asked = {
+            number: (self.records[number].config, admission.size) for number, admission in waiting.items()
+        }
+        return self._lengths.futures(asked, self.seconds)
 
     def ask_again(self, number: int) -> None:
         """A trial that was handed out found no room: its memory question is asked anew."""
@@ -127,6 +129,8 @@ class Conductor:
         record.attempts += 1
         if record.started is None:
             record.started = self.seconds
+        size = 0 if fit is None else fit.safe
+        self._lengths.started(number, record.config, size, self.seconds, is_whole=record.attempts == 1)
         if fit is not None:
             record.memory = replace(
                 record.memory,
@@ -156,6 +160,7 @@ class Conductor:
         report = Report(record.step + 1, metrics, round(self.seconds, 3))
         best = record.best_report(self.job.metric, self.job.mode)
         record.reports.append(report)
+        self._lengths.reported(number, report.seconds)
         self._measured(record, actual_bytes, ooms, micro_batch)
         if checkpoint is not None:
             self._keep(
@@ -180,6 +185,7 @@ class Conductor:
             state, why = TrialState.FAILED, self._without_metric(record)
         record.state, record.why = state, why or record.why
         record.ended = round(self.seconds, 3)
+        self._note_length(record)
         best = record.best_report(self.job.metric, self.job.mode)
         config = record.config if best is None else record.config_at(best.step)
         # What its value is of, and not what a take-over made of it afterwards.
@@ -349,13 +355,13 @@ class Conductor:
             result = Result(last.metrics[self.job.metric], is_partial=is_partial, step=last.step)
         self._searcher.learn(record.number, config, result)
         self._learned += 1
-        if (
-            last is not None
-            and record.attempts == 1
-            and record.started is not None
-            and record.ended is not None
-        ):
-            self._lengths.learn(record.config, record.ended - record.started)
+
+    def _note_length(self, record: TrialRecord) -> None:
+        """Of a trial that failed, how long it took says nothing."""
+        if record.state in (TrialState.FINISHED, TrialState.STOPPED) and record.ended is not None:
+            self._lengths.ended(record.number, record.ended)
+        else:
+            self._lengths.forget(record.number)
 
     def _measured(self, record: TrialRecord, actual: int | None, ooms: int, micro_batch: int | None) -> None:
         known = record.memory
@@ -407,6 +413,8 @@ class Conductor:
             self._searcher.propose(record.number)
         for record in ended[self._learned :]:
             self._learn(record)
+        for record in ended:
+            self._recall_length(record)
         for record in self.records:
             if not record.state.is_final:
                 record.state = TrialState.WAITING
@@ -415,6 +423,13 @@ class Conductor:
                 self._again.append(record.number)
         if self._scheduler is not None:
             self._retell(self._scheduler)
+
+    def _recall_length(self, record: TrialRecord) -> None:
+        if record.started is not None and record.attempts == 1:
+            self._lengths.started(record.number, record.config, record.memory.safe or 0, record.started)
+            for report in record.reports:
+                self._lengths.reported(record.number, report.seconds)
+            self._note_length(record)
 
     def _retell(self, scheduler: Scheduler) -> None:
         told = sorted(

@@ -1,9 +1,9 @@
 """Which trial goes to which GPU: several share one as long as their safe bounds fit side by side.
 
 Every trial in a process of its own, each with CUDA's context, so what is added up is the bound on the device. Of those that are
-ready and have room now, the one goes first that takes most, memory and time as far as that can be foretold, to the GPU where it leaves
-least free; one that was passed over too often gets the next GPU that empties. A trial is put where its batch need not be split, if there is
-such a place at all among the free ones.
+ready and have room now, the one goes first that the plan has first (the largest, while nothing is known of how long trials take), to the GPU
+where it leaves least free; one that was passed over too often gets the next GPU that empties. A trial is put where its batch need not be split,
+if there is such a place at all among the free ones.
 """
 
 from collections import Counter
@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from legroom.tuning.admission import Admission, Fit, Place, Verdict
+from legroom.tuning.lengths import Futures
+from legroom.tuning.planning import Demand, Room, Taken, best_order
 
 PATIENCE = 12
 """How often others may go before a trial that waits for room, for each that can run at once. Holding a GPU empty for it costs more than
@@ -53,6 +55,10 @@ def _nobody(place: Place) -> int:
     return 0
 
 
+def _nothing() -> Futures | None:
+    return None
+
+
 @dataclass(slots=True)
 class Packer:
     """Keeps account of what is taken. `slots`: trials at once at most."""
@@ -71,43 +77,26 @@ class Packer:
         waiting: Mapping[int, Admission],
         *,
         alone: Mapping[int, int] | None = None,
-        seconds: Mapping[int, float] | None = None,
+        foretell: Callable[[], Futures | None] = _nothing,
     ) -> Placement | None:
         """The next of the `waiting` trials that can start now. Its room is taken.
 
-        `alone`: those that are to have a GPU to themselves, and how many bytes it must have. `seconds`: how long each will probably take, where that is known.
+        `alone`: those that are to have a GPU to themselves, and how many bytes it must have. `foretell`: how long trials will probably take, asked only
+        where there is a choice.
         """
-        found = self.next(waiting, alone=alone, seconds=seconds)
-        if found is not None:
-            self._take(found, waiting)
-        return found
-
-    def next(
-        self,
-        waiting: Mapping[int, Admission],
-        *,
-        alone: Mapping[int, int] | None = None,
-        seconds: Mapping[int, float] | None = None,
-    ) -> Placement | None:
-        """Who would be placed; nothing is taken."""
-        if len(self._taken) >= self.slots or not waiting:
+        able = self._able(waiting, alone or {})
+        if not able:
             return None
-        if not self.places:
-            return Placement(number=min(waiting))
-        held = self._held_for(waiting)
-        weights = self._weights(waiting, seconds or {})
-        for number in sorted(waiting, key=lambda one: (one != held, -weights[one], one)):
-            least = (alone or {}).get(number)
-            if least is None and (waiting[number].verdict is Verdict.UNKNOWN or self._ranks_need_whole_gpus):
-                least = 0
-            chosen = self._room_for(waiting[number], least)
-            if chosen is not None:
-                places, fits = zip(*chosen, strict=True)
-                is_alone = all(fit.safe >= self._capacity(place) for place, fit in chosen)
-                return Placement(number=number, places=places, fits=fits, is_alone=is_alone)
-            if number == held:
-                return None  # nobody goes before it any more
-        return None
+        number = min(able)
+        if len(able) > 1:
+            order = self._order(waiting, alone or {}, foretell())
+            number = next(number for number in order if number in able)
+        self._take(able[number], waiting)
+        return able[number]
+
+    def has_room(self, waiting: Mapping[int, Admission], *, alone: Mapping[int, int] | None = None) -> bool:
+        """Whether any of these can start now."""
+        return bool(self._able(waiting, alone or {}))
 
     def release(self, number: int) -> None:
         """A trial's process is gone."""
@@ -128,16 +117,55 @@ class Packer:
 
     # ------------------------------------------------------------
 
-    def _weights(self, waiting: Mapping[int, Admission], seconds: Mapping[int, float]) -> dict[int, float]:
-        """What speaks for starting a trial early: the share of a GPU that it takes, and how long it takes against the longest of those that wait.
+    def _able(self, waiting: Mapping[int, Admission], alone: Mapping[int, int]) -> dict[int, Placement]:
+        """Those that can start now, and where."""
+        if len(self._taken) >= self.slots:
+            return {}
+        if not self.places:
+            return {number: Placement(number=number) for number in sorted(waiting)[:1]}
+        held = self._held_for(waiting)
+        able = {}
+        for number in waiting if held is None else [held]:  # nobody goes before it any more
+            chosen = self._room_for(waiting[number], self._whole(number, waiting[number], alone))
+            if chosen is not None:
+                places, fits = zip(*chosen, strict=True)
+                is_alone = all(fit.safe >= self._capacity(place) for place, fit in chosen)
+                able[number] = Placement(number=number, places=places, fits=fits, is_alone=is_alone)
+        return able
 
-        A large one finds room only while there is much of it, a long one must not begin last.
-        """
-        largest, longest = max(place.memory for place in self.places), max(seconds.values(), default=1.0)
-        return {
-            number: _size(admission) / largest + seconds.get(number, 0.0) / longest
+    def _order(
+        self, waiting: Mapping[int, Admission], alone: Mapping[int, int], futures: Futures | None
+    ) -> list[int]:
+        """Who should start first: as planned, or the largest where nothing is known of lengths, since it finds room only while there is much."""
+        if futures is None:
+            return sorted(waiting, key=lambda number: (-waiting[number].size, number))
+        demands = {
+            number: Demand(self._sizes(admission, self._whole(number, admission, alone)), futures.waiting[number])
             for number, admission in waiting.items()
-        }
+        }  # fmt: skip
+        position = {place.index: position for position, place in enumerate(self.places)}
+        running = [
+            Taken([(position[index], size) for index, size in taken], futures.running[number])
+            for number, taken in self._taken.items()
+        ]
+        free = [self.free(place) for place in self.places]
+        return best_order(demands, Room(free, running, self.slots, self.ranks))
+
+    def _sizes(self, admission: Admission, whole: int | None) -> list[int | None]:
+        """What a trial takes of each place; None where it cannot run."""
+        return [self._size_on(place, admission, whole) for place in self.places]
+
+    def _size_on(self, place: Place, admission: Admission, whole: int | None) -> int | None:
+        fit = admission.fits.get(place.index)
+        if fit is None or place.memory < (whole or 0):
+            return None
+        return fit.safe if whole is None else self._capacity(place)
+
+    def _whole(self, number: int, admission: Admission, alone: Mapping[int, int]) -> int | None:
+        """Bytes that a GPU must have which the trial is to have to itself; None where it may share one."""
+        if number in alone:
+            return alone[number]
+        return 0 if admission.verdict is Verdict.UNKNOWN or self._ranks_need_whole_gpus else None
 
     def _capacity(self, place: Place) -> int:
         return place.memory - self.held(place)
@@ -149,12 +177,9 @@ class Packer:
         """
         options: list[_Option] = []
         for place in self.places:
-            fit = admission.fits.get(place.index)
-            if fit is None or place.memory < (whole or 0):
-                continue
-            size = fit.safe if whole is None else self._capacity(place)
-            free = self.free(place)
-            if place.context < size <= free:
+            size, free = self._size_on(place, admission, whole), self.free(place)
+            if size is not None and place.context < size <= free:
+                fit = admission.fits[place.index]
                 given = replace(fit, safe=min(free, size + _allowance(place)))
                 options.append(_Option(fit.micro_batch is not None, free - size, place.index, place, given))
         options.sort(key=lambda option: option[:3])
@@ -188,10 +213,6 @@ class Packer:
     def _held_for(self, waiting: Mapping[int, Admission]) -> int | None:
         late = [number for number in waiting if self._passed.get(number, 0) >= PATIENCE * self.slots]
         return min(late, default=None)
-
-
-def _size(admission: Admission) -> int:
-    return min((fit.safe for fit in admission.fits.values()), default=0)
 
 
 def _allowance(place: Place) -> int:

@@ -81,11 +81,12 @@ class Stage:
                 break
             self._ready[ready.number] = ready
         waiting: dict[int, Admission] = {number: ready.admission for number, ready in self._ready.items()}
-        seconds = self._conductor.expected_seconds(waiting)
         if self._ready and self.running < self.slots:
-            would_start = self._packer.next(waiting, alone=self._alone, seconds=seconds) is not None
+            would_start = self._packer.has_room(waiting, alone=self._alone)
             self._conductor.look_around(self._packer.given, before_start=would_start)
-        placement = self._packer.place(waiting, alone=self._alone, seconds=seconds)
+        placement = self._packer.place(
+            waiting, alone=self._alone, foretell=lambda: self._conductor.foretold(waiting)
+        )
         if placement is None:
             self._ask_again_if_stuck()
             return None

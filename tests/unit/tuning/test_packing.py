@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legroom.tuning.admission import Admission, Fit, Place, Verdict
+from legroom.tuning.lengths import Futures
 from legroom.tuning.packing import PATIENCE, Packer
 
 GiB = 1 << 30
@@ -59,12 +60,25 @@ def test_the_largest_that_has_room_goes_first() -> None:
     assert placement.number == 1
 
 
-def test_of_trials_alike_in_size_the_longest_goes_first() -> None:
+def test_where_lengths_are_foretold_the_trial_goes_first_that_the_plan_has_first() -> None:
     places = [gpu(0, 8)]
-    waiting = {number: needs(places, 4) for number in range(3)}
-    placement = Packer(places, slots=2).place(waiting, seconds={0: 10.0, 1: 60.0})
+    packer = Packer(places, slots=2)
+    waiting = {number: needs(places, 4) for number in range(4)}
+    futures = Futures(waiting={0: [10.0], 1: [10.0], 2: [60.0], 3: [10.0]}, running={})
+    placement = packer.place(waiting, foretell=lambda: futures)
     assert placement is not None
-    assert placement.number == 1
+    assert placement.number == 2
+
+
+def test_nothing_is_foretold_where_there_is_no_choice() -> None:
+    places = [gpu(0, 8)]
+
+    def foretell() -> Futures:
+        raise AssertionError
+
+    packer = Packer(places, slots=2)
+    assert packer.place({0: needs(places, 4)}, foretell=foretell) is not None
+    assert packer.place({1: needs(places, 6), 2: needs(places, 5)}, foretell=foretell) is None
 
 
 def test_a_large_trial_is_not_passed_over_for_ever() -> None:
