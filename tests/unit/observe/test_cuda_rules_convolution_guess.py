@@ -15,6 +15,7 @@ from legroom.observe.cuda_rules.convolution_library import (
     Attribute,
     Desk,
     Kind,
+    Refusal,
     RefusedError,
     desk_of,
     find_library,
@@ -261,16 +262,25 @@ def test_the_library_names_a_kernel_without_a_gpu():
     assert all(size is not None and size >= conversions(c) for size in sizes)
 
 
+def choosing(monkeypatch, choice, *passed_over):
+    """cuDNN names this kernel, and its log says that it passed over these."""
+    monkeypatch.setattr(Cudnn, "choose", lambda *_: choice)
+    monkeypatch.setattr(Cudnn, "passed_over", lambda *_: [Refusal(number, "") for number in passed_over])
+
+
+SPLIT = Choice(99_999_999, 68, 0, {2: 1, 25: 0, 27: 1, 28: 2})
+
+
 def test_kernels_without_a_cluster_keep_what_cudnn_said(monkeypatch):
     question, c = asked(64, 64, 56, 3, batch=64)
-    monkeypatch.setattr(Cudnn, "choose", lambda *_: Choice(4711, 20, 0, {2: 1}))
+    choosing(monkeypatch, Choice(4711, 20, 0, {2: 1}))
 
     assert Cudnn(None, H200).workspace(question, Kind.FORWARD, c) == 4711
 
 
 def test_kernels_that_may_split_their_sums_are_reckoned_anew(monkeypatch):
     question, c = asked(512, 256, 8, 3, batch=64)
-    monkeypatch.setattr(Cudnn, "choose", lambda *_: Choice(4711, 68, 0, {2: 1, 25: 0, 27: 1, 28: 2}))
+    choosing(monkeypatch, SPLIT)
 
     size = Cudnn(None, H200).workspace(question, Kind.WEIGHT_GRADIENT, c)
 
@@ -279,26 +289,54 @@ def test_kernels_that_may_split_their_sums_are_reckoned_anew(monkeypatch):
 
 def test_whether_the_sums_are_split_at_all_is_in_doubt(monkeypatch):
     question, c = asked(512, 256, 8, 3, batch=64)
-    monkeypatch.setattr(Cudnn, "choose", lambda *_: Choice(4711, 68, 0, {2: 1, 25: 0, 27: 1, 28: 2}))
+    choosing(monkeypatch, SPLIT)
 
     sizes = Cudnn(None, H200).workspaces(question, Kind.WEIGHT_GRADIENT, c)
 
-    assert sizes[1] == conversions(c) + MARKS < sizes[0]
+    assert sizes[1] == conversions(c) + MARKS < sizes[0] <= sizes[2]
+
+
+def test_tensors_that_are_computed_in_parts_take_what_cudnn_says(monkeypatch):
+    question, c = asked(512, 256, 8, 3, batch=64)
+    choosing(monkeypatch, SPLIT._replace(workspace=4711))
+
+    assert Cudnn(None, H200).workspaces(question, Kind.WEIGHT_GRADIENT, c) == (4711,)
 
 
 def test_sums_of_another_generation_are_left_to_cudnn(monkeypatch):
     question, c = asked(512, 256, 8, 3, batch=64)
-    monkeypatch.setattr(Cudnn, "choose", lambda *_: Choice(4711, 68, 0, {2: 1, 25: 0, 27: 1, 28: 2}))
+    choosing(monkeypatch, SPLIT)
 
-    assert Cudnn(None, find_gpu("b200")).workspace(question, Kind.WEIGHT_GRADIENT, c) == 4711
+    assert Cudnn(None, find_gpu("b200")).workspace(question, Kind.WEIGHT_GRADIENT, c) == SPLIT.workspace
+
+
+def test_a_kernel_that_only_a_gpu_could_run_comes_before_the_one_that_is_named(monkeypatch):
+    question, c = asked(64, 64, 16, 3, batch=100)
+    choosing(monkeypatch, SPLIT, 18)
+
+    assert Cudnn(None, H200).workspaces(question, Kind.WEIGHT_GRADIENT, c) == (117_964_800,)
+
+
+def test_a_kernel_that_was_passed_over_for_another_reason_does_not(monkeypatch):
+    question, c = asked(64, 64, 16, 3, batch=100)
+    choosing(monkeypatch, Choice(4711, 20, 0, {2: 1}), 39, 62)
+
+    assert Cudnn(None, H200).workspaces(question, Kind.WEIGHT_GRADIENT, c) == (4711,)
+
+
+def test_where_only_the_kernel_is_known_and_not_its_size_cudnn_has_no_answer(monkeypatch):
+    question, c = asked(64, 64, 16, 1, batch=100, last=True)
+    choosing(monkeypatch, Choice(4711, 20, 0, {2: 1}), 62)
+
+    assert Cudnn(None, H200).workspaces(question, Kind.WEIGHT_GRADIENT, c) == ()
 
 
 # What is made of it
 
 
-def with_library(monkeypatch, answer, *, gpu=False):
+def with_library(monkeypatch, answer, *, tells_all=False):
     monkeypatch.setattr(convolution_guess, "find_library", lambda: SimpleNamespace())
-    monkeypatch.setattr(convolution_guess, "sees_gpu", lambda _: gpu)
+    monkeypatch.setattr(convolution_guess, "tells_all", lambda _: tells_all)
     monkeypatch.setattr(Cudnn, "workspaces", lambda *_: (answer,))
 
 
@@ -326,18 +364,21 @@ def test_what_most_trees_hold_for_larger_is_reckoned_with_beside_the_librarys_an
     assert set(found.others[0]) == {10_000_000}
 
 
-def test_without_a_gpu_the_library_is_not_asked_about_kernels_of_one_pixel(monkeypatch):
+def test_a_library_that_does_not_tell_all_is_not_believed_about_kernels_of_one_pixel(monkeypatch):
     voting(monkeypatch, (5, 1.0, "K2"))
     with_library(monkeypatch, 4711)
 
     assert set(guess(*asked(97, 61, 21, 1, batch=33), H200).likely) == {5}
 
 
-def test_with_a_gpu_in_sight_it_is(monkeypatch):
+def test_one_that_tells_all_is_believed_and_leaves_no_doubt(monkeypatch):
     voting(monkeypatch, (5, 1.0, "K2"))
-    with_library(monkeypatch, 4711, gpu=True)
+    with_library(monkeypatch, 4711, tells_all=True)
 
-    assert set(guess(*asked(97, 61, 21, 1, batch=33), H200).likely) == {4711}
+    found = guess(*asked(97, 61, 21, 1, batch=33), H200)
+
+    assert set(found.likely) == {4711}
+    assert found.others == ()
 
 
 def test_where_trees_agree_on_winograds_way_the_library_cannot_know(monkeypatch):

@@ -10,12 +10,15 @@ what was measured decides (`convolution_table`).
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
+from functools import lru_cache
 from typing import Any, NamedTuple
 
+from legroom.observe.cuda_rules.convolution_hidden import WAYS, asked, bytes_of, first_hidden
 from legroom.observe.cuda_rules.convolution_library import (
     Attribute,
     Desk,
     Kind,
+    Refusal,
     RefusedError,
     Setting,
     Type,
@@ -23,13 +26,15 @@ from legroom.observe.cuda_rules.convolution_library import (
     desk_of,
     factor,
     numbers,
+    overhear,
+    refusals,
     text,
     these,
 )
-from legroom.observe.cuda_rules.convolution_split import partial_sums, product_of, turned
+from legroom.observe.cuda_rules.convolution_split import most_sums, partial_sums, product_of, turned
 from legroom.observe.cuda_rules.convolution_table import Layer
 from legroom.observe.cuda_rules.convolution_workspace import Convolution, conversions
-from legroom.observe.gpus import Gpu
+from legroom.observe.gpus import Gpu, find_gpu
 
 OPERATIONS = (Kind.FORWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
 """In the order of `Workspaces`."""
@@ -68,7 +73,7 @@ class Choice(NamedTuple):
     engine: int
     """cuDNN's number for a family of kernels."""
     rank: int
-    """Its place in the heuristic's list."""
+    """Its place in the heuristic's list; beyond `_ALL` in the one of last resorts."""
     knobs: dict[int, int]
     """Its settings, by cuDNN's numbers for them."""
 
@@ -103,34 +108,49 @@ class Cudnn:
         return sizes[0] if sizes else None
 
     def workspaces(self, question: Question, operation: Kind, c: Convolution) -> tuple[int, ...]:
-        """The likeliest size, and what it may be instead. Partial sums of Hopper's kernels are reckoned here: they depend on how many blocks run at
-        once, which only a real GPU knows; there may be none. `c`: the same convolution, as rules see it."""
+        """The likeliest size, and what it may be instead; nothing where cuDNN does not say. Partial sums of Hopper's kernels are reckoned here: they depend on how
+        many blocks run at once, which only a real GPU knows; there may be none. `c`: the same convolution, as rules see it."""
         taken = self.choose(question, operation)
         if taken is None:
             return ()
+        one = asked(operation, question.layer, c, question.output_sizes)
+        hidden = first_hidden(one, self.passed_over(question, operation, taken.rank))
+        if hidden is not None:
+            size = bytes_of(hidden, one)
+            return () if size is None else (size,)
         if taken.cluster is None or c.groups > 1 or self._gpu.capability != HOPPER:
             return (taken.workspace,)
-        sums = partial_sums(
-            product_of(c, operation), taken.knobs[Knob.TILE], taken.cluster, question.layer.dtype
-        )
         plain = conversions(c)
         plain += MARKS if plain else 0
-        return (plain + sums, plain) if sums else (plain,)
+        if taken.workspace + MARKS < plain:  # tensors beyond 2 GiB are computed in parts
+            return (taken.workspace,)
+        product, tile = product_of(c, operation), taken.knobs[Knob.TILE]
+        sums = partial_sums(product, tile, taken.cluster, question.layer.dtype)
+        if not sums and taken.workspace < plain + MARKS:
+            plain = taken.workspace
+        return (plain + sums, plain, plain + most_sums(product, tile, taken.cluster))
+
+    def passed_over(self, question: Question, operation: Kind, rank: int) -> list[Refusal]:
+        """Kernels that cuDNN would have put before the one of this rank, but for the GPU that is not there."""
+        try:
+            with desk_of(self._functions) as desk:
+                heuristic = self._heuristic(desk, question, operation, _INSTANT)
+                with overhear(self._functions) as heard:
+                    desk.descriptors(
+                        heuristic, Attribute.HEURISTIC_RESULTS, Kind.CONFIGURATION, min(rank + 1, _ALL)
+                    )
+        except RefusedError:
+            return []
+        return refusals(heard)
 
     def list_choices(self, desk: Desk, question: Question, operation: Kind) -> Iterator[Choice]:
         """What torch would try, one after the other."""
-        described = _operation(desk, question, operation)
-        to_graph, to_heuristic, to_plan = self._bound(desk)
-        graph = desk.make(Kind.GRAPH, {Attribute.GRAPH_OPERATIONS: these(described), **to_graph})
+        _, _, to_plan = self._bound(desk)
         for mode, first, most in ((_INSTANT, 0, _FIRST), (_INSTANT, _FIRST, _ALL), (_FALLBACK, 0, _ALL)):
-            settings = {
-                Attribute.HEURISTIC_GRAPH: these(graph),
-                Attribute.HEURISTIC_MODE: choice(Type.HEURISTIC_MODE, mode),
-                **to_heuristic,
-            }
-            asked = desk.make(Kind.HEURISTIC, settings)
-            listed = desk.descriptors(asked, Attribute.HEURISTIC_RESULTS, Kind.CONFIGURATION, most)
-            for rank, configuration in enumerate(listed[first:], first):
+            heuristic = self._heuristic(desk, question, operation, mode)
+            listed = desk.descriptors(heuristic, Attribute.HEURISTIC_RESULTS, Kind.CONFIGURATION, most)
+            before = _ALL if mode == _FALLBACK else first
+            for rank, configuration in enumerate(listed[first:], before):
                 engine = desk.descriptors(configuration, Attribute.CONFIGURATION_ENGINE, Kind.ENGINE, 1)[0]
                 if not _may_run(desk.choices(engine, Attribute.ENGINE_NOTES, Type.NOTE), question):
                     continue
@@ -145,12 +165,38 @@ class Cudnn:
                     workspace, desk.number(engine, Attribute.ENGINE_INDEX), rank, _knobs(desk, configuration)
                 )
 
+    def _heuristic(self, desk: Desk, question: Question, operation: Kind, mode: int) -> int:
+        """What lists the kernels for an operation."""
+        described = _operation(desk, question, operation)
+        to_graph, to_heuristic, _ = self._bound(desk)
+        graph = desk.make(Kind.GRAPH, {Attribute.GRAPH_OPERATIONS: these(described), **to_graph})
+        settings = {
+            Attribute.HEURISTIC_GRAPH: these(graph),
+            Attribute.HEURISTIC_MODE: choice(Type.HEURISTIC_MODE, mode),
+            **to_heuristic,
+        }
+        return desk.make(Kind.HEURISTIC, settings)
+
     def _bound(
         self, desk: Desk
     ) -> tuple[Mapping[int, Setting], Mapping[int, Setting], Mapping[int, Setting]]:
         """What says which GPU is meant, for a graph, a heuristic and a plan."""
         gpu = these(desk.make(Kind.DEVICE, {Attribute.DEVICE_JSON: text(self._description)}))
         return {}, {Attribute.HEURISTIC_DEVICE: gpu}, {Attribute.PLAN_DEVICE: gpu}
+
+
+@lru_cache(maxsize=1)
+def tells_all(functions: Any) -> bool:
+    """Whether this library's log tells of kernels that it passes over (or it offers them, as there is a GPU): asked about a convolution that such
+    a one computes. Where it does not, what it says of convolutions that they might compute is not to be trusted."""
+    layer = Layer("float32", False, 64, 64, (32, 32), (1, 1), (1, 1), (1, 1), 1, False, (0, 0))
+    question = Question(layer, 8, (32, 32))
+    cudnn = Cudnn(functions, find_gpu("h200"))
+    taken = cudnn.choose(question, Kind.FORWARD)
+    if taken is None:
+        return False
+    numbers = {taken.engine, *(one.engine for one in cudnn.passed_over(question, Kind.FORWARD, taken.rank))}
+    return any((Kind.FORWARD, number) in WAYS for number in numbers)
 
 
 def _knobs(desk: Desk, configuration: int) -> dict[int, int]:

@@ -1,8 +1,8 @@
 """What a convolution takes: as measured, as cuDNN's library says, as the forest votes, or by rule, in this order.
 
-Only where a layer was measured at its batch size is there no doubt. The library names the kernel without a GPU, but does not see those
-that need one: kernels of one pixel that leave the product to cuBLAS, and Winograd's way for gradients of weights. There the forest is asked, which has
-learnt from a real H200, as it is everywhere where there is no library. Hopper alone was measured; for other GPUs there is the library, or the rules.
+Where a layer was measured at its batch size, and where the library names the kernel, there is no doubt but for partial sums. Where it does not, because it
+is not there or the kernel's size is not known, the forest is asked, which has learnt from a real H200.
+Hopper alone was measured; for other GPUs there is the library, or the rules.
 """
 
 from dataclasses import replace
@@ -10,9 +10,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from legroom.observe.cuda_rules import convolution_workspace as workspace
-from legroom.observe.cuda_rules.convolution_cudnn import HOPPER, OPERATIONS, Cudnn, Question
+from legroom.observe.cuda_rules.convolution_cudnn import HOPPER, OPERATIONS, Cudnn, Question, tells_all
 from legroom.observe.cuda_rules.convolution_forest import Voted, vote
-from legroom.observe.cuda_rules.convolution_library import Kind, find_library, sees_gpu
+from legroom.observe.cuda_rules.convolution_library import Kind, find_library
 from legroom.observe.cuda_rules.convolution_recipes import whole
 from legroom.observe.cuda_rules.convolution_table import look_up
 from legroom.observe.cuda_rules.convolution_workspace import Convolution, Workspaces
@@ -68,10 +68,13 @@ def _of_operation(question: Question, c: Convolution, operation: Kind, gpu: Gpu,
     if voted and c.depthwise and rule and abs(voted[0].size - rule) <= ABOUT * rule:
         return _Sizes(rule, (rule, *(one.size for one in voted[1:])))
     sizes = [one.size for one in voted]
-    asked = _asked(question, c, operation, gpu, voted)
-    if asked:
-        is_larger = bool(voted) and voted[0].share > MOST and sizes[0] > asked[0] + whole(c) // 50
-        return _Sizes(asked[0], (sizes[0] if is_larger else asked[0], asked[-1], *sizes))
+    functions = find_library() if gpu.capability >= OLDEST else None
+    said = Cudnn(functions, gpu).workspaces(question, operation, c) if functions else ()
+    if said and tells_all(functions):
+        return _Sizes(said[0], said if len(set(said)) > 1 else ())
+    if said and not _may_be_hidden(c, voted, said[0]):
+        is_larger = bool(voted) and voted[0].share > MOST and sizes[0] > said[0] + whole(c) // 50
+        return _Sizes(said[0], (sizes[0] if is_larger else said[0], said[-1], *sizes))
     if voted:
         sane = [one for one in voted if one.size <= GIANT * whole(c) or one.share > NEARLY_ALL] or voted[-1:]
         high = max(one.size for one in sane if one.share >= SOME or one is sane[0])
@@ -89,18 +92,11 @@ GIANT, NEARLY_ALL = 4, 0.75
 """Times what a convolution reads and writes: so much is believed only if nearly all trees say so."""
 
 
-def _asked(
-    question: Question, c: Convolution, operation: Kind, gpu: Gpu, voted: list[Voted]
-) -> tuple[int, ...]:
-    """What cuDNN's library says, and what that may be instead; nothing where it cannot see the kernel that is likely."""
-    functions = find_library() if gpu.capability >= OLDEST else None
-    if functions is None:
-        return ()
-    said = Cudnn(functions, gpu).workspaces(question, operation, c)
-    if not said or sees_gpu(functions):
-        return said
-    hidden = any(one.share > MOST and one.recipe[0] in UNSEEN and one.size > said[0] for one in voted[:1])
-    return () if c.pointwise or hidden else said
+def _may_be_hidden(c: Convolution, voted: list[Voted], said: int) -> bool:
+    """Whether a kernel is likely that a library which does not tell all leaves out where there is no GPU."""
+    return c.pointwise or any(
+        one.share > MOST and one.recipe[0] in UNSEEN and one.size > said for one in voted[:1]
+    )
 
 
 UNSEEN = "WR"

@@ -8,12 +8,13 @@ a wrong number.
 import ctypes
 import importlib.util
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from enum import IntEnum
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 OLDEST = 90_800
 """The first version that can be asked about a GPU that is not there (9.8)."""
@@ -188,6 +189,51 @@ class Desk:
             raise RefusedError(f"{what}: status {status}, {said.value.decode(errors='replace')}")
 
 
+class Refusal(NamedTuple):
+    """A kernel that cuDNN put into its list and then passed over."""
+
+    engine: int
+    """cuDNN's number for it."""
+    words: str
+    """Why, as its log says."""
+
+
+@contextmanager
+def overhear(functions: Any) -> Iterator[list[str]]:
+    """What cuDNN writes into its log meanwhile: one text for each call, complete when this ends."""
+    heard: list[str] = []
+
+    def write(_severity: int, _data: Any, _call: Any, message: int) -> None:
+        lines = []
+        while line := ctypes.string_at(message):  # each line ends with a zero, the last one with two
+            lines.append(line.decode(errors="replace"))
+            message += len(line) + 1
+        heard.append("\n".join(lines))
+
+    listener = _LISTENER(write)
+    before = ctypes.c_uint(), ctypes.c_void_p(), ctypes.c_void_p()
+    functions.cudnnGetCallback(*map(ctypes.byref, before))
+    functions.cudnnSetCallback(ctypes.c_uint(_INFORMATION), None, listener)
+    try:
+        yield heard
+    finally:
+        functions.cudnnSetCallback(*before)
+
+
+_LISTENER = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+_INFORMATION = 1 << 3
+
+
+def refusals(heard: list[str]) -> list[Refusal]:
+    """The kernels that were passed over, in cuDNN's order."""
+    return [
+        Refusal(int(found[1]), found[2])
+        for text in heard
+        if "support_checks" in text
+        for found in re.finditer(r'"engineId":(\d+)(.*?)(?=engineConfig:|$)', text, re.DOTALL)
+    ]
+
+
 @contextmanager
 def desk_of(functions: Any) -> Iterator[Desk]:
     desk = Desk(functions)
@@ -215,17 +261,6 @@ def find_library() -> Any | None:
         except (OSError, AttributeError):
             continue
     return None
-
-
-@lru_cache(maxsize=1)
-def sees_gpu(functions: Any) -> bool:
-    """Whether there is a real GPU, whichever. torch is not asked: on a virtual one it says yes."""
-    try:
-        with desk_of(functions) as desk:
-            desk.make(Kind.DEVICE, {Attribute.DEVICE_ID: choice(Type.INT32, 0)})
-    except RefusedError:
-        return False
-    return True
 
 
 def _has_products(cuda: int) -> bool:

@@ -1,0 +1,167 @@
+"""Kernels that cuDNN cannot offer without a GPU: heard of in its log, and reckoned. Sizes are those that an H200's cuDNN answered."""
+
+import ctypes
+
+import pytest
+
+from legroom.observe.cuda_rules.convolution_cudnn import Cudnn, Question, tells_all
+from legroom.observe.cuda_rules.convolution_hidden import Way, asked, bytes_of, first_hidden
+from legroom.observe.cuda_rules.convolution_library import (
+    Kind,
+    Refusal,
+    find_library,
+    overhear,
+    refusals,
+)
+from legroom.observe.cuda_rules.convolution_table import Layer, described, output_sizes
+from legroom.observe.gpus import find_gpu
+
+BACK, WEIGHTS = Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT
+
+
+def one(operation, batch, inputs, outputs, sizes, kernel, padding, **others):
+    """A convolution with a stride of one."""
+    size = len(sizes)
+    said = {
+        "dtype": "float32",
+        "channels_last": False,
+        "stride": (1,) * size,
+        "dilation": (1,) * size,
+        "groups": 1,
+    }
+    layer = Layer(
+        inputs=inputs, outputs=outputs, sizes=sizes, kernel=kernel, padding=padding, transposed=False, **(said | others)
+    )  # fmt: skip
+    return asked(operation, layer, described(layer, batch), tuple(output_sizes(layer, padding)))
+
+
+@pytest.mark.parametrize(
+    ("way", "convolution", "size"),
+    [
+        (Way.FOURIER, one(WEIGHTS, 100, 64, 64, (16, 16), (3, 3), (1, 1)), 117_964_800),
+        (Way.FOURIER, one(WEIGHTS, 32, 192, 64, (24, 24), (3, 3), (1, 1)), 111_673_344),
+        (Way.FOURIER, one(Kind.FORWARD, 96, 64, 32, (30, 28), (3, 3), (1, 1)), 71_376_896),
+        (Way.FOURIER, one(Kind.FORWARD, 128, 1, 64, (105, 105), (10, 10), (0, 0)), 1_090_544_640),
+        (Way.FOURIER_TILES, one(BACK, 80, 18, 36, (72, 48), (5, 5), (2, 2)), 40_421_376),
+        (Way.FOURIER_TILES, one(BACK, 150, 60, 60, (18, 18), (4, 4), (0, 0)), 94_003_200),
+        (Way.WINOGRAD, one(WEIGHTS, 100, 128, 64, (12, 12), (3, 3), (1, 1)), 26_062_848),
+        (Way.WINOGRAD, one(WEIGHTS, 8, 64, 128, (14, 14), (5, 5), (2, 2)), 13_844_480),
+        (Way.WINOGRAD, one(BACK, 48, 32, 32, (149, 149), (3, 3), (0, 0), dtype="bfloat16"), 638_926_848),
+        (Way.WINOGRAD, one(Kind.FORWARD, 50, 48, 48, (12, 12), (3, 3), (1, 1), dtype="bfloat16"), 8_294_400),
+        (Way.PRODUCT, one(WEIGHTS, 64, 48, 144, (40, 40), (1, 1), (0, 0)), 1_769_472),
+        (Way.PRODUCT, one(Kind.FORWARD, 64, 48, 144, (40, 40), (1, 1), (0, 0)), 0),
+        (Way.COMPILED, one(WEIGHTS, 16, 32, 64, (14, 14), (3, 3), (1, 1), dtype="bfloat16"), 0),
+    ],
+)
+def test_a_hidden_kernel_takes_what_was_seen(way, convolution, size):
+    assert bytes_of(way, convolution) == size
+
+
+def test_channels_last_everything_is_copied_into_the_usual_layout_first():
+    convolution = one(WEIGHTS, 4, 512, 1024, (32, 32), (3, 3), (1, 1), channels_last=True)
+
+    assert bytes_of(Way.WINOGRAD, convolution) == 176_160_784
+
+
+@pytest.mark.parametrize(
+    "convolution",
+    [
+        one(WEIGHTS, 1, 256, 512, (64, 64), (1, 1), (0, 0)),
+        one(WEIGHTS, 200, 2048, 128, (1, 1), (1, 1), (0, 0)),
+        one(WEIGHTS, 16, 48, 96, (80, 80), (1, 1), (0, 0), channels_last=True),
+    ],
+)
+def test_of_a_single_product_that_cublas_may_split_the_size_is_not_known(convolution):
+    assert bytes_of(Way.PRODUCT, convolution) is None
+
+
+@pytest.mark.parametrize(
+    ("convolution", "number"),
+    [
+        (one(WEIGHTS, 8, 80, 160, (56, 56), (4, 4), (0, 0)), 17),
+        (one(WEIGHTS, 16, 16, 32, (23, 23), (3, 3), (0, 0), stride=(2, 2)), 17),
+        (one(WEIGHTS, 64, 3, 8, (320, 320), (7, 7), (0, 0)), 18),
+        (one(WEIGHTS, 64, 64, 64, (100,), (5,), (2,), dilation=(32,)), 18),
+        (one(WEIGHTS, 64, 64, 64, (16, 16), (3, 3), (1, 1), dtype="bfloat16"), 18),
+        (one(WEIGHTS, 24, 256, 256, (32, 32), (1, 1), (0, 0), groups=32), 62),
+        (one(WEIGHTS, 24, 256, 256, (32, 32), (1, 1), (0, 0), dtype="float32_strict"), 62),
+        (one(WEIGHTS, 24, 256, 256, (32, 32), (1, 1), (0, 0), stride=(2, 2)), 62),
+        (one(WEIGHTS, 24, 8, 16, (36, 36), (5, 5), (0, 0), dtype="bfloat16"), 19),
+    ],
+)
+def test_what_a_kernel_cannot_compute_was_rightly_passed_over(convolution, number):
+    assert first_hidden(convolution, [Refusal(number, "")]) is None
+
+
+def test_the_first_that_can_compute_it_is_taken():
+    convolution = one(WEIGHTS, 50, 64, 64, (16, 16), (3, 3), (1, 1))
+
+    assert first_hidden(convolution, [Refusal(62, ""), Refusal(18, ""), Refusal(17, "")]) == Way.FOURIER
+
+
+def test_a_kernel_that_only_lacks_the_driver_would_have_been_compiled():
+    convolution = one(WEIGHTS, 24, 8, 16, (36, 36), (5, 5), (0, 0), dtype="bfloat16")
+
+    assert first_hidden(convolution, [Refusal(19, "Reason: this->libcuda == nullptr")]) == Way.COMPILED
+
+
+# The log
+
+
+def lines(*texts):
+    """A message as cuDNN hands it over: each line ends with a zero, the last one with two."""
+    return ctypes.create_string_buffer(b"".join(text.encode() + b"\0" for text in texts) + b"\0")
+
+
+class Talking:
+    """cuDNN as far as it calls back."""
+
+    def __init__(self):
+        self.mask, self.listener = 0, None
+
+    def cudnnGetCallback(self, mask, data, listener):
+        mask._obj.value = self.mask
+        return 0
+
+    def cudnnSetCallback(self, mask, data, listener):
+        self.mask, self.listener = mask.value, listener
+        return 0
+
+    def say(self, *texts):
+        message = lines(*texts)
+        self.listener(3, None, None, ctypes.addressof(message))
+
+
+def test_what_cudnn_logs_is_heard_line_by_line_and_no_longer_than_asked():
+    library = Talking()
+
+    with overhear(library) as heard:
+        library.say("one call", "    with a value")
+        library.say("another")
+
+    assert heard == ["one call\n    with a value", "another"]
+    assert library.mask == 0
+
+
+def test_kernels_that_were_passed_over_are_found_in_the_log_with_the_reasons():
+    checks = (
+        "function cudnnBackendGetAttribute_CUDNN_ATTR_ENGINEHEUR_RESULTS_engine_config_support_checks() called:\n"
+        '    engineConfig: type=json; val={"engineId":19,"smVersion":900};\n    Warning: Reason: this->libcuda == nullptr\n'
+        '    engineConfig: type=json; val={"engineId":17,"smVersion":900};\n    Warning: Reason: status'
+    )
+    named = '    apiLog: type=json; val={"engine":{"engineId":68}}'
+
+    found = refusals([named, checks])
+
+    assert [one.engine for one in found] == [19, 17]
+    assert "libcuda" in found[0].words
+    assert "libcuda" not in found[1].words
+
+
+@pytest.mark.skipif(find_library() is None, reason="cuDNN's library is not installed (nvidia-cudnn-cu13)")
+def test_the_library_tells_of_kernels_that_it_cannot_offer():
+    layer = Layer("float32", False, 64, 64, (16, 16), (3, 3), (1, 1), (1, 1), 1, False, (1, 1))
+    cudnn = Cudnn(find_library(), find_gpu("h200"))
+
+    assert tells_all(find_library())
+    assert cudnn.workspace(Question(layer, 100, (16, 16)), WEIGHTS, described(layer, 100)) == 117_964_800
