@@ -88,7 +88,7 @@ class StoringTrace:
         if not self._replaced:
             return len(self._container)
         values = self._container.values() if isinstance(self._container, dict) else self._container
-        return [id(value) for value in list(values) if isinstance(value, torch.Tensor)]
+        return [(id(value), _version_of(value)) for value in list(values) if isinstance(value, torch.Tensor)]
 
     def _blame(self, frame: FrameType | None) -> None:
         """What was stored between two events was stored by the line on which this frame, or the one that called it, was before."""
@@ -98,3 +98,8 @@ class StoringTrace:
         if frame is not None:
             line = self._lines.get(id(frame), frame.f_lineno or 0)
             self.place = Place(frame.f_code.co_filename, line, frame.f_code.co_name)
+
+
+def _version_of(tensor: torch.Tensor) -> int:
+    """How often it was written to: `total.add_(loss)` leaves the same tensor there. 0 for one of inference mode, which does not count."""
+    return 0 if tensor.is_inference() else tensor._version

@@ -131,10 +131,16 @@ def suspects_of(found: Found, *, kind: Kind, **figures: Any) -> Iterator[Suspect
     how = _how(path, stored)
     candidates = _candidates(path, stored)
     place = candidates[0] if candidates else None
-    # Seen is better than read: where the source names several lines, or none that could fill a container, the loop is traced.
+    # Seen is better than read: where the source names several lines, or none that could fill a container, or carry a graph on in a small one
+    # (`totals[name].add_(loss)`), the loop is traced.
+    small = kind == "graph" and path.length < TURNS_KEPT
     unsure = place is None or (
         path.container
-        and ((place.replaces and not path.by_iterator) or len({each.line for each in candidates}) > 1)
+        and (
+            (place.replaces and not path.by_iterator)
+            or (small and not place.feeds_itself)
+            or len({each.line for each in candidates}) > 1
+        )
     )
     traceable = path.container and path.how in ("container", "variable", "closure", "generator")
     kept = Kept(
@@ -259,15 +265,18 @@ def belongs_to_a_call(root: StoredName | Named) -> bool:
     """Whether a local variable, or what it has, belongs to a function that a loop calls, directly or by way of others: it dies with
     the call."""
     frame: FrameType | None = sys._getframe(1)
-    within = False
+    within = taken_along = False
     while frame is not None:
         code = frame.f_code
         if within and is_user_file(code.co_filename) and is_in_loop(code.co_filename, frame.f_lineno or 0):
             return True
-        if not within and code.co_filename == root.file and code.co_name == root.function:
+        has_it = root.name in code.co_cellvars if taken_along else code.co_name == root.function
+        if not within and has_it and code.co_filename == root.file:
             if root.name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
                 return False  # an argument, such as `self`, is the caller's
-            within = True
+            # A comprehension or an inner function may have it from the one around it.
+            taken_along = root.name in code.co_freevars
+            within = not taken_along
         # What runs the script is no loop of its own.
         frame = frame.f_back if code.co_name != "<module>" else None
     return False

@@ -49,6 +49,19 @@ def test_the_line_of_the_caller_is_named_where_an_argument_is_computed_by_a_call
     assert trace.place.line == wanted
 
 
+def test_the_line_that_writes_into_a_tensor_of_a_small_container_is_named() -> None:
+    totals = {"loss": torch.zeros(())}
+
+    def total(name: str) -> torch.Tensor:
+        return totals[name]
+
+    def add(step: int, loss: Any, output: Any) -> None:
+        total("loss").add_(loss)
+
+    (leak,) = leaks_of(add)
+    assert (leak.kind, leak.name, leak.line) == ("graph", "totals", add.__code__.co_firstlineno + 1)
+
+
 def test_a_debugger_is_left_alone() -> None:
     def debugger(frame: Any, event: str, argument: Any) -> None:
         return None

@@ -180,3 +180,34 @@ def test_without_windows_a_turn_only_counts() -> None:
     for _ in range(50):
         watcher._turn_ended()
     assert watcher.seconds_looking == 0.0
+
+
+def test_what_an_object_keeps_is_seen_from_within_a_comprehension_of_its_method() -> None:
+    """There `self` is a variable taken along, and yet no variable of a call that ends."""
+
+    class Server:
+        def __init__(self) -> None:
+            self.archive: dict[int, Any] = {}
+            self.weights = {"weight": torch.zeros(4)}
+
+        def train(self) -> dict[str, torch.Tensor]:
+            model = nn.Linear(4, 1)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            model(torch.ones(2, 4) + self.weights["weight"]).sum().backward()
+            optimizer.step()
+            return model.state_dict()
+
+        def run_round(self, number: int) -> None:
+            updates = {client: self.train() for client in range(3)}
+            self.archive[number] = updates
+
+    leaks: list[Any] = []
+    watcher = Watcher(leaks.append, share=1e6)
+    watcher.attach()
+    try:
+        server = Server()
+        for number in range(14):
+            server.run_round(number)
+    finally:
+        watcher.detach()
+    assert {leak.name.rpartition(".")[2] for leak in leaks} == {"archive"}
