@@ -9,6 +9,7 @@ from legroom.observe.attribution import Place
 from legroom.observe.charges import Charges
 from legroom.observe.cuda_rules.plan import Give, Keep, Output, Plan, Take
 from legroom.observe.cuda_rules.rules import CudaRules
+from legroom.observe.storages import storage_of
 
 
 class Born(Protocol):
@@ -67,7 +68,8 @@ class KernelMemory:
 
 def _keys_by_index(out: Any) -> dict[int, int]:
     """Which storage is the operation's n-th result, lists of results counted through."""
-    return {index: tensor.untyped_storage()._cdata for index, tensor in enumerate(_flat(out))}
+    storages = map(storage_of, _flat(out))
+    return {index: storage._cdata for index, storage in enumerate(storages) if storage is not None}
 
 
 def _flat(out: Any) -> Iterator[torch.Tensor]:

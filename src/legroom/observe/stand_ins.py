@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
 from torch.nn.parameter import is_lazy
 
 from legroom.observe.known_values import LARGEST, KnownValues, needs_values
@@ -94,6 +94,8 @@ class StandIns:
             self._infinities.add(args[1])
         # What returns nothing changes values in place, and has no shapes.
         out: Any = None if _returns_nothing(func) else self._memory.run(func, args, kwargs)
+        if id(func) in _MAY_BE_SPARSE and _is_sparse(out) and in_backward_pass():
+            raise DynamicOutputShapeException(func)  # a stand-in of it would have no rows
         self._values.follow(func, args, kwargs, out)
         if id(func) in _ALL and self._values.of(out) is None:
             self._true.add(out)
@@ -220,9 +222,14 @@ def _any_fake(values: Any) -> bool:
 
 
 _ALL = overloads("all", "_is_all_true")  # the latter checks distributions' parameters
+_MAY_BE_SPARSE = overloads("_sparse_coo_tensor_with_dims_and_tensors", "_embedding_bag_backward")
 _FACTORIES = overloads(
     "empty", "empty_strided", "zeros", "ones", "full", "rand", "randn", "randint", "arange", "eye"
 )
+
+
+def _is_sparse(result: Any) -> bool:
+    return isinstance(result, torch.Tensor) and result.is_sparse
 
 
 def makes_from_nothing(func: Any) -> bool:

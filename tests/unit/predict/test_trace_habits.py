@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 from legroom.memory.events import Alloc, Phase
 from legroom.observe.gpus import find_gpu
 from legroom.observe.notes import BENCHMARK, COMMUNICATION, COMMUNICATION_BYTES
 from legroom.predict.estimate import judge
 from legroom.predict.trace import Mode, Trace
-from legroom.predict.tracing import trace_steps
+from legroom.predict.tracing import needs_arithmetic, trace_steps
 
 H200 = find_gpu("h200")
 
@@ -110,3 +111,30 @@ def test_with_data_autocast_casts_as_cuda_does_too() -> None:
         return [(e.op, e.bytes) for e in events if isinstance(e, Alloc) and e.phase is Phase.FORWARD]
 
     assert activations("cpu") == activations("fake")
+
+
+def sparse_step() -> Callable[[], None]:
+    table = nn.Embedding(5000, 64, sparse=True).cuda()
+    optimizer = torch.optim.SparseAdam(table.parameters())
+    rows = torch.arange(4096).remainder(1024).cuda()
+
+    def step() -> None:
+        table(rows).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def test_how_many_rows_a_sparse_gradient_has_is_not_made_up() -> None:
+    with pytest.raises(DynamicOutputShapeException) as failed:
+        trace_steps(sparse_step, H200)
+    assert needs_arithmetic(failed.value)
+
+
+def test_rows_of_a_sparse_gradient_that_are_equal_are_added_up_before_the_optimizers_temporaries() -> None:
+    trace = trace_steps(sparse_step, H200, steps=1, mode="cpu")
+    taken = [(event.op, event.bytes) for event in trace.events if isinstance(event, Alloc)]
+    assert [size for op, size in taken if op == "aten._coalesce"][:4] == [4096 * 8] * 3 + [2 * 4096 * 8]
+    assert ("aten.sparse_mask", 1024 * 64 * 4) in taken
+    assert ("aten.pow", 1024 * 64 * 4) in taken

@@ -44,6 +44,18 @@ def _bag_backward(call: Call) -> Plan | None:
     return Plan([*steps, *_sorted(indices.numel(), call.arguments["num_weights"], gradient.shape[-1])])
 
 
+def _coalesce(call: Call) -> Plan:
+    """Sparse gradients: rows of the same index are added up, after the indices were sorted (`_coalesce_sparse_cuda`)."""
+    indices = call.arguments["self"]._nnz() * 8
+    return Plan([Take("linear", indices), Take("places", indices), Take("range", indices), Take("sort", 2 * indices), Give("sort"), Output(0)])  # fmt: skip
+
+
+def _sparse_mask(call: Call) -> Plan:
+    """The rows of a dense matrix that a sparse one has: picked out, then copied into the result."""
+    mask = call.arguments["mask"]
+    return Plan([Output(0), Take("indices", mask._nnz() * 8), Take("rows", size_of(mask._values()))])
+
+
 def _sorted(count: Any, rows: Any, width: int) -> list[Step]:
     count, rows = int(count), int(rows)
     runs = min(count, rows)
@@ -59,6 +71,8 @@ def _sorted(count: Any, rows: Any, width: int) -> list[Step]:
 
 RULES: dict[str, Rule] = {
     "aten::embedding": _embedding,
+    "aten::_coalesce": _coalesce,
+    "aten::sparse_mask": _sparse_mask,
     "aten::embedding_dense_backward": _backward,
     "aten::_embedding_bag_backward": _bag_backward,
     "aten::_embedding_bag_dense_backward": _bag_backward,
