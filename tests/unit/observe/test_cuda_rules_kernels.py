@@ -240,3 +240,30 @@ def test_an_embeddings_indices_that_are_repeated_are_copied_before_its_gradient(
         table(torch.empty(1, 100, dtype=torch.long).expand(4, 100)).sum().backward()
 
     assert order(log.plan_of("embedding_dense_backward"))[0] == "indices"
+
+
+@pytest.mark.parametrize(
+    ("name", "transform", "measured"),
+    [
+        ("_fft_r2c", lambda: torch.fft.rfft2(torch.empty(8, 64, 64)), {}),
+        ("_fft_r2c", lambda: torch.fft.rfft2(torch.empty(72, 85, 85)), {"workspace": 4161600}),
+        ("_fft_r2c", lambda: torch.fft.rfft(torch.empty(104, 5000)), {"workspace": 2080000}),
+        ("_fft_r2c", lambda: torch.fft.rfft2(torch.empty(10, 28, 28, 64), dim=(1, 2)), {"rows": 2007040}),
+        (
+            "_fft_c2r",
+            lambda: torch.fft.irfft2(torch.empty(10, 224, 113, dtype=torch.complex64)),
+            {"input": 2024960},
+        ),
+        (
+            "_fft_c2c",
+            lambda: torch.fft.fft(torch.empty(8, 65536, dtype=torch.complex64)),
+            {"workspace": 4194304},
+        ),
+        ("_fft_c2c", lambda: torch.fft.fft(torch.empty(525, 997, dtype=torch.complex64)), {}),
+    ],
+)
+def test_fourier_transforms_take_what_was_measured(name, transform, measured):
+    with traced() as log:
+        transform()
+
+    assert taken(log.plan_of(name)) == measured

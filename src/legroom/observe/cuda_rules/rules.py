@@ -17,6 +17,7 @@ from legroom.observe.cuda_rules import (
     distances,
     dropout,
     embedding,
+    fourier,
     libraries,
     linear,
     matmul,
@@ -136,6 +137,7 @@ _RULES: dict[str, Rule] = {
     **normalization.RULES,
     **embedding.RULES,
     **distances.RULES,
+    **fourier.RULES,
     **communication.RULES,
     **temporaries.RULES,
 }
