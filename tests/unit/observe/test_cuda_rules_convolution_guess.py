@@ -296,6 +296,15 @@ def test_whether_the_sums_are_split_at_all_is_in_doubt(monkeypatch):
     assert sizes[1] == conversions(c) + MARKS < sizes[0] <= sizes[2]
 
 
+def test_in_groups_sums_may_be_split_too_and_nobody_knows_how(monkeypatch):
+    question, c = asked(512, 256, 8, 3, batch=64, groups=4)
+    choosing(monkeypatch, SPLIT)
+
+    sizes = Cudnn(None, H200).workspaces(question, Kind.WEIGHT_GRADIENT, c)
+
+    assert sizes == (SPLIT.workspace, SPLIT.workspace + 132 * (128 * 64 + 1) * 4)
+
+
 def test_tensors_that_are_computed_in_parts_take_what_cudnn_says(monkeypatch):
     question, c = asked(512, 256, 8, 3, batch=64)
     choosing(monkeypatch, SPLIT._replace(workspace=4711))

@@ -118,13 +118,16 @@ class Cudnn:
         if hidden is not None:
             size = bytes_of(hidden, one)
             return () if size is None else (size,)
-        if taken.cluster is None or c.groups > 1 or self._gpu.capability != HOPPER:
+        if taken.cluster is None or self._gpu.capability != HOPPER:
             return (taken.workspace,)
+        tile = taken.knobs[Knob.TILE]
+        if c.groups > 1:
+            return taken.workspace, taken.workspace + most_sums(None, tile, taken.cluster)
         plain = conversions(c)
         plain += MARKS if plain else 0
         if taken.workspace + MARKS < plain:  # tensors beyond 2 GiB are computed in parts
             return (taken.workspace,)
-        product, tile = product_of(c, operation), taken.knobs[Knob.TILE]
+        product = product_of(c, operation)
         sums = partial_sums(product, tile, taken.cluster, question.layer.dtype)
         if not sums and taken.workspace < plain + MARKS:
             plain = taken.workspace

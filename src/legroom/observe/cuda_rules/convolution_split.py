@@ -65,12 +65,12 @@ def partial_sums(product: Product, tile: int, cluster: tuple[int, int], dtype: s
     return parts * rest * (height * width + 1) * 4 if parts > 1 else 0  # and a mark for each
 
 
-def most_sums(product: Product, tile: int, cluster: tuple[int, int]) -> int:
-    """Bytes, if what is left over keeps all blocks busy: more were hardly ever seen."""
+def most_sums(product: Product | None, tile: int, cluster: tuple[int, int]) -> int:
+    """Bytes, if what is left over keeps all blocks busy: more were hardly ever seen. `product`: None where it is not known how it is cut."""
     blocks = _BLOCKS.get(cluster[0] * cluster[1])
     if tile not in _TILES or blocks is None:
         return 0
-    rest = _count(product, tile, cluster) % blocks
+    rest = _count(product, tile, cluster) % blocks if product else 1
     return blocks // rest * rest * (prod(_TILES[tile]) + 1) * 4 if rest else 0
 
 
