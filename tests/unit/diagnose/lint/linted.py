@@ -1,6 +1,8 @@
 """Small programs for the rules' tests: a beginning that makes a model, and what the linter says of the rest."""
 
+import re
 import textwrap
+from pathlib import Path
 
 from legroom.diagnose.lint.engine import fix_text, lint_text
 from legroom.diagnose.lint.finding import LintFinding
@@ -17,6 +19,22 @@ criterion = nn.CrossEntropyLoss()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 train_loader = DataLoader(data, batch_size=4)
 """
+
+STEP = """\
+    loss = criterion(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+DATA = Path(__file__).parents[3] / "data"
+
+
+def snippets(name: str, step: str = STEP) -> dict[str, str]:
+    """The programs of a file of `tests/data` by their titles; where they say STEP, a training step stands."""
+    parts = re.split(r"(?m)^### (.+)\n", (DATA / f"{name}.txt").read_text(encoding="utf-8"))[1:]
+    return {
+        title: code.replace("    STEP\n", step) for title, code in zip(parts[::2], parts[1::2], strict=True)
+    }
 
 
 def program(body: str) -> str:

@@ -1,13 +1,10 @@
 """The same few leaks, written in the many ways that people write them, and what only looks like them: a rule that knows one wording is none."""
 
-import re
-from pathlib import Path
-
 import pytest
+from linted import snippets
 
 from legroom.diagnose.lint.engine import lint_text
 
-FOLDER = Path(__file__).parents[3] / "data" / "lint_variations"
 BEGINNING = """import asyncio, collections, copy, functools, heapq, queue, random
 import numpy as np
 import pytorch_lightning as pl
@@ -26,27 +23,16 @@ def batches(n=20):
     for _ in range(n):
         yield torch.randn(8, 4, device=device), torch.randint(0, 2, (8,), device=device)
 """
-STEP = "    optimizer.zero_grad(); loss.backward(); optimizer.step()"
-
-
-def snippets(name: str) -> dict[str, str]:
-    parts = re.split(r"(?m)^### (.+)\n", (FOLDER / f"{name}.txt").read_text(encoding="utf-8"))[1:]
-    return {
-        title: BEGINNING + code.replace("    STEP", STEP)
-        for title, code in zip(parts[::2], parts[1::2], strict=True)
-    }
-
-
-LEAKING, HEALTHY = snippets("leaking"), snippets("healthy")
+STEP = "    optimizer.zero_grad(); loss.backward(); optimizer.step()\n"
+LEAKING, HEALTHY = (snippets(f"lint_variations/{name}", STEP) for name in ("leaking", "healthy"))
 
 
 @pytest.mark.parametrize("title", LEAKING)
 def test_a_leak_is_named_at_its_line_and_nowhere_else(title: str) -> None:
-    lines = LEAKING[title].splitlines()
+    text = BEGINNING + LEAKING[title]
+    lines = text.splitlines()
     right = {number for number, line in enumerate(lines, 1) if line.endswith(("# leak", "# or"))}
-    found = {
-        finding.line for finding in lint_text(LEAKING[title], file="train.py") if finding.code[:3] in _JUDGED
-    }
+    found = {finding.line for finding in lint_text(text, file="train.py") if finding.code[:3] in _JUDGED}
     assert found & right
     assert found <= right
 
@@ -55,7 +41,7 @@ def test_a_leak_is_named_at_its_line_and_nowhere_else(title: str) -> None:
 def test_what_only_looks_like_a_leak_has_no_finding(title: str) -> None:
     assert not [
         f"{finding.line} {finding.code}"
-        for finding in lint_text(HEALTHY[title], file="train.py")
+        for finding in lint_text(BEGINNING + HEALTHY[title], file="train.py")
         if finding.code.startswith("LG1")
     ]
 
