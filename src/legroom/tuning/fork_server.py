@@ -29,7 +29,9 @@ from legroom.tuning.schedulers import Action
 from legroom.tuning.trial import Reported
 from legroom.tuning.trial_process import Order, TrialEnd
 
-BACKLOG, DEEP = 128, 70
+BACKLOG = 128
+LONGEST_FOLDER = 70
+"""Letters of the folder for temporary files; below it the name of a socket, which has about a hundred at most, must still fit."""
 SECONDS_BETWEEN_LOOKS = 0.005
 SECONDS_TO_END = 60
 """Patience with a process that was killed: a GPU's memory takes its time to go back."""
@@ -62,9 +64,10 @@ class _ForkServer:
 
     def __init__(self, function: TrainFunction) -> None:
         self._owner, self._path = os.getpid(), list(sys.path)
-        # The name of a socket has about a hundred letters at most.
-        is_deep = len(tempfile.gettempdir()) > DEEP
-        self._folder = tempfile.TemporaryDirectory(prefix="legroom-", dir="/tmp" if is_deep else None)
+        folder = tempfile.gettempdir()
+        self._folder = tempfile.TemporaryDirectory(
+            prefix="legroom-", dir="/tmp" if len(folder) > LONGEST_FOLDER else folder
+        )
         self.address = str(Path(self._folder.name) / "trials")
         with socket.socket(socket.AF_UNIX) as listening:
             # Bound here, so that whoever comes before all is imported waits in line.
