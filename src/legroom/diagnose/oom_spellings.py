@@ -192,6 +192,8 @@ SPELLINGS: tuple[Spelling, ...] = (
     _says(_SURE, "cuFFT", r"(?:CU|HIP)FFT_ALLOC_FAILED", _LIBRARY),
     _says(_SURE, "cuSPARSE", r"(?:CU|HIP)SPARSE_STATUS_ALLOC_FAILED", _LIBRARY),
     _says(_SURE, "cuRAND", r"(?:CU|HIP)RAND_STATUS_ALLOCATION_FAILED", _LIBRARY),
+    # Where a check tells the number alone, it is that of a failed allocation.
+    _says(_SURE, "cuFFT", r"== CUFFT_SUCCESS \(2 vs\. 0\)|== CUBLAS_STATUS_SUCCESS \(3 vs\. 0\)|== CUDNN_STATUS_SUCCESS \(2 vs\. 0\)", _LIBRARY),
     _says(_SURE, "XLA", r"RESOURCE[_ ]EXHAUSTED:\s+(?:Out\s+of memory|Failed to allocate)|OOM when allocating tensor", _CUDA),
     _says(_SURE, "TensorFlow", r"Allocator \(\w+_bfc\) ran out of memory|failed to allocate [^\n]{0,60} from device", _CUDA),
     _says(_SURE, "cupy", r"Out of memory allocating [\d,]+ bytes \(allocated so far|cupy\S{0,40}OutOfMemoryError|rmm::out_of_memory", _CUDA),

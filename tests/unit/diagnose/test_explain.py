@@ -291,3 +291,26 @@ class TestLogs:
 
 def test_pages_of_explained_errors_are_of_their_kind() -> None:
     assert all_pages()["LG710"].kind == "errors explained"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "code"),
+    [
+        (
+            "F fft.cc:88] Check failed: (cufftPlanMany(&plan, 1, &n)) == CUFFT_SUCCESS (2 vs. 0)\nAborted (core dumped)",
+            "oom",
+            "LG700",
+        ),
+        ("F blas.cc:9] Check failed: status == CUBLAS_STATUS_SUCCESS (13 vs. 0)", "not-memory", "LG721"),
+        (
+            "RuntimeError: cuDNN Frontend error: [cudnn_frontend] Error: No execution plans support the graph.",
+            "not-memory",
+            "LG720",
+        ),
+    ],
+)
+def test_a_number_in_a_check_and_a_graph_of_a_library_are_told_for_what_they_are(
+    text: str, kind: str, code: str
+) -> None:
+    told = explain(text)
+    assert (told.kind, told.code) == (kind, code)

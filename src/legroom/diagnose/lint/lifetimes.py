@@ -78,6 +78,7 @@ def outlives_its_step(program: Program, store: Store) -> LoopFact | Function | N
             is_step_loop(loop)
             and survives(program, store.target, loop)
             and not feeds_backward(program, store.target, store.function, loop)
+            and not _is_within_a_step(program, store, loop)
             and not _is_handed_back(program, store, loop)
         ):
             return loop
@@ -123,6 +124,20 @@ def _stays(program: Program, site: CallSite, path: str | None) -> bool:
         else:
             return False
     return not site.caller.owns(path)
+
+
+def _is_within_a_step(program: Program, store: Store, loop: LoopFact) -> bool:
+    """Whether all rounds of a loop are parts of one step: the loop around it goes backward once, behind it, and lets go what is stored
+    (`parts[task] = loss` beside `total = total + loss`)."""
+    step = loop.outer
+    if step is None or is_of_data(loop) or survives(program, store.target, step):
+        return False
+    return any(
+        call.method in {"backward", "manual_backward"}
+        and call.order > loop.last
+        and call.loops[-1:] == (step,)
+        for call in program.calls
+    )
 
 
 def _is_handed_back(program: Program, store: Store, loop: LoopFact) -> bool:

@@ -54,6 +54,8 @@ class Ticks:
         self.optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self.trained: dict[int, weakref.ref[torch.Tensor]] = {}
         """`id` → each parameter of an optimizer that ended turns and stepped some times."""
+        self._one_of_each: list[weakref.ref[torch.Tensor]] = []
+        """... and one for each such optimizer."""
         self.graph_of_gradients: Frame | None = None
         """Where a backward pass was last asked to make gradients that have a graph themselves."""
         self._pacemaker: weakref.ref[torch.optim.Optimizer] | None = None
@@ -139,7 +141,15 @@ class Ticks:
     def _note_trained(self, optimizer: torch.optim.Optimizer) -> None:
         alive = {key: reference for key, reference in self.trained.items() if reference() is not None}
         trained = (each for group in optimizer.param_groups for each in group["params"])
-        self.trained = alive | {id(each): weakref.ref(each) for each in trained}
+        newest = {id(each): weakref.ref(each) for each in trained}
+        self.trained = alive | newest
+        self._one_of_each += list(newest.values())[:1]
+
+    @property
+    def models_kept(self) -> int:
+        """How many of the models that an optimizer of their own has trained are still there."""
+        self._one_of_each = [reference for reference in self._one_of_each if reference() is not None]
+        return len(self._one_of_each)
 
     def _backward_begins(self) -> None:
         self._backwards_since_step += 1

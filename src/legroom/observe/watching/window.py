@@ -145,10 +145,10 @@ class Window:
         births = Births(self._marks, oldest=turn - _BACK)
         held = roots(tensors)
         births.follow(node for _, node in held)
-        # Folds, members of an ensemble, blocks that a network grows by: what was trained is kept on purpose.
-        accounted = accounted_for(tensors, self._ticks.optimizers) | of_trained(
-            around.modules, self._ticks.trained
-        )
+        accounted = accounted_for(tensors, self._ticks.optimizers)
+        # Folds, members of an ensemble, blocks that a network grows by: what was trained is kept on purpose, if it is not too much.
+        if self._ticks.models_kept <= ENSEMBLE:
+            accounted |= of_trained(around.modules, self._ticks.trained)
         by_birth = self._followed.look(tensors, accounted, self.looks)
         self._counts.append(self._followed.count)
         kept = births.steps(turn)

@@ -211,3 +211,28 @@ def test_what_an_object_keeps_is_seen_from_within_a_comprehension_of_its_method(
     finally:
         watcher.detach()
     assert {leak.name.rpartition(".")[2] for leak in leaks} == {"archive"}
+
+
+def _models_trained_and_kept(trials: int) -> set[str]:
+    """Who is told to keep something in a search that keeps the model of every trial."""
+    leaks: list[Any] = []
+    watcher = Watcher(leaks.append, share=1e6)
+    watcher.attach()
+    try:
+        results = []
+        for _ in range(trials):
+            model = nn.Linear(4, 1)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for _ in range(3):
+                optimizer.zero_grad()
+                model(torch.ones(2, 4)).sum().backward()
+                optimizer.step()
+            results.append({"model": model})
+    finally:
+        watcher.detach()
+    return {leak.name for leak in leaks}
+
+
+def test_a_few_trained_models_are_kept_on_purpose_and_many_are_not() -> None:
+    assert _models_trained_and_kept(6) == set()
+    assert _models_trained_and_kept(24) == {"results"}
