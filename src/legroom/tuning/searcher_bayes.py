@@ -1,9 +1,12 @@
 """Bayesian optimization with a Gaussian process (bayesian-optimization), asked as Ray Tune's `BayesOptSearch` does it: with the same seed it
-proposes the same, as long as no trial runs while it is asked.
+proposes the same, as long as all fits and no trial runs while it is asked.
 
 It knows numbers only. A plain range of floats is one as it is; every other range is laid onto the line from 0 to 1, where Ray's takes a
-logarithmic range for a plain one and refuses whole numbers. What can never fit is a point with a penalty. Trials that run while it is asked count as
+logarithmic range for a plain one and refuses whole numbers. Trials that run while it is asked count as
 average ones: without that it would propose them once more.
+
+Ray's proposes nothing any more once one of its ten random trials has erred. There this one goes its own way: what can never fit is learned as well, and after the random
+points the one is proposed that promises most among what probably fits (see `improvement`).
 """
 
 import warnings
@@ -11,16 +14,24 @@ import warnings
 import numpy
 from bayes_opt import BayesianOptimization, UtilityFunction
 
-from legroom.tuning.domains import AnyDomain, Choice, FloatRange
+from legroom.tuning.domains import Choice, FloatRange, IntRange, PowerRange
+from legroom.tuning.improvement import Places, most_promising
 from legroom.tuning.penalties import Penalties
 from legroom.tuning.records import Mode
 from legroom.tuning.searchers import Result
 from legroom.tuning.space import Config, Space
 
-RANDOM_FIRST, CAUTION = 10, 2.576
-"""Points at random before the process is asked, and how many standard deviations above its mean it hopes for: Ray Tune's settings."""
+RANDOM_FIRST, UTILITY = 10, UtilityFunction(kind="ucb", kappa=2.576)
+"""Points at random before the process is asked, and by what it judges others: Ray Tune's settings."""
 
+FAR_AND_WIDE, CLOSE_BY, BEST = 2000, 300, 3
+"""Candidates anywhere in the space, and around each of the best that ran."""
+REACH = 0.1
+"""How far around: the standard deviation, of a range's length."""
+
+Range = FloatRange | IntRange | PowerRange
 Point = dict[str, float]
+"""Parameter → where on its line, as bayesian-optimization knows it."""
 
 
 class BayesSearcher:
@@ -31,7 +42,8 @@ class BayesSearcher:
     def __init__(self, space: Space, mode: Mode, seed: int) -> None:
         self._space = space
         self._penalties = Penalties(mode)
-        self._bounds = {p.name: _bounds(p.domain) for p in space.parameters}
+        self._ranges = _ranges(space)
+        self._bounds = {name: _bounds(domain) for name, domain in self._ranges.items()}
         self._first = BayesianOptimization(f=None, pbounds=self._bounds, random_state=seed, verbose=0)
         """Knows nothing, so it draws at random."""
         self._dice = numpy.random.RandomState(seed)
@@ -39,8 +51,12 @@ class BayesSearcher:
         self._running: dict[int, Point] = {}
 
     def propose(self, number: int) -> Config | None:
-        optimizer = self._first if len(self._known) < RANDOM_FIRST else self._informed()
-        point = optimizer.suggest(UtilityFunction(kind="ucb", kappa=CAUTION))
+        if len(self._known) < RANDOM_FIRST:
+            point = self._first.suggest(UTILITY)
+        elif all(result.shortage is None for _, result in self._known):
+            point = self._informed().suggest(UTILITY)
+        else:
+            point = self._promising()
         self._running[number] = {name: float(value) for name, value in point.items()}
         return self._config(self._running[number])
 
@@ -48,9 +64,47 @@ class BayesSearcher:
         self._penalties.learn(result)
         point = self._running.pop(number)
         if self._config(point) != config:  # population-based training has moved it
-            point = {p.name: _place(p.domain, config[p.name]) for p in self._space.parameters}
+            point = {name: _place(domain, config[name]) for name, domain in self._ranges.items()}
         if result.value is not None or result.shortage is not None:
             self._known.append((point, result))
+
+    def _promising(self) -> Point:
+        """Of many candidates the one that promises most."""
+        ran = [(point, result) for point, result in self._known if result.value is not None]
+        losses = [self._penalties.loss(result) for _, result in ran]
+        places = self._places([point for point, _ in ran])
+        candidates = self._candidates(places[numpy.argsort(losses)[:BEST]])
+        chosen = candidates[
+            most_promising(
+                candidates,
+                places,
+                losses,
+                too_large=self._places(
+                    [point for point, result in self._known if result.shortage is not None]
+                ),
+                running=self._places(list(self._running.values())),
+                dice=self._dice,
+            )
+        ]
+        return {
+            name: _place(domain, domain.at(share))
+            for (name, domain), share in zip(self._ranges.items(), chosen, strict=True)
+        }
+
+    def _candidates(self, best: Places) -> Places:
+        """Anywhere, and close by the best, as shares of the ranges. Only what exists: of whole numbers and steps, these."""
+        axes = len(self._ranges)
+        near = [place + REACH * self._dice.normal(size=(CLOSE_BY, axes)) for place in best]
+        places: Places = numpy.vstack([self._dice.uniform(size=(FAR_AND_WIDE, axes)), *near]).clip(0.0, 1.0)
+        for axis, domain in enumerate(self._ranges.values()):
+            places[:, axis] = [domain.share(domain.at(share)) for share in places[:, axis]]
+        return places
+
+    def _places(self, points: list[Point]) -> Places:
+        """As shares of the ranges."""
+        configs = [self._config(point) for point in points]
+        rows = [[domain.share(config[name]) for name, domain in self._ranges.items()] for config in configs]
+        return numpy.array(rows).reshape(len(points), len(self._ranges))
 
     def _informed(self) -> BayesianOptimization:
         """An optimizer that knows all, with penalties that go by all that is known now."""
@@ -68,25 +122,30 @@ class BayesSearcher:
 
     def _config(self, point: Point) -> Config:
         return self._space.with_constants(
-            {p.name: _value(p.domain, point[p.name]) for p in self._space.parameters}
+            {name: _value(domain, point[name]) for name, domain in self._ranges.items()}
         )
 
 
-def _is_plain(domain: AnyDomain) -> bool:
+def _ranges(space: Space) -> dict[str, Range]:
+    ranges: dict[str, Range] = {}
+    for parameter in space.parameters:
+        assert not isinstance(parameter.domain, Choice), "check_search refuses choices"
+        ranges[parameter.name] = parameter.domain
+    return ranges
+
+
+def _is_plain(domain: Range) -> bool:
     return isinstance(domain, FloatRange) and not domain.log and domain.step is None
 
 
-def _bounds(domain: AnyDomain) -> tuple[float, float]:
-    assert not isinstance(domain, Choice), "check_search refuses choices"
+def _bounds(domain: Range) -> tuple[float, float]:
     return (domain.low, domain.high) if _is_plain(domain) else (0.0, 1.0)
 
 
-def _value(domain: AnyDomain, place: float) -> float:
-    assert not isinstance(domain, Choice)
+def _value(domain: Range, place: float) -> float:
     return place if _is_plain(domain) else domain.at(place)
 
 
-def _place(domain: AnyDomain, value: float) -> float:
+def _place(domain: Range, value: float) -> float:
     """The other way round."""
-    assert not isinstance(domain, Choice)
     return value if _is_plain(domain) else domain.share(value)
