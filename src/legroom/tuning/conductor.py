@@ -75,6 +75,11 @@ class Conductor:
         start_up = self._searcher.start_up
         return start_up is not None and len(self.records) >= start_up
 
+    @property
+    def awaits_estimate(self) -> bool:
+        """Whether a configuration is being traced, or waits for that."""
+        return any(not asked.done() for asked in self._asked.values())
+
     def next(self, ahead: int = 2) -> Ready | None:
         """A trial that can start as soon as there is room; None where there is none now.
 

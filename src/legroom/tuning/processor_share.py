@@ -1,7 +1,7 @@
 """The processors, shared among the trials that are at work on this machine: each has as many threads as its share has processors.
 
-The stage writes down how many that is whenever a trial comes or goes; a trial's process reads it when it starts and after each report. So one that is alone has nearly
-the whole machine, and two do not stand in each other's way. One processor is left to whoever traces meanwhile: a trial's threads wait for each other, so one that is held up
+The stage writes down how many that is whenever a trial comes, reports or goes; a trial's process reads it when it starts and after each report. So one that is alone has
+the whole machine, and two do not stand in each other's way. While a configuration is traced one processor is left for that: a trial's threads wait for each other, so one that is held up
 holds up all. Whoever chose a number (`OMP_NUM_THREADS`, or `torch.set_num_threads` in the function) keeps it.
 """
 
@@ -15,16 +15,18 @@ from legroom.observe.devices import processors
 class ProcessorShare:
     """The stage's side."""
 
-    def __init__(self, file: Path, ranks: int, *, traces: bool) -> None:
-        """`traces`: configurations are traced while trials run."""
-        self.file, self._ranks, self._left = file, ranks, int(traces)
+    def __init__(self, file: Path, ranks: int) -> None:
+        self.file, self._ranks, self._written = file, ranks, 0
 
-    def divide(self, trials: int) -> None:
-        """So many trials are at work from now on."""
-        share = max(1, (processors() - self._left) // (max(1, trials) * self._ranks))
+    def divide(self, trials: int, *, traces: bool) -> None:
+        """So many trials are at work from now on. `traces`: while a configuration is traced."""
+        share = max(1, (processors() - int(traces)) // (max(1, trials) * self._ranks))
+        if share == self._written:
+            return
         with contextlib.suppress(OSError):  # a full disk is told by what must be written
             self.file.parent.mkdir(parents=True, exist_ok=True)
             self.file.write_text(str(share))
+            self._written = share
 
 
 class Threads:

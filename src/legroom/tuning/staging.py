@@ -49,9 +49,7 @@ class Stage:
 
     def __init__(self, job: Job, conductor: Conductor) -> None:
         self._job, self._conductor = job, conductor
-        self._processors = ProcessorShare(
-            conductor.folder_of(0).with_name("threads"), job.ranks, traces=bool(job.places)
-        )
+        self._processors = ProcessorShare(conductor.folder_of(0).with_name("threads"), job.ranks)
         self.slots = slots_for(job)
         """Trials at once at most."""
         self._ahead = look_ahead(job, self.slots)
@@ -103,12 +101,13 @@ class Stage:
             micro_batch=told.micro_batch,
         )
         self._running[number].decision = decision
+        self._share_processors()
         return decision.action
 
     def ended(self, number: int, end: TrialEnd) -> None:
         """A trial's processes are gone: it is over, or will be handed out again."""
         trial = self._running.pop(number)
-        self._processors.divide(self.running)
+        self._share_processors()
         self._packer.release(number)
         self._conductor.measured(number, end.actual_bytes, end.ooms)
         if end.is_disk_full:
@@ -152,6 +151,9 @@ class Stage:
             return self._ahead
         return 1 if self.running >= self.slots else min(self._ahead, len(self._ready) + 1)
 
+    def _share_processors(self) -> None:
+        self._processors.divide(self.running, traces=self._conductor.awaits_estimate)
+
     def _more_room(self, number: int, trial: _OnStage) -> int | None:
         """What a GPU must have for a trial that met a full one: any to itself, then a larger one; None where there is none."""
         if not trial.is_alone and number not in self._alone:
@@ -184,7 +186,7 @@ class Stage:
             min((place.memory for place in places), default=0),
             [place.memory for place in self._job.places if place.index in ready.admission.fits],
         )
-        self._processors.divide(self.running)
+        self._share_processors()
         self._conductor.started(ready.number, ", ".join(place.name for place in places) or "cpu", fit)
         return [self._order(ready, placement, rank) for rank in range(self._job.ranks)]
 

@@ -19,8 +19,8 @@ def eight_processors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def shared(folder: Path, ranks: int = 1, *, traces: bool = False) -> ProcessorShare:
-    return ProcessorShare(folder / "trials" / "threads", ranks, traces=traces)
+def shared(folder: Path, ranks: int = 1) -> ProcessorShare:
+    return ProcessorShare(folder / "trials" / "threads", ranks)
 
 
 def test_a_trial_has_more_threads_when_others_have_gone(tmp_path: Path) -> None:
@@ -28,22 +28,26 @@ def test_a_trial_has_more_threads_when_others_have_gone(tmp_path: Path) -> None:
     threads = Threads(str(share.file))
     seen = []
     for trials in (1, 4, 2, 99):
-        share.divide(trials)
+        share.divide(trials, traces=False)
         threads.take()
         seen.append(torch.get_num_threads())
     assert seen == [8, 2, 4, 1]
 
 
-def test_one_processor_is_left_to_who_traces(tmp_path: Path) -> None:
-    share = shared(tmp_path, traces=True)
-    share.divide(1)
-    Threads(str(share.file)).take()
-    assert torch.get_num_threads() == 7
+def test_one_processor_is_left_while_something_is_traced(tmp_path: Path) -> None:
+    share = shared(tmp_path)
+    threads = Threads(str(share.file))
+    seen = []
+    for traces in (True, False):
+        share.divide(1, traces=traces)
+        threads.take()
+        seen.append(torch.get_num_threads())
+    assert seen == [7, 8]
 
 
 def test_ranks_of_a_trial_share_too(tmp_path: Path) -> None:
     share = shared(tmp_path, ranks=2)
-    share.divide(2)
+    share.divide(2, traces=False)
     Threads(str(share.file)).take()
     assert torch.get_num_threads() == 2
 
@@ -51,10 +55,10 @@ def test_ranks_of_a_trial_share_too(tmp_path: Path) -> None:
 def test_a_number_that_the_function_chose_stays(tmp_path: Path) -> None:
     share = shared(tmp_path)
     threads = Threads(str(share.file))
-    share.divide(2)
+    share.divide(2, traces=False)
     threads.take()
     torch.set_num_threads(3)
-    share.divide(1)
+    share.divide(1, traces=False)
     threads.take()
     assert torch.get_num_threads() == 3
 
@@ -63,7 +67,7 @@ def test_a_number_in_the_environment_stays(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     before = torch.get_num_threads()
     share = shared(tmp_path)
-    share.divide(2)
+    share.divide(2, traces=False)
     Threads(str(share.file)).take()
     assert torch.get_num_threads() == before
 
