@@ -224,6 +224,35 @@ for step in range(1000):
     assert answer["by_category"]["activation"] >= 1000 * 2048 * 4
 
 
+def test_without_a_loader_the_largest_batch_is_found_by_the_script_s_own_argument(tmp_path: Path) -> None:
+    script = """
+import argparse
+import torch
+from torch import nn
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch_size", type=int, default=4000)
+size = parser.parse_args().batch_size
+model = nn.Sequential(nn.Linear(256, 2048), nn.ReLU(), nn.Linear(2048, 10)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    model(torch.randn(size, 256).cuda()).square().mean().backward()
+    optimizer.step()
+"""
+    answer = told(estimate(tmp_path, script, gpu="1GiB"))
+    assert answer["batch_size"] == 4000
+    largest = answer["max_batch_size"]
+    assert answer["batches_tried"][str(largest)]
+    assert (
+        0.9
+        < largest
+        * 2048
+        * 4
+        * 3
+        / (answer["capacity_bytes"] - answer["peak_device_bytes"] + answer["peak_reserved_bytes"])
+        < 1
+    )
+
+
 @pytest.mark.parametrize(
     ("script", "words", "sentence"),
     [

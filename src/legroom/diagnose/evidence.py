@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from legroom.diagnose.batch_argument import BatchArgument
 from legroom.diagnose.leaks import Leak
 from legroom.diagnose.oom import classify
 from legroom.diagnose.picture import budget_of, free_at
 from legroom.findings import Finding
 from legroom.memory.events import Alloc, Category, Frame, Holder, Oom, Phase
 from legroom.memory.state import State
+from legroom.observe.batch_argument import BatchArgument
 
 
 @dataclass(frozen=True, kw_only=True)

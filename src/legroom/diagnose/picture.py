@@ -72,20 +72,33 @@ def row_as_dict(row: Holding) -> dict[str, Any]:
 
 
 def picture_at_peak(
-    ledger: Ledger, device: int, capacity: int, *, other: int = 0, rest: str = "free"
+    ledger: Ledger, device: int, capacity: int, *, other: int = 0, reserved: int = 0, rest: str = "free"
 ) -> Picture | None:
-    """The moment of most live bytes; None where the device never held any. `rest` is what to call the remainder."""
+    """The moment of most live bytes; None where the device never held any.
+
+    `reserved`: what PyTorch takes from the device in the end, where that may be more than at that moment. `rest` is
+    what to call the remainder.
+    """
     peak = ledger.peak(device)
     if peak.bytes <= 0:
         return None
     state = ledger.at(peak.index, device)
+    reserved = max(reserved, state.reserved)
     shares = [
         Share("not PyTorch's", other),
         *_category_shares(state),
-        Share("reserved, not in use", max(state.reserved - state.allocated, 0)),
+        Share("reserved, not in use", max(reserved - state.allocated, 0)),
     ]
     return _picture(
-        state, device, capacity, shares, step=peak.step, phase=str(peak.phase), time=peak.time, rest=rest
+        state,
+        device,
+        capacity,
+        shares,
+        step=peak.step,
+        phase=str(peak.phase),
+        time=peak.time,
+        reserved=reserved,
+        rest=rest,
     )
 
 

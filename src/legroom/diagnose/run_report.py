@@ -10,7 +10,6 @@ from typing import Any
 
 from legroom.diagnose import ending as endings
 from legroom.diagnose import sources, spilled
-from legroom.diagnose.batch_argument import find_batch_argument
 from legroom.diagnose.command import Command
 from legroom.diagnose.ending import RunEnding
 from legroom.diagnose.evidence import Evidence, block_of
@@ -27,6 +26,7 @@ from legroom.memory.events import Frame, Holder, Note, Oom, Step
 from legroom.memory.garbage_collection import no_garbage_collection
 from legroom.memory.kept import from_notes as kept_from_notes
 from legroom.memory.ledger import Ledger
+from legroom.observe.batch_argument import find_batch_argument
 from legroom.units import GiB
 
 SCHEMA = "legroom.run/1"

@@ -7,6 +7,7 @@ from typing import Any
 
 from legroom.observe.gpus import find_gpu
 from legroom.observe.script import Script
+from legroom.predict.batch_setting import BatchSetting, find_batch_setting
 from legroom.predict.estimate import Estimate, judge
 from legroom.predict.fit import beside
 from legroom.predict.largest_batch import Search, largest_batch
@@ -30,6 +31,8 @@ class Told:
     options: tuple[Option, ...]
     planned: bool = True
     """Whether the means of saving memory were looked for."""
+    batch_argument: str = ""
+    """The script's own by which its batch size was varied; "" where that was the DataLoader's."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -55,7 +58,7 @@ def estimate_script(
 ) -> Told:
     """Trace a script, search its largest batch, and, where it does not fit, re-trace it with each means of saving memory.
 
-    `plan`: re-trace it with the means even where it fits.     `started`: its process, if that runs already. `tell` is called with the verdict as soon as it stands. Where the script
+    `plan`: re-trace it with the means even where it fits. `started`: its process, if that runs already. `tell` is called with the verdict as soon as it stands. Where the script
     needs data that a trace does not have, it is traced again with real arithmetic on the CPU.
     """
     job = _ScriptJob(script, gpu_name, batch_size, steps, multiple_of, plan, say, tell)
@@ -124,10 +127,14 @@ class _ScriptJob:
 
             return finish
 
-        def trace_at(size: int) -> Trace:
+        def by_loader(size: int) -> Trace:
             self.say(f"looking for the largest batch: {size}")
             return (ahead.pop(size, None) or traced.start(size)).result()
 
+        setting = find_batch_setting(self.script) if now.batch_size is None else None
+        trace_at: Callable[[int], Trace] = by_loader
+        if setting is not None:
+            trace_at, now = self._by_argument(setting), replace(now, batch_size=setting.argument.value)
         wanted = self.plan or not now.fits
         started = start_plan(now, start_with) if wanted else []
         search: Search | None = None
@@ -144,6 +151,30 @@ class _ScriptJob:
                 note = f"No other batch size could be traced: with one, {trouble}"
                 now = replace(now, notes=(*now.notes, note))
         largest = None if search is None or search.largest is None else search.traces[search.largest]
-        options = finish_plan(now, started, start_with, largest=largest) if wanted else []
+        name = setting.argument.name if setting is not None else ""
+        options = (
+            finish_plan(now, started, start_with, largest=largest, batch_argument=name) if wanted else []
+        )
         now = replace(now, max_batch_size=None if search is None else search.largest)
-        return Told(script=self._words, estimate=now, search=search, options=tuple(options), planned=wanted)
+        return Told(
+            script=self._words,
+            estimate=now,
+            search=search,
+            options=tuple(options),
+            planned=wanted,
+            batch_argument=name,
+        )
+
+    def _by_argument(self, setting: BatchSetting) -> Callable[[int], Trace]:
+        """Traces at other sizes, each by the script started anew with another argument."""
+
+        def trace_at(size: int) -> Trace:
+            script = setting.script_with(size)
+            self.say(f"looking for the largest batch: {shlex.join(script.words)}")
+            process = start(script, self.gpu_name, steps=self.steps)
+            with TracedScript(process, find_gpu(self.gpu_name)) as traced:
+                trace = traced.trace()
+            trace.batch_size = size
+            return trace
+
+        return trace_at

@@ -84,11 +84,13 @@ def finish_plan(
     start: StartTrace,
     *,
     largest: Trace | None = None,
+    batch_argument: str = "",
 ) -> list[Option]:
     """Every means that helps, in the order of its price. One that this run cannot be traced with is left out.
 
-    `largest`: the trace of the largest batch that fits, which is a means too where today's does not. If no means is
-    enough by itself, they are put together, cheapest first, until it fits or there are no more.
+    `largest`: the trace of the largest batch that fits, which is a means too where today's does not; `batch_argument`: the
+    script's own for it, where it has no DataLoader. If no means is enough by itself, they are put together, cheapest first,
+    until it fits or there are no more.
     """
     found: dict[Means, Option] = {}
     for means, finish in started:
@@ -97,7 +99,7 @@ def finish_plan(
             found[means] = option
     options = list(found.values())
     if not now.fits and largest is not None:
-        options.insert(1 if Means.FUSED in found else 0, _smaller_batch(now, largest))
+        options.insert(1 if Means.FUSED in found else 0, _smaller_batch(now, largest, batch_argument))
     if not now.fits and not any(option.fits for option in options):
         together: tuple[Means, ...] = ()
         for means in found:
@@ -119,15 +121,16 @@ def _option(means: tuple[Means, ...], now: Estimate, finish: Callable[[], Trace]
     return option if option.saves > LEAST_SAVING * now.peak_device else None
 
 
-def _smaller_batch(now: Estimate, largest: Trace) -> Option:
+def _smaller_batch(now: Estimate, largest: Trace, argument: str) -> Option:
     size = largest.batch_size or 1
+    how = f"the script `{argument} {size}`" if argument else f"the DataLoader `batch_size={size}`"
     pieces = -(-(now.batch_size or size) // size)
     return _judged(
         now,
         largest,
         f"batch of {size}",
         price=f"smaller steps, or gradients accumulated over {pieces} batches for the same step",
-        how=f"give the DataLoader `batch_size={size}`",
+        how=f"give {how}",
     )
 
 

@@ -37,7 +37,8 @@ def further_words(told: Told) -> RenderableType:
 def _verdict_parts(now: Estimate) -> Iterator[RenderableType]:
     yield Text(_verdict(now), style=STYLES[now.verdict])
     whole = max(now.gpu.memory, now.peak_device)
-    picture = picture_at_peak(Ledger(now.trace.events), 0, whole, other=now.gpu.context)
+    other = now.peak_device - now.peak_reserved
+    picture = picture_at_peak(Ledger(now.trace.events), 0, whole, other=other, reserved=now.peak_reserved)
     if picture is not None:
         yield from section("Who holds the memory at the peak", _gpu_words(now))
         yield MemoryBar(picture)
@@ -90,14 +91,17 @@ def _verdict(now: Estimate) -> str:
 def _batch(told: Told) -> str:
     now = told.estimate
     if now.batch_size is None:
-        return "No DataLoader gave its batches, so no other batch size was tried."
+        return (
+            "No DataLoader gives its batches and no argument sets their size: no other batch size was tried."
+        )
     if told.search is None:
         return f"Traced with a batch of {now.batch_size}."
     if now.max_batch_size is None:
         return f"Not even a batch of {min(told.search.tried)} fits (today: {now.batch_size})."
     if now.max_batch_size > 0.99 * MOST:
         return f"Even a batch of {now.max_batch_size} fits (today: {now.batch_size}); none larger was tried."
-    return f"Largest batch that fits: {now.max_batch_size} (today: {now.batch_size}); traced at that size."
+    what = f"`{told.batch_argument}`" if told.batch_argument else "batch"
+    return f"Largest {what} that fits: {now.max_batch_size} (today: {now.batch_size}); traced at that size."
 
 
 def _options(options: tuple[Option, ...]) -> Iterator[RenderableType]:

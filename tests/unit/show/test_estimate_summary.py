@@ -1,28 +1,34 @@
 """What people read of an estimate."""
 
+from dataclasses import replace
+
 import torch
 from rich.console import Group
 from torch import nn
 
 from legroom.predict.api import _Job
-from legroom.predict.estimate import judge
+from legroom.predict.estimate import Estimate, judge
 from legroom.predict.job import Told
 from legroom.predict.largest_batch import Search
 from legroom.predict.plan import Option
 from legroom.show.estimate_summary import further_words, verdict_words
 from legroom.show.terminal import rendered
+from legroom.units import MiB, format_size
+
+
+def estimated(gpu: str) -> Estimate:
+    model = nn.Sequential(nn.Linear(1024, 8192), nn.ReLU(), nn.Linear(8192, 10))
+    batch = (torch.zeros(64, 1024), torch.zeros(64, dtype=torch.long))
+    return judge(_Job(model, (batch,), gpu, None, 2).trace())
 
 
 def words(
     gpu: str, *, options: tuple[Option, ...] = (), largest: int | None = 512, planned: bool = True
 ) -> str:
-    model = nn.Sequential(nn.Linear(1024, 8192), nn.ReLU(), nn.Linear(8192, 10))
-    batch = (torch.zeros(64, 1024), torch.zeros(64, dtype=torch.long))
-    trace = _Job(model, (batch,), gpu, None, 2).trace()
     search = Search(tried={64: True, 512: largest is not None})
     told = Told(
         script="train.py",
-        estimate=judge(trace, max_batch_size=largest),
+        estimate=replace(estimated(gpu), max_batch_size=largest),
         search=search,
         options=options,
         planned=planned,
@@ -38,6 +44,24 @@ def test_the_first_line_is_the_verdict() -> None:
 def test_the_largest_batch_stands_beside_todays() -> None:
     assert "Largest batch that fits: 512 (today: 64); traced at that size." in words("rtx4090")
     assert "Not even a batch of 64 fits (today: 64)." in words("500MiB", largest=None)
+
+
+def test_what_is_needed_and_what_is_free_add_up_to_the_gpu_where_the_cache_grows_after_the_peak() -> None:
+    now = estimated("8GiB")
+    later = replace(now, peak_reserved=now.peak_reserved + 512 * MiB, peak_device=now.peak_device + 512 * MiB)
+    free = format_size(now.gpu.memory - later.peak_device)
+    assert f"  free                 {free:>9}" in rendered(verdict_words(later), width=80)
+
+
+def test_where_the_batch_is_an_argument_its_name_is_said() -> None:
+    told = Told(
+        script="train.py",
+        estimate=replace(estimated("8GiB"), max_batch_size=512),
+        search=Search(tried={512: True}),
+        options=(),
+        batch_argument="--batch_size",
+    )
+    assert "Largest `--batch_size` that fits: 512 (today: 64)" in rendered(further_words(told), width=80)
 
 
 def test_means_have_their_peak_their_price_and_what_to_change() -> None:

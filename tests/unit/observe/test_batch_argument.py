@@ -2,7 +2,7 @@
 
 import pytest
 
-from legroom.diagnose.batch_argument import find_batch_argument
+from legroom.observe.batch_argument import declared_batch_argument, find_batch_argument
 
 
 @pytest.mark.parametrize(
@@ -52,3 +52,17 @@ def test_there_may_be_no_smaller_one(fraction):
 )
 def test_the_smaller_one_takes_the_old_ones_place(words, changed):
     assert find_batch_argument(words).smaller(0.5).put_into(words) == changed
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ('parser.add_argument("--batch-size", type=int, default=32)', ["--batch-size", "32"]),
+        ('parser.add_argument("-b", "--batch_size", default=8, type=int)', ["--batch_size", "8"]),
+        ('parser.add_argument("--batch-size", type=int)', []),
+        ('parser.add_argument("--epochs", default=3)\nbatch_size = 8', []),
+        ("print 'Python 2'", []),
+    ],
+)
+def test_a_default_that_the_script_declares_is_known(source, words):
+    assert declared_batch_argument(source) == words
