@@ -68,6 +68,25 @@ def test_bfloat16_is_split_later_than_float16():
     assert partial_sums(product, 0, (8, 1), "float16") > partial_sums(product, 0, (8, 1), "bfloat16") == 0
 
 
+def test_a_deep_product_is_cut_into_parts_that_are_still_deep():
+    """392 and 400 steps, on 132 blocks: an H200's eleven and twelve parts."""
+    answers = [
+        partial_sums(Product(128, 128, depth, column_taps=8), 0, (1, 1), "float32")
+        for depth in (392 * 32, 400 * 32)
+    ]
+
+    assert answers == [parts * 8 * (128 * 128 + 1) * 4 for parts in (11, 12)]
+
+
+def test_what_is_left_over_after_many_rounds_is_split_as_after_one():
+    few, many = (
+        partial_sums(Product(128 * tiles, 128, 128, depth_taps=9), 0, (8, 1), "float32")
+        for tiles in (120 + 8, 17 * 120 + 8)
+    )
+
+    assert few == many == 4 * 8 * (128 * 128 + 1) * 4
+
+
 def test_tiles_that_fill_the_gpu_evenly_leave_nothing_to_split():
     assert partial_sums(Product(128 * 132, 128, 100_000), 0, (1, 1), "float32") == 0
 
