@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.modules import module as _hooks
 
 from legroom.memory.events import Frame, Phase
+from legroom.observe.backward_engine import ACCUMULATES, next_number
 from legroom.observe.module_names import ModuleNames, part_begun
 
 
@@ -178,19 +179,6 @@ class ModuleStack:
 
 # --- where backward operations come from ------------------------------------------------------------------------
 
-_ACCUMULATE = 2**63  # nodes that accumulate gradients carry the largest sequence number
-
-
-def _no_node() -> None:
-    return None
-
-
-current_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", _no_node)
-"""The autograd node being run by the engine on this thread, or None outside a backward pass.
-
-Without torch's private call, backward operations are attributed to the line that called `backward()`."""
-_next_sequence_number = getattr(torch._C._autograd, "_get_sequence_nr", None)
-
 
 class Origins:
     """Sequence number of an autograd node → the place of the forward operation that made it."""
@@ -204,9 +192,9 @@ class Origins:
 
     def leave(self, place: Place) -> None:
         """The operation just run, with gradients on, stands at `place`."""
-        if _next_sequence_number is None:
+        if next_number is None:
             return
-        number = _next_sequence_number() - 1
+        number = next_number() - 1
         numbers = self._numbers
         if numbers and number <= numbers[-1]:  # made no node of its own, or another thread's count
             return
@@ -218,7 +206,7 @@ class Origins:
     def find(self, node: Any) -> Place | None:
         """The forward place of `node`; for a view (which leaves none), of the operation before it."""
         number = node._sequence_nr()
-        if number >= _ACCUMULATE:
+        if number >= ACCUMULATES:
             return self._last
         position = bisect_right(self._numbers, number) - 1
         self._last = self._places[max(position, 0)] if self._places else None

@@ -16,7 +16,7 @@ from types import FrameType
 import torch
 
 from legroom.observe import cuda_calls
-from legroom.observe.attribution import current_node
+from legroom.observe.backward_engine import current_node
 from legroom.observe.cuda_calls import CudaCalls
 from legroom.observe.cuda_sightings import Sightings
 from legroom.observe.cuda_trace import Failure

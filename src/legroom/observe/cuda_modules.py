@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from legroom.observe.attribution import current_node
+from legroom.observe.backward_engine import current_node
 from legroom.observe.cuda_marks import BACKWARD, FORWARD, INFERENCE, Marks
 from legroom.observe.module_names import ModuleNames, part_begun
 

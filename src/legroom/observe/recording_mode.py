@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from legroom.observe.backward_engine import in_backward_pass
 from legroom.observe.residence import INHERIT
-from legroom.observe.stand_ins import ASKS_DEVICE, in_backward_pass, makes_from_nothing
+from legroom.observe.stand_ins import ASKS_DEVICE, makes_from_nothing
 
 if TYPE_CHECKING:
     from legroom.observe.recorder import Recorder

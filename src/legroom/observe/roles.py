@@ -14,7 +14,7 @@ from torch import nn
 
 from legroom.memory.events import Category, Event, Phase, Tag
 from legroom.observe import autograd_graph
-from legroom.observe.attribution import current_node
+from legroom.observe.backward_engine import current_node
 from legroom.observe.storages import Live, storage_of, tensors_in
 
 GUESSES = (Category.TEMPORARY, Category.INPUT)

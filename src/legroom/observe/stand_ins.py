@@ -22,6 +22,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
 from torch.nn.parameter import is_lazy
 
+from legroom.observe.backward_engine import in_backward_pass
 from legroom.observe.known_values import LARGEST, KnownValues, needs_values
 from legroom.observe.operations import overloads
 from legroom.observe.shape_memory import ShapeMemory
@@ -234,12 +235,6 @@ def _is_sparse(result: Any) -> bool:
 
 def makes_from_nothing(func: Any) -> bool:
     return id(func) in _FACTORIES
-
-
-def in_backward_pass() -> bool:
-    """Without torch's private id of the running backward pass, what it makes from nothing is taken for the host's."""
-    ask = getattr(torch._C, "_current_graph_task_id", None)
-    return ask is not None and ask() != -1
 
 
 def _is_building(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:

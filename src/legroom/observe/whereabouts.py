@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from legroom.memory.events import Category, Phase
-from legroom.observe.attribution import ModuleStack, Origins, Place, current_node, user_frame
+from legroom.observe.attribution import ModuleStack, Origins, Place, user_frame
+from legroom.observe.backward_engine import current_node
 from legroom.observe.operations import overloads
 from legroom.observe.roles import Roles
 from legroom.observe.storages import tensors_in

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from legroom.memory.events import Event
 from legroom.observe import cuda_history
-from legroom.observe.attribution import current_node
+from legroom.observe.backward_engine import current_node
 from legroom.observe.cuda_calls import CudaCalls, Observer
 from legroom.observe.cuda_history import CudaHistory
 from legroom.observe.cuda_peaks import Peaks

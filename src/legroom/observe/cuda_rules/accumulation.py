@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from legroom.observe.attribution import current_node
+from legroom.observe.backward_engine import current_node, in_backward_pass
 
 _ADD = torch.ops.aten.add.Tensor
 _ADD_IN_PLACE = torch.ops.aten.add_.Tensor
@@ -66,13 +66,7 @@ def _writes_into_zeros(func: Any, args: Any) -> bool:
 
 def _engine_is_at_work() -> bool:
     """Whether this is a backward pass that nobody will differentiate."""
-    return _in_engine() and not torch.is_grad_enabled()
-
-
-def _in_engine() -> bool:
-    """Without torch's private id of the running backward pass, gradients are taken to be added out of place."""
-    ask = getattr(torch._C, "_current_graph_task_id", None)
-    return ask is not None and ask() != -1
+    return in_backward_pass() and not torch.is_grad_enabled()
 
 
 def _dense(tensor: torch.Tensor) -> bool:
@@ -102,7 +96,7 @@ class _Watch(TorchDispatchMode):
         self.seen: tuple[int, int] | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is _ADD and _in_engine():
+        if func is _ADD and in_backward_pass():
             self.seen = _counts(args[0])
         return func(*args, **(kwargs or {}))
 

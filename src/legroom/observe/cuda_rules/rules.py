@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from legroom.observe.backward_engine import in_backward_pass
 from legroom.observe.cuda_rules import (
     accumulation,
     attention,
@@ -71,7 +72,7 @@ class CudaRules:
             name: args[index] if index < len(args) else kwargs.get(name, default) if kwargs else default
             for index, (name, default) in enumerate(parameters)
         }
-        plan = rule(Call(func, arguments, result, self.gpu, _in_backward()))
+        plan = rule(Call(func, arguments, result, self.gpu, in_backward_pass()))
         if plan is not None and plan.note:
             self.notes.setdefault(plan.note)
         return plan
@@ -120,12 +121,6 @@ def _rule_for(func: Any) -> tuple[Rule, list[tuple[str, Any]]] | None:
         for argument in schema.arguments
     ]
     return rule, parameters
-
-
-def _in_backward() -> bool:
-    """Whether the autograd engine is at work: private, and without it everything counts as forward."""
-    ask = getattr(torch._C, "_current_graph_task_id", None)
-    return ask is not None and ask() != -1
 
 
 _RULES: dict[str, Rule] = {

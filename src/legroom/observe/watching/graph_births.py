@@ -12,13 +12,8 @@ from typing import Any, NamedTuple
 import torch
 
 from legroom.observe import autograd_graph
+from legroom.observe.backward_engine import ACCUMULATES, next_number
 from legroom.observe.storages import storage_of
-
-_ACCUMULATES = 2**63
-"""Nodes that add up gradients carry the largest number; they live as long as their parameter."""
-_ask_number: Any = getattr(torch._C._autograd, "_get_sequence_nr", None)
-"""The number that the next node made on this thread will have. Without torch's private call, graphs are told by the tensors that
-hold them."""
 
 
 class StepMarks:
@@ -35,7 +30,7 @@ class StepMarks:
     def end_step(self, step: int) -> None:
         self.count += 1
         self._steps.append(step)
-        self._ends.append(0 if _ask_number is None else _ask_number())
+        self._ends.append(0 if next_number is None else next_number())
         if len(self._ends) > 2 * self.KEEP:
             del self._steps[: -self.KEEP], self._ends[: -self.KEEP]
 
@@ -129,7 +124,7 @@ class Births:
     def step_of(self, node: Any) -> int | None:
         """When a node was made; None for what is older than the marks, or adds up a gradient."""
         number = node._sequence_nr()
-        return None if number >= _ACCUMULATES else self._marks.step_of(number)
+        return None if number >= ACCUMULATES else self._marks.step_of(number)
 
     def reached_from(self, node: Any, *, most: int = 20_000) -> int:
         """How many steps have nodes below this one."""
