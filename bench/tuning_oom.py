@@ -31,7 +31,7 @@ SEARCHES = ("random", "optuna", "hyperopt", "bayes")
 SYSTEMS = ("ray", "ray, catches", "ray, learns at once", "ray, half", "legroom on ray", "legroom local")
 TRIALS = {"random": 16, "optuna": 16, "hyperopt": 20, "bayes": 16}
 """Of one study: with what is rejected, more proposals than the searcher draws at random (ten, HyperOpt twenty)."""
-LONGEST = 120.0
+LONGEST = 90.0
 """Seconds after which a study of plain Ray's is ended: it may stand still."""
 TYPICAL = {"channels": 32, "units": 2048, "batch_size": 128, "lr": 1e-3, "dropout": 0.2, "epochs": 3}
 """By which the number of threads is chosen."""

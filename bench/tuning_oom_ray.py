@@ -87,7 +87,7 @@ def run_plain(
                     metric="loss",
                     mode="min",
                     num_samples=trials,
-                    search_alg=searcher(search, seed, help),
+                    search_alg=searcher(search, seed, help, longest),
                     time_budget_s=longest,
                     reuse_actors=True,
                 ),
@@ -147,7 +147,7 @@ def configuration(search: str, drawn: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def searcher(search: str, seed: int, help: Help) -> SearchAlgorithm | Searcher:
+def searcher(search: str, seed: int, help: Help, longest: float) -> SearchAlgorithm | Searcher:
     if search == "random":
         return BasicVariantGenerator(random_state=seed)
     made: Searcher
@@ -159,7 +159,19 @@ def searcher(search: str, seed: int, help: Help) -> SearchAlgorithm | Searcher:
         made = BayesOptSearch(
             random_state=seed, skip_duplicate=False, random_search_steps=0 if help.learns_at_once else 10
         )
-    return ConcurrencyLimiter(made, max_concurrent=2 if help.half else 1)
+    return UntilLate(made, 2 if help.half else 1, longest)
+
+
+class UntilLate(ConcurrencyLimiter):
+    """Proposes nothing after so many seconds: while Ray waits for a proposal (up to ten minutes, once nothing runs) it does not look at the time."""
+
+    def __init__(self, searcher: Searcher, max_concurrent: int, seconds: float) -> None:
+        super().__init__(searcher, max_concurrent)
+        self._end = time.monotonic() + seconds
+
+    def suggest(self, trial_id: str) -> Any:
+        told = super().suggest(trial_id)
+        return Searcher.FINISHED if told is None and time.monotonic() > self._end else told
 
 
 class Watch(ray_tune.Callback):
