@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from legroom.memory.events import Alloc, Category, Event, Frame, Free, Note, Oom, Phase, Segment, Step, Tag
+from legroom.observe import autograd_graph
 from legroom.observe.cuda_marks import BACKWARD, FORWARD, INFERENCE, OPTIMIZER, OTHER, Marks
 from legroom.observe.cuda_sightings import Sighting
 from legroom.observe.cuda_trace import Batch, DeviceHistory, Failure, Pending
@@ -241,7 +242,10 @@ def test_a_failure_without_an_entry_is_told_all_the_same(program: Program) -> No
     assert (oom.requested, oom.limit, oom.other, oom.message) == (20 * MiB, 100 * MiB, 148 * MiB, "no memory")
 
 
-def test_what_a_block_is_at_a_failure_follows_from_who_holds_it(program: Program) -> None:
+def test_what_a_block_is_at_a_failure_follows_from_who_holds_it(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(autograd_graph, "tells_saved", lambda: True)
     program.marks.advance(FORWARD, "Net")
     for address in (4096, 8192, 12288, 16384, 20480):
         program.alloc(address, 512)
