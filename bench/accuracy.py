@@ -161,7 +161,8 @@ def show_summary(rows: list[Row], *, markdown: bool) -> None:
     }
     if len(halves) > 1:
         halves["all"] = rows
-    show("summary", SUMMARY, [[name, *summary(chosen)] for name, chosen in halves.items()], markdown)
+    title = "" if markdown else "summary"
+    show(title, SUMMARY, [[name, *summary(chosen)] for name, chosen in halves.items()], markdown)
 
 
 def show_peers(rows: list[Row], *, markdown: bool) -> None:
@@ -191,7 +192,8 @@ def show_peers(rows: list[Row], *, markdown: bool) -> None:
                 *(f"{value:.1%}" for value in (median(ours), percentile(ours, 0.95), min(ours))),
             ],
         )
-        show("allocated, by estimator", ["", "cases", "median", "p95", "worst under"], told, markdown)
+        title = "" if markdown else "allocated, by estimator"
+        show(title, ["", "cases", "median", "p95", "worst under"], told, markdown)
 
 
 SUMMARY = [
@@ -232,7 +234,8 @@ def show(title: str, columns: list[str], rows: list[list[str]], markdown: bool) 
     if not markdown:
         print_table(title, columns, rows)
         return
-    print(f"\n### {title}\n")
+    if title:
+        print(f"\n### {title}\n")
     for cells in (columns, ["---"] * len(columns), *rows):
         print("| " + " | ".join(cells) + " |")
 
