@@ -29,6 +29,7 @@ from legroom.diagnose.explain_families import family_of
 from legroom.diagnose.explain_figures import causes_from_figures, sentence_of_figures, sentence_of_sizes
 from legroom.diagnose.explain_headlines import Headline
 from legroom.diagnose.explain_log import Found, Sighting, pieces_of, search_log
+from legroom.diagnose.explain_rules import CAUSES_SAID
 from legroom.diagnose.oom import Failure, classify
 from legroom.diagnose.oom_figures import Figures, read_figures
 from legroom.diagnose.oom_spellings import Certainty
@@ -243,6 +244,7 @@ def _built(
 ) -> Explanation:
     page = find_page(code)
     meaning, causes = page_parts(code)
+    causes = _said_first(code, causes, message)
     sentence = sentence_of_figures(figures) if kind == "oom" else sentence_of_sizes(message)
     more = [Cause(**each) for each in causes_from_figures(figures)] if kind == "oom" else []
     return Explanation(
@@ -257,6 +259,12 @@ def _built(
         figures={name: value for name, value in asdict(figures).items() if value is not None},
         earlier=earlier,
     )
+
+
+def _said_first(code: str, causes: tuple[Cause, ...], message: str) -> tuple[Cause, ...]:
+    """A page's causes, the one first that the error's own words name."""
+    said = {number for page, number, pattern in CAUSES_SAID if page == code and pattern.search(message)}
+    return tuple(cause for _, cause in sorted(enumerate(causes, 1), key=lambda each: each[0] not in said))
 
 
 def _undecided(causes: tuple[Cause, ...], more: list[Cause]) -> tuple[Cause, ...]:

@@ -188,3 +188,24 @@ RULES: tuple[Rule, ...] = (
     _rule("LG728", r"CUDA error executing |cudaSuccess'? failed", weak=True),
     _rule("LG728", r"(?:CUDA|HIP) (?:runtime |driver |kernel )?error: (?!out of memory)|Triton Error \[(?:CUDA|HIP)\]: (?!out of memory)|(?:CUDA|HIP)_ERROR_\w+|cudaError[A-Z]\w+|hipError[A-Z]\w+", weak=True),
 )  # fmt: skip
+
+CAUSES_SAID = tuple(
+    (code, number, re.compile(pattern, re.IGNORECASE))
+    for code, number, pattern in (
+        ("LG712", 1, r"\btarget\b|n_classes|class values"),
+        ("LG712", 2, r"index out of range in self"),
+        ("LG712", 3, r"probability tensor|out of bounds for dimension|between 0 and 1"),
+        ("LG716", 1, r"size of tensor a|except in dimension"),
+        ("LG716", 2, r"stack expects each tensor"),
+        ("LG716", 3, r"target"),
+        ("LG716", 4, r"more than 1 value per channel"),
+        ("LG717", 1, r"\b(?:module|_orig_mod)\."),
+        ("LG717", 2, r"size mismatch"),
+        ("LG733", 1, r"already in use|EADDRINUSE"),
+        ("LG733", 3, r"not been initialized"),
+        ("LG770", 1, r"second time"),
+        ("LG770", 2, r"not require grad|not have been used in the graph"),
+        ("LG770", 3, r"in-?place operation"),
+    )
+)
+"""Which cause of a page, by its number there, an error's own words name."""

@@ -314,3 +314,27 @@ def test_a_number_in_a_check_and_a_graph_of_a_library_are_told_for_what_they_are
 ) -> None:
     told = explain(text)
     assert (told.kind, told.code) == (kind, code)
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (
+            "RuntimeError: one of the variables needed for gradient computation has been modified by an inplace operation",
+            "changed in place",
+        ),
+        ("RuntimeError: Trying to backward through the graph a second time", "a second time"),
+        (
+            "RuntimeError: element 0 of tensors does not require grad and does not have a grad_fn",
+            "loss has no graph",
+        ),
+        ("IndexError: index out of range in self", "embedding"),
+        ("IndexError: Target 7 is out of bounds.", "class label"),
+        (
+            "ValueError: Expected more than 1 value per channel when training, got input size torch.Size([1, 8])",
+            "last batch",
+        ),
+    ],
+)
+def test_the_cause_that_the_words_name_stands_first(text: str, cause: str) -> None:
+    assert cause in explain(text).causes[0].cause
