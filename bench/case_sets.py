@@ -4,9 +4,20 @@
 `sealed`: others of that kind, which nobody who made rules had seen before they were scored.
 `third`: a third set, by another author and sealed in the same way, after the second had been used to mend rules.
 `fourth`: the same once more, by yet another author, after the third had been used.
+`fifth`: and once more, after the fourth.
 """
 
 from bench.case import CaseSet
+from bench.fifth_attention import FIFTH_ATTENTION
+from bench.fifth_classifiers import FIFTH_CLASSIFIERS
+from bench.fifth_dense import FIFTH_DENSE
+from bench.fifth_finetuned import FIFTH_FINETUNED
+from bench.fifth_makers import FIFTH_MAKERS
+from bench.fifth_senses import FIFTH_SENSES
+from bench.fifth_series import FIFTH_SERIES
+from bench.fifth_signals import FIFTH_SIGNALS
+from bench.fifth_tables import FIFTH_TABLES
+from bench.fifth_texts import FIFTH_TEXTS
 from bench.fourth_adversaries import FOURTH_ADVERSARIES
 from bench.fourth_attention import FOURTH_ATTENTION
 from bench.fourth_classifiers import FOURTH_CLASSIFIERS
@@ -81,5 +92,17 @@ CASE_SETS: dict[str, CaseSet] = {
         FOURTH_SERIES,
         FOURTH_TABLES,
         FOURTH_OTHERS,
+    ),
+    "fifth": CaseSet.joined(
+        FIFTH_CLASSIFIERS,
+        FIFTH_FINETUNED,
+        FIFTH_DENSE,
+        FIFTH_MAKERS,
+        FIFTH_SIGNALS,
+        FIFTH_TEXTS,
+        FIFTH_SENSES,
+        FIFTH_ATTENTION,
+        FIFTH_SERIES,
+        FIFTH_TABLES,
     ),
 }

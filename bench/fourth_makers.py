@@ -108,7 +108,7 @@ class _Step(nn.Module):
         return y + self.leave(looked).transpose(1, 2).reshape(y.shape)
 
 
-class _Noise(nn.Module):
+class Noise(nn.Module):
     """A U-Net that tells the noise of a picture; two blocks on each level, attention on the last ones."""
 
     def __init__(
@@ -164,7 +164,7 @@ class _Noise(nn.Module):
         return out
 
 
-def _noisy(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def noisy(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """A picture with noise, the noise, and the time that says how much of it there is."""
     time, noise = torch.rand(len(x), device=x.device), torch.randn_like(x)
     angle = (time * math.pi / 2).view(-1, 1, 1, 1)
@@ -176,10 +176,10 @@ def clothes_by_kind() -> Spec:
     """Grey pictures of 28 (padded to 32) and what they show."""
 
     def loss(model: nn.Module, x: Tensor, kind: Tensor) -> Tensor:
-        mixed, noise, time = _noisy(F.pad(x, (2, 2, 2, 2)))
+        mixed, noise, time = noisy(F.pad(x, (2, 2, 2, 2)))
         return F.mse_loss(model(mixed, time, kind), noise)
 
-    return Spec(_Noise(1, 32, (1, 2, 4), classes=10), labelled(1, 28, 28, classes=10), loss)
+    return Spec(Noise(1, 32, (1, 2, 4), classes=10), labelled(1, 28, 28, classes=10), loss)
 
 
 @case("adamw", "amp_bf16", 32, ema=True, clip=True)
@@ -187,10 +187,10 @@ def bedrooms() -> Spec:
     """Pictures of 64, attention on the two smallest levels."""
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
-        mixed, noise, time = _noisy(x)
+        mixed, noise, time = noisy(x)
         return F.mse_loss(model(mixed, time).float(), noise)
 
-    return Spec(_Noise(3, 96, (1, 2, 3, 4), looking=2), alone(3, 64, 64), loss)
+    return Spec(Noise(3, 96, (1, 2, 3, 4), looking=2), alone(3, 64, 64), loss)
 
 
 @case("adamw", "amp_fp16", 16, accumulate=2, clip=True)
@@ -198,11 +198,11 @@ def codes_told_by_words() -> Spec:
     """Codes of 40 by 40, every level looks at seventy-seven words that were read before."""
 
     def loss(model: nn.Module, x: Tensor, words: Tensor) -> Tensor:
-        mixed, noise, time = _noisy(x)
+        mixed, noise, time = noisy(x)
         return F.mse_loss(model(mixed, time, words=words).float(), noise)
 
     return Spec(
-        _Noise(4, 128, (1, 2, 4), looking=3, words=512), made(numbers(4, 40, 40), numbers(77, 512)), loss
+        Noise(4, 128, (1, 2, 4), looking=3, words=512), made(numbers(4, 40, 40), numbers(77, 512)), loss
     )
 
 
@@ -211,11 +211,11 @@ def sharper_step_by_step() -> Spec:
     """Diffusion that begins with a small picture, laid beside the noise (SR3)."""
 
     def loss(model: nn.Module, small: Tensor, large: Tensor) -> Tensor:
-        mixed, noise, time = _noisy(large)
+        mixed, noise, time = noisy(large)
         beside = F.interpolate(small, scale_factor=4, mode="bicubic")
         return F.l1_loss(model(torch.cat([mixed, beside], 1), time), noise)
 
-    return Spec(_Noise(6, 48, (1, 2, 4, 4), told=3), made(numbers(3, 24, 24), numbers(3, 96, 96)), loss)
+    return Spec(Noise(6, 48, (1, 2, 4, 4), told=3), made(numbers(3, 24, 24), numbers(3, 96, 96)), loss)
 
 
 class _Gates(nn.Module):
