@@ -6,6 +6,7 @@ from importlib.metadata import version
 from typing import Any
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -52,12 +53,18 @@ def rules_words() -> RenderableType:
 def _full(finding: LintFinding) -> list[RenderableType]:
     head = Text(f"{finding.code} ", style="bold red")
     head.append(clean(finding.message), style="bold")
-    remedy = Text("  help: ", style="bold cyan")
+    remedy = Text("help: ", style="bold cyan")
     remedy.append(f"{clean(finding.fix)}.", style="not bold default")
     if finding.applicability is not None:
         option = "--fix" if finding.safe else "--fix --unsafe-fixes"
         remedy.append(f"  [{option}]", style="not bold green" if finding.safe else "not bold yellow")
-    return [head, verbatim(f"  --> {_place(finding)}", style="dim"), _frame(finding), remedy, Text("")]
+    return [
+        head,
+        verbatim(f"  --> {_place(finding)}", style="dim"),
+        _frame(finding),
+        Padding(remedy, (0, 0, 0, 2)),
+        Text(""),
+    ]
 
 
 def _frame(finding: LintFinding) -> Text:

@@ -231,7 +231,7 @@ def _holder_table(holders: list[Holder]) -> Table:
     table.add_column(overflow="ellipsis", no_wrap=True)
     table.add_column(overflow="ellipsis", no_wrap=True, style="dim")
     for holder in holders:
-        where = f"{frame_place(holder.frame)} in {clean(holder.frame.function)}" if holder.frame else ""
+        where = frame_place(holder.frame) if holder.frame else ""
         table.add_row(format_size(holder.bytes), Text(clean(holder.path)), where)
     return table
 
