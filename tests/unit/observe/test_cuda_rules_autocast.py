@@ -35,6 +35,8 @@ def test_products_run_in_the_lower_precision(run):
         lambda x: F.group_norm(x.bfloat16(), 2),
         lambda x: x.bfloat16().sum(1),
         lambda x: x.bfloat16().norm(),
+        lambda x: torch.ops.aten.norm(x.bfloat16(), 2, [1]),
+        lambda x: F.pairwise_distance(x.bfloat16(), x.bfloat16()),
         lambda x: x.bfloat16().exp(),
         lambda x: x.bfloat16().pow(2),
         lambda x: F.mse_loss(x.bfloat16(), x.bfloat16()),

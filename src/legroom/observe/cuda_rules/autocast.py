@@ -116,7 +116,7 @@ class Casts:
         elif name in WIDEST:
             change = self._widest
         elif name in NORMS:
-            operation, change = overload(NORMS[name]), self._with_dtype
+            operation, change = overload(NORMS[name]), self._with_dtype(operation)
         else:
             change = self._single
 
@@ -149,9 +149,18 @@ class Casts:
 
         return change
 
-    def _with_dtype(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        dtype = torch.float32 if self._eligible(args[0]) else args[0].dtype
-        return args, {**kwargs, "dtype": dtype}
+    def _with_dtype(self, operation: Any) -> Callable[[Any, Any], tuple[Any, Any]]:
+        """For an overload that takes the dtype: it has none of the defaults of `operation`, and torch leaves out what equals them."""
+        arguments = operation._schema.arguments
+
+        def change(args: Any, kwargs: Any) -> tuple[Any, Any]:
+            dtype = torch.float32 if self._eligible(args[0]) else args[0].dtype
+            left_out = {
+                one.name: one.default_value for one in arguments[len(args) :] if one.has_default_value()
+            }
+            return args, {**left_out, **kwargs, "dtype": dtype}
+
+        return change
 
     def _widest(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         values = [*args, *kwargs.values()]
