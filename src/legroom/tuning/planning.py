@@ -9,10 +9,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-WEIGHTS = (0.0, 0.3, 0.6, 1.0, 1.6, 3.0)
+WEIGHTS = (0.0, 0.5, 1.0, 2.0)
 """Of a trial's length against its size: a large one finds room only while there is much of it, a long one must not begin last."""
 EFFORT = 16 * 32 * 32
-"""Futures times the square of the trials that wait: so much is played, a few hundredths of a second."""
+"""Futures times the square of the trials that wait: so much is played, about a hundredth of a second."""
+MOST = 128
+"""Trials that are planned; more wait only where so many run at once that a plan gains little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,11 @@ class Room:
 
 def best_order(waiting: Mapping[int, Demand], room: Room) -> list[int]:
     """The trials that wait: of those that have room, whoever comes first here should start first."""
+    oldest, others = sorted(waiting)[:MOST], sorted(waiting)[MOST:]
+    return _planned({number: waiting[number] for number in oldest}, room) + others
+
+
+def _planned(waiting: Mapping[int, Demand], room: Room) -> list[int]:
     least = {n: min((size for size in demand.sizes if size is not None), default=0) for n, demand in waiting.items()}  # fmt: skip
     known = min(len(demand.lengths) for demand in waiting.values())
     futures = range(min(known, max(2, EFFORT // len(waiting) ** 2)))
@@ -96,12 +103,13 @@ def makespan(
 
 def _tightest(demand: Demand, free: Sequence[int], ranks: int) -> list[tuple[int, int]]:
     """GPUs with room, those on which least stays free, with the bytes taken there."""
-    options = [
-        (have - size, index, size)
-        for index, (have, size) in enumerate(zip(free, demand.sizes, strict=True))
-        if size is not None and size <= have
-    ]
-    return [(index, size) for _, index, size in sorted(options)[:ranks]]
+    options = []
+    for index, size in enumerate(demand.sizes):
+        if size is not None and size <= free[index]:
+            options.append((free[index] - size, index, size))
+    if len(options) > 1:
+        options.sort()
+    return [(index, size) for _, index, size in options[:ranks]]
 
 
 def _orders(waiting: Mapping[int, Demand], least: Mapping[int, int]) -> list[list[int]]:

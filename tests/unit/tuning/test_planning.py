@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legroom.tuning.planning import Demand, Room, Taken, best_order, makespan
+from legroom.tuning.planning import MOST, Demand, Room, Taken, best_order, makespan
 
 LENGTHS = st.lists(st.floats(1.0, 100.0), min_size=1, max_size=12)
 
@@ -48,6 +48,13 @@ def test_a_trial_of_two_ranks_waits_for_two_gpus() -> None:
 def test_what_finds_no_room_at_all_is_left_out() -> None:
     waiting = {0: Demand([4], [10.0]), 1: Demand([None], [10.0]), 2: Demand([1], [3.0])}
     assert makespan([0, 1, 2], waiting, {0: 4, 1: 0, 2: 1}, Room([2], [], slots=8), 0) == 3.0
+
+
+def test_of_very_many_the_oldest_are_planned() -> None:
+    waiting = alike({number: [1.0 + number] for number in range(MOST + 5)})
+    order = best_order(waiting, Room([2], [], slots=2))
+    assert sorted(order) == sorted(waiting)
+    assert order[0] == MOST - 1
 
 
 @given(lengths=LENGTHS)
