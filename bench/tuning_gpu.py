@@ -192,6 +192,8 @@ def _neighbour() -> Iterator[None]:
     assert process.stdout.readline().strip() == "here"
     try:
         yield
+        if process.poll() is not None:
+            sys.exit("the other program ended meanwhile: there was more room than is said")
     finally:
         process.kill()
         process.wait()

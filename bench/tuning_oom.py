@@ -177,6 +177,8 @@ def legroom_row(search: Callable[[Path, "Clock"], Any]) -> dict[str, Any]:
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
         found = search(Path(folder) / "study", clock)
+    if found.interrupted:
+        sys.exit("the study was interrupted: what it found says nothing")
     failed = [trial.why for trial in found.trials if trial.state is TrialState.FAILED]
     if failed:
         sys.exit(f"a trial failed otherwise than for want of memory: {failed[0]}")
