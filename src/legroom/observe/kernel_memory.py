@@ -1,13 +1,13 @@
 """Plays what CUDA's kernels take beyond their results (`cuda_rules` says what and when) through the allocator."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
 
 from legroom.observe.attribution import Place
 from legroom.observe.charges import Charges
-from legroom.observe.cuda_rules.plan import Give, Keep, Output, Plan, Take
+from legroom.observe.cuda_rules.plan import Give, Keep, Move, Output, Plan, Take
 from legroom.observe.cuda_rules.rules import CudaRules
 from legroom.observe.storages import storage_of
 
@@ -32,13 +32,15 @@ class KernelMemory:
         plan: Plan,
         charges: Charges,
         born: Born,
+        move: Callable[[int, Place, Any], None],
         device: int,
         place: Place,
         func: Any,
         out: Any,
         fresh: dict[int, Any],
     ) -> None:
-        """One operation, step by step. `fresh`: key → storage of its results that are new memory."""
+        """One operation, step by step. `fresh`: key → storage of its results that are new memory; `move(key, place, func)` gives a storage
+        other memory."""
         by_index = _keys_by_index(out)
         named = {by_index.get(step.index) for step in plan.steps if isinstance(step, Output)}
         for key in [key for key in fresh if key not in named]:
@@ -58,6 +60,8 @@ class KernelMemory:
                         charges.note_spare(taken[step.name][0])
                 elif isinstance(step, Give):
                     charges.give(*taken.pop(step.name), device)
+                elif isinstance(step, Move):
+                    move(by_index[step.index], place, func)
                 elif isinstance(step, Keep) and (device, step.name) not in self._kept:
                     charges.take(step.bytes, device, place, func)
                     self._kept.add((device, step.name))

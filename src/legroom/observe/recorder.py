@@ -175,7 +175,9 @@ class Recorder:
             if place.phase is Phase.BACKWARD:
                 self.residence.backward_device = device
             if plan is not None and self._kernels is not None:
-                self._kernels.play(plan, self.charges, self.born, device, place, func, out, dict(fresh))
+                self._kernels.play(
+                    plan, self.charges, self.born, self._moved, device, place, func, out, dict(fresh)
+                )
                 return
             for key, storage in fresh:
                 self.born(key, storage, device, place, func)
@@ -253,6 +255,14 @@ class Recorder:
             if self.live.get(dead.key) is dead:
                 del self.live[dead.key]
                 self.charges.release(dead)
+
+    def _moved(self, key: int, place: Place, func: Any) -> None:
+        """A storage gets other memory of the same size: the new first, then the old is free. The lock is held."""
+        known = self.live.get(key)
+        storage = None if known is None else known()
+        if known is not None and storage is not None:
+            self.born(key, storage, known.device, place, func, known.category)
+            self.charges.release(known)
 
     def resized(self, storage: Any) -> None:
         """A storage was given other memory outside any operation."""

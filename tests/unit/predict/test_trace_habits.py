@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
-from legroom.memory.events import Alloc, Phase
+from legroom.memory.events import Alloc, Free, Phase
 from legroom.observe.gpus import find_gpu
 from legroom.observe.notes import BENCHMARK, COMMUNICATION, COMMUNICATION_BYTES
 from legroom.predict.estimate import judge
@@ -138,3 +138,23 @@ def test_rows_of_a_sparse_gradient_that_are_equal_are_added_up_before_the_optimi
     assert [size for op, size in taken if op == "aten._coalesce"][:4] == [4096 * 8] * 3 + [2 * 4096 * 8]
     assert ("aten.sparse_mask", 1024 * 64 * 4) in taken
     assert ("aten.pow", 1024 * 64 * 4) in taken
+
+
+def test_the_gradient_of_a_view_that_was_changed_in_place_is_copied_and_let_go() -> None:
+    def make() -> Callable[[], None]:
+        first, norm, second = nn.Conv2d(3, 8, 1).cuda(), nn.InstanceNorm2d(8), nn.Conv2d(8, 4, 1).cuda()
+        x = torch.randn(2, 3, 64, 64, device="cuda")
+        return lambda: second(norm(first(x)).relu_()).sum().backward()
+
+    events = trace_steps(make, H200, steps=1).events
+    (copied,) = (n for n, event in enumerate(events) if isinstance(event, Alloc) and event.op == "aten.view")
+    gradient = next(
+        event
+        for event in events
+        if isinstance(event, Alloc)
+        and event.op == "aten.convolution_backward"
+        and event.bytes == 2 * 8 * 64 * 64 * 4
+    )
+    assert events[copied].bytes == gradient.bytes
+    assert isinstance(events[copied + 1], Free)
+    assert events[copied + 1].id == gradient.id

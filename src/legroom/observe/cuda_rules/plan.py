@@ -46,7 +46,13 @@ class Keep(NamedTuple):
     bytes: int
 
 
-Step = Output | Take | Give | Keep
+class Move(NamedTuple):
+    """The operation's `index`-th result is a copy on CUDA, where here it shares its input's memory: the new is taken, then the old given back."""
+
+    index: int  # type: ignore[assignment]
+
+
+Step = Output | Take | Give | Keep | Move
 
 
 @dataclass(frozen=True, slots=True)

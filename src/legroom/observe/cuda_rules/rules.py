@@ -12,6 +12,7 @@ from legroom.observe.cuda_rules import (
     accumulation,
     attention,
     autocast,
+    changed_views,
     communication,
     convolution,
     ctc,
@@ -135,4 +136,5 @@ _RULES: dict[str, Rule] = {
     **fourier.RULES,
     **communication.RULES,
     **temporaries.RULES,
+    **changed_views.RULES,
 }
