@@ -258,6 +258,10 @@ class Allocator:
         """The program's first operation has run, after which CUDA places segments otherwise."""
         self._space.kernels_run()
 
+    def library_loaded(self) -> None:
+        """cuBLAS was asked for a handle, and takes of the address space as well."""
+        self._space.library_loaded()
+
     def change_settings(self, settings: AllocatorSettings) -> None:
         """Also while running, as torch allows: what is allocated stays as it is."""
         self.settings = settings

@@ -15,6 +15,8 @@ TOP: Final = (HIGHEST_SEGMENT + 74 * MiB, 24 * MiB)
 BETWEEN: Final = 414 * MiB
 """Below the first segment: what becomes free when kernels run."""
 LOWEST_BETWEEN: Final = HIGHEST_SEGMENT - BETWEEN
+LIBRARY: Final = 64 * MiB
+"""What cuBLAS takes of the address space for each of its handles, before its workspace."""
 UNLIMITED_TOTAL: Final = 1 * TiB
 """What a device without a capacity is taken to have where a figure is needed: for the length of address ranges."""
 
@@ -84,12 +86,12 @@ class DeviceMemory:
 class AddressSpace:
     """Where CUDA places the next piece of memory: that decides which of several free blocks of one size is taken, up to torch 2.12.
 
-    Read off 102 runs on an H200 whose segments were recorded; 99 of them, replayed so, reserve what they did. A segment takes the lowest free
+    Read off 108 runs on an H200 whose segments were recorded; 103 of them, replayed so, reserve what they did. A segment takes the lowest free
     place that is large enough. There is little at first: a place for the first small segment, and `TOP` above it. Where nothing is free a unit
     of 32 MiB or several are added below all others. Once the first operation has run there is a wide place between the first
     segment and those units (`BETWEEN`): so early segments go downwards, then some hundred MiB upwards, and all that follow downwards again. Where
     the first segment was more than a unit, the wide place is not the driver's own but the system's, and is cut into units from its
-    top. What libraries and the host's own memory take in between is left out. Ranges for expandable segments go upwards from a low address.
+    top. cuBLAS takes such a place too; what other libraries and the host's own memory take in between is left out. Ranges for expandable segments go upwards from a low address.
     """
 
     __slots__ = ("began_with_unit", "free", "highest_unit", "lowest_unit", "next_range")
@@ -111,6 +113,10 @@ class AddressSpace:
             self.highest_unit += BETWEEN // ADDRESS_UNIT * ADDRESS_UNIT
         else:
             insort(self.free, (LOWEST_BETWEEN, BETWEEN))
+
+    def library_loaded(self) -> None:
+        """cuBLAS was asked for a handle."""
+        self.segment(LIBRARY, 0)
 
     def segment(self, size: int, stream: int) -> int:
         if self.began_with_unit is None:

@@ -25,6 +25,8 @@ class Request(NamedTuple):
 
 KERNELS_RUN = Request(0, 0, 0)
 """No request: from here on kernels run, which changes where the device puts segments (see `AddressSpace`)."""
+LIBRARY_LOADED = Request(-1, 0, 0)
+"""No request: cuBLAS takes its part of the address space, just before its workspace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +75,10 @@ def play(
                     failed = position
                     break
                 refused.add(size)
-        elif not number:
+        elif number == KERNELS_RUN.id:
             allocator.kernels_run()
+        elif number == LIBRARY_LOADED.id:
+            allocator.library_loaded()
     return Peaks(
         requested=allocator.peak_requested,
         allocated=allocator.peak_allocated,

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from legroom.memory.events import Alloc, Event, Free, Phase, Step
+from legroom.memory.events import Alloc, Category, Event, Free, Phase, Step
 from legroom.observe.gpus import Gpu
-from legroom.predict.requests import KERNELS_RUN
+from legroom.predict.requests import KERNELS_RUN, LIBRARY_LOADED
 from legroom.predict.requests import Request as Request
+from legroom.units import MiB
 
 Mode = Literal["fake", "cpu"]
+LARGEST_OF_CUBLASLT = 4 * MiB
 FURTHER_STEPS = 2
 """How often the last traced step is replayed once more."""
 
@@ -51,11 +53,14 @@ class Trace:
         alive: dict[int, Alloc] = {}
         ends: list[int] = []
         kernels_run = self._first_operation_ends(device)
+        kept = self._kept_by_libraries()
         for position, event in enumerate(self.events):
             if position == kernels_run:
                 asked.append(KERNELS_RUN)
             if type(event) is Alloc and event.device == device:
                 alive[event.id] = event
+                if event.id in kept:
+                    asked.append(LIBRARY_LOADED)
                 size = instead.get(event.id, event.bytes)
                 asked.append(Request(event.id, size, event.stream, event.id in self.spare))
             elif type(event) is Free and alive.pop(event.id, None) is not None:
@@ -79,6 +84,17 @@ class Trace:
             elif type(event) is Free and first is not None:
                 return position
         return len(self.events)
+
+    def _kept_by_libraries(self) -> set[int]:
+        """Ids of workspaces that are never given back: cuBLAS's, one for each of its handles (those of a MiB or two are cuBLASLt's)."""
+        taken = {
+            event.id
+            for event in self.events
+            if type(event) is Alloc
+            and event.category is Category.WORKSPACE
+            and event.bytes > LARGEST_OF_CUBLASLT
+        }
+        return taken - {event.id for event in self.events if type(event) is Free}
 
     def _described(self) -> dict[int, tuple[Any, ...]]:
         """By which storages of two steps are told to be each other's counterparts."""

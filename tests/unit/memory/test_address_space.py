@@ -40,3 +40,12 @@ def test_where_the_first_segment_was_larger_than_a_unit_the_wide_place_is_filled
     space.kernels_run()
     offsets = [place - first for place in placed(space, 20, 12, 32, 340, 20)]
     assert offsets == [480, 500, 448, -352, 416]
+
+
+def test_a_library_takes_its_place_before_its_workspace() -> None:
+    space = AddressSpace()
+    placed(space, 2, 20)
+    space.kernels_run()
+    placed(space, 2)
+    space.library_loaded()
+    assert placed(space, 32, 20) == [-348, -316]

@@ -123,3 +123,14 @@ def test_double_backward_keeps_its_graph():
 
     assert mode.swapped == 0
     assert gradient.requires_grad
+
+
+def test_a_formula_adds_up_its_two_gradients_out_of_place():
+    def loss():
+        h = torch.ones(4, 8, requires_grad=True) * 2
+        spread, mean = torch.var_mean(h, 1, keepdim=True)
+        return ((h - mean) / spread).sum()
+
+    mode = backward(loss)
+
+    assert (mode.added, mode.swapped) == (2, 1)

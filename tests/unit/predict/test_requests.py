@@ -7,7 +7,7 @@ from torch import nn
 
 from legroom.memory.events import Alloc
 from legroom.observe.gpus import find_gpu
-from legroom.predict.requests import KERNELS_RUN, Request, play
+from legroom.predict.requests import KERNELS_RUN, LIBRARY_LOADED, Request, play
 from legroom.predict.tracing import trace_steps
 from legroom.units import MiB
 
@@ -68,4 +68,15 @@ def test_kernels_run_once_the_first_operation_has_all_its_memory() -> None:
     asked = trace_steps(make, find_gpu("h200"), steps=1).requests()
     assert asked.count(KERNELS_RUN) == 1
     before = [request.bytes for request in asked[: asked.index(KERNELS_RUN)]]
-    assert before[-4:] == [32 * 64 * 4, 32 * 64 * 4, 32 * MiB, MiB]
+    assert before[-5:] == [32 * 64 * 4, 32 * 64 * 4, LIBRARY_LOADED.bytes, 32 * MiB, MiB]
+
+
+def test_cublas_takes_its_place_before_each_of_its_two_workspaces() -> None:
+    def make() -> Callable[[], None]:
+        layer = nn.Linear(64, 64).cuda()
+        x = torch.empty(32, 64, device="cuda")
+        return lambda: layer(x).sum().backward()
+
+    asked = trace_steps(make, find_gpu("h200"), steps=2).requests()
+    places = [position for position, request in enumerate(asked) if request == LIBRARY_LOADED]
+    assert [asked[position + 1].bytes for position in places] == [32 * MiB] * 2

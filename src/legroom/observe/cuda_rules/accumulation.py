@@ -29,6 +29,8 @@ _INTO_ZEROS = {
     torch.ops.aten.index_put.default: torch.ops.aten.index_put_.default,
     torch.ops.aten.masked_scatter.default: torch.ops.aten.masked_scatter_.default,
 }
+_TWO_GRADIENTS = frozenset(("VarMeanBackward0", "StdMeanBackward0"))
+"""Nodes of functions with two results (`var_mean_backward` in FunctionsManual.cpp)."""
 
 
 class Accumulation:
@@ -36,6 +38,8 @@ class Accumulation:
 
     def __init__(self) -> None:
         self._unshared = _counts_of_an_unshared_gradient()
+        self._added_up = -1
+        """The number of the last node of `_TWO_GRADIENTS` whose own addition was seen."""
 
     def instead_of(self, func: Any, args: Any, kwargs: dict[str, Any] | None) -> Any:
         """The operation to run: another one only where the engine would add in place, or a formula write into its zeros."""
@@ -51,9 +55,17 @@ class Accumulation:
         if not _engine_is_at_work() or first._is_view():  # a view keeps the tensor that it is one of
             return func
         tensor, storage = _counts(first)
-        if tensor > self._unshared[0] or storage > self._unshared[1]:
+        if tensor > self._unshared[0] or storage > self._unshared[1] or self._is_of_a_formula():
             return func
         return _ADD_IN_PLACE
+
+    def _is_of_a_formula(self) -> bool:
+        """Whether a formula adds up its two gradients, out of place, before the engine adds the sum to others."""
+        node = current_node()
+        if node is None or node.name() not in _TWO_GRADIENTS or node._sequence_nr() == self._added_up:
+            return False
+        self._added_up = node._sequence_nr()
+        return True
 
 
 def _writes_into_zeros(func: Any, args: Any) -> bool:
