@@ -267,3 +267,13 @@ def test_fourier_transforms_take_what_was_measured(name, transform, measured):
         transform()
 
     assert taken(log.plan_of(name)) == measured
+
+
+def test_batch_norm_over_many_rows_sums_them_by_blocks_before_the_gradient_of_its_input():
+    with traced() as log:
+        nn.BatchNorm1d(512)(torch.empty(16384, 512, requires_grad=True)).sum().backward()
+
+    assert taken(log.plan_of("native_batch_norm")) == {"staged": 512 * KiB, "done": 512}
+    backward = log.plan_of("native_batch_norm_backward")
+    assert taken(backward) == {"sum": 2048, "product": 2048, "staged": 256 * KiB, "done": 512}
+    assert order(backward)[-1] == 0

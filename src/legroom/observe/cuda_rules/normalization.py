@@ -10,6 +10,7 @@ from legroom.observe.cuda_rules.dispatcher import Overrides
 from legroom.observe.cuda_rules.plan import Call, Give, Output, Plan, Rule, Step, Take, size_of
 
 ROWS_PER_BLOCK = 32
+ROWS_PER_BLOCK_OF_SUMS, FEWEST_BLOCKS, MOST_BLOCKS = 256, 8, 128
 
 
 def install(overrides: Overrides) -> None:
@@ -101,6 +102,8 @@ def _batch_norm(call: Call) -> Plan | None:
     """
     input, weight = call.arguments["input"], call.arguments["weight"]
     backward = "backward" in call.func._schema.name
+    if input.dim() == 2 and input.is_contiguous():
+        return _batch_norm_of_rows(input, backward)
     if not _by_cudnn(input, weight) or not _channels_last(input):
         if backward or input.element_size() == 4:
             return None
@@ -114,6 +117,26 @@ def _batch_norm(call: Call) -> Plan | None:
         each = 32 if input.dtype == torch.float32 else 80
         size = (2 * -(-pixels // (2 * each)) * 128 * each + pixels) * channels * 4 // (128 * each) + 1072
     return Plan([Output(0), Output(1), Output(2), Take("partial", size + channels // 16)])
+
+
+def _batch_norm_of_rows(input: Any, backward: bool) -> Plan:
+    """Torch's own kernel for channels that lie side by side: blocks of rows have sums of their own, from eight blocks on
+    (`flexible_launch_configs` in Normalization.cuh), and the gradient of the input comes after the sums that it is made of."""
+    rows, channels = input.shape[0], input.shape[1] * 4
+    blocks = min(-(-rows // ROWS_PER_BLOCK_OF_SUMS), MOST_BLOCKS)
+    parts = channels * blocks if blocks >= FEWEST_BLOCKS else 0
+    if not backward:
+        steps: list[Step] = [Output(0), Output(1, channels), Output(2, channels)]
+        return Plan([*steps, *_staged(4 * parts)])
+    sums = [Take("sum", channels), Take("product", channels)]
+    return Plan([*sums, Output(1), Output(2), *_staged(2 * parts), Output(0)])
+
+
+def _staged(size: int) -> list[Step]:
+    """Sums of blocks, and how many of these are done."""
+    if not size:
+        return []
+    return [Take("staged", size), Take("done", 512), Give("done"), Give("staged")]
 
 
 def _group_norm(call: Call) -> Plan | None:
