@@ -51,6 +51,12 @@ def one(operation, batch, inputs, outputs, sizes, kernel, padding, **others):
         (Way.PRODUCT, one(WEIGHTS, 64, 48, 144, (40, 40), (1, 1), (0, 0)), 1_769_472),
         (Way.PRODUCT, one(Kind.FORWARD, 64, 48, 144, (40, 40), (1, 1), (0, 0)), 0),
         (Way.COMPILED, one(WEIGHTS, 16, 32, 64, (14, 14), (3, 3), (1, 1), dtype="bfloat16"), 0),
+        (Way.COMPILED, one(BACK, 16, 96, 96, (14, 14), (7, 7), (3, 3), groups=96, channels_last=True), 0),
+        (
+            Way.COMPILED,
+            one(WEIGHTS, 2, 48, 48, (56, 56), (5, 5), (2, 2), groups=48, channels_last=True),
+            102_400,
+        ),
     ],
 )
 def test_a_hidden_kernel_takes_what_was_seen(way, convolution, size):

@@ -31,7 +31,13 @@ from legroom.observe.cuda_rules.convolution_library import (
     text,
     these,
 )
-from legroom.observe.cuda_rules.convolution_split import most_sums, partial_sums, product_of, turned
+from legroom.observe.cuda_rules.convolution_split import (
+    most_sums,
+    partial_sums,
+    product_in_groups,
+    product_of,
+    turned,
+)
 from legroom.observe.cuda_rules.convolution_table import Layer
 from legroom.observe.cuda_rules.convolution_workspace import Convolution, conversions
 from legroom.observe.gpus import Gpu, find_gpu
@@ -121,13 +127,13 @@ class Cudnn:
         if taken.cluster is None or self._gpu.capability != HOPPER:
             return (taken.workspace,)
         tile = taken.knobs[Knob.TILE]
-        if c.groups > 1:
+        product = product_in_groups(c, operation) if c.groups > 1 else product_of(c, operation)
+        if product is None:
             return taken.workspace, taken.workspace + most_sums(None, tile, taken.cluster)
         plain = conversions(c)
         plain += MARKS if plain else 0
         if taken.workspace + MARKS < plain:  # tensors beyond 2 GiB are computed in parts
             return (taken.workspace,)
-        product = product_of(c, operation)
         sums = partial_sums(product, tile, taken.cluster, question.layer.dtype)
         if not sums and taken.workspace < plain + MARKS:
             plain = taken.workspace

@@ -136,13 +136,13 @@ def _steps_by_one(one: Asked) -> bool:
 
 def bytes_of(way: Way, one: Asked) -> int | None:
     """Bytes; None where they were not found out."""
-    if one.c.groups > 1 or (one.c.channels_last and way in (Way.PRODUCT, Way.COMPILED)):
+    if way == Way.COMPILED:
+        return _compiled(one)
+    if one.c.groups > 1 or (one.c.channels_last and way == Way.PRODUCT):
         return None
     if way == Way.PRODUCT and 1 in (one.c.batch, prod(one.after)):
         return None  # a single product, which cuBLAS may split
     match way:
-        case Way.COMPILED:
-            return 0
         case Way.PRODUCT:
             return one.c.batch * one.kernels * 4 if one.operation == Kind.WEIGHT_GRADIENT else 0
         case Way.WINOGRAD:
@@ -152,6 +152,13 @@ def bytes_of(way: Way, one: Asked) -> int | None:
         case Way.FOURIER_TILES:
             size = _fourier_tiles(one)
     return size + _as_usual(one) if one.c.channels_last else size
+
+
+def _compiled(one: Asked) -> int:
+    """Nothing, but for the gradient of weights that see one channel each: eight sums for each picture, of 32 channels together."""
+    if one.operation != Kind.WEIGHT_GRADIENT or not one.c.depthwise:
+        return 0
+    return 8 * one.c.batch * _over(one.inputs, 32) * 32 * prod(one.kernel) * 4
 
 
 def _as_usual(one: Asked) -> int:

@@ -37,6 +37,14 @@ def product_of(c: Convolution, operation: Kind) -> Product:
     return Product(outputs, inputs, after, column_taps=c.kernel_area)
 
 
+def product_in_groups(c: Convolution, operation: Kind) -> Product | None:
+    """The same for groups, which lie side by side in the rows: known for gradients of weights of as many outputs as inputs."""
+    if operation != Kind.WEIGHT_GRADIENT or c.transposed or c.inputs != c.outputs:
+        return None
+    product = product_of(c, operation)
+    return product._replace(columns=product.columns // c.groups)
+
+
 def turned(operation: Kind, transposed: bool) -> Kind:
     """What is computed in truth: a transposed convolution is the gradient of an ordinary one."""
     return _TURNED.get(operation, operation) if transposed else operation
@@ -93,8 +101,8 @@ _DEEP = 1024
 
 def _joining(dtype: str, tile: int, rounds: int) -> float:
     """What one more doubling of the parts costs, in steps: less where other tiles are computed before."""
-    costs = _JOINING[dtype]
-    return costs.get(tile, costs[0]) / (_LATER[dtype] if rounds else 1)
+    costs = (_JOINING_LATER if rounds else _JOINING)[dtype]
+    return costs.get(tile, costs[0])
 
 
 _TILES = {
@@ -111,8 +119,12 @@ _JOINING = {
     "float32": {0: 14, 1: 16, 3: 14, 4: 12, 5: 24, 7: 18},
 }
 """By the kind of numbers and the tile, in the first round. In bfloat16 it costs, for whatever reason, much more than in float16."""
-_LATER = {"float16": 3, "bfloat16": 2, "float32": 2.6}
-"""In later rounds it costs so many times less."""
+_JOINING_LATER = {
+    "float16": {0: 3, 3: 2, 5: 5, 7: 4},
+    "bfloat16": {0: 26, 1: 30, 3: 24, 5: 42, 6: 24, 7: 32},
+    "float32": {0: 5, 1: 6, 3: 3, 5: 10, 9: 4},
+}
+"""The same where a full round comes before."""
 _LAST_ROUND = {("float16", 1): 6, ("float16", 6): 6}
 """By the kind of numbers and the tile: after more rounds nothing is split."""
 
