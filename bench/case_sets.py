@@ -5,6 +5,7 @@
 `third`: a third set, by another author and sealed in the same way, after the second had been used to mend rules.
 `fourth`: the same once more, by yet another author, after the third had been used.
 `fifth`: and once more, after the fourth.
+`sixth`: a smaller one, after the fifth.
 """
 
 from bench.case import CaseSet
@@ -43,6 +44,9 @@ from bench.sealed_others import SEALED_OTHERS
 from bench.sealed_series import SEALED_SERIES
 from bench.sealed_tables import SEALED_TABLES
 from bench.sealed_texts import SEALED_TEXTS
+from bench.sixth_convolutions import SIXTH_CONVOLUTIONS
+from bench.sixth_others import SIXTH_OTHERS
+from bench.sixth_transformers import SIXTH_TRANSFORMERS
 from bench.third_adversaries import THIRD_ADVERSARIES
 from bench.third_attention import THIRD_ATTENTION
 from bench.third_classifiers import THIRD_CLASSIFIERS
@@ -105,4 +109,5 @@ CASE_SETS: dict[str, CaseSet] = {
         FIFTH_SERIES,
         FIFTH_TABLES,
     ),
+    "sixth": CaseSet.joined(SIXTH_TRANSFORMERS, SIXTH_OTHERS, SIXTH_CONVOLUTIONS),
 }
