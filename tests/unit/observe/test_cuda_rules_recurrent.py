@@ -124,13 +124,13 @@ def test_dropouts_generators_are_one_for_each_thread_of_the_gpu():
     assert dropout_state(find_gpu("h200")) == 6488064
 
 
-def run(kind="LSTM", *, autocast=False, flatten=True, **options):
+def run(kind="LSTM", *, autocast=None, flatten=True, **options):
     with traced() as log:
         module = getattr(nn, kind)(16, 32, 2, batch_first=True, **options)
         if flatten:
             module.flatten_parameters()
         x = torch.empty(4, 10, 16, requires_grad=True)
-        with torch.autocast("cpu", dtype=torch.float16, enabled=autocast):
+        with torch.autocast("cpu", dtype=autocast, enabled=autocast is not None):
             out, _ = module(x)
         out.backward(torch.empty_like(out))
         log.module, log.out, log.x = module, out, x
@@ -230,8 +230,9 @@ def test_a_gru_has_no_cell_so_its_weights_come_earlier():
     assert 2 in order(run("GRU").plan_of("_cudnn_rnn_backward"))[4:]
 
 
-def test_autocast_casts_all_weights_into_a_fresh_buffer():
-    log = run(autocast=True)
+@pytest.mark.parametrize("precision", [torch.float16, torch.bfloat16])
+def test_autocast_casts_all_weights_to_float16_in_a_fresh_buffer(precision):
+    log = run(autocast=precision)
 
     assert log.out.dtype == torch.float16
     assert log.results_of("new_zeros")[1] == torch.float16

@@ -1,5 +1,6 @@
 """Cells, packed sequences, convolutions over sequences: CUDA's path, held against histories of an H200."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 from cuda_rules_bench import order, taken, traced
@@ -35,6 +36,27 @@ def test_a_gru_cell_keeps_five_values_for_each_unit():
 
     assert [shape for shape, _ in log.results_of("_thnn_fused_gru_cell")] == [(32, 128), (32, 640)]
     assert cell.bias_ih.grad.shape == (384,)
+
+
+@pytest.mark.parametrize(("kind", "sums"), [("GRU", 2), ("LSTM", 1)])
+def test_a_cells_biases_are_sums_over_all_rows_with_their_scratch(kind, sums):
+    """As recorded: a GRU of 128 units over 9,728 rows took as much for each bias as its gates are large, twice over."""
+    backward = {"GRU": "_thnn_fused_gru_cell_backward", "LSTM": "_thnn_fused_lstm_cell_backward_impl"}[kind]
+    gates = {"GRU": 3, "LSTM": 4}[kind]
+    with traced() as log:
+        cell = getattr(nn, kind + "Cell")(128, 128)
+        out = cell(torch.empty(9728, 128))
+        (out[0] if isinstance(out, tuple) else out).backward(torch.empty(9728, 128))
+
+    staged = [size for size in taken(log.plan_of(backward)).values() if size > 4096]
+    assert staged == [2 * gates * 9728 * 128 * 4] * sums
+
+
+def test_a_cell_without_biases_sums_nothing():
+    with traced() as log:
+        nn.GRUCell(128, 128, bias=False)(torch.empty(9728, 128)).backward(torch.empty(9728, 128))
+
+    assert log.plan_of("_thnn_fused_gru_cell_backward") is None
 
 
 def packed(batch_first: bool):

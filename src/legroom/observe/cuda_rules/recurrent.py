@@ -2,7 +2,7 @@
 
 Source: ATen/native/cudnn/RNN.cpp. On CUDA the weights of a module lie in one buffer (`flatten_parameters`), their
 gradients in another, and what the backward pass needs is one opaque reserve. Under autocast the weights are cast into
-a fresh buffer at every call. torch's own shape rules for these operations leave the reserve empty and know no backward,
+a fresh buffer at every call, and all to float16, whatever autocast's precision is (ATen/cudnn/AutocastRNN.cpp). torch's own shape rules for these operations leave the reserve empty and know no backward,
 so both are given here.
 """
 
@@ -160,7 +160,7 @@ def _call(
     autocasts = torch.is_autocast_enabled("cpu") and input.is_floating_point()
     with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST) if autocasts else contextlib.nullcontext():
         if autocasts:
-            dtype = torch.get_autocast_dtype("cpu")
+            dtype = torch.float16
             buffer, weights = _cast_weights(weights, dtype)
             cell = None if cell is None else cell.to(dtype)
             state, input = state.to(dtype), input.to(dtype)

@@ -2,7 +2,8 @@
 
 Source: `LSTMCell` and `GRUCell` in ATen/native/RNN.cpp, and cuda/RNN.cu. On CUDA the two products are made without their biases, and
 one kernel adds those, computes the gates and keeps them (LSTM: four for each unit, GRU: five) for the backward pass, which is one
-kernel too. torch has no shapes for the GRU's operations, so they are given here.
+kernel too, and sums over all rows for the biases, with the scratch that such sums have. torch has no shapes for the GRU's
+operations, so they are given here.
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,9 @@ from typing import Any
 
 import torch
 
+from legroom.observe.cuda_rules import reductions
 from legroom.observe.cuda_rules.dispatcher import Overrides
+from legroom.observe.cuda_rules.plan import Call, Give, Output, Plan, Rule, Step, Take
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -71,3 +74,25 @@ def _gru_backward_shapes(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> 
     gates = [workspace.new_empty(workspace.shape[0], width) for _ in range(2)]
     biases = [workspace.new_empty(width) if has_bias else None for _ in range(2)]
     return (*gates, torch.empty_like(grad_hy), *biases)
+
+
+def _sums_for_biases(*sums: tuple[int, int]) -> Rule:
+    """Results in their order; each (gates, bias) of them: the bias is the sum of these gates' rows."""
+
+    def rule(call: Call) -> Plan | None:
+        steps: list[Step] = []
+        for gates, bias in sums:
+            if call.result[bias] is None:
+                return None
+            sizes = reductions.of_tensor(call.result[gates], 0, call.gpu, accumulator=reductions.SUM)
+            taken = [Take(f"{bias}.{index}", size) for index, size in enumerate(sizes) if size]
+            steps += [Output(bias), *taken, *(Give(one.name) for one in reversed(taken))]
+        return Plan(steps)
+
+    return rule
+
+
+RULES: dict[str, Rule] = {
+    "aten::_thnn_fused_lstm_cell_backward_impl": _sums_for_biases((0, 2)),
+    "aten::_thnn_fused_gru_cell_backward": _sums_for_biases((0, 3), (1, 4)),
+}

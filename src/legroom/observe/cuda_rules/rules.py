@@ -126,6 +126,7 @@ def _rule_for(func: Any) -> tuple[Rule, list[tuple[str, Any]]] | None:
 
 _RULES: dict[str, Rule] = {
     **reductions.RULES,
+    **recurrent_cells.RULES,
     **matmul.RULES,
     **convolution.RULES,
     **recurrent.RULES,
