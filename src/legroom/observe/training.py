@@ -9,7 +9,7 @@ accelerate, a whole accumulation's by the Trainer of transformers.
 import gc
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -142,13 +142,13 @@ class TrainingClock:
 
 def has_optimizer() -> bool:
     """Whether one exists in this process."""
-    return any(True for _ in optimizers_alive())
+    return bool(optimizers_alive())
 
 
-def optimizers_alive() -> Iterator[torch.optim.Optimizer]:
-    for each in gc.get_objects():
-        if issubclass(type(each), torch.optim.Optimizer):
-            yield each
+def optimizers_alive() -> list[torch.optim.Optimizer]:
+    """All that this process has. Not one by one: a generator is among the objects that it goes through, so one that is left half-way would
+    keep all of them until Python's next collection."""
+    return [each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)]
 
 
 def _loader_iterator() -> Any:
