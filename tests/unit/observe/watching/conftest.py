@@ -1,7 +1,6 @@
 """What these tests share."""
 
 import weakref
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ def no_earlier_optimizers(monkeypatch: pytest.MonkeyPatch) -> None:
     look = training.optimizers_alive
     before = [weakref.ref(optimizer) for optimizer in look()]
 
-    def later() -> Iterator[torch.optim.Optimizer]:
-        return (each for each in look() if all(known() is not each for known in before))
+    def later() -> list[torch.optim.Optimizer]:
+        return [each for each in look() if all(known() is not each for known in before)]
 
     monkeypatch.setattr(training, "optimizers_alive", later)
