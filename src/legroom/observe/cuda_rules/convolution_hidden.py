@@ -14,7 +14,7 @@ from typing import NamedTuple
 from legroom.observe.cuda_rules.convolution_library import Kind, Refusal
 from legroom.observe.cuda_rules.convolution_split import turned
 from legroom.observe.cuda_rules.convolution_table import Layer
-from legroom.observe.cuda_rules.convolution_workspace import Convolution
+from legroom.observe.cuda_rules.convolution_workspace import Convolution, over, up
 
 
 class Way(Enum):
@@ -158,7 +158,7 @@ def _compiled(one: Asked) -> int:
     """Nothing, but for the gradient of weights that see one channel each: eight sums for each picture, of 32 channels together."""
     if one.operation != Kind.WEIGHT_GRADIENT or not one.c.depthwise:
         return 0
-    return 8 * one.c.batch * _over(one.inputs, 32) * 32 * prod(one.kernel) * 4
+    return 8 * one.c.batch * up(one.inputs, 32) * prod(one.kernel) * 4
 
 
 def _as_usual(one: Asked) -> int:
@@ -173,8 +173,8 @@ def _winograd(one: Asked) -> int:
     sizes = one.before if one.operation == Kind.INPUT_GRADIENT else one.after
     batch = one.c.batch
     if side == 13 or one.operation != Kind.WEIGHT_GRADIENT:
-        batch = _over(batch, 16) * 16
-    pieces = batch * prod(_over(size, step) for size in sizes)
+        batch = up(batch, 16)
+    pieces = batch * prod(over(size, step) for size in sizes)
     return side * side * 4 * ((one.inputs + one.outputs) * pieces + one.kernels)
 
 
@@ -210,7 +210,3 @@ def _frequencies(side: int) -> int:
 
 def _padded(one: Asked) -> list[int]:
     return [size + 2 * edge for size, edge in zip(one.before, one.padding, strict=True)]
-
-
-def _over(number: int, divisor: int) -> int:
-    return -(-number // divisor)

@@ -10,7 +10,7 @@ from math import prod
 from typing import NamedTuple
 
 from legroom.observe.cuda_rules.convolution_library import Kind
-from legroom.observe.cuda_rules.convolution_workspace import Convolution
+from legroom.observe.cuda_rules.convolution_workspace import Convolution, over, up
 
 
 class Product(NamedTuple):
@@ -61,7 +61,7 @@ def partial_sums(product: Product, tile: int, cluster: tuple[int, int], dtype: s
     height, width = _TILES[tile]
     rounds, rest = divmod(_count(product, tile, cluster), blocks)
     element = 4 if dtype.startswith("float32") else 2
-    steps = product.depth_taps * _over(product.depth, _STEP // element)
+    steps = product.depth_taps * over(product.depth, _STEP // element)
     if not rest:
         return 0
     most = blocks // rest
@@ -72,7 +72,7 @@ def partial_sums(product: Product, tile: int, cluster: tuple[int, int], dtype: s
         joining = _joining(dtype.removesuffix("_strict"), tile, rounds)
         parts = min(
             range(1, most + 1),
-            key=lambda parts: (_over(steps, parts) + joining * (parts - 1).bit_length(), -parts),
+            key=lambda parts: (over(steps, parts) + joining * (parts - 1).bit_length(), -parts),
         )
     return parts * rest * (height * width + 1) * 4 if parts > 1 else 0  # and a mark for each
 
@@ -89,8 +89,8 @@ def most_sums(product: Product | None, tile: int, cluster: tuple[int, int]) -> i
 def _count(product: Product, tile: int, cluster: tuple[int, int]) -> int:
     """How many tiles there are."""
     height, width = _TILES[tile]
-    return _up(_over(product.rows, height), cluster[0]) * _up(
-        _over(product.columns, width) * product.column_taps, cluster[1]
+    return up(over(product.rows, height), cluster[0]) * up(
+        over(product.columns, width) * product.column_taps, cluster[1]
     )
 
 
@@ -127,11 +127,3 @@ _JOINING_LATER = {
 """The same where a full round comes before."""
 _LAST_ROUND = {("float16", 1): 6, ("float16", 6): 6}
 """By the kind of numbers and the tile: after more rounds nothing is split."""
-
-
-def _over(number: int, divisor: int) -> int:
-    return -(-number // divisor)
-
-
-def _up(number: int, multiple: int) -> int:
-    return _over(number, multiple) * multiple

@@ -52,17 +52,17 @@ class Convolution:
 
     def padded_weights(self, to: int = 1) -> int:
         """How many weights there are once channels are padded to a multiple of `to`."""
-        return _up(self.inputs, to) * _up(self.outputs, to) * self.kernel_area // self.groups
+        return up(self.inputs, to) * up(self.outputs, to) * self.kernel_area // self.groups
 
     def converted(self, *, input: bool = True, weight: bool = True, output: bool = True, to: int = 1) -> int:
         """Bytes of second copies. `to`: channels are padded to a multiple of it."""
         size = 0
         if input:
-            size += self.batch * _up(self.inputs, to) * self.input_area
+            size += self.batch * up(self.inputs, to) * self.input_area
         if weight and not self.pointwise:
             size += self.padded_weights(to)
         if output:
-            size += self.batch * _up(self.outputs, to) * self.output_area
+            size += self.batch * up(self.outputs, to) * self.output_area
         return size * self.element
 
 
@@ -162,7 +162,7 @@ def _depthwise_weights(c: Convolution, gpu: Gpu) -> int:
     if not c.channels_last or c.batch < 8:
         return 0
     if c.element == 2:
-        return 8 * c.batch * _up(c.inputs, 32) * c.kernel_area * 4
+        return 8 * c.batch * up(c.inputs, 32) * c.kernel_area * 4
     if c.kernel_area < 49 or c.output_area < 784:
         return 0
     return (
@@ -190,12 +190,18 @@ def _padding(c: Convolution) -> int:
 def partial_weights(c: Convolution, gpu: Gpu) -> int:
     """As many copies of the weights as keep all multiprocessors busy, where the weights alone do not."""
     rows, columns = c.outputs, c.inputs * c.kernel_area // c.groups
-    tiles = _up(rows, TILE) // TILE * (_up(columns, TILE) // TILE)
+    tiles = up(rows, TILE) // TILE * (up(columns, TILE) // TILE)
     copies = min(gpu.multiprocessors // tiles, c.batch * c.output_area // 1024)
     if copies < 2:
         return 0
     return min(copies * rows * columns * 4, gpu.multiprocessors * TILE * TILE * 4)
 
 
-def _up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
+def over(number: int, divisor: int) -> int:
+    """How many pieces there are, the last one perhaps not whole."""
+    return -(-number // divisor)
+
+
+def up(number: int, multiple: int) -> int:
+    """The next multiple."""
+    return over(number, multiple) * multiple
