@@ -9,7 +9,6 @@ strategy, the gradients of a step are those of its whole batch, each rank's mean
 are what one process would have got.
 """
 
-import logging
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -20,6 +19,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from legroom.errors import UsageError
+from legroom.log import log
 from legroom.scale.building import Wishes, build
 from legroom.scale.choosing import Choice
 from legroom.scale.loading import Loader
@@ -35,7 +35,6 @@ from legroom.train.guarding.splitting import Batch, moved
 from legroom.train.guarding.weighting import Weight
 
 Strategy = Literal["auto", "ddp", "fsdp", "pipeline", "split", "dp"]
-log = logging.getLogger("legroom")
 
 
 def parallel(

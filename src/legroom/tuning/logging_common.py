@@ -1,14 +1,12 @@
 """What the loggers share: which figures go out, and that a log that cannot be written never ends a study."""
 
-import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from legroom.log import log
 from legroom.tuning.engine import Job
 from legroom.tuning.records import TrialRecord
-
-log = logging.getLogger("legroom")
 
 
 class Logger:

@@ -2,12 +2,11 @@
 ends.
 """
 
-import logging
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-log = logging.getLogger("legroom")
+from legroom.log import log
 
 
 class Background:

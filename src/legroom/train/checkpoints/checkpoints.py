@@ -20,7 +20,6 @@ This file is what people call. What is copied and written is in `saving`, what i
 checkpoints there are in `catalog`, how a write is all or nothing in `unfinished_folder`.
 """
 
-import logging
 import numbers
 import os
 from collections.abc import Mapping
@@ -32,6 +31,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from legroom.errors import CheckpointError, UsageError
+from legroom.log import log
 from legroom.train.checkpoints import catalog, reading, saving
 from legroom.train.checkpoints.background import Background
 from legroom.train.checkpoints.catalog import Saved
@@ -42,8 +42,6 @@ from legroom.train.checkpoints.modules import check_module, load_module, module_
 from legroom.train.checkpoints.plain_state import refused
 from legroom.train.checkpoints.slabs import Slabs
 from legroom.train.checkpoints.unfinished_folder import remove_folder
-
-log = logging.getLogger("legroom")
 
 
 class Checkpoints:

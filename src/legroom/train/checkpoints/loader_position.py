@@ -10,7 +10,6 @@ the place is counted in rows. Not repeated exactly: workers kept alive between e
 random numbers, and samplers that draw from torch's global generator in the middle of an epoch.
 """
 
-import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,13 +17,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from legroom.errors import UsageError
+from legroom.log import log
 from legroom.train.checkpoints.random_numbers import (
     generator_states,
     random_numbers,
     restore_random_numbers,
 )
-
-log = logging.getLogger("legroom")
 
 
 class PlacedLoader:

@@ -5,7 +5,6 @@ Tensors are copied from host memory to where each parameter is, on this rank's d
 the rank that saved it.
 """
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from torch import nn
 
 from legroom.errors import CheckpointError
+from legroom.log import log
 from legroom.train.checkpoints.catalog import Saved
 from legroom.train.checkpoints.crew import Crew
 from legroom.train.checkpoints.matching import Shapes, nearest
@@ -23,8 +23,6 @@ from legroom.train.checkpoints.plain_state import put_together, read_plain
 from legroom.train.checkpoints.random_numbers import restore_random_numbers
 from legroom.train.checkpoints.saving import STATE, STATE_TENSORS, module_file, rank_file
 from legroom.train.checkpoints.tensor_file import read_tensors
-
-log = logging.getLogger("legroom")
 
 
 @dataclass(frozen=True, slots=True)

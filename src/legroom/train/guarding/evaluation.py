@@ -7,7 +7,6 @@ of memory, all do it again in more.
 """
 
 import functools
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from torch import nn
 
 from legroom.diagnose.oom import Failure
+from legroom.log import log
 from legroom.train.guarding.ladder import DoesNotFit
 from legroom.train.guarding.random_state import RandomState
 from legroom.train.guarding.recovery import read_failure, release
@@ -23,8 +23,6 @@ from legroom.train.guarding.splitting import Batch, joined, moved
 from legroom.train.guarding.weighting import spans
 from legroom.train.ranks.protocol import AgreedRanks, Alone
 from legroom.train.sizes.sizing import Sizer, chunk_sizes, even
-
-log = logging.getLogger("legroom")
 
 
 class Evaluation:

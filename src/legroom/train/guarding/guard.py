@@ -13,7 +13,6 @@ This file decides what is tried next. What a pass is, is in `passes`; what is pu
 in `updating`; sizes, in `sizing`; what is left when one row does not fit, in `ladder`.
 """
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from torch import nn
 
 from legroom.errors import UsageError
 from legroom.findings import Finding
+from legroom.log import log
 from legroom.train.guarding import coupling as couplings
 from legroom.train.guarding.batch_statistics import whole_batch_statistics
 from legroom.train.guarding.evaluation import Evaluation
@@ -52,7 +52,6 @@ from legroom.train.sizes.sizing import Sizer, chunk_sizes, even
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 Coupling = Literal["warn", "per-chunk", "sync", "whole"]
-log = logging.getLogger("legroom")
 
 
 @dataclass(frozen=True, slots=True)

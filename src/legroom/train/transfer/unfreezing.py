@@ -6,7 +6,6 @@ parameter costs an optimizer nothing: it has no gradient, so it is passed over, 
 that trains it.
 """
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,11 +13,11 @@ import torch
 from torch import nn
 
 from legroom.errors import UsageError
+from legroom.log import log
 from legroom.train.transfer.freezing import MOMENTS, unfreeze
 from legroom.train.transfer.patterns import Patterns, selected
 from legroom.units import format_size
 
-log = logging.getLogger("legroom")
 SMALL = 0.01
 """Of what is frozen: a smaller part is no stage of its own."""
 STACKED = 0.2
