@@ -12,6 +12,8 @@ The command line prints the sentence and exits with 2; no traceback of ours reac
 `torch.OutOfMemoryError` is torch's own and is never wrapped: handlers written for a real GPU must catch it.
 """
 
+from legroom.installation import install_command
+
 
 class LegroomError(Exception):
     """Something a person can mend: one sentence, with the remedy."""
@@ -37,7 +39,7 @@ class MissingExtra(LegroomError, ImportError):  # noqa: N818  (reads as what it 
     """An optional part is not installed."""
 
     def __init__(self, what: str, extra: str) -> None:
-        super().__init__(f"{what} is not installed: pip install 'legroom[{extra}]'")
+        super().__init__(f"{what} is not installed: {install_command(extra)}")
         self.extra = extra
 
 

@@ -142,8 +142,8 @@ def test_without_libcst_it_says_what_to_install(project: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=project)
     assert done.returncode == 2
-    assert done.stderr == (
-        "legroom: libcst, which legroom lint reads code with, is not installed: pip install 'legroom[lint]'\n"
+    assert done.stderr.startswith(
+        "legroom: libcst, which legroom lint reads code with, is not installed: pip install "
     )
 
 

@@ -14,6 +14,7 @@ from legroom.errors import (
     Unsupported,
     UsageError,
 )
+from legroom.installation import install_command
 
 ALL = [value for value in vars(errors).values() if inspect.isclass(value)]
 
@@ -43,5 +44,5 @@ def test_the_tree_in_the_docstring_names_every_error() -> None:
 
 def test_a_missing_extra_names_the_command_that_installs_it() -> None:
     error = MissingExtra("wandb", "log")
-    assert str(error) == "wandb is not installed: pip install 'legroom[log]'"
+    assert str(error) == f"wandb is not installed: {install_command('log')}"
     assert error.extra == "log"

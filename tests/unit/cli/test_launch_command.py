@@ -104,4 +104,4 @@ def test_ray_is_asked_for_in_one_line_where_it_is_missing(launch, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     done = launch(TALKING, ["--engine", "ray"])
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1] == "legroom: Ray is not installed: pip install 'legroom[tune]'"
+    assert done.stderr.splitlines()[-1].startswith("legroom: Ray is not installed: pip install ")
