@@ -6,7 +6,7 @@
     python -m bench.accuracy --every 6                every sixth of them
     python -m bench.accuracy --jobs 2                 so many at once
     python -m bench.accuracy --truth FOLDER           measurements from FOLDER/peaks.json (or LEGROOM_TRUTH)
-    python -m bench.accuracy --peers                  other estimators on the same cases too (see bench/peers.py)
+    python -m bench.accuracy --peers FILE             other estimators on the same cases too (see bench/peers.py), what they say kept in FILE
     python -m bench.accuracy --rows FILE              keep what is found in FILE, and go on from what it has (with one and the same code)
     python -m bench.accuracy --write docs/accuracy.md the tables go into that page, between its marks, as well
     python -m bench.accuracy --markdown               tables as that page has them
@@ -24,13 +24,13 @@ import resource
 import statistics
 import sys
 import tempfile
-import warnings
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
-from bench.peers import PEERS
-from bench.score import side_by_side
-from bench.scored_case import Kept, Measured, Row, measured, score
+from bench.peers import PEERS, Answers, ask_all
+from bench.score import failures_of, score
+from bench.scored_case import Kept, Measured, Row, measured
 from bench.table import print_table
 from bench.workloads import CASES, Case
 
@@ -47,60 +47,47 @@ def main(argv: Sequence[str] = ()) -> int:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--truth", type=Path, default=os.environ.get("LEGROOM_TRUTH"))
     parser.add_argument("--markdown", action="store_true")
-    parser.add_argument("--peers", action="store_true")
+    parser.add_argument("--peers", type=Path)
     parser.add_argument("--rows", type=Path)
     parser.add_argument("--write", type=Path)
     options = parser.parse_args(argv)
-    warnings.simplefilter("ignore")
     cases = chosen(options.cases or CASES, options.only, options.truth)[:: options.every]
-    if options.jobs > 1:
-        rows, left_out = scored_at_once(cases, options.rows, options.jobs, peers=options.peers)
-    else:
-        rows, left_out = scored(cases, Kept(options.rows), peers=options.peers)
-    report(rows, markdown=options.markdown)
-    for line in left_out:
-        print(f"left out, {line}")
-    print(f"highest host memory: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB")
+    rows, left_out = scored(cases, options.rows, options.jobs)
+    answers = Answers(options.peers)
+    if options.peers is not None:
+        ask_all([(half, case) for half, case, _ in cases], answers, options.jobs)
+        answers = Answers(options.peers)
+    show_cases(rows, markdown=options.markdown)
+    show_summary(rows, markdown=options.markdown)
+    show_peers(rows, answers, markdown=options.markdown)
+    for why, keys in left_out.items():
+        print(f"left out, {len(keys)} ({', '.join(keys[:3])}{', ...' if len(keys) > 3 else ''}): {why}")
+    print(f"highest host memory: {resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20:.2f} GiB")
     if options.write is not None:
-        write(options.write, rows)
+        write(options.write, rows, answers)
     return 0
 
 
-def scored(cases: Chosen, kept: Kept, *, peers: bool) -> tuple[list[Row], list[str]]:
-    """Their rows, one after the other; and what could not be scored, and why."""
-    rows: list[Row] = []
-    left_out: list[str] = []
-    for half, case, real in cases:
-        try:
-            row = score(half, case, real, kept, peers=peers)
-        except (ImportError, RuntimeError) as error:
-            left_out.append(f"{case.key}: {error}")
-        else:
-            rows.append(row)
-            show_progress(row)
-    return rows, left_out
-
-
-def scored_at_once(
-    cases: Chosen, path: Path | None, jobs: int, *, peers: bool
-) -> tuple[list[Row], list[str]]:
-    """The same, several at a time."""
+def scored(cases: Chosen, path: Path | None, jobs: int) -> tuple[list[Row], dict[str, list[str]]]:
+    """Their rows; and the names of what could not be scored, by the reason."""
     with tempfile.TemporaryDirectory() as folder:
         path = path or Path(folder) / "rows.jsonl"
-        failed = path.with_suffix(".failed")
-        failed.unlink(missing_ok=True)
-        side_by_side(cases, path, jobs, peers=peers)
+        failures_of(path).unlink(missing_ok=True)
+        score(cases, path, jobs)
         kept = Kept(path)
-        found = [kept.get(half, case) for half, case, _ in cases]
-        return [row for row in found if row is not None], (
-            failed.read_text().splitlines() if failed.exists() else []
-        )
+        left_out: dict[str, list[str]] = {}
+        for line in failures_of(path).read_text().splitlines() if failures_of(path).exists() else ():
+            key, _, why = line.partition(": ")
+            left_out.setdefault(why, []).append(key)
+    found = [kept.get(half, case) for half, case, _ in cases]
+    return [row for row in found if row is not None], left_out
 
 
-def write(page: Path, rows: list[Row]) -> None:
+def write(page: Path, rows: list[Row], answers: Answers) -> None:
     """Put the tables into a page, in the place of those between its marks."""
     text = page.read_text()
-    for mark, tables in (("summary", show_summary), ("cases", show_cases), ("peers", show_peers)):
+    of_peers = partial(show_peers, answers=answers)
+    for mark, tables in (("summary", show_summary), ("cases", show_cases), ("peers", of_peers)):
         begin, end = f"<!-- {mark} -->", f"<!-- end of {mark} -->"
         before, found, rest = text.partition(begin)
         _, ended, after = rest.partition(end)
@@ -124,17 +111,6 @@ def chosen(halves: Iterable[str], words: Sequence[str], truth: Path | None) -> C
             if case.key in peaks and any(word in case.key for word in words)
         ]
     return found
-
-
-def show_progress(row: Row) -> None:
-    if sys.stderr.isatty():
-        print(f"{row.key}: {row.allocated_error:+.2%} {row.reserved_error:+.2%}", file=sys.stderr)
-
-
-def report(rows: list[Row], *, markdown: bool) -> None:
-    show_cases(rows, markdown=markdown)
-    show_summary(rows, markdown=markdown)
-    show_peers(rows, markdown=markdown)
 
 
 def show_cases(rows: list[Row], *, markdown: bool) -> None:
@@ -165,37 +141,26 @@ def show_summary(rows: list[Row], *, markdown: bool) -> None:
     show(title, SUMMARY, [[name, *summary(chosen)] for name, chosen in halves.items()], markdown)
 
 
-def show_peers(rows: list[Row], *, markdown: bool) -> None:
-    """The error of every estimator on allocated memory, over the cases that it can do."""
+def show_peers(rows: list[Row], answers: Answers, *, markdown: bool) -> None:
+    """The error of every estimator on allocated memory, over the cases that it can do, and ours on the same."""
     told: list[list[str]] = []
-    for index, name in enumerate(PEERS):
-        errors = [
-            said / row.real_allocated - 1
-            for row in rows
-            if row.peers and (said := row.peers[index]) is not None
-        ]
-        if errors:
-            told.append(
-                [
-                    name,
-                    str(len(errors)),
-                    *(f"{value:.1%}" for value in (median(errors), percentile(errors, 0.95), min(errors))),
-                ]
-            )
+    for peer in PEERS:
+        asked = [row for row in rows if answers.has(row.half, row.key, peer)]
+        said = [(row, answer) for row in asked if (answer := answers.get(row.half, row.key, peer))]
+        if not said:
+            continue
+        theirs = [answer / row.real_allocated - 1 for row, answer in said]
+        ours = [row.allocated_error for row, _ in said]
+        told.append([peer, f"{len(said)} of {len(asked)}", *worth(theirs, 1), *worth(ours, 2)])
     if told:
-        ours = [row.allocated_error for row in rows]
-        told.insert(
-            0,
-            [
-                "Legroom",
-                str(len(ours)),
-                *(f"{value:.1%}" for value in (median(ours), percentile(ours, 0.95), min(ours))),
-            ],
-        )
-        title = "" if markdown else "allocated, by estimator"
-        show(title, ["", "cases", "median", "p95", "worst under"], told, markdown)
+        title = "" if markdown else "allocated memory, by other estimators"
+        show(title, BESIDE, told, markdown)
 
 
+BESIDE = [
+    "", "cases it can do", "median", "p95", "worst under",
+    "Legroom on these: median", "p95", "worst under",
+]  # fmt: skip
 SUMMARY = [
     "", "cases", "allocated: median", "p95", "worst under", "reserved: median", "p95", "worst under", "above safe bound",
     "safe margin: median", "under −4%", "seconds: median", "most",
@@ -210,14 +175,19 @@ def summary(rows: list[Row]) -> list[str]:
     above = sum(row.real_reserved > row.safe for row in rows)
     return [
         str(len(rows)),
-        *(f"{value:.2%}" for value in (median(allocated), percentile(allocated, 0.95), min(allocated))),
-        *(f"{value:.2%}" for value in (median(reserved), percentile(reserved, 0.95), min(reserved))),
+        *worth(allocated, 2),
+        *worth(reserved, 2),
         f"{above} ({above / len(rows):.1%})",
         f"{statistics.median(row.safe / row.reserved - 1 for row in rows):.1%}",
         str(sum(min(row.allocated_error, row.reserved_error) < -0.04 for row in rows)),
         f"{statistics.median(row.seconds for row in rows):.1f}",
         f"{max(row.seconds for row in rows):.1f}",
     ]
+
+
+def worth(errors: list[float], digits: int) -> list[str]:
+    """Median and 95th percentile of their absolute values, and the lowest."""
+    return [f"{value:.{digits}%}" for value in (median(errors), percentile(errors, 0.95), min(errors))]
 
 
 def median(errors: list[float]) -> float:

@@ -4,11 +4,10 @@ import gc
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.peers import ask_all
 from bench.workloads import Case, build
 from legroom.memory.allocator_settings import AllocatorSettings
 from legroom.observe.gpus import find_gpu
@@ -36,8 +35,6 @@ class Row:
     safe: int
     """What the estimate says reserved memory will not exceed."""
     seconds: float
-    peers: tuple[int | None, ...] = ()
-    """What others say of allocated memory, in the order of PEERS; None where they cannot do the case."""
 
     @property
     def allocated_error(self) -> float:
@@ -83,8 +80,7 @@ class Kept:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         lines = path.read_text().splitlines() if path is not None and path.exists() else []
-        read = [Row(**json.loads(line)) for line in lines]
-        self._rows = {(row.half, row.key): replace(row, peers=tuple(row.peers)) for row in read}
+        self._rows = {(row.half, row.key): row for row in (Row(**json.loads(line)) for line in lines)}
 
     def get(self, half: str, case: Case) -> Row | None:
         return self._rows.get((half, case.key))
@@ -96,15 +92,6 @@ class Kept:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a") as file:  # a later line stands for an earlier one of the same case
             file.write(json.dumps(asdict(row)) + "\n")
-
-
-def score(half: str, case: Case, real: Measured, kept: Kept, *, peers: bool) -> Row:
-    """The row of a case: kept from an earlier run, or made now and kept."""
-    row = kept.get(half, case) or compare(half, case, real)
-    if peers and not row.peers:
-        row = replace(row, peers=ask_all(case))
-    kept.put(row)
-    return row
 
 
 def compare(half: str, case: Case, real: Measured) -> Row:
