@@ -60,8 +60,8 @@ def tune(
 
     from legroom.show.terminal import print_to
     from legroom.show.tune import write_files
+    from legroom.show.tune_live import LiveTable
     from legroom.show.tune_summary import summary
-    from legroom.show.tune_table import LiveTable
     from legroom.tuning.api import tune as search_best
 
     folder = storage or Path(f"{function.rpartition(':')[2]}-study")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import ParamSpec
 
 from legroom.show import study_report
-from legroom.show.tune_table import LiveTable
+from legroom.show.tune_live import LiveTable
 from legroom.tuning import api
 from legroom.tuning.study import Study
 

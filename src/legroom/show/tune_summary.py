@@ -16,6 +16,11 @@ from legroom.tuning.study import Study
 
 MOST_ROWS = 12
 LOST = (TrialState.FAILED, TrialState.OUT_OF_MEMORY)
+_ENDS = {
+    TrialState.FINISHED: "finished",
+    TrialState.STOPPED: "stopped early",
+    TrialState.FAILED: "failed",
+}
 
 
 def summary(
@@ -24,14 +29,7 @@ def summary(
     """For people. `command`: what was typed, to be gone on with; `written`: files that hold the rest."""
     yield Text(_first_sentence(study))
     yield Text(_second_sentence(study))
-    if study.trials:
-        yield from section("Trials", "the best first" if len(study.trials) > MOST_ROWS else "")
-        yield trial_table(
-            study.ranked + [t for t in study.trials if t not in study.ranked],
-            study.metric,
-            study.mode,
-            most_rows=MOST_ROWS,
-        )
+    yield from _table(study)
     yield from _losses(study)
     if written:
         yield Text(
@@ -44,36 +42,53 @@ def summary(
 
 def _first_sentence(study: Study) -> str:
     if not study.ranked:
-        return f"No trial reported {study.metric}."
+        return f"No trial {'had reported' if study.interrupted else 'reported'} {study.metric}."
     best = study.best
     where = f" Its checkpoint: {best.checkpoint}." if best.checkpoint else ""
-    return f"Best {study.metric} {study.best_value:.4g}, trial {best.number}: {config_words(best)}.{where}"
+    words = config_words(best, study.space.searched)
+    return f"Best {study.metric} {study.best_value:.4g}, trial {best.number}: {words}.{where}"
 
 
 def _second_sentence(study: Study) -> str:
     counts = study.counted()
-    ran = sum(count for state, count in counts.items() if state is not TrialState.NEVER_FITS)
-    parts = [f"{counted(ran, 'trial')} in {seconds_words(study.seconds)}"]
-    words = {
-        TrialState.FINISHED: "{} finished",
-        TrialState.STOPPED: "{} stopped early",
-        TrialState.FAILED: "{} failed",
-        TrialState.WAITING: "{} not done",
-    }
-    parts += [words[state].format(counts[state]) for state in words if state in counts]
-    split = sum(
-        trial.memory.micro_batch is not None and trial.state is not TrialState.NEVER_FITS
-        for trial in study.trials
-    )
+    over = [trial for trial in study.trials if trial.state.is_final]
+    ran = sum(trial.state is not TrialState.NEVER_FITS for trial in over)
+    took = seconds_words(study.seconds)
+    parts = [f"{counted(ran, 'trial')} in {took}" if ran else f"No trial was over after {took}"]
+    parts += [f"{counts[state]} {words}" for state, words in _ENDS.items() if state in counts]
+    split = sum(trial.memory.micro_batch is not None for trial in study.trials if trial.attempts)
     if split:
         parts.append(f"{split} with a split batch")
     lost = counts.get(TrialState.OUT_OF_MEMORY, 0)
     if study.places:
         parts.append(f"{lost} lost to memory" if lost else "none lost to memory")
-    sentence = ", ".join(parts) + "."
+    sentence = f"{', '.join(parts)}{_left_words(study)}."
     rejected = counts.get(TrialState.NEVER_FITS, 0)
     return sentence + (
         f" {counted(rejected, 'proposal')} can never fit and did not start." if rejected else ""
+    )
+
+
+def _left_words(study: Study) -> str:
+    """`; 1 broken off, 2 not begun`, where a study ended before its trials did."""
+    left = [trial.attempts > 0 for trial in study.trials if not trial.state.is_final]
+    counts = {"broken off": sum(left), "not begun": len(left) - sum(left)}
+    words = [f"{count} {what}" for what, count in counts.items() if count]
+    return f"; {', '.join(words)}" if words else ""
+
+
+def _table(study: Study) -> Iterator[RenderableType]:
+    ranked = study.ranked
+    has_value = {trial.number for trial in ranked}
+    rows = ranked + [
+        trial for trial in study.trials if trial.state.is_final and trial.number not in has_value
+    ]
+    if not rows:
+        return
+    few = len(rows) <= MOST_ROWS
+    yield from section("Trials", "the best first" if few else f"the best {MOST_ROWS} of {len(rows)}")
+    yield trial_table(
+        rows[:MOST_ROWS], study.space.searched, study.metric, study.mode, best=ranked[0] if ranked else None
     )
 
 

@@ -50,8 +50,13 @@ class Space:
     constants: Mapping[str, Any]
 
     @property
+    def searched(self) -> list[str]:
+        """The parameters' names."""
+        return [parameter.name for parameter in self.parameters]
+
+    @property
     def names(self) -> list[str]:
-        return [*(parameter.name for parameter in self.parameters), *self.constants]
+        return [*self.searched, *self.constants]
 
     @property
     def has_conditions(self) -> bool:
