@@ -21,6 +21,7 @@ from legroom.cli.report import report
 from legroom.cli.run import ScriptCommand, run
 from legroom.cli.tune import tune
 from legroom.errors import LegroomError
+from legroom.log import say
 
 app = typer.Typer(
     name="legroom",
@@ -54,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _refuse(sentence: str) -> int:
-    print(f"legroom: {sentence}", file=sys.stderr)
+    say(sentence)
     return 2
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legroom.errors import LegroomError
+from legroom.log import say
 from legroom.observe.lifeline import die_with_parent
 from legroom.observe.script import Ending, Outcome, Script, execute, installed
 from legroom.scale.launching.folder import RankEnding
@@ -34,7 +35,7 @@ def main(words: list[str]) -> int:
         return _run_watched(script, order, speaker) if order.watch else _run(script, speaker)
     except LegroomError as error:  # the script could not even begin
         speaker.failing(f"legroom: {error}", "")
-        print(f"legroom: {error}", file=sys.stderr)
+        say(str(error))
         return 2
 
 

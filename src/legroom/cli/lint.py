@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from legroom.errors import MissingExtra, UsageError
+from legroom.log import say
 
 
 class LintFormat(StrEnum):
@@ -77,7 +78,7 @@ def lint(
     else:
         report = lint_paths(paths, **chosen, fix=fix, unsafe=unsafe_fixes, diff=diff)
     for trouble in report.troubles:
-        print(f"legroom: {trouble.file}: {trouble.sentence}", file=sys.stderr)
+        say(f"{trouble.file}: {trouble.sentence}")
     if diff:
         stream.write(report.diff)
         return 1 if report.diff else 0

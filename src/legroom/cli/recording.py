@@ -32,6 +32,7 @@ from legroom.diagnose.oom import is_oom
 from legroom.diagnose.run_report import RunReport, report_of
 from legroom.diagnose.spilled import Spilled
 from legroom.errors import LegroomError
+from legroom.log import say
 from legroom.memory.events import Event
 from legroom.memory.ledger import Ledger
 from legroom.observe.attribution import is_user_file
@@ -183,7 +184,7 @@ class Recording:
         spilling = "; saved activations go to host memory" if self._spill is not None else ""
         checks = self._blocking and self._session.devices[0].kind == "cuda"
         waiting = "; indices are checked before each operation" if checks else ""
-        _say(f"{what[self._session.devices[0].kind]}{' and '.join(sizes)}{spilling}{waiting}; {where}")
+        say(f"{what[self._session.devices[0].kind]}{' and '.join(sizes)}{spilling}{waiting}; {where}")
 
     # --- during -----------------------------------------------------------------------------------------------
 
@@ -368,9 +369,9 @@ def _name_cause(error: BaseException, *, on_virtual_gpu: bool) -> None:
     told = explain(error)
     if not told.code:
         return
-    _say(f"{told.sentence} legroom explain {told.code} says what to check")
+    say(f"{told.sentence} legroom explain {told.code} says what to check")
     if on_virtual_gpu and told.code == "LG712":
-        _say(
+        say(
             "on a real GPU this is a device-side assert, raised at a later line (LG710); here it stopped at the true one"
         )
 
@@ -380,17 +381,11 @@ def _guarded(work: Callable[[], None]) -> None:
     try:
         work()
     except LegroomError as error:
-        _say(str(error))
+        say(str(error))
     except KeyboardInterrupt:
-        _say("the report was interrupted")
+        say("the report was interrupted")
     except Exception as error:
-        _say(
-            f"the report could not be made ({type(error).__name__}: {error}); the run itself is not affected"
-        )
-
-
-def _say(sentence: str) -> None:
-    print(f"legroom: {sentence}", file=sys.stderr, flush=True)
+        say(f"the report could not be made ({type(error).__name__}: {error}); the run itself is not affected")
 
 
 def _flush(stream: Any) -> None:
