@@ -136,7 +136,7 @@ def test_a_metric_that_is_never_reported_is_a_sentence(functions: str, tmp_path:
             engine="ray",
             storage=tmp_path / "study",
         )
-    assert "it never reported 'loss': it reported accuracy" in str(caught.value)
+    assert "it never reported 'loss', only accuracy" in str(caught.value)
     assert "Traceback" not in str(caught.value)
 
 

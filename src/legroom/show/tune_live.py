@@ -59,7 +59,7 @@ class LiveTable:
 
     def said(self, sentence: str) -> None:
         if self._live is not None and self._live.is_started:
-            self._live.console.print(Text(clean(sentence)))
+            self._live.console.print(Text(f"legroom: {clean(sentence)}"))
         else:
             self._write(sentence)
 

@@ -5,12 +5,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import RenderableType
+from rich.padding import Padding
 from rich.text import Text
 
 from legroom.show.sections import section
 from legroom.show.terminal import verbatim
 from legroom.show.tune_table import config_words, trial_table
-from legroom.show.words import counted, seconds_words
+from legroom.show.words import clean, counted, seconds_words
 from legroom.tuning.records import TrialState
 from legroom.tuning.study import Study
 
@@ -42,7 +43,9 @@ def summary(
 
 def _first_sentence(study: Study) -> str:
     if not study.ranked:
-        return f"No trial {'had reported' if study.interrupted else 'reported'} {study.metric}."
+        is_told = any(study.metric in report.metrics for trial in study.trials for report in trial.reports)
+        what = f"a number for {study.metric}" if is_told else study.metric
+        return f"No trial {'had reported' if study.interrupted else 'reported'} {what}."
     best = study.best
     where = f" Its checkpoint: {best.checkpoint}." if best.checkpoint else ""
     words = config_words(best, study.space.searched)
@@ -80,9 +83,8 @@ def _left_words(study: Study) -> str:
 def _table(study: Study) -> Iterator[RenderableType]:
     ranked = study.ranked
     has_value = {trial.number for trial in ranked}
-    rows = ranked + [
-        trial for trial in study.trials if trial.state.is_final and trial.number not in has_value
-    ]
+    others = [trial for trial in study.trials if trial.number not in has_value]
+    rows = ranked + [trial for trial in others if trial.state.is_final and trial.state not in LOST]
     if not rows:
         return
     few = len(rows) <= MOST_ROWS
@@ -98,7 +100,11 @@ def _losses(study: Study) -> Iterator[RenderableType]:
         return
     yield from section("What was lost")
     for why in dict.fromkeys(trial.why for trial in lost):
-        numbers = [str(trial.number) for trial in lost if trial.why == why]
-        shown = ", ".join(numbers[:8]) + (" …" if len(numbers) > 8 else "")
-        yield Text(f"  {'trial' if len(numbers) == 1 else 'trials'} {shown}: {why}")
+        same = [trial for trial in lost if trial.why == why]
+        numbers = ", ".join(str(trial.number) for trial in same[:8]) + (" …" if len(same) > 8 else "")
+        if len(same) == 1:
+            which = f"trial {numbers} ({config_words(same[0], study.space.searched)})"
+        else:
+            which = f"trials {numbers}"
+        yield Padding(Text(f"{which}: {clean(why)}"), (0, 0, 0, 2))
     yield Text(f"  What each printed is in {study.folder}/trials/NUMBER/output.txt.", style="dim")

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from rich.console import Group
+from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.text import Text
 
 from legroom.show.terminal import PLAIN_WIDTH
@@ -41,15 +42,15 @@ def trial_table(
     has_room = _width(with_searched) <= width
     columns = with_searched if has_room else columns
     widths = [max(map(len, [name, *cells])) for name, cells in columns.items()]
-    lines = [_line(list(columns), widths, "dim")]
+    indent = widths[0] + 2
+    lines: list[RenderableType] = [_line(list(columns), widths, "dim")]
     for index, record in enumerate(rows):
         cells = [column[index] for column in columns.values()]
-        lines.append(_line(cells, widths, "bold" if record is best else ""))
-        lines[-1].stylize(_STYLES.get(record.state, ""), widths[0] + 2, widths[0] + 2 + widths[1])
+        line = _line(cells, widths, "bold" if record is best else "")
+        line.stylize(_STYLES.get(record.state, ""), indent, indent + widths[1])
         about = [] if has_room else [config_words(record, searched)]
-        lines += [
-            Text(f"{' ' * (widths[0] + 2)}{clean(each)}", style="dim") for each in [*about, *_about(record)]
-        ]
+        below = [Text(clean(each), style="dim") for each in [*about, *_about(record)]]
+        lines += [line, *(Padding(each, (0, 0, 0, indent)) for each in below)]
     return Group(*lines)
 
 

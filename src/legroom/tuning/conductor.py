@@ -20,7 +20,7 @@ from legroom.tuning.lengths import Futures, Lengths
 from legroom.tuning.neighbours import Neighbours
 from legroom.tuning.records import Ending, Report, TrialRecord, TrialState
 from legroom.tuning.schedulers import GO_ON, Action, Decision, Scheduler
-from legroom.tuning.searchers import Result, Searcher
+from legroom.tuning.searchers import Chooser, Result, Searcher
 from legroom.tuning.store import Store, StoreError
 from legroom.tuning.trial import remove
 
@@ -116,6 +116,15 @@ class Conductor:
         for sentence in self.neighbours.news():
             self.say(sentence)
 
+    @property
+    def asks_at_once(self) -> int:
+        """How many proposals are asked for at once, since the searcher chooses among them who goes first; 0 where it leaves that to others."""
+        return (self._searcher.start_up or 0) if isinstance(self._searcher, Chooser) else 0
+
+    def preferred(self, waiting: Mapping[int, Admission]) -> list[int] | None:
+        """Whoever should start first in front, by what the searcher has learned; None where it does not say."""
+        return self._searcher.order(waiting) if isinstance(self._searcher, Chooser) else None
+
     def foretold(self, waiting: Mapping[int, Admission]) -> Futures | None:
         """How long these trials will probably take, and those that run; None as long as nothing is known of that."""
         asked = {
@@ -202,10 +211,10 @@ class Conductor:
         if self._scheduler is not None:
             self._scheduler.ended(number)
         self._tell(record)
-        if state is TrialState.FAILED and not any(
-            self.job.metric in r.metrics for t in self.records for r in t.reports
-        ):
-            self._refuse_if_never_reported()
+        if ending.is_in_vain:
+            raise UsageError(why)
+        if state is not ending.state:  # it failed for want of the metric
+            self._refuse_if_never_reported(record)
 
     def put_back(self, number: int, state: TrialState, why: str) -> None:
         """A trial's process is gone, the trial is not over: it will be handed out again, from its last checkpoint."""
@@ -357,7 +366,13 @@ class Conductor:
         elif last is not None:
             is_partial = record.state is TrialState.STOPPED
             config = record.config_at(last.step)
-            result = Result(last.metrics[self.job.metric], is_partial=is_partial, step=last.step)
+            result = Result(
+                last.metrics[self.job.metric],
+                is_partial=is_partial,
+                step=last.step,
+                best=record.value(self.job.metric, self.job.mode),
+                seconds=_length(record),
+            )
         self._searcher.learn(record.number, config, result)
         self._learned += 1
 
@@ -391,19 +406,16 @@ class Conductor:
         names = sorted({name for report in record.reports for name in report.metrics})
         if self.job.metric in names:
             return f"{self.job.metric} was never a number"
-        told = f"it reported {', '.join(names)}" if names else "it reported nothing"
-        return f"it never reported '{self.job.metric}': {told}"
+        return f"it never reported '{self.job.metric}', {'only ' + ', '.join(names) if names else 'nor anything else'}"
 
-    def _refuse_if_never_reported(self) -> None:
+    def _refuse_if_never_reported(self, ended: TrialRecord) -> None:
         """Every trial would be in vain: say so at the first one that ended without the metric."""
-        ended = [
-            r for r in self.records if r.state is TrialState.FAILED and r.why.startswith("it never reported")
-        ]
-        if ended:
-            how = "" if self.job.function.takes_trial else "; ray.tune.report is heard with engine='ray' only"
-            raise UsageError(
-                f"the function ended without the metric: {ended[0].why}. Report it, trial.report({self.job.metric}=...), or name another metric{how}"
-            )
+        if any(self.job.metric in report.metrics for record in self.records for report in record.reports):
+            return
+        how = "" if self.job.function.takes_trial else "; ray.tune.report is heard with engine='ray' only"
+        raise UsageError(
+            f"trial {ended.number} ended, and {ended.why}: call trial.report({self.job.metric}=...), or name another metric{how}"
+        )
 
     # ------------------------------------------------------------ going on after an interruption
 
@@ -459,3 +471,10 @@ class Conductor:
     def _tell(self, record: TrialRecord) -> None:
         for watcher in self._watchers:
             watcher.changed(record)
+
+
+def _length(record: TrialRecord) -> float | None:
+    """Seconds from a trial's start to its end, where it was started once."""
+    if record.started is None or record.ended is None or record.attempts != 1:
+        return None
+    return record.ended - record.started

@@ -63,10 +63,10 @@ class TrainFunction:
             return _named(function)
         if not callable(function):
             raise UsageError(f"the first argument is the training function, not a {type(function).__name__}")
-        plain = function
-        name, module = getattr(plain, "__qualname__", ""), getattr(plain, "__module__", "")
-        file = _file_of(plain)
-        if isinstance(plain, functools.partial) or "<" in name or not name or not file:
+        _check_signature(function)
+        name, module = getattr(function, "__qualname__", ""), getattr(function, "__module__", "")
+        file = _file_of(function)
+        if isinstance(function, functools.partial) or "<" in name or not name or not file:
             return cls(name=name or "train", file=file, pickled=_pickle(function))
         if module == "__main__" or "." not in module:
             return cls(name=name, file=file)
@@ -126,7 +126,7 @@ class TrainFunction:
         except (OSError, SyntaxError, ValueError):
             return False
         defined = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == self.name]
-        return bool(defined) and len(defined[-1].args.posonlyargs + defined[-1].args.args) >= 2
+        return bool(defined) and _positions(defined[-1]) >= 2
 
 
 def _named(text: str) -> TrainFunction:
@@ -135,16 +135,41 @@ def _named(text: str) -> TrainFunction:
         raise UsageError(f"'{text}' names no function: write it as train.py:train")
     path = Path(file)
     if not path.is_file():
-        raise UsageError(f"there is no script '{file}': check the path")
+        meant = f"{file}.py"
+        hint = f"do you mean {meant}:{name}?" if Path(meant).is_file() else "check the path"
+        raise UsageError(f"there is no script '{file}': {hint}")
     try:
         tree = ast.parse(path.read_bytes())
     except SyntaxError as error:
         raise UsageError(f"{file} is no Python that can be read: line {error.lineno}: {error.msg}") from None
-    defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    defined = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     if name.partition(".")[0] not in defined and not _binds(tree, name.partition(".")[0]):
         hint = f"it has {', '.join(defined)}" if defined else "it has none"
         raise UsageError(f"{file} has no function '{name}': {hint}")
+    if name in defined and not (_positions(defined[name]) or defined[name].args.vararg):
+        raise UsageError(f"{name}() in {file} takes no configuration: write it as def {name}(config, trial)")
     return TrainFunction(name=name, file=str(path.resolve()))
+
+
+def _positions(function: ast.FunctionDef) -> int:
+    """How many arguments it takes by position, a list of any number apart."""
+    return len(function.args.posonlyargs + function.args.args)
+
+
+def _check_signature(function: Callable[..., Any]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # it does not tell
+        return
+    for arguments in ((None, None), (None,)):
+        try:
+            signature.bind(*arguments)
+            return
+        except TypeError:
+            continue
+    raise UsageError(
+        f"the training function takes {signature}: write it as def train(config, trial), or train(config) with ray.tune.report"
+    )
 
 
 def _binds(tree: ast.Module, name: str) -> bool:

@@ -139,3 +139,5 @@ class Ending:
 
     state: TrialState
     why: str = ""
+    is_in_vain: bool = False
+    """Every other trial would end so, too."""

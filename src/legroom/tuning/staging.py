@@ -129,7 +129,7 @@ class Stage:
         elif end.state is TrialState.STOPPED and decision.action is Action.TAKE_OVER:
             self._conductor.take_over(number, decision)
         else:
-            self._conductor.ended(number, Ending(end.state, end.why or decision.why))
+            self._conductor.ended(number, Ending(end.state, end.why or decision.why, end.is_in_vain))
 
     def time_is_up(self) -> None:
         """Every process was ended because the budget is spent: what has a value counts, the rest is left for later."""

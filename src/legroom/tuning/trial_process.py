@@ -19,10 +19,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from legroom.errors import LegroomError
 from legroom.observe.devices import named_gpus
 from legroom.observe.lifeline import die_with_parent
 from legroom.tuning.admission import Place
-from legroom.tuning.function import Train, TrainFunction
+from legroom.tuning.function import CannotLoad, Train, TrainFunction
 from legroom.tuning.processor_share import Threads
 from legroom.tuning.records import TrialState
 from legroom.tuning.schedulers import Action
@@ -76,6 +77,8 @@ class TrialEnd:
     ooms: int = 0
     is_disk_full: bool = False
     """It could not write its checkpoint."""
+    is_in_vain: bool = False
+    """Every other trial would end so, too: the function cannot even be loaded."""
     failed_at: float = 0.0
     """When the error was raised, by the clock on the wall; 0 of a process that could not say."""
 
@@ -232,14 +235,26 @@ def _failed(error: BaseException) -> TrialEnd:
     if isinstance(error, DiskFull):
         return TrialEnd(state=TrialState.FAILED, why=str(error), is_disk_full=True, failed_at=time.time())
     traceback.print_exception(error)
-    text = "".join(traceback.format_exception_only(error)).strip().splitlines()
-    reason = (text[-1] if text else type(error).__name__)[:LONGEST_REASON]
+    reason = _reason(error)[:LONGEST_REASON]
     if isinstance(error, MemoryError | RuntimeError) and classify(error).is_oom:
         why = f"out of memory{_place_of(error)}: {reason}"
         return TrialEnd(state=TrialState.OUT_OF_MEMORY, why=why, failed_at=time.time())
     if isinstance(error, SystemExit):
         reason = f"the function left with sys.exit({error.code if isinstance(error.code, int) else 1})"
-    return TrialEnd(state=TrialState.FAILED, why=f"{reason}{_place_of(error)}", failed_at=time.time())
+    return TrialEnd(
+        state=TrialState.FAILED,
+        why=f"{reason}{_place_of(error)}",
+        is_in_vain=isinstance(error, CannotLoad),
+        failed_at=time.time(),
+    )
+
+
+def _reason(error: BaseException) -> str:
+    """An error in one line; one of ours is a sentence in itself."""
+    if isinstance(error, LegroomError):
+        return str(error)
+    text = "".join(traceback.format_exception_only(error)).strip().splitlines()
+    return text[-1] if text else type(error).__name__
 
 
 def _place_of(error: BaseException) -> str:

@@ -68,6 +68,24 @@ def test_of_many_trials_the_best_are_shown_best_first() -> None:
     assert [int(line.split()[0]) for line in lines[5:17]] == list(range(39, 27, -1))
 
 
-def test_trials_without_a_value_come_last() -> None:
+def test_what_is_lost_is_told_once_with_its_configuration() -> None:
     lines = told(failed(0), ran(1, 0.5))
-    assert [line.split()[0] for line in lines if line.startswith("    ")] == ["1", "0", "ValueError:"]
+    assert [line.split()[0] for line in lines if line.startswith("    ")] == ["1"]
+    assert lines[lines.index("What was lost") + 1 :][:2] == [
+        "  trial 0 (lr 0.5, batch_size 2): ValueError: no such loss, train.py:31",
+        "  What each printed is in study/trials/NUMBER/output.txt.",
+    ]
+
+
+def test_what_was_lost_in_the_same_way_is_told_together() -> None:
+    assert "  trials 0, 1: ValueError: no such loss, train.py:31" in told(failed(0), failed(1))
+
+
+def test_a_long_reason_stays_below_its_line() -> None:
+    why = "the process ended without a word, which may be said in so many words that they need two lines"
+    lines = told(failed(0, why), failed(1, why))
+    assert lines[-2] == "  words that they need two lines"
+
+
+def test_where_the_metric_was_never_a_number_it_says_so() -> None:
+    assert told(ran(0, float("nan")))[0] == "No trial reported a number for loss."

@@ -174,7 +174,7 @@ def test_a_metric_that_is_never_reported_ends_the_study_with_what_was(tmp_path: 
     hand_out_all(conductor)
     conductor.started(0, "cpu", None)
     conductor.reported(0, {"accuracy": 0.5})
-    with pytest.raises(UsageError, match="never reported 'loss': it reported accuracy"):
+    with pytest.raises(UsageError, match="never reported 'loss', only accuracy"):
         conductor.ended(0, FINISHED)
 
 

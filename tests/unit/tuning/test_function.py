@@ -92,3 +92,18 @@ def test_a_file_that_fails_at_import_is_told(tmp_path: Path) -> None:
     file.write_text("raise ValueError('no data')\ndef train(config, trial): ...\n")
     with pytest.raises(CannotLoad, match="could not be imported: ValueError: no data"):
         TrainFunction.of(f"{file}:train").load()
+
+
+def test_a_function_that_takes_no_configuration_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("def train(): ...\n")
+    with pytest.raises(UsageError, match=r"takes no configuration: write it as def train\(config, trial\)"):
+        TrainFunction.of(f"{file}:train")
+    with pytest.raises(UsageError, match=r"takes \(\): write it as def train\(config, trial\)"):
+        TrainFunction.of(lambda: None)
+
+
+def test_a_script_named_as_a_module_is_told_as_it_is_meant(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("def train(config, trial): ...\n")
+    with pytest.raises(UsageError, match=r"do you mean .*train\.py:train\?"):
+        TrainFunction.of(f"{tmp_path}/train:train")

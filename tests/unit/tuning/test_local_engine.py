@@ -66,8 +66,15 @@ def test_a_process_that_dies_without_a_word_is_a_failed_trial(tmp_path: Path) ->
 
 
 def test_a_metric_that_no_trial_reports_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="never reported 'accuracy': it reported loss"):
+    with pytest.raises(UsageError, match="never reported 'accuracy', only loss"):
         search("quadratic", {"x": {"int": [0, 3]}}, tmp_path, trials=2, metric="accuracy")
+
+
+def test_a_function_that_cannot_be_loaded_ends_the_study_at_once(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import not_there\ndef train(config, trial): ...\n")
+    with pytest.raises(UsageError, match=r"script\.py could not be imported: .* No module named 'not_there'"):
+        tune(f"{script}:train", {"x": [1, 2, 3]}, engine="local", gpu="cpu", storage=tmp_path / "study")
 
 
 def test_asha_cuts_trials_short(tmp_path: Path) -> None:
