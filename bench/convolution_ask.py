@@ -250,7 +250,11 @@ def survey(cudnn: Cudnn, functions: Any, part: str, seed: int, seconds: float, o
 def requests(index: int, count: int, first: int) -> Iterator[tuple[list[Any], Question]]:
     """Every `count`-th convolution of an endless list that is the same everywhere, each as a row of the survey and as a question."""
     for seed in range(100 * first + 500, 100 * first + 600):
-        drawn = [*draw_practice(25_000, seed), *draw_everyday(20_000, seed)]
+        drawn = [
+            *draw_practice(20_000, seed),
+            *draw_practice(20_000, seed, seldom=True),
+            *draw_everyday(10_000, seed),
+        ]
         mixed = sorted(set(drawn), key=repr)
         random.Random(seed).shuffle(mixed)
         for layer, batch, dtype, last in mixed[index::count]:

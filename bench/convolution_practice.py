@@ -21,9 +21,10 @@ WIDTHS = (4, 6, 8, 8, 10, 12, 15, 16, 16, 16, 18, 20, 24, 24, 25, 30, 32, 32, 32
           100, 120, 128, 128, 128, 150, 192, 200, 256, 256, 300, 384, 400, 500, 512)  # fmt: skip
 
 
-def draw_practice(count: int, seed: int = 57) -> list[Request]:
+def draw_practice(count: int, seed: int = 57, *, seldom: bool = False) -> list[Request]:
+    """`seldom`: more of what is learnt worst."""
     dice = random.Random(seed)
-    makers, weights = zip(*MAKERS.items(), strict=True)
+    makers, weights = zip(*(MAKERS | SELDOM if seldom else MAKERS).items(), strict=True)
     requests: list[Request] = []
     for maker in dice.choices(makers, weights, k=count):
         layer = maker(dice)
@@ -291,3 +292,5 @@ MAKERS: dict[Maker, float] = {
     _inner: 20,
 }
 """How often each is drawn."""
+SELDOM: dict[Maker, float] = {_grouped: 40, _volume: 25, _series: 20, _transposed: 15, _depthwise: 8}
+"""The same of convolutions that networks seldom have."""
