@@ -83,7 +83,7 @@ class Conductor:
     def next(self, ahead: int = 2) -> Ready | None:
         """A trial that can start as soon as there is room; None where there is none now.
 
-        `ahead`: how many proposals may wait for their estimates, so that these are made while other trials train; where the search learns it is one.
+        `ahead`: how many proposals may wait for their estimates, so that these are made while other trials train; where the search learns it is one at most.
         """
         if self._is_late():
             self._drop_waiting()
@@ -94,7 +94,7 @@ class Conductor:
             if number not in self._asked:
                 self._asked[number] = self._gate.ask(record.config)
         while True:
-            while len(self._asked) < (1 if self.learns else ahead) and self._may_propose():
+            while len(self._asked) < (min(1, ahead) if self.learns else ahead) and self._may_propose():
                 self._propose()
             answered = [number for number in sorted(self._asked) if self._asked[number].done()]
             if not answered:
@@ -117,9 +117,9 @@ class Conductor:
             self.say(sentence)
 
     @property
-    def asks_at_once(self) -> int:
-        """How many proposals are asked for at once, since the searcher chooses among them who goes first; 0 where it leaves that to others."""
-        return (self._searcher.start_up or 0) if isinstance(self._searcher, Chooser) else 0
+    def chooses_among(self) -> int | None:
+        """How many proposals are asked for at once, since the searcher chooses among them who goes first; None where it leaves that to others."""
+        return self._searcher.start_up if isinstance(self._searcher, Chooser) else None
 
     def preferred(self, waiting: Mapping[int, Admission]) -> list[int] | None:
         """Whoever should start first in front, by what the searcher has learned; None where it does not say."""

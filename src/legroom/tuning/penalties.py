@@ -18,9 +18,11 @@ class Penalties:
         if result.value is not None and math.isfinite(result.value):
             self._seen.append(self._sign * result.value)
 
-    def loss(self, result: Result) -> float:
-        if result.value is not None:
-            return self._sign * result.value if math.isfinite(result.value) else self._above(0.0)
+    def loss(self, result: Result, *, by_best: bool = False) -> float:
+        """`by_best`: by the best value that a trial reported instead of the last one."""
+        value = result.best if by_best and result.best is not None else result.value
+        if value is not None:
+            return self._sign * value if math.isfinite(value) else self._above(0.0)
         return self._above(result.shortage or 0.0)
 
     def _above(self, shortage: float) -> float:

@@ -51,13 +51,16 @@ class RayEngine:
             self._server = fork_server(job.function)
 
     def run(self, job: Job, conductor: "Conductor") -> None:
+        if self._address is None:
+            stage = Stage(job, conductor)
+            stage.look_ahead()  # the first estimates are made while Ray starts
+            with connected(None, processors=processors()):
+                self._fit(job, resources(on_cluster=False), stage, conductor)
+            return
         with connected(self._address, processors=processors()):
-            if self._address is None:
-                asked = resources(on_cluster=False)
-            else:
-                asked = resources(on_cluster=True, strategy=strategy_for(job.ranks))
-                if job.parallel is None:
-                    job = replace(job, parallel=max(1, processors_of_cluster() // job.ranks))
+            if job.parallel is None:
+                job = replace(job, parallel=max(1, processors_of_cluster() // job.ranks))
+            asked = resources(on_cluster=True, strategy=strategy_for(job.ranks))
             self._fit(job, asked, Stage(job, conductor), conductor)
 
     def _fit(self, job: Job, asked: Resources, stage: Stage, conductor: "Conductor") -> None:

@@ -6,16 +6,20 @@ logarithmic range for a plain one and refuses whole numbers. Trials that run whi
 average ones: without that it would propose them once more.
 
 Ray's proposes nothing any more once one of its ten random trials has erred. There this one goes its own way: what can never fit is learned as well, and after the random
-points the one is proposed that promises most among what probably fits (see `improvement`).
+points the one is proposed that promises most for its seconds among what probably fits (see `improvement`). The random points are the same ones, in an order of its own: what fits whole and is small
+goes first, since that is over soonest, and as soon as a few results are there, what promises most.
 """
 
+import statistics
 import warnings
+from collections.abc import Mapping
 
 import numpy
 from bayes_opt import BayesianOptimization, UtilityFunction
 
+from legroom.tuning.admission import Admission, Verdict
 from legroom.tuning.domains import Choice, FloatRange, IntRange, PowerRange
-from legroom.tuning.improvement import Places, most_promising
+from legroom.tuning.improvement import Known, Places, worth
 from legroom.tuning.penalties import Penalties
 from legroom.tuning.records import Mode
 from legroom.tuning.searchers import Result
@@ -24,6 +28,8 @@ from legroom.tuning.space import Config, Space
 RANDOM_FIRST, UTILITY = 10, UtilityFunction(kind="ucb", kappa=2.576)
 """Points at random before the process is asked, and by what it judges others: Ray Tune's settings."""
 
+ENOUGH = 4
+"""Values that say more about where to go on than chance does."""
 FAR_AND_WIDE, CLOSE_BY, BEST = 2000, 300, 3
 """Candidates anywhere in the space, and around each of the best that ran."""
 REACH = 0.1
@@ -46,19 +52,40 @@ class BayesSearcher:
         self._bounds = {name: _bounds(domain) for name, domain in self._ranges.items()}
         self._first = BayesianOptimization(f=None, pbounds=self._bounds, random_state=seed, verbose=0)
         """Knows nothing, so it draws at random."""
-        self._dice = numpy.random.RandomState(seed)
+        self._seed, self._dice = seed, numpy.random.RandomState(seed)
+        self._proposed = 0
         self._known: list[tuple[Point, Result]] = []
         self._running: dict[int, Point] = {}
+        """What was proposed and has not ended."""
 
     def propose(self, number: int) -> Config | None:
-        if len(self._known) < RANDOM_FIRST:
-            point = self._first.suggest(UTILITY)
-        elif all(result.shortage is None for _, result in self._known):
-            point = self._informed().suggest(UTILITY)
-        else:
+        self._proposed += 1
+        if self._is_hindered and self._proposed > RANDOM_FIRST and len(self._ran) >= ENOUGH:
             point = self._promising()
+        elif self._proposed <= RANDOM_FIRST or len(self._known) < RANDOM_FIRST or self._is_hindered:
+            point = self._first.suggest(UTILITY)
+        else:
+            point = self._informed().suggest(UTILITY)
         self._running[number] = {name: float(value) for name, value in point.items()}
         return self._config(self._running[number])
+
+    def order(self, waiting: Mapping[int, Admission]) -> list[int]:
+        """By number, as Ray would have it, while memory is in nobody's way."""
+        is_split = {number: admission.verdict is Verdict.SPLIT for number, admission in waiting.items()}
+        if not self._is_hindered and not any(is_split.values()):
+            return sorted(waiting)
+        if len(self._ran) < ENOUGH:
+            return sorted(waiting, key=lambda number: (is_split[number], waiting[number].size, number))
+        numbers = sorted(waiting)
+        running = [point for number, point in self._running.items() if number not in waiting]
+        worths = worth(
+            self._places([self._running[number] for number in numbers]),
+            self._all_known(),
+            self._places(running),
+            numpy.random.RandomState(self._seed),  # however often it is asked, proposals stay the same
+            surely_fit=True,
+        )
+        return [numbers[index] for index in numpy.argsort(-worths, kind="stable")]
 
     def learn(self, number: int, config: Config, result: Result) -> None:
         self._penalties.learn(result)
@@ -68,28 +95,36 @@ class BayesSearcher:
         if result.value is not None or result.shortage is not None:
             self._known.append((point, result))
 
+    @property
+    def _ran(self) -> list[tuple[Point, Result]]:
+        return [(point, result) for point, result in self._known if result.value is not None]
+
+    @property
+    def _is_hindered(self) -> bool:
+        """Whether something can never fit."""
+        return any(result.shortage is not None for _, result in self._known)
+
     def _promising(self) -> Point:
         """Of many candidates the one that promises most."""
-        ran = [(point, result) for point, result in self._known if result.value is not None]
-        losses = [self._penalties.loss(result) for _, result in ran]
-        places = self._places([point for point, _ in ran])
-        candidates = self._candidates(places[numpy.argsort(losses)[:BEST]])
-        chosen = candidates[
-            most_promising(
-                candidates,
-                places,
-                losses,
-                too_large=self._places(
-                    [point for point, result in self._known if result.shortage is not None]
-                ),
-                running=self._places(list(self._running.values())),
-                dice=self._dice,
-            )
-        ]
+        known = self._all_known()
+        candidates = self._candidates(known.ran[numpy.argsort(known.losses)[:BEST]])
+        running = self._places(list(self._running.values()))
+        chosen = candidates[int(numpy.argmax(worth(candidates, known, running, self._dice)))]
         return {
             name: _place(domain, domain.at(share))
             for (name, domain), share in zip(self._ranges.items(), chosen, strict=True)
         }
+
+    def _all_known(self) -> Known:
+        results = [result for _, result in self._ran]
+        took = [result.seconds for result in results if result.seconds is not None]
+        usual = statistics.median(took) if took else 1.0
+        return Known(
+            ran=self._places([point for point, _ in self._ran]),
+            losses=[self._penalties.loss(result, by_best=True) for result in results],
+            seconds=[usual if result.seconds is None else result.seconds for result in results],
+            too_large=self._places([point for point, result in self._known if result.shortage is not None]),
+        )
 
     def _candidates(self, best: Places) -> Places:
         """Anywhere, and close by the best, as shares of the ranges. Only what exists: of whole numbers and steps, these."""

@@ -7,11 +7,12 @@ With the same seed all of them propose what Ray Tune's do (`BasicVariantGenerato
 they are told the same. They part where a configuration can never fit: Ray's hear of an error then, and these of how much is missing.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from legroom.errors import MissingExtra, UsageError
+from legroom.tuning.admission import Admission
 from legroom.tuning.domains import Choice
 from legroom.tuning.records import Mode
 from legroom.tuning.space import Config, Space
@@ -28,6 +29,10 @@ class Result:
     is_partial: bool = False
     """The scheduler cut it short: the value is not its last word."""
     step: int = 0
+    best: float | None = None
+    """The best that was reported, which a trial is judged by in the end."""
+    seconds: float | None = None
+    """From its start to its end, where it was started once."""
 
 
 class Searcher(Protocol):
@@ -41,6 +46,14 @@ class Searcher(Protocol):
 
     def learn(self, number: int, config: Config, result: Result) -> None:
         """A trial is over (or was rejected because it can never fit)."""
+
+
+@runtime_checkable
+class Chooser(Protocol):
+    """A searcher that also says who should go first among those that were proposed and wait. What it draws before it has learned anything is asked for all at once."""
+
+    def order(self, waiting: Mapping[int, Admission]) -> list[int]:
+        """Trials that can start as soon as there is room, whoever should start first in front."""
 
 
 class RandomSearcher:

@@ -70,21 +70,23 @@ class Stage:
         """Whether nothing runs and nothing will."""
         return not self._running and not self._ready and self._conductor.is_over
 
-    def hand_out(self) -> list[Order] | None:
-        """The next trial that has room, an order for each of its ranks; None where there is none now."""
+    def look_ahead(self) -> None:
+        """Take in those whose memory question is answered, and have it asked about others. Nothing starts here, so an engine may do it while it is made ready."""
         wanted = self._wanted()
         while len(self._ready) < wanted:
-            ready = self._conductor.next(ahead=self._ahead - 1)
+            ready = self._conductor.next(ahead=self._to_ask())
             if ready is None:
                 break
             self._ready[ready.number] = ready
+
+    def hand_out(self) -> list[Order] | None:
+        """The next trial that has room, an order for each of its ranks; None where there is none now."""
+        self.look_ahead()
         waiting: dict[int, Admission] = {number: ready.admission for number, ready in self._ready.items()}
         if self._ready and self.running < self.slots:
             would_start = self._packer.has_room(waiting, alone=self._alone)
             self._conductor.look_around(self._packer.given, before_start=would_start)
-        placement = self._packer.place(
-            waiting, alone=self._alone, foretell=lambda: self._conductor.foretold(waiting)
-        )
+        placement = self._placed(waiting)
         if placement is None:
             self._ask_again_if_stuck()
             return None
@@ -146,10 +148,31 @@ class Stage:
     # ------------------------------------------------------------
 
     def _wanted(self) -> int:
-        """How many trials are to wait for room. Where the search learns, one, and one more whenever none of these fits a place that is free."""
+        """How many trials are to wait for room. Where the search learns, one, and one more whenever none of these fits a place that is free; where it chooses, all that were
+        proposed."""
+        if self._conductor.chooses_among is not None:
+            return len(self._ready) + self._conductor.chooses_among
         if not self._conductor.learns:
             return self._ahead
         return 1 if self.running >= self.slots else min(self._ahead, len(self._ready) + 1)
+
+    def _to_ask(self) -> int:
+        """How many proposals may wait for their estimates. Of a search that chooses, all that it has to choose from, then one once none waits any more."""
+        among = self._conductor.chooses_among
+        if among is None:
+            return self._ahead - 1
+        return int(not self._ready) if self._conductor.learns else among
+
+    def _placed(self, waiting: dict[int, Admission]) -> Placement | None:
+        """The next one that can start. Where the search chooses, it goes before the packer's plan."""
+        if len(waiting) > 1 and self._packer.has_room(waiting, alone=self._alone):
+            for number in self._conductor.preferred(waiting) or ():
+                placement = self._packer.place({number: waiting[number]}, alone=self._alone)
+                if placement is not None:
+                    return placement
+        return self._packer.place(
+            waiting, alone=self._alone, foretell=lambda: self._conductor.foretold(waiting)
+        )
 
     def _share_processors(self) -> None:
         self._processors.divide(self.running, traces=self._conductor.awaits_estimate)
