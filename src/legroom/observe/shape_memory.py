@@ -45,6 +45,12 @@ class ShapeMemory:
             return None
         if part.is_first:
             return args[0]
+        if part.offset is not None and torch.is_inference_mode_enabled() and not args[0].is_inference():
+            with torch.inference_mode(False):  # a view is of its base's kind: torch refuses another
+                return self._new(part, args)
+        return self._new(part, args)
+
+    def _new(self, part: "_Part", args: Any) -> FakeTensor:
         with torch._C._DisableTorchDispatch():
             tensor = torch.empty_strided(part.shape, part.stride, dtype=part.dtype, device="meta")
             if part.offset is not None:

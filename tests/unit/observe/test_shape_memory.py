@@ -141,3 +141,14 @@ def test_a_sparse_result_is_left_to_fake_mode(fakes: Remembering) -> None:
 
     assert result.layout is torch.sparse_coo
     assert not fakes.remembered
+
+
+def test_a_view_of_a_parameter_is_remembered_for_evaluation_too(fakes: Remembering) -> None:
+    """Torch refuses a view that was made for inference of a tensor that was not."""
+    weight = fakes.tensor(6, 4)
+    fakes.memory.run(aten.t.default, (weight,), {})
+    with torch.inference_mode():
+        view = fakes.memory.run(aten.t.default, (weight,), {})
+        made = fakes.memory.run(aten.t.default, (fakes.tensor(6, 4),), {})
+    assert not view.is_inference()
+    assert made.is_inference()
