@@ -8,6 +8,7 @@ import contextlib
 import logging
 import os
 import socket
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -43,16 +44,16 @@ def connected(
     `gpus`: None is all of this machine's. `settings`: of the environment, inside; the user's own come first.
     """
     with _environment(settings):
+        if is_there():
+            yield
+            return
+        if address is not None:  # before Ray is loaded, which takes seconds
+            _check(address, words)
         try:
             import ray
         except ImportError:
             raise MissingExtra("Ray", "tune") from None
 
-        if ray.is_initialized():
-            yield
-            return
-        if address is not None:
-            _check(address, words)
         try:
             ray.init(
                 address=address or "local",  # "local": a cluster that happens to run here is not ours to fill
@@ -78,6 +79,12 @@ def connected(
             yield
         finally:
             ray.shutdown()
+
+
+def is_there() -> bool:
+    """Whether the caller has started Ray, without loading it for the question."""
+    ray = sys.modules.get("ray")
+    return ray is not None and ray.is_initialized()
 
 
 def _check(address: str, words: Words) -> None:

@@ -73,7 +73,10 @@ def tune(
             )  # fmt: skip
     function = TrainFunction.of(train_fn)
     read = _read(space)
-    _check(mode, search, read, scheduler, trials, engine, parallel, ranks, seed)
+    _check(
+        metric=metric, mode=mode, search=search, space=read, scheduler=scheduler, engine=engine, address=address,
+        seed=seed, trials=trials, parallel=parallel, ranks=ranks,
+    )  # fmt: skip
     runner, reason = _engine(engine, address)
     places = places_for(gpu)
     if address is not None and gpu is None:  # the GPUs are the cluster's
@@ -98,7 +101,8 @@ def tune(
         shape_parameters=None if shape_parameters is None else frozenset(shape_parameters),
     )
     if ranks > 1 and job.places and len(job.places) < ranks:
-        raise UsageError(f"a trial of {ranks} ranks needs {ranks} GPUs, and there are {len(job.places)}")
+        there = f"{'is' if len(job.places) == 1 else 'are'} {len(job.places)}"
+        raise UsageError(f"a trial of {ranks} ranks needs {ranks} GPUs, and there {there}")
     return run_job(job, runner, resume=resume, watchers=watchers or (), reason=reason)
 
 
@@ -185,16 +189,20 @@ def _engine(named: str, address: str | None) -> tuple[Engine, str]:
 
 
 def _check(
+    *,
+    metric: str,
     mode: str,
     search: str,
     space: Space,
     scheduler: str | None,
-    trials: int | None,
     engine: str,
-    parallel: int | None,
-    ranks: int,
+    address: str | None,
     seed: int,
+    **counts: int | None,
 ) -> None:
+    """What can be said before anything is started. `counts`: numbers of something, None where it is not limited."""
+    if not isinstance(metric, str) or not metric:
+        raise UsageError(f"metric={metric!r} is none: name what trial.report(...) reports, such as 'loss'")
     if mode not in ("min", "max"):
         raise UsageError(f"mode='{mode}' is none: the metric is to be 'min' or 'max'")
     check_search(search, space)
@@ -202,8 +210,12 @@ def _check(
         raise UsageError(f"scheduler='{scheduler}' is none: choose {', '.join(SCHEDULERS)}, or None for none")
     if engine not in ENGINES:
         raise UsageError(f"engine='{engine}' is none: choose {', '.join(ENGINES)}")
-    for name, number in (("trials", trials), ("parallel", parallel), ("ranks", ranks)):
-        if number is not None and (not isinstance(number, int) or number < 1):
-            raise UsageError(f"{name}={number} is too few: 1 or more")
+    if engine == "local" and address is not None:
+        raise UsageError(
+            "address= names a Ray cluster, and engine='local' runs on this machine: leave one out"
+        )
+    for name, count in counts.items():
+        if count is not None and (not isinstance(count, int) or count < 1):
+            raise UsageError(f"{name}={count} is none: a whole number, 1 or more")
     if not isinstance(seed, int) or not 0 <= seed < 1 << 32:
         raise UsageError(f"seed={seed} is none: a whole number from 0 to {(1 << 32) - 1}")

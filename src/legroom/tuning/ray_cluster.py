@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import sys
 from collections.abc import Iterator
 
 from legroom.scale import ray_cluster
@@ -26,7 +25,7 @@ _WORDS = ray_cluster.Words(
 def connected(address: str | None, *, processors: int) -> Iterator[None]:
     """Ray is there inside: the caller's own, the cluster at `address`, or one of ours with so many processors."""
     with contextlib.ExitStack() as stack:
-        is_ours = not _is_there()
+        is_ours = not ray_cluster.is_there()
         stack.enter_context(
             ray_cluster.connected(
                 address, _WORDS, processors=processors, gpus=0, settings={**QUIET, **_PRELOADED}
@@ -36,12 +35,6 @@ def connected(address: str | None, *, processors: int) -> Iterator[None]:
         if is_ours:  # to Ray that the caller has started other work may belong, and its messages
             stack.enter_context(_no_messages())
         yield
-
-
-def _is_there() -> bool:
-    """Whether the caller has started Ray, without loading it for the question."""
-    ray = sys.modules.get("ray")
-    return ray is not None and ray.is_initialized()
 
 
 @contextlib.contextmanager

@@ -65,7 +65,7 @@ def test_rays_client_is_refused_with_what_to_give() -> None:
 
 def test_without_ray_the_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingExtra, match=r"Ray is not installed: pip install 'legroom\[tune\]'"):
+    with pytest.raises(MissingExtra, match=r"Ray is not installed: pip install .*\[tune\]"):
         with connected(None, processors=1):
             raise AssertionError("there is a cluster")
 

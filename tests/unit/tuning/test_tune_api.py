@@ -22,7 +22,11 @@ FILE = Path(__file__).with_name("tuned_functions.py")
         ({"search": "evolution"}, "search='evolution' is none"),
         ({"scheduler": "hyperband"}, "choose asha, median, pbt"),
         ({"engine": "slurm"}, "engine='slurm' is none: choose auto, local, ray"),
-        ({"trials": 0}, "trials=0 is too few"),
+        ({"trials": 0}, "trials=0 is none: a whole number, 1 or more"),
+        ({"parallel": "two"}, "parallel=two is none: a whole number, 1 or more"),
+        ({"metric": 3}, "metric=3 is none: name what"),
+        ({"address": "host:6379"}, "address= names a Ray cluster, and engine='local' runs on this machine"),
+        ({"ranks": 2, "gpu": "8GiB"}, "a trial of 2 ranks needs 2 GPUs, and there is 1"),
         ({"ranks": 3, "gpu": "8GiB,8GiB"}, "a trial of 3 ranks needs 3 GPUs, and there are 2"),
         ({"gpu": "8 apples"}, "is no size"),
         ({"time_budget": -1}, "too short"),
@@ -53,7 +57,7 @@ def test_without_ray_the_local_engine_is_taken_and_the_reason_said(monkeypatch: 
 
 def test_asking_for_ray_without_it_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     _without(monkeypatch, "ray")
-    with pytest.raises(MissingExtra, match=r"Ray is not installed: pip install 'legroom\[tune\]'"):
+    with pytest.raises(MissingExtra, match=r"Ray is not installed: pip install .*\[tune\]"):
         api._engine("ray", None)
 
 
