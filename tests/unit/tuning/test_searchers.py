@@ -3,7 +3,9 @@
 import pytest
 
 from legroom.errors import UsageError
+from legroom.tuning.admission import Admission, Fit, Verdict
 from legroom.tuning.penalties import Penalties
+from legroom.tuning.searcher_bayes import ENOUGH, BayesSearcher
 from legroom.tuning.searchers import Result, check_search, make_searcher
 from legroom.tuning.space import Config, read_space
 
@@ -92,6 +94,65 @@ def test_what_never_fits_is_proposed_less_often_once_it_is_told(search: str) -> 
         return count
 
     assert proposals_that_fit(tells=True) > proposals_that_fit(tells=False)
+
+
+def admitted(size: int, *, split: bool = False) -> Admission:
+    fit = Fit(predicted=size, safe=size, micro_batch=1 if split else None)
+    return Admission(verdict=Verdict.SPLIT if split else Verdict.FITS, fits={0: fit})
+
+
+def drawn(count: int, seed: int = 0) -> tuple[BayesSearcher, list[Config]]:
+    """A Bayesian search that was asked so often and told nothing."""
+    space = read_space({"x": {"uniform": [0.0, 1.0]}, "y": {"uniform": [0.0, 1.0]}})
+    searcher = BayesSearcher(space, "min", seed)
+    return searcher, [searcher.propose(number) or {} for number in range(count)]
+
+
+def test_draws_of_bayes_keep_their_order_while_memory_is_in_nobodys_way() -> None:
+    searcher, _ = drawn(4)
+    assert searcher.order({3: admitted(1), 0: admitted(9), 2: admitted(5)}) == [0, 2, 3]
+
+
+def test_small_draws_of_bayes_go_first_and_split_ones_last_before_there_are_results() -> None:
+    searcher, configs = drawn(5)
+    searcher.learn(4, configs[4], Result(shortage=0.5))
+    waiting = {0: admitted(9), 1: admitted(1, split=True), 2: admitted(5), 3: admitted(7)}
+    assert searcher.order(waiting) == [2, 3, 0, 1]
+
+
+def test_with_a_few_results_the_draw_that_promises_most_goes_first_whatever_its_size() -> None:
+    searcher, configs = drawn(10)
+    searcher.learn(0, configs[0], Result(shortage=0.5))
+    by_place = sorted(range(1, 10), key=lambda number: configs[number]["x"])
+    waiting = {number: admitted(1 + index) for index, number in enumerate([by_place[0], by_place[-1]])}
+    for number in set(range(1, 10)) - set(waiting):
+        searcher.learn(number, configs[number], Result(1.0 - configs[number]["x"], seconds=1.0))
+    assert searcher.order(waiting) == [by_place[-1], by_place[0]]
+
+
+def test_bayes_is_judged_by_the_best_value_of_a_trial_and_not_by_its_last() -> None:
+    searcher, configs = drawn(10)
+    searcher.learn(0, configs[0], Result(shortage=0.5))
+    by_place = sorted(range(1, 10), key=lambda number: configs[number]["x"])
+    waiting = {number: admitted(1) for number in (by_place[0], by_place[-1])}
+    for number in set(range(1, 10)) - set(waiting):
+        loss = configs[number]["x"]
+        searcher.learn(number, configs[number], Result(1.0 - loss, best=loss - 1.0, seconds=1.0))
+    assert searcher.order(waiting) == [by_place[0], by_place[-1]]
+
+
+def test_bayes_proposes_by_what_it_learned_as_soon_as_its_draws_are_made_and_a_few_have_ended() -> None:
+    """Where all that ran was the better the farther right, and half of it never fits."""
+    searcher, configs = drawn(10)
+    ran = [number for number in range(10) if configs[number]["x"] <= 0.5][:ENOUGH]
+    for number in range(10):
+        if configs[number]["x"] > 0.5:
+            searcher.learn(number, configs[number], Result(shortage=configs[number]["x"] - 0.5))
+        elif number in ran:
+            searcher.learn(number, configs[number], Result(1.0 - configs[number]["x"]))
+    config = searcher.propose(10)
+    assert config is not None
+    assert 0.5 * max(configs[number]["x"] for number in ran) < config["x"] < 0.75
 
 
 def test_grid_gives_each_configuration_once_then_none() -> None:

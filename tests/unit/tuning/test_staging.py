@@ -1,5 +1,6 @@
 """Who goes on stage, and what happens to those who find no room there."""
 
+from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -100,4 +101,33 @@ def test_where_the_search_learns_one_trial_waits_and_one_more_for_each_that_find
     handed_out = [stage.hand_out() for _ in range(4)]
     assert [orders[0].number if orders else None for orders in handed_out] == [0, None, 2, None]
     assert len(searcher.left) == 4, "two run, the one without room waits, and nobody else was asked for"
+    conductor.close()
+
+
+class LargestFirst(Listed):
+    """Draws three without having learned anything, and would have the largest go first."""
+
+    start_up: int | None = 3
+
+    def order(self, waiting: Mapping[int, Admission]) -> list[int]:
+        return sorted(waiting, key=lambda number: -waiting[number].size)
+
+
+def test_where_the_search_chooses_all_its_draws_are_asked_about_and_it_says_who_goes_first(
+    tmp_path: Path,
+) -> None:
+    place = Place(index=0, memory=10 * GiB, virtual=True)
+    job = Job(
+        function=TrainFunction(name="train"), space=SPACE, metric="loss", mode="min", folder=tmp_path, places=[place], trials=9, parallel=2
+    )  # fmt: skip
+    searcher = LargestFirst([2, 6, 8, 1, 1, 1])
+    conductor = Conductor(
+        job, searcher, None, Small(), Store(tmp_path, resume=False, mode="min", facts={}), ()
+    )
+    stage = Stage(job, conductor)
+    stage.look_ahead()
+    assert len(searcher.left) == 3, "nothing beyond the draws is asked for while they wait"
+    handed_out = [stage.hand_out() for _ in range(3)]
+    assert [orders[0].number if orders else None for orders in handed_out] == [2, 0, None]
+    assert len(searcher.left) == 3, "the one in the middle still waits for room"
     conductor.close()
