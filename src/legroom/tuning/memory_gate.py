@@ -1,7 +1,7 @@
 """Says of each configuration whether it fits, before it starts: in the background, once for all that ask the same of memory.
 
 A worker thread traces one configuration after the other. The batch whole, first; where that does not fit, its smallest piece;
-where that fits, the largest piece that does, by what the two foretell. Two configurations that differ only in parameters
+where that fits, the largest piece that does, by what the two foretell. Those that wait for a look at their whole batch go before pieces: what fits whole is answered soonest. Two configurations that differ only in parameters
 that memory does not depend on (a learning rate) share an answer. Which these are is found out, not guessed: a range of
 floats is traced at both of its ends, and if that asks for the very same memory as the first configuration did, it is left
 out of the comparison. Whole numbers and choices always count, unless the user names the parameters that do.
@@ -31,6 +31,8 @@ MOST_TRACES = 4
 """For the largest micro-batch on one GPU: after so many the largest that was found is good enough."""
 NEAR = 0.75
 """Of the smallest micro-batch that does not fit: one that is as large as this is large enough."""
+WHOLE, PIECES, ENDS = range(3)
+"""What is traced first: whole batches, then pieces of those that do not fit, then the ends of ranges."""
 MOST_CORRECTION = 2.0
 """An estimate is never taken for more than this much too low: something else is wrong then."""
 
@@ -92,15 +94,7 @@ class MemoryGate:
 
     def ask(self, config: Config) -> "Future[Admission]":
         answer: Future[Admission] = Future()
-
-        def work() -> None:
-            answer.set_running_or_notify_cancel()
-            try:
-                answer.set_result(self._answer(config))
-            except Exception as error:  # whoever waits must not wait for ever
-                answer.set_exception(error)
-
-        self._jobs.put((0, next(self._order), work))
+        self._jobs.put((WHOLE, next(self._order), partial(self._look, config, answer)))
         return answer
 
     def ran_out(self, config: Config, fit: Fit, needed: int) -> None:
@@ -124,24 +118,47 @@ class MemoryGate:
             if not self._closed:
                 job()
 
-    def _answer(self, config: Config) -> Admission:
+    def _look(self, config: Config, answer: "Future[Admission]") -> None:
+        """At the whole batch; pieces, where it needs them, come later."""
+        answer.set_running_or_notify_cancel()
         began = time.perf_counter()
-        known = self._alike(config)
-        is_cached = known is not None
-        try:
+        with self._answering(answer):
+            known = self._alike(config)
+            is_cached = known is not None
             if known is None:
-                known = _Known(config, {})
-                self._trace(known, None)
-                self._known.append(known)
-            fits, rows = self._fits(known)
+                known = self._known_from_now_on(config)
+            finish = partial(self._finish, known, answer, is_cached, time.perf_counter() - began)
+            if all(self._is_in(known.traces[None][place.index], place) for place in self._places):
+                finish()
+            else:
+                self._jobs.put((PIECES, next(self._order), finish))
+
+    def _finish(self, known: _Known, answer: "Future[Admission]", is_cached: bool, seconds: float) -> None:
+        began = time.perf_counter()
+        with self._answering(answer):
+            admission = self._judged(known, *self._fits(known))
+            seconds += time.perf_counter() - began
+            answer.set_result(replace(admission, seconds=seconds, is_cached=is_cached))
+
+    @contextlib.contextmanager
+    def _answering(self, answer: "Future[Admission]") -> Iterator[None]:
+        """Whoever waits for an answer must not wait for ever."""
+        try:
+            yield
         except CannotEstimate as trouble:
-            return self._unknown(str(trouble))
-        admission = self._judged(known, fits, rows)
-        if len(self._known) == 1 and self._to_probe:
+            answer.set_result(self._unknown(str(trouble)))
+        except Exception as error:
+            answer.set_exception(error)
+
+    def _known_from_now_on(self, config: Config) -> _Known:
+        known = _Known(config, {})
+        self._trace(known, None)
+        self._known.append(known)
+        if len(self._known) == 1:
             for name in self._to_probe:
-                self._jobs.put((1, next(self._order), partial(self._probe, name)))
+                self._jobs.put((ENDS, next(self._order), partial(self._probe, name)))
             self._to_probe = []
-        return replace(admission, seconds=time.perf_counter() - began, is_cached=is_cached)
+        return known
 
     def _trace(self, known: _Known, micro: int | None) -> dict[int, Traced]:
         if micro not in known.traces:

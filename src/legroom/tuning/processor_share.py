@@ -39,7 +39,7 @@ class Threads:
         """As many as there are for it now."""
         import torch
 
-        if "OMP_NUM_THREADS" in os.environ or self._taken not in (0, torch.get_num_threads()):
+        if os.environ.get("OMP_NUM_THREADS") or self._taken not in (0, torch.get_num_threads()):
             return
         try:
             share = int(self._file.read_text())

@@ -70,12 +70,9 @@ class BayesSearcher:
         return self._config(self._running[number])
 
     def order(self, waiting: Mapping[int, Admission]) -> list[int]:
-        """By number, as Ray would have it, while memory is in nobody's way."""
-        is_split = {number: admission.verdict is Verdict.SPLIT for number, admission in waiting.items()}
-        if not self._is_hindered and not any(is_split.values()):
-            return sorted(waiting)
-        if len(self._ran) < ENOUGH:
-            return sorted(waiting, key=lambda number: (is_split[number], waiting[number].size, number))
+        """What fits whole before what is split, small before large; by what it promises, once memory was in the way and a few have ended. Without GPUs as they were drawn."""
+        if len(self._ran) < ENOUGH or not self._is_hindered:
+            return sorted(waiting, key=lambda n: (waiting[n].verdict is Verdict.SPLIT, waiting[n].size, n))
         numbers = sorted(waiting)
         running = [point for number, point in self._running.items() if number not in waiting]
         worths = worth(

@@ -1,5 +1,6 @@
 """The gate in front of trials: what fits, what is split, what never fits, and what is traced only once."""
 
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 import legroom
 from legroom.tuning.admission import Admission, Place, Verdict, virtual_places
 from legroom.tuning.function import TrainFunction
-from legroom.tuning.memory_gate import MemoryGate
+from legroom.tuning.memory_gate import ENDS, MemoryGate
 from legroom.tuning.records import TrialState
 from legroom.tuning.schedulers import Action
 from legroom.tuning.space import Config, read_space
@@ -108,7 +109,7 @@ def test_what_was_traced_is_not_traced_again(gate: MemoryGate) -> None:
 def test_a_learning_rate_is_found_not_to_matter_and_a_width_to_matter(gate: MemoryGate) -> None:
     answer(gate, WHOLE)
     answer(gate, {**WHOLE, "width": 32})  # by now the ends of lr have been tried
-    gate._jobs.put((2, next(gate._order), lambda: None))
+    gate._jobs.put((ENDS, next(gate._order), lambda: None))
     assert answer(gate, {**WHOLE, "lr": 0.07}).is_cached
     assert not answer(gate, {**WHOLE, "width": 64}).is_cached
 
@@ -168,6 +169,18 @@ def test_the_largest_micro_batch_takes_few_traces(quick: MemoryGate) -> None:
     told = answer(quick, {"batch_size": 100, "lr": 0.1})
     assert told.fits[0].micro_batch == 9
     assert len([one for one in traced(quick) if one[0]["lr"] == 0.1]) <= 4
+
+
+def test_what_fits_whole_is_answered_before_pieces_of_what_was_asked_earlier_are_traced(
+    quick: MemoryGate,
+) -> None:
+    begin = threading.Event()
+    quick._jobs.put((-1, next(quick._order), begin.wait))
+    large, small = {"batch_size": 100, "lr": 0.1}, {"batch_size": 4, "lr": 0.1}
+    answers = [quick.ask(large), quick.ask(small)]
+    begin.set()
+    assert [asked.result(timeout=60).verdict for asked in answers] == [Verdict.SPLIT, Verdict.FITS]
+    assert traced(quick)[:3] == [(large, None), (small, None), (large, 1)]
 
 
 def test_a_parameter_that_changes_memory_at_one_end_of_its_range_counts(quick: MemoryGate) -> None:
