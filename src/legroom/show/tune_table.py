@@ -78,7 +78,7 @@ def _figure_columns(rows: Sequence[TrialRecord], metric: str, mode: Mode) -> dic
         clean(metric): [_best(record, metric, mode) for record in rows],
         "step": [str(record.step or "") for record in rows],
         "seen": [_size(record.memory.actual) for record in rows],
-        "foretold": [_size(_foretold(record)) for record in rows],
+        "foretold": [_size(record.memory.foretold) for record in rows],
     }
     return {name: cells for name, cells in columns.items() if any(cells) or name not in ("seen", "foretold")}
 
@@ -87,10 +87,6 @@ def _best(record: TrialRecord, metric: str, mode: Mode) -> str:
     """What the trial counts by: the best that it reported."""
     value = record.value(metric, mode)
     return "" if value is None else f"{value:.4g}"
-
-
-def _foretold(record: TrialRecord) -> int | None:
-    return record.memory.safe if record.memory.safe is not None else record.memory.predicted
 
 
 def _size(size: int | None) -> str:

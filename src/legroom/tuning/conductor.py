@@ -148,7 +148,7 @@ class Conductor:
         if fit is not None:
             record.memory = replace(
                 record.memory,
-                predicted=fit.predicted,
+                predicted=fit.predicted or None,
                 safe=fit.safe,
                 micro_batch=fit.micro_batch,
                 held=fit.held,

@@ -71,6 +71,11 @@ class TrialMemory:
     held: int = 0
     """What other programs had of the GPU, where the batch was split for that reason alone."""
 
+    @property
+    def foretold(self) -> int | None:
+        """What it was foretold to need at most; None where nothing could be foretold, and it got a GPU to itself."""
+        return self.safe if self.predicted else None
+
 
 @dataclass(slots=True, kw_only=True)
 class TrialRecord:

@@ -157,7 +157,7 @@ def _trial(record: TrialRecord, metric: str, mode: Mode) -> TrialFigures:
         why=record.why,
         value=record.value(metric, mode),
         curve=thinned(curve),
-        predicted=memory.safe if memory.safe is not None else memory.predicted,
+        predicted=memory.foretold,
         peak=memory.actual,
         batch=memory.batch_size,
         micro_batch=memory.micro_batch,

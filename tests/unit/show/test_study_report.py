@@ -123,3 +123,34 @@ def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
 def test_a_full_disk_is_a_sentence() -> None:
     with pytest.raises(UsageError, match="No space left on device. The study itself is kept"):
         write_page(study(trial(0)), Path("/dev/full"))
+
+
+def legend(text: str) -> list[str]:
+    found = re.search(r'<p class="legend">(.*?)</p>', text)
+    assert found is not None
+    return re.findall(r"<span[^>]*>(.*?)</span>", found.group(1))
+
+
+def test_the_legend_of_memory_names_only_what_the_chart_shows() -> None:
+    without = trial(1, look="failed", state="failed", value=None, curve=[], predicted=None, peak=None)
+    foretold = trial(2, look="rejected", state="cannot fit", value=None, curve=[], peak=None)
+    assert legend(page(study(trial(0), without))) == ["○ foretold", "• seen", "finished"]
+    assert legend(page(study(foretold))) == ["○ foretold", "cannot fit: not started"]
+
+
+def test_without_a_gpu_the_page_says_so_and_has_no_legend_of_memory() -> None:
+    text = page(study(trial(0, predicted=None, peak=None), capacities=[]))
+    assert legend(text) == []
+    assert "the search ran without a GPU, real or virtual" in text
+    assert "reached loss 0.5." in text
+
+
+def test_what_could_never_fit_is_no_trial() -> None:
+    rejected = trial(1, look="rejected", state="cannot fit", value=None, curve=[], peak=None)
+    assert "The best of 1 trial reached" in page(study(trial(0), rejected))
+
+
+def test_importance_that_chance_would_have_is_told_as_such() -> None:
+    text = page(study(trial(0), trial(1), importance={"lr": 0.0, "batch_size": 0.0}))
+    assert "no parameter alone explains more than chance would in 2 trials" in text
+    assert 'class="bars"' not in text

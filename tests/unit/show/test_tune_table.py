@@ -14,7 +14,9 @@ def table(records: list[TrialRecord], searched: Sequence[str] = ("lr", "batch_si
 
 
 def split(number: int) -> TrialRecord:
-    memory = TrialMemory(safe=364 * MiB, actual=355 * MiB, batch_size=256, micro_batch=64)
+    memory = TrialMemory(
+        predicted=350 * MiB, safe=364 * MiB, actual=355 * MiB, batch_size=256, micro_batch=64
+    )
     return finished(number, state=TrialState.STOPPED, why="ASHA at step 3: 3. of 3", memory=memory)
 
 
@@ -67,3 +69,16 @@ def test_without_a_gpu_there_are_no_columns_of_memory() -> None:
 
 def test_a_control_character_in_a_reason_does_not_reach_the_terminal() -> None:
     assert "\x1b" not in table([failed(0, why="\x1b[31mred")])
+
+
+def test_a_trial_of_which_nothing_was_foretold_shows_nothing_foretold() -> None:
+    alone = finished(0, memory=TrialMemory(safe=96 * MiB, actual=20 * MiB))
+    assert table([alone]).splitlines()[0].split() == [
+        "trial",
+        "state",
+        "loss",
+        "step",
+        "seen",
+        "lr",
+        "batch_size",
+    ]

@@ -8,23 +8,35 @@ from legroom.show.words import counted, seconds_words
 from legroom.tuning.report_figures import StudyFigures, TrialFigures
 from legroom.units import format_size
 
+SMALLEST_SHARE = 0.005
+"""Of the variation: less would be written 0%."""
+
 
 def lead(study: StudyFigures) -> str:
     """The first sentence: what came of it."""
     best = study.best
-    ran = counted(len(study.trials), "trial")
+    ran = counted(_ran(study), "trial")
     if best is None:
         return f"{ran}, and none reported {study.metric}: see below what was lost and why."
+    return f"The best of {ran} reached {study.metric} {figure(best.value)}{_lost_words(study)}."
+
+
+def _lost_words(study: StudyFigures) -> str:
+    """Where there was a GPU to be full."""
     lost = study.count("lost")
-    memory = (
-        "none was lost to memory" if lost == 0 else f"{lost} {'was' if lost == 1 else 'were'} lost to memory"
-    )
-    return f"The best of {ran} reached {study.metric} {figure(best.value)}; {memory}."
+    if not study.capacities:
+        return ""
+    return f"; {lost or 'none'} {'were' if lost > 1 else 'was'} lost to memory"
+
+
+def _ran(study: StudyFigures) -> int:
+    """Trials, without what was proposed and could never fit."""
+    return len(study.trials) - study.count("rejected")
 
 
 def facts(study: StudyFigures) -> str:
     told = [
-        ("Trials", str(len(study.trials))),
+        ("Trials", str(_ran(study))),
         ("Finished", str(study.count("good", "split"))),
         ("In micro-batches", str(sum(trial.splits for trial in study.trials))),
         ("Stopped early", str(study.count("stopped"))),
@@ -58,6 +70,9 @@ def best_section(study: StudyFigures) -> str:
 def importance_bars(study: StudyFigures) -> str:
     if not study.importance:
         return "<p>Too few trials have a value to tell, or no parameter had two.</p>"
+    if max(study.importance.values()) < SMALLEST_SHARE:
+        count = counted(sum(trial.value is not None for trial in study.trials), "trial")
+        return f"<p>Of {escape(study.metric)}, by rank, no parameter alone explains more than chance would in {count}.</p>"
     rows = "".join(
         f'<span>{escape(name)}</span><i style="width:{share * 100:.1f}%"></i><span class="number">{share:.0%}</span>'
         for name, share in study.importance.items()
@@ -69,12 +84,20 @@ def importance_bars(study: StudyFigures) -> str:
 
 
 def memory_words(study: StudyFigures) -> str:
+    if not _with_memory(study):
+        return "No trial's memory is known: the search ran without a GPU, real or virtual."
     sizes = " and ".join(format_size(capacity) for capacity in study.capacities)
     where = f", on {'GPUs' if len(study.capacities) > 1 else 'a GPU'} of {sizes}" if sizes else ""
     return f"What each trial was foretold to need at most, and what it took{where}."
 
 
 def memory_legend(study: StudyFigures) -> str:
+    """Of what the chart shows, and nothing else."""
+    drawn = _with_memory(study)
+    marks = [
+        ("○ foretold", any(trial.predicted is not None for trial in drawn)),
+        ("• seen", any(trial.peak is not None for trial in drawn)),
+    ]
     kinds = [
         ("good", "finished"),
         ("split", "in micro-batches"),
@@ -84,9 +107,15 @@ def memory_legend(study: StudyFigures) -> str:
         ("lost", "lost to memory"),
         ("open", "not over"),
     ]
-    seen = {trial.look for trial in study.trials}
-    shown = "".join(f'<span class="state {look}">{words}</span>' for look, words in kinds if look in seen)
-    return f"<span>○ foretold</span><span>• seen</span>{shown}"
+    looks = {trial.look for trial in drawn}
+    return "".join(
+        [f"<span>{words}</span>" for words, is_drawn in marks if is_drawn]
+        + [f'<span class="state {look}">{words}</span>' for look, words in kinds if look in looks]
+    )
+
+
+def _with_memory(study: StudyFigures) -> list[TrialFigures]:
+    return [trial for trial in study.trials if trial.predicted is not None or trial.peak is not None]
 
 
 def lost_table(study: StudyFigures) -> str:

@@ -1,7 +1,7 @@
 // Trials and memory: what was predicted, what was seen, what the GPU has.
 function drawMemory() {
   const known = study.trials.filter((trial) => trial.predicted !== null || trial.peak !== null);
-  if (!known.length) return empty("memory", "No trial's memory is known: the search ran without a GPU, real or virtual.");
+  if (!known.length) return; // the sentence above says why
   const { width, root } = canvas("memory", 300);
   const bytes = known.flatMap((trial) => [trial.predicted, trial.peak]).filter((each) => each !== null);
   const all = [...bytes, ...study.capacities];
