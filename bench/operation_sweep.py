@@ -158,7 +158,7 @@ def work(what: str, folder: Path, part: str, only: list[str], seconds: float) ->
     gc.disable()  # so that cycles end at the same places on both sides
     if what == "measure":
         warm_up()
-    with path.open("a") as file:
+    with path.open("a", buffering=1) as file:
         for number, one in enumerate(chosen(only)[index::count][done:]):
             if time.monotonic() > end:
                 break
