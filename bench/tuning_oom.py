@@ -1,4 +1,4 @@
-"""A search over a space that is full of what does not fit (see `tuning_space`): plain Ray Tune beside Legroom, on one virtual GPU.
+"""A search over a space that is full of what does not fit (see `tuning_space`, or with `--space` another one): plain Ray Tune beside Legroom, on one virtual GPU.
 
     python -m bench.tuning_oom --out rows.jsonl            # goes on where it was stopped; --table prints what is there
 
@@ -15,6 +15,7 @@ can be compared.
 """
 
 import argparse
+import importlib
 import json
 import os
 import subprocess
@@ -27,19 +28,22 @@ from typing import Any
 
 from bench.tuning_oom_table import show
 
+SPACES = ("tuning_space", "tuning_space_rows")
+"""Modules beside this one."""
 SEARCHES = ("random", "optuna", "hyperopt", "bayes")
 SYSTEMS = ("ray", "ray, catches", "ray, learns at once", "ray, half", "legroom on ray", "legroom local")
 TRIALS = {"random": 16, "optuna": 16, "hyperopt": 20, "bayes": 16}
 """Of one study: with what is rejected, more proposals than the searcher draws at random (ten, HyperOpt twenty)."""
 LONGEST = 90.0
 """Seconds after which a study of plain Ray's is ended: it may stand still."""
-TYPICAL = {"channels": 32, "units": 2048, "batch_size": 128, "lr": 1e-3, "dropout": 0.2, "epochs": 3}
-"""By which the number of threads is chosen."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--space", choices=SPACES, default=SPACES[0], help="what is searched; a file holds one"
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=range(5))
     parser.add_argument("--trials", type=int, help="of a study; else by its searcher")
@@ -55,25 +59,31 @@ def main() -> None:
     if asked.study:
         system, search, seed, threads = asked.study
         trials = asked.trials or TRIALS[search]
-        print(json.dumps(study(system, search, int(seed), trials, asked.epochs, asked.gpu, int(threads))))
+        row = study(asked.space, system, search, int(seed), trials, asked.epochs, asked.gpu, int(threads))
+        print(json.dumps(row))
         return
+    others = {row.get("space", SPACES[0]) for row in read(asked.out)} - {asked.space}
+    if others:
+        parser.error(f"{asked.out} holds studies of {others.pop()}: give that --space, or another --out")
     if not asked.table:
-        threads = threads_of_plain(asked.out)
+        threads = threads_of_plain(asked.out, asked.space)
         for seed in asked.seeds:
             for search in asked.searches:
                 trials = asked.trials or TRIALS[search]
                 for system in asked.systems:
-                    add(asked.out, system, search, seed, trials, asked.epochs, asked.gpu, threads)
+                    add(
+                        asked.out, asked.space, system, search, seed, trials, asked.epochs, asked.gpu, threads
+                    )
     show([row for row in read(asked.out) if "system" in row], asked.plain)
 
 
-def threads_of_plain(path: Path) -> int:
+def threads_of_plain(path: Path, space: str) -> int:
     """One or two threads, whichever trains a typical trial faster here; written down, so that all studies of a file have the same."""
     for row in read(path):
         if "threads" in row:
             return int(row["threads"])
     measured = subprocess.run(
-        [sys.executable, "-c", "from bench.tuning_oom import time_threads; time_threads()"],
+        [sys.executable, "-c", f"from bench.tuning_oom import time_threads; time_threads('{space}')"],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -81,25 +91,25 @@ def threads_of_plain(path: Path) -> int:
     seconds = {int(threads): took for threads, took in json.loads(measured.stdout).items()}
     fastest = min(seconds, key=lambda threads: seconds[threads])
     with path.open("a") as file:
-        file.write(json.dumps({"threads": fastest, "seconds": seconds}) + "\n")
+        file.write(json.dumps({"space": space, "threads": fastest, "seconds": seconds}) + "\n")
     print(f"a typical trial with one and two threads: {seconds[1]:.2f} s and {seconds[2]:.2f} s", flush=True)
     return fastest
 
 
-def time_threads() -> None:
+def time_threads(space: str) -> None:
     """Seconds of a typical trial by the number of its threads, the best of two, as JSON."""
     import torch
 
-    from bench import tuning_space
     from bench.plain_step import plain_step
     from legroom import VirtualGPU
 
+    searched = importlib.import_module(f"bench.{space}")
     took: dict[int, float] = {}
-    with VirtualGPU(tuning_space.GPU):
+    with VirtualGPU(searched.GPU):
         for threads in (1, 1, 2, 1, 2):  # the first one warms up
             torch.set_num_threads(threads)
             began = time.perf_counter()
-            list(tuning_space.epochs(TYPICAL, "cuda", plain_step))
+            list(searched.epochs(searched.TYPICAL, "cuda", plain_step))
             seconds = time.perf_counter() - began
             took[threads] = min(seconds, took.get(threads, seconds))
     print(json.dumps(took))
@@ -110,13 +120,21 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def add(
-    path: Path, system: str, search: str, seed: int, trials: int, epochs: int, gpu: str, threads: int
+    path: Path,
+    space: str,
+    system: str,
+    search: str,
+    seed: int,
+    trials: int,
+    epochs: int,
+    gpu: str,
+    threads: int,
 ) -> None:
     """One study into the file, unless it is there."""
     if (system, search, seed) in {(r["system"], r["search"], r["seed"]) for r in read(path) if "system" in r}:
         return
     study_of = ["--study", system, search, str(seed), str(threads)]
-    order = ["--trials", str(trials), "--epochs", str(epochs), "--gpu", gpu, *study_of]
+    order = ["--space", space, "--trials", str(trials), "--epochs", str(epochs), "--gpu", gpu, *study_of]
     try:
         done = subprocess.run(
             [sys.executable, "-m", "bench.tuning_oom", *order],
@@ -140,30 +158,41 @@ def add(
 
 
 def study(
-    system: str, search: str, seed: int, trials: int, epochs: int, gpu: str, threads: int
+    space: str, system: str, search: str, seed: int, trials: int, epochs: int, gpu: str, threads: int
 ) -> dict[str, Any]:
     """One study as a row: each trial with its losses and when they were reported, in seconds since the search was asked for."""
-    from bench import tuning_oom_ray, tuning_space  # before the clock starts, whichever system
+    from bench import tuning_oom_ray  # before the clock starts, whichever system
 
-    gpu = gpu or tuning_space.GPU
+    gpu = gpu or importlib.import_module(f"bench.{space}").GPU
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  Ray's workers would be passed over by any other program
     if system.startswith("ray"):
         row = tuning_oom_ray.run_plain(
-            search, seed, trials, epochs, gpu,
+            space, search, seed, trials, epochs, gpu,
             help=tuning_oom_ray.HELP[system], threads=threads, longest=LONGEST,
         )  # fmt: skip
     else:
-        row = run_legroom(search, seed, trials, epochs, gpu, engine=system.split()[-1])
-    return {"system": system, "search": search, "seed": seed, "asked": trials, "gpu": gpu, **row}
+        row = run_legroom(space, search, seed, trials, epochs, gpu, engine=system.split()[-1])
+    return {
+        "space": space,
+        "system": system,
+        "search": search,
+        "seed": seed,
+        "asked": trials,
+        "gpu": gpu,
+        **row,
+    }
 
 
-def run_legroom(search: str, seed: int, trials: int, epochs: int, gpu: str, *, engine: str) -> dict[str, Any]:
-    from bench import tuning_space
+def run_legroom(
+    space: str, search: str, seed: int, trials: int, epochs: int, gpu: str, *, engine: str
+) -> dict[str, Any]:
     from legroom.tuning.api import tune
+
+    searched = importlib.import_module(f"bench.{space}")
 
     def asked(folder: Path, clock: Clock) -> Any:
         return tune(
-            "bench/tuning_space.py:train", {**tuning_space.SPACE, "epochs": epochs}, metric="loss", search=search, seed=seed,
+            f"bench/{space}.py:train", {**searched.SPACE, "epochs": epochs}, metric="loss", search=search, seed=seed,
             gpu=gpu, engine=engine, trials=trials, storage=folder, watchers=[clock],
         )  # fmt: skip
 

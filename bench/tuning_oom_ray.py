@@ -1,4 +1,4 @@
-"""Plain Ray Tune over the space of `tuning_space`, for `bench.tuning_oom`: a function, a searcher, so many samples.
+"""Plain Ray Tune over a space of `bench.tuning_oom`: a function, a searcher, so many samples.
 
 What Ray Tune's documentation shows, and nothing that knows of memory: a trial whose function runs out of it errs, and the searcher hears of an error. Two things
 are done for its benefit. Workers are kept from trial to trial (`reuse_actors`), so torch is imported once, and again after each trial that erred. And a searcher that
@@ -8,14 +8,17 @@ learns is asked when the trial before has ended (`ConcurrencyLimiter`), so that 
 that erred, so there are never ten. That is so with and without a limit of trials at once, and for any number of random steps but none. `Help` is what someone can do who has found that out.
 """
 
+import importlib
 import logging
 import math
 import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import ray
@@ -27,16 +30,10 @@ from ray.tune.search.bayesopt import BayesOptSearch
 from ray.tune.search.hyperopt import HyperOptSearch
 from ray.tune.search.optuna import OptunaSearch
 
-from bench import tuning_space
 from bench.plain_step import plain_step
 from legroom import VirtualGPU
-from legroom.tuning.domains import PowerRange
 from legroom.tuning.ray_cluster import QUIET
 from legroom.tuning.space import read_space
-
-PARAMETERS: dict[str, Any] = {
-    parameter.name: parameter.domain for parameter in read_space(tuning_space.SPACE).parameters
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,13 +57,23 @@ HELP = {
 
 
 def run_plain(
-    search: str, seed: int, trials: int, epochs: int, gpu: str, *, help: Help, threads: int, longest: float
+    space: str,
+    search: str,
+    seed: int,
+    trials: int,
+    epochs: int,
+    gpu: str,
+    *,
+    help: Help,
+    threads: int,
+    longest: float,
 ) -> dict[str, Any]:
-    """One study, for `longest` seconds at most. `threads`: of a trial."""
+    """One study, for `longest` seconds at most. `space`: its module in `bench`; `threads`: of a trial."""
+    searched = importlib.import_module(f"bench.{space}")
     os.environ.update(QUIET)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a traceback for each trial that errs
     logging.getLogger("optuna").setLevel(logging.CRITICAL)
-    watch = Watch(search)
+    watch = Watch(lambda drawn: configuration(searched, search, drawn))
     ray.init(
         address="local",
         include_dashboard=False,
@@ -79,10 +86,12 @@ def run_plain(
         with tempfile.TemporaryDirectory() as folder:
             results = ray_tune.Tuner(
                 ray_tune.with_resources(
-                    partial(train, search=search, help=help, epochs=epochs, gpu=gpu, threads=threads),
+                    partial(
+                        train, space=space, search=search, help=help, epochs=epochs, gpu=gpu, threads=threads
+                    ),
                     {"cpu": 1, "gpu": 0.5 if help.half else 1},
                 ),
-                param_space=space_for(search),
+                param_space=space_for(searched, search),
                 tune_config=ray_tune.TuneConfig(
                     metric="loss",
                     mode="min",
@@ -103,15 +112,18 @@ def run_plain(
     return watch.row()
 
 
-def train(config: dict[str, Any], *, search: str, help: Help, epochs: int, gpu: str, threads: int) -> None:
+def train(
+    config: dict[str, Any], *, space: str, search: str, help: Help, epochs: int, gpu: str, threads: int
+) -> None:
     """For Ray Tune: the same training as Legroom's, in a loop without a guard."""
+    searched = importlib.import_module(f"bench.{space}")
     torch.set_num_threads(threads)
-    whole = {**configuration(search, config), "epochs": epochs}
+    whole = {**configuration(searched, search, config), "epochs": epochs}
     try:
         with VirtualGPU(gpu):
             if help.half:
                 torch.cuda.set_per_process_memory_fraction(0.5, 0)
-            for loss in tuning_space.epochs(whole, "cuda", plain_step):
+            for loss in searched.epochs(whole, "cuda", plain_step):
                 ray_tune.report({"loss": loss})
     except torch.OutOfMemoryError:
         if not help.catches:
@@ -119,32 +131,43 @@ def train(config: dict[str, Any], *, search: str, help: Help, epochs: int, gpu: 
         ray_tune.report({"loss": math.inf})
 
 
-def space_for(search: str) -> dict[str, Any]:
+def space_for(searched: ModuleType, search: str) -> dict[str, Any]:
     """The space as Ray writes it, with the same names in the same order. Bayesian optimization there takes floats alone."""
     space: dict[str, Any] = {}
-    for name, domain in PARAMETERS.items():
-        if name == "dropout":
-            space[name] = ray_tune.uniform(domain.low, domain.high)
+    for name, kind, low, high in ranges(searched):
+        if kind == "uniform":
+            space[name] = ray_tune.uniform(low, high)
         elif search == "bayes":
             space[name] = ray_tune.uniform(0.0, 1.0)
-        elif isinstance(domain, PowerRange):
-            space[name] = ray_tune.randint(
-                domain.low, domain.high + 1
-            )  # the exponent; Ray leaves the end out
-        else:
-            space[name] = ray_tune.loguniform(domain.low, domain.high)
+        elif kind == "log":
+            space[name] = ray_tune.loguniform(low, high)
+        else:  # a whole number, or the exponent of a power of two; Ray leaves the end out
+            space[name] = ray_tune.randint(low, high + 1)
     return space
 
 
-def configuration(search: str, drawn: dict[str, Any]) -> dict[str, Any]:
+def configuration(searched: ModuleType, search: str, drawn: dict[str, Any]) -> dict[str, Any]:
     """What was drawn from that space, as the training function takes it."""
+    domains: dict[str, Any] = {
+        parameter.name: parameter.domain for parameter in read_space(searched.SPACE).parameters
+    }
     config: dict[str, Any] = {}
-    for name, domain in PARAMETERS.items():
-        if search == "bayes" and name != "dropout":
-            config[name] = domain.at(drawn[name])
+    for name, kind, _, _ in ranges(searched):
+        if search == "bayes" and kind != "uniform":
+            config[name] = domains[name].at(drawn[name])
         else:
-            config[name] = 2 ** drawn[name] if isinstance(domain, PowerRange) else drawn[name]
+            config[name] = 2 ** drawn[name] if kind == "int_log2" else drawn[name]
     return config
+
+
+def ranges(searched: ModuleType) -> list[tuple[str, str, Any, Any]]:
+    """Name, kind and ends of each parameter that is searched; the others are the same in every trial."""
+    return [
+        (name, kind, *ends)
+        for name, written in searched.SPACE.items()
+        if isinstance(written, dict)
+        for kind, ends in written.items()
+    ]
 
 
 def searcher(search: str, seed: int, help: Help, longest: float) -> SearchAlgorithm | Searcher:
@@ -177,8 +200,8 @@ class UntilLate(ConcurrencyLimiter):
 class Watch(ray_tune.Callback):
     """Keeps account while Ray Tune runs."""
 
-    def __init__(self, search: str) -> None:
-        self._search = search
+    def __init__(self, configured: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        self._configured = configured
         self._began = time.perf_counter()
         self._trials: dict[str, dict[str, Any]] = {}
         self._last = 0.0
@@ -197,7 +220,7 @@ class Watch(ray_tune.Callback):
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self._trials[trial.trial_id] = {
             "lost": False, "ended": False, "seconds": -self._now(), "losses": [], "split": False,
-            "config": configuration(self._search, trial.config),
+            "config": self._configured(trial.config),
         }  # fmt: skip
 
     def on_trial_result(

@@ -23,6 +23,8 @@ SPACE: dict[str, Any] = {
     "dropout": {"uniform": [0.0, 0.5]},
     "epochs": 6,
 }
+TYPICAL = {"channels": 32, "units": 2048, "batch_size": 128, "lr": 1e-3, "dropout": 0.2, "epochs": 3}
+"""By which the number of threads is chosen."""
 
 LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Step = Callable[[LossFunction, torch.Tensor, torch.Tensor], Any]
