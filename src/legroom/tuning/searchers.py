@@ -4,7 +4,8 @@ A searcher is told every trial that ended and asked for the next one, in the ord
 a resumed study makes a new one, asks and tells it all once more in the same order, and it must then go on as if nothing had been.
 
 With the same seed all of them propose what Ray Tune's do (`BasicVariantGenerator`, `OptunaSearch`, `HyperOptSearch`, `BayesOptSearch`), as long as
-they are told the same. They part where a configuration can never fit: Ray's hear of an error then, and these of how much is missing.
+they are told the same. They part where a configuration can never fit: Ray's hear of an error then, and these of how much is missing. What was proposed is started in the same order too, unless a
+searcher chooses among what waits (`Chooser`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
