@@ -59,6 +59,9 @@ class Placement(TorchFunctionMode):
             torch.as_tensor: self._as_tensor,
             torch.asarray: self._as_tensor,
         }
+        # Private: it reads the arguments of `Module.to`. A torch without it reads them elsewhere, and nothing is lost.
+        if (parse := getattr(torch._C._nn, "_parse_to", None)) is not None:
+            self._handlers[parse] = parse  # a device is named there, and nothing is made on it
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -111,3 +111,14 @@ def test_an_old_type_as_default_sets_data_type_and_device(
     torch.set_default_tensor_type("torch.cuda.DoubleTensor")
     torch.set_default_tensor_type(torch.cuda.FloatTensor)
     assert chosen == [torch.float64, "cuda", torch.float32, "cuda"]
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float64])
+def test_a_model_is_moved_by_a_device_that_is_given_by_name(
+    gpu: VirtualGPU, dtype: torch.dtype | None
+) -> None:
+    model = torch.nn.BatchNorm1d(4)
+    model.to(device=torch.device("cuda"), dtype=dtype)
+    held = [*model.parameters(), *model.buffers()]
+    assert {str(tensor.device) for tensor in held} == {"cuda:0"}
+    assert model.weight.dtype == (dtype or torch.float32)
