@@ -116,11 +116,7 @@ class _Process:
 
     def __init__(self, places: Places, values: Numbers, lengths: Numbers, noises: Numbers) -> None:
         self._places, self._values, self._lengths, self._noises = places, values, lengths, noises
-        self.weights, self._scale, self._middle = (
-            numpy.full(len(lengths), 1 / len(lengths)),
-            numpy.ones(len(lengths)),
-            0.0,
-        )
+        self._weights, self._scale, self._middle = numpy.ones(len(lengths)), numpy.ones(len(lengths)), 0.0
         self._solve()
 
     @classmethod
@@ -134,7 +130,7 @@ class _Process:
         best = numpy.argsort(-explained)[:KEPT]
         kept = cls(places, values - middle, lengths[best], noises[best])
         shares = numpy.exp(explained[best] - explained[best[0]])
-        kept.weights, kept._middle = shares / shares.sum(), middle
+        kept._weights, kept._middle = shares / shares.sum(), middle
         kept._scale = spread * numpy.sqrt((every._misfit()[best] + 1) / (len(values) + 1))
         return kept
 
@@ -146,11 +142,11 @@ class _Process:
             self._lengths,
             self._noises,
         )
-        more.weights, more._scale, more._middle = self.weights, self._scale, self._middle
+        more._weights, more._scale, more._middle = self._weights, self._scale, self._middle
         return more
 
     def mean(self, places: Places) -> Numbers:
-        mean: Numbers = self.weights @ self.foretold(places)[0]
+        mean: Numbers = self._weights @ self.foretold(places)[0]
         return mean
 
     def improvement(self, places: Places, best: float) -> Numbers:
@@ -158,7 +154,7 @@ class _Process:
         mean, deviation = self.foretold(places)
         better = (best - mean) / deviation
         density = numpy.exp(-(better**2) / 2) / math.sqrt(2 * math.pi)
-        improvement: Numbers = self.weights @ (deviation * (better * ndtr(better) + density))
+        improvement: Numbers = self._weights @ (deviation * (better * ndtr(better) + density))
         return improvement
 
     def foretold(self, places: Places) -> tuple[Numbers, Numbers]:
