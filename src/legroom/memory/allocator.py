@@ -337,6 +337,10 @@ class Allocator:
     def num_ooms(self) -> int:
         return self._statistics.num_ooms
 
+    def forgive(self) -> None:
+        """The latest failure does not count: it is asked again, and nobody heard of it."""
+        self._statistics.num_ooms -= 1
+
     @property
     def num_alloc_retries(self) -> int:
         """How often the cache had to be given back for a request."""

@@ -48,10 +48,10 @@ class Charges:
         clock: TrainingClock,
         *,
         stream_on: Callable[[int], int] | None,
-        on_failure: Callable[[AllocationFailed, int, Place, str], BaseException],
+        on_failure: Callable[[AllocationFailed, int, Place, str], BaseException | None],
     ) -> None:
         """`stream_on(device)`: the stream at work there, for several. `on_failure(failure, device, place, op)` gives what the
-        operation raises."""
+        operation raises; None where memory has come back since, and it is to be asked for again."""
         self.sink = sink
         """May be replaced at any time."""
         self.devices = devices
@@ -104,7 +104,10 @@ class Charges:
                 )
             )  # fmt: skip
             return number, block
-        raise self._on_failure(failed, device, place, _op_name(func)) from None
+        error = self._on_failure(failed, device, place, _op_name(func))
+        if error is None:
+            return self.charge(nbytes, device, category, place, func)
+        raise error from None
 
     def release(self, live: Live) -> None:
         """A storage has died."""

@@ -11,6 +11,7 @@ through `charges`.
 
 import contextlib
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -54,13 +55,14 @@ class Recorder:
         stream_on: Callable[[int], int] | None = None,
         rules: CudaRules | None = None,
         stand_ins: StandIns | None = None,
-        on_failure: Callable[["Recorder", AllocationFailed, int, Place, str], BaseException] | None = None,
+        on_failure: Callable[["Recorder", AllocationFailed, int, Place, str], BaseException | None]
+        | None = None,
     ) -> None:
         """`everywhere`: every storage counts, on device 0 (watching the host). `eager`: nothing the program runs
         is compiled by `torch.compile`, which makes each operation cheaper to watch. `stream_on(device)`: the stream
         at work there, for several. `rules`: what CUDA's kernels take beyond their results is counted too.
         `stand_ins`: device tensors have no data (see there). `on_failure(recorder, failure, device, place, op)` turns
-        a failed allocation into the exception that the operation raises."""
+        a failed allocation into the exception that the operation raises; None: it is tried again."""
         self.everywhere = everywhere
         self.rules = rules
         self.stand_ins = stand_ins
@@ -223,10 +225,23 @@ class Recorder:
             live.id, live.block = 0, None
         self.live[key] = live
 
-    def _failed(self, failure: AllocationFailed, device: int, place: Place, op: str) -> BaseException:
+    def came_back(self, patience: float) -> bool:
+        """Whether storages have died that other threads held, or do so within so many seconds: their memory is free now. The lock is held, so
+        only their deaths are told meanwhile."""
+        deadline = time.monotonic() + patience
+        while not self._dead:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        self._bury()
+        return True
+
+    def _failed(self, failure: AllocationFailed, device: int, place: Place, op: str) -> BaseException | None:
         if self._on_failure is None:
             return failure
         error = self._on_failure(self, failure, device, place, op)
+        if error is None:
+            return None
         self.clock.interrupted()
         self._where.in_backward = False
         return error
@@ -322,5 +337,6 @@ def _storage_that_outlives(key: int) -> Any:
 _outlives = (
     _storage_that_outlives if torch.__version__ < "2.8" and hasattr(torch._C, "_storage_Use_Count") else None
 )
+SECONDS_BETWEEN_LOOKS = 0.001
 _DETACH = torch.ops.aten.detach.default
 _RESIZING = overloads("resize_", "resize_as_", "set_")

@@ -11,6 +11,10 @@ from legroom.errors import UsageError
 from legroom.memory.allocator import AllocationFailed, Allocator
 
 
+class Injected(AllocationFailed):
+    """A failure that somebody asked for: it is not tried again, whatever room there is."""
+
+
 class Faults:
     """Allocation number `number` from now fails, and so do the `times - 1` that follow it; then all is as before."""
 
@@ -42,6 +46,6 @@ class Faults:
                 self.disarm()
             if self._count < self._first:
                 return plain(size, stream)
-            raise AllocationFailed(size, size)
+            raise Injected(size, size)
 
         return malloc

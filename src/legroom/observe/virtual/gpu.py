@@ -34,7 +34,8 @@ from legroom.observe.virtual import optimizers
 from legroom.observe.virtual.callbacks import in_callbacks_too
 from legroom.observe.virtual.cuda_api import patches
 from legroom.observe.virtual.device_type import numbers_name_devices
-from legroom.observe.virtual.faults import Faults
+from legroom.observe.virtual.distributed import SECONDS_TO_LET_GO, ranks_talk
+from legroom.observe.virtual.faults import Faults, Injected
 from legroom.observe.virtual.lazy_modules import lazy_parameters_without_data
 from legroom.observe.virtual.oom import report_out_of_memory
 from legroom.observe.virtual.patching import replaced
@@ -217,7 +218,12 @@ class VirtualGPU:
 
     def _out_of_memory(
         self, recorder: Recorder, failure: AllocationFailed, device: int, place: Place, op: str
-    ) -> torch.OutOfMemoryError:
+    ) -> torch.OutOfMemoryError | None:
+        if not isinstance(failure, Injected) and recorder.came_back(
+            SECONDS_TO_LET_GO if ranks_talk() else 0.0
+        ):
+            self.devices[device].allocator.forgive()
+            return None
         return report_out_of_memory(recorder, failure, self.devices[device], place, op)
 
 
