@@ -2,12 +2,14 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from legroom.errors import MissingExtra, UsageError
-from legroom.tuning.admission import Gate, places_for
+from legroom.observe.notes import COMMUNICATION_BYTES
+from legroom.tuning.admission import Gate, Place, places_for
 from legroom.tuning.conductor import Conductor
 from legroom.tuning.durations import parse_seconds
 from legroom.tuning.engine import Engine, Job, Watcher
@@ -81,6 +83,8 @@ def tune(
     places = places_for(gpu)
     if address is not None and gpu is None:  # the GPUs are the cluster's
         places = runner.places()  # type: ignore[attr-defined]
+    if ranks > 1:
+        places = _for_ranks(places, ranks)
     job = Job(
         function=function,
         space=read,
@@ -100,10 +104,18 @@ def tune(
         folder=Path(storage) if storage is not None else Path(f"{function.name}-study"),
         shape_parameters=None if shape_parameters is None else frozenset(shape_parameters),
     )
-    if ranks > 1 and job.places and len(job.places) < ranks:
-        there = f"{'is' if len(job.places) == 1 else 'are'} {len(job.places)}"
-        raise UsageError(f"a trial of {ranks} ranks needs {ranks} GPUs, and there {there}")
     return run_job(job, runner, resume=resume, watchers=watchers or (), reason=reason)
+
+
+def _for_ranks(places: Sequence[Place], ranks: int) -> list[Place]:
+    """The same GPUs, for processes that talk: on real ones NCCL holds memory beside PyTorch's."""
+    if places and len(places) < ranks:
+        there = f"{'is' if len(places) == 1 else 'are'} {len(places)}"
+        raise UsageError(f"a trial of {ranks} ranks needs {ranks} GPUs, and there {there}")
+    return [
+        place if place.virtual else replace(place, context=place.context + COMMUNICATION_BYTES)
+        for place in places
+    ]
 
 
 def run_job(

@@ -9,8 +9,10 @@ import pytest
 import legroom
 from legroom.errors import MissingExtra, UsageError
 from legroom.tuning import api
+from legroom.tuning.admission import Place
 from legroom.tuning.durations import parse_seconds
 from legroom.tuning.local_engine import LocalEngine
+from legroom.units import GiB, MiB
 
 FILE = Path(__file__).with_name("tuned_functions.py")
 
@@ -80,3 +82,9 @@ def test_the_public_function_writes_the_table_and_the_page(
     assert "<html" in study.page.read_text()
     assert (tmp_path / "study.csv").exists()
     assert "trial 1 is the best so far" in capsys.readouterr().err
+
+
+def test_ranks_on_real_gpus_leave_room_for_what_nccl_holds() -> None:
+    real = Place(index=0, memory=8 * GiB, context=GiB)
+    virtual = Place(index=1, memory=8 * GiB, virtual=True)
+    assert [place.room for place in api._for_ranks([real, virtual], 2)] == [7 * GiB - 556 * MiB, 8 * GiB]
