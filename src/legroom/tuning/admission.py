@@ -12,7 +12,6 @@ from typing import Protocol
 from legroom.errors import UsageError
 from legroom.observe.gpus import GPUS, find_gpu
 from legroom.tuning.space import Config
-from legroom.units import format_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +77,8 @@ class Admission:
     batch_size: int | None = None
     shortage: float = 0.0
     """Of a configuration that never fits: by which share of the largest GPU it is too large."""
+    needed: int | None = None
+    """Of a configuration that never fits: bytes on the largest GPU, context included, that its smallest piece would take."""
     seconds: float = 0.0
     """Of tracing, for this answer alone."""
     is_cached: bool = False
@@ -141,10 +142,3 @@ def places_for(gpu: str | None) -> list[Place]:
     if gpu is not None and gpu.strip().lower() == "cpu":
         return []
     return real_places() if gpu is None else virtual_places(gpu)
-
-
-def described(places: list[Place]) -> str:
-    """`the host`, `8.00 GiB`, `8.00 GiB and 4.00 GiB`."""
-    if not places:
-        return "the host"
-    return " and ".join(format_size(place.memory) for place in places)

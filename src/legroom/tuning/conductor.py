@@ -313,6 +313,7 @@ class Conductor:
         record = self.records[number]
         record.memory = replace(record.memory, batch_size=admission.batch_size, shortage=admission.shortage)
         if admission.verdict is Verdict.NEVER:
+            record.memory = replace(record.memory, predicted=admission.needed, safe=admission.needed)
             record.state, record.why, record.ended = (
                 TrialState.NEVER_FITS,
                 admission.why,

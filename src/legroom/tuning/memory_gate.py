@@ -274,6 +274,7 @@ class MemoryGate:
             why=f"{what} {format_size(needed)}, and there are {format_size(self._room(largest))}{others}",
             batch_size=rows,
             shortage=max(1e-6, needed / max(1, self._room(largest)) - 1.0),
+            needed=needed + largest.context,
         )
 
     def _in_the_way(self, traced: Traced, place: Place) -> int:

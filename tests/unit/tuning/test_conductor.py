@@ -61,7 +61,7 @@ class RuleGate:
 
     def ask(self, config: Config) -> "Future[Admission]":
         answer: Future[Admission] = Future()
-        too_large = Admission(verdict=Verdict.NEVER, fits={}, why="far too large", shortage=0.5)
+        too_large = Admission(verdict=Verdict.NEVER, fits={}, why="far too large", shortage=0.5, needed=150)
         answer.set_result(too_large if config["x"] > self.most else NO_GPU)
         return answer
 
@@ -139,6 +139,7 @@ def test_what_never_fits_is_not_started_not_counted_and_learned(tmp_path: Path) 
     assert all(record.config["x"] > 40 for record in rejected)
     assert all(conductor._searcher.told[record.number] == Result(shortage=0.5) for record in rejected)  # type: ignore[attr-defined]
     assert (rejected[0].number, TrialState.NEVER_FITS) in notes.states
+    assert rejected[0].memory.foretold == 150
 
 
 def test_a_space_in_which_nothing_fits_ends_with_a_sentence(tmp_path: Path) -> None:

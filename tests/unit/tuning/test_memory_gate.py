@@ -95,6 +95,8 @@ def test_a_split_trial_learns_what_the_whole_batch_would(tmp_path: Path) -> None
 def test_what_never_fits_is_told_with_how_much_is_missing(gate: MemoryGate) -> None:
     told = answer(gate, NEVER)
     assert told.verdict is Verdict.NEVER
+    assert told.needed is not None
+    assert told.needed > max(place.memory for place in PLACES)
     assert "even in micro-batches of 1 it needs" in told.why
     assert "there are 24.0 MiB" in told.why
     assert told.shortage > 0
