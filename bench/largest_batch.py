@@ -1,7 +1,7 @@
 """The largest batch under a cap: found without a GPU, against the true one measured on an H200.
 
     python -m bench.largest_batch                        all cases
-    python -m bench.largest_batch --half held-back       one half only (published, study, held-back, fresh)
+    python -m bench.largest_batch --half held-back       one half only (published, study, held-back, fresh, later)
     python -m bench.largest_batch --only gpt2 lstm       cases with these words in their names
 
 True sizes: by trying on the GPU, three full steps each, the cap set by the per-process fraction (`measure_largest_batch.py`
@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.largest_batch_cases import MEASURED_HERE, PUBLISHED, Capped
+from bench.scored_case import MEASURED_STEPS, MEASURED_WITH
 from bench.table import print_table
 from bench.workloads import build
-from legroom.memory.allocator_settings import AllocatorSettings
 from legroom.observe.gpus import find_gpu
 from legroom.predict import requests
 from legroom.predict.largest_batch import Search, largest_batch
@@ -44,8 +44,7 @@ def main(argv: Sequence[str] = ()) -> None:
     parser.add_argument("--safe", action="store_true", help="the safe bound must fit, too")
     options = parser.parse_args(argv)
     warnings.simplefilter("ignore")
-    # Releases of torch differ in which of several equal free blocks they take; these were measured with 2.11.
-    requests.default_settings = lambda: AllocatorSettings.from_environment({}, "2.11.0")
+    requests.default_settings = lambda: MEASURED_WITH
     rows: list[list[str]] = []
     ratios: dict[str, list[float]] = {}
     for capped, true in cases():
@@ -91,7 +90,7 @@ def found_for(capped: Capped, *, safe: bool = False) -> Search:
 
     def trace_at(size: int) -> Trace:
         case = dataclasses.replace(capped.case, batch=size)
-        return trace_steps(lambda: build(case, "cuda")[2], gpu)
+        return trace_steps(lambda: build(case, "cuda")[2], gpu, steps=MEASURED_STEPS)
 
     return largest_batch(trace_at, capped.cap * GiB, start=START, safe=safe)
 
