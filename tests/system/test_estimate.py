@@ -188,6 +188,24 @@ def test_a_script_that_knows_its_batch_size_elsewhere_is_judged_as_it_is(tmp_pat
     assert "shape '[30, 256]' is invalid" in answer["notes"][0]
 
 
+def test_batches_that_are_padded_to_their_longest_row_are_told(tmp_path: Path) -> None:
+    padded = "lambda rows: torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)"
+    script = f"""
+import torch
+from torch.utils.data import DataLoader
+rows = [torch.randint(0, 99, (10 + number,)) for number in range(40)]
+model = torch.nn.Embedding(99, 16).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for batch in DataLoader(rows, batch_size=4, collate_fn={padded}):
+    model(batch.cuda()).sum().backward()
+    optimizer.step()
+"""
+    notes = told(estimate(tmp_path, script))["notes"]
+    assert notes == [
+        "Batches differ in shape, and one with longer rows than those traced needs more: --steps 20 traces more of them"
+    ]
+
+
 def test_inference_without_a_loader_and_a_compiled_model(tmp_path: Path) -> None:
     script = """
 import torch

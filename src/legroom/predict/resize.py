@@ -17,6 +17,11 @@ def batch_size_of(batch: Any) -> int | None:
     return max(counts, key=lambda size: (counts[size], size)) if counts else None
 
 
+def row_shapes(batch: Any) -> tuple[torch.Size, ...]:
+    """What its tensors are like but for the number of rows. Batches that are padded to their longest row differ in it."""
+    return tuple(tensor.shape[1:] for tensor in tensors_in((batch,)))
+
+
 def resized(batch: Any, size: int) -> Any:
     """`batch` with `size` rows: whatever has as many rows as the batch is cut or repeated, the rest passes through."""
     now = batch_size_of(batch)

@@ -40,7 +40,7 @@ from legroom.observe.virtual.patching import replaced, table
 from legroom.predict.line_reader import LineReader
 from legroom.predict.means import Means
 from legroom.predict.means_in_force import in_force
-from legroom.predict.resize import batch_size_of, resized
+from legroom.predict.resize import batch_size_of, resized, row_shapes
 from legroom.predict.resting_collector import living, resting_during_imports
 from legroom.predict.trace import Trace
 from legroom.predict.tracing import finish, make_device, needs_arithmetic, needs_values
@@ -70,6 +70,8 @@ class TracingProcess:
         self._batch_size: int | None = None
         self._loader: Any = None
         self._batches = 0
+        self._row_shapes: tuple[torch.Size, ...] | None = None
+        """Of the loader's last batch."""
         self._evaluation_ends: float | None = None
         """Set once an evaluation before the training was seen (see `_training_follows`)."""
         self._resize_to: int | None = None
@@ -169,7 +171,7 @@ class TracingProcess:
         def iterate(loader: Any) -> Any:
             evaluates = not torch.is_grad_enabled()
             if self._loader is None or (self._is_before_training() and not evaluates):
-                self._loader, self._batches = loader, 0
+                self._loader, self._batches, self._row_shapes = loader, 0, None
                 self._batch_size = self._resize_to or loader.batch_size
                 self._serve()
             iterator: Any = plain_iter(loader)
@@ -185,6 +187,7 @@ class TracingProcess:
                 if self._resize_to is not None:
                     batch = resized(batch, self._resize_to)
                 self._batch_size = batch_size_of(batch) or self._batch_size
+                self._compare_rows(row_shapes(batch))
             return batch
 
         DataLoader.__iter__ = iterate  # type: ignore[method-assign]
@@ -192,6 +195,18 @@ class TracingProcess:
         yield
         DataLoader.__iter__ = plain_iter  # type: ignore[method-assign]
         _dataloader._BaseDataLoaderIter.__next__ = plain_next  # type: ignore[method-assign]
+
+    def _compare_rows(self, shapes: tuple[torch.Size, ...]) -> None:
+        if self._row_shapes not in (None, shapes):
+            self._note(
+                "Batches differ in shape, and one with longer rows than those traced needs more: "
+                f"--steps {10 * self.steps} traces more of them"
+            )
+        self._row_shapes = shapes
+
+    def _note(self, sentence: str) -> None:
+        if sentence not in self.trace.notes:
+            self.trace.notes.append(sentence)
 
     def _training_follows(self) -> bool:
         """Whether training is still to come: nothing was trained with the batches so far, but there is an optimizer.
@@ -216,9 +231,7 @@ class TracingProcess:
             or time.monotonic() < self._evaluation_ends
         ):
             return False
-        note = "An evaluation before the training was cut short"
-        if note not in self.trace.notes:
-            self.trace.notes.append(note)
+        self._note("An evaluation before the training was cut short")
         return True
 
     def _stop_at_first_call(self) -> None:
@@ -240,9 +253,7 @@ class TracingProcess:
 
         @functools.wraps(plain_compile)
         def compile(*args: Any, **kwargs: Any) -> Any:
-            note = "The model is compiled (torch.compile); estimated is the step as it runs without that"
-            if note not in self.trace.notes:
-                self.trace.notes.append(note)
+            self._note("The model is compiled (torch.compile); estimated is the step as it runs without that")
             return plain_compile(*args, **kwargs)
 
         torch.compile = compile

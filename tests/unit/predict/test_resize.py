@@ -5,7 +5,7 @@ from collections import namedtuple
 import pytest
 import torch
 
-from legroom.predict.resize import batch_size_of, resized
+from legroom.predict.resize import batch_size_of, resized, row_shapes
 
 Pair = namedtuple("Pair", "image label")
 
@@ -38,3 +38,11 @@ def test_a_batch_of_the_right_size_is_itself() -> None:
 def test_the_batch_size_is_what_most_tensors_agree_on() -> None:
     assert batch_size_of([torch.zeros(4, 2), torch.zeros(4), torch.zeros(9)]) == 4
     assert batch_size_of("no tensor") is None
+
+
+def test_rows_are_alike_whatever_their_number_and_differ_when_padded_to_another_length() -> None:
+    def batch(rows: int, length: int) -> dict[str, torch.Tensor]:
+        return {"ids": torch.zeros(rows, length), "label": torch.zeros(rows)}
+
+    assert row_shapes(batch(8, 30)) == row_shapes(batch(3, 30))
+    assert row_shapes(batch(8, 30)) != row_shapes(batch(8, 31))
