@@ -26,7 +26,7 @@ from typing import Any
 from bench.convolution_everyday import draw_everyday
 from bench.convolution_practice import draw_practice
 from bench.table import print_table
-from legroom.observe.cuda_rules.convolution_cudnn import OPERATIONS, Cudnn, Question, described
+from legroom.observe.cuda_rules.convolution_cudnn import OPERATIONS, Cudnn, described
 from legroom.observe.cuda_rules.convolution_library import (
     Attribute,
     Desk,
@@ -38,10 +38,9 @@ from legroom.observe.cuda_rules.convolution_library import (
     desk_of,
     find_library,
 )
-from legroom.observe.cuda_rules.convolution_recipes import whole
-from legroom.observe.cuda_rules.convolution_table import UNIT, Layer, output_sizes, table, told
+from legroom.observe.cuda_rules.convolution_table import UNIT, Layer, Question, output_sizes, table, told
 from legroom.observe.cuda_rules.convolution_table import described as described_layer
-from legroom.observe.cuda_rules.convolution_workspace import Convolution
+from legroom.observe.cuda_rules.convolution_workspace import Convolution, whole
 from legroom.observe.gpus import find_gpu
 
 H200 = find_gpu("h200")

@@ -1,8 +1,8 @@
 """Grows the forest that guesses workspaces of convolutions, from what `convolution_ask --survey` wrote down.
 
-    python -m bench.convolution_learning FOLDER... [--trees 8] [--leaves 9000] [--most 800000] [--jobs 2] [--out FILE]
+    python -m bench.convolution_learning FOLDER... [--trees 3] [--leaves 30000] [--most 800000] [--jobs 2] [--out FILE]
 
-A tenth of the layers, each with all its batch sizes, dtypes and layouts, is left out: how well they are guessed is printed. The forest is written to FILE, by default to where the rules look for it. Needs numpy.
+A tenth of the layers, each with all its batch sizes, dtypes and layouts, is left out: how well they are guessed is printed. The forest is written to FILE, by default to where the rules look for it. Needs scikit-learn.
 """
 
 import argparse
@@ -22,11 +22,13 @@ import numpy as np
 from bench.convolution_trees import Tree, grow
 from bench.table import print_table
 from legroom.observe.cuda_rules import convolution_forest
-from legroom.observe.cuda_rules.convolution_cudnn import OPERATIONS, Question
-from legroom.observe.cuda_rules.convolution_forest import FOREST, features, vote
-from legroom.observe.cuda_rules.convolution_recipes import recipe_of, whole
-from legroom.observe.cuda_rules.convolution_table import Layer, described, output_sizes
-from legroom.observe.cuda_rules.convolution_workspace import Convolution
+from legroom.observe.cuda_rules.convolution_cudnn import OPERATIONS
+from legroom.observe.cuda_rules.convolution_forest import FOREST, LEAF, Head, features, vote
+from legroom.observe.cuda_rules.convolution_library import Kind
+from legroom.observe.cuda_rules.convolution_recipes import recipe_of
+from legroom.observe.cuda_rules.convolution_split import turned
+from legroom.observe.cuda_rules.convolution_table import Layer, Question, described, output_sizes
+from legroom.observe.cuda_rules.convolution_workspace import Convolution, whole
 
 LARGEST = 4 << 30
 """Bytes. Larger workspaces are not learnt: kernels cut such convolutions into pieces, and hardly anyone has them."""
@@ -46,17 +48,10 @@ class Answered(NamedTuple):
         return crc32(repr(self.question.layer[2:9]).encode()) % 10 == 0
 
     def recipe(self, place: int) -> str:
-        """Its label: of kernels that may split their sums the tile and the cluster, else what its bytes look like."""
-        _engine, knobs = self.engines[place]
-        if self.c.groups == 1 and knobs.get(_WORKSPACE) is not None and _CLUSTER_ROWS in knobs:
-            if knobs[_WORKSPACE]:
-                return "B"
-            return f"S{knobs[_TILE]},{knobs[_CLUSTER_ROWS]},{knobs[_CLUSTER_COLUMNS]}"
-        return recipe_of(self.sizes[place], self.question, self.c, OPERATIONS[place])
-
-
-_TILE, _WORKSPACE, _CLUSTER_ROWS, _CLUSTER_COLUMNS = "2", "25", "27", "28"
-"""cuDNN's numbers of knobs."""
+        """Its label."""
+        engine, knobs = self.engines[place]
+        settings = {int(name): value for name, value in knobs.items()}
+        return recipe_of(self.sizes[place], engine, settings, self.question, self.c, OPERATIONS[place])
 
 
 def main(argv: list[str]) -> int:
@@ -64,8 +59,8 @@ def main(argv: list[str]) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folders", type=Path, nargs="+")
-    parser.add_argument("--trees", type=int, default=8)
-    parser.add_argument("--leaves", type=int, default=9_000, help="of each tree")
+    parser.add_argument("--trees", type=int, default=3)
+    parser.add_argument("--leaves", type=int, default=30_000, help="of each tree at most")
     parser.add_argument("--most", type=int, default=800_000, help="learn from so many convolutions at most")
     parser.add_argument("--judged", type=int, default=12_000, help="guess so many of those left out")
     parser.add_argument("--jobs", type=int, default=2)
@@ -75,10 +70,10 @@ def main(argv: list[str]) -> int:
         parts = pool.map(
             learnt, [(options.folders, options.most, part, options.jobs) for part in range(options.jobs)]
         )
-    asked = [np.concatenate([part[0][place] for part in parts]) for place in range(len(OPERATIONS))]
-    labels = [np.concatenate([part[1][place] for part in parts]) for place in range(len(OPERATIONS))]
-    tested = [one for part in parts for one in part[2]]
-    print(f"{len(asked[0])} convolutions are learnt from, {len(tested)} are left out", flush=True)
+    asked = [np.concatenate([part.asked[kind] for part in parts]) for kind in OPERATIONS]
+    labels = [np.concatenate([part.labels[kind] for part in parts]) for kind in OPERATIONS]
+    tested = [one for part in parts for one in part.left_out]
+    print(f"{len(asked[-1])} convolutions are learnt from, {len(tested)} are left out", flush=True)
     recipes = [sorted(set(told.tolist())) for told in labels]
     numbered = [np.searchsorted(known, told) for known, told in zip(recipes, labels, strict=True)]
     GROUND[:] = zip(asked, numbered, strict=True)
@@ -94,25 +89,35 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-Learnt = tuple[list[Any], list[Any], list["Answered"]]
+class Learnt(NamedTuple):
+    """A part of the survey: for each operation, as it is in truth for transposed convolutions, features and recipes."""
+
+    asked: dict[Kind, Any]
+    labels: dict[Kind, Any]
+    left_out: list[Answered]
+
+
 GROUND: list[tuple[Any, Any]] = []
 """For each operation what is known of every convolution, and the number of its recipe; processes that are forked find it here."""
 
 
 def learnt(share: tuple[list[Path], int, int, int]) -> Learnt:
-    """One part of the survey: features and recipes for each operation, and what is left out."""
-    folders, most, part, parts = share
-    seen: list[list[list[float]]] = [[], [], []]
-    labels: list[list[str]] = [[], [], []]
-    tested: list[Answered] = []
-    for one in answered(folders, most, part, parts):
+    seen: dict[Kind, list[list[float]]] = {kind: [] for kind in OPERATIONS}
+    labels: dict[Kind, list[str]] = {kind: [] for kind in OPERATIONS}
+    left_out: list[Answered] = []
+    for one in answered(*share):
         if one.left_out:
-            tested.append(one)
+            left_out.append(one)
             continue
         for place, operation in enumerate(OPERATIONS):
-            seen[place].append(features(one.question, one.c, operation))
-            labels[place].append(one.recipe(place))
-    return [np.array(rows, dtype=np.float32) for rows in seen], [np.array(told) for told in labels], tested
+            kind = turned(operation, one.c.transposed)
+            seen[kind].append(features(one.question, one.c, operation))
+            labels[kind].append(one.recipe(place))
+    return Learnt(
+        {kind: np.array(rows, dtype=np.float32) for kind, rows in seen.items()},
+        {kind: np.array(told) for kind, told in labels.items()},
+        left_out,
+    )
 
 
 def planted(place: int, seed: int, leaves: int) -> Tree:
@@ -179,10 +184,19 @@ def write(path: Path, recipes: list[list[str]], forests: list[list[Tree]]) -> No
     heads: list[str] = []
     bodies: list[bytes] = []
     for names, trees in zip(recipes, forests, strict=True):
-        starts = [sum(len(tree.asked) for tree in trees[:number]) for number in range(len(trees))]
-        heads.append(json.dumps([names, starts, sum(len(tree.asked) for tree in trees)]) + "\n")
-        for part, form in (("asked", "u1"), ("values", "<f4"), ("right", "<u2")):
-            bodies += [np.array(getattr(tree, part), form).tobytes() for tree in trees]
+        asked, values, right = (np.concatenate(parts) for parts in zip(*trees, strict=True))
+        leaves = asked == LEAF
+        limits, numbers = np.unique(values[~leaves].astype("<f4"), return_inverse=True)
+        compared = np.zeros(len(values), "<u2")
+        compared[leaves], compared[~leaves] = values[leaves], numbers
+        starts = np.cumsum([0, *(len(tree.asked) for tree in trees)])
+        heads.append(json.dumps(Head(names, len(limits), starts[:-1].tolist(), len(asked))) + "\n")
+        bodies += [
+            limits.tobytes(),
+            asked.astype("u1").tobytes(),
+            compared.tobytes(),
+            right.astype("<u4").tobytes(),
+        ]
     with gzip.GzipFile(path, "wb", compresslevel=9, mtime=0) as file:
         file.write("".join(heads).encode() + b"".join(bodies))
 

@@ -28,9 +28,39 @@ def draw_practice(count: int, seed: int = 57, *, seldom: bool = False) -> list[R
     requests: list[Request] = []
     for maker in dice.choices(makers, weights, k=count):
         layer = maker(dice)
+        if seldom and dice.random() < 0.5:
+            layer = _otherwise(layer, dice)
         last = len(layer.sizes) > 1 and dice.random() < 0.12
-        requests.append((layer, dice.choice(BATCHES), dice.choice(DTYPES), last))
+        batch = dice.choice(BATCHES if not seldom else BATCHES + OTHER_BATCHES)
+        requests.append((layer, batch, dice.choice(DTYPES), last))
     return requests
+
+
+OTHER_BATCHES = (1, 2, 3, 3, 4, 5, 6, 6, 7, 9, 10, 14, 15, 18, 25, 28, 30, 36, 40, 40, 42, 50, 56, 60, 60, 72, 75, 80, 80, 90, 100, 112, 120, 125,
+                 140, 144, 160, 160, 180, 192, 240, 250, 288, 300, 320, 350, 384, 400, 600, 640, 768, 800, 2000, 2048)  # fmt: skip
+
+
+def _otherwise(layer: Layer, dice: random.Random) -> Layer:
+    """The same with a kernel that is not square, pictures of another size, or other channels."""
+    sizes = tuple(
+        max(reach, round(size * dice.uniform(0.7, 1.4)))
+        for size, reach in zip(layer.sizes, layer.kernel, strict=True)
+    )
+    if dice.random() < 0.5 or layer.groups > 1:
+        return layer._replace(sizes=sizes)
+    if dice.random() < 0.5 or len(layer.sizes) < 2 or layer.transposed:
+        step = dice.choice((4, 5, 10, 12, 20))
+        wider = [
+            max(step, round(width / step) * step) if width > step else width
+            for width in (layer.inputs, layer.outputs)
+        ]
+        return layer._replace(inputs=wider[0], outputs=wider[1])
+    kernel = tuple(dice.choice((1, 2, 3, 3, 3, 5, 5, 7, 7, 9, 11)) for _ in layer.kernel)
+    padding = tuple(gap * (reach - 1) // 2 for gap, reach in zip(layer.dilation, kernel, strict=True))
+    sizes = tuple(
+        max(reach * gap, size) for size, reach, gap in zip(layer.sizes, kernel, layer.dilation, strict=True)
+    )
+    return layer._replace(sizes=sizes, kernel=kernel, padding=padding)
 
 
 def _small_classifier(dice: random.Random) -> Layer:

@@ -4,7 +4,7 @@ import ctypes
 
 import pytest
 
-from legroom.observe.cuda_rules.convolution_cudnn import Cudnn, Question, tells_all
+from legroom.observe.cuda_rules.convolution_cudnn import Cudnn, tells_all
 from legroom.observe.cuda_rules.convolution_hidden import Way, asked, bytes_of, first_hidden
 from legroom.observe.cuda_rules.convolution_library import (
     Kind,
@@ -13,7 +13,7 @@ from legroom.observe.cuda_rules.convolution_library import (
     overhear,
     refusals,
 )
-from legroom.observe.cuda_rules.convolution_table import Layer, described, output_sizes
+from legroom.observe.cuda_rules.convolution_table import Layer, Question, described, output_sizes
 from legroom.observe.gpus import find_gpu
 
 BACK, WEIGHTS = Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT
@@ -53,7 +53,7 @@ def one(operation, batch, inputs, outputs, sizes, kernel, padding, **others):
         (Way.COMPILED, one(WEIGHTS, 16, 32, 64, (14, 14), (3, 3), (1, 1), dtype="bfloat16"), 0),
         (Way.COMPILED, one(BACK, 16, 96, 96, (14, 14), (7, 7), (3, 3), groups=96, channels_last=True), 0),
         (
-            Way.COMPILED,
+            Way.SUMMED,
             one(WEIGHTS, 2, 48, 48, (56, 56), (5, 5), (2, 2), groups=48, channels_last=True),
             102_400,
         ),
@@ -61,6 +61,32 @@ def one(operation, batch, inputs, outputs, sizes, kernel, padding, **others):
 )
 def test_a_hidden_kernel_takes_what_was_seen(way, convolution, size):
     assert bytes_of(way, convolution) == size
+
+
+def test_groups_run_side_by_side_eight_at_most():
+    few, many = (
+        one(
+            Kind.FORWARD,
+            32,
+            16 * groups,
+            16 * groups,
+            (16, 16),
+            (3, 3),
+            (1, 1),
+            groups=groups,
+            dtype="bfloat16",
+        )
+        for groups in (4, 32)
+    )
+
+    assert bytes_of(Way.WINOGRAD, few) == 9_584_640
+    assert bytes_of(Way.WINOGRAD, many) == 2 * 9_584_640
+
+
+def test_groups_of_whole_pictures_are_copied_before_they_are_transformed():
+    convolution = one(WEIGHTS, 128, 128, 128, (28, 28), (3, 3), (1, 1), groups=4)
+
+    assert bytes_of(Way.FOURIER, convolution) == 439_353_408
 
 
 def test_channels_last_everything_is_copied_into_the_usual_layout_first():

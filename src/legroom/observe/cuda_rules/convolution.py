@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from legroom.observe.cuda_rules import reductions
-from legroom.observe.cuda_rules.convolution_cudnn import Question
 from legroom.observe.cuda_rules.convolution_guess import Guess, guess, ruled
-from legroom.observe.cuda_rules.convolution_table import Layer
+from legroom.observe.cuda_rules.convolution_table import Layer, Question
 from legroom.observe.cuda_rules.convolution_workspace import Convolution
 from legroom.observe.cuda_rules.plan import Call, Give, Output, Plan, Rule, Step, Take, size_of
 from legroom.observe.gpus import Gpu

@@ -9,7 +9,6 @@ what was measured decides (`convolution_table`).
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from enum import IntEnum
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from legroom.observe.cuda_rules.convolution_library import (
     Attribute,
     Desk,
     Kind,
+    Knob,
     Refusal,
     RefusedError,
     Setting,
@@ -31,44 +31,20 @@ from legroom.observe.cuda_rules.convolution_library import (
     text,
     these,
 )
-from legroom.observe.cuda_rules.convolution_split import (
-    most_sums,
-    partial_sums,
-    product_in_groups,
-    product_of,
-    turned,
-)
-from legroom.observe.cuda_rules.convolution_table import Layer
-from legroom.observe.cuda_rules.convolution_workspace import Convolution, conversions
+from legroom.observe.cuda_rules.convolution_recipes import cooked, of_kernel
+from legroom.observe.cuda_rules.convolution_split import most_sums, product_in_groups, turned
+from legroom.observe.cuda_rules.convolution_table import Layer, Question
+from legroom.observe.cuda_rules.convolution_workspace import Convolution
 from legroom.observe.gpus import Gpu, find_gpu
 
 OPERATIONS = (Kind.FORWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
 """In the order of `Workspaces`."""
 
 
-MARKS = 147
-"""Bytes that a kernel keeps beside what it converts. They matter: what is a little larger than a hole of the cache takes a new segment."""
+_LITTLE = 200
+"""Bytes that kernels keep for themselves at most."""
 HOPPER = (9, 0)
 """Compute capability of the GPUs whose kernels' partial sums are known."""
-
-
-class Knob(IntEnum):
-    """Settings of kernels that matter here."""
-
-    TILE = 2
-    NO_WORKSPACE = 25
-    CLUSTER_ROWS = 27
-    CLUSTER_COLUMNS = 28
-
-
-class Question(NamedTuple):
-    """A convolution as torch puts it to cuDNN."""
-
-    layer: Layer
-    batch: int
-    output_sizes: tuple[int, ...]
-    deterministic: bool = False
-    """`torch.backends.cudnn.deterministic`."""
 
 
 class Choice(NamedTuple):
@@ -116,63 +92,67 @@ class Cudnn:
     def workspaces(self, question: Question, operation: Kind, c: Convolution) -> tuple[int, ...]:
         """The likeliest size, and what it may be instead; nothing where cuDNN does not say. Partial sums of Hopper's kernels are reckoned here: they depend on how
         many blocks run at once, which only a real GPU knows; there may be none. `c`: the same convolution, as rules see it."""
-        taken = self.choose(question, operation)
+        taken, passed_over = self.choose_or_miss(question, operation)
         if taken is None:
             return ()
         one = asked(operation, question.layer, c, question.output_sizes)
-        hidden = first_hidden(one, self.passed_over(question, operation, taken.rank))
+        hidden = first_hidden(one, passed_over)
         if hidden is not None:
             size = bytes_of(hidden, one)
             return () if size is None else (size,)
         if taken.cluster is None or self._gpu.capability != HOPPER:
             return (taken.workspace,)
-        tile = taken.knobs[Knob.TILE]
-        product = product_in_groups(c, operation) if c.groups > 1 else product_of(c, operation)
-        if product is None:
-            return taken.workspace, taken.workspace + most_sums(None, tile, taken.cluster)
-        plain = conversions(c)
-        plain += MARKS if plain else 0
-        if taken.workspace + MARKS < plain:  # tensors beyond 2 GiB are computed in parts
+        split = of_kernel(taken.engine, taken.knobs, c, operation)
+        sums = cooked(split, question, c, operation)
+        plain = cooked(split[0] + "+", question, c, operation)
+        if taken.workspace < plain - _LITTLE:  # tensors beyond 2 GiB are computed in parts
             return (taken.workspace,)
-        sums = partial_sums(product, tile, taken.cluster, question.layer.dtype)
-        if not sums and taken.workspace < plain + MARKS:
-            plain = taken.workspace
-        return (plain + sums, plain, plain + most_sums(product, tile, taken.cluster))
+        most = most_sums(product_in_groups(c, operation), taken.knobs[Knob.TILE], taken.cluster)
+        return (sums, plain, plain + most)
 
-    def passed_over(self, question: Question, operation: Kind, rank: int) -> list[Refusal]:
-        """Kernels that cuDNN would have put before the one of this rank, but for the GPU that is not there."""
+    def choose_or_miss(self, question: Question, operation: Kind) -> tuple[Choice | None, list[Refusal]]:
+        """What torch would run, and the kernels that cuDNN would have put before it, but for the GPU that is not there. The log tells of these while the list is made; mostly its
+        first kernel is taken, so one question answers both."""
         try:
             with desk_of(self._functions) as desk:
                 heuristic = self._heuristic(desk, question, operation, _INSTANT)
                 with overhear(self._functions) as heard:
-                    desk.descriptors(
-                        heuristic, Attribute.HEURISTIC_RESULTS, Kind.CONFIGURATION, min(rank + 1, _ALL)
-                    )
+                    listed = desk.descriptors(heuristic, Attribute.HEURISTIC_RESULTS, Kind.CONFIGURATION, 1)
+                taken = self._built(desk, question, listed[0], 0) if listed else None
+                if taken is None:
+                    taken = next(self.list_choices(desk, question, operation), None)
+                    most = min(taken.rank + 1, _ALL) if taken else _ALL
+                    heuristic = self._heuristic(desk, question, operation, _INSTANT)
+                    with overhear(self._functions) as heard:
+                        desk.descriptors(heuristic, Attribute.HEURISTIC_RESULTS, Kind.CONFIGURATION, most)
         except RefusedError:
-            return []
-        return refusals(heard)
+            return None, []
+        return taken, refusals(heard)
 
     def list_choices(self, desk: Desk, question: Question, operation: Kind) -> Iterator[Choice]:
         """What torch would try, one after the other."""
-        _, _, to_plan = self._bound(desk)
         for mode, first, most in ((_INSTANT, 0, _FIRST), (_INSTANT, _FIRST, _ALL), (_FALLBACK, 0, _ALL)):
             heuristic = self._heuristic(desk, question, operation, mode)
             listed = desk.descriptors(heuristic, Attribute.HEURISTIC_RESULTS, Kind.CONFIGURATION, most)
             before = _ALL if mode == _FALLBACK else first
             for rank, configuration in enumerate(listed[first:], before):
-                engine = desk.descriptors(configuration, Attribute.CONFIGURATION_ENGINE, Kind.ENGINE, 1)[0]
-                if not _may_run(desk.choices(engine, Attribute.ENGINE_NOTES, Type.NOTE), question):
-                    continue
-                try:
-                    plan = desk.make(
-                        Kind.PLAN, {Attribute.PLAN_CONFIGURATION: these(configuration), **to_plan}
-                    )
-                except RefusedError:
-                    continue
-                workspace = desk.number(plan, Attribute.PLAN_WORKSPACE)
-                yield Choice(
-                    workspace, desk.number(engine, Attribute.ENGINE_INDEX), rank, _knobs(desk, configuration)
-                )
+                if (built := self._built(desk, question, configuration, rank)) is not None:
+                    yield built
+
+    def _built(self, desk: Desk, question: Question, configuration: int, rank: int) -> Choice | None:
+        """What one kernel of the list takes; None where torch may not run it, or it cannot be planned."""
+        engine = desk.descriptors(configuration, Attribute.CONFIGURATION_ENGINE, Kind.ENGINE, 1)[0]
+        if not _may_run(desk.choices(engine, Attribute.ENGINE_NOTES, Type.NOTE), question):
+            return None
+        _, _, to_plan = self._bound(desk)
+        try:
+            plan = desk.make(Kind.PLAN, {Attribute.PLAN_CONFIGURATION: these(configuration), **to_plan})
+        except RefusedError:
+            return None
+        workspace = desk.number(plan, Attribute.PLAN_WORKSPACE)
+        return Choice(
+            workspace, desk.number(engine, Attribute.ENGINE_INDEX), rank, _knobs(desk, configuration)
+        )
 
     def _heuristic(self, desk: Desk, question: Question, operation: Kind, mode: int) -> int:
         """What lists the kernels for an operation."""
@@ -201,10 +181,10 @@ def tells_all(functions: Any) -> bool:
     layer = Layer("float32", False, 64, 64, (32, 32), (1, 1), (1, 1), (1, 1), 1, False, (0, 0))
     question = Question(layer, 8, (32, 32))
     cudnn = Cudnn(functions, find_gpu("h200"))
-    taken = cudnn.choose(question, Kind.FORWARD)
+    taken, passed_over = cudnn.choose_or_miss(question, Kind.FORWARD)
     if taken is None:
         return False
-    numbers = {taken.engine, *(one.engine for one in cudnn.passed_over(question, Kind.FORWARD, taken.rank))}
+    numbers = {taken.engine, *(one.engine for one in passed_over)}
     return any((Kind.FORWARD, number) in WAYS for number in numbers)
 
 

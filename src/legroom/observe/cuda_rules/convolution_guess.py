@@ -10,12 +10,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from legroom.observe.cuda_rules import convolution_workspace as workspace
-from legroom.observe.cuda_rules.convolution_cudnn import HOPPER, OPERATIONS, Cudnn, Question, tells_all
+from legroom.observe.cuda_rules.convolution_cudnn import HOPPER, OPERATIONS, Cudnn, tells_all
 from legroom.observe.cuda_rules.convolution_forest import Voted, vote
 from legroom.observe.cuda_rules.convolution_library import Kind, find_library
-from legroom.observe.cuda_rules.convolution_recipes import whole
-from legroom.observe.cuda_rules.convolution_table import look_up
-from legroom.observe.cuda_rules.convolution_workspace import Convolution, Workspaces
+from legroom.observe.cuda_rules.convolution_table import Question, look_up
+from legroom.observe.cuda_rules.convolution_workspace import Convolution, Workspaces, whole
 from legroom.observe.gpus import Gpu
 
 
@@ -63,32 +62,28 @@ def _at(found: _Sizes | None, rank: int, likely: int) -> int:
 
 def _of_operation(question: Question, c: Convolution, operation: Kind, gpu: Gpu, rule: int) -> _Sizes | None:
     """None: only the rules know anything."""
-    is_learnt = gpu.capability == HOPPER and (c.channels_last or not c.depthwise)
-    voted = vote(question, c, operation) if is_learnt else []
-    if voted and c.depthwise and rule and abs(voted[0].size - rule) <= ABOUT * rule:
-        return _Sizes(rule, (rule, *(one.size for one in voted[1:])))
-    sizes = [one.size for one in voted]
     functions = find_library() if gpu.capability >= OLDEST else None
     said = Cudnn(functions, gpu).workspaces(question, operation, c) if functions else ()
     if said and tells_all(functions):
         return _Sizes(said[0], said if len(set(said)) > 1 else ())
+    is_learnt = gpu.capability == HOPPER and (c.channels_last or not c.depthwise)
+    voted = vote(question, c, operation) if is_learnt else []
+    sizes = [one.size for one in voted]
     if said and not _may_be_hidden(c, voted, said[0]):
         is_larger = bool(voted) and voted[0].share > MOST and sizes[0] > said[0] + whole(c) // 50
         return _Sizes(said[0], (sizes[0] if is_larger else said[0], said[-1], *sizes))
     if voted:
-        sane = [one for one in voted if one.size <= GIANT * whole(c) or one.share > NEARLY_ALL] or voted[-1:]
+        sane = [one for one in voted if one.size <= GIANT * whole(c) or one.share > MOST] or voted[-1:]
         high = max(one.size for one in sane if one.share >= SOME or one is sane[0])
         return _Sizes(sane[0].size, (high, *sizes))
     return None
 
 
-ABOUT = 0.1
-"""So near to a depthwise kernel's rule, the forest means that kernel, and the rule knows its bytes."""
 SOME = 0.3
 """Share of the trees whose larger size the estimate reckons with: memory that is foreseen too low costs a run, too high only room."""
 MOST = 0.5
 """Share of the trees whose larger size the estimate reckons with where cuDNN's library says otherwise."""
-GIANT, NEARLY_ALL = 4, 0.75
+GIANT = 4
 """Times what a convolution reads and writes: so much is believed only if nearly all trees say so."""
 
 
@@ -99,7 +94,7 @@ def _may_be_hidden(c: Convolution, voted: list[Voted], said: int) -> bool:
     )
 
 
-UNSEEN = "WR"
+UNSEEN = "=R"
 """Recipes of kernels that cuDNN's library leaves out where there is no GPU: Winograd's way, and those by way of frequencies."""
 OLDEST = (7, 5)
 """Compute capability: of older GPUs the present cuDNN knows only its general kernels."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from legroom.observe.cuda_rules.convolution_library import Kind, Refusal
 from legroom.observe.cuda_rules.convolution_split import turned
 from legroom.observe.cuda_rules.convolution_table import Layer
-from legroom.observe.cuda_rules.convolution_workspace import Convolution, over, up
+from legroom.observe.cuda_rules.convolution_workspace import AT_ONCE, Convolution, one_group, over, up
 
 
 class Way(Enum):
@@ -28,7 +28,9 @@ class Way(Enum):
     FOURIER_TILES = auto()
     """Of pieces of 32 × 32."""
     COMPILED = auto()
-    """Directly, by a kernel that is compiled for it."""
+    """Directly, by a kernel that is compiled for it and keeps nothing."""
+    SUMMED = auto()
+    """The same, but for a weight of one channel its sums are kept."""
 
 
 WAYS = {
@@ -40,7 +42,7 @@ WAYS = {
     (Kind.INPUT_GRADIENT, 7): Way.WINOGRAD,
     (Kind.INPUT_GRADIENT, 50): Way.FOURIER_TILES,
     (Kind.INPUT_GRADIENT, 63): Way.PRODUCT,
-    (Kind.WEIGHT_GRADIENT, 16): Way.COMPILED,
+    (Kind.WEIGHT_GRADIENT, 16): Way.SUMMED,
     (Kind.WEIGHT_GRADIENT, 17): Way.WINOGRAD,
     (Kind.WEIGHT_GRADIENT, 18): Way.FOURIER,
     (Kind.WEIGHT_GRADIENT, 19): Way.COMPILED,
@@ -124,6 +126,7 @@ _RUNS: dict[Way, Callable[[Asked, Refusal], bool]] = {
     Way.FOURIER: _transforms_pictures,
     Way.FOURIER_TILES: _transforms_tiles,
     Way.COMPILED: _is_compiled,
+    Way.SUMMED: _is_compiled,
 }
 _NO_DRIVER = "libcuda == nullptr"
 """What the log says where only the driver is missing."""
@@ -137,8 +140,12 @@ def _steps_by_one(one: Asked) -> bool:
 def bytes_of(way: Way, one: Asked) -> int | None:
     """Bytes; None where they were not found out."""
     if way == Way.COMPILED:
-        return _compiled(one)
-    if one.c.groups > 1 or (one.c.channels_last and way == Way.PRODUCT):
+        return 0
+    if way == Way.SUMMED:
+        return _summed(one)
+    if one.c.groups > 1:
+        return _in_groups(way, one)
+    if one.c.channels_last and way == Way.PRODUCT:
         return None
     if way == Way.PRODUCT and 1 in (one.c.batch, prod(one.after)):
         return None  # a single product, which cuBLAS may split
@@ -154,11 +161,21 @@ def bytes_of(way: Way, one: Asked) -> int | None:
     return size + _as_usual(one) if one.c.channels_last else size
 
 
-def _compiled(one: Asked) -> int:
-    """Nothing, but for the gradient of weights that see one channel each: eight sums for each picture, of 32 channels together."""
-    if one.operation != Kind.WEIGHT_GRADIENT or not one.c.depthwise:
-        return 0
-    return 8 * one.c.batch * up(one.inputs, 32) * prod(one.kernel) * 4
+def _in_groups(way: Way, one: Asked) -> int | None:
+    """These kernels know no groups: some run side by side, and Fourier's are given copies of theirs."""
+    c = one_group(one.c)
+    alone = one._replace(c=c, inputs=one.inputs // one.c.groups, outputs=one.outputs // one.c.groups)
+    size = bytes_of(way, alone)
+    if size is None:
+        return None
+    if way in (Way.FOURIER, Way.FOURIER_TILES) and c.batch > 1 and not c.channels_last:
+        size += c.converted(weight=False) + 16
+    return min(one.c.groups, AT_ONCE) * size
+
+
+def _summed(one: Asked) -> int:
+    """Of weights that see one channel each eight sums for each picture, of 32 channels together."""
+    return 0 if not one.c.depthwise else 8 * one.c.batch * up(one.inputs, 32) * prod(one.kernel) * 4
 
 
 def _as_usual(one: Asked) -> int:

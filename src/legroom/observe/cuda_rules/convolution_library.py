@@ -93,6 +93,19 @@ class Type(IntEnum):
     CHARACTER = 24
 
 
+class Knob(IntEnum):
+    """Settings of kernels that matter here."""
+
+    COPIES = 0
+    """Of the weights' gradient."""
+    TILE = 2
+    BUFFERS = 12
+    """Copies of what is summed up, in tiles."""
+    NO_WORKSPACE = 25
+    CLUSTER_ROWS = 27
+    CLUSTER_COLUMNS = 28
+
+
 class RefusedError(Exception):
     """cuDNN did not accept what it was given, and why."""
 

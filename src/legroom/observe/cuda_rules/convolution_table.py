@@ -42,6 +42,16 @@ class Layer(NamedTuple):
     """None: it was not noted; mostly such that the size is kept."""
 
 
+class Question(NamedTuple):
+    """A convolution as torch puts it to cuDNN."""
+
+    layer: Layer
+    batch: int
+    output_sizes: tuple[int, ...]
+    deterministic: bool = False
+    """`torch.backends.cudnn.deterministic`."""
+
+
 class Kind(NamedTuple):
     """What a workspace is made of."""
 

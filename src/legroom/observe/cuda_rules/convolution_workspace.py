@@ -10,7 +10,7 @@ Which kernel is taken is decided by a heuristic that is not published. What foll
 measured on an H200 (cuDNN 9.19), half of them of shapes drawn at random; the thresholds are theirs.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from legroom.observe.gpus import Gpu
@@ -170,12 +170,23 @@ def _depthwise_weights(c: Convolution, gpu: Gpu) -> int:
     )
 
 
-def conversions(c: Convolution) -> int:
-    """Bytes of what a kernel copies that reads and writes channels last, 16 bytes at a time."""
-    multiple = 16 // c.element
-    odd = bool(c.inputs % multiple or c.outputs % multiple)
-    weights = c.padded_weights(multiple) * c.element if odd and c.pointwise else 0
-    return weights + (_padding(c) if c.channels_last else c.converted(to=multiple))
+def one_group(c: Convolution) -> Convolution:
+    """What a kernel sees that knows no groups."""
+    return replace(c, inputs=c.inputs // c.groups, outputs=c.outputs // c.groups, groups=1)
+
+
+def width_of_groups(c: Convolution) -> int:
+    """Channels of a group, for a kernel that knows groups: as many for the input as for the output."""
+    return up(max(c.inputs, c.outputs) // c.groups, 4)
+
+
+AT_ONCE = 8
+"""Groups that are computed side by side by kernels that know none, each with a workspace of its own."""
+
+
+def whole(c: Convolution) -> int:
+    """Bytes that the convolution reads and writes."""
+    return c.converted() + (c.weights * c.element if c.pointwise else 0)
 
 
 def _padding(c: Convolution) -> int:
