@@ -26,10 +26,11 @@ current_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", _n
 next_number: Callable[[], int] | None = getattr(torch._C._autograd, "_get_sequence_nr", None)
 """The number that the next node will have. Without it, backward operations are attributed in the same way, and graphs are told by the
 tensors that hold them."""
-_pass_at_work: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", _no_pass)
+current_pass: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", _no_pass)
+"""The number of the pass that the engine is at, or -1. Without it the engine seems never to be at work."""
 
 
 def in_backward_pass() -> bool:
     """Whether the engine is at work. Without torch's private id of a pass it never is: then everything counts as forward, what a backward
     pass makes from nothing is taken for the host's, and gradients that meet are taken to be added out of place."""
-    return _pass_at_work() != -1
+    return current_pass() != -1

@@ -1,12 +1,10 @@
-"""Distances, sums of booleans, losses, norms over strided tensors: what they hold on their way, as an H200 was seen to."""
+"""Distances, sums of booleans, norms over strided tensors: what they hold on their way, as an H200 was seen to."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 from cuda_rules_bench import order, taken, traced
 from torch import nn
-
-from legroom.observe.cuda_rules.plan import Output
 
 
 def test_euclidean_distances_are_a_product_of_both_sides_joined_with_their_norms():
@@ -40,21 +38,27 @@ def test_a_sum_of_floats_needs_no_copy():
     assert not taken(log.plan_of("sum"))
 
 
-@pytest.mark.parametrize(
-    ("loss", "name"), [(F.smooth_l1_loss, "smooth_l1_loss"), (F.binary_cross_entropy, "binary_cross_entropy")]
-)
-def test_the_mean_of_some_losses_stays_as_large_as_the_losses(loss, name):
+def test_counting_makes_booleans_and_then_64_bit_numbers():
     with traced() as log:
-        loss(torch.empty(2048, 300), torch.empty(2048, 300))
+        torch.empty(48, 90000).count_nonzero(1)
 
-    assert Output(0, 2048 * 300 * 4) in log.plan_of(name).steps
+    plan = log.plan_of("count_nonzero")
+    assert order(plan)[:3] == ["mask", 0, "wide"]
+    assert (taken(plan)["mask"], taken(plan)["wide"]) == (4320000, 34560000)
 
 
-def test_the_losses_of_huber_are_given_back():
+def test_the_largest_value_of_all_keeps_no_places():
     with traced() as log:
-        F.huber_loss(torch.empty(2048, 300), torch.empty(2048, 300))
+        torch.empty(48, 90000).max()
 
-    assert order(log.plan_of("huber_loss")) == ["losses", 0]
+    assert sorted(taken(log.plan_of("max")).values()) == [4, 2112]
+
+
+def test_gradients_of_distances_within_one_set_hold_every_pair_for_every_column():
+    with traced() as log:
+        torch.pdist(torch.empty(700, 700, requires_grad=True)).sum().backward()
+
+    assert taken(log.plan_of("_pdist_backward"))["pairs"] == 1370040000
 
 
 def test_a_layer_norm_without_weights_sums_no_gradients_of_them():
@@ -71,3 +75,12 @@ def test_a_batch_norm_by_cudnn_keeps_a_copy_of_what_does_not_lie_in_one_piece(dt
         nn.BatchNorm1d(256, dtype=dtype)(torch.empty(256, 16, 256, dtype=dtype).transpose(1, 2))
 
     assert log.names.count("clone") == copies
+
+
+def test_a_group_norm_of_rows_needs_no_factors():
+    with traced() as log:
+        out = nn.GroupNorm(10, 5000)(torch.empty(500, 5000, requires_grad=True))
+        out.backward(torch.empty_like(out))
+
+    assert log.plan_of("native_group_norm") is None
+    assert list(taken(log.plan_of("native_group_norm_backward"))) == ["products", "sums", "second", "third"]

@@ -39,4 +39,15 @@ def _backward(call: Call) -> Plan:
     return Plan([Output(0), Take("pairs", pairs * columns * given.element_size()), *staged])
 
 
-RULES: dict[str, Rule] = {"aten::_euclidean_dist": _euclidean, "aten::_cdist_backward": _backward}
+def _within_backward(call: Call) -> Plan:
+    """Distances within one set of rows: the gradient of each row by each other one is there before they are added up (`pdist_backward_kernel_impl`)."""
+    given = call.arguments["self"]
+    rows = given.shape[0] if given.dim() else 0
+    return Plan([Output(0), Take("pairs", max(0, rows - 1) * size_of(given))])
+
+
+RULES: dict[str, Rule] = {
+    "aten::_euclidean_dist": _euclidean,
+    "aten::_cdist_backward": _backward,
+    "aten::_pdist_backward": _within_backward,
+}
