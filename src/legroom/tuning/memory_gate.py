@@ -6,7 +6,8 @@ that memory does not depend on (a learning rate) share an answer. Which these ar
 floats is traced at both of its ends, and if that asks for the very same memory as the first configuration did, it is left
 out of the comparison. Whole numbers and choices always count, unless the user names the parameters that do.
 
-A trial that met a full GPU in spite of its answer makes all later answers larger by as much, and ends the sharing.
+A trial that met a full GPU in spite of its answer makes all later answers larger, by what was lacking, and ends the sharing. That may split a batch or take a neighbour away; it
+rejects nothing: what fits by its estimate runs, with a GPU to itself.
 """
 
 import contextlib
@@ -33,8 +34,8 @@ NEAR = 0.75
 """Of the smallest micro-batch that does not fit: one that is as large as this is large enough."""
 WHOLE, PIECES, ENDS = range(3)
 """What is traced first: whole batches, then pieces of those that do not fit, then the ends of ranges."""
-MOST_CORRECTION = 2.0
-"""An estimate is never taken for more than this much too low: something else is wrong then."""
+TOO_LOW = 1.05
+"""What a trial took when it met a full GPU is as much as it was given: it wanted more than that."""
 
 
 class OpenGate:
@@ -85,7 +86,8 @@ class MemoryGate:
             else []
         )
         self._known: list[_Known] = []
-        self._correction = 1.0
+        self._lacking = 0
+        """Bytes by which estimates have been too low. A sum: what is not in the traced steps (an evaluation) is as large whatever they take."""
         self._jobs: queue.PriorityQueue[tuple[int, int, Callable[[], None]]] = queue.PriorityQueue()
         self._order = itertools.count()
         self._closed = False
@@ -98,7 +100,9 @@ class MemoryGate:
         return answer
 
     def ran_out(self, config: Config, fit: Fit, needed: int) -> None:
-        self._correction = min(MOST_CORRECTION, max(self._correction, 1.05 * needed / max(1, fit.predicted)))
+        if not fit.predicted:  # nothing had been foretold
+            return
+        self._lacking = max(self._lacking, round(TOO_LOW * needed) - fit.predicted)
         self._counts, self._to_probe = set(self._space.names), []
 
     def close(self) -> None:
@@ -128,7 +132,8 @@ class MemoryGate:
             if known is None:
                 known = self._known_from_now_on(config)
             finish = partial(self._finish, known, answer, is_cached, time.perf_counter() - began)
-            if all(self._is_in(known.traces[None][place.index], place) for place in self._places):
+            whole = known.traces[None]
+            if all(self._is_in(whole[place.index], place, self._lacking) for place in self._places):
                 finish()
             else:
                 self._jobs.put((PIECES, next(self._order), finish))
@@ -136,7 +141,7 @@ class MemoryGate:
     def _finish(self, known: _Known, answer: "Future[Admission]", is_cached: bool, seconds: float) -> None:
         began = time.perf_counter()
         with self._answering(answer):
-            admission = self._judged(known, *self._fits(known))
+            admission = self._judged(known)
             seconds += time.perf_counter() - began
             answer.set_result(replace(admission, seconds=seconds, is_cached=is_cached))
 
@@ -195,71 +200,86 @@ class MemoryGate:
 
     # ------------------------------------------------------------ figures into answers
 
-    def _fits(self, known: _Known) -> tuple[dict[int, Fit], int | None]:
+    def _fits(self, known: _Known, rows: int | None, lacking: int) -> dict[int, Fit]:
+        """How it runs on each GPU where it does. `lacking`: bytes that it may take beyond its estimate."""
         whole = self._trace(known, None)
         fits: dict[int, Fit] = {}
-        rows = next(iter(whole.values())).rows
-        if rows is None and isinstance(known.config.get("batch_size"), int):
-            rows = known.config["batch_size"]
         for place in self._places:
             traced = whole[place.index]
-            if self._is_in(traced, place):
-                fits[place.index] = self._fit(traced, place, None)
+            if self._is_in(traced, place, lacking):
+                fits[place.index] = self._fit(traced, place, None, lacking)
             elif traced.splits and rows is not None and rows > traced.fewest:
-                found = self._largest_piece(known, place, rows, traced)
+                found = self._largest_piece(known, place, rows, traced, lacking)
                 if found is not None:
                     fits[place.index] = replace(found, held=self._in_the_way(traced, place))
-        return fits, rows
+        return fits
 
-    def _largest_piece(self, known: _Known, place: Place, rows: int, whole: Traced) -> Fit | None:
+    def _largest_piece(
+        self, known: _Known, place: Place, rows: int, whole: Traced, lacking: int
+    ) -> Fit | None:
         """The largest micro-batch that fits, of those that cut the batch evenly."""
         sizes = sorted({-(-rows // pieces) for pieces in range(2, rows // whole.fewest + 1)} | {whole.fewest})
         tried = {len(sizes): whole.safe}
         low, high = 0, len(sizes)
         first = self._trace(known, sizes[0])[place.index]
         tried[0] = first.safe
-        if not self._is_in(first, place):
+        if not self._is_in(first, place, lacking):
             return None
-        best = self._fit(first, place, sizes[0])
+        best = self._fit(first, place, sizes[0], lacking)
         for _ in range(MOST_TRACES):
             if high - low <= 1 or sizes[low] >= NEAR * [*sizes, rows][high]:
                 break
-            middle = _between(low, high, [*sizes, rows], tried, self._room(place) / self._correction)
+            middle = _between(low, high, [*sizes, rows], tried, self._room(place) - lacking)
             traced = self._trace(known, sizes[middle])[place.index]
             tried[middle] = traced.safe
-            if self._is_in(traced, place):
-                low, best = middle, self._fit(traced, place, sizes[middle])
+            if self._is_in(traced, place, lacking):
+                low, best = middle, self._fit(traced, place, sizes[middle], lacking)
             else:
                 high = middle
         return best
 
-    def _is_in(self, traced: Traced, place: Place) -> bool:
-        if traced.safe * self._correction <= self._room(place):
+    def _is_in(self, traced: Traced, place: Place, lacking: int) -> bool:
+        if traced.safe + lacking <= self._room(place):
             return True
         # The replay with the room that there was at the beginning knows more than the bound does.
-        return self._correction == 1.0 and self._room(place) >= place.room and traced.fits[0]
+        return not lacking and self._room(place) >= place.room and traced.fits[0]
 
     def _room(self, place: Place) -> int:
         """Bytes for PyTorch beside what other programs have now."""
         return max(0, place.memory - self._neighbours.held(place) - place.context)
 
-    def _fit(self, traced: Traced, place: Place, micro: int | None) -> Fit:
+    def _fit(self, traced: Traced, place: Place, micro: int | None, lacking: int) -> Fit:
         return Fit(
             predicted=place.context + traced.reserved,
-            safe=place.context + min(self._room(place), round(traced.safe * self._correction)),
+            safe=place.context + min(self._room(place), traced.safe + lacking),
             micro_batch=micro,
         )
 
-    def _judged(self, known: _Known, fits: dict[int, Fit], rows: int | None) -> Admission:
-        largest = max(self._places, key=self._room)
+    def _judged(self, known: _Known) -> Admission:
+        rows = next(iter(known.traces[None].values())).rows
+        if rows is None and isinstance(known.config.get("batch_size"), int):
+            rows = known.config["batch_size"]
+        lacking = self._lacking
+        fits = self._fits(known, rows, lacking)
+        if not fits and lacking:  # it fits by its own estimate, or not at all
+            own = self._fits(known, rows, 0)
+            fits = {
+                place.index: replace(own[place.index], safe=place.context + self._room(place))
+                for place in self._places
+                if place.index in own
+            }
         if fits:
             split = [fit for fit in fits.values() if fit.micro_batch is not None]
             verdict = Verdict.SPLIT if len(split) == len(fits) else Verdict.FITS
             return Admission(verdict=verdict, fits=fits, batch_size=rows)
+        return self._never(known, rows)
+
+    def _never(self, known: _Known, rows: int | None) -> Admission:
+        largest = max(self._places, key=self._room)
         whole = known.traces[None][largest.index]
         smallest = min((m for m in known.traces if m is not None), default=None)
         least = known.traces[smallest][largest.index] if smallest is not None else whole
-        needed = round(least.safe * self._correction)
+        needed = least.safe
         if smallest is not None:
             what = f"even in micro-batches of {smallest} it needs"
         elif whole.splits:
@@ -279,8 +299,8 @@ class MemoryGate:
 
     def _in_the_way(self, traced: Traced, place: Place) -> int:
         """What other programs hold of a GPU, if this would fit there without them; else 0."""
-        would_fit = traced.safe * self._correction <= place.memory - place.context
-        return self._neighbours.held(place) if would_fit and not self._is_in(traced, place) else 0
+        would_fit = traced.safe <= place.memory - place.context
+        return self._neighbours.held(place) if would_fit and not self._is_in(traced, place, 0) else 0
 
     def _unknown(self, why: str) -> Admission:
         fits = {place.index: Fit(predicted=0, safe=place.memory) for place in self._places}

@@ -114,8 +114,12 @@ class Stage:
         self._conductor.measured(number, end.actual_bytes, end.ooms)
         if end.is_disk_full:
             self._conductor.disk_is_full(number, end.why)
-        if end.ooms and trial.fit is not None:
-            self._conductor.ran_out(number, trial.fit, trial.fit.safe)
+        if trial.fit is not None:
+            if end.ooms:
+                self._conductor.ran_out(number, trial.fit, trial.fit.safe)
+            elif number in self._alone:  # it had met a full GPU before: now it is known what it takes
+                seen = self._conductor.records[number].memory.actual or 0
+                self._conductor.ran_out(number, trial.fit, seen)
         if end.final is not None:
             self._conductor.reported(number, end.final)
         decision = trial.decision

@@ -196,10 +196,26 @@ def test_a_gpu_that_was_full_in_spite_of_an_estimate_makes_later_ones_larger(qui
     before = answer(quick, config).fits[0]
     quick.ran_out(config, before, needed=round(1.5 * before.predicted))
     after = answer(quick, config).fits[0]
-    assert after.safe == pytest.approx(1.05 * 1.5 * before.safe)
+    assert after.safe == before.safe + round(1.05 * round(1.5 * before.predicted)) - before.predicted
     assert (
         answer(quick, {"batch_size": 8, "lr": 0.1}).fits[0].micro_batch is not None
     )  # 9 MiB fitted; 14 do not
+
+
+def test_an_estimate_that_was_too_low_rejects_nothing_that_fits_by_its_own(quick: MemoryGate) -> None:
+    small, large = {"batch_size": 1, "lr": 0.1}, {"batch_size": 8, "lr": 0.1}
+    quick.ran_out(small, answer(quick, small).fits[0], needed=11 * MiB)
+    told = answer(quick, large)
+    assert told.verdict is Verdict.FITS
+    assert told.fits[0].safe == 10 * MiB  # a GPU to itself
+    assert told.fits[0].micro_batch is None
+
+
+def test_where_nothing_had_been_foretold_nothing_is_corrected(quick: MemoryGate) -> None:
+    unknown = {"batch_size": 13, "lr": 0.1}
+    before = answer(quick, {"batch_size": 4, "lr": 0.1}).fits[0]
+    quick.ran_out(unknown, answer(quick, unknown).fits[0], needed=10 * MiB)
+    assert answer(quick, {"batch_size": 4, "lr": 0.1}).fits[0] == before
 
 
 def test_what_cannot_be_traced_is_unknown_and_others_are_not(quick: MemoryGate) -> None:

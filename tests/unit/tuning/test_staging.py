@@ -14,10 +14,12 @@ from legroom.tuning.conductor import Conductor
 from legroom.tuning.engine import Job
 from legroom.tuning.function import TrainFunction
 from legroom.tuning.neighbours import Neighbours
+from legroom.tuning.records import TrialState
 from legroom.tuning.searchers import RandomSearcher, Result
 from legroom.tuning.space import Config, read_space
 from legroom.tuning.staging import Stage
 from legroom.tuning.store import Store
+from legroom.tuning.trial_process import TrialEnd
 from legroom.units import GiB
 
 SPACE = read_space({"x": {"int": [1, 100]}})
@@ -130,4 +132,32 @@ def test_where_the_search_chooses_all_its_draws_are_asked_about_and_it_says_who_
     handed_out = [stage.hand_out() for _ in range(3)]
     assert [orders[0].number if orders else None for orders in handed_out] == [2, 0, None]
     assert len(searcher.left) == 3, "the one in the middle still waits for room"
+    conductor.close()
+
+
+class Corrected(Small):
+    """Notes what is told of trials that met a full GPU."""
+
+    def __init__(self) -> None:
+        self.needed: list[int] = []
+
+    def ran_out(self, config: Config, fit: Fit, needed: int) -> None:
+        self.needed.append(needed)
+
+
+def test_what_a_trial_took_that_met_a_full_gpu_is_told_when_it_is_known(tmp_path: Path) -> None:
+    place = Place(index=0, memory=10 * GiB, virtual=True)
+    job = Job(
+        function=TrainFunction(name="train"), space=SPACE, metric="loss", mode="min", folder=tmp_path, places=[place], trials=1
+    )  # fmt: skip
+    gate = Corrected()
+    store = Store(tmp_path, resume=False, mode="min", facts={})
+    conductor = Conductor(job, Listed([2]), None, gate, store, ())
+    stage = Stage(job, conductor)
+    stage.hand_out()
+    stage.ended(0, TrialEnd(state=TrialState.OUT_OF_MEMORY, actual_bytes=2 * GiB, ooms=1))
+    (order,) = stage.hand_out() or []
+    assert order.cap == place.memory
+    stage.ended(0, TrialEnd(state=TrialState.FINISHED, final={"loss": 1.0}, actual_bytes=5 * GiB))
+    assert gate.needed == [2 * GiB, 5 * GiB]
     conductor.close()
