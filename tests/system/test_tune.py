@@ -85,7 +85,7 @@ def test_a_killed_search_goes_on_without_repeating_what_had_ended(folder: Path) 
     [
         (
             ["train.py:train", "space.toml", "--search", "anneal"],
-            "search='anneal' is none: choose random, grid",
+            "the search 'anneal' is not known: choose random, grid",
         ),
         (["train.py:fit", "space.toml"], "train.py has no function 'fit': it has train"),
         (["absent.py:train", "space.toml"], "there is no script 'absent.py'"),
@@ -110,7 +110,7 @@ def test_a_space_that_the_search_cannot_do_says_what_can(
 ) -> None:
     (folder / "space.toml").write_text("batch_size = [2, 4]\n[study]\nmetric = 'loss'\nsearch = 'bayes'\n")
     assert main(["tune", "train.py:train", "space.toml"]) == 2
-    assert "use search='optuna' or 'hyperopt'" in capsys.readouterr().err
+    assert "use the search optuna or hyperopt" in capsys.readouterr().err
 
 
 def test_a_search_without_a_metric_asks_for_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,7 @@ def tune(
     metric: Annotated[Text, typer.Option(metavar="NAME", help="What trial.report(...) reports and is to be best.", show_default=False)] = None,
     mode: Annotated[Text, typer.Option(metavar="min|max", help="Whether less or more is better.", show_default="min")] = None,
     search: Annotated[Text, typer.Option(metavar="NAME", help="random, grid, bayes, hyperopt or optuna.", show_default="random")] = None,
-    scheduler: Annotated[Text, typer.Option(metavar="NAME", help="asha, median or pbt: cut poor trials short.", show_default=False)] = None,
+    scheduler: Annotated[Text, typer.Option(metavar="NAME", help="asha, median or pbt cut poor trials short; none does not.", show_default=False)] = None,
     trials: Annotated[int | None, typer.Option(min=1, metavar="N", help="How many to start.", show_default="10, a grid all")] = None,
     gpu: Annotated[Text, typer.Option(metavar="SIZES", help="Virtual GPUs, 8GiB,4GiB; cpu for none. Otherwise those of this machine.", show_default=False)] = None,
     time_budget: Annotated[Text, typer.Option(metavar="TIME", help="20min, 2h: then it ends.", show_default=False)] = None,

@@ -75,6 +75,7 @@ def tune(
             )  # fmt: skip
     function = TrainFunction.of(train_fn)
     read = _read(space)
+    scheduler = None if scheduler == "none" else scheduler  # as a command line says it
     _check(
         metric=metric, mode=mode, search=search, space=read, scheduler=scheduler, engine=engine, address=address,
         seed=seed, trials=trials, parallel=parallel, ranks=ranks,
@@ -216,12 +217,12 @@ def _check(
     if not isinstance(metric, str) or not metric:
         raise UsageError(f"metric={metric!r} is none: name what trial.report(...) reports, such as 'loss'")
     if mode not in ("min", "max"):
-        raise UsageError(f"mode='{mode}' is none: the metric is to be 'min' or 'max'")
+        raise UsageError(f"the mode '{mode}' is not known: the metric is to be 'min' or 'max'")
     check_search(search, space)
     if scheduler is not None and scheduler not in SCHEDULERS:
-        raise UsageError(f"scheduler='{scheduler}' is none: choose {', '.join(SCHEDULERS)}, or None for none")
+        raise UsageError(f"the scheduler '{scheduler}' is not known: choose {', '.join(SCHEDULERS)} or none")
     if engine not in ENGINES:
-        raise UsageError(f"engine='{engine}' is none: choose {', '.join(ENGINES)}")
+        raise UsageError(f"the engine '{engine}' is not known: choose {', '.join(ENGINES)}")
     if engine == "local" and address is not None:
         raise UsageError(
             "address= names a Ray cluster, and engine='local' runs on this machine: leave one out"

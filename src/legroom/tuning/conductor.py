@@ -312,6 +312,11 @@ class Conductor:
     def _settled(self, number: int, admission: Admission) -> Ready | None:
         record = self.records[number]
         record.memory = replace(record.memory, batch_size=admission.batch_size, shortage=admission.shortage)
+        if (
+            admission.verdict is Verdict.NEVER and record.reports
+        ):  # it had room before, and what it reported counts
+            self.ended(number, Ending(TrialState.STOPPED, f"it cannot go on: {admission.why}"))
+            return None
         if admission.verdict is Verdict.NEVER:
             record.memory = replace(record.memory, predicted=admission.needed, safe=admission.needed)
             record.state, record.why, record.ended = (

@@ -1,17 +1,16 @@
 """Population-based training: trials that lag behind take over the weights of those ahead, with a changed configuration.
 
 Every `interval` steps a trial is compared with what the others had last reported. If it is among the worst quarter it goes on from
-the checkpoint of one among the best quarter, with that one's configuration, each parameter moved a little or, now and then,
-drawn anew. With fewer places than trials, one that has come further than others that wait makes room for them.
+the checkpoint of one among the best quarter, with that one's configuration, each range of floats moved a little or, now and then,
+drawn anew. Whole numbers and choices come along as they are: weights may have their shapes by them. With fewer places than trials, one that has come further than others that wait makes room for them.
 """
 
 import math
-from typing import Any
 
 from numpy.random import Generator, default_rng
 
 from legroom.errors import UsageError
-from legroom.tuning.domains import AnyDomain, Choice
+from legroom.tuning.domains import FloatRange
 from legroom.tuning.records import Mode
 from legroom.tuning.schedulers import GO_ON, Action, Decision
 from legroom.tuning.space import Config, Space
@@ -24,13 +23,16 @@ MOVE = 0.1
 
 
 class Population:
-    """The scheduler `pbt`. Only parameters that leave the weights' shapes alone may differ between two trials that exchange
-    weights, so every other parameter must be a constant of the space."""
+    """The scheduler `pbt`."""
 
     def __init__(self, space: Space, mode: Mode, seed: int, *, interval: int = 1) -> None:
         if interval < 1:
             raise UsageError(
                 f"population-based training looks every so many steps, 1 or more, not {interval}"
+            )
+        if not any(isinstance(parameter.domain, FloatRange) for parameter in space.parameters):
+            raise UsageError(
+                "population-based training moves ranges of floats, and the space has none: use asha or median"
             )
         self._space, self._seed, self._interval = space, seed, interval
         self._sign = 1.0 if mode == "min" else -1.0
@@ -62,15 +64,12 @@ class Population:
     def _moved(self, config: Config, dice: Generator) -> Config:
         moved = dict(config)
         for parameter in self._space.parameters:
-            if parameter.name in moved:
+            if parameter.name in moved and isinstance(parameter.domain, FloatRange):
                 moved[parameter.name] = _moved(parameter.domain, moved[parameter.name], dice)
         return self._space.with_constants(moved)
 
 
-def _moved(domain: AnyDomain, value: Any, dice: Generator) -> Any:
+def _moved(domain: FloatRange, value: float, dice: Generator) -> float:
     if dice.random() < DRAWN_ANEW:
         return domain.draw(dice)
-    if isinstance(domain, Choice):
-        place = domain.options.index(value) + int(dice.integers(-1, 2))
-        return domain.options[min(len(domain.options) - 1, max(0, place))]
     return domain.at(domain.share(value) + (MOVE if dice.random() < 0.5 else -MOVE))

@@ -156,4 +156,4 @@ def make_scheduler(
         from legroom.tuning.population import Population
 
         return Population(space, mode, seed, interval=options.interval)
-    raise UsageError(f"scheduler='{scheduler}' is none: choose asha, median, pbt, or None for none")
+    raise UsageError(f"the scheduler '{scheduler}' is not known: choose {', '.join(SCHEDULERS)} or none")

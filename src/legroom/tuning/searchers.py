@@ -132,22 +132,22 @@ def make_searcher(search: str, space: Space, mode: Mode, seed: int) -> Searcher:
 def check_search(search: str, space: Space) -> None:
     """Raises `UsageError` for an unknown search, and for a space that this one cannot do."""
     if search not in SEARCHES:
-        raise UsageError(f"search='{search}' is none: choose {_listed(SEARCHES)}")
+        raise UsageError(f"the search '{search}' is not known: choose {_listed(SEARCHES, 'or')}")
     if search == "bayes":
         choices = [p.name for p in space.parameters if isinstance(p.domain, Choice)]
         if choices:
             raise UsageError(
-                f"Bayesian optimization needs ranges, and {_listed(choices)} {'is a list' if len(choices) == 1 else 'are lists'} of choices: "
-                "use search='optuna' or 'hyperopt', or write powers of two as {int_log2 = [1, 4]}"
+                f"Bayesian optimization needs ranges, and {_listed(choices, 'and')} {'is a list' if len(choices) == 1 else 'are lists'} of choices: "
+                "use the search optuna or hyperopt, or write powers of two as {int_log2 = [1, 4]}"
             )
         if space.has_conditions:
             raise UsageError(
-                "Bayesian optimization cannot do conditions (when = ...): use search='optuna' or 'hyperopt'"
+                "Bayesian optimization cannot do conditions (when = ...): use the search optuna or hyperopt"
             )
 
 
 _PACKAGES = {"bayes": "bayesian-optimization", "hyperopt": "HyperOpt", "optuna": "Optuna"}
 
 
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+def _listed(names: Sequence[str], word: str) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} {word} {names[-1]}"

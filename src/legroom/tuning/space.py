@@ -92,7 +92,7 @@ class Space:
             if parameter.domain.grid() is None:
                 raise UsageError(
                     f"a grid cannot count off '{parameter.name}', a range without steps: give it `points = 5`, a `step` or a list "
-                    "of values, or use search='random'"
+                    "of values, or use random search"
                 )
         seen: set[tuple[tuple[str, Any], ...]] = set()
         slowest_first = sorted(self.parameters, key=lambda parameter: parameter.name, reverse=True)
@@ -103,7 +103,7 @@ class Space:
             if key not in seen:
                 if len(seen) >= LARGEST_GRID:
                     raise UsageError(
-                        f"the grid has more than {LARGEST_GRID:,} points: leave some out, or use search='random'"
+                        f"the grid has more than {LARGEST_GRID:,} points: leave some out, or use random search"
                     )
                 seen.add(key)
                 yield config

@@ -253,8 +253,9 @@ def _reason(error: BaseException) -> str:
     """An error in one line; one of ours is a sentence in itself."""
     if isinstance(error, LegroomError):
         return str(error)
-    text = "".join(traceback.format_exception_only(error)).strip().splitlines()
-    return text[-1] if text else type(error).__name__
+    shown = next(part for part in traceback.format_exception_only(error) if not part.startswith(" "))
+    first, *rest = shown.strip().splitlines()
+    return f"{first} {rest[0].strip()}" if rest and first.endswith(":") else first
 
 
 def _place_of(error: BaseException) -> str:

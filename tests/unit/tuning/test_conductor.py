@@ -180,6 +180,20 @@ def test_a_metric_that_is_never_reported_ends_the_study_with_what_was(tmp_path: 
         conductor.ended(0, FINISHED)
 
 
+def test_a_trial_that_ran_and_finds_no_room_any_more_keeps_what_it_reported(tmp_path: Path) -> None:
+    conductor = conduct(tmp_path, trials=1)
+    hand_out_all(conductor)
+    conductor.started(0, "cpu", None)
+    conductor.reported(0, {"loss": 0.5})
+    conductor.records[0].config = {"x": 1000}
+    conductor.records[0].checkpoint_step = 1
+    conductor.put_back(0, TrialState.PAUSED, "")
+    assert conductor.next() is None
+    record = conductor.records[0]
+    assert (record.state, record.why) == (TrialState.STOPPED, "it cannot go on: far too large")
+    assert record.value("loss", "min") == 0.5
+
+
 def test_a_failed_trial_leaves_the_others_alone(tmp_path: Path) -> None:
     conductor = conduct(tmp_path, trials=2)
     hand_out_all(conductor)

@@ -76,6 +76,21 @@ def test_a_laggard_of_a_population_takes_over_the_best_with_a_changed_configurat
     assert decision.config["lr"] != 1e-2
 
 
+def test_what_weights_may_have_their_shapes_by_comes_along_with_them_unchanged() -> None:
+    space = read_space({"lr": {"log": [1e-4, 1e-1]}, "width": {"int": [1, 99]}, "kind": ["a", "b"]})
+    for seed in range(20):
+        population = Population(space, "min", seed=seed)
+        population.reported(0, {"lr": 1e-3, "width": 7, "kind": "b"}, 1, 1.0)
+        decision = population.reported(1, {"lr": 1e-2, "width": 50, "kind": "a"}, 1, 2.0)
+        assert decision.config is not None
+        assert (decision.config["width"], decision.config["kind"]) == (7, "b")
+
+
+def test_a_population_without_a_range_to_move_is_refused() -> None:
+    with pytest.raises(UsageError, match="moves ranges of floats, and the space has none"):
+        Population(read_space({"width": [1, 2]}), "min", seed=0)
+
+
 def test_who_is_ahead_of_a_population_waits_for_the_others() -> None:
     population = Population(SPACE, "min", seed=0)
     population.reported(0, {"lr": 1e-3}, 1, 1.0)

@@ -171,13 +171,13 @@ def test_a_penalty_is_worse_than_the_worst_and_grows_with_the_shortage() -> None
 
 def test_an_unknown_search_is_told_with_those_that_are_known() -> None:
     with pytest.raises(
-        UsageError, match="search='tpe' is none: choose random, grid, bayes, hyperopt or optuna"
+        UsageError, match="the search 'tpe' is not known: choose random, grid, bayes, hyperopt or optuna"
     ):
         check_search("tpe", SPACE)
 
 
 def test_bayes_with_choices_says_what_to_use_instead() -> None:
-    with pytest.raises(UsageError, match="b is a list of choices: use search='optuna' or 'hyperopt'"):
+    with pytest.raises(UsageError, match="b is a list of choices: use the search optuna or hyperopt"):
         check_search("bayes", WITH_CHOICES)
 
 

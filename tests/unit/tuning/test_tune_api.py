@@ -21,9 +21,9 @@ FILE = Path(__file__).with_name("tuned_functions.py")
     ("options", "told"),
     [
         ({"mode": "lowest"}, "the metric is to be 'min' or 'max'"),
-        ({"search": "evolution"}, "search='evolution' is none"),
-        ({"scheduler": "hyperband"}, "choose asha, median, pbt"),
-        ({"engine": "slurm"}, "engine='slurm' is none: choose auto, local, ray"),
+        ({"search": "evolution"}, "the search 'evolution' is not known"),
+        ({"scheduler": "hyperband"}, "choose asha, median, pbt or none"),
+        ({"engine": "slurm"}, "the engine 'slurm' is not known: choose auto, local, ray"),
         ({"trials": 0}, "trials=0 is none: a whole number, 1 or more"),
         ({"parallel": "two"}, "parallel=two is none: a whole number, 1 or more"),
         ({"metric": 3}, "metric=3 is none: name what"),

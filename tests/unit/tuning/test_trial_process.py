@@ -1,0 +1,31 @@
+"""What is told of an error that ended a trial: one line."""
+
+import pytest
+
+from legroom.errors import UsageError
+from legroom.tuning.trial_process import _reason
+
+
+def noted(error: Exception) -> Exception:
+    error.add_note("what someone added")
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ValueError("no such loss"), "ValueError: no such loss"),
+        (KeyError("lr"), "KeyError: 'lr'"),
+        (ValueError(), "ValueError"),
+        (RuntimeError("CUDA error: assert\nCompile with more words"), "RuntimeError: CUDA error: assert"),
+        (
+            RuntimeError("Error(s) in loading state_dict for Net:\n\tsize mismatch for out.weight"),
+            "RuntimeError: Error(s) in loading state_dict for Net: size mismatch for out.weight",
+        ),
+        (noted(ValueError("no such loss")), "ValueError: no such loss"),
+        (SyntaxError("invalid syntax", ("train.py", 1, 1, "x =")), "SyntaxError: invalid syntax"),
+        (UsageError("report(loss=...) needs a number"), "report(loss=...) needs a number"),
+    ],
+)
+def test_an_error_is_told_in_one_line(error: Exception, told: str) -> None:
+    assert _reason(error) == told
