@@ -10,7 +10,9 @@ An engine calls the conductor from one thread. The conductor writes everything d
 on where it was, whichever engine ran it.
 """
 
-from collections.abc import Callable, Sequence
+import contextlib
+import signal
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -93,4 +95,19 @@ class Watcher(Protocol):
         """The study is over, or was interrupted."""
 
 
-Say = Callable[[str], None]
+@contextlib.contextmanager
+def ended_politely() -> Iterator[None]:
+    """A polite kill (SIGTERM) ends a study as Ctrl-C does. Only the main thread may arrange that."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

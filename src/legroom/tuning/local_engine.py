@@ -4,16 +4,13 @@ A fork server that has imported torch starts them, so a trial begins in a fracti
 its own share of a GPU. This loop waits for what they say, passes it on, and answers.
 """
 
-import contextlib
-import signal
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import wait
 
 from legroom.tuning.conductor import Conductor
-from legroom.tuning.engine import Job
+from legroom.tuning.engine import Job, ended_politely
 from legroom.tuning.fork_server import TrialProcess, fork_server
 from legroom.tuning.ranks import RankGroup
 from legroom.tuning.staging import Stage
@@ -63,7 +60,7 @@ class _Local:
 
     def run(self) -> None:
         try:
-            with _ended_politely():
+            with ended_politely():
                 while True:
                     while (orders := self._stage.hand_out()) is not None:
                         self._start(orders)
@@ -121,21 +118,3 @@ class _Local:
         for trial in self._running.values():
             trial.kill()
         self._running.clear()
-
-
-@contextlib.contextmanager
-def _ended_politely() -> Iterator[None]:
-    """A polite kill (SIGTERM) ends a study as Ctrl-C does. Only the main thread may arrange that."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    try:
-        before = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from legroom.errors import UsageError
 from legroom.observe.devices import processors
 from legroom.tuning.admission import Place
-from legroom.tuning.engine import Job
+from legroom.tuning.engine import Job, ended_politely
 from legroom.tuning.fork_server import fork_server
 from legroom.tuning.ray_cluster import connected
 from legroom.tuning.ray_resources import (
@@ -69,7 +69,8 @@ class RayEngine:
         exchange = Exchange(stage, conductor, self._server)
         account = job.folder / "ray"
         try:
-            _tuner(exchange, account, asked).fit()
+            with ended_politely():
+                _tuner(exchange, account, asked).fit()
         except KeyboardInterrupt:
             stage.interrupt()
             raise
