@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from legroom.observe.backward_engine import current_node, in_backward_pass
+from legroom.observe.backward_engine import current_node, current_pass, in_backward_pass
 
 _ADD = torch.ops.aten.add.Tensor
 _ADD_IN_PLACE = torch.ops.aten.add_.Tensor
@@ -28,7 +28,18 @@ _INTO_ZEROS = {
     torch.ops.aten.index_add.default: torch.ops.aten.index_add_.default,
     torch.ops.aten.index_put.default: torch.ops.aten.index_put_.default,
     torch.ops.aten.masked_scatter.default: torch.ops.aten.masked_scatter_.default,
+    torch.ops.aten.put.default: torch.ops.aten.put_.default,
 }
+_IN_A_FORMULA = {
+    torch.ops.aten.sub.Tensor: torch.ops.aten.sub_.Tensor,
+    torch.ops.aten.mul.Tensor: torch.ops.aten.mul_.Tensor,
+    torch.ops.aten.div.Tensor: torch.ops.aten.div_.Tensor,
+    torch.ops.aten.div.Scalar: torch.ops.aten.div_.Scalar,
+}
+_CHANGES_ITS_OWN = "BinaryCrossEntropyWithLogitsBackward0"
+"""The node of a formula that makes a tensor and goes on with it in place (`binary_cross_entropy_with_logits_backward`)."""
+_COUNT_EQUALS = frozenset(("ScatterReduceBackward0", "IndexReduceBackward0"))
+"""Nodes whose formulas add up how many values are equal, beside the tensor that they add to (`scatter_reduce_backward`)."""
 _TWO_GRADIENTS = frozenset(("VarMeanBackward0", "StdMeanBackward0"))
 """Nodes of functions with two results (`var_mean_backward` in FunctionsManual.cpp)."""
 
@@ -40,11 +51,15 @@ class Accumulation:
         self._unshared = _counts_of_an_unshared_gradient()
         self._added_up = -1
         """The number of the last node of `_TWO_GRADIENTS` whose own addition was seen."""
+        self._begun = (-1, -1)
+        """The pass and the number of the last node `_CHANGES_ITS_OWN` that was seen at work."""
 
     def instead_of(self, func: Any, args: Any, kwargs: dict[str, Any] | None) -> Any:
         """The operation to run: another one only where the engine would add in place, or a formula write into its zeros."""
         if func in _INTO_ZEROS:
             return _INTO_ZEROS[func] if _engine_is_at_work() and _writes_into_zeros(func, args) else func
+        if func in _IN_A_FORMULA:
+            return _IN_A_FORMULA[func] if _engine_is_at_work() and self._changes_its_own(func) else func
         if func is not _ADD or self._unshared is None or kwargs or len(args) != 2:
             return func
         first, second = args
@@ -58,6 +73,15 @@ class Accumulation:
         if tensor > self._unshared[0] or storage > self._unshared[1] or self._is_of_a_formula():
             return func
         return _ADD_IN_PLACE
+
+    def _changes_its_own(self, func: Any) -> bool:
+        """Whether a formula goes on with a tensor that it made; a product that it begins with is the weights', and makes it."""
+        node = current_node()
+        if node is None or node.name() != _CHANGES_ITS_OWN:
+            return False
+        now = (current_pass(), node._sequence_nr())
+        begins, self._begun = self._begun != now, now
+        return not (begins and func is torch.ops.aten.mul.Tensor)
 
     def _is_of_a_formula(self) -> bool:
         """Whether a formula adds up its two gradients, out of place, before the engine adds the sum to others."""
@@ -73,7 +97,9 @@ def _writes_into_zeros(func: Any, args: Any) -> bool:
     if func is torch.ops.aten.index_put.default and not (len(args) > 3 and args[3]):
         return False  # a gradient of which a part is taken out
     node = current_node()
-    return node is not None and not isinstance(node, torch.autograd.function.BackwardCFunction)
+    if node is None or isinstance(node, torch.autograd.function.BackwardCFunction):
+        return False
+    return node.name() not in _COUNT_EQUALS
 
 
 def _engine_is_at_work() -> bool:

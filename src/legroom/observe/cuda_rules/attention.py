@@ -82,6 +82,7 @@ def _by_mathematics(
     may_be_half: Any = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed
     if dtype in (torch.float16, torch.bfloat16) and not may_be_half():
         query, key, value = query.float(), key.float(), value.float()
+    single = query  # lives until the end of the function, as in C++
     factor = (query.shape[-1] ** -0.5 if scale is None else abs(scale)) ** 0.5
     query = query * (-factor if scale is not None and scale < 0 else factor)
     if is_causal:
@@ -98,8 +99,11 @@ def _by_mathematics(
     del scores
     if dropout > 0:
         weights = torch.dropout(weights, dropout, True)
+    given_too = weights.to(
+        dtype
+    )  # torch gives the weights back too, and the compiler makes the last result first
     result = torch.matmul(weights, value).to(dtype)
-    weights.to(dtype)  # torch gives the weights back too
+    del single, given_too
     return result
 
 
@@ -173,6 +177,10 @@ def _flash_backward(call: Call) -> Plan:
     rows = -(-rows // 128) * 128
     rounded = -(-width // 32) * 32
     steps: list[Step] = [Output(0), Output(1), Output(2)]
+    for name in ("grad_out", "out"):  # in the order of batch, rows, heads, as the kernel reads them
+        tensor = call.arguments[name]
+        if not tensor.transpose(1, 2).is_contiguous():
+            steps.append(Take(name, size_of(tensor)))
     if key.shape[1] != heads:
         expanded = batch * heads * key.shape[2] * width * key.element_size()
         steps += [Take("keys", expanded), Take("values", expanded)]

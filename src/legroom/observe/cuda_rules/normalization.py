@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from legroom.observe.cuda_rules import reductions
+from legroom.observe.cuda_rules.copies import format_of
 from legroom.observe.cuda_rules.dispatcher import Overrides
 from legroom.observe.cuda_rules.plan import Call, Give, Output, Plan, Rule, Step, Take, size_of
 
@@ -15,28 +16,27 @@ ROWS_PER_BLOCK_OF_SUMS, FEWEST_BLOCKS, MOST_BLOCKS = 256, 8, 128
 
 def install(overrides: Overrides) -> None:
     overrides.composite("batch_norm", _contiguous_batch_norm)
+    overrides.composite("group_norm", _contiguous_group_norm)
 
 
 def _contiguous_batch_norm(original: Any, input: torch.Tensor, weight: Any, bias: Any, *rest: Any) -> Any:
     """cuDNN is given pictures in one piece, so a copy of others is kept for the backward pass
     (`_batch_norm_impl_index` in ATen/native/Normalization.cpp); torch's own kernel reads them as they lie."""
     if input.dim() >= 3 and weight is not None and bias is not None and _by_cudnn(input, weight):
-        input = input.contiguous(memory_format=_format_of(input))
+        input = input.contiguous(memory_format=format_of(input))
     return original.decompose(input, weight, bias, *rest)
 
 
+def _contiguous_group_norm(original: Any, input: torch.Tensor, *rest: Any) -> Any:
+    """CUDA's kernel reads pictures channel by channel: a copy of others, channels last too, is kept for the backward pass
+    (`group_norm` in ATen/native/group_norm.cpp)."""
+    return original.decompose(input.contiguous(), *rest)
+
+
 def _by_cudnn(input: Any, weight: Any) -> bool:
-    """bfloat16, and weights in half precision, go to torch's own kernel."""
-    return input.dtype in (torch.float32, torch.float16) and (weight is None or weight.dtype == torch.float32)
-
-
-def _format_of(tensor: Any) -> torch.memory_format:
-    """The layout that a tensor's strides come nearest to."""
-    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
+    """bfloat16, norms without weights and with weights in half precision go to torch's own kernel."""
     return (
-        last
-        if last is not None and tensor.stride(1) == 1 and tensor.shape[1] > 1
-        else torch.contiguous_format
+        input.dtype in (torch.float32, torch.float16) and weight is not None and weight.dtype == torch.float32
     )
 
 
@@ -102,13 +102,15 @@ def _batch_norm(call: Call) -> Plan | None:
     """
     input, weight = call.arguments["input"], call.arguments["weight"]
     backward = "backward" in call.func._schema.name
+    trains = call.arguments.get("train" if backward else "training", True)
+    if not backward and not trains:
+        return _batch_norm_results(input)
     if input.dim() == 2 and input.is_contiguous():
         return _batch_norm_of_rows(input, backward)
-    if not _by_cudnn(input, weight) or not _channels_last(input):
-        if backward or input.element_size() == 4:
-            return None
-        saved = input.shape[1] * 4  # means and deviations are in single precision
-        return Plan([Output(0), Output(1, saved), Output(2, saved)])
+    if not _by_cudnn(input, weight) or input.dim() == 2 or not trains:
+        return None if backward else _batch_norm_as_it_lies(call, input)
+    if not _channels_last(input):
+        return _batch_norm_gradient(call, input) if backward else _batch_norm_results(input)
     channels = -(-input.shape[1] // 64) * 64
     pixels = input.numel() // input.shape[1]
     if backward:
@@ -117,6 +119,35 @@ def _batch_norm(call: Call) -> Plan | None:
         each = 32 if input.dtype == torch.float32 else 80
         size = (2 * -(-pixels // (2 * each)) * 128 * each + pixels) * channels * 4 // (128 * each) + 1072
     return Plan([Output(0), Output(1), Output(2), Take("partial", size + channels // 16)])
+
+
+def _batch_norm_results(input: Any) -> Plan | None:
+    """Means and deviations are in single precision; for rows they are made in evaluation too."""
+    if input.element_size() == 4 and input.dim() > 2:
+        return None
+    saved = input.shape[1] * 4
+    return Plan([Output(0), Output(1, saved), Output(2, saved)])
+
+
+def _batch_norm_as_it_lies(call: Call, input: Any) -> Plan | None:
+    """Torch's own kernel takes the variance of what is in no known layout by an ordinary reduction, of a copy in single precision
+    (`batch_norm_mean_var`, `Impl::General` in Normalization.cu)."""
+    if input.is_contiguous() or input.is_contiguous(memory_format=format_of(input)):
+        return _batch_norm_results(input)
+    saved = input.shape[1] * 4
+    others = [dim for dim in range(input.dim()) if dim != 1]
+    sums = reductions.of_tensor(input, others, call.gpu, accumulator=reductions.WELFORD)
+    wide = input.numel() * 4 if input.element_size() < 4 else 0
+    taken = [Take(f"part {index}", size) for index, size in enumerate((wide, *sums)) if size]
+    return Plan([Output(0), Output(1, saved), Output(2, saved), *taken])
+
+
+def _batch_norm_gradient(call: Call, input: Any) -> Plan | None:
+    """cuDNN is given the gradient in the input's layout (`cudnn_batch_norm_backward`)."""
+    gradient = call.arguments.get("grad_out", call.arguments.get("grad_output"))
+    if gradient is None or gradient.is_contiguous(memory_format=format_of(input)):
+        return None
+    return Plan([Output(0), Take("gradient", size_of(gradient)), Output(1), Output(2)])
 
 
 def _batch_norm_of_rows(input: Any, backward: bool) -> Plan:
@@ -141,8 +172,8 @@ def _staged(size: int) -> list[Step]:
 
 def _group_norm(call: Call) -> Plan | None:
     """Weights and means become one factor and one summand for each channel of each picture (`GroupNormKernelImplInternal`)."""
-    if call.arguments["weight"] is None and call.arguments["bias"] is None:
-        return None
+    if call.arguments["HxW"] == 1 or (call.arguments["weight"] is None and call.arguments["bias"] is None):
+        return None  # rows of values are normalized by a kernel that needs neither
     each = _channels_of_all(call)
     return Plan([Output(0), Output(1), Output(2), Take("factor", each), Take("summand", each)])
 
@@ -151,13 +182,9 @@ def _group_norm_backward(call: Call) -> Plan:
     """Two sums for each channel of each picture, and three factors made of them (`GroupNormBackwardKernelImplInternal`)."""
     each, groups = _channels_of_all(call), call.arguments["N"] * call.arguments["group"] * 4
     steps: list[Step] = [Output(0), Output(1), Output(2), Take("products", each), Take("sums", each)]
-    steps += [
-        Take("second", groups),
-        Take("third", groups),
-        Take("first", each),
-        Give("second"),
-        Give("third"),
-    ]
+    steps += [Take("second", groups), Take("third", groups)]
+    if call.arguments["HxW"] > 1 and call.arguments["weight"] is not None:
+        steps += [Take("first", each), Give("second"), Give("third")]
     return Plan(steps)
 
 

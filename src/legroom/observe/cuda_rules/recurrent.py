@@ -283,7 +283,9 @@ def _backward(call: Call) -> Plan:
     output = size_of(arguments["output"])
     zeros = [Take("zeros", output)] if arguments["grad_output"] is None else []
     copied = [Take("input", size_of(arguments["input"]))] if _reordered(arguments) else []
-    reordered = [Take("gradient", output)] if _reordered(arguments) else []
+    reordered = (
+        [Take("gradient", output)] if _reordered(arguments) and not _has_steps_first(arguments) else []
+    )
     need_input, need_state, need_cell, _ = arguments["output_mask"]
     wanted = [need_input, need_state or need_input, has_cell and (need_cell or need_input)]
 
@@ -321,6 +323,12 @@ def _reordered(arguments: dict[str, Any]) -> bool:
     """Whether the input must be copied to put the steps first."""
     wrong = bool(arguments["batch_first"]) and not arguments["batch_sizes"]
     return wrong and min(arguments["input"].shape[:2]) > 1
+
+
+def _has_steps_first(arguments: dict[str, Any]) -> bool:
+    """Whether the outputs' gradient lies as the outputs themselves do, steps first, whatever its shape says."""
+    gradient = arguments["grad_output"]
+    return gradient is not None and bool(gradient.transpose(0, 1).is_contiguous())
 
 
 RULES: dict[str, Rule] = {"aten::_cudnn_rnn": _forward, "aten::_cudnn_rnn_backward": _backward}

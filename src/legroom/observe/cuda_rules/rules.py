@@ -15,6 +15,7 @@ from legroom.observe.cuda_rules import (
     changed_views,
     communication,
     convolution,
+    copies,
     ctc,
     distances,
     dropout,
@@ -22,15 +23,19 @@ from legroom.observe.cuda_rules import (
     fourier,
     libraries,
     linear,
+    losses,
+    masks,
     matmul,
     normalization,
     optimizers,
     packed_sequences,
+    products,
     recurrent,
     recurrent_cells,
     reductions,
     rms_norm,
     softmax,
+    sorting,
     temporaries,
 )
 from legroom.observe.cuda_rules.dispatcher import Overrides
@@ -109,6 +114,7 @@ class CudaRules:
         recurrent_cells.install(overrides)
         packed_sequences.install(overrides)
         ctc.install(overrides)
+        products.install(overrides)
 
 
 def _rule_for(func: Any) -> tuple[Rule, list[tuple[str, Any]]] | None:
@@ -136,6 +142,11 @@ _RULES: dict[str, Rule] = {
     **distances.RULES,
     **fourier.RULES,
     **communication.RULES,
+    **losses.RULES,
+    **products.RULES,
     **temporaries.RULES,
+    **copies.RULES,
+    **masks.RULES,
+    **sorting.RULES,
     **changed_views.RULES,
 }

@@ -1,0 +1,99 @@
+"""Sorting and choosing by masks: what they hold on their way, as an H200 was seen to."""
+
+import torch
+import torch.nn.functional as F
+from cuda_rules_bench import order, taken, traced
+from torch import nn
+
+from legroom.observe.cuda_rules.plan import Take
+
+
+def test_values_put_by_a_mask_are_counted_in_64_bits_for_every_element():
+    with traced() as log:
+        x, mask = torch.empty(3000, 700), torch.empty(3000, 700, dtype=torch.bool)
+        x.masked_scatter(mask, torch.empty(3000, 700))
+    assert taken(log.plan_of("masked_scatter")) == {"counts": 16800000, "scan": 38655}
+
+
+def test_the_gradient_of_rows_chosen_by_a_mask_sorts_the_rows_and_not_their_values():
+    rows = torch.ones(100, dtype=torch.bool)
+    rule_sizes = _index_put_sizes(torch.zeros(100, 64), rows, torch.zeros(40, 64))
+    assert rule_sizes["linear"] == 40 * 8
+    assert rule_sizes["true"] == 40 * 8
+
+
+def _index_put_sizes(target: torch.Tensor, mask: torch.Tensor, values: torch.Tensor) -> dict[str, int]:
+    from legroom.observe.cuda_rules.masks import RULES
+    from legroom.observe.cuda_rules.plan import Call
+    from legroom.observe.gpus import find_gpu
+
+    func = torch.ops.aten.index_put_.default
+    arguments = {"self": target, "indices": [mask], "values": values, "accumulate": True}
+    plan = RULES["aten::index_put_"](Call(func, arguments, target, find_gpu("h200"), True))
+    assert plan is not None
+    return {step.name: step.bytes for step in plan.steps if isinstance(step, Take)}
+
+
+def test_long_rows_that_do_not_lie_in_one_piece_are_copied_and_so_are_the_results():
+    with traced() as log:
+        torch.empty(20000, 600).sort(0)
+    sizes = taken(log.plan_of("sort"))
+    assert sizes["rows"] == sizes["values"] == 48000000
+    assert sizes["indices"] == 96000000
+
+
+def test_long_rows_in_one_piece_are_sorted_where_they_lie():
+    with traced() as log:
+        torch.empty(48, 90000).sort(1)
+    assert "rows" not in taken(log.plan_of("sort"))
+
+
+def test_the_median_of_all_values_is_taken_out_of_them_sorted():
+    with traced() as log:
+        torch.empty(100000, 64).median()
+    sizes = taken(log.plan_of("median"))
+    assert sizes["values"] == 25600000
+    assert sizes["indices"] == sizes["places"] == 51200000
+
+
+def test_one_sample_is_the_largest_chance_over_noise():
+    with traced() as log:
+        torch.multinomial(torch.empty(4096, 18), 1)
+    assert taken(log.plan_of("multinomial")) == {"over noise": 294912}
+
+
+def test_membership_among_few_is_asked_of_every_element_at_once():
+    with traced() as log:
+        torch.isin(torch.empty(3000, 700), torch.empty(5))
+    assert taken(log.plan_of("isin")) == {"equal": 10500000, "any": 2100000}
+
+
+def test_the_logarithm_of_summed_exponentials_stages_both_of_its_reductions():
+    with traced() as log:
+        torch.empty(512, 50, 256, dtype=torch.bfloat16).logsumexp((0, 1))
+    sizes = taken(log.plan_of("logsumexp"))
+    assert sizes["of the largest 0"] == 26214400
+    assert sizes["of sums 0"] == 52428800
+    assert order(log.plan_of("logsumexp")).index("scores") < order(log.plan_of("logsumexp")).index(0)
+
+
+def test_equal_largest_values_are_counted_beside_the_tensor_that_they_are_counted_in():
+    """A gradient that is scattered into zeros is written in place; these counts are not."""
+    with traced() as log:
+        x = torch.empty(100, 8, requires_grad=True)
+        index = torch.empty(100, 8, dtype=torch.long)
+        x.scatter_reduce(0, index, torch.empty(100, 8, requires_grad=True), "amax").sum().backward()
+    assert "scatter_add" in log.names
+    assert "scatter_add_" not in log.names
+
+
+def test_gradients_of_a_recurrent_layer_that_have_steps_first_are_not_copied():
+    with traced() as log:
+        layer = nn.GRU(16, 32, batch_first=True)
+        out, _ = layer(torch.empty(4, 7, 16))
+        out.backward(torch.empty_like(out))
+        out, _ = layer(torch.empty(4, 7, 16))
+        F.relu(out.contiguous()).backward(torch.empty(4, 7, 32))
+    plans = [plan for called, plan, _ in log.calls if called == "_cudnn_rnn_backward"]
+    assert "gradient" not in taken(plans[0])
+    assert "gradient" in taken(plans[1])
