@@ -177,7 +177,7 @@ def _is_dependent(func: Any) -> bool:
 
 def _computed(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     with torch.no_grad():
-        if torch.Tag.nondeterministic_seeded not in func.tags:
+        if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
             return func(*args, **kwargs)
         state = torch.random.get_rng_state()
         try:

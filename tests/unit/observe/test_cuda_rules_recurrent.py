@@ -252,3 +252,14 @@ def test_packed_sequences_run_as_one_operation_too():
     assert log.names.count("_cudnn_rnn") == 1
     assert out.data.shape == (9, 32)
     assert last.shape == (1, 4, 32)
+
+
+@pytest.mark.parametrize("cell", [nn.LSTMCell, nn.GRUCell])
+def test_cells_without_biases_keep_their_gates_before_their_states(cell):
+    with traced() as log:
+        out = cell(64, 32, bias=False)(torch.empty(16, 64, requires_grad=True))
+        (out[0] if isinstance(out, tuple) else out).sum().backward()
+
+    kept, states = (2, (0, 1)) if cell is nn.LSTMCell else (1, (0,))
+    name = next(name for name in log.names if name.startswith("_thnn_fused"))
+    assert order(log.plan_of(name)) == [kept, *states]

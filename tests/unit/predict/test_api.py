@@ -209,3 +209,17 @@ def test_a_batch_that_does_not_suit_the_model_gives_its_error_and_no_log(
     with pytest.raises(RuntimeError, match="same reduction dim|cannot be multiplied"):
         legroom.estimate(nn.Linear(64, 8), torch.zeros(4, 60), gpu="8GiB")
     assert capfd.readouterr().err == ""
+
+
+def test_attention_with_a_function_of_its_own_is_one_operation():
+    from torch.nn.attention.flex_attention import flex_attention
+
+    model = nn.Linear(32, 96)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        query, key, value = model(x).view(2, 1, 64, 3, 32).unbind(3)
+        return flex_attention(query, key, value, score_mod=lambda s, b, h, i, j: s + (i - j)).sum()
+
+    told = legroom.estimate(lambda x: loss(x).backward(), torch.ones(2, 64, 32), gpu="8GiB", search=False)
+
+    assert told.peak_allocated >= 2 * 64 * 32 * 4

@@ -3,7 +3,7 @@
 Source: `LSTMCell` and `GRUCell` in ATen/native/RNN.cpp, and cuda/RNN.cu. On CUDA the two products are made without their biases, and
 one kernel adds those, computes the gates and keeps them (LSTM: four for each unit, GRU: five) for the backward pass, which is one
 kernel too, and sums over all rows for the biases, with the scratch that such sums have. torch has no shapes for the GRU's
-operations, so they are given here.
+operations, and none for an LSTM's without biases, so they are given here.
 """
 
 from collections.abc import Sequence
@@ -19,9 +19,11 @@ aten = torch.ops.aten
 Tensor = torch.Tensor
 
 GRU_GATES, GRU_KEPT = 3, 5
+LSTM_KEPT = 4
 
 
 def install(overrides: Overrides) -> None:
+    overrides.put("_thnn_fused_lstm_cell", _lstm_shapes, "Meta")
     overrides.put("_thnn_fused_gru_cell", _gru_shapes, "Meta")
     overrides.put("_thnn_fused_gru_cell_backward", _gru_backward_shapes, "Meta")
     overrides.composite("lstm_cell", _lstm_cell)
@@ -59,6 +61,17 @@ def _gru_cell(
     return out
 
 
+def _lstm_shapes(
+    input_gates: Tensor,
+    hidden_gates: Tensor,
+    cx: Tensor,
+    input_bias: Tensor | None = None,
+    hidden_bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    kept = cx.new_empty(cx.shape[0], LSTM_KEPT * cx.shape[1])
+    return torch.empty_like(cx), torch.empty_like(cx), kept
+
+
 def _gru_shapes(
     input_gates: Tensor,
     hidden_gates: Tensor,
@@ -92,7 +105,15 @@ def _sums_for_biases(*sums: tuple[int, int]) -> Rule:
     return rule
 
 
+def _what_is_kept_first(results: Sequence[int]) -> Rule:
+    """The gates that are kept are allocated before the states."""
+    plan = Plan([Output(index) for index in results])
+    return lambda call: plan
+
+
 RULES: dict[str, Rule] = {
+    "aten::_thnn_fused_lstm_cell": _what_is_kept_first((2, 0, 1)),
+    "aten::_thnn_fused_gru_cell": _what_is_kept_first((1, 0)),
     "aten::_thnn_fused_lstm_cell_backward_impl": _sums_for_biases((0, 2)),
     "aten::_thnn_fused_gru_cell_backward": _sums_for_biases((0, 3), (1, 4)),
 }

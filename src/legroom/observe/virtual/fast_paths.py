@@ -19,6 +19,9 @@ def replacements() -> Iterable[Replacement]:
     """What the modules ask, by that name; torch's functions have a copy of their own, which stays as it is."""
 
     def has_torch_function(relevant: Iterable[Any]) -> bool:
-        return any(isinstance(value, torch.Tensor) and type(value) not in _PLAIN for value in relevant)
+        asked = torch._C._is_torch_function_enabled()
+        return asked and any(
+            isinstance(value, torch.Tensor) and type(value) not in _PLAIN for value in relevant
+        )
 
     return table(overrides, {"has_torch_function": has_torch_function})

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import overrides
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _device as _device_module
@@ -77,6 +78,11 @@ class Placement(TorchFunctionMode):
                     self._check_generator(kwargs["generator"], self._where_of_first(args))
             if _device_module.CURRENT_DEVICE is not None and func in _constructors():
                 return self._made_on(func, args, {**(kwargs or {}), "device": _device_module.CURRENT_DEVICE})
+            if isinstance(
+                func, HigherOrderOperator
+            ):  # it would ask fake tensors for a say of their own, which they have not
+                with torch._C.DisableTorchFunctionSubclass():
+                    return self._inside(func, args, kwargs)
             return self._inside(func, args, kwargs)
         except BaseException:
             # The traceback will hold this frame: let it hold no tensors.
