@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from legroom.observe.cuda_rules.plan import Call, Plan, Rule, scratch
+from legroom.observe.cuda_rules.plan import Call, Output, Plan, Rule, Take, scratch
 from legroom.observe.gpus import Gpu
 
 MAX_THREADS = 512
@@ -131,7 +131,10 @@ def _reduction(accumulator: int | None = None, vector: int = 4) -> Rule:
         tensor = call.arguments["self"]
         if not isinstance(tensor, torch.Tensor) or not tensor.dim():
             return None
-        size = accumulator or tensor.element_size()
+        whole = (
+            accumulator == INDEXED and call.func._schema.name in _VALUES_ALONE and "dim" not in call.arguments
+        )
+        size = tensor.element_size() if whole else accumulator or tensor.element_size()
         if tensor.element_size() == 8 and accumulator in (SUM, WELFORD):
             size *= 2
         dims = call.arguments.get("dim")
@@ -141,6 +144,14 @@ def _reduction(accumulator: int | None = None, vector: int = 4) -> Rule:
         return scratch(widened, *of_tensor(tensor, dims, call.gpu, accumulator=size, vector=vector))
 
     return rule
+
+
+def _count(call: Call) -> Plan:
+    """What is not zero, as booleans, is summed in 64 bits (`count_nonzero` in TensorAdvancedIndexing.cpp)."""
+    tensor = call.arguments["self"]
+    staged = of_tensor(tensor, call.arguments.get("dim"), call.gpu, accumulator=8) if tensor.dim() else ()
+    parts = [Take(f"part {index}", size) for index, size in enumerate(staged) if size]
+    return Plan([Take("mask", tensor.numel()), Output(0), Take("wide", tensor.numel() * 8), *parts])
 
 
 def _widened(call: Call, tensor: Any) -> int:
@@ -153,7 +164,11 @@ def _widened(call: Call, tensor: Any) -> int:
 SUM, WELFORD, INDEXED = 4, 16, 16
 """Bytes of a partial result: a float; mean, squared distance and two counts; a value beside its index."""
 
+_VALUES_ALONE = ("aten::max", "aten::min")
+"""Operations that tell no place where the whole tensor is asked."""
+
 RULES: dict[str, Rule] = {
+    "aten::count_nonzero": _count,
     **dict.fromkeys(
         (
             "aten::sum", "aten::mean", "aten::nansum", "aten::prod", "aten::norm", "aten::linalg_vector_norm",
