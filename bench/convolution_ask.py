@@ -4,8 +4,8 @@
 
 Needs cuDNN (`LEGROOM_CUDNN` names the library where torch has none), no GPU: layers of the table are asked of a GPU that is only described.
 With `--handle` also of the real one, through a handle, as torch asks, and by its own description; that and what disagrees are
-written to FOLDER. `--survey` then asks through the handle about convolutions as people write them, by several processes, for so many seconds:
-FOLDER/convolutions-6-<part>.jsonl.gz, rows as `convolution_survey` writes them, and then for each of the three operations its engine and knobs.
+written to FOLDER. `--survey` then asks about convolutions as people write them, through the handle or of the GPU that is described, by several processes, for so many seconds:
+FOLDER/convolutions-6-<part>.jsonl.gz, rows as `convolution_survey` writes them, and then for each of the three operations its engine (null where cuDNN does not say) and knobs.
 """
 
 import argparse
@@ -26,11 +26,13 @@ from typing import Any
 from bench.convolution_everyday import draw_everyday
 from bench.convolution_practice import draw_practice
 from bench.table import print_table
-from legroom.observe.cuda_rules.convolution_cudnn import OPERATIONS, Cudnn, described
+from legroom.observe.cuda_rules.convolution_cudnn import OPERATIONS, Choice, Cudnn, described
+from legroom.observe.cuda_rules.convolution_hidden import WAYS, asked, first_hidden
 from legroom.observe.cuda_rules.convolution_library import (
     Attribute,
     Desk,
     Kind,
+    Refusal,
     RefusedError,
     Setting,
     Type,
@@ -61,10 +63,15 @@ class WithHandle(Cudnn):
         if status:
             raise RuntimeError(f"cudnnCreate: status {status}")
 
-    def workspaces(self, question: Question, operation: Kind, c: Convolution) -> tuple[int, ...]:
+    def choose_or_miss(self, question: Question, operation: Kind) -> tuple[Choice | None, list[Refusal]]:
+        """With a GPU nothing is passed over."""
+        return self.choose(question, operation), []
+
+    def sizes_of(
+        self, taken: Choice, passed_over: list[Refusal], question: Question, operation: Kind, c: Convolution
+    ) -> tuple[int, ...]:
         """A real GPU knows what its kernels' partial sums take."""
-        taken = self.choose(question, operation)
-        return (taken.workspace,) if taken else ()
+        return (taken.workspace,)
 
     def _bound(
         self, desk: Desk
@@ -93,9 +100,8 @@ def main(argv: list[str]) -> int:
         return 2
     options.out.mkdir(parents=True, exist_ok=True)
     if options.part:
-        return survey(
-            WithHandle(functions), functions, options.part, options.seed, options.survey, options.out
-        )
+        cudnn = WithHandle(functions) if options.handle else Cudnn(functions, H200)
+        return survey(cudnn, options.part, options.seed, options.survey, options.out)
     print(f"cuDNN {functions.cudnnGetVersion()}", flush=True)
     ways: dict[str, Cudnn] = {"described": Cudnn(functions, H200)}
     if options.handle:
@@ -218,7 +224,7 @@ def in_parts(options: argparse.Namespace) -> int:
         subprocess.Popen(
             [
                 sys.executable, "-m", "bench.convolution_ask", "--survey", str(options.survey), "--out", str(options.out),
-                "--part", f"{i}/{options.jobs}", "--seed", str(options.seed),
+                "--part", f"{i}/{options.jobs}", "--seed", str(options.seed), *(["--handle"] if options.handle else []),
             ],
             env=dict(os.environ, OMP_NUM_THREADS="1"),
         )
@@ -227,23 +233,40 @@ def in_parts(options: argparse.Namespace) -> int:
     return max(worker.wait() for worker in workers)
 
 
-def survey(cudnn: Cudnn, functions: Any, part: str, seed: int, seconds: float, out: Path) -> int:
+def survey(cudnn: Cudnn, part: str, seed: int, seconds: float, out: Path) -> int:
     index, count = map(int, part.split("/"))
     end = time.monotonic() + seconds
-    refused: collections.Counter[str] = collections.Counter()
     written = 0
     with gzip.open(out / f"convolutions-6-{index}.jsonl.gz", "wt", compresslevel=4) as file:
         for row, question in requests(index, count, seed):
             if time.monotonic() > end:
                 break
-            answers = [answered(cudnn, functions, question, operation, refused) for operation in OPERATIONS]
-            if all(answers):
-                firsts = [answer[0] for answer in answers]
-                engines = [[engine, knobs] for _, engine, knobs in firsts]
-                file.write(json.dumps([*row, *(size for size, _, _ in firsts), *engines]) + "\n")
-                written += 1
-    print(f"part {index}: {written} rows, refused {sum(refused.values())}", flush=True)
+            c = described_layer(question.layer, question.batch, row[-1])
+            sizes, engines = zip(
+                *(said(cudnn, question, c, operation) for operation in OPERATIONS), strict=True
+            )
+            file.write(json.dumps([*row, *sizes, *engines]) + "\n")
+            written += 1
+    print(f"part {index}: {written} rows", flush=True)
     return 0
+
+
+def said(
+    cudnn: Cudnn, question: Question, c: Convolution, operation: Kind
+) -> tuple[int, tuple[int | None, dict[int, int]]]:
+    """Bytes, engine and knobs; no engine where cuDNN does not say, or its kernel's bytes are not known. A kernel that was passed over for want of a GPU counts."""
+    taken, passed_over = cudnn.choose_or_miss(question, operation)
+    sizes = cudnn.sizes_of(taken, passed_over, question, operation, c) if taken else ()
+    if not taken or not sizes:
+        return 0, (None, {})
+    one = asked(operation, question.layer, c, question.output_sizes)
+    way = first_hidden(one, passed_over)
+    if way is None:
+        return sizes[0], (taken.engine, taken.knobs)
+    return sizes[0], (
+        next(number for (kind, number), how in WAYS.items() if (kind, how) == (one.operation, way)),
+        {},
+    )
 
 
 def requests(index: int, count: int, first: int) -> Iterator[tuple[list[Any], Question]]:

@@ -1,6 +1,6 @@
 """Grows the forest that guesses workspaces of convolutions, from what `convolution_ask --survey` wrote down.
 
-    python -m bench.convolution_learning FOLDER... [--trees 3] [--leaves 30000] [--most 800000] [--jobs 2] [--out FILE]
+    python -m bench.convolution_learning FOLDER... [--trees 3 3 5] [--leaves 24000 24000 24000] [--most 800000] [--jobs 2] [--out FILE]
 
 A tenth of the layers, each with all its batch sizes, dtypes and layouts, is left out: how well they are guessed is printed. The forest is written to FILE, by default to where the rules look for it. Needs scikit-learn.
 """
@@ -12,7 +12,7 @@ import multiprocessing
 import random
 import sys
 from collections.abc import Iterator
-from itertools import starmap
+from itertools import islice, starmap
 from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -59,8 +59,12 @@ def main(argv: list[str]) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folders", type=Path, nargs="+")
-    parser.add_argument("--trees", type=int, default=3)
-    parser.add_argument("--leaves", type=int, default=30_000, help="of each tree at most")
+    parser.add_argument(
+        "--trees", type=int, nargs=3, default=(3, 3, 5), help="for the result and the two gradients"
+    )
+    parser.add_argument(
+        "--leaves", type=int, nargs=3, default=(24_000, 24_000, 24_000), help="of each tree at most"
+    )
     parser.add_argument("--most", type=int, default=800_000, help="learn from so many convolutions at most")
     parser.add_argument("--judged", type=int, default=12_000, help="guess so many of those left out")
     parser.add_argument("--jobs", type=int, default=2)
@@ -78,11 +82,14 @@ def main(argv: list[str]) -> int:
     numbered = [np.searchsorted(known, told) for known, told in zip(recipes, labels, strict=True)]
     GROUND[:] = zip(asked, numbered, strict=True)
     wanted = [
-        (place, seed, options.leaves) for place in range(len(OPERATIONS)) for seed in range(options.trees)
+        (place, seed, options.leaves[place])
+        for place in range(len(OPERATIONS))
+        for seed in range(options.trees[place])
     ]
     with multiprocessing.get_context("fork").Pool(options.jobs) as pool:
         grown = pool.starmap(planted, wanted, chunksize=1)
-    forests = [grown[place * options.trees : (place + 1) * options.trees] for place in range(len(OPERATIONS))]
+    trees = iter(grown)
+    forests = [list(islice(trees, count)) for count in options.trees]
     write(options.out, recipes, forests)
     print(f"{options.out.stat().st_size / 1024:.0f} KiB", flush=True)
     judge(options, tested)
@@ -110,6 +117,8 @@ def learnt(share: tuple[list[Path], int, int, int]) -> Learnt:
             left_out.append(one)
             continue
         for place, operation in enumerate(OPERATIONS):
+            if one.engines[place][0] is None:
+                continue
             kind = turned(operation, one.c.transposed)
             seen[kind].append(features(one.question, one.c, operation))
             labels[kind].append(one.recipe(place))
@@ -154,6 +163,8 @@ def judge(options: argparse.Namespace, tested: list[Answered]) -> None:
     for one in tested[: options.judged]:
         kind = "one pixel" if one.c.pointwise else "groups" if one.c.groups > 1 else "other"
         for place, operation in enumerate(OPERATIONS):
+            if one.engines[place][0] is None:
+                continue
             sizes = [each.size for each in vote(one.question, one.c, operation)]
             errors.setdefault((operation.name.lower(), kind), []).append(_errors(sizes, one, place))
     columns = ["operation", "kind", "count", "right", "error", "too small", "covered"]

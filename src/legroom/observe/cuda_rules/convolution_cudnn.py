@@ -90,11 +90,14 @@ class Cudnn:
         return sizes[0] if sizes else None
 
     def workspaces(self, question: Question, operation: Kind, c: Convolution) -> tuple[int, ...]:
-        """The likeliest size, and what it may be instead; nothing where cuDNN does not say. Partial sums of Hopper's kernels are reckoned here: they depend on how
-        many blocks run at once, which only a real GPU knows; there may be none. `c`: the same convolution, as rules see it."""
+        """The likeliest size, and what it may be instead; nothing where cuDNN does not say. `c`: the same convolution, as rules see it."""
         taken, passed_over = self.choose_or_miss(question, operation)
-        if taken is None:
-            return ()
+        return self.sizes_of(taken, passed_over, question, operation, c) if taken else ()
+
+    def sizes_of(
+        self, taken: Choice, passed_over: list[Refusal], question: Question, operation: Kind, c: Convolution
+    ) -> tuple[int, ...]:
+        """The same of a choice. Partial sums of Hopper's kernels are reckoned here: they depend on how many blocks run at once, which only a real GPU knows; there may be none."""
         one = asked(operation, question.layer, c, question.output_sizes)
         hidden = first_hidden(one, passed_over)
         if hidden is not None:
@@ -103,10 +106,11 @@ class Cudnn:
         if taken.cluster is None or self._gpu.capability != HOPPER:
             return (taken.workspace,)
         split = of_kernel(taken.engine, taken.knobs, c, operation)
-        sums = cooked(split, question, c, operation)
-        plain = cooked(split[0] + "+", question, c, operation)
+        sums, plain = (cooked(recipe, question, c, operation) for recipe in (split, split[0] + "+"))
         if taken.workspace < plain - _LITTLE:  # tensors beyond 2 GiB are computed in parts
             return (taken.workspace,)
+        if sums == plain:
+            sums = plain = min(plain, taken.workspace)
         most = most_sums(product_in_groups(c, operation), taken.knobs[Knob.TILE], taken.cluster)
         return (sums, plain, plain + most)
 

@@ -118,9 +118,9 @@ _BLOCKS = {1: 132, 2: 132, 3: 117, 4: 120, 5: 110, 6: 102, 7: 105, 8: 120, 16: 1
 _STEP = 128
 """Bytes of the depth that a block adds up at a time."""
 _JOINING = {
-    "float16": {0: 12, 1: 9, 3: 7, 4: 8, 5: 13, 6: 6, 7: 8, 9: 8},
-    "bfloat16": {0: 52, 1: 64, 3: 40, 4: 48, 5: 90, 6: 40, 7: 64, 9: 50},
-    "float32": {0: 14, 1: 16, 3: 14, 4: 12, 5: 24, 7: 18},
+    "float16": {0: 8, 1: 9, 3: 7, 4: 8, 5: 13, 6: 6, 7: 9, 9: 7},
+    "bfloat16": {0: 52, 1: 76, 3: 46, 4: 52, 5: 90, 6: 40, 7: 76, 9: 52},
+    "float32": {0: 14, 1: 18, 3: 12, 4: 14, 5: 24, 7: 18},
 }
 """By the kind of numbers and the tile, in the first round. In bfloat16 it costs, for whatever reason, much more than in float16."""
 _JOINING_LATER = {
