@@ -247,12 +247,12 @@ class Conductor:
         if fit is not None:
             self._gate.ran_out(self.records[number].config, fit, needed)
 
-    def interrupt(self) -> None:
-        """Ctrl-C: what runs is written down as waiting, to be gone on with."""
+    def interrupt(self, why: str) -> None:
+        """The study ends here: what has not ended is written down as waiting, to be gone on with."""
         for record in self.records:
             if not record.state.is_final:
                 record.state = TrialState.WAITING
-                record.why = "interrupted"
+                record.why = why
                 self._forget_after_checkpoint(record)
                 self._store.change(record)
                 self._tell(record)

@@ -142,12 +142,12 @@ class Stage:
         for number in self._running:
             if self._conductor.records[number].value(self._job.metric, self._job.mode) is not None:
                 self._conductor.ended(number, Ending(TrialState.STOPPED, "the time was up"))
-        self.interrupt()
+        self.interrupt("the time was up")
 
-    def interrupt(self) -> None:
+    def interrupt(self, why: str = "interrupted") -> None:
         """Every process was ended in the middle: what had not ended waits for a resumed study."""
         self._running.clear()
-        self._conductor.interrupt()
+        self._conductor.interrupt(why)
 
     # ------------------------------------------------------------
 
