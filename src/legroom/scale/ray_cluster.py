@@ -64,7 +64,7 @@ def connected(
                 logging_level=logging.ERROR,
                 configure_logging=True,
             )
-        except (ConnectionError, TimeoutError, RuntimeError, ValueError) as error:
+        except Exception as error:  # Ray raises plain ones, too, where it does not start in time
             if address == "auto":
                 raise _unreachable(address, words) from None
             if address is not None:
@@ -73,7 +73,7 @@ def connected(
                     "printed, and Ray's token in RAY_AUTH_TOKEN where the cluster asks for one"
                 ) from None
             raise UsageError(
-                f"Ray could not be started here ({_first_line(error)}): {words.without_ray}"
+                f"Ray could not be started here ({_first_line(error)}): try again, or {words.without_ray}"
             ) from None
         try:
             yield
@@ -116,7 +116,7 @@ def _unreachable(address: str, words: Words) -> UsageError:
 
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    return lines[0].partition(". ")[0].rstrip(".") if lines else type(error).__name__
 
 
 @contextlib.contextmanager

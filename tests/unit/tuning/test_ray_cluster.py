@@ -44,7 +44,7 @@ def test_what_answers_and_is_no_cluster_for_us_is_a_sentence(monkeypatch: pytest
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = f"127.0.0.1:{listening.getsockname()[1]}"
         with pytest.raises(
-            UsageError, match=rf"something answers at {address}.*\(Could not find any running Ray instance.\)"
+            UsageError, match=rf"something answers at {address}.*\(Could not find any running Ray instance\)"
         ):
             with connected(address, processors=1):
                 raise AssertionError("there is a cluster")
@@ -79,3 +79,18 @@ def test_the_environment_is_as_before_after_a_failure(monkeypatch: pytest.Monkey
     assert {name: value for name, value in os.environ.items() if name in ray_cluster.QUIET} == {
         name: value for name, value in before.items() if name in ray_cluster.QUIET
     }
+
+
+def test_ray_that_does_not_start_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(**settings: object) -> None:
+        raise Exception(
+            "The current node timed out during startup. This could happen because of much.\nMore."
+        )
+
+    monkeypatch.setattr("ray.init", late)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    with (
+        pytest.raises(UsageError, match=r"\(The current node timed out during startup\): try again, or use"),
+        connected(None, processors=1),
+    ):
+        pass
