@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from legroom.observe.cuda_rules.plan import Call, Keep, Output, Plan, Rule, Step, Take, size_of
+from legroom.observe.cuda_rules.sparse import sparse_product
 from legroom.observe.gpus import Gpu
 from legroom.units import KiB, MiB
 
@@ -40,7 +41,7 @@ def _product(*operands: str, bias: str | None = None) -> Rule:
 
     def rule(call: Call) -> Plan | None:
         if any(call.arguments[name].layout is not torch.strided for name in operands):
-            return None  # a sparse matrix is cuSPARSE's, whose buffers are small
+            return sparse_product(call)
         steps: list[Step] = [Output(0)]
         steps += [
             Take(name, size_of(call.arguments[name]))

@@ -81,7 +81,8 @@ def buffers(
 def _merged(dimensions: list[tuple[int, int]]) -> list[Dimension]:
     """Sorted from fast to slow, neighbours in memory joined, as the tensor iterator does."""
     merged: list[Dimension] = []
-    for size, stride in sorted((d for d in dimensions if d[0] != 1), key=lambda d: (d[1], d[0])):
+    # A dimension that is repeated has no stride to be sorted by: it stays behind those that have.
+    for size, stride in sorted((d for d in dimensions if d[0] != 1), key=lambda d: (d[1] == 0, d[1], d[0])):
         if merged and merged[-1].size * merged[-1].stride == stride:
             merged[-1] = Dimension(merged[-1].size * size, merged[-1].stride)
         else:
@@ -141,7 +142,11 @@ def _reduction(accumulator: int | None = None, vector: int = 4) -> Rule:
         widened = _widened(call, tensor)
         if widened:
             size = 8
-        return scratch(widened, *of_tensor(tensor, dims, call.gpu, accumulator=size, vector=vector))
+        return scratch(
+            widened,
+            _flattened(call, tensor, dims),
+            *of_tensor(tensor, dims, call.gpu, accumulator=size, vector=vector),
+        )
 
     return rule
 
@@ -152,6 +157,16 @@ def _count(call: Call) -> Plan:
     staged = of_tensor(tensor, call.arguments.get("dim"), call.gpu, accumulator=8) if tensor.dim() else ()
     parts = [Take(f"part {index}", size) for index, size in enumerate(staged) if size]
     return Plan([Take("mask", tensor.numel()), Output(0), Take("wide", tensor.numel() * 8), *parts])
+
+
+def _flattened(call: Call, tensor: Any, dims: Any) -> int:
+    """Bytes of a copy in one row: the place of the largest of all values is one in a row."""
+    places = call.func._schema.name in ("aten::argmax", "aten::argmin")
+    return (
+        tensor.numel() * tensor.element_size()
+        if places and dims is None and not tensor.is_contiguous()
+        else 0
+    )
 
 
 def _widened(call: Call, tensor: Any) -> int:

@@ -17,6 +17,7 @@ from legroom.observe.cuda_rules import (
     convolution,
     copies,
     ctc,
+    deformable,
     distances,
     dropout,
     embedding,
@@ -36,6 +37,7 @@ from legroom.observe.cuda_rules import (
     rms_norm,
     softmax,
     sorting,
+    sparse,
     temporaries,
 )
 from legroom.observe.cuda_rules.dispatcher import Overrides
@@ -148,5 +150,7 @@ _RULES: dict[str, Rule] = {
     **copies.RULES,
     **masks.RULES,
     **sorting.RULES,
+    **sparse.RULES,
+    **deformable.RULES,
     **changed_views.RULES,
 }
