@@ -9,6 +9,7 @@ live. Where such a body calls the user's code back, `callbacks` switches the mod
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any
@@ -62,7 +63,7 @@ class Placement(TorchFunctionMode):
         }
         # Private: it reads the arguments of `Module.to`. A torch without it reads them elsewhere, and nothing is lost.
         if (parse := getattr(torch._C._nn, "_parse_to", None)) is not None:
-            self._handlers[parse] = parse  # a device is named there, and nothing is made on it
+            self._handlers[parse] = functools.partial(_read_arguments, parse)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -395,6 +396,15 @@ def stand_ins_say_where(host: Host) -> Iterator[None]:
 
     with replaced(table(FakeTensor, {"device": property(device, original.fset)})):
         yield
+
+
+def _read_arguments(parse: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Of `Module.to`: a device is named, perhaps by its number alone, and nothing is made on it."""
+    if args and type(args[0]) is int:
+        args = (torch.device("cuda", args[0]), *args[1:])
+    if type(options.get("device")) is int:
+        options = {**options, "device": torch.device("cuda", options["device"])}
+    return parse(*args, **options)
 
 
 def _device_in_text(index: int) -> list[Replacement]:

@@ -122,3 +122,9 @@ def test_a_model_is_moved_by_a_device_that_is_given_by_name(
     held = [*model.parameters(), *model.buffers()]
     assert {str(tensor.device) for tensor in held} == {"cuda:0"}
     assert model.weight.dtype == (dtype or torch.float32)
+
+
+def test_a_model_is_moved_by_the_number_of_a_device(gpu: VirtualGPU) -> None:
+    model = torch.nn.Linear(2, 2)
+    assert model.to(1).weight.device == torch.device("cuda", 1)
+    assert model.to(device=0).weight.device == torch.device("cuda", 0)
