@@ -212,10 +212,13 @@ import torch
 from torch import nn
 model = torch.compile(nn.Sequential(nn.Linear(64, 4096), nn.ReLU(), nn.Linear(4096, 8)).cuda().eval())
 with torch.inference_mode():
-    print(model(torch.randn(1000, 64, device="cuda")).sum().item())
+    answer = model(torch.randn(1000, 64, device="cuda")).sum().item()
+open("answers.csv", "w").write(str(answer))
 """
+    (tmp_path / "answers.csv").write_text("of a real run")
     answer = told(estimate(tmp_path, script))
     assert (answer["verdict"], answer["steps"], answer["max_batch_size"]) == ("fits", 0, None)
+    assert (tmp_path / "answers.csv").read_text() == "of a real run"
     assert answer["by_category"]["temporary"] >= 2 * 1000 * 4096 * 4
     assert "compiled" in answer["notes"][0]
 

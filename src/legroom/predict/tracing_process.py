@@ -17,7 +17,7 @@ import sys
 import time
 import traceback
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, NoReturn
@@ -36,13 +36,13 @@ from legroom.observe.hidden_gpus import hide_real_gpus
 from legroom.observe.lifeline import die_with_parent
 from legroom.observe.script import Script, execute, installed
 from legroom.observe.virtual.gpu import VirtualGPU
-from legroom.observe.virtual.patching import replaced, table
 from legroom.predict.line_reader import LineReader
 from legroom.predict.means import Means
 from legroom.predict.means_in_force import in_force
 from legroom.predict.resize import batch_size_of, resized, row_shapes
 from legroom.predict.resting_collector import living, resting_during_imports
 from legroom.predict.trace import Trace
+from legroom.predict.traced_files import checkpoints_mapped, no_model_saved, nothing_saved, write_apart
 from legroom.predict.tracing import finish, make_device, needs_arithmetic, needs_values
 
 MOST_AT_ONCE = 4
@@ -89,8 +89,8 @@ class TracingProcess:
             self._count_steps()
             self._stop_at_first_call()
             self._end_where_data_is_needed()
-            stack.enter_context(_nothing_saved())
-            stack.enter_context(_checkpoints_mapped())
+            stack.enter_context(nothing_saved())
+            stack.enter_context(checkpoints_mapped())
             self._note_compiling()
             with installed(self.script):
                 outcome = execute(self.script, uncaught=_describe)
@@ -143,7 +143,11 @@ class TracingProcess:
         self._path = request["path"]
         self._batch_size = request["batch_size"] or self._batch_size
         self._resize_to = request["batch_size"]
-        _no_model_saved()
+        no_model_saved()
+        if not any(
+            living(torch.optim.Optimizer)
+        ):  # inference: it will run to its end, and write what it found
+            write_apart(Path(request["path"]).parent)
         if request["means"]:
             means = map(Means, request["means"])
             self._means.enter_context(
@@ -364,59 +368,6 @@ def _line(error: BaseException, found: Frame) -> int:
 
 _NO_DATA = "Cannot access data pointer"
 """What torch says to a kernel (an extension's, Triton's) that is given a tensor without data."""
-
-
-@contextlib.contextmanager
-def _nothing_saved() -> Iterator[None]:
-    """An estimate writes no checkpoint: neither with torch nor with safetensors, which transformers saves with."""
-
-    tables = table(torch, {"save": _save_nothing}) + table(torch.serialization, {"save": _save_nothing})
-    with contextlib.suppress(ImportError):
-        import safetensors.torch
-
-        tables += table(safetensors.torch, {"serialize_file": _save_nothing})
-    with replaced(tables):
-        yield
-
-
-@contextlib.contextmanager
-def _checkpoints_mapped() -> Iterator[None]:
-    """Checkpoints are mapped from their files rather than read: what goes to the device without data needs no memory.
-
-    Files that cannot be mapped (of before torch 1.6, or none at all) are read as usual.
-    """
-    plain_load = torch.load
-
-    @functools.wraps(plain_load)
-    def load(source: Any, *args: Any, **options: Any) -> Any:
-        if isinstance(source, str | os.PathLike) and options.get("mmap") is None:
-            with contextlib.suppress(RuntimeError, ValueError):
-                return plain_load(source, *args, **{**options, "mmap": True})
-        return plain_load(source, *args, **options)
-
-    with replaced(table(torch, {"load": load}) + table(torch.serialization, {"load": load})):
-        yield
-
-
-def _no_model_saved() -> None:
-    """Nor does transformers, if the script has loaded it: its saving looks at tensors' data before it writes.
-
-    Without these names in a version of it, the script fails where it saves, if that is in its first steps.
-    """
-    for module, kind, method in _SAVERS:
-        saver = getattr(sys.modules.get(module), kind, None)
-        if hasattr(saver, method):
-            setattr(saver, method, _save_nothing)
-
-
-def _save_nothing(*_arguments: Any, **_options: Any) -> None:
-    pass
-
-
-_SAVERS = (
-    ("transformers.modeling_utils", "PreTrainedModel", "save_pretrained"),
-    ("transformers.trainer", "Trainer", "_save_checkpoint"),
-)
 
 
 def _nowhere(event: object) -> None:
