@@ -140,7 +140,7 @@ def add(
             [sys.executable, "-m", "bench.tuning_oom", *order],
             stdout=subprocess.PIPE,
             text=True,
-            timeout=2 * LONGEST,
+            timeout=4 * LONGEST,
             check=True,
         )
     except subprocess.SubprocessError as error:  # the others go on; the next call tries it again
