@@ -1,5 +1,6 @@
 """What surrounds a model, for the sweep: optimizers, clipping, scaling, averaging, checkpointing, higher gradients."""
 
+import inspect
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -109,8 +110,6 @@ def _optimizers() -> Iterator[Case]:
 
 
 def _takes(make: Any, choice: dict[str, Any]) -> bool:
-    import inspect
-
     return set(choice) <= set(inspect.signature(make).parameters)
 
 

@@ -165,8 +165,7 @@ _SPECIAL: dict[str, Any] = {
     },
     **{
         name: _each(getattr(torch, name))
-        for name in ("acos", "asin", "acosh", "atanh", "cosh", "erfc", "exp2", "mvlgamma")
-        if name != "mvlgamma"
+        for name in ("acos", "asin", "acosh", "atanh", "cosh", "erfc", "exp2")
     },
     "polygamma": lambda k: torch.polygamma(1, k.x),
     "multigammaln": lambda k: torch.special.multigammaln(k.x.abs() + 5, 3),
