@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ParamSpec
 
+from legroom.log import say
 from legroom.show import study_report
 from legroom.show.tune_live import LiveTable
 from legroom.tuning import api
@@ -27,10 +28,13 @@ def _shown(search: Callable[P, Study]) -> Callable[P, Study]:
 
     @functools.wraps(search)
     def shown(*arguments: P.args, **options: P.kwargs) -> Study:
-        if options.get("watchers") is None:
+        is_silent = options.get("watchers") is not None
+        if not is_silent:
             options["watchers"] = [LiveTable()]
         study = search(*arguments, **options)
         write_files(study)
+        if study.interrupted and not is_silent:
+            say(f"interrupted; what there is, is kept in {study.folder}: the same with resume=True goes on")
         return study
 
     return shown

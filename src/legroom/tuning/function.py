@@ -66,7 +66,8 @@ class TrainFunction:
         _check_signature(function)
         name, module = getattr(function, "__qualname__", ""), getattr(function, "__module__", "")
         file = _file_of(function)
-        if isinstance(function, functools.partial) or "<" in name or not name or not file:
+        has_name = bool(name and file) and "<" not in name and not isinstance(function, functools.partial)
+        if not has_name or (module == "__main__" and not _is_at_top(file, name)):
             return cls(name=name or "train", file=file, pickled=_pickle(function))
         if module == "__main__" or "." not in module:
             return cls(name=name, file=file)
@@ -149,6 +150,16 @@ def _named(text: str) -> TrainFunction:
     if name in defined and not (_positions(defined[name]) or defined[name].args.vararg):
         raise UsageError(f"{name}() in {file} takes no configuration: write it as def {name}(config, trial)")
     return TrainFunction(name=name, file=str(path.resolve()))
+
+
+def _is_at_top(file: str, name: str) -> bool:
+    """Whether whoever imports a file finds the name there: not what is made under `if __name__ == "__main__":`."""
+    try:
+        tree = ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return False
+    first = name.partition(".")[0]
+    return first in [n.name for n in tree.body if isinstance(n, ast.FunctionDef)] or _binds(tree, first)
 
 
 def _positions(function: ast.FunctionDef) -> int:

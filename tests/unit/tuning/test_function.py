@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -107,3 +108,16 @@ def test_a_script_named_as_a_module_is_told_as_it_is_meant(tmp_path: Path) -> No
     (tmp_path / "train.py").write_text("def train(config, trial): ...\n")
     with pytest.raises(UsageError, match=r"do you mean .*train\.py:train\?"):
         TrainFunction.of(f"{tmp_path}/train:train")
+
+
+def test_a_function_that_whoever_imports_its_script_does_not_find_travels_by_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        'def top(config): ...\nif __name__ == "__main__":\n    def below(config): return config\n'
+    )
+    made: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(script.read_text(), str(script), "exec"), made)
+    assert not TrainFunction.of(made["top"]).pickled
+    assert TrainFunction.of(made["below"]).load()({"x": 1}) == {"x": 1}
