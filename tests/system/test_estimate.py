@@ -304,3 +304,22 @@ def test_what_cannot_be_traced_is_said_in_a_sentence(
     assert done.stdout == ""
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr.split("What it printed")[0]
+
+
+def test_a_script_for_torchrun_is_traced_as_the_only_rank(tmp_path: Path) -> None:
+    script = """
+import os
+import torch
+import torch.distributed as dist
+from torch import nn
+dist.init_process_group("nccl")
+rank = int(os.environ["LOCAL_RANK"])
+model = nn.parallel.DistributedDataParallel(nn.Linear(64, 64).to(rank), device_ids=[rank])
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for batch in torch.utils.data.DataLoader(torch.randn(100, 64), batch_size=10):
+    model(batch.to(rank)).sum().backward()
+    optimizer.step()
+"""
+    answer = told(estimate(tmp_path, script))
+    assert answer["steps"] == 2
+    assert any("traced as the only one" in note for note in answer["notes"])

@@ -1,12 +1,14 @@
 """All that `legroom estimate` answers about one script."""
 
 import shlex
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from legroom.observe.gpus import find_gpu
 from legroom.observe.script import Script
+from legroom.predict import only_rank
 from legroom.predict.batch_setting import BatchSetting, find_batch_setting
 from legroom.predict.estimate import Estimate, judge
 from legroom.predict.fit import beside
@@ -63,7 +65,14 @@ def estimate_script(
     """
     job = _ScriptJob(script, gpu_name, batch_size, steps, multiple_of, plan, say, tell)
     try:
-        return job.run("fake", started or start(script, gpu_name, steps=steps))
+        try:
+            return job.run("fake", started or start(script, gpu_name, steps=steps))
+        except CannotTrace as trouble:
+            if not only_rank.is_wanted(str(trouble)):
+                raise
+        with tempfile.TemporaryDirectory(prefix="legroom-") as folder:
+            alone = start(script, gpu_name, steps=steps, environment=only_rank.environment(folder))
+            return job.run("fake", alone, notes=(only_rank.NOTE,))
     except CannotTrace as trouble:
         if not trouble.needs_data:
             raise

@@ -90,7 +90,7 @@ def write_apart(folder: Path) -> None:
             copies[path] = copy
         return plain_open(copies.get(path, file), mode, *args, **options)
 
-    builtins.open = io.open = open  # type: ignore[assignment]
+    builtins.open = io.open = open
 
 
 def _is_a_place_for_files(path: str, folder: Path) -> bool:

@@ -348,14 +348,22 @@ def _where() -> str:
 
 
 def _describe(error: BaseException, hooked: bool) -> tuple[str, str]:
-    """The error in its last line, and the user's line that it came from."""
-    text = "".join(traceback.format_exception_only(error)).strip()
+    """The error in one line, and the user's line that it came from."""
     innermost = error.__traceback__
     while innermost is not None and innermost.tb_next is not None:
         innermost = innermost.tb_next
     frame = None if innermost is None else user_frame(innermost.tb_frame)[0]
     where = "" if frame is None else f"{os.path.basename(frame.file)}:{_line(error, frame)}, "
-    return shorten(text.splitlines()[0], LONGEST_REASON, placeholder=" …"), where
+    return shorten(_in_one_line(error), LONGEST_REASON, placeholder=" …"), where
+
+
+def _in_one_line(error: BaseException) -> str:
+    if isinstance(error, SyntaxError):  # the lines before are the code
+        return f"{type(error).__name__}: {error}"
+    lines = [line.rstrip() for line in "".join(traceback.format_exception_only(error)).strip().splitlines()]
+    if lines[0].endswith(":"):  # another process's error, which ends with what it was
+        return f"{lines[0]} {lines[-1]}"
+    return lines[0]
 
 
 def _line(error: BaseException, found: Frame) -> int:

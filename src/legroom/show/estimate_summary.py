@@ -58,7 +58,7 @@ def _further_parts(told: Told) -> Iterator[RenderableType]:
         yield from _options(told.options)
     yield Text("")
     for note in now.notes:
-        yield Text(f"{clean(note)}.", style="yellow")
+        yield Text(f"{clean(note).rstrip('.')}.", style="yellow")
     if now.mode == "fake" and now.trace.made_up:
         yield Text(
             f"The script read {counted(now.trace.made_up, 'value')} from the device: made up (1, or False).",
