@@ -43,12 +43,12 @@ $(PACKAGES)/.ready: bench/requirements.txt $(VENV)/.ready
 	touch $@
 
 # All measured cases: some hours on two cores, other estimators among them. Broken off, it goes on where it was as long as the code is the same.
-# `make bench-accuracy CASES=reference` has one set only (about ten minutes) and leaves the page as it is.
+# `make bench-accuracy CASES=reference` has one set only (eight minutes of processor time) and leaves the page as it is.
 JOBS ?= 2
 ROWS = build/accuracy-$(shell git rev-parse --short HEAD).jsonl
 bench-accuracy: $(PACKAGES)/.ready
 	PYTHONPATH=$(PACKAGES) HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m bench.accuracy --jobs $(JOBS) --rows $(ROWS) \
-		--peers build/other-estimators.jsonl $(if $(CASES),$(addprefix --cases ,$(CASES)),--write docs/accuracy.md)
+		--peers build/other-estimators.jsonl $(if $(CASES),$(addprefix --cases ,$(CASES)),--write docs/accuracy.md docs/accuracy-cases.md)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

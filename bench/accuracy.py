@@ -8,8 +8,8 @@
     python -m bench.accuracy --truth FOLDER           measurements from FOLDER/peaks.json (or LEGROOM_TRUTH)
     python -m bench.accuracy --peers FILE             other estimators on the same cases too (see bench/peers.py), what they say kept in FILE
     python -m bench.accuracy --rows FILE              keep what is found in FILE, and go on from what it has (with one and the same code)
-    python -m bench.accuracy --write docs/accuracy.md the tables go into that page, between its marks, as well
-    python -m bench.accuracy --markdown               tables as that page has them
+    python -m bench.accuracy --write docs/accuracy*.md the tables go into those pages, between their marks, as well
+    python -m bench.accuracy --markdown               tables as those pages have them
 
 The measured step ran on the GPU with torch 2.11; the predicted one is traced on this machine without data. Cases whose
 libraries are not installed here (torchvision, transformers) are named and left out.
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] = ()) -> int:
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--peers", type=Path)
     parser.add_argument("--rows", type=Path)
-    parser.add_argument("--write", type=Path)
+    parser.add_argument("--write", type=Path, nargs="+")
     options = parser.parse_args(argv)
     cases = chosen(options.cases or CASES, options.only, options.truth)[:: options.every]
     rows, left_out = scored(cases, options.rows, options.jobs)
@@ -83,21 +83,21 @@ def scored(cases: Chosen, path: Path | None, jobs: int) -> tuple[list[Row], dict
     return [row for row in found if row is not None], left_out
 
 
-def write(page: Path, rows: list[Row], answers: Answers) -> None:
-    """Put the tables into a page, in the place of those between its marks."""
-    text = page.read_text()
+def write(pages: list[Path], rows: list[Row], answers: Answers) -> None:
+    """Put the tables into pages, in the place of those between their marks."""
     of_peers = partial(show_peers, answers=answers)
     for mark, tables in (("summary", show_summary), ("cases", show_cases), ("peers", of_peers)):
         begin, end = f"<!-- {mark} -->", f"<!-- end of {mark} -->"
-        before, found, rest = text.partition(begin)
-        _, ended, after = rest.partition(end)
-        if not found or not ended:
-            sys.exit(f"{page} has no place for this table: {begin} ... {end}")
+        page = next((page for page in pages if begin in page.read_text()), None)
+        if page is None:
+            sys.exit(f"no page has a place for this table: {begin} ... {end}")
+        before, _, rest = page.read_text().partition(begin)
+        _, _, after = rest.partition(end)
         told = io.StringIO()
         with contextlib.redirect_stdout(told):
             tables(rows, markdown=True)
-        text = f"{before}{begin}\n{told.getvalue().strip()}\n{end}{after}" if told.getvalue() else text
-    page.write_text(text)
+        if told.getvalue():
+            page.write_text(f"{before}{begin}\n{told.getvalue().strip()}\n{end}{after}")
 
 
 def chosen(halves: Iterable[str], words: Sequence[str], truth: Path | None) -> Chosen:
