@@ -17,6 +17,7 @@ def converted(reading: str, c: Convolution) -> int:
 
 
 def _values(channels: int, pixels: int, c: Convolution, how: str) -> int:
+    """How many numbers of one tensor are copied; `pixels` are those of the whole batch."""
     padded = _padded(channels, c)
     match how:
         case "A":
@@ -40,6 +41,7 @@ def _padded(channels: int, c: Convolution) -> int:
 
 
 def copied_weights(c: Convolution, how: str) -> int:
+    """How many weights are copied, as `READINGS` tells it."""
     inputs, outputs = (c.outputs, c.inputs) if c.transposed else (c.inputs, c.outputs)
     padded = _padded(inputs, c) // c.groups * _padded(outputs, c) * c.kernel_area
     is_odd = padded > c.weights
@@ -79,5 +81,6 @@ READINGS = {
 """What is converted of input, output and weights: for pictures in the usual layout, and channels last.
 
 `A`: all, channels padded to 16 bytes, but for pictures of one pixel (of kernels of one pixel the weights only where they are padded). `O`: only what must be padded. `P`: padded in any case.
-`F`: all, as it is. `U`: the same, but for a single pixel or channel, which looks the same in either layout. `.`: nothing. `L` converts to single precision too.
+`F`: all, as it is. `U`: the same, but for a single pixel or channel, which looks the same in either layout. `G`: the same, but for a single picture, whose groups lie in one piece. `.`: nothing.
+`L` converts to single precision too. Small letters: kernels that know no groups read one like this; without groups they read as the large letter says.
 """

@@ -151,6 +151,7 @@ _READING_OF = {
 }  # fmt: skip
 """Kernels that read otherwise than `P`, by operation, as it is in truth for transposed convolutions, and cuDNN's number."""
 _SUMS_IN_PLACE = {(Kind.WEIGHT_GRADIENT, 47), (Kind.WEIGHT_GRADIENT, 48)}
+"""Kernels that keep no copies, whatever they are set to."""
 _TILES = {
     **TILES,
     2: (128, 32),
@@ -161,8 +162,10 @@ _TILES = {
     14: (16, 64),
     23: (32, 128),
 }
+"""Rows and columns of tiles, by cuDNN's numbers for them, with those of kernels that have no clusters."""
 _ONE_BY_ONE = {
     *((Kind.FORWARD, number) for number in (1, 27, 35, 45, 46, 63, 70)),
     *((Kind.INPUT_GRADIENT, number) for number in (1, 2, 25, 57, 58, 59, 60, 64, 65, 74)),
     *((Kind.WEIGHT_GRADIENT, number) for number in (20, 33, 34, 45, 47, 48, 49, 50, 67)),
 }
+"""Kernels that know no groups."""
