@@ -19,9 +19,9 @@ function drawMemory() {
     const at = x.place(trial.number), paint = `var(--${trial.look})`;
     const group = shape("g", { class: "mark" }, root);
     if (trial.predicted !== null && trial.peak !== null) shape("line", { x1: at, x2: at, y1: y.place(trial.predicted), y2: y.place(trial.peak), stroke: paint, "stroke-width": 1 }, group);
-    if (trial.predicted !== null) shape("circle", { cx: at, cy: y.place(trial.predicted), r: 4.5, fill: "var(--ground)", stroke: paint, "stroke-width": 1.8 }, group);
+    if (trial.predicted !== null && trial.look !== "rejected") shape("circle", { cx: at, cy: y.place(trial.predicted), r: 4.5, fill: "var(--ground)", stroke: paint, "stroke-width": 1.8 }, group);
     if (trial.peak !== null) shape("circle", { cx: at, cy: y.place(trial.peak), r: 3.6, fill: paint }, group);
-    if (trial.look === "rejected") { const top = y.place(trial.predicted); shape("path", { d: `M${at - 5} ${top - 4}h10l-5 9z`, fill: paint }, group); }
+    if (trial.look === "rejected") { const top = y.place(trial.predicted); shape("path", { d: `M${at - 5} ${top - 4}h10l-5 9z`, fill: "var(--ground)", stroke: paint, "stroke-width": 1.8 }, group); }
     shape("rect", { x: at - 7, y: 14, width: 14, height: 250, fill: "transparent" }, group);
     pointable(group, trial.number);
   }
