@@ -55,7 +55,7 @@ def _further_parts(told: Told) -> Iterator[RenderableType]:
         enough = not now.fits and any(option.verdict != "does-not-fit" for option in told.options)
         title = "What would make it fit" if enough else "What would save memory"
         yield from section(title, "each traced, cheapest first")
-        yield from _options(told.options)
+        yield from _options(told.options, now.gpu.memory)
     yield Text("")
     for note in now.notes:
         yield Text(f"{clean(note).rstrip('.')}.", style="yellow")
@@ -79,6 +79,11 @@ def _verdict(now: Estimate) -> str:
     top = next((row for row in now.state.top(5) if row.file), None)
     where = "" if top is None else f", the largest part from {place(top.file, top.line)}"
     match now.verdict:
+        case "fits" if now.peak_device > now.gpu.memory:
+            return (
+                f"Fits into {format_size(now.gpu.memory)} because PyTorch gives back its cache in time;"
+                f" where there is more it takes {format_size(now.peak_device)}{where}."
+            )
         case "fits":
             return f"Fits: needs {sizes} ({bound}){where}."
         case "uncertain":
@@ -104,11 +109,14 @@ def _batch(told: Told) -> str:
     return f"Largest {what} that fits: {now.max_batch_size} (today: {now.batch_size}); traced at that size."
 
 
-def _options(options: tuple[Option, ...]) -> Iterator[RenderableType]:
+def _options(options: tuple[Option, ...], memory: int) -> Iterator[RenderableType]:
     widest = max(len(option.means) for option in options)
     for option in options:
-        head = Text(f"  {option.means:<{widest}}  {format_size(option.peak_device):>9}  ")
-        head.append(*_OPTION_WORDS[option.verdict])
+        gives_back = option.verdict != "does-not-fit" and option.peak_device > memory
+        peak = memory if gives_back else option.peak_device
+        head = Text(f"  {option.means:<{widest}}  {format_size(peak):>9}  ")
+        word, style = _OPTION_WORDS[option.verdict]
+        head.append(f"{word}, by giving back its cache" if gives_back else word, style)
         yield head
         yield Padding(Text(f"{option.how[:1].upper()}{option.how[1:]}."), (0, 0, 0, 6))
         yield Padding(Text(f"Costs {option.price}.", style="dim"), (0, 0, 0, 6))
