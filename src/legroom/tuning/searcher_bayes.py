@@ -70,9 +70,10 @@ class BayesSearcher:
         return self._config(self._running[number])
 
     def order(self, waiting: Mapping[int, Admission]) -> list[int]:
-        """What fits whole before what is split, small before large; by what it promises, once memory was in the way and a few have ended. Without GPUs as they were drawn."""
+        """What fits whole before what is split; of these small before large, or by what they promise, once memory was in the way and a few have ended. Without GPUs as they were drawn."""
+        is_split = {number: admission.verdict is Verdict.SPLIT for number, admission in waiting.items()}
         if len(self._ran) < ENOUGH or not self._is_hindered:
-            return sorted(waiting, key=lambda n: (waiting[n].verdict is Verdict.SPLIT, waiting[n].size, n))
+            return sorted(waiting, key=lambda number: (is_split[number], waiting[number].size, number))
         numbers = sorted(waiting)
         running = [point for number, point in self._running.items() if number not in waiting]
         worths = worth(
@@ -82,7 +83,8 @@ class BayesSearcher:
             numpy.random.RandomState(self._seed),  # however often it is asked, proposals stay the same
             surely_fit=True,
         )
-        return [numbers[index] for index in numpy.argsort(-worths, kind="stable")]
+        best_first = [numbers[index] for index in numpy.argsort(-worths, kind="stable")]
+        return sorted(best_first, key=lambda number: is_split[number])
 
     def learn(self, number: int, config: Config, result: Result) -> None:
         self._penalties.learn(result)

@@ -167,8 +167,17 @@ class Stage:
             return self._ahead - 1
         return int(not self._ready) if self._conductor.learns else among
 
+    @property
+    def _is_crowded(self) -> bool:
+        """Whether another trial would have to share a processor with a trace: it would slow all of them by more than it gains."""
+        is_traced_here = not any(place.machine for place in self._job.places)
+        takes_all = (self.running + 1) * self._job.ranks >= processors()
+        return self.running > 0 and takes_all and is_traced_here and self._conductor.awaits_estimate
+
     def _placed(self, waiting: dict[int, Admission]) -> Placement | None:
-        """The next one that can start. Where the search chooses, it goes before the packer's plan."""
+        """The next one that can start. Where the search chooses, it goes before the packer's plan, and nobody takes the processor on which others are traced."""
+        if self._conductor.chooses_among is not None and self._is_crowded:
+            return None
         if len(waiting) > 1 and self._packer.has_room(waiting, alone=self._alone):
             for number in self._conductor.preferred(waiting) or ():
                 placement = self._packer.place({number: waiting[number]}, alone=self._alone)

@@ -129,6 +129,16 @@ def test_with_a_few_results_the_draw_that_promises_most_goes_first_whatever_its_
     assert searcher.order(waiting) == [by_place[-1], by_place[0]]
 
 
+def test_a_draw_that_must_be_split_waits_for_whole_ones_whatever_it_promises() -> None:
+    searcher, configs = drawn(10)
+    searcher.learn(0, configs[0], Result(shortage=0.5))
+    by_place = sorted(range(1, 10), key=lambda number: configs[number]["x"])
+    waiting = {by_place[0]: admitted(1), by_place[-1]: admitted(1, split=True)}
+    for number in set(range(1, 10)) - set(waiting):
+        searcher.learn(number, configs[number], Result(1.0 - configs[number]["x"], seconds=1.0))
+    assert searcher.order(waiting) == [by_place[0], by_place[-1]]
+
+
 def test_bayes_is_judged_by_the_best_value_of_a_trial_and_not_by_its_last() -> None:
     searcher, configs = drawn(10)
     searcher.learn(0, configs[0], Result(shortage=0.5))

@@ -161,3 +161,35 @@ def test_what_a_trial_took_that_met_a_full_gpu_is_told_when_it_is_known(tmp_path
     stage.ended(0, TrialEnd(state=TrialState.FINISHED, final={"loss": 1.0}, actual_bytes=5 * GiB))
     assert gate.needed == [2 * GiB, 5 * GiB]
     conductor.close()
+
+
+class Slow(Small):
+    """A gate that leaves the last question open."""
+
+    def __init__(self) -> None:
+        self.asked: list[Future[Admission]] = []
+
+    def ask(self, config: Config) -> "Future[Admission]":
+        self.asked.append(Future() if config["x"] == 3 else super().ask(config))
+        return self.asked[-1]
+
+
+def test_where_the_search_chooses_no_trial_takes_the_processor_on_which_another_is_traced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "processors", lambda: 2)
+    place = Place(index=0, memory=10 * GiB, virtual=True)
+    job = Job(
+        function=TrainFunction(name="train"), space=SPACE, metric="loss", mode="min", folder=tmp_path, places=[place], trials=9, parallel=2
+    )  # fmt: skip
+    gate = Slow()
+    conductor = Conductor(
+        job, LargestFirst([2, 1, 3]), None, gate, Store(tmp_path, resume=False, mode="min", facts={}), ()
+    )
+    stage = Stage(job, conductor)
+    handed_out = [stage.hand_out(), stage.hand_out()]
+    assert [orders[0].number if orders else None for orders in handed_out] == [0, None]
+    gate.asked[-1].set_result(Small().ask({"x": 3}).result())
+    (order,) = stage.hand_out() or []
+    assert order.number == 2, "the largest one, now that nothing is traced"
+    conductor.close()
