@@ -1,6 +1,7 @@
 """Layers and ways to change a finished network that the later sets of cases share."""
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -141,12 +142,17 @@ class LowRank(nn.Module):
         return out
 
 
-def lowered(model: nn.Module, names: tuple[str, ...], rank: int) -> nn.Module:
-    """All is frozen but low paths beside lines of these names."""
+def lowered(
+    model: nn.Module,
+    names: tuple[str, ...],
+    rank: int,
+    path: Callable[[nn.Linear, int], nn.Module] = LowRank,
+) -> nn.Module:
+    """All is frozen but low paths (of another kind where asked for) beside lines of these names."""
     freeze(model)
     for module in list(model.modules()):
         for name in names:
             line = getattr(module, name, None)
             if isinstance(line, nn.Linear):
-                setattr(module, name, LowRank(line, rank))
+                setattr(module, name, path(line, rank))
     return model

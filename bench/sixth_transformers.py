@@ -60,12 +60,12 @@ def own_masked_words() -> Spec:
     return Spec(model, parts.tokens(20000, 128), parts.masked_loss)
 
 
-class _Sentence(nn.Module):
-    """The mean of a small BERT's words."""
+class Sentence(nn.Module):
+    """The mean of a BERT's words."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 384, layers: int = 6) -> None:
         super().__init__()
-        config = hub().BertConfig(**sized(384, 6))
+        config = hub().BertConfig(**sized(width, layers))
         self.body = hub().BertModel(config, add_pooling_layer=False)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ def questions_find_answers() -> Spec:
         near = model(question) @ model(answer).T * 20
         return F.cross_entropy(near, torch.arange(len(near), device=near.device))
 
-    return Spec(_Sentence(), made(kinds(30522, 40), kinds(30522, 110)), loss)
+    return Spec(Sentence(), made(kinds(30522, 40), kinds(30522, 110)), loss)
 
 
 @case("adamw", "amp_bf16", 40, clip=True)
