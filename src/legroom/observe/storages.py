@@ -42,11 +42,21 @@ def storage_of(tensor: Any) -> Any:
         return _storage_of_values(tensor)
 
 
+def _storage_inside(tensor: Any) -> Any:
+    """Of the tensor that one of `torch.func`'s transforms (`vmap`, `jvp`, `hessian`) has wrapped. Without torch's private functions for
+    that it has none, and what such a function makes from nothing is taken for the host's."""
+    functions = getattr(torch._C, "_functorch", None)
+    is_wrapped = getattr(functions, "is_functorch_wrapped_tensor", None)
+    if is_wrapped is None or not isinstance(tensor, torch.Tensor) or not is_wrapped(tensor):
+        return None
+    return storage_of(functions.get_unwrapped(tensor))
+
+
 def _storage_of_values(tensor: Any) -> Any:
     """Of what a sparse tensor is made of, the values; its indices are not counted where an operation made them."""
     layout = getattr(tensor, "layout", torch.strided)
     if layout is torch.strided:
-        return None
+        return _storage_inside(tensor)
     try:
         with torch.no_grad(), torch._C.DisableTorchFunction():
             return (tensor._values() if layout is torch.sparse_coo else tensor.values()).untyped_storage()

@@ -50,6 +50,15 @@ def test_a_sparse_matrix_takes_no_workspace_of_cublas():
     assert taken(log.plan_of("mm"))["by columns"] == 1000 * 8 * 4
 
 
+def test_a_grid_of_places_is_a_product_too():
+    with traced() as log:
+        F.affine_grid(torch.empty(10, 2, 3), [10, 3, 192, 256], align_corners=False)
+
+    plan = log.plan_of("affine_grid_generator")
+    assert "cublas forward" in kept(plan)
+    assert taken(plan) == {"places": 10 * 192 * 256 * 3 * 4}
+
+
 def test_a_single_column_is_no_product_for_cublaslt():
     with traced() as log:
         nn.Linear(8, 1)(torch.empty(4, 8))

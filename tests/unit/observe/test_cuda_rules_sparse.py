@@ -60,3 +60,11 @@ def test_a_sum_over_a_repeated_dimension_is_staged_like_one_over_what_is_there()
     there = reductions.buffers((64, 300, 128), (38400, 128, 1), (0, 1), gpu, accumulator=4)
     repeated = reductions.buffers((64, 300, 128), (0, 128, 1), (0, 1), gpu, accumulator=4)
     assert repeated == there == (19660800, 4)
+
+
+def test_a_compressed_matrix_is_added_to_no_zeros():
+    matrix = torch.eye(30).to_sparse_csr()
+    result = torch.zeros(30, 7)
+    arguments = {"self": matrix, "mat2": torch.zeros(30, 7)}
+    call = Call(torch.ops.aten.mm.default, arguments, result, find_gpu("h200"), False)
+    assert sizes(matmul.RULES["aten::mm"](call)) == {"by columns": 30 * 7 * 4}

@@ -75,7 +75,15 @@ def _readable(matrix: Any) -> bool:
     return bool(by_columns or by_rows)
 
 
+def _affine_grid(call: Call) -> Plan:
+    """Places of pixels, multiplied by each picture's matrix (`affine_grid_generator` in ATen/native/AffineGridGenerator.cpp)."""
+    result = call.result
+    base = result.numel() // max(1, result.shape[-1]) * (result.shape[-1] + 1) * result.element_size()
+    return Plan([Take("places", base), Output(0), kept(call)])
+
+
 RULES: dict[str, Rule] = {
+    "aten::affine_grid_generator": _affine_grid,
     "aten::mm": _product("self", "mat2"),
     "aten::bmm": _product("self", "mat2"),
     "aten::addmm": _product("mat1", "mat2", bias="self"),

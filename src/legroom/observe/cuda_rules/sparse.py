@@ -24,11 +24,12 @@ def sparse_product(call: Call) -> Plan | None:
     result = call.result
     if matrix is None or not isinstance(result, torch.Tensor) or result.layout is not torch.strided:
         return None
-    alone = (
-        call.func._schema.name == "aten::mm"
-    )  # then the product is added to zeros, which only here are nobody's result
-    steps: list[Step] = [Take("zeros", size_of(result)), Output(0)] if alone else [Output(0)]
+    steps: list[Step] = [Output(0)]
     if matrix.layout is torch.sparse_coo:
+        if (
+            call.func._schema.name == "aten::mm"
+        ):  # the product is added to zeros, which only here are nobody's result
+            steps.insert(0, Take("zeros", size_of(result)))
         count = matrix._nnz()
         steps += [] if matrix.is_coalesced() or not count else _coalesced(count, matrix)
         steps.append(Take("row starts", 4 * (matrix.shape[0] + 1)))

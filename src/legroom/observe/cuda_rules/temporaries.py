@@ -53,6 +53,11 @@ def _log_sigmoid(call: Call) -> Plan:
     return Plan([Output(0), Output(1, 0)])
 
 
+def _zeros_without_memory(call: Call) -> Plan:
+    """The derivative of what does not depend on the input, in forward mode: zeros that are only spoken of (ZeroTensorFallback.cpp)."""
+    return Plan([Output(0, 0)])
+
+
 def _roll(call: Call) -> Plan | None:
     """One dimension after the other: what lies between two is a temporary, and there before the result."""
     if len(call.arguments["shifts"]) < 2:
@@ -94,6 +99,7 @@ RULES: dict[str, Rule] = {
     "aten::logsumexp": _logsumexp,
     "aten::log_sigmoid_forward": _log_sigmoid,
     "aten::roll": _roll,
+    "aten::_efficientzerotensor": _zeros_without_memory,
     "aten::cumsum": _cumulative,
     "aten::cumprod": _cumulative,
     "aten::_foreach_norm": _norms,
