@@ -45,7 +45,7 @@ def storage_of(tensor: Any) -> Any:
 def _storage_inside(tensor: Any) -> Any:
     """Of the tensor that one of `torch.func`'s transforms (`vmap`, `jvp`, `hessian`) has wrapped. Without torch's private functions for
     that it has none, and what such a function makes from nothing is taken for the host's."""
-    functions = getattr(torch._C, "_functorch", None)
+    functions: Any = getattr(torch._C, "_functorch", None)
     is_wrapped = getattr(functions, "is_functorch_wrapped_tensor", None)
     if is_wrapped is None or not isinstance(tensor, torch.Tensor) or not is_wrapped(tensor):
         return None
