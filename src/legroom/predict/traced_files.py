@@ -7,10 +7,12 @@ import builtins
 import contextlib
 import functools
 import io
+import itertools
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,24 +75,57 @@ _SAVERS = (
 
 
 def write_apart(folder: Path) -> None:
-    """From now on, files that are opened for writing are copies in `folder`; who reads one of them again sees what was written.
+    """From now on, files that are opened for writing are copies in `folder`; who reads one of them again sees what was written. Who renames
+    one has it under its new name, who renames or removes a file that was there before leaves it there.
     Files that are open already, and those that C code opens, are written as ever."""
-    plain_open = io.open
+    plain_open, plain_remove = io.open, os.remove
     copies: dict[str, str] = {}
+    began = time.time()
+
+    def copied(path: str) -> str:
+        copy = str(folder / f"written-{os.getpid()}-{next(numbers)}")
+        if os.path.exists(path):
+            shutil.copyfile(path, copy)
+        return copy
 
     @functools.wraps(plain_open)
     def open(file: Any, mode: str = "r", *args: Any, **options: Any) -> Any:
         if not isinstance(file, str | bytes | os.PathLike):
             return plain_open(file, mode, *args, **options)
-        path = os.path.realpath(os.fsdecode(file))
+        path = _real(file)
         if path not in copies and set(mode) & set("wax+") and _is_a_place_for_files(path, folder):
-            copy = str(folder / f"written-{os.getpid()}-{len(copies)}")
-            if os.path.exists(path):
-                shutil.copyfile(path, copy)
-            copies[path] = copy
+            copies[path] = copied(path)
         return plain_open(copies.get(path, file), mode, *args, **options)
 
+    def moving(plain: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(plain)
+        def move(source: Any, target: Any, **options: Any) -> None:
+            path, new = _real(source), _real(target)
+            if path not in copies and not os.path.isfile(path):
+                plain(source, target, **options)
+                return
+            copies[new] = copies.pop(path) if path in copies else copied(path)
+
+        return move
+
+    @functools.wraps(plain_remove)
+    def remove(path: Any, **options: Any) -> None:
+        if copies.pop(_real(path), None) is None and not _was_there(path, began):
+            plain_remove(path, **options)
+
+    numbers = itertools.count()
     builtins.open = io.open = open
+    os.rename, os.replace = moving(os.rename), moving(os.replace)
+    os.remove = os.unlink = remove
+
+
+def _real(path: Any) -> str:
+    return os.path.realpath(os.fsdecode(path))
+
+
+def _was_there(path: Any, began: float) -> bool:
+    """Whether it is a file from before `began`."""
+    return os.path.isfile(path) and os.stat(path).st_mtime < began
 
 
 def _is_a_place_for_files(path: str, folder: Path) -> bool:

@@ -58,3 +58,29 @@ for name, mode in (("no/such/folder", "w"), ("there", "x"), (".", "w")):
 """
     told = run_apart(program, tmp_path).stdout.split()
     assert told == ["FileNotFoundError", "FileExistsError", "IsADirectoryError"]
+
+
+def test_what_is_written_and_then_renamed_is_there_for_the_script_alone(tmp_path: Path) -> None:
+    (tmp_path / "answers.csv").write_text("real")
+    program = """
+import os
+Path("answers.tmp").write_text("made up")
+os.replace("answers.tmp", "answers.csv")
+print(open("answers.csv").read())
+"""
+    assert run_apart(program, tmp_path).stdout == "made up\n"
+    assert (tmp_path / "answers.csv").read_text() == "real"
+    assert not (tmp_path / "answers.tmp").exists()
+
+
+def test_what_was_there_is_neither_moved_nor_removed(tmp_path: Path) -> None:
+    (tmp_path / "answers.csv").write_text("real")
+    (tmp_path / "old.csv").write_text("real too")
+    program = """
+import os
+Path("answers.csv").rename("answers.bak")
+os.remove("old.csv")
+print(open("answers.bak").read())
+"""
+    assert run_apart(program, tmp_path).stdout == "real\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["answers.csv", "apart", "old.csv"]
