@@ -15,6 +15,7 @@ from bench.model_parts import (
     Spec,
     Workshop,
     bits,
+    follow,
     made,
     no_loss,
     numbers,
@@ -66,9 +67,7 @@ def _soft(shop: Workshop) -> Callable[[], Tensor]:
         of_act.zero_grad()
         (0.1 * chance - least(judge, known, ahead)).mean().backward()
         of_act.step()
-        with torch.no_grad():
-            for old, new in zip(slow.parameters(), judge.parameters(), strict=True):
-                old.lerp_(new, 0.01)
+        follow(slow.parameters(), judge.parameters(), 0.01)
         return loss.detach()
 
     return step

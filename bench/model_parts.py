@@ -101,6 +101,13 @@ def squared(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.mse_loss(model(x).float(), y)
 
 
+@torch.no_grad()
+def follow(slow: Iterable[Tensor], fast: Iterable[Tensor], share: float) -> None:
+    """Slow parameters come nearer to the fast ones by a share of the way."""
+    for old, new in zip(slow, fast, strict=True):
+        old.lerp_(new, share)
+
+
 def no_loss(*_: object) -> Tensor:
     """For models with a step of their own."""
     raise NotImplementedError("this model has a step of its own")

@@ -11,7 +11,18 @@ from torch import Tensor, nn
 
 from bench.case import CaseSet
 from bench.layer_parts import Recurrent, Residual, joined
-from bench.model_parts import Spec, Workshop, freeze, kinds, made, no_loss, numbers, perceptron, shares
+from bench.model_parts import (
+    Spec,
+    Workshop,
+    follow,
+    freeze,
+    kinds,
+    made,
+    no_loss,
+    numbers,
+    perceptron,
+    shares,
+)
 
 SEVENTH_CONTROL = CaseSet()
 case = SEVENTH_CONTROL.case
@@ -148,9 +159,7 @@ def _from_screens(shop: Workshop) -> Callable[[], Tensor]:
         of_act.zero_grad()
         (-pleased).backward()
         of_act.step()
-        with torch.no_grad():
-            for old, new in zip(slow.parameters(), judge.parameters(), strict=True):
-                old.lerp_(new, 0.01)
+        follow(slow.parameters(), judge.parameters(), 0.01)
         return loss.detach()
 
     return step

@@ -16,6 +16,7 @@ from bench.model_parts import (
     Workshop,
     alone,
     causal,
+    follow,
     freeze,
     hub,
     kinds,
@@ -165,8 +166,7 @@ def _own_teacher(shop: Workshop) -> Callable[[], Tensor]:
         optimizer.step()
         with torch.no_grad():
             centre.lerp_(torch.cat(told).mean(0), 0.1)
-            for old, new in zip(slow.parameters(), model.parameters(), strict=True):
-                old.lerp_(new, 0.004)
+        follow(slow.parameters(), model.parameters(), 0.004)
         return loss.detach()
 
     return step

@@ -16,6 +16,7 @@ from bench.model_parts import (
     alone,
     bits,
     classified,
+    follow,
     freeze,
     kinds,
     made,
@@ -317,9 +318,7 @@ def _late(shop: parts.Workshop) -> Callable[[], Tensor]:
                 of_act.zero_grad()
                 (-judge[0](torch.cat([state, act(state).tanh()], 1)).mean()).backward()
                 of_act.step()
-                with torch.no_grad():
-                    for old, new in zip(slow, fast, strict=True):
-                        old.lerp_(new, 0.005)
+                follow(slow, fast, 0.005)
         return loss.detach()
 
     return step

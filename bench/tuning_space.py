@@ -4,13 +4,14 @@ About a quarter of it fits only in micro-batches and about a quarter not at all.
 a trial takes some seconds on one core. `train` is for Legroom; `epochs` is the same body for anyone else's loop.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from sklearn.datasets import load_digits
 from torch import nn
+
+from bench.tuning_digits import MakeStep, trained
 
 METRIC, MODE = "loss", "min"
 GPU = "96MiB"
@@ -25,9 +26,6 @@ SPACE: dict[str, Any] = {
 }
 TYPICAL = {"channels": 32, "units": 2048, "batch_size": 128, "lr": 1e-3, "dropout": 0.2, "epochs": 3}
 """By which the number of threads is chosen."""
-
-LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-Step = Callable[[LossFunction, torch.Tensor, torch.Tensor], Any]
 
 
 class DigitsNet(nn.Module):
@@ -53,31 +51,9 @@ def train(config: dict[str, Any], trial: Any) -> None:
         trial.report(loss=loss)
 
 
-def epochs(
-    config: dict[str, Any], device: str, make_step: Callable[[nn.Module, torch.optim.Optimizer], Step]
-) -> Iterator[float]:
+def epochs(config: dict[str, Any], device: str, make_step: MakeStep) -> Iterator[float]:
     """Trains, and gives the validation loss after each epoch."""
     torch.manual_seed(0)
-    x, y, valid_x, valid_y = _data()
     model = DigitsNet(config["channels"], config["units"], config["dropout"]).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=config["lr"])
-    step = make_step(model, optimizer)
-    dice = torch.Generator().manual_seed(1)
-    for _ in range(config["epochs"]):
-        model.train()
-        for rows in torch.randperm(len(x), generator=dice).split(config["batch_size"]):
-            step(lambda a, b: F.cross_entropy(model(a), b), x[rows].to(device), y[rows].to(device))
-        model.eval()
-        with torch.no_grad():
-            pieces = zip(valid_x.split(16), valid_y.split(16), strict=True)
-            total = sum(
-                F.cross_entropy(model(a.to(device)), b.to(device), reduction="sum").item() for a, b in pieces
-            )
-        yield total / len(valid_x)
-
-
-def _data() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    digits = load_digits()
-    x, y = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16, torch.tensor(digits.target)
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
-    return x[order[:1437]], y[order[:1437]], x[order[1437:]], y[order[1437:]]
+    return trained(model, optimizer, config, device, make_step, 1, 8, 8)

@@ -25,7 +25,7 @@ from bench.everyday_pictures import EVERYDAY_PICTURES
 from bench.everyday_sequences import EVERYDAY_SEQUENCES
 from bench.further_models import FURTHER
 from bench.later_models import LATER
-from bench.model_parts import Workshop
+from bench.model_parts import Workshop, follow
 from bench.models import MODELS
 
 BUILDERS = MODELS | FURTHER | LATER | EVERYDAY_PICTURES | EVERYDAY_SEQUENCES
@@ -191,9 +191,7 @@ def build(
         else:
             optimizer.step()
         if average is not None:
-            with torch.no_grad():
-                for old, new in zip(average.parameters(), model.parameters(), strict=True):
-                    old.lerp_(new, 0.001)
+            follow(average.parameters(), model.parameters(), 0.001)
         if case.evaluate:
             model.eval()
             with torch.no_grad(), precision():

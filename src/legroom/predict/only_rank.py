@@ -20,9 +20,8 @@ def is_wanted(sentence: str) -> bool:
 def environment(folder: str) -> dict[str, str]:
     """What torchrun tells a rank that is alone. Its group answers at once and has no threads, which a fork would lose; `folder` is
     for objects that it broadcasts."""
-    from legroom.observe.virtual.lone_rank import (
-        VARIABLE as LONE_RANK,
-    )  # it imports torch, and few scripts want it
+    # Not at the top: it imports torch, and few scripts want it.
+    from legroom.observe.virtual.lone_rank import VARIABLE as LONE_RANK
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

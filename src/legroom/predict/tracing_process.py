@@ -144,9 +144,8 @@ class TracingProcess:
         self._batch_size = request["batch_size"] or self._batch_size
         self._resize_to = request["batch_size"]
         no_model_saved()
-        if not any(
-            living(torch.optim.Optimizer)
-        ):  # inference: it will run to its end, and write what it found
+        # Inference will run to its end, and write what it found.
+        if not any(living(torch.optim.Optimizer)):
             write_apart(Path(request["path"]).parent)
         if request["means"]:
             means = map(Means, request["means"])

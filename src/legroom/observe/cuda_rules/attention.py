@@ -99,9 +99,8 @@ def _by_mathematics(
     del scores
     if dropout > 0:
         weights = torch.dropout(weights, dropout, True)
-    given_too = weights.to(
-        dtype
-    )  # torch gives the weights back too, and the compiler makes the last result first
+    # torch gives the weights back too, and the compiler makes the last result first.
+    given_too = weights.to(dtype)
     result = torch.matmul(weights, value).to(dtype)
     del single, given_too
     return result

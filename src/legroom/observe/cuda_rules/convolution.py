@@ -15,7 +15,7 @@ from legroom.observe.cuda_rules import reductions
 from legroom.observe.cuda_rules.convolution_guess import Guess, guess, ruled
 from legroom.observe.cuda_rules.convolution_table import Layer, Question
 from legroom.observe.cuda_rules.convolution_workspace import Convolution
-from legroom.observe.cuda_rules.plan import Call, Give, Output, Plan, Rule, Step, Take, size_of
+from legroom.observe.cuda_rules.plan import Call, Give, Output, Plan, Rule, Step, Take, numbered, size_of
 from legroom.observe.gpus import Gpu
 from legroom.observe.notes import BENCHMARK
 
@@ -53,9 +53,7 @@ def _backward(call: Call) -> Plan:
     if mask[2]:
         steps.append(Output(_position(mask, 2)))
         dims = [0, *range(2, gradient.dim())]
-        for index, size in enumerate(reductions.of_tensor(gradient, dims, call.gpu, accumulator=4)):
-            if size:
-                steps.append(Take(f"bias {index}", size))
+        steps += numbered("bias", reductions.of_tensor(gradient, dims, call.gpu, accumulator=4))
     return Plan(steps)
 
 

@@ -70,8 +70,9 @@ def _into_one_piece(call: Call) -> Plan | None:
 def format_of(tensor: Any) -> torch.memory_format:
     """The layout that a tensor's strides come nearest to."""
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
-    is_last = last is not None and tensor.stride(1) == 1 and tensor.shape[1] > 1
-    return last if is_last and last is not None else torch.contiguous_format
+    if last is not None and tensor.stride(1) == 1 and tensor.shape[1] > 1:
+        return last
+    return torch.contiguous_format
 
 
 def _unfold(call: Call) -> Plan | None:

@@ -7,7 +7,7 @@ columns, which take more than is said here.
 """
 
 from legroom.observe.cuda_rules import matmul, reductions
-from legroom.observe.cuda_rules.plan import Call, Give, Output, Plan, Rule, Step, Take, size_of
+from legroom.observe.cuda_rules.plan import Call, Give, Output, Plan, Rule, Step, Take, numbered, size_of
 
 
 def _euclidean(call: Call) -> Plan:
@@ -35,8 +35,7 @@ def _backward(call: Call) -> Plan:
     sums = reductions.buffers(
         (rows, others, columns), (others * columns, columns, 1), (1,), call.gpu, accumulator=4
     )
-    staged = [Take(f"sum {index}", size) for index, size in enumerate(sums) if size]
-    return Plan([Output(0), Take("pairs", pairs * columns * given.element_size()), *staged])
+    return Plan([Output(0), Take("pairs", pairs * columns * given.element_size()), *numbered("sum", sums)])
 
 
 def _within_backward(call: Call) -> Plan:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from legroom.observe.cuda_rules import reductions
-from legroom.observe.cuda_rules.plan import Call, Give, Output, Plan, Rule, Step, Take, size_of
+from legroom.observe.cuda_rules.plan import Call, Give, Output, Plan, Rule, Step, Take, numbered, size_of
 
 
 def _mean_of_loss(call: Call) -> Plan | None:
@@ -69,7 +69,7 @@ def _reduces(call: Call) -> bool:
 def _staged(call: Call) -> list[Take]:
     """The reduction's own buffers."""
     sizes = reductions.of_tensor(_flat(call.arguments["self"]), None, call.gpu, accumulator=4)
-    return [Take(f"part {index}", size) for index, size in enumerate(sizes) if size]
+    return numbered("part", sizes)
 
 
 def _flat(tensor: Any) -> Any:

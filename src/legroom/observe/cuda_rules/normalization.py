@@ -8,7 +8,7 @@ import torch
 from legroom.observe.cuda_rules import reductions
 from legroom.observe.cuda_rules.copies import format_of
 from legroom.observe.cuda_rules.dispatcher import Overrides
-from legroom.observe.cuda_rules.plan import Call, Give, Output, Plan, Rule, Step, Take, size_of
+from legroom.observe.cuda_rules.plan import Call, Give, Output, Plan, Rule, Step, Take, numbered, size_of
 
 ROWS_PER_BLOCK = 32
 ROWS_PER_BLOCK_OF_SUMS, FEWEST_BLOCKS, MOST_BLOCKS = 256, 8, 128
@@ -90,7 +90,7 @@ def _in_two_passes(call: Call, input: Any, wanted: Sequence[str]) -> list[Step]:
     steps: list[Step] = [Take(f"partial {name}", blocks * width * element) for name in wanted]
     sums = reductions.buffers((blocks, width), (width, 1), (0,), call.gpu, accumulator=4)
     for name in wanted:
-        parts = [Take(f"{name} {index}", size) for index, size in enumerate((width * element, *sums)) if size]
+        parts = numbered(name, (width * element, *sums))
         steps += [*parts, *(Give(part.name) for part in reversed(parts))]
     return steps
 
@@ -138,8 +138,7 @@ def _batch_norm_as_it_lies(call: Call, input: Any) -> Plan | None:
     others = [dim for dim in range(input.dim()) if dim != 1]
     sums = reductions.of_tensor(input, others, call.gpu, accumulator=reductions.WELFORD)
     wide = input.numel() * 4 if input.element_size() < 4 else 0
-    taken = [Take(f"part {index}", size) for index, size in enumerate((wide, *sums)) if size]
-    return Plan([Output(0), Output(1, saved), Output(2, saved), *taken])
+    return Plan([Output(0), Output(1, saved), Output(2, saved), *numbered("part", (wide, *sums))])
 
 
 def _batch_norm_gradient(call: Call, input: Any) -> Plan | None:

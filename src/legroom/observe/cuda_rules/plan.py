@@ -86,6 +86,11 @@ def scratch(*sizes: int) -> Plan | None:
     return Plan(steps) if steps else None
 
 
+def numbered(name: str, sizes: Sequence[int]) -> list[Take]:
+    """Scratch of these sizes, numbered; none of what is empty."""
+    return [Take(f"{name} {index}", size) for index, size in enumerate(sizes) if size > 0]
+
+
 def size_of(tensor: Any) -> int:
     """Bytes of a tensor's elements, densely packed."""
     count: int = tensor.numel() * tensor.element_size()

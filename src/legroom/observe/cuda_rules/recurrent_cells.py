@@ -13,7 +13,7 @@ import torch
 
 from legroom.observe.cuda_rules import reductions
 from legroom.observe.cuda_rules.dispatcher import Overrides
-from legroom.observe.cuda_rules.plan import Call, Give, Output, Plan, Rule, Step, Take
+from legroom.observe.cuda_rules.plan import Call, Give, Output, Plan, Rule, Step, numbered
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -98,8 +98,8 @@ def _sums_for_biases(*sums: tuple[int, int]) -> Rule:
             if call.result[bias] is None:
                 return None
             sizes = reductions.of_tensor(call.result[gates], 0, call.gpu, accumulator=reductions.SUM)
-            taken = [Take(f"{bias}.{index}", size) for index, size in enumerate(sizes) if size]
-            steps += [Output(bias), *taken, *(Give(one.name) for one in reversed(taken))]
+            buffers = numbered(str(bias), sizes)
+            steps += [Output(bias), *buffers, *(Give(one.name) for one in reversed(buffers))]
         return Plan(steps)
 
     return rule

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from legroom.observe.cuda_rules.plan import Call, Output, Plan, Rule, Take, scratch
+from legroom.observe.cuda_rules.plan import Call, Output, Plan, Rule, Take, numbered, scratch
 from legroom.observe.gpus import Gpu
 
 MAX_THREADS = 512
@@ -155,8 +155,9 @@ def _count(call: Call) -> Plan:
     """What is not zero, as booleans, is summed in 64 bits (`count_nonzero` in TensorAdvancedIndexing.cpp)."""
     tensor = call.arguments["self"]
     staged = of_tensor(tensor, call.arguments.get("dim"), call.gpu, accumulator=8) if tensor.dim() else ()
-    parts = [Take(f"part {index}", size) for index, size in enumerate(staged) if size]
-    return Plan([Take("mask", tensor.numel()), Output(0), Take("wide", tensor.numel() * 8), *parts])
+    return Plan(
+        [Take("mask", tensor.numel()), Output(0), Take("wide", tensor.numel() * 8), *numbered("part", staged)]
+    )
 
 
 def _flattened(call: Call, tensor: Any, dims: Any) -> int:

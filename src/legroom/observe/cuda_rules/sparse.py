@@ -26,9 +26,8 @@ def sparse_product(call: Call) -> Plan | None:
         return None
     steps: list[Step] = [Output(0)]
     if matrix.layout is torch.sparse_coo:
-        if (
-            call.func._schema.name == "aten::mm"
-        ):  # the product is added to zeros, which only here are nobody's result
+        # The product is added to zeros, which only here are nobody's result.
+        if call.func._schema.name == "aten::mm":
             steps.insert(0, Take("zeros", size_of(result)))
         count = matrix._nnz()
         steps += [] if matrix.is_coalesced() or not count else _coalesced(count, matrix)

@@ -9,7 +9,18 @@ from typing import Any
 import torch
 
 from legroom.observe.cuda_rules import reductions
-from legroom.observe.cuda_rules.plan import Call, Give, Output, Plan, Rule, Step, Take, scratch, size_of
+from legroom.observe.cuda_rules.plan import (
+    Call,
+    Give,
+    Output,
+    Plan,
+    Rule,
+    Step,
+    Take,
+    numbered,
+    scratch,
+    size_of,
+)
 
 CHUNK = 65_536
 """Values of a tensor that one block of a foreach kernel works on."""
@@ -44,8 +55,8 @@ def _logsumexp(call: Call) -> Plan | None:
 def _staged(name: str, tensor: Any, dims: Any, call: Call, accumulator: int) -> list[Step]:
     """The staging buffer of a reduction, taken and given back."""
     sizes = reductions.of_tensor(tensor, dims, call.gpu, accumulator=accumulator)
-    taken = [Take(f"{name} {index}", size) for index, size in enumerate(sizes) if size]
-    return [*taken, *(Give(one.name) for one in reversed(taken))]
+    buffers = numbered(name, sizes)
+    return [*buffers, *(Give(one.name) for one in reversed(buffers))]
 
 
 def _log_sigmoid(call: Call) -> Plan:
