@@ -39,7 +39,7 @@ from legroom.tuning.space import read_space
 FUNCTION = "bench/tuning_gpt.py:train"
 ROOM = 16 << 30
 """Bytes that the other program leaves."""
-PLAIN = "one at a time"
+PLAIN, TWO, OURS = "one at a time", "two at a time", "legroom local"
 TINY = {
     "width": {"int_log2": [7, 10]}, "layers": {"int": [1, 2]}, "batch_size": {"int_log2": [3, 6]}, "texts": 96, "length": 32
 }  # fmt: skip
@@ -55,6 +55,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=8)
     parser.add_argument("--searches", nargs="+", default=("random",))
     parser.add_argument("--seeds", type=int, nargs="+", default=range(4))
+    parser.add_argument("--systems", nargs="+", choices=(PLAIN, TWO, OURS), default=(PLAIN, OURS, TWO))
     parser.add_argument("--virtual", help="size of a virtual GPU")
     asked = parser.parse_args()
     began = time.monotonic()
@@ -70,14 +71,16 @@ def main() -> None:
                 start = time.monotonic()
                 if start - began + longest > asked.seconds:
                     break
-                plain = run_plain(space, search, seed, asked.trials, 1, asked.virtual)
-                ours = run_legroom(space, search, seed, asked.trials, asked.virtual)
-                two = run_plain(space, search, seed, asked.trials, 2, asked.virtual)
-                rows += [
-                    {"system": system, "search": search, "seed": seed, "asked": asked.trials, **row}
-                    for system, row in ((PLAIN, plain), ("two at a time", two), ("legroom local", ours))
-                ]
-                (asked.folder / "tuning_gpu.json").write_text(json.dumps(rows))
+                for system in asked.systems:
+                    if system == OURS:
+                        row = run_legroom(space, search, seed, asked.trials, asked.virtual)
+                    else:
+                        at_once = 1 if system == PLAIN else 2
+                        row = run_plain(space, search, seed, asked.trials, at_once, asked.virtual)
+                    rows.append(
+                        {"system": system, "search": search, "seed": seed, "asked": asked.trials, **row}
+                    )
+                    (asked.folder / "tuning_gpu.json").write_text(json.dumps(rows))
                 longest = max(longest, time.monotonic() - start)
     show(rows, PLAIN)
 

@@ -96,6 +96,10 @@ NO_GPU = Admission(verdict=Verdict.FITS, fits={})
 class Gate(Protocol):
     """Answers in the background, so that estimating costs no trial its time."""
 
+    @property
+    def is_looking(self) -> bool:
+        """Whether a configuration waits to be looked at for the first time, with its batch whole. Some answers take longer than that."""
+
     def ask(self, config: Config) -> "Future[Admission]": ...
 
     def ran_out(self, config: Config, fit: Fit, needed: int) -> None:

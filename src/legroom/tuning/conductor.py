@@ -80,6 +80,11 @@ class Conductor:
         """Whether a configuration is being traced, or waits for that."""
         return any(not asked.done() for asked in self._asked.values())
 
+    @property
+    def is_looking(self) -> bool:
+        """Whether a configuration waits to be looked at for the first time."""
+        return self._gate.is_looking
+
     def next(self, ahead: int = 2) -> Ready | None:
         """A trial that can start as soon as there is room; None where there is none now.
 

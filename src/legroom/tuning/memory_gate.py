@@ -4,7 +4,9 @@ A worker thread traces one configuration after the other. The batch whole, first
 where that fits, the largest piece that does, by what the two foretell. Those that wait for a look at their whole batch go before pieces: what fits whole is answered soonest. Two configurations that differ only in parameters
 that memory does not depend on (a learning rate) share an answer. Which these are is found out, not guessed: a range of
 floats is traced at both of its ends, and if that asks for the very same memory as the first configuration did, it is left
-out of the comparison. Whole numbers and choices always count, unless the user names the parameters that do.
+out of the comparison. That is done once two configurations differ in such ranges alone, since before it would spare nothing. Whole numbers and choices always count, unless the user names the parameters that do.
+
+Pieces and ends of ranges are not in a hurry: they are traced with what processor time the trials leave over.
 
 A trial that met a full GPU in spite of its answer makes all later answers larger, by what was lacking, and ends the sharing. That may split a batch or take a neighbour away; it
 rejects nothing: what fits by its estimate runs, with a GPU to itself.
@@ -40,6 +42,8 @@ TOO_LOW = 1.05
 
 class OpenGate:
     """Where trials run on the host alone: everything may pass."""
+
+    is_looking = False
 
     def ask(self, config: Config) -> "Future[Admission]":
         answer: Future[Admission] = Future()
@@ -81,21 +85,28 @@ class MemoryGate:
         self._counts = set(space.names) if shape_parameters is None else set(shape_parameters)
         """Parameters in which two configurations must agree to share an answer."""
         self._to_probe = (
-            [p.name for p in space.parameters if isinstance(p.domain, FloatRange)]
+            {p.name for p in space.parameters if isinstance(p.domain, FloatRange)}
             if shape_parameters is None
-            else []
+            else set()
         )
+        """Ranges of which it is not known whether memory depends on them."""
         self._known: list[_Known] = []
         self._lacking = 0
         """Bytes by which estimates have been too low. A sum: what is not in the traced steps (an evaluation) is as large whatever they take."""
         self._jobs: queue.PriorityQueue[tuple[int, int, Callable[[], None]]] = queue.PriorityQueue()
         self._order = itertools.count()
+        self._unseen: set[Future[Admission]] = set()
         self._closed = False
         self._worker = threading.Thread(target=self._work, name="legroom-estimates", daemon=True)
         self._worker.start()
 
+    @property
+    def is_looking(self) -> bool:
+        return bool(self._unseen)
+
     def ask(self, config: Config) -> "Future[Admission]":
         answer: Future[Admission] = Future()
+        self._unseen.add(answer)
         self._jobs.put((WHOLE, next(self._order), partial(self._look, config, answer)))
         return answer
 
@@ -103,7 +114,7 @@ class MemoryGate:
         if not fit.predicted:  # nothing had been foretold
             return
         self._lacking = max(self._lacking, round(TOO_LOW * needed) - fit.predicted)
-        self._counts, self._to_probe = set(self._space.names), []
+        self._counts, self._to_probe = set(self._space.names), set()
 
     def close(self) -> None:
         self._closed = True
@@ -127,7 +138,7 @@ class MemoryGate:
         answer.set_running_or_notify_cancel()
         began = time.perf_counter()
         with self._answering(answer):
-            known = self._alike(config)
+            known = self._alike(config, self._counts)
             is_cached = known is not None
             if known is None:
                 known = self._known_from_now_on(config)
@@ -137,6 +148,7 @@ class MemoryGate:
                 finish()
             else:
                 self._jobs.put((PIECES, next(self._order), finish))
+        self._unseen.discard(answer)
 
     def _finish(self, known: _Known, answer: "Future[Admission]", is_cached: bool, seconds: float) -> None:
         began = time.perf_counter()
@@ -158,28 +170,29 @@ class MemoryGate:
     def _known_from_now_on(self, config: Config) -> _Known:
         known = _Known(config, {})
         self._trace(known, None)
-        self._known.append(known)
-        if len(self._known) == 1:
-            for name in self._to_probe:
+        if self._alike(config, self._counts - self._to_probe) is not None:
+            # Such a trace may be spared from now on.
+            for name in sorted(self._to_probe):
                 self._jobs.put((ENDS, next(self._order), partial(self._probe, name)))
-            self._to_probe = []
+            self._to_probe = set()
+        self._known.append(known)
         return known
 
     def _trace(self, known: _Known, micro: int | None) -> dict[int, Traced]:
         if micro not in known.traces:
             told: dict[int, Traced] = {}
             for tracer in self._tracers:
-                traced = tracer.trace(known.config, micro)
+                traced = tracer.trace(known.config, micro, in_hurry=micro is None)
                 for index, place in enumerate(tracer.places):
                     told[place.index] = replace(traced, fits=(traced.fits[index],))
             known.traces[micro] = told
         return known.traces[micro]
 
-    def _alike(self, config: Config) -> _Known | None:
-        """What was traced of a configuration that asks the same of memory."""
+    def _alike(self, config: Config, counts: set[str]) -> _Known | None:
+        """What was traced of a configuration that agrees with this one in all that `counts`."""
         for known in self._known:
             if known.config.keys() == config.keys() and all(
-                known.config[name] == config[name] for name in config if name in self._counts
+                known.config[name] == config[name] for name in config if name in counts
             ):
                 return known
         return None
@@ -193,7 +206,7 @@ class MemoryGate:
         with contextlib.suppress(CannotEstimate):
             for value in (domain.low, domain.high):
                 for tracer in self._tracers:
-                    traced = tracer.trace({**first.config, name: value}, None)
+                    traced = tracer.trace({**first.config, name: value}, None, in_hurry=False)
                     if traced.asked_for != first.traces[None][tracer.places[0].index].asked_for:
                         return
             self._counts.discard(name)
@@ -230,6 +243,8 @@ class MemoryGate:
             if high - low <= 1 or sizes[low] >= NEAR * [*sizes, rows][high]:
                 break
             middle = _between(low, high, [*sizes, rows], tried, self._room(place) - lacking)
+            if middle is None:
+                break
             traced = self._trace(known, sizes[middle])[place.index]
             tried[middle] = traced.safe
             if self._is_in(traced, place, lacking):
@@ -319,11 +334,13 @@ def _kinds(places: Sequence[Place]) -> Iterator[list[Place]]:
     yield from kinds.values()
 
 
-def _between(low: int, high: int, sizes: Sequence[int], tried: dict[int, int], room: float) -> int:
-    """Which size to try next: where a line between the two nearest that were tried meets the room."""
+def _between(low: int, high: int, sizes: Sequence[int], tried: dict[int, int], room: float) -> int | None:
+    """Which size to try next: where a line between the two nearest that were tried meets the room. None where that is below all of them, and something larger than the smallest was found."""
     small, large = sizes[low], sizes[high]
     slope = (tried[high] - tried[low]) / max(1, large - small)
     wanted = small + (room - tried[low]) / slope if slope > 0 else (small + large) / 2
     inside = range(low + 1, high)
     below = [index for index in inside if sizes[index] <= wanted]
-    return below[-1] if below else inside[0]
+    if below:
+        return below[-1]
+    return inside[0] if low == 0 else None

@@ -57,6 +57,26 @@ def _no_messages() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def waiting_workers() -> Iterator[None]:
+    """Trials get the workers that Ray starts with itself. Ray Tune gives each an environment of its own (a variable by which Lightning forks nothing), for which Ray starts another
+    worker while those wait in vain. Only where trials run in processes of ours.
+
+    Private to Ray. Where it is called otherwise, the first trial starts about two seconds later.
+    """
+    try:
+        from ray.tune.execution.class_cache import DEFAULT_ENV_VARS as VARIABLES
+    except ImportError:
+        yield
+        return
+    before = dict(VARIABLES)
+    VARIABLES.clear()
+    try:
+        yield
+    finally:
+        VARIABLES.update(before)
+
+
+@contextlib.contextmanager
 def _unsaid(name: str) -> Iterator[None]:
     """A logger is silent inside: Ray Tune prints a traceback of its own for a trial whose end the study tells in a sentence."""
     logger = logging.getLogger(name)

@@ -4,6 +4,7 @@ On this machine the stage packs trials onto GPUs, as it does without Ray, and Ra
 them, by what each was foretold to need: a share of one GPU (Ray's `GPU` resource) on a machine whose GPUs it fits.
 """
 
+import contextlib
 import shutil
 from dataclasses import replace
 from functools import partial
@@ -15,7 +16,7 @@ from legroom.observe.devices import processors
 from legroom.tuning.admission import Place
 from legroom.tuning.engine import Job, ended_politely
 from legroom.tuning.fork_server import fork_server
-from legroom.tuning.ray_cluster import connected
+from legroom.tuning.ray_cluster import connected, waiting_workers
 from legroom.tuning.ray_resources import (
     Resources,
     places_of_cluster,
@@ -69,7 +70,7 @@ class RayEngine:
         exchange = Exchange(stage, conductor, self._server)
         account = job.folder / "ray"
         try:
-            with ended_politely():
+            with ended_politely(), contextlib.nullcontext() if self._server is None else waiting_workers():
                 _tuner(exchange, account, asked).fit()
         except KeyboardInterrupt:
             stage.interrupt()

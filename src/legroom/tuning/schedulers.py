@@ -37,6 +37,8 @@ class Decision:
     """Whose checkpoint to take over."""
     config: Config | None = None
     """What to go on with."""
+    is_done: bool = False
+    """It stops because it has come to its end, and is not cut short."""
 
 
 GO_ON = Decision()
@@ -72,7 +74,7 @@ class Asha:
 
     def reported(self, number: int, config: Config, step: int, value: float) -> Decision:
         if self.most_steps is not None and step >= self.most_steps:
-            return Decision(Action.STOP, f"done after {step} steps, as many as were asked for")
+            return Decision(Action.STOP, f"done after {step} steps, as many as were asked for", is_done=True)
         rung = self._rung_at(step)
         if rung is None or self._passed.get(number, 0) >= rung:
             return GO_ON

@@ -135,7 +135,9 @@ class Stage:
         elif end.state is TrialState.STOPPED and decision.action is Action.TAKE_OVER:
             self._conductor.take_over(number, decision)
         else:
-            self._conductor.ended(number, Ending(end.state, end.why or decision.why, end.is_in_vain))
+            is_done = end.state is TrialState.STOPPED and decision.is_done
+            state = TrialState.FINISHED if is_done else end.state
+            self._conductor.ended(number, Ending(state, end.why or decision.why, end.is_in_vain))
 
     def time_is_up(self) -> None:
         """Every process was ended because the budget is spent: what has a value counts, the rest is left for later."""
@@ -169,10 +171,10 @@ class Stage:
 
     @property
     def _is_crowded(self) -> bool:
-        """Whether another trial would have to share a processor with a trace: it would slow all of them by more than it gains."""
+        """Whether another trial would have to share a processor with a trace that others wait for: it would slow all of them by more than it gains. (What is traced in pieces goes behind trials.)"""
         is_traced_here = not any(place.machine for place in self._job.places)
         takes_all = (self.running + 1) * self._job.ranks >= processors()
-        return self.running > 0 and takes_all and is_traced_here and self._conductor.awaits_estimate
+        return self.running > 0 and takes_all and is_traced_here and self._conductor.is_looking
 
     def _placed(self, waiting: dict[int, Admission]) -> Placement | None:
         """The next one that can start. Where the search chooses, it goes before the packer's plan, and nobody takes the processor on which others are traced."""

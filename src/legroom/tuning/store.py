@@ -1,6 +1,7 @@
 """A study on disk: Optuna's storage in one SQLite file, and a folder for each trial.
 
-Everything is written when it happens, in transactions, so a study that is killed has all that had ended. Other tools that read
+Everything is written when it happens, in transactions, so a study that is killed has all that had ended. A trial waits until its report is written, so that must be quick: what is
+written goes to SQLite's log beside the file (`study.db-wal`) and is not waited for until it lies on the disk, only until the system has it; when the study ends, the file is whole again. Other tools that read
 Optuna's storage (its dashboard) see configurations, values and states; what Optuna has no word for is kept as attributes.
 """
 
@@ -9,6 +10,7 @@ import errno
 import fcntl
 import json
 import os
+import sqlite3
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -20,10 +22,22 @@ from legroom.tuning.space import Space
 
 FILE = "study.db"
 _NAME = "legroom"
+_REPORT = "report:"
+"""Before a step: the attribute that holds what was reported."""
 
 
 class StoreError(LegroomError):
     """The study cannot be written or read."""
+
+
+class _Connection(sqlite3.Connection):
+    """One that keeps a log. Where SQLite can keep none (some network file systems) everything is as it was, and slower."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        with contextlib.suppress(sqlite3.OperationalError):
+            if self.execute("PRAGMA journal_mode=WAL").fetchone() == ("wal",):
+                self.execute("PRAGMA synchronous=NORMAL")
 
 
 class Store:
@@ -48,7 +62,8 @@ class Store:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         with _told_if_full(folder):
             self._storage = optuna.storages.RDBStorage(
-                f"sqlite:///{folder / FILE}", engine_kwargs={"connect_args": {"timeout": 30}}
+                f"sqlite:///{folder / FILE}",
+                engine_kwargs={"connect_args": {"timeout": 30, "factory": _Connection}},
             )
             self._study = optuna.create_study(
                 storage=self._storage,
@@ -72,6 +87,8 @@ class Store:
                 self._study.set_user_attr("facts", dict(facts))
         self._ids: dict[int, int] = {}
         self._last: dict[int, str] = {}
+        self._reports: dict[int, int] = {}
+        """Trial → reports of it that are on disk, those that were taken back among them."""
 
     def trial_folder(self, number: int) -> Path:
         return self.folder / "trials" / f"{number:04d}"
@@ -82,6 +99,7 @@ class Store:
         for frozen in self._study.get_trials(deepcopy=False):
             record = _record(frozen)
             self._ids[record.number] = frozen._trial_id
+            self._reports[record.number] = sum(name.startswith(_REPORT) for name in frozen.user_attrs)
             records.append(record)
         return records
 
@@ -92,7 +110,7 @@ class Store:
             state=self._optuna.trial.TrialState.RUNNING,
             params={name: record.config[name] for name in distributions},
             distributions=distributions,
-            user_attrs={"legroom": _rest(record)},
+            user_attrs={"legroom": self._rest(record)},
         )
         with _told_if_full(self.folder):
             trial_id = self._storage.create_new_trial(self._study._study_id, template_trial=template)
@@ -106,12 +124,13 @@ class Store:
             if metric in report.metrics:
                 self._storage.set_trial_intermediate_value(identity, report.step, report.metrics[metric])
             told = {"metrics": report.metrics, "seconds": report.seconds}
-            self._storage.set_trial_user_attr(identity, f"report:{report.step}", told)
+            self._storage.set_trial_user_attr(identity, f"{_REPORT}{report.step}", told)
+        self._reports[record.number] = max(report.step, self._reports.get(record.number, 0))
         self.change(record)
 
     def change(self, record: TrialRecord) -> None:
         """Whatever else is known of a trial."""
-        rest = _rest(record)
+        rest = self._rest(record)
         text = json.dumps(rest, sort_keys=True)
         if self._last.get(record.number) != text:
             with _told_if_full(self.folder):
@@ -135,11 +154,16 @@ class Store:
                 identity, state, None if value is None or state is states.FAIL else [value]
             )
 
+    def _rest(self, record: TrialRecord) -> dict[str, Any]:
+        """What is kept of a record beside its reports, and how many of these count, if not all."""
+        told = record.as_dict()
+        reports = len(told.pop("reports"))
+        told["steps"] = None if reports == self._reports.get(record.number, 0) else reports
+        return told
+
     def close(self) -> None:
         """Let another process have it."""
-        with contextlib.suppress(Exception):
-            self._storage.remove_session()
-            self._storage.engine.dispose()
+        _let_go(self._storage)
         self._lock.close()
 
 
@@ -152,15 +176,20 @@ def read_study(folder: Path) -> tuple[dict[str, Any], list[TrialRecord]]:
     except ModuleNotFoundError:
         raise MissingExtra("Optuna, which keeps the study,", "tune") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.load_study(storage=f"sqlite:///{folder / FILE}", study_name=_NAME)
-    return study.user_attrs.get("facts", {}), [_record(frozen) for frozen in study.get_trials(deepcopy=False)]
+    storage = optuna.storages.RDBStorage(f"sqlite:///{folder / FILE}")
+    try:
+        study = optuna.load_study(storage=storage, study_name=_NAME)
+        records = [_record(frozen) for frozen in study.get_trials(deepcopy=False)]
+        return study.user_attrs.get("facts", {}), records
+    finally:
+        _let_go(storage)
 
 
-def _rest(record: TrialRecord) -> dict[str, Any]:
-    """What is kept of a record beside its reports."""
-    told = record.as_dict()
-    told["steps"] = len(told.pop("reports"))
-    return told
+def _let_go(storage: Any) -> None:
+    """Close its connections: the last one that is closed makes the file whole."""
+    with contextlib.suppress(Exception):
+        storage.remove_session()
+        storage.engine.dispose()
 
 
 def _record(frozen: Any) -> TrialRecord:
@@ -169,7 +198,10 @@ def _record(frozen: Any) -> TrialRecord:
     rest["memory"] = TrialMemory(**rest["memory"])
     rest["number"] = frozen.number
     # Reports beyond these were taken back: an interrupted trial makes their steps again.
-    told = {step: frozen.user_attrs[f"report:{step}"] for step in range(1, rest.pop("steps") + 1)}
+    steps = rest.pop("steps")
+    if steps is None:
+        steps = sum(name.startswith(_REPORT) for name in frozen.user_attrs)
+    told = {step: frozen.user_attrs[f"{_REPORT}{step}"] for step in range(1, steps + 1)}
     reports = [Report(step, dict(told[step]["metrics"]), told[step]["seconds"]) for step in told]
     return TrialRecord(**rest, reports=reports)
 

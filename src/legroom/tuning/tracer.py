@@ -12,8 +12,8 @@ from legroom.tuning.fork_server import Forked, ServerGone, ended, fork_server
 from legroom.tuning.function import TrainFunction
 from legroom.tuning.space import Config
 
-PATIENCE = 120.0
-"""Seconds for one trace; what takes longer runs without an estimate."""
+PATIENCE, LONG_PATIENCE = 120.0, 600.0
+"""Seconds for one trace, and for one that goes behind trials; what takes longer runs without an estimate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +61,8 @@ class TraceRequest:
     config: Config
     micro_batch: int | None
     patience: float
+    in_hurry: bool
+    """Else trials that run meanwhile go before it."""
 
 
 class Tracer:
@@ -81,16 +83,16 @@ class Tracer:
         self._process: Forked | None = None
         self._is_killed = False
 
-    def trace(self, config: Config, micro_batch: int | None) -> Traced:
-        """Trace two steps; raises `CannotEstimate`."""
-        pipe = self._ready().pipe
+    def trace(self, config: Config, micro_batch: int | None, *, in_hurry: bool) -> Traced:
+        """Trace two steps; raises `CannotEstimate`. `in_hurry`: else trials that run meanwhile go before it."""
+        pipe, patience = self._ready().pipe, PATIENCE if in_hurry else LONG_PATIENCE
         told: dict[str, Any] = {}
         try:
-            pipe.send(TraceRequest(config, micro_batch, PATIENCE))
+            pipe.send(TraceRequest(config, micro_batch, patience, in_hurry))
         except OSError:
             raise self._gone() from None
         while "done" not in told:
-            told.update(self._reply(pipe, PATIENCE + 10))
+            told.update(self._reply(pipe, patience + 10))
         if "error" in told or "reserved" not in told:
             raise CannotEstimate(told.get("error", "its process died while it was traced"))
         del told["done"]

@@ -36,6 +36,8 @@ from legroom.tuning.trial_process import called, print_to
 
 STEPS = 2
 """Optimizer steps: the first one makes the optimizer's state, the second one is like all others."""
+BEHIND = 10
+"""Added to the niceness of what is not in a hurry: a tenth of a processor beside trials that take all of them, the whole of one that is free."""
 PIECES = 2
 """Of a split batch that are traced: the second one meets the first one's gradients, the others are like it."""
 
@@ -120,6 +122,8 @@ class _Tracing:
 
     def _serve(self, request: TraceRequest, folder: Path, train: Any, device: VirtualGPU) -> NoReturn:
         """In a fork: one configuration. `folder`: for what it would write."""
+        if not request.in_hurry:
+            os.nice(BEHIND)
         self._began = time.perf_counter()
         device.recorder.charges.sink = self._trace.events.append  # a fork's events go nowhere otherwise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -55,6 +55,8 @@ class InOrder(Learned):
 class RuleGate:
     """Configurations above a number never fit."""
 
+    is_looking = False
+
     def __init__(self, most: int = 100) -> None:
         self.most = most
         self.corrections: list[int] = []

@@ -110,8 +110,8 @@ def test_what_was_traced_is_not_traced_again(gate: MemoryGate) -> None:
 
 def test_a_learning_rate_is_found_not_to_matter_and_a_width_to_matter(gate: MemoryGate) -> None:
     answer(gate, WHOLE)
-    answer(gate, {**WHOLE, "width": 32})  # by now the ends of lr have been tried
-    gate._jobs.put((ENDS, next(gate._order), lambda: None))
+    assert not answer(gate, {**WHOLE, "lr": 0.03}).is_cached  # so that both ends of lr are tried
+    after_ends(gate)
     assert answer(gate, {**WHOLE, "lr": 0.07}).is_cached
     assert not answer(gate, {**WHOLE, "width": 64}).is_cached
 
@@ -136,9 +136,11 @@ class Arithmetic:
     def __init__(self, function: TrainFunction, places: Sequence[Place], ranks: int) -> None:
         self.places = list(places)
         self.traced: list[tuple[Config, int | None]] = []
+        self.in_hurry: list[bool] = []
 
-    def trace(self, config: Config, micro_batch: int | None) -> Traced:
+    def trace(self, config: Config, micro_batch: int | None, *, in_hurry: bool) -> Traced:
         self.traced.append((config, micro_batch))
+        self.in_hurry.append(in_hurry)
         if config["batch_size"] == 13:
             raise CannotEstimate("it is superstitious")
         size = (1 + min(config["batch_size"], micro_batch or 999) + (config["lr"] > 0.5)) * MiB
@@ -187,8 +189,40 @@ def test_what_fits_whole_is_answered_before_pieces_of_what_was_asked_earlier_are
 
 def test_a_parameter_that_changes_memory_at_one_end_of_its_range_counts(quick: MemoryGate) -> None:
     answer(quick, {"batch_size": 4, "lr": 0.1})
-    answer(quick, {"batch_size": 5, "lr": 0.1})
-    assert not answer(quick, {"batch_size": 4, "lr": 0.2}).is_cached
+    answer(quick, {"batch_size": 4, "lr": 0.2})
+    after_ends(quick)
+    assert ({"batch_size": 4, "lr": 1.0}, None) in traced(quick)
+    assert not answer(quick, {"batch_size": 4, "lr": 0.3}).is_cached
+
+
+def test_the_ends_of_a_range_are_tried_once_that_can_spare_a_trace(quick: MemoryGate) -> None:
+    answer(quick, {"batch_size": 4, "lr": 0.1})
+    answer(quick, {"batch_size": 5, "lr": 0.2})
+    after_ends(quick)
+    assert len(traced(quick)) == 2
+    answer(quick, {"batch_size": 5, "lr": 0.3})
+    after_ends(quick)
+    assert [config["lr"] for config, _ in traced(quick)][2:] == [0.3, 0.0, 1.0]
+
+
+def test_only_whole_batches_are_in_a_hurry(quick: MemoryGate) -> None:
+    begin = threading.Event()
+    quick._jobs.put((-1, next(quick._order), begin.wait))
+    asked = quick.ask({"batch_size": 100, "lr": 0.1})
+    assert quick.is_looking
+    begin.set()
+    assert asked.result(timeout=60).verdict is Verdict.SPLIT
+    assert not quick.is_looking
+    tracer = quick._tracers[0]
+    assert isinstance(tracer, Arithmetic)
+    assert tracer.in_hurry == [micro is None for _, micro in tracer.traced]
+
+
+def after_ends(gate: MemoryGate) -> None:
+    """Waits until everything that the gate has put off is done."""
+    done = threading.Event()
+    gate._jobs.put((ENDS + 1, next(gate._order), done.set))
+    assert done.wait(timeout=60)
 
 
 def test_a_gpu_that_was_full_in_spite_of_an_estimate_makes_later_ones_larger(quick: MemoryGate) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from legroom.errors import MissingExtra, UsageError
 from legroom.tuning import ray_cluster
-from legroom.tuning.ray_cluster import connected
+from legroom.tuning.ray_cluster import connected, waiting_workers
 
 
 def free_port() -> int:
@@ -94,3 +94,12 @@ def test_ray_that_does_not_start_is_told_in_a_sentence(monkeypatch: pytest.Monke
         connected(None, processors=1),
     ):
         pass
+
+
+def test_trials_of_ours_have_the_environment_of_workers_that_wait_and_others_ray_s_own() -> None:
+    class_cache = pytest.importorskip("ray.tune.execution.class_cache")
+    before = dict(class_cache.DEFAULT_ENV_VARS)
+    assert before, "else Ray's workers are the same by themselves, and this may go"
+    with waiting_workers():
+        assert not class_cache.DEFAULT_ENV_VARS
+    assert before == class_cache.DEFAULT_ENV_VARS

@@ -15,10 +15,12 @@ from legroom.tuning.engine import Job
 from legroom.tuning.function import TrainFunction
 from legroom.tuning.neighbours import Neighbours
 from legroom.tuning.records import TrialState
+from legroom.tuning.schedulers import Action, Asha
 from legroom.tuning.searchers import RandomSearcher, Result
 from legroom.tuning.space import Config, read_space
 from legroom.tuning.staging import Stage
 from legroom.tuning.store import Store
+from legroom.tuning.trial import Reported
 from legroom.tuning.trial_process import TrialEnd
 from legroom.units import GiB
 
@@ -28,6 +30,8 @@ PLACE = Place(index=0, memory=10 * GiB)
 
 class HalfOfTheRest:
     """A gate that gives each trial half of what others leave."""
+
+    is_looking = False
 
     def __init__(self, neighbours: Neighbours) -> None:
         self._neighbours = neighbours
@@ -64,6 +68,11 @@ def test_trials_whose_room_others_took_are_asked_about_again(
 
 class Small:
     """A gate that gives each trial what it asks for in GiB."""
+
+    @property
+    def is_looking(self) -> bool:
+        """Every answer is there at once."""
+        return False
 
     def ask(self, config: Config) -> "Future[Admission]":
         answer: Future[Admission] = Future()
@@ -168,14 +177,20 @@ class Slow(Small):
 
     def __init__(self) -> None:
         self.asked: list[Future[Admission]] = []
+        self.is_in_pieces = False
+
+    @property
+    def is_looking(self) -> bool:
+        return not self.is_in_pieces
 
     def ask(self, config: Config) -> "Future[Admission]":
         self.asked.append(Future() if config["x"] == 3 else super().ask(config))
         return self.asked[-1]
 
 
+@pytest.mark.parametrize("in_pieces", [False, True])
 def test_where_the_search_chooses_no_trial_takes_the_processor_on_which_another_is_traced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_pieces: bool
 ) -> None:
     monkeypatch.setattr(staging, "processors", lambda: 2)
     place = Place(index=0, memory=10 * GiB, virtual=True)
@@ -189,7 +204,37 @@ def test_where_the_search_chooses_no_trial_takes_the_processor_on_which_another_
     stage = Stage(job, conductor)
     handed_out = [stage.hand_out(), stage.hand_out()]
     assert [orders[0].number if orders else None for orders in handed_out] == [0, None]
-    gate.asked[-1].set_result(Small().ask({"x": 3}).result())
-    (order,) = stage.hand_out() or []
-    assert order.number == 2, "the largest one, now that nothing is traced"
+    gate.is_in_pieces = True
+    if in_pieces:
+        (order,) = stage.hand_out() or []
+        assert order.number == 1, "the other one goes behind trials now"
+    else:
+        gate.asked[-1].set_result(Small().ask({"x": 3}).result())
+        (order,) = stage.hand_out() or []
+        assert order.number == 2, "the largest one, now that nothing is traced"
+    conductor.close()
+
+
+@pytest.mark.parametrize(("most_steps", "state"), [(2, TrialState.FINISHED), (9, TrialState.STOPPED)])
+def test_a_trial_that_came_to_asha_s_last_step_is_finished_and_one_that_was_cut_is_not(
+    tmp_path: Path, most_steps: int, state: TrialState
+) -> None:
+    job = Job(function=TrainFunction(name="train"), space=SPACE, metric="loss", mode="min", folder=tmp_path, trials=2, parallel=2)  # fmt: skip
+    conductor = Conductor(
+        job,
+        Listed([1, 2]),
+        Asha("min", grace=2, most_steps=most_steps),
+        Small(),
+        Store(tmp_path, resume=False, mode="min", facts={}),
+        (),
+    )
+    stage = Stage(job, conductor)
+    for _ in range(2):
+        assert stage.hand_out()
+    for step in (1, 2):
+        for number in (0, 1):
+            action = stage.reported(number, Reported(step=step, metrics={"loss": float(number)}))
+    assert action is Action.STOP
+    stage.ended(1, TrialEnd(state=TrialState.STOPPED))
+    assert conductor.records[1].state is state
     conductor.close()

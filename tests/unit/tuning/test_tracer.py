@@ -17,6 +17,6 @@ def test_the_cache_that_grows_in_the_third_step_is_foretold_from_two() -> None:
     place = Place(index=0, memory=gpu.memory, context=gpu.context, model=gpu.name)
     tracer = Tracer(TrainFunction.of(f"{FILE}:train"), [place], 1)
     try:
-        assert tracer.trace({"width": 1024, "batch_size": 4096}, None).reserved == 216 * MiB
+        assert tracer.trace({"width": 1024, "batch_size": 4096}, None, in_hurry=True).reserved == 216 * MiB
     finally:
         tracer.close()
