@@ -63,6 +63,28 @@ def test_json_is_alone_on_stdout(folder: Path, capsys: pytest.CaptureFixture[str
     assert [trial["state"] for trial in told["trials"]] == ["finished", "finished"]
 
 
+def test_a_trial_that_comes_to_the_most_steps_is_finished(folder: Path) -> None:
+    assert (
+        main(
+            [
+                "tune",
+                "train.py:train",
+                "space.toml",
+                "--trials",
+                "1",
+                "--scheduler",
+                "asha",
+                "--most-steps",
+                "2",
+            ]
+        )
+        == 0
+    )
+    (trial,) = Study.load("train-study").trials
+    assert (str(trial.state), trial.step) == ("finished", 2)
+    assert not _ended(folder), "it was ended at its second report"
+
+
 def test_a_killed_search_goes_on_without_repeating_what_had_ended(folder: Path) -> None:
     (folder / "space.toml").write_text(SPACE.replace("pause = 0.0", "pause = 0.1"))
     command = [sys.executable, "-m", "legroom", "tune", "train.py:train", "space.toml"]

@@ -35,6 +35,8 @@ def tune(
     seed: Annotated[int | None, typer.Option(metavar="N", help="The same seed proposes the same.", show_default="0")] = None,
     grace: Annotated[int | None, typer.Option(min=1, metavar="N", help="Steps before a trial may be cut short.", show_default="1")] = None,
     reduction: Annotated[float | None, typer.Option(metavar="X", help="ASHA lets 1/X of the trials go on.", show_default="2")] = None,
+    most_steps: Annotated[int | None, typer.Option(min=1, metavar="N", help="With ASHA a trial is done after so many reports.", show_default=False)] = None,
+    interval: Annotated[int | None, typer.Option(min=1, metavar="N", help="Steps between two looks of pbt.", show_default="1")] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also log to TensorBoard, in the study's folder.")] = False,
     wandb: Annotated[Text, typer.Option(metavar="PROJECT", help="Also log to wandb, offline.", show_default=False)] = None,
     format: FormatOption = Format.TEXT,
@@ -50,7 +52,7 @@ def tune(
     given = {
         "metric": metric, "mode": mode, "search": search, "scheduler": scheduler, "trials": trials, "gpu": gpu,
         "time_budget": time_budget, "engine": engine, "address": address, "parallel": parallel, "ranks": ranks,
-        "seed": seed, "grace": grace, "reduction": reduction,
+        "seed": seed, "grace": grace, "reduction": reduction, "most_steps": most_steps, "interval": interval,
     }  # fmt: skip
     options = _merged(space, study_options, given)
     if "metric" not in options:
