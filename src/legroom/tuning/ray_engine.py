@@ -74,6 +74,7 @@ class RayEngine:
                 exchange.stage.look_ahead()  # the first estimates are made while Ray starts
             else:
                 exchange.early = stack.enter_context(EarlyTrials(exchange, self._server))
+                exchange.early.wait_for_the_first()
             stack.enter_context(connected(None, processors=processors()))
             if exchange.early is not None:
                 exchange.early.leave_the_rest_to_ray()

@@ -5,6 +5,7 @@ served by a fork that runs the function, replays what it asked for with every GP
 """
 
 import contextlib
+import gc
 import hashlib
 import os
 import signal
@@ -73,6 +74,7 @@ class _Tracing:
         with contextlib.ExitStack() as stack:
             device = self._device(stack)
             train = self._order.function.load()
+            gc.freeze()  # what is there already is no fork's garbage
             self._say({"ready": True})
             while True:
                 try:

@@ -84,7 +84,9 @@ def test_trials_run_one_after_the_other_as_long_as_ray_is_not_there(begun: Any) 
 def test_once_ray_is_there_none_starts_and_what_runs_is_looked_after(begun: Any) -> None:
     exchange, early = begun("endless")
     with early:
-        until(lambda: exchange.conductor.records and exchange.conductor.records[0].step > 2)
+        early.wait_for_the_first()
+        assert exchange.stage.running == 1
+        until(lambda: exchange.conductor.records[0].step > 2)
         early.leave_the_rest_to_ray()
         before = exchange.conductor.records[0].step
         until(lambda: exchange.conductor.records[0].step > before + 2)
@@ -109,6 +111,7 @@ def test_whoever_holds_the_lock_is_alone_on_the_stage(begun: Any) -> None:
 def test_what_goes_wrong_is_kept_for_ray_to_hear(begun: Any) -> None:
     exchange, early = begun("broken")
     with early:
+        early.wait_for_the_first()
         until(lambda: exchange.refusal is not None)
     assert "never reported 'loss'" in str(exchange.refusal)
     assert not any(thread.name == "legroom-early-trials" for thread in threading.enumerate())
