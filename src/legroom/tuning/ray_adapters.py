@@ -4,20 +4,47 @@ Ray keeps processes, resources and machines; what is tried, admitted, cut short 
 trials can be several of Ray's: each time it is handed out (again after a pause, a full GPU, another's checkpoint) Ray sees a new one.
 """
 
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
-from legroom.tuning.exchange import Exchange
+from legroom.errors import LegroomError
+from legroom.tuning.conductor import Conductor
 from legroom.tuning.ray_trial import ORDERS, end_process, read_result
 from legroom.tuning.records import TrialState
 from legroom.tuning.schedulers import Action
+from legroom.tuning.staging import Stage
 from legroom.tuning.trial import Reported
 from legroom.tuning.trial_process import TrialEnd
 
 SECONDS_BETWEEN_LOOKS = 0.2
+
+
+@dataclass(slots=True)
+class Exchange:
+    """What searcher and scheduler share."""
+
+    stage: Stage
+    conductor: Conductor
+    server: str | None = None
+    """Where trials are forked that run beside Ray's workers."""
+    numbers: dict[str, int] = field(default_factory=dict)
+    """Ray's name of a trial → our number."""
+    refusal: LegroomError | None = None
+    """Why the study ends here: Ray would wrap it into an error of its own, with a traceback in its text."""
+
+    @contextlib.contextmanager
+    def heard(self) -> Iterator[None]:
+        try:
+            yield
+        except LegroomError as error:
+            self.refusal = error
+            raise
 
 
 class StagedSearch(Searcher):
@@ -29,17 +56,14 @@ class StagedSearch(Searcher):
 
     def suggest(self, trial_id: str) -> Any:
         """Its orders; None where there is none now; Ray's own word where there will be no more."""
-        exchange, stage, conductor = self._exchange, self._exchange.stage, self._exchange.conductor
-        while True:
-            with exchange.heard():
+        stage, conductor = self._exchange.stage, self._exchange.conductor
+        with self._exchange.heard():
+            orders = stage.hand_out()
+            while orders is None and not stage.running and not stage.is_over:
+                conductor.wait(SECONDS_BETWEEN_LOOKS)  # Ray would sleep a whole second
                 orders = stage.hand_out()
-                is_over = stage.is_over or conductor.seconds_left == 0.0
-                is_busy = exchange.running_on_ray > 0
-            if orders is not None or is_over or is_busy:
-                break
-            conductor.wait(SECONDS_BETWEEN_LOOKS)  # Ray would sleep a whole second
         if orders is None:
-            return Searcher.FINISHED if is_over and not is_busy else None
+            return Searcher.FINISHED if stage.is_over else None
         self._exchange.numbers[trial_id] = orders[0].number
         return {ORDERS: orders}
 

@@ -6,7 +6,6 @@ them, by what each was foretold to need: a share of one GPU (Ray's `GPU` resourc
 
 import contextlib
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,11 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.errors import UsageError
 from legroom.observe.devices import processors
-from legroom.scale.ray_cluster import is_there
 from legroom.tuning.admission import Place
-from legroom.tuning.early_trials import EarlyTrials
 from legroom.tuning.engine import Job, ended_politely
-from legroom.tuning.exchange import Exchange
 from legroom.tuning.fork_server import fork_server
 from legroom.tuning.ray_cluster import connected, waiting_workers
 from legroom.tuning.ray_resources import (
@@ -33,6 +29,7 @@ from legroom.tuning.staging import Stage
 
 if TYPE_CHECKING:
     from legroom.tuning.conductor import Conductor
+    from legroom.tuning.ray_adapters import Exchange
 
 
 class RayEngine:
@@ -56,63 +53,43 @@ class RayEngine:
 
     def run(self, job: Job, conductor: "Conductor") -> None:
         if self._address is None:
-            self._run_here(job, conductor)
+            stage = Stage(job, conductor)
+            stage.look_ahead()  # the first estimates are made while Ray starts
+            with connected(None, processors=processors()):
+                self._fit(job, resources(on_cluster=False), stage, conductor)
             return
         with connected(self._address, processors=processors()):
             if job.parallel is None:
                 job = replace(job, parallel=max(1, processors_of_cluster() // job.ranks))
-            exchange = Exchange(Stage(job, conductor), conductor)
-            with _concluded(exchange):
-                _fit(
-                    exchange, job.folder / "ray", resources(on_cluster=True, strategy=strategy_for(job.ranks))
-                )
+            asked = resources(on_cluster=True, strategy=strategy_for(job.ranks))
+            self._fit(job, asked, Stage(job, conductor), conductor)
 
-    def _run_here(self, job: Job, conductor: "Conductor") -> None:
-        exchange = Exchange(Stage(job, conductor), conductor, self._server)
-        with _concluded(exchange), contextlib.ExitStack() as stack:
-            if self._server is None or is_there():
-                exchange.stage.look_ahead()  # the first estimates are made while Ray starts
-            else:
-                exchange.early = stack.enter_context(EarlyTrials(exchange, self._server))
-                exchange.early.wait_for_the_first()
-            stack.enter_context(connected(None, processors=processors()))
-            if exchange.early is not None:
-                exchange.early.leave_the_rest_to_ray()
-            if self._server is not None:
-                stack.enter_context(waiting_workers())
-            _fit(exchange, job.folder / "ray", resources(on_cluster=False))
+    def _fit(self, job: Job, asked: Resources, stage: Stage, conductor: "Conductor") -> None:
+        from legroom.tuning.ray_adapters import Exchange
 
-
-@contextlib.contextmanager
-def _concluded(exchange: Exchange) -> Iterator[None]:
-    """Trials that have not ended when the study does are told so. Their processes are gone by then."""
-    stage = exchange.stage
-    try:
-        with ended_politely():
-            yield
-    except KeyboardInterrupt:
-        stage.interrupt()
-        raise
-    if exchange.conductor.seconds_left == 0.0:
-        stage.time_is_up()
-    elif not stage.is_over:  # Ray took Ctrl-C for itself and ended its trials
-        stage.interrupt()
-        raise KeyboardInterrupt
-
-
-def _fit(exchange: Exchange, account: Path, asked: Resources) -> None:
-    try:
-        _tuner(exchange, account, asked).fit()
-    except OSError as error:
-        raise UsageError(
-            f"Ray cannot write to {account}: {error.strerror or error}. What had ended is kept: make room and go on with resume"
-        ) from None
-    except Exception:
-        if exchange.refusal is not None:
-            raise exchange.refusal from None
-        raise
-    finally:
-        shutil.rmtree(account, ignore_errors=True)  # Ray's account of the study: the store has all of it
+        exchange = Exchange(stage, conductor, self._server)
+        account = job.folder / "ray"
+        try:
+            with ended_politely(), contextlib.nullcontext() if self._server is None else waiting_workers():
+                _tuner(exchange, account, asked).fit()
+        except KeyboardInterrupt:
+            stage.interrupt()
+            raise
+        except OSError as error:
+            raise UsageError(
+                f"Ray cannot write to {account}: {error.strerror or error}. What had ended is kept: make room and go on with resume"
+            ) from None
+        except Exception:
+            if exchange.refusal is not None:
+                raise exchange.refusal from None
+            raise
+        finally:
+            shutil.rmtree(account, ignore_errors=True)  # Ray's account of the study: the store has all of it
+        if conductor.seconds_left == 0.0:
+            stage.time_is_up()
+        elif not stage.is_over:  # Ray took Ctrl-C for itself and ended its trials
+            stage.interrupt()
+            raise KeyboardInterrupt
 
 
 def _can_be_apart(job: Job) -> bool:
@@ -120,7 +97,7 @@ def _can_be_apart(job: Job) -> bool:
     return job.ranks == 1 and job.function.takes_trial
 
 
-def _tuner(exchange: Exchange, folder: Path, asked: Resources) -> Any:
+def _tuner(exchange: "Exchange", folder: Path, asked: Resources) -> Any:
     from ray import tune
 
     from legroom.tuning.ray_adapters import StagedScheduler, StagedSearch

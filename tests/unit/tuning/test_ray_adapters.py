@@ -9,8 +9,7 @@ from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
 from legroom.errors import UsageError
-from legroom.tuning.exchange import Exchange
-from legroom.tuning.ray_adapters import StagedScheduler, StagedSearch
+from legroom.tuning.ray_adapters import Exchange, StagedScheduler, StagedSearch
 from legroom.tuning.ray_trial import ENDED, ORDERS, REPORTED, read_result
 from legroom.tuning.records import TrialState
 from legroom.tuning.schedulers import Action
@@ -41,8 +40,7 @@ class Stage:
 
 def exchange(stage: Stage) -> Any:
     waits: list[float] = []
-    conductor = SimpleNamespace(wait=waits.append, waits=waits, seconds_left=None)
-    return Exchange(stage, conductor, numbers={"ray-7": 7})  # type: ignore[arg-type]
+    return Exchange(stage, SimpleNamespace(wait=waits.append, waits=waits), numbers={"ray-7": 7})  # type: ignore[arg-type]
 
 
 def order(number: int) -> list[Any]:
@@ -73,28 +71,6 @@ def test_where_nothing_runs_the_estimate_is_waited_for() -> None:
     shared = exchange(Stage(None, None, order(0)))
     assert StagedSearch(shared).suggest("ray-1") is not None
     assert len(shared.conductor.waits) == 2
-
-
-def test_while_only_early_trials_run_room_is_waited_for_here() -> None:
-    stage = Stage(None, order(4))
-    shared = exchange(stage)
-    stage.running, shared.early = 1, SimpleNamespace(running=1)
-    assert StagedSearch(shared).suggest("ray-1") is not None
-    assert len(shared.conductor.waits) == 1
-
-
-def test_when_the_time_is_up_ray_is_not_kept_waiting_for_early_trials() -> None:
-    stage = Stage()
-    shared = exchange(stage)
-    stage.running, shared.early, shared.conductor.seconds_left = 1, SimpleNamespace(running=1), 0.0
-    assert StagedSearch(shared).suggest("ray-1") == Searcher.FINISHED
-
-
-def test_what_went_wrong_with_an_early_trial_ends_the_study() -> None:
-    shared = exchange(Stage(order(3)))
-    shared.refusal = UsageError("it never reported 'loss'")
-    with pytest.raises(UsageError, match="never reported"):
-        StagedSearch(shared).suggest("ray-1")
 
 
 def test_the_end_is_said_in_rays_word() -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from types import SimpleNamespace
 
-from legroom.tuning.exchange import Exchange
+from legroom.tuning.ray_adapters import Exchange
 from legroom.tuning.ray_engine import _tuner
 from legroom.tuning.ray_resources import resources
 
