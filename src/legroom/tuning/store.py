@@ -99,7 +99,7 @@ class Store:
         for frozen in self._study.get_trials(deepcopy=False):
             record = _record(frozen)
             self._ids[record.number] = frozen._trial_id
-            self._reports[record.number] = sum(name.startswith(_REPORT) for name in frozen.user_attrs)
+            self._reports[record.number] = _reports_in(frozen)
             records.append(record)
         return records
 
@@ -192,6 +192,11 @@ def _let_go(storage: Any) -> None:
         storage.engine.dispose()
 
 
+def _reports_in(frozen: Any) -> int:
+    """Those that are on disk."""
+    return sum(name.startswith(_REPORT) for name in frozen.user_attrs)
+
+
 def _record(frozen: Any) -> TrialRecord:
     rest = dict(frozen.user_attrs["legroom"])
     rest["state"] = TrialState(rest["state"])
@@ -200,7 +205,7 @@ def _record(frozen: Any) -> TrialRecord:
     # Reports beyond these were taken back: an interrupted trial makes their steps again.
     steps = rest.pop("steps")
     if steps is None:
-        steps = sum(name.startswith(_REPORT) for name in frozen.user_attrs)
+        steps = _reports_in(frozen)
     told = {step: frozen.user_attrs[f"{_REPORT}{step}"] for step in range(1, steps + 1)}
     reports = [Report(step, dict(told[step]["metrics"]), told[step]["seconds"]) for step in told]
     return TrialRecord(**rest, reports=reports)

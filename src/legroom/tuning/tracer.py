@@ -60,9 +60,13 @@ class TraceRequest:
 
     config: Config
     micro_batch: int | None
-    patience: float
     in_hurry: bool
     """Else trials that run meanwhile go before it."""
+
+    @property
+    def patience(self) -> float:
+        """Seconds until it is given up."""
+        return PATIENCE if self.in_hurry else LONG_PATIENCE
 
 
 class Tracer:
@@ -85,14 +89,14 @@ class Tracer:
 
     def trace(self, config: Config, micro_batch: int | None, *, in_hurry: bool) -> Traced:
         """Trace two steps; raises `CannotEstimate`. `in_hurry`: else trials that run meanwhile go before it."""
-        pipe, patience = self._ready().pipe, PATIENCE if in_hurry else LONG_PATIENCE
+        pipe, request = self._ready().pipe, TraceRequest(config, micro_batch, in_hurry)
         told: dict[str, Any] = {}
         try:
-            pipe.send(TraceRequest(config, micro_batch, patience, in_hurry))
+            pipe.send(request)
         except OSError:
             raise self._gone() from None
         while "done" not in told:
-            told.update(self._reply(pipe, patience + 10))
+            told.update(self._reply(pipe, request.patience + 10))
         if "error" in told or "reserved" not in told:
             raise CannotEstimate(told.get("error", "its process died while it was traced"))
         del told["done"]
