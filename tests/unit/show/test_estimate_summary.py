@@ -79,29 +79,24 @@ def test_means_have_their_peak_their_price_and_what_to_change() -> None:
     assert "Costs nothing." in text
 
 
+SMALLER_BATCH = Option(
+    means="batch of 32",
+    peak_device=1 << 29,
+    saves=1 << 28,
+    verdict="uncertain",
+    price="smaller steps",
+    how="give the DataLoader `batch_size=32`",
+)
+
+
 def test_the_largest_batch_as_a_means_just_fits() -> None:
-    option = Option(
-        means="batch of 32",
-        peak_device=1 << 29,
-        saves=1 << 28,
-        verdict="uncertain",
-        price="smaller steps",
-        how="give the DataLoader `batch_size=32`",
-    )
-    text = words("700MiB", options=(option,))
+    text = words("700MiB", options=(SMALLER_BATCH,))
     assert "What would make it fit" in text
     assert "batch of 32  512.0 MiB  just fits\n" in text
 
 
 def test_what_fits_by_giving_back_its_cache_is_not_said_to_need_more_than_there_is() -> None:
-    option = Option(
-        means="batch of 32",
-        peak_device=3 << 29,
-        saves=1 << 28,
-        verdict="fits",
-        price="smaller steps",
-        how="…",
-    )
+    option = replace(SMALLER_BATCH, peak_device=3 << 29, verdict="fits")
     assert "batch of 32   1.00 GiB  fits, by giving back its cache" in words("1GiB", options=(option,))
 
     now = replace(estimated("8GiB"), peak_device=9 << 30)
