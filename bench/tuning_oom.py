@@ -3,7 +3,7 @@
     python -m bench.tuning_oom --out rows.jsonl            # goes on where it was stopped; --table prints what is there
 
 - `ray`: Ray Tune as its documentation shows it, one trial on the GPU at a time; a trial that runs out of memory errs (see `tuning_oom_ray` for what is
-  done for its benefit). Its trials have the number of threads with which a trial is faster, measured first of all.
+  done for its benefit). Its trials have the number of threads with which a trial is fastest, measured first of all.
 - `ray, catches`: the function catches the error and reports infinity, without which Bayesian optimization stands still (see there); `ray, learns at once`: it errs, and that
   searcher is told to wait for no random trials.
 - `ray, half`: with `{"gpu": 0.5}`, two trials at a time with half of the memory each.
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def threads_of_plain(path: Path, space: str) -> int:
-    """One or two threads, whichever trains a typical trial faster here; written down, so that all studies of a file have the same."""
+    """The number of threads that trains a typical trial fastest here; written down, so that all studies of a file have the same."""
     for row in read(path):
         if "threads" in row:
             return int(row["threads"])
@@ -92,7 +92,8 @@ def threads_of_plain(path: Path, space: str) -> int:
     fastest = min(seconds, key=lambda threads: seconds[threads])
     with path.open("a") as file:
         file.write(json.dumps({"space": space, "threads": fastest, "seconds": seconds}) + "\n")
-    print(f"a typical trial with one and two threads: {seconds[1]:.2f} s and {seconds[2]:.2f} s", flush=True)
+    told = ", ".join(f"{took:.2f} s with {threads}" for threads, took in seconds.items())
+    print(f"a typical trial by its threads: {told}", flush=True)
     return fastest
 
 
@@ -102,11 +103,13 @@ def time_threads(space: str) -> None:
 
     from bench.plain_step import plain_step
     from legroom import VirtualGPU
+    from legroom.observe.devices import processors
 
     searched = importlib.import_module(f"bench.{space}")
     took: dict[int, float] = {}
     with VirtualGPU(searched.GPU):
-        for threads in (1, 1, 2, 1, 2):  # the first one warms up
+        all_of_them = [threads for threads in (1, 2, 4, 8, 16) if threads <= processors()]
+        for threads in (1, *all_of_them, *all_of_them):  # the first one warms up
             torch.set_num_threads(threads)
             began = time.perf_counter()
             list(searched.epochs(searched.TYPICAL, "cuda", plain_step))

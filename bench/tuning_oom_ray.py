@@ -32,6 +32,7 @@ from ray.tune.search.optuna import OptunaSearch
 
 from bench.plain_step import plain_step
 from legroom import VirtualGPU
+from legroom.observe.devices import processors
 from legroom.tuning.ray_cluster import QUIET
 from legroom.tuning.space import read_space
 
@@ -77,7 +78,7 @@ def run_plain(
     ray.init(
         address="local",
         include_dashboard=False,
-        num_cpus=2,
+        num_cpus=processors(),
         num_gpus=1,
         log_to_driver=False,
         logging_level=logging.ERROR,
