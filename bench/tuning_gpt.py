@@ -1,7 +1,7 @@
 """A space of small GPTs for a real GPU that has not much room left: part of it fits only in micro-batches, part not at all.
 
 The texts are made, not read: each token follows from the two before it by a rule, most of the time, so there is something to learn. `train` is for
-Legroom; `rounds` is the same body for anyone else's loop.
+Legroom; `epochs` is the same body for anyone else's loop.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,7 +16,9 @@ Step = Callable[[LossFunction, torch.Tensor, torch.Tensor], Any]
 VOCABULARY = 512
 ROUNDS = 6
 """Reports of one trial."""
-SPACE = {
+GPU = "real"
+"""With a neighbour that leaves little of it."""
+SPACE: dict[str, Any] = {
     "width": {"int_log2": [9, 12]},
     "layers": {"int": [2, 8]},
     "batch_size": {"int_log2": [3, 8]},
@@ -25,6 +27,10 @@ SPACE = {
     "texts": 3072,  # of one trial, whatever its batch: some seconds
     "length": 256,
 }
+TYPICAL = {
+    "width": 1024, "layers": 4, "batch_size": 32, "lr": 1e-3, "dropout": 0.1, "texts": 3072, "length": 256
+}  # fmt: skip
+"""By which the number of threads is chosen."""
 
 
 class GPT(nn.Module):
@@ -62,11 +68,11 @@ class Block(nn.Module):
 
 def train(config: dict[str, Any], trial: Any) -> None:
     """For `legroom.tune`."""
-    for loss in rounds(config, trial.device, lambda model, optimizer: trial.guard(model, optimizer).step):
+    for loss in epochs(config, trial.device, lambda model, optimizer: trial.guard(model, optimizer).step):
         trial.report(loss=loss)
 
 
-def rounds(
+def epochs(
     config: dict[str, Any], device: str, make_step: Callable[[nn.Module, torch.optim.Optimizer], Step]
 ) -> Iterator[float]:
     """Trains, and gives the loss on other texts after each round."""

@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import json
 import multiprocessing
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import tuning_gpt
+from bench.gpu_neighbour import ROOM, neighbour
 from bench.plain_step import plain_step
 from bench.tuning_oom import Clock, legroom_row
 from bench.tuning_oom_table import show
@@ -37,8 +37,6 @@ from legroom.tuning.searchers import Result, make_searcher
 from legroom.tuning.space import read_space
 
 FUNCTION = "bench/tuning_gpt.py:train"
-ROOM = 16 << 30
-"""Bytes that the other program leaves."""
 PLAIN, TWO, OURS = "one at a time", "two at a time", "legroom local"
 TINY = {
     "width": {"int_log2": [7, 10]}, "layers": {"int": [1, 2]}, "batch_size": {"int_log2": [3, 6]}, "texts": 96, "length": 32
@@ -63,7 +61,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     longest = 0.0
     FORK_SERVER.set_forkserver_preload(["torch", "legroom.tuning.preloaded", "bench.tuning_gpt"])
-    with contextlib.nullcontext() if asked.virtual else _neighbour():
+    with contextlib.nullcontext() if asked.virtual else neighbour():
         list(_said([_started(None, asked.virtual)]))
         ended(fork_server(TrainFunction.of(FUNCTION)), 0)  # both fork servers are warm from here on
         for seed in asked.seeds:
@@ -173,33 +171,12 @@ def _trial(config: dict[str, Any] | None, virtual: str | None, pipe: Connection)
     torch.set_num_threads(1)
     try:
         with VirtualGPU(virtual) if virtual else contextlib.nullcontext():
-            for loss in tuning_gpt.rounds(config, "cuda", plain_step) if config else ():
+            for loss in tuning_gpt.epochs(config, "cuda", plain_step) if config else ():
                 pipe.send(loss)
         pipe.send("done")
     except Exception as error:
         is_memory = isinstance(error, RuntimeError) and classify(error).is_oom
         pipe.send("out of memory" if is_memory else f"{type(error).__name__}: {error}")
-
-
-@contextlib.contextmanager
-def _neighbour() -> Iterator[None]:
-    """Another program has all but `ROOM` of the GPU."""
-    code = (
-        f"import torch; free = torch.cuda.mem_get_info()[0]; kept = torch.empty(free - {ROOM}, dtype=torch.uint8, device='cuda');"
-        "print('here', flush=True); input()"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline().strip() == "here"
-    try:
-        yield
-        if process.poll() is not None:
-            sys.exit("the other program ended meanwhile: there was more room than is said")
-    finally:
-        process.kill()
-        process.wait()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A search over a space that is full of what does not fit (see `tuning_space`, or with `--space` another one): plain Ray Tune beside Legroom, on one virtual GPU.
+"""A search over a space that is full of what does not fit (see `tuning_space`, or with `--space` another one): plain Ray Tune beside Legroom, on one virtual GPU or a real one.
 
     python -m bench.tuning_oom --out rows.jsonl            # goes on where it was stopped; --table prints what is there
 
@@ -15,7 +15,9 @@ can be compared.
 """
 
 import argparse
+import contextlib
 import importlib
+import itertools
 import json
 import os
 import subprocess
@@ -26,16 +28,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bench import tuning_gpt
+from bench.gpu_neighbour import neighbour
 from bench.tuning_oom_table import show
 
-SPACES = ("tuning_space", "tuning_space_rows")
-"""Modules beside this one."""
+SPACES = ("tuning_space", "tuning_space_rows", "tuning_gpt")
+"""Modules beside this one. The last one is for a real GPU, most of which another program holds meanwhile."""
 SEARCHES = ("random", "optuna", "hyperopt", "bayes")
 SYSTEMS = ("ray", "ray, catches", "ray, learns at once", "ray, half", "legroom on ray", "legroom local")
 TRIALS = {"random": 16, "optuna": 16, "hyperopt": 20, "bayes": 16}
 """Of one study: with what is rejected, more proposals than the searcher draws at random (ten, HyperOpt twenty)."""
-LONGEST = 90.0
-"""Seconds after which a study of plain Ray's is ended: it may stand still."""
+LONGEST = 240.0
+"""Seconds after which a study of plain Ray's is ended."""
 
 
 def main() -> None:
@@ -67,13 +71,12 @@ def main() -> None:
         parser.error(f"{asked.out} holds studies of {others.pop()}: give that --space, or another --out")
     if not asked.table:
         threads = threads_of_plain(asked.out, asked.space)
-        for seed in asked.seeds:
-            for search in asked.searches:
+        gpu = asked.gpu or importlib.import_module(f"bench.{asked.space}").GPU
+        studies = itertools.product(asked.seeds, asked.searches, asked.systems)
+        with neighbour() if gpu == tuning_gpt.GPU else contextlib.nullcontext():
+            for seed, search, system in studies:
                 trials = asked.trials or TRIALS[search]
-                for system in asked.systems:
-                    add(
-                        asked.out, asked.space, system, search, seed, trials, asked.epochs, asked.gpu, threads
-                    )
+                add(asked.out, asked.space, system, search, seed, trials, asked.epochs, gpu, threads)
     show([row for row in read(asked.out) if "system" in row], asked.plain)
 
 
@@ -107,7 +110,7 @@ def time_threads(space: str) -> None:
 
     searched = importlib.import_module(f"bench.{space}")
     took: dict[int, float] = {}
-    with VirtualGPU(searched.GPU):
+    with contextlib.nullcontext() if searched.GPU == tuning_gpt.GPU else VirtualGPU(searched.GPU):
         all_of_them = [threads for threads in (1, 2, 4, 8, 16) if threads <= processors()]
         for threads in (1, *all_of_them, *all_of_them):  # the first one warms up
             torch.set_num_threads(threads)
@@ -143,7 +146,7 @@ def add(
             [sys.executable, "-m", "bench.tuning_oom", *order],
             stdout=subprocess.PIPE,
             text=True,
-            timeout=4 * LONGEST,
+            timeout=2 * LONGEST,
             check=True,
         )
     except subprocess.SubprocessError as error:  # the others go on; the next call tries it again
@@ -166,7 +169,6 @@ def study(
     """One study as a row: each trial with its losses and when they were reported, in seconds since the search was asked for."""
     from bench import tuning_oom_ray  # before the clock starts, whichever system
 
-    gpu = gpu or importlib.import_module(f"bench.{space}").GPU
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  Ray's workers would be passed over by any other program
     if system.startswith("ray"):
         row = tuning_oom_ray.run_plain(
@@ -196,7 +198,7 @@ def run_legroom(
     def asked(folder: Path, clock: Clock) -> Any:
         return tune(
             f"bench/{space}.py:train", {**searched.SPACE, "epochs": epochs}, metric="loss", search=search, seed=seed,
-            gpu=gpu, engine=engine, trials=trials, storage=folder, watchers=[clock],
+            gpu=None if gpu == tuning_gpt.GPU else gpu, engine=engine, trials=trials, storage=folder, watchers=[clock],
         )  # fmt: skip
 
     return legroom_row(asked)

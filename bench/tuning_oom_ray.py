@@ -8,6 +8,7 @@ learns is asked when the trial before has ended (`ConcurrencyLimiter`), so that 
 that erred, so there are never ten. That is so with and without a limit of trials at once, and for any number of random steps but none. `Help` is what someone can do who has found that out.
 """
 
+import contextlib
 import importlib
 import logging
 import math
@@ -30,6 +31,7 @@ from ray.tune.search.bayesopt import BayesOptSearch
 from ray.tune.search.hyperopt import HyperOptSearch
 from ray.tune.search.optuna import OptunaSearch
 
+from bench import tuning_gpt
 from bench.plain_step import plain_step
 from legroom import VirtualGPU
 from legroom.observe.devices import processors
@@ -56,6 +58,11 @@ HELP = {
     "ray, half": Help(half=True),
 }
 
+VIRTUAL = "virtual_gpu"
+"""Ray's name for a GPU that it does not know of."""
+STILL = 10.0
+"""Seconds without a trial, and without a proposal, after which a searcher is taken to stand still: it waits for results that will never come."""
+
 
 def run_plain(
     space: str,
@@ -79,7 +86,8 @@ def run_plain(
         address="local",
         include_dashboard=False,
         num_cpus=processors(),
-        num_gpus=1,
+        num_gpus=int(gpu == tuning_gpt.GPU),
+        resources={VIRTUAL: 1},
         log_to_driver=False,
         logging_level=logging.ERROR,
     )
@@ -90,7 +98,7 @@ def run_plain(
                     partial(
                         train, space=space, search=search, help=help, epochs=epochs, gpu=gpu, threads=threads
                     ),
-                    {"cpu": 1, "gpu": 0.5 if help.half else 1},
+                    {"cpu": 1, "gpu" if gpu == tuning_gpt.GPU else VIRTUAL: 0.5 if help.half else 1},
                 ),
                 param_space=space_for(searched, search),
                 tune_config=ray_tune.TuneConfig(
@@ -119,9 +127,12 @@ def train(
     """For Ray Tune: the same training as Legroom's, in a loop without a guard."""
     searched = importlib.import_module(f"bench.{space}")
     torch.set_num_threads(threads)
-    whole = {**configuration(searched, search, config), "epochs": epochs}
+    whole = {
+        **read_space(searched.SPACE).with_constants(configuration(searched, search, config)),
+        "epochs": epochs,
+    }
     try:
-        with VirtualGPU(gpu):
+        with contextlib.nullcontext() if gpu == tuning_gpt.GPU else VirtualGPU(gpu):
             if help.half:
                 torch.cuda.set_per_process_memory_fraction(0.5, 0)
             for loss in searched.epochs(whole, "cuda", plain_step):
@@ -187,15 +198,19 @@ def searcher(search: str, seed: int, help: Help, longest: float) -> SearchAlgori
 
 
 class UntilLate(ConcurrencyLimiter):
-    """Proposes nothing after so many seconds: while Ray waits for a proposal (up to ten minutes, once nothing runs) it does not look at the time."""
+    """Proposes nothing after so many seconds, or once it stands still: while Ray waits for a proposal (up to ten minutes, once nothing runs) it does not look at the time."""
 
     def __init__(self, searcher: Searcher, max_concurrent: int, seconds: float) -> None:
         super().__init__(searcher, max_concurrent)
         self._end = time.monotonic() + seconds
+        self._moved = math.inf
 
     def suggest(self, trial_id: str) -> Any:
         told = super().suggest(trial_id)
-        return Searcher.FINISHED if told is None and time.monotonic() > self._end else told
+        now = time.monotonic()
+        if told is not None or self.live_trials:
+            self._moved = now
+        return Searcher.FINISHED if told is None and now > min(self._end, self._moved + STILL) else told
 
 
 class Watch(ray_tune.Callback):

@@ -1,10 +1,10 @@
 """Studies on a real GPU: trials share it, none is lost to memory, what can never fit is not started, and other programs keep what they hold.
 
-    python -m tests.gpu.tuning [FOLDER]
+    python -m tests.gpu.tuning [FOLDER] [--engine ray [--address auto]]
 
 The first grid has trials that are small (several share the GPU), one batch that needs more than the GPU has (it is split), and widths
 whose parameters alone are too large (rejected before they start). The second runs beside a program that holds 60 GiB, and to the third one
-comes after its first trial. Prints the trials and a line per check; FOLDER gets `tuning.json`. Where there is no GPU it says so and does nothing.
+comes after its first trial. On a cluster (`--address`) only the first: there Ray says what is free. Prints the trials and a line per check; FOLDER gets `tuning.json`. Where there is no GPU it says so and does nothing.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -72,6 +72,8 @@ def main(argv: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", nargs="?", type=Path)
+    parser.add_argument("--engine", choices=("local", "ray"), default="local")
+    parser.add_argument("--address", help="of a Ray cluster")
     options = parser.parse_args(argv)
     if not torch.cuda.is_available():
         print("Skipped: there is no CUDA device here.")
@@ -81,9 +83,10 @@ def main(argv: list[str] | None = None) -> int:
         by_nvml, believed = visible_gpus()[0].used, gpus_in_use()[0].used
         print(f"{HELD} GiB are held: NVML says {by_nvml} bytes, believed are {believed}")
     failed, studies = 0, {}
-    for name, judged in (("alone", alone), ("beside", beside), ("joined", joined)):
+    where = Where(engine=options.engine, address=options.address)
+    for name, judged in (("alone", alone),) if where["address"] else STUDIES:
         began = time.perf_counter()
-        study, found = judged()
+        study, found = judged(where)
         print(f"\n{name}, {time.perf_counter() - began:.0f} s")
         for trial in study.trials:
             print(line(trial))
@@ -99,35 +102,44 @@ def main(argv: list[str] | None = None) -> int:
 Checks = list[tuple[str, bool, str]]
 
 
-def alone() -> tuple[Study, Checks]:
+class Where(TypedDict):
+    """What trials run on."""
+
+    engine: str
+    address: str | None
+
+
+def alone(where: Where) -> tuple[Study, Checks]:
     """The whole grid, with the GPU to ourselves."""
-    study = searched(SPACE, parallel=4)
+    study = searched(where, SPACE, parallel=4)
     return study, list(checks(study))
 
 
-def beside() -> tuple[Study, Checks]:
+def beside(where: Where) -> tuple[Study, Checks]:
     """Another program holds its memory from the beginning."""
     notes = Notes()
     with Holder() as holder:
         holder.come()
         space = {"width": [1024, 4096], "batch_size": [65536, 3 << 19]}
-        study = searched(space, parallel=4, watchers=[notes])
+        study = searched(where, space, parallel=4, watchers=[notes])
     return study, [*checks_beside(study, notes), holder.check]
 
 
-def joined() -> tuple[Study, Checks]:
+def joined(where: Where) -> tuple[Study, Checks]:
     """Another program comes when the first trial has ended: the second was admitted before, and has no room now."""
     with Holder() as holder:
         notes = Notes(lambda record: holder.come() if record.state is TrialState.FINISHED else None)
-        study = searched({"width": [4096], "batch_size": [65536, 3 << 19]}, parallel=1, watchers=[notes])
+        space = {"width": [4096], "batch_size": [65536, 3 << 19]}
+        study = searched(where, space, parallel=1, watchers=[notes])
     return study, [*checks_beside(study, notes), holder.check]
 
 
-def searched(space: dict[str, Any], **options: Any) -> Study:
+STUDIES = (("alone", alone), ("beside", beside), ("joined", joined))
+
+
+def searched(where: Where, space: dict[str, Any], **options: Any) -> Study:
     with tempfile.TemporaryDirectory() as storage:
-        return legroom.tune(
-            train, space, search="grid", engine="local", storage=Path(storage) / "study", **options
-        )
+        return legroom.tune(train, space, search="grid", storage=Path(storage) / "study", **where, **options)
 
 
 class Holder(contextlib.AbstractContextManager["Holder"]):
