@@ -47,11 +47,11 @@ def slack(trace: Trace, peaks: Peaks) -> int:
     return trace.doubt + max(PIECES, round(MARGIN * peaks.reserved))
 
 
-def safe_reserved(trace: Trace, peaks: Peaks) -> int:
-    """A bound on reserved memory: what may be more, and where `cudnn.benchmark` takes what is free, all there is."""
+def safe_reserved(trace: Trace, peaks: Peaks, extra: int | None = None) -> int:
+    """A bound on reserved memory: what may be more (`extra`; else by `slack`), and where `cudnn.benchmark` takes what is free, all there is."""
     if BENCHMARK in trace.notes:
         return trace.gpu.memory - beside(trace)
-    return peaks.reserved + slack(trace, peaks)
+    return peaks.reserved + (slack(trace, peaks) if extra is None else extra)
 
 
 def verdict(trace: Trace, peaks: Peaks, capacity: int) -> Verdict:

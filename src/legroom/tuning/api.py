@@ -184,10 +184,10 @@ def _read(space: Any) -> Space:
 
 def _engine(named: str, address: str | None) -> tuple[Engine, str]:
     """The engine, and why it is this one where nobody chose it."""
-    has_ray = find_spec("ray") is not None
-    if named == "ray" or address is not None or (named == "auto" and has_ray):
-        if not has_ray:
-            raise MissingExtra("Ray", "tune")
+    missing = _missing_of_ray()
+    if named == "ray" or address is not None or (named == "auto" and missing is None):
+        if missing is not None:
+            raise MissingExtra(missing, "tune")
         from legroom.tuning.ray_engine import RayEngine
 
         return RayEngine(address), ""
@@ -197,8 +197,16 @@ def _engine(named: str, address: str | None) -> tuple[Engine, str]:
         LocalEngine(),
         ""
         if named == "local"
-        else "Ray is not installed, so trials run as processes of this machine (engine: local)",
+        else f"{missing} is not installed, so trials run as processes of this machine (engine: local)",
     )
+
+
+def _missing_of_ray() -> str | None:
+    """What is not installed of what Ray Tune needs, found without importing it, which takes seconds. `pip install ray` brings Ray without Ray Tune's part."""
+    if find_spec("ray") is None:
+        return "Ray"
+    without = [name for name in ("pandas", "pyarrow", "fsspec") if find_spec(name) is None]
+    return f"what Ray Tune needs ({', '.join(without)})" if without else None
 
 
 def _check(

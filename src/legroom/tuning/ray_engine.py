@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from legroom.errors import UsageError
+from legroom.errors import MissingExtra, UsageError
 from legroom.observe.devices import processors
 from legroom.tuning.admission import Place
 from legroom.tuning.engine import Job, ended_politely
@@ -65,7 +65,10 @@ class RayEngine:
             self._fit(job, asked, Stage(job, conductor), conductor)
 
     def _fit(self, job: Job, asked: Resources, stage: Stage, conductor: "Conductor") -> None:
-        from legroom.tuning.ray_adapters import Exchange
+        try:
+            from legroom.tuning.ray_adapters import Exchange
+        except ImportError as error:  # a part that this release of Ray Tune needs
+            raise _missing(error) from None
 
         exchange = Exchange(stage, conductor, self._server)
         account = job.folder / "ray"
@@ -90,6 +93,12 @@ class RayEngine:
         elif not stage.is_over:  # Ray took Ctrl-C for itself and ended its trials
             stage.interrupt()
             raise KeyboardInterrupt
+
+
+def _missing(error: ImportError) -> MissingExtra:
+    """What was not found when Ray Tune was imported: Ray puts a sentence of its own in front of that."""
+    first = error.__cause__ if isinstance(error.__cause__, ImportError) else error
+    return MissingExtra(f"what Ray Tune needs ({first.name or first})", "tune")
 
 
 def _can_be_apart(job: Job) -> bool:

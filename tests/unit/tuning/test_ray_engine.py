@@ -3,8 +3,10 @@
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 from legroom.tuning.ray_adapters import Exchange
-from legroom.tuning.ray_engine import _tuner
+from legroom.tuning.ray_engine import _missing, _tuner
 from legroom.tuning.ray_resources import resources
 
 
@@ -13,3 +15,17 @@ def test_what_is_left_of_the_time_budget_is_rays(tmp_path: Path) -> None:
         Exchange(None, SimpleNamespace(seconds_left=90.0), "server"), tmp_path, resources(on_cluster=False)
     )  # type: ignore[arg-type]
     assert tuner._local_tuner._tune_config.time_budget_s == 90.0
+
+
+def test_what_ray_tune_lacks_is_named_with_the_remedy() -> None:
+    with pytest.raises(ImportError) as plain:
+        import no_such_package
+    with pytest.raises(ImportError) as wrapped:
+        try:
+            import no_such_package  # noqa: F401
+        except ImportError as error:
+            raise ImportError("Can't import ray.tune as some dependencies are missing.") from error
+    for error in (plain.value, wrapped.value):
+        assert str(_missing(error)).startswith(
+            "what Ray Tune needs (no_such_package) is not installed: pip install "
+        )

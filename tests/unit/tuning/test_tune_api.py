@@ -63,6 +63,17 @@ def test_asking_for_ray_without_it_names_the_extra(monkeypatch: pytest.MonkeyPat
         api._engine("ray", None)
 
 
+def test_ray_without_ray_tune_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    _without(monkeypatch, "pyarrow")
+    engine, reason = api._engine("auto", None)
+    assert isinstance(engine, LocalEngine)
+    assert reason.startswith("what Ray Tune needs (pyarrow) is not installed, so trials run as processes")
+    with pytest.raises(
+        MissingExtra, match=r"what Ray Tune needs \(pyarrow\) is not installed: pip install .*\[tune\]"
+    ):
+        api._engine("ray", None)
+
+
 @pytest.mark.parametrize(
     ("written", "seconds"),
     [(90, 90), ("90s", 90), ("20min", 1200), ("1h 30min", 5400), ("1.5h", 5400), ("45", 45)],
