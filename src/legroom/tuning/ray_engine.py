@@ -55,7 +55,8 @@ class RayEngine:
         if self._address is None:
             stage = Stage(job, conductor)
             stage.look_ahead()  # the first estimates are made while Ray starts
-            with connected(None, processors=processors()):
+            # Ray starts a worker for each processor, with as much to import; where trials are apart, few are needed, and when they are.
+            with connected(None, processors=processors() if self._server is None else 1):
                 self._fit(job, resources(on_cluster=False), stage, conductor)
             return
         with connected(self._address, processors=processors()):
