@@ -88,6 +88,14 @@ class Admission:
         """Bytes where it takes least; 0 on the host."""
         return min((fit.safe for fit in self.fits.values()), default=0)
 
+    @property
+    def pieces(self) -> int:
+        """Into how many its batch is cut where that is fewest; 1: it is taken whole."""
+        micros = [fit.micro_batch for fit in self.fits.values()]
+        if self.batch_size is None or not micros or None in micros:
+            return 1
+        return -(-self.batch_size // max(micro for micro in micros if micro is not None))
+
 
 NO_GPU = Admission(verdict=Verdict.FITS, fits={})
 """What is said where trials run on the host alone."""

@@ -9,7 +9,9 @@ The same for every engine, so that a trial that met a full GPU, was paused or to
 everywhere.
 """
 
+import statistics
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from legroom.observe.devices import processors
@@ -25,6 +27,8 @@ from legroom.tuning.trial_process import Order, TrialEnd
 
 FAR = 4
 """Trials to choose from for each that can run at once, where looking far ahead costs nothing."""
+MANY_PIECES = 8
+"""Times as many as a trial's batch usually goes in: beyond these one takes so long that, where the search chooses, all others go first."""
 SECONDS_UNTIL_ASKED_AGAIN = 5.0
 """Where no trial has room though none runs: the memory of one that has just ended may be on its way back."""
 
@@ -55,6 +59,8 @@ class Stage:
         self._ahead = look_ahead(job, self.slots)
         self._packer = Packer(job.places, self.slots, job.ranks, conductor.neighbours.held)
         self._ready: dict[int, Ready] = {}
+        self._pieces: dict[int, int] = {}
+        """In how many each trial's batch goes that was admitted."""
         self._running: dict[int, _OnStage] = {}
         self._alone: dict[int, int] = {}
         """Trials that get a GPU to themselves, since their share was too small → bytes that it must have."""
@@ -78,17 +84,18 @@ class Stage:
             if ready is None:
                 break
             self._ready[ready.number] = ready
+            self._pieces[ready.number] = ready.admission.pieces
 
     def hand_out(self) -> list[Order] | None:
         """The next trial that has room, an order for each of its ranks; None where there is none now."""
         self.look_ahead()
-        waiting: dict[int, Admission] = {number: ready.admission for number, ready in self._ready.items()}
-        if self._ready and self.running < self.slots:
+        waiting = self._waiting()
+        if waiting and self.running < self.slots:
             would_start = self._packer.has_room(waiting, alone=self._alone)
             self._conductor.look_around(self._packer.given, before_start=would_start)
         placement = self._placed(waiting)
         if placement is None:
-            self._ask_again_if_stuck()
+            self._ask_again_if_stuck(waiting)
             return None
         return self._enter(self._ready.pop(placement.number), placement)
 
@@ -163,11 +170,25 @@ class Stage:
         return 1 if self.running >= self.slots else min(self._ahead, len(self._ready) + 1)
 
     def _to_ask(self) -> int:
-        """How many proposals may wait for their estimates. Of a search that chooses, all that it has to choose from, then one once none waits any more."""
+        """How many proposals may wait for their estimates. Of a search that chooses, all that it has to choose from, then one once none waits any more that is quick."""
         among = self._conductor.chooses_among
         if among is None:
             return self._ahead - 1
-        return int(not self._ready) if self._conductor.learns else among
+        return int(not self._quick()) if self._conductor.learns else among
+
+    def _waiting(self) -> dict[int, Admission]:
+        """Those that may start, if there is room. Where the search chooses, what goes in many pieces comes when nothing else does."""
+        quick = self._quick()
+        if self._conductor.chooses_among is not None and (quick or not self._conductor.is_over):
+            return quick
+        return self._admitted()
+
+    def _quick(self) -> dict[int, Admission]:
+        most = MANY_PIECES * statistics.median_low(self._pieces.values()) if self._pieces else 0
+        return {number: told for number, told in self._admitted().items() if told.pieces <= most}
+
+    def _admitted(self) -> dict[int, Admission]:
+        return {number: ready.admission for number, ready in self._ready.items()}
 
     @property
     def _is_crowded(self) -> bool:
@@ -204,9 +225,9 @@ class Stage:
         ]
         return min(larger, default=None)
 
-    def _ask_again_if_stuck(self) -> None:
+    def _ask_again_if_stuck(self, waiting: Mapping[int, Admission]) -> None:
         """Trials that were admitted have no room though none runs: other programs have taken it. With less room the answers are others."""
-        if self._running or not self._ready:
+        if self._running or not waiting:
             self._stuck_since = None
         elif self._stuck_since is None:
             self._stuck_since = time.monotonic()

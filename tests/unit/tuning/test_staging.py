@@ -144,6 +144,44 @@ def test_where_the_search_chooses_all_its_draws_are_asked_about_and_it_says_who_
     conductor.close()
 
 
+class InPieces(Small):
+    """A gate that cuts batches of 64 into pieces of 64 / x rows."""
+
+    def ask(self, config: Config) -> "Future[Admission]":
+        answer: Future[Admission] = Future()
+        fit = Fit(predicted=GiB, safe=GiB, micro_batch=64 // config["x"])
+        answer.set_result(Admission(verdict=Verdict.SPLIT, fits={0: fit}, batch_size=64))
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("pieces", "order"),
+    [
+        ([64, 2, 2, 64, 4], [2, 2, 4, 64, 64]),  # three draws, then two that it has learned to propose
+        ([32, 64, 16, 64, 4], [32, 64, 16, 64, 4]),  # where all go in many pieces, none waits for another
+    ],
+)
+def test_where_the_search_chooses_what_goes_in_many_pieces_goes_last(
+    tmp_path: Path, pieces: list[int], order: list[int]
+) -> None:
+    place = Place(index=0, memory=10 * GiB, virtual=True)
+    job = Job(
+        function=TrainFunction(name="train"), space=SPACE, metric="loss", mode="min", folder=tmp_path, places=[place], trials=5, parallel=9
+    )  # fmt: skip
+    conductor = Conductor(
+        job,
+        LargestFirst(list(pieces)),
+        None,
+        InPieces(),
+        Store(tmp_path, resume=False, mode="min", facts={}),
+        (),
+    )
+    stage = Stage(job, conductor)
+    started = [orders[0].config["x"] for _ in range(6) if (orders := stage.hand_out())]
+    assert started == order, "all are started in the end"
+    conductor.close()
+
+
 class Corrected(Small):
     """Notes what is told of trials that met a full GPU."""
 
