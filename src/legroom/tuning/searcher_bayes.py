@@ -60,10 +60,10 @@ class BayesSearcher:
 
     def propose(self, number: int) -> Config | None:
         self._proposed += 1
-        if self._is_hindered and self._proposed > RANDOM_FIRST and len(self._ran) >= ENOUGH:
-            point = self._promising()
-        elif self._proposed <= RANDOM_FIRST or len(self._known) < RANDOM_FIRST or self._is_hindered:
+        if self._proposed <= RANDOM_FIRST or len(self._ran) < ENOUGH:
             point = self._first.suggest(UTILITY)
+        elif self._is_hindered:
+            point = self._promising()
         else:
             point = self._informed().suggest(UTILITY)
         self._running[number] = {name: float(value) for name, value in point.items()}

@@ -164,6 +164,16 @@ def test_bayes_proposes_by_what_it_learned_as_soon_as_its_draws_are_made_and_a_f
     assert 0.5 * max(configs[number]["x"] for number in ran) < config["x"] < 0.75
 
 
+def test_bayes_goes_by_what_it_learned_though_some_of_its_draws_have_not_ended() -> None:
+    """One that is held back, or failed, must not make it draw at random until all have."""
+    _, at_random = drawn(11)
+    searcher, configs = drawn(10)
+    for number in range(ENOUGH - 1):
+        searcher.learn(number, configs[number], Result(configs[number]["x"]))
+    searcher.learn(9, configs[9], Result(configs[9]["x"]))
+    assert searcher.propose(10) != at_random[10]
+
+
 def test_grid_gives_each_configuration_once_then_none() -> None:
     searcher = make_searcher("grid", read_space({"b": [2, 4], "n": {"int": [1, 2]}}), "min", 0)
     configs = [searcher.propose(number) for number in range(4)]
