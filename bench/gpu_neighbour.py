@@ -1,12 +1,14 @@
-"""Another program that holds most of a real GPU, for benches of what is done with the rest."""
+"""The GPU of a bench: a virtual one, or a real one of which another program holds the most."""
 
 import contextlib
 import subprocess
 import sys
 from collections.abc import Iterator
 
+REAL = "real"
+"""Instead of a virtual GPU's size: this machine's GPU, with a neighbour."""
 ROOM = 16 << 30
-"""Bytes that it leaves."""
+"""Bytes that the neighbour leaves."""
 
 
 @contextlib.contextmanager
@@ -28,3 +30,12 @@ def neighbour() -> Iterator[None]:
     finally:
         process.kill()
         process.wait()
+
+
+def gpu_of(size: str) -> contextlib.AbstractContextManager[object]:
+    """`cuda` inside: a virtual GPU of that size, or the real one."""
+    if size == REAL:
+        return contextlib.nullcontext()
+    from legroom import VirtualGPU
+
+    return VirtualGPU(size)

@@ -11,13 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from bench.gpu_neighbour import REAL
+
 LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Step = Callable[[LossFunction, torch.Tensor, torch.Tensor], Any]
 VOCABULARY = 512
 ROUNDS = 6
 """Reports of one trial."""
-GPU = "real"
-"""With a neighbour that leaves little of it."""
+GPU = REAL
 SPACE: dict[str, Any] = {
     "width": {"int_log2": [9, 12]},
     "layers": {"int": [2, 8]},

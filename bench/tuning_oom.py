@@ -28,8 +28,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench import tuning_gpt
-from bench.gpu_neighbour import neighbour
+from bench.gpu_neighbour import REAL, gpu_of, neighbour
 from bench.tuning_oom_table import show
 
 SPACES = ("tuning_space", "tuning_space_rows", "tuning_gpt")
@@ -73,7 +72,7 @@ def main() -> None:
         threads = threads_of_plain(asked.out, asked.space)
         gpu = asked.gpu or importlib.import_module(f"bench.{asked.space}").GPU
         studies = itertools.product(asked.seeds, asked.searches, asked.systems)
-        with neighbour() if gpu == tuning_gpt.GPU else contextlib.nullcontext():
+        with neighbour() if gpu == REAL else contextlib.nullcontext():
             for seed, search, system in studies:
                 trials = asked.trials or TRIALS[search]
                 add(asked.out, asked.space, system, search, seed, trials, asked.epochs, gpu, threads)
@@ -105,12 +104,11 @@ def time_threads(space: str) -> None:
     import torch
 
     from bench.plain_step import plain_step
-    from legroom import VirtualGPU
     from legroom.observe.devices import processors
 
     searched = importlib.import_module(f"bench.{space}")
     took: dict[int, float] = {}
-    with contextlib.nullcontext() if searched.GPU == tuning_gpt.GPU else VirtualGPU(searched.GPU):
+    with gpu_of(searched.GPU):
         all_of_them = [threads for threads in (1, 2, 4, 8, 16) if threads <= processors()]
         for threads in (1, *all_of_them, *all_of_them):  # the first one warms up
             torch.set_num_threads(threads)
@@ -198,7 +196,7 @@ def run_legroom(
     def asked(folder: Path, clock: Clock) -> Any:
         return tune(
             f"bench/{space}.py:train", {**searched.SPACE, "epochs": epochs}, metric="loss", search=search, seed=seed,
-            gpu=None if gpu == tuning_gpt.GPU else gpu, engine=engine, trials=trials, storage=folder, watchers=[clock],
+            gpu=None if gpu == REAL else gpu, engine=engine, trials=trials, storage=folder, watchers=[clock],
         )  # fmt: skip
 
     return legroom_row(asked)

@@ -8,7 +8,6 @@ learns is asked when the trial before has ended (`ConcurrencyLimiter`), so that 
 that erred, so there are never ten. That is so with and without a limit of trials at once, and for any number of random steps but none. `Help` is what someone can do who has found that out.
 """
 
-import contextlib
 import importlib
 import logging
 import math
@@ -31,9 +30,8 @@ from ray.tune.search.bayesopt import BayesOptSearch
 from ray.tune.search.hyperopt import HyperOptSearch
 from ray.tune.search.optuna import OptunaSearch
 
-from bench import tuning_gpt
+from bench.gpu_neighbour import REAL, gpu_of
 from bench.plain_step import plain_step
-from legroom import VirtualGPU
 from legroom.observe.devices import processors
 from legroom.tuning.ray_cluster import QUIET
 from legroom.tuning.space import read_space
@@ -86,7 +84,7 @@ def run_plain(
         address="local",
         include_dashboard=False,
         num_cpus=processors(),
-        num_gpus=int(gpu == tuning_gpt.GPU),
+        num_gpus=int(gpu == REAL),
         resources={VIRTUAL: 1},
         log_to_driver=False,
         logging_level=logging.ERROR,
@@ -98,7 +96,7 @@ def run_plain(
                     partial(
                         train, space=space, search=search, help=help, epochs=epochs, gpu=gpu, threads=threads
                     ),
-                    {"cpu": 1, "gpu" if gpu == tuning_gpt.GPU else VIRTUAL: 0.5 if help.half else 1},
+                    {"cpu": 1, "gpu" if gpu == REAL else VIRTUAL: 0.5 if help.half else 1},
                 ),
                 param_space=space_for(searched, search),
                 tune_config=ray_tune.TuneConfig(
@@ -132,7 +130,7 @@ def train(
         "epochs": epochs,
     }
     try:
-        with contextlib.nullcontext() if gpu == tuning_gpt.GPU else VirtualGPU(gpu):
+        with gpu_of(gpu):
             if help.half:
                 torch.cuda.set_per_process_memory_fraction(0.5, 0)
             for loss in searched.epochs(whole, "cuda", plain_step):
