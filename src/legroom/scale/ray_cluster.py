@@ -5,14 +5,18 @@ caller has started, or that an address names, is used as it is and left running.
 """
 
 import contextlib
+import functools
+import inspect
 import logging
 import os
 import socket
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from legroom.errors import MissingExtra, UsageError
+from legroom.observe.virtual.patching import Replacement, replaced
 
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}
 SECONDS_TO_REACH = 5.0
@@ -55,15 +59,17 @@ def connected(
             raise MissingExtra("Ray", "tune") from None
 
         try:
-            ray.init(
-                address=address or "local",  # "local": a cluster that happens to run here is not ours to fill
-                include_dashboard=None if address else False,
-                num_cpus=None if address else processors,
-                num_gpus=None if address else gpus,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                configure_logging=True,
-            )
+            with contextlib.nullcontext() if address else _without_observers():
+                ray.init(
+                    # "local": a cluster that happens to run here is not ours to fill
+                    address=address or "local",
+                    include_dashboard=None if address else False,
+                    num_cpus=None if address else processors,
+                    num_gpus=None if address else gpus,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    configure_logging=True,
+                )
         except Exception as error:  # Ray raises plain ones, too, where it does not start in time
             if address == "auto":
                 raise _unreachable(address, words) from None
@@ -85,6 +91,26 @@ def is_there() -> bool:
     """Whether the caller has started Ray, without loading it for the question."""
     ray = sys.modules.get("ray")
     return ray is not None and ray.is_initialized()
+
+
+@contextlib.contextmanager
+def _without_observers() -> Iterator[None]:
+    """Ray that starts inside has nobody who adds machines, reads workers' logs or serves a dashboard: nobody asks them here, and each is a process that imports for a second.
+
+    Private to Ray. Where it is called otherwise, they are started, and Ray is there one to two seconds later.
+    """
+    try:
+        from ray._private import node, parameter
+    except ImportError:
+        yield
+        return
+    plain: Any = parameter.RayParams
+    unwanted = {"no_monitor": True, "include_log_monitor": False}
+    replacements = [Replacement(node.Node, "start_api_server", lambda *_, **__: None)]
+    if unwanted.keys() <= inspect.signature(plain).parameters.keys():
+        replacements.append(Replacement(parameter, "RayParams", functools.partial(plain, **unwanted)))
+    with replaced(replacements):
+        yield
 
 
 def _check(address: str, words: Words) -> None:

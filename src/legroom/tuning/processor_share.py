@@ -1,15 +1,19 @@
 """The processors, shared among the trials that are at work on this machine: each has as many threads as its share has processors.
 
-The stage writes down how many that is whenever a trial comes, reports or goes; a trial's process reads it when it starts and after each report. So one that is alone has
-the whole machine, and two do not stand in each other's way. While a configuration is traced one processor is left for that: a trial's threads wait for each other, so one that is held up
-holds up all. Whoever chose a number (`OMP_NUM_THREADS`, or `torch.set_num_threads` in the function) keeps it.
+The stage writes down how many that is whenever it changes; a trial's process reads it when it starts, after a step of its optimizer and after each report. So one that is alone has
+the whole machine, and two do not stand in each other's way: a trial's threads wait for each other, so one that is held up holds up all, and two trials of two threads on two processors
+take nine times as long as one. For the same reason one processor is left while a configuration is traced. Whoever chose a number (`OMP_NUM_THREADS`, or `torch.set_num_threads` in the function) keeps it.
 """
 
 import contextlib
 import os
+import time
 from pathlib import Path
 
 from legroom.observe.devices import processors
+
+SECONDS_BETWEEN_LOOKS = 0.1
+"""At what the stage has written, while a trial makes steps."""
 
 
 class ProcessorShare:
@@ -33,7 +37,13 @@ class Threads:
     """A trial's side."""
 
     def __init__(self, file: str) -> None:
-        self._file, self._taken = Path(file), 0
+        self._file, self._taken, self._looked = Path(file), 0, 0.0
+
+    def follow(self) -> None:
+        """Take what there is from now on, whenever an optimizer has made a step: a report may be minutes away."""
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        register_optimizer_step_post_hook(lambda *_: self._take_if_due())
 
     def take(self) -> None:
         """As many as there are for it now."""
@@ -43,8 +53,14 @@ class Threads:
             return
         try:
             share = int(self._file.read_text())
-        except (OSError, ValueError):  # it is being written: the next report is not far
+        except (OSError, ValueError):  # it is being written: the next look is not far
             return
         if share != self._taken:
             torch.set_num_threads(share)
             self._taken = share
+
+    def _take_if_due(self) -> None:
+        now = time.monotonic()
+        if now - self._looked >= SECONDS_BETWEEN_LOOKS:
+            self._looked = now
+            self.take()

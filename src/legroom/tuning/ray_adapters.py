@@ -14,6 +14,7 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
 from legroom.errors import LegroomError
+from legroom.tuning import ray_workers
 from legroom.tuning.conductor import Conductor
 from legroom.tuning.ray_trial import ORDERS, end_process, read_result
 from legroom.tuning.records import TrialState
@@ -96,7 +97,7 @@ class StagedScheduler(FIFOScheduler):
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
         if self._exchange.server is not None and not self._keeps_workers:
             self._keeps_workers = True
-            _keep_workers(tune_controller, trial, self._exchange.stage.slots)
+            ray_workers.keep(tune_controller, trial, self._exchange.stage.slots)
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
         stage, number = self._exchange.stage, self._exchange.numbers[trial.trial_id]
@@ -122,14 +123,3 @@ class StagedScheduler(FIFOScheduler):
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
-
-
-def _keep_workers(controller: Any, trial: Trial, count: int) -> None:
-    """Ray shall keep so many workers that have nothing to do, for trials that come: by itself it keeps one and ends the others, unless a trial waits for one, and
-    a study hands out no trial that must wait.
-
-    Private to Ray. Where it is called otherwise, a worker is started for most trials that run beside another, which takes some seconds.
-    """
-    cache: Any = getattr(getattr(controller, "_tune_controller", controller), "_actor_cache", None)
-    if hasattr(cache, "increase_max"):
-        cache.increase_max(trial.placement_group_factory, by=count)

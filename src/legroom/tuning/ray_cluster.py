@@ -4,6 +4,7 @@ import contextlib
 import logging
 from collections.abc import Iterator
 
+from legroom.observe.virtual.patching import Replacement, replaced
 from legroom.scale import ray_cluster
 
 QUIET = {
@@ -45,35 +46,8 @@ def _no_messages() -> Iterator[None]:
     """
     from ray._private import worker
 
-    plain = getattr(worker, "print_to_stdstream", None)
-    if plain is None:
+    with replaced([Replacement(worker, "print_to_stdstream", lambda *_, **__: None)]):
         yield
-        return
-    worker.print_to_stdstream = lambda *_, **__: None
-    try:
-        yield
-    finally:
-        worker.print_to_stdstream = plain
-
-
-@contextlib.contextmanager
-def waiting_workers() -> Iterator[None]:
-    """Trials get the workers that Ray starts with itself. Ray Tune gives each an environment of its own (a variable by which Lightning forks nothing), for which Ray starts another
-    worker while those wait in vain. Only where trials run in processes of ours.
-
-    Private to Ray. Where it is called otherwise, the first trial starts about two seconds later.
-    """
-    try:
-        from ray.tune.execution.class_cache import DEFAULT_ENV_VARS as VARIABLES
-    except ImportError:
-        yield
-        return
-    before = dict(VARIABLES)
-    VARIABLES.clear()
-    try:
-        yield
-    finally:
-        VARIABLES.update(before)
 
 
 @contextlib.contextmanager

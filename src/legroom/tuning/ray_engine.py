@@ -16,7 +16,7 @@ from legroom.observe.devices import processors
 from legroom.tuning.admission import Place
 from legroom.tuning.engine import Job, ended_politely
 from legroom.tuning.fork_server import fork_server
-from legroom.tuning.ray_cluster import connected, waiting_workers
+from legroom.tuning.ray_cluster import connected
 from legroom.tuning.ray_resources import (
     Resources,
     places_of_cluster,
@@ -30,6 +30,9 @@ from legroom.tuning.staging import Stage
 if TYPE_CHECKING:
     from legroom.tuning.conductor import Conductor
     from legroom.tuning.ray_adapters import Exchange
+
+MOST_WAITING = 4
+"""Workers that are started before trials come."""
 
 
 class RayEngine:
@@ -56,7 +59,9 @@ class RayEngine:
             stage = Stage(job, conductor)
             stage.look_ahead()  # the first estimates are made while Ray starts
             # Ray starts a worker for each processor, with as much to import; where trials are apart, few are needed, and when they are.
-            with connected(None, processors=processors() if self._server is None else 1):
+            with connected(
+                None, processors=processors() if self._server is None else max(1, stage.slots // 2)
+            ):
                 self._fit(job, resources(on_cluster=False), stage, conductor)
             return
         with connected(self._address, processors=processors()):
@@ -67,6 +72,7 @@ class RayEngine:
 
     def _fit(self, job: Job, asked: Resources, stage: Stage, conductor: "Conductor") -> None:
         try:
+            from legroom.tuning import ray_workers
             from legroom.tuning.ray_adapters import Exchange
         except ImportError as error:  # a part that this release of Ray Tune needs
             raise _missing(error) from None
@@ -74,7 +80,7 @@ class RayEngine:
         exchange = Exchange(stage, conductor, self._server)
         account = job.folder / "ray"
         try:
-            with ended_politely(), contextlib.nullcontext() if self._server is None else waiting_workers():
+            with ended_politely(), contextlib.nullcontext() if self._server is None else ray_workers.spared():
                 _tuner(exchange, account, asked).fit()
         except KeyboardInterrupt:
             stage.interrupt()
@@ -105,6 +111,12 @@ def _missing(error: ImportError) -> MissingExtra:
 def _can_be_apart(job: Job) -> bool:
     """Whether workers may stay while each trial is a process beside one: not with a plain Ray function, which reports from within its worker."""
     return job.ranks == 1 and job.function.takes_trial
+
+
+def _waiting_workers(slots: int) -> int:
+    """How many Ray is to start with itself: by itself one for each processor, with as much to import. Trials that come one after the other need one; the last one that can
+    run beside others seldom finds room at once."""
+    return min(MOST_WAITING, max(1, slots - 1))
 
 
 def _tuner(exchange: "Exchange", folder: Path, asked: Resources) -> Any:

@@ -15,7 +15,7 @@ from legroom.tuning.admission import Place, real_places
 from legroom.tuning.ray_trial import ORDERS
 from legroom.tuning.trial_process import Order
 
-LEAST = 0.01
+LEAST = 0.001
 """Processors that a trial asks for where the stage packs: it hands out no more than there is room for."""
 
 Resources = Callable[[dict[str, Any]], Any]

@@ -89,6 +89,7 @@ class Stage:
     def hand_out(self) -> list[Order] | None:
         """The next trial that has room, an order for each of its ranks; None where there is none now."""
         self.look_ahead()
+        self._share_processors()  # a trace may have begun or ended
         waiting = self._waiting()
         if waiting and self.running < self.slots:
             would_start = self._packer.has_room(waiting, alone=self._alone)

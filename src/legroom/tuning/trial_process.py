@@ -151,6 +151,7 @@ class _PipeChannel:
     def __init__(self, pipe: Connection, threads: Threads) -> None:
         self._pipe, self._threads = pipe, threads
         threads.take()
+        threads.follow()
 
     def report(self, told: Reported) -> Action:
         try:

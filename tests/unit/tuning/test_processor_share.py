@@ -1,5 +1,6 @@
 """Threads of trials: shared by those that are at work, unless someone chose them."""
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,3 +77,25 @@ def test_a_file_that_is_not_there_yet_changes_nothing(tmp_path: Path) -> None:
     before = torch.get_num_threads()
     Threads(str(tmp_path / "none")).take()
     assert torch.get_num_threads() == before
+
+
+def test_a_trial_follows_with_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.optim import optimizer as optimizers
+
+    monkeypatch.setattr(optimizers, "_global_optimizer_post_hooks", OrderedDict())
+    monkeypatch.setattr(processor_share, "SECONDS_BETWEEN_LOOKS", 0.0)
+    share = shared(tmp_path)
+    share.divide(1, traces=False)
+    threads = Threads(str(share.file))
+    threads.take()
+    threads.follow()
+    weight = torch.nn.Parameter(torch.ones(1))
+    weight.grad = torch.ones(1)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    seen = []
+    for trials in (2, 4, 1):
+        share.divide(trials, traces=False)
+        seen.append(torch.get_num_threads())
+        optimizer.step()
+    assert seen == [8, 4, 2], "what was there when the step before was made"
+    assert torch.get_num_threads() == 8

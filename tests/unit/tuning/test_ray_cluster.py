@@ -8,7 +8,7 @@ import pytest
 
 from legroom.errors import MissingExtra, UsageError
 from legroom.tuning import ray_cluster
-from legroom.tuning.ray_cluster import connected, waiting_workers
+from legroom.tuning.ray_cluster import connected
 
 
 def free_port() -> int:
@@ -96,10 +96,27 @@ def test_ray_that_does_not_start_is_told_in_a_sentence(monkeypatch: pytest.Monke
         pass
 
 
-def test_trials_of_ours_have_the_environment_of_workers_that_wait_and_others_ray_s_own() -> None:
-    class_cache = pytest.importorskip("ray.tune.execution.class_cache")
-    before = dict(class_cache.DEFAULT_ENV_VARS)
-    assert before, "else Ray's workers are the same by themselves, and this may go"
-    with waiting_workers():
-        assert not class_cache.DEFAULT_ENV_VARS
-    assert before == class_cache.DEFAULT_ENV_VARS
+def test_ray_of_ours_starts_without_the_processes_that_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = pytest.importorskip("ray._private.node")
+    parameter = pytest.importorskip("ray._private.parameter")
+    before = parameter.RayParams, node.Node.start_api_server
+    started = []
+
+    def init(**settings: object) -> None:
+        given = parameter.RayParams()
+        given.update_if_absent(include_log_monitor=True)  # as Ray's node does
+        started.append((given.no_monitor, given.include_log_monitor, node.Node.start_api_server))
+
+    monkeypatch.setattr("ray.init", init)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    with connected(None, processors=1):
+        pass
+    with connected("auto", processors=1):
+        pass
+    (is_alone, is_read, serves), (joined_alone, joined_read, joined_serves) = started
+    assert (is_alone, is_read) == (True, False)
+    assert serves is not before[1]
+    assert (joined_alone, joined_read, joined_serves) == (False, True, before[1]), (
+        "a cluster is left as it is"
+    )
+    assert (parameter.RayParams, node.Node.start_api_server) == before
