@@ -6,14 +6,19 @@ take nine times as long as one. For the same reason one processor is left while 
 """
 
 import contextlib
+import ctypes
+import functools
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 from legroom.observe.devices import processors
 
 SECONDS_BETWEEN_LOOKS = 0.1
 """At what the stage has written, while a trial makes steps."""
+OPENMP = ("libgomp", "libomp", "libiomp")
+"""How files of its libraries begin."""
 
 
 class ProcessorShare:
@@ -49,7 +54,10 @@ class Threads:
         """As many as there are for it now."""
         import torch
 
-        if os.environ.get("OMP_NUM_THREADS") or self._taken not in (0, torch.get_num_threads()):
+        if os.environ.get("OMP_NUM_THREADS"):
+            return
+        if self._taken not in (0, torch.get_num_threads()):
+            _allow_teams(True)  # the function's own choice counts everywhere
             return
         try:
             share = int(self._file.read_text())
@@ -57,6 +65,7 @@ class Threads:
             return
         if share != self._taken:
             torch.set_num_threads(share)
+            _allow_teams(share > 1)
             self._taken = share
 
     def _take_if_due(self) -> None:
@@ -64,3 +73,26 @@ class Threads:
         if now - self._looked >= SECONDS_BETWEEN_LOOKS:
             self._looked = now
             self.take()
+
+
+def _allow_teams(allowed: bool) -> None:
+    """Whether work is done by several threads of OpenMP at all. On ARM linear layers and convolutions have one for each processor, whatever torch is told: two trials beside each other
+    take 1.3 times as long as they need. Where OpenMP is not found (other systems), this is not changed."""
+    for library, most in _openmp():
+        library.omp_set_max_active_levels(most if allowed else 0)
+
+
+@functools.cache
+def _openmp() -> list[tuple[Any, int]]:
+    """Each library of OpenMP that is loaded, and how deep its teams of threads may nest."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return []
+    files = {line.split()[-1] for line in lines if Path(line.split()[-1]).name.startswith(OPENMP)}
+    found = []
+    for file in sorted(files):
+        with contextlib.suppress(OSError, AttributeError):
+            library = ctypes.CDLL(file)
+            found.append((library, max(1, library.omp_get_max_active_levels())))
+    return found

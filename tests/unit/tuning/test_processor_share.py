@@ -18,6 +18,7 @@ def eight_processors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+    processor_share._allow_teams(True)
 
 
 def shared(folder: Path, ranks: int = 1) -> ProcessorShare:
@@ -99,3 +100,40 @@ def test_a_trial_follows_with_its_steps(tmp_path: Path, monkeypatch: pytest.Monk
         optimizer.step()
     assert seen == [8, 4, 2], "what was there when the step before was made"
     assert torch.get_num_threads() == 8
+
+
+def teams() -> set[bool]:
+    """Of each library of OpenMP: whether work is done by several threads."""
+    libraries = processor_share._openmp()
+    if not libraries:
+        pytest.skip("OpenMP is not found in this system")
+    return {library.omp_get_max_active_levels() > 0 for library, _ in libraries}
+
+
+def test_who_has_one_processor_has_one_thread_in_every_library(tmp_path: Path) -> None:
+    share = shared(tmp_path)
+    threads = Threads(str(share.file))
+    seen = []
+    for trials in (8, 1):
+        share.divide(trials, traces=False)
+        threads.take()
+        seen.append(teams())
+    assert seen == [{False}, {True}]
+
+
+def test_threads_that_the_function_chose_are_there_in_every_library(tmp_path: Path) -> None:
+    share = shared(tmp_path)
+    threads = Threads(str(share.file))
+    share.divide(8, traces=False)
+    threads.take()
+    torch.set_num_threads(3)
+    threads.take()
+    assert teams() == {True}
+
+
+def test_a_system_without_openmp_is_left_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor_share, "_openmp", list)
+    share = shared(tmp_path)
+    share.divide(8, traces=False)
+    Threads(str(share.file)).take()
+    assert torch.get_num_threads() == 1
