@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from legroom.tuning.ray_adapters import Exchange
 
 MOST_WAITING = 4
-"""Workers that are started before trials come."""
+"""Workers that Ray starts with itself, before trials come, where these are apart."""
 
 
 class RayEngine:
@@ -58,10 +58,9 @@ class RayEngine:
         if self._address is None:
             stage = Stage(job, conductor)
             stage.look_ahead()  # the first estimates are made while Ray starts
-            # Ray starts a worker for each processor, with as much to import; where trials are apart, few are needed, and when they are.
-            with connected(
-                None, processors=processors() if self._server is None else max(1, stage.slots // 2)
-            ):
+            # Ray starts a worker for each processor, with as much to import; where trials are apart, fewer are needed at first, and others when they are.
+            few = min(MOST_WAITING, max(1, stage.slots // 2))
+            with connected(None, processors=processors() if self._server is None else few):
                 self._fit(job, resources(on_cluster=False), stage, conductor)
             return
         with connected(self._address, processors=processors()):
@@ -111,12 +110,6 @@ def _missing(error: ImportError) -> MissingExtra:
 def _can_be_apart(job: Job) -> bool:
     """Whether workers may stay while each trial is a process beside one: not with a plain Ray function, which reports from within its worker."""
     return job.ranks == 1 and job.function.takes_trial
-
-
-def _waiting_workers(slots: int) -> int:
-    """How many Ray is to start with itself: by itself one for each processor, with as much to import. Trials that come one after the other need one; the last one that can
-    run beside others seldom finds room at once."""
-    return min(MOST_WAITING, max(1, slots - 1))
 
 
 def _tuner(exchange: "Exchange", folder: Path, asked: Resources) -> Any:
