@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 
 from bench.table import print_table
-from legroom.memory.allocator import AllocationFailed, Allocator
-from legroom.memory.allocator_blocks import Block
-from legroom.memory.replay import History
+from legroom.memory.allocator.allocator import AllocationFailed, Allocator
+from legroom.memory.allocator.blocks import Block
+from legroom.memory.allocator.replay import History
 
 HISTORIES = Path(__file__).parents[1] / "tests" / "data" / "histories"
 RUNS = 7

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bench.table import print_table
-from legroom.memory.capture import CaptureWriter, read_capture
+from legroom.memory.capture.capture import CaptureWriter, read_capture
 from legroom.memory.events import Alloc, Category, Event, Frame, Free, Phase, Segment, Step, Tag
 from legroom.memory.ledger import Ledger
 

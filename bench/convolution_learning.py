@@ -21,14 +21,14 @@ import numpy as np
 
 from bench.convolution_trees import Tree, grow
 from bench.table import print_table
-from legroom.observe.cuda_rules import convolution_forest
-from legroom.observe.cuda_rules.convolution_cudnn import OPERATIONS
-from legroom.observe.cuda_rules.convolution_forest import FOREST, LEAF, Head, features, vote
-from legroom.observe.cuda_rules.convolution_library import Kind
-from legroom.observe.cuda_rules.convolution_recipes import recipe_of
-from legroom.observe.cuda_rules.convolution_split import turned
-from legroom.observe.cuda_rules.convolution_table import Layer, Question, described, output_sizes
-from legroom.observe.cuda_rules.convolution_workspace import Convolution, whole
+from legroom.observe.cuda_rules.convolution import decision_forest
+from legroom.observe.cuda_rules.convolution.cudnn_library import Kind
+from legroom.observe.cuda_rules.convolution.cudnn_query import OPERATIONS
+from legroom.observe.cuda_rules.convolution.decision_forest import FOREST, LEAF, Head, features, vote
+from legroom.observe.cuda_rules.convolution.recorded_table import Layer, Question, described, output_sizes
+from legroom.observe.cuda_rules.convolution.split_k import turned
+from legroom.observe.cuda_rules.convolution.workspace import Convolution, whole
+from legroom.observe.cuda_rules.convolution.workspace_formulas import recipe_of
 
 LARGEST = 4 << 30
 """Bytes. Larger workspaces are not learnt: kernels cut such convolutions into pieces, and hardly anyone has them."""
@@ -158,7 +158,7 @@ def answered(folders: list[Path], most: int, part: int, parts: int) -> Iterator[
 
 def judge(options: argparse.Namespace, tested: list[Answered]) -> None:
     """Prints how near the forest's guesses are."""
-    convolution_forest.FOREST = options.out
+    decision_forest.FOREST = options.out
     errors: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for one in tested[: options.judged]:
         kind = "one pixel" if one.c.pointwise else "groups" if one.c.groups > 1 else "other"

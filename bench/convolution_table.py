@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from legroom.observe.cuda_rules.convolution_table import (
+from legroom.observe.cuda_rules.convolution.recorded_table import (
     KINDS,
     TABLE,
     UNIT,
@@ -24,7 +24,7 @@ from legroom.observe.cuda_rules.convolution_table import (
     table,
     written,
 )
-from legroom.observe.cuda_rules.convolution_workspace import Convolution
+from legroom.observe.cuda_rules.convolution.workspace import Convolution
 
 
 def main(argv: list[str]) -> int:

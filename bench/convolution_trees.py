@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from sklearn.tree import DecisionTreeRegressor
 
-from legroom.observe.cuda_rules.convolution_forest import LEAF
+from legroom.observe.cuda_rules.convolution.decision_forest import LEAF
 
 CODE = 8
 """Numbers that stand for one label."""

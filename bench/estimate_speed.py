@@ -155,10 +155,10 @@ import sys, time
 began = time.perf_counter()
 def clock(phase): print(f"  {time.perf_counter() - began:5.2f} s  {phase}", flush=True)
 from legroom.observe.script import Script
-from legroom.predict.tracing_start import start
+from legroom.predict.tracing.start import start
 script, gpu = Script(sys.argv[1], ()), sys.argv[2]
 started = start(script, gpu)
-from legroom.predict.job import estimate_script
+from legroom.predict.script_estimate import estimate_script
 told = estimate_script(script, gpu, started=started, say=clock, tell=lambda now: clock("verdict"))
 clock(f"largest batch: {told.estimate.max_batch_size}")
 """

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from tests.unit.diagnose.log_dress import DRESSES
 
-from legroom.diagnose.explain import explain, explain_file
+from legroom.diagnose.explain.explain import explain, explain_file
 
 FOLDER = Path(__file__).parents[1] / "tests" / "data" / "errors"
 TABLES = (

@@ -21,8 +21,8 @@ from torch import nn
 
 import legroom
 from bench.table import print_table
-from legroom.train.guarding.updating import Updating
-from legroom.train.sizes.sizing import Sizer, chunk_sizes
+from legroom.train.guarding.optimizer_step import Updating
+from legroom.train.sizes.micro_batch_size import Sizer, chunk_sizes
 
 ROWS = 6
 PLACES = ("forward", "backward and later micro-batches", "optimizer", "first optimizer step")

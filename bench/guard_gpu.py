@@ -36,7 +36,7 @@ import legroom
 from bench.models import MODELS, Spec
 from bench.table import print_table
 from bench.workloads import OPTIMIZERS
-from legroom.train.sizes.sizing import chunk_sizes
+from legroom.train.sizes.micro_batch_size import chunk_sizes
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,11 @@ from bench.largest_batch_cases import MEASURED_HERE, PUBLISHED, Capped
 from bench.scored_case import MEASURED_STEPS, MEASURED_WITH
 from bench.table import print_table
 from bench.workloads import build
-from legroom.observe.gpus import find_gpu
+from legroom.gpus.catalog import find_gpu
 from legroom.predict import requests
 from legroom.predict.largest_batch import Search, largest_batch
-from legroom.predict.trace import Trace
-from legroom.predict.tracing import trace_steps
+from legroom.predict.tracing.trace import Trace
+from legroom.predict.tracing.virtual_trace import trace_steps
 from legroom.units import GiB
 
 KEPT = Path(__file__).parent.parent / "tests" / "data" / "largest_batches.json"

@@ -25,8 +25,8 @@ from tests.corpus.programs import FOLDER, ROUNDS, Program, programs
 from torch.utils.data import dataloader
 
 from bench.table import print_table
-from legroom.memory.kept import Kept
-from legroom.observe.watching.watcher import Watcher
+from legroom.memory.leak import Kept
+from legroom.observe.leaks.watcher import Watcher
 
 
 def main() -> None:

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from bench.table import print_table
-from legroom.tuning.admission import Admission, Fit, Place, Verdict
-from legroom.tuning.lengths import FUTURES, Futures, Lengths
-from legroom.tuning.packing import Packer
-from legroom.tuning.space import Config, read_space
-from legroom.tuning.staging import FAR
+from legroom.tuning.memory.admission import Admission, Fit, Place, Verdict
+from legroom.tuning.memory.packing import Packer
+from legroom.tuning.memory.runtime_model import FUTURES, Futures, Lengths
+from legroom.tuning.space.space import Config, read_space
+from legroom.tuning.trial_dispatch import FAR
 from legroom.units import GiB
 
 SPACE = read_space({"width": {"uniform": [0.0, 1.0]}, "epochs": {"uniform": [0.0, 1.0]}})

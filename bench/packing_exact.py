@@ -4,7 +4,7 @@
 
 Five trials on one GPU of four units of memory. Each takes 1, 2 or 4 times its pace, by luck with ASHA's odds; sizes, paces and odds are known, how long a trial takes
 is seen when it ends. The best that anybody can do who does not see the future is computed backwards from the end, over every state and everything that can be started in
-it, also nothing. Its way is played with many draws; so is the way of `legroom.tuning.planning`, told the odds; and beside both stands the best schedule for one who knows each draw beforehand.
+it, also nothing. Its way is played with many draws; so is the way of `legroom.tuning.memory.start_order`, told the odds; and beside both stands the best schedule for one who knows each draw beforehand.
 """
 
 import random
@@ -16,7 +16,7 @@ from itertools import combinations, permutations, product
 from typing import NamedTuple
 
 from bench.table import print_table
-from legroom.tuning.planning import Demand, Room, Taken, best_order, makespan
+from legroom.tuning.memory.start_order import Demand, Room, Taken, best_order, makespan
 
 MEMORY = 4
 TRIALS = 5

@@ -118,7 +118,7 @@ class Trial:
 
     def begin(self) -> None:
         """As it was when new, but for what Guard has learned of the ranks."""
-        from legroom.train.sizes.sizing import Sizer
+        from legroom.train.sizes.micro_batch_size import Sizer
 
         for tensor, value in zip(self._tensors(), self._beginning, strict=True):
             tensor.copy_(value)

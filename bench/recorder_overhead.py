@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.table import print_table
-from legroom.memory.allocator import Allocator
-from legroom.observe.recorder import Recorder
+from legroom.memory.allocator.allocator import Allocator
+from legroom.observe.dispatch.recorder import Recorder
 from legroom.observe.virtual.gpu import VirtualDevice, VirtualGPU
 
 

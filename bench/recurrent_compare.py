@@ -18,7 +18,7 @@ from typing import Any
 from bench.accuracy import percentile
 from bench.recurrent_survey import Request
 from bench.table import print_table
-from legroom.observe.cuda_rules.recurrent_sizes import RNN_MODES, Layer, persistent, reserve, workspace
+from legroom.observe.cuda_rules.recurrent.sizes import RNN_MODES, Layer, persistent, reserve, workspace
 
 MODES = {"LSTM": "lstm", "GRU": "gru", "RNN": "rnn_tanh"}
 RIGHT = 0.005

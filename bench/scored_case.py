@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.workloads import Case, build
-from legroom.memory.allocator_settings import AllocatorSettings
-from legroom.observe.gpus import find_gpu
-from legroom.predict import doubt
+from legroom.gpus.catalog import find_gpu
+from legroom.memory.allocator.settings import AllocatorSettings
+from legroom.predict import uncertainty
 from legroom.predict.fit import replay, safe_reserved
-from legroom.predict.trace import Trace
-from legroom.predict.tracing import needs_arithmetic, trace_steps
+from legroom.predict.tracing.trace import Trace
+from legroom.predict.tracing.virtual_trace import needs_arithmetic, trace_steps
 
 KEPT = Path(__file__).parent.parent / "tests" / "data" / "truth_peaks.json"
 MEASURED_STEPS = 3
@@ -99,7 +99,7 @@ def compare(half: str, case: Case, real: Measured) -> Row:
     trace = traced(case, real)
     peaks = replay(trace, settings=MEASURED_WITH)
     seconds = time.perf_counter() - began
-    trace.doubt = doubt.of(trace, MEASURED_WITH)
+    trace.doubt = uncertainty.of(trace, MEASURED_WITH)
     safe = safe_reserved(trace, peaks)
     del trace
     gc.collect()

@@ -26,9 +26,9 @@ from torch import nn
 import legroom
 from bench.scale_models import GPT, texts, token_loss
 from bench.table import print_table
-from legroom.scale import forecasts
-from legroom.scale.forecasts import Job
-from legroom.scale.foresight import likeness_of
+from legroom.scale.prediction import strategy_memory
+from legroom.scale.prediction.step_trace import likeness_of
+from legroom.scale.prediction.strategy_memory import Job
 from legroom.units import format_size
 
 ROUNDS, STEPS, COMPARED = 4, 3, 5
@@ -101,10 +101,10 @@ def measure(work: Work) -> list[dict[str, Any]]:
     like = likeness_of(torch.device("cuda", 0))
     job = Job(work.model(), None, work.batch(), (like.room,), like)
     foreseen = {
-        "by hand": forecasts.plain(job, work.rows).peaks[0].allocated,
-        "ddp": forecasts.ddp_peaks(job, work.rows).allocated,
-        "fsdp": forecasts.fsdp(job, [1.0]).peak,
-        "fsdp, offloaded": forecasts.fsdp(job, [1.0], offload=True).peak,
+        "by hand": strategy_memory.plain(job, work.rows).peaks[0].allocated,
+        "ddp": strategy_memory.ddp_peaks(job, work.rows).allocated,
+        "fsdp": strategy_memory.fsdp(job, [1.0]).peak,
+        "fsdp, offloaded": strategy_memory.fsdp(job, [1.0], offload=True).peak,
     }
     print(f"foreseen after {time.perf_counter() - began:.1f} s", flush=True)
     truth: dict[str, torch.Tensor] = {}

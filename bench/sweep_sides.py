@@ -61,7 +61,7 @@ class Traced:
 
     def requests(self, one: Case) -> list[int]:
         """Bytes asked for and given back."""
-        from legroom.predict.tracing import needs_arithmetic
+        from legroom.predict.tracing.virtual_trace import needs_arithmetic
 
         try:
             return self._in("fake", one)
@@ -85,8 +85,8 @@ class Traced:
         return signed(self._events, before)
 
     def _open(self, mode: Any) -> None:
-        from legroom.observe.gpus import find_gpu
-        from legroom.predict.tracing import make_device
+        from legroom.gpus.catalog import find_gpu
+        from legroom.predict.tracing.virtual_trace import make_device
 
         self._events = []
         self._device = make_device(find_gpu("h200"), mode, self._events.append)

@@ -27,14 +27,14 @@ from bench.gpu_neighbour import ROOM, neighbour
 from bench.plain_step import plain_step
 from bench.tuning_oom import Clock, legroom_row
 from bench.tuning_oom_table import show
-from legroom.tuning.admission import real_places, virtual_places
 from legroom.tuning.api import run_job
-from legroom.tuning.engine import Job
-from legroom.tuning.fork_server import ended, fork_server
-from legroom.tuning.function import TrainFunction
-from legroom.tuning.local_engine import LocalEngine
-from legroom.tuning.searchers import Result, make_searcher
-from legroom.tuning.space import read_space
+from legroom.tuning.engines.engine import Job
+from legroom.tuning.engines.fork_server import ended, fork_server
+from legroom.tuning.engines.local import LocalEngine
+from legroom.tuning.memory.admission import real_places, virtual_places
+from legroom.tuning.search.searchers import Result, make_searcher
+from legroom.tuning.space.space import read_space
+from legroom.tuning.trial.function import TrainFunction
 
 FUNCTION = "bench/tuning_gpt.py:train"
 PLAIN, TWO, OURS = "one at a time", "two at a time", "legroom local"
@@ -60,7 +60,7 @@ def main() -> None:
     space = {**tuning_gpt.SPACE, **TINY} if asked.virtual else tuning_gpt.SPACE
     rows: list[dict[str, Any]] = []
     longest = 0.0
-    FORK_SERVER.set_forkserver_preload(["torch", "legroom.tuning.preloaded", "bench.tuning_gpt"])
+    FORK_SERVER.set_forkserver_preload(["torch", "legroom.tuning.engines.preloaded", "bench.tuning_gpt"])
     with contextlib.nullcontext() if asked.virtual else neighbour():
         list(_said([_started(None, asked.virtual)]))
         ended(fork_server(TrainFunction.of(FUNCTION)), 0)  # both fork servers are warm from here on
@@ -166,7 +166,7 @@ def _trial(config: dict[str, Any] | None, virtual: str | None, pipe: Connection)
     import torch
 
     from legroom import VirtualGPU
-    from legroom.diagnose.oom import classify
+    from legroom.diagnose.oom.recognize import classify
 
     torch.set_num_threads(1)
     try:

@@ -104,7 +104,7 @@ def time_threads(space: str) -> None:
     import torch
 
     from bench.plain_step import plain_step
-    from legroom.observe.devices import processors
+    from legroom.gpus.machine import processors
 
     searched = importlib.import_module(f"bench.{space}")
     took: dict[int, float] = {}
@@ -204,7 +204,7 @@ def run_legroom(
 
 def legroom_row(search: Callable[[Path, "Clock"], Any]) -> dict[str, Any]:
     """A study of Legroom's, in a folder of its own and watched by a clock."""
-    from legroom.tuning.records import TrialState
+    from legroom.tuning.trial.records import TrialState
 
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder:

@@ -32,9 +32,9 @@ from ray.tune.search.optuna import OptunaSearch
 
 from bench.gpu_neighbour import REAL, gpu_of
 from bench.plain_step import plain_step
-from legroom.observe.devices import processors
-from legroom.tuning.ray_cluster import QUIET
-from legroom.tuning.space import read_space
+from legroom.gpus.machine import processors
+from legroom.tuning.engines.ray.cluster import QUIET
+from legroom.tuning.space.space import read_space
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,12 +37,12 @@ import legroom
 from bench.table import print_table
 from legroom.memory.events import Category, Note, Oom
 from legroom.memory.ledger import Ledger
-from legroom.observe.holder_paths import find_path
-from legroom.observe.python_names import Variables
+from legroom.observe.holders.paths import find_path
+from legroom.observe.holders.python_names import Variables
+from legroom.observe.leaks.census import look_around
+from legroom.observe.leaks.watcher import Watcher
 from legroom.observe.session import Session
-from legroom.observe.watching.census import look_around
-from legroom.observe.watching.watcher import Watcher
-from legroom.show.watch import REPAINT_SECONDS, _detector, _Line
+from legroom.show.watch.watch import REPAINT_SECONDS, _detector, _Line
 from legroom.units import GiB, MiB
 
 MILLISECONDS = (1.0, 5.0)

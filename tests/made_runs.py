@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from legroom.diagnose.ending import RunEnding, as_notes
-from legroom.diagnose.run_report import RunReport, run_report
-from legroom.diagnose.sources import as_note
+from legroom.diagnose.report.exit_status import RunEnding, as_notes
+from legroom.diagnose.report.run_report import RunReport, run_report
+from legroom.diagnose.report.source_lines import as_note
 from legroom.findings import Finding
-from legroom.memory.capture import Capture
+from legroom.memory.capture.capture import Capture
 from legroom.memory.events import (
     Alloc,
     Category,

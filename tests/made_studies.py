@@ -1,7 +1,7 @@
 """Trials and studies made by hand, for tests of what shows and logs them."""
 
-from legroom.tuning.records import Report, TrialMemory, TrialRecord, TrialState
-from legroom.tuning.report_figures import ParameterFigures, StudyFigures, TrialFigures, shares_of
+from legroom.tuning.report.figures import ParameterFigures, StudyFigures, TrialFigures, shares_of
+from legroom.tuning.trial.records import Report, TrialMemory, TrialRecord, TrialState
 from legroom.units import MiB
 
 

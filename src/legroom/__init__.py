@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from legroom.predict.api import max_batch as max_batch
     from legroom.predict.api import plan as plan
     from legroom.scale.parallel import parallel as parallel
-    from legroom.show.explain import explain as explain
-    from legroom.show.summary import summary as summary
-    from legroom.show.tune import tune as tune
-    from legroom.show.watch import watch as watch
+    from legroom.show.estimate.layer_summary import summary as summary
+    from legroom.show.explain.explanation import explain as explain
+    from legroom.show.tune.tune import tune as tune
+    from legroom.show.watch.watch import watch as watch
     from legroom.train import transfer as transfer
     from legroom.train.checkpoints.checkpoints import Checkpoints as Checkpoints
     from legroom.train.evaluate import evaluate as evaluate
-    from legroom.train.freeing import free as free
+    from legroom.train.free import free as free
     from legroom.train.guarding.guard import Guard as Guard
     from legroom.train.precision import precision as precision
     from legroom.train.sizes.find_batch import find_batch as find_batch
@@ -34,16 +34,16 @@ _PUBLIC = {
     "VirtualGPU": "legroom.observe.virtual.gpu",
     "estimate": "legroom.predict.api",
     "evaluate": "legroom.train.evaluate",
-    "explain": "legroom.show.explain",
+    "explain": "legroom.show.explain.explanation",
     "find_batch": "legroom.train.sizes.find_batch",
-    "free": "legroom.train.freeing",
+    "free": "legroom.train.free",
     "max_batch": "legroom.predict.api",
     "parallel": "legroom.scale.parallel",
     "plan": "legroom.predict.api",
     "precision": "legroom.train.precision",
-    "summary": "legroom.show.summary",
-    "tune": "legroom.show.tune",
-    "watch": "legroom.show.watch",
+    "summary": "legroom.show.estimate.layer_summary",
+    "tune": "legroom.show.tune.tune",
+    "watch": "legroom.show.watch.watch",
 }
 _MODULES = {"transfer": "legroom.train.transfer"}
 __all__ = [

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from legroom.diagnose.explain import explain
+from legroom.diagnose.explain.explain import explain
 
 HEAD = "import torch, torch.nn.functional as F\nd = 'cuda'\n"
 SCRIPTS = {

@@ -84,7 +84,7 @@ def failures(allocator: str) -> list[dict[str, Any]]:
 def _told(title: str, name: str, attempt: Callable[[], Any]) -> dict[str, Any]:
     import torch
 
-    from legroom.diagnose.oom import classify
+    from legroom.diagnose.oom.recognize import classify
 
     try:
         attempt()

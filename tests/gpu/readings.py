@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from legroom.memory.events import Category, Step
-from legroom.observe.cuda_marks import Mark, Marks
-from legroom.observe.cuda_sightings import Sighting
-from legroom.observe.cuda_trace import Batch, Moment, Pending
+from legroom.observe.cuda.address_owners import Sighting
+from legroom.observe.cuda.history_events import Batch, Moment, Pending
+from legroom.observe.cuda.markers import Mark, Marks
 
 PROJECT = "/home/someone/project"
 """Stands for the folder that the script ran in."""

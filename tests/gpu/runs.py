@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from legroom.memory.capture import read_capture
+from legroom.memory.capture.capture import read_capture
 from legroom.memory.events import Alloc, Category, Note, Phase
 from legroom.memory.ledger import Ledger
 from legroom.memory.state import State

@@ -23,11 +23,11 @@ import torch
 from torch import Tensor, nn
 
 import legroom
-from legroom.observe.devices import visible_gpus
-from legroom.observe.gpu_memory import gpus_in_use
-from legroom.tuning.engine import Job
-from legroom.tuning.records import TrialRecord, TrialState
+from legroom.gpus.machine import visible_gpus
+from legroom.gpus.usage import gpus_in_use
+from legroom.tuning.engines.engine import Job
 from legroom.tuning.study import Study
+from legroom.tuning.trial.records import TrialRecord, TrialState
 
 SPACE = {"width": [1024, 4096, 8192, 131072], "batch_size": [4096, 65536, 3 << 19]}
 LARGE = {"width": 4096, "batch_size": 3 << 19}

@@ -14,9 +14,9 @@ from typing import Any
 
 from tests.gpu import readings
 
-from legroom.memory.capture import CaptureWriter
-from legroom.observe import cuda_history
-from legroom.observe.cuda_trace import DeviceHistory
+from legroom.memory.capture.capture import CaptureWriter
+from legroom.observe.cuda import history
+from legroom.observe.cuda.history_events import DeviceHistory
 
 
 def main(capture: str, script: str, folder: str | None = None) -> int:
@@ -25,15 +25,15 @@ def main(capture: str, script: str, folder: str | None = None) -> int:
     sys.argv = [script]
     code = 0
     writer = CaptureWriter(Path(capture), run={"script": script}, force=True)
-    history = cuda_history.CudaHistory(writer.write)
-    with history:
+    recorded = history.CudaHistory(writer.write)
+    with recorded:
         try:
             runpy.run_path(script, run_name="__main__")
         except Exception:
             traceback.print_exc()
             code = 1
         began = time.perf_counter()
-        history.finish()
+        recorded.finish()
         print(f"reading at the end took {time.perf_counter() - began:.3f} s", file=sys.stderr)
     writer.close()
     return code

@@ -5,7 +5,7 @@ import os
 import signal
 import time
 
-from legroom.memory.capture import read_capture
+from legroom.memory.capture.capture import read_capture
 from legroom.memory.events import Alloc
 
 GPU = ("--gpu", "64MiB")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from legroom.show.study_report.writing import write_page
+from legroom.show.tune.html_report.page_writer import write_page
 from made_studies import study, trial
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")

@@ -10,9 +10,9 @@ import ray
 from ray import tune as ray_tune
 
 from legroom.errors import UsageError
-from legroom.show import study_report
+from legroom.show.tune import html_report
 from legroom.tuning.api import tune
-from legroom.tuning.records import TrialState
+from legroom.tuning.trial.records import TrialState
 from legroom.units import MiB
 
 FUNCTIONS = """
@@ -107,7 +107,7 @@ def test_a_trial_that_raises_is_recorded_and_the_others_go_on(functions: str, tm
     assert (good.state, good.step) == (TrialState.FINISHED, 3)
     assert study.best_checkpoint is not None
     assert Path(study.best_checkpoint).exists()
-    assert "no luck" in study_report.write(study, tmp_path / "report.html").read_text()
+    assert "no luck" in html_report.write(study, tmp_path / "report.html").read_text()
     assert ray.is_initialized(), "Ray that others started is theirs to stop"
 
 

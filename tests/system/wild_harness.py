@@ -54,7 +54,7 @@ def main() -> None:
     import numpy  # noqa: F401
     import torch._dynamo  # noqa: F401  (making an optimizer loads it)
 
-    import legroom.cli.recording  # noqa: F401
+    import legroom.run.recording  # noqa: F401
 
     try:
         import torchvision  # noqa: F401
@@ -106,8 +106,8 @@ def start(work: Callable[[], int], prefix: Path) -> int:
 
 def on_virtual_gpu(name: str, gpu: str, folder: Path) -> int:
     from legroom.cli import main as legroom
-    from legroom.diagnose.run_report import run_report
-    from legroom.memory.capture import read_capture
+    from legroom.diagnose.report.run_report import run_report
+    from legroom.memory.capture.capture import read_capture
 
     code = legroom(["run", "--gpu", gpu, "-o", "run.legroom", str(SCRIPTS / f"{name}.py")])
     report = run_report(read_capture("run.legroom"), path="run.legroom").as_json()

@@ -35,7 +35,7 @@ def test_the_command_line_answers_without_torch() -> None:
 
 def test_an_estimate_is_judged_and_shown_without_torch() -> None:
     """The process that traces the script has it; a second one would take as long as the judging itself, many times."""
-    assert "torch" not in loaded_by("import legroom.predict.job, legroom.show.estimate_summary")
+    assert "torch" not in loaded_by("import legroom.predict.script_estimate, legroom.show.estimate.estimate")
 
 
 def test_public_names_are_real_and_listed() -> None:

@@ -8,10 +8,10 @@ from legroom.cli.options import Format, FormatOption
 
 def doctor(format: FormatOption = Format.TEXT) -> int:
     """Check driver, CUDA, torch, memory limits and settings, and compute on every device. Exit code 0 sound, 1 findings."""
-    from legroom.diagnose.doctor import diagnose
-    from legroom.show.doctor import diagnosis_words
-    from legroom.show.progress import said_on
-    from legroom.show.terminal import print_to
+    from legroom.diagnose.doctor.doctor import diagnose
+    from legroom.show.common.progress import said_on
+    from legroom.show.common.terminal import print_to
+    from legroom.show.explain.doctor import diagnosis_words
 
     with said_on(sys.stderr, quiet=format == Format.JSON) as say:
         say("computing on every device")

@@ -51,9 +51,9 @@ def estimate(
     if gpu is None:
         raise UsageError("which GPU? write --gpu 24GiB, or a name such as --gpu rtx4090")
 
-    from legroom.observe.gpus import find_gpu
+    from legroom.gpus.catalog import find_gpu
     from legroom.observe.script import Script
-    from legroom.predict.tracing_start import start
+    from legroom.predict.tracing.start import start
 
     target = (
         Script(module, tuple(words), is_module=True)
@@ -64,10 +64,10 @@ def estimate(
     find_gpu(gpu)
     started = start(target, gpu, steps=steps)  # it loads torch and the script while we load ours
 
-    from legroom.predict.job import estimate_script
-    from legroom.show.estimate_summary import further_words, verdict_words
-    from legroom.show.progress import said_on
-    from legroom.show.terminal import print_to
+    from legroom.predict.script_estimate import estimate_script
+    from legroom.show.common.progress import said_on
+    from legroom.show.common.terminal import print_to
+    from legroom.show.estimate.estimate import further_words, verdict_words
 
     def tell(now: "Estimate") -> None:
         if format == Format.TEXT:

@@ -28,11 +28,11 @@ def explain(
     format: FormatOption = Format.TEXT,
 ) -> int:
     """Say what an error means: its causes, the check that decides between them, and the fix."""
-    from legroom.show.terminal import print_to
+    from legroom.show.common.terminal import print_to
 
     if _CODE.fullmatch(what) and not Path(what).exists():
         from legroom.diagnose.codes import find_page
-        from legroom.show.explain import page_words
+        from legroom.show.explain.explanation import page_words
 
         page = find_page(what)
         if format == Format.JSON:
@@ -45,10 +45,10 @@ def explain(
             print_to(sys.stdout, page_words(page))
         return 0
 
-    from legroom.diagnose.checks_for_errors import looked_up
-    from legroom.diagnose.explain import explain_file
-    from legroom.show.explain import explanation_words
-    from legroom.show.progress import said_on
+    from legroom.diagnose.explain.explain import explain_file
+    from legroom.diagnose.explain.machine_checks import looked_up
+    from legroom.show.common.progress import said_on
+    from legroom.show.explain.explanation import explanation_words
     from legroom.units import format_size
 
     if what == "-" and sys.stdin.isatty() and format == Format.TEXT:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from legroom.cli.estimate import EXIT_CODES
-from legroom.cli.options import Format, FormatOption, ModuleOption, ScriptWords, parse_gpus
+from legroom.cli.options import Format, FormatOption, ModuleOption, ScriptWords
 from legroom.errors import LegroomError, UsageError
+from legroom.gpus.catalog import parse_gpus
 
 if TYPE_CHECKING:
-    from legroom.diagnose.run_report import RunReport
+    from legroom.diagnose.report.run_report import RunReport
     from legroom.scale.launching.folder import RunFolder
     from legroom.scale.launching.outcome import Attempt, LaunchEnd
     from legroom.scale.launching.plan import LaunchPlan
@@ -110,7 +111,7 @@ def launch(
     if gpu is not None:
         parse_gpus(gpu)
 
-    from legroom.observe.devices import visible_gpus
+    from legroom.gpus.machine import visible_gpus
     from legroom.observe.script import Script
     from legroom.scale.launching.plan import plan_launch
 
@@ -137,11 +138,11 @@ def launch(
 
 
 def _foretell(plan: "LaunchPlan", *, as_json: bool) -> int:
-    from legroom.scale.launching.foretelling import foretell
-    from legroom.show.launch_forecast import forecast_words
-    from legroom.show.launch_summary import opening_words
-    from legroom.show.progress import said_on
-    from legroom.show.terminal import print_to
+    from legroom.scale.launching.memory_prediction import foretell
+    from legroom.show.common.progress import said_on
+    from legroom.show.common.terminal import print_to
+    from legroom.show.launch.launch_report import opening_words
+    from legroom.show.launch.memory_table import forecast_words
 
     if not as_json:
         print_to(sys.stdout, opening_words(plan, None))
@@ -164,11 +165,11 @@ _WORST = (0, 3, 1)
 def _run(plan: "LaunchPlan", logs: Path | None, *, as_json: bool) -> int:
     from legroom.scale.launching.elastic import run_elastic
     from legroom.scale.launching.folder import make_folder
-    from legroom.scale.launching.meeting_place import check_place
     from legroom.scale.launching.ray_engine import run_ray
-    from legroom.show.launch_lines import RankLines
-    from legroom.show.launch_summary import ending_words, opening_words, restart_words
-    from legroom.show.terminal import print_to
+    from legroom.scale.launching.rendezvous import check_place
+    from legroom.show.common.terminal import print_to
+    from legroom.show.launch.launch_report import ending_words, opening_words, restart_words
+    from legroom.show.launch.output_lines import RankLines
 
     if plan.rendezvous is not None:
         check_place(plan.rendezvous)
@@ -209,8 +210,8 @@ def _memory_report(end: "LaunchEnd") -> "RunReport | None":
     cause = end.last.cause if end.last is not None else None
     if cause is None or not cause.files.capture.exists():
         return None
-    from legroom.diagnose.run_report import run_report
-    from legroom.memory.capture import read_capture
+    from legroom.diagnose.report.run_report import run_report
+    from legroom.memory.capture.capture import read_capture
 
     told = run_report(read_capture(cause.files.capture), path=str(cause.files.capture))
     return told if told.died_of_memory else None

@@ -51,8 +51,8 @@ def lint(
     rules: Annotated[bool, typer.Option("--rules", help="List the rules and stop.")] = False,
 ) -> int:
     """Find memory bugs in code: kept graphs, evaluation with gradients, slow copies. Exit code 0 clean, 1 findings, 2 not all checked."""
-    from legroom.show.lint_formats import rules_words, told
-    from legroom.show.terminal import print_to
+    from legroom.show.common.terminal import print_to
+    from legroom.show.lint.formats import rules_words, told
 
     if rules:
         print_to(sys.stdout, rules_words())

@@ -6,8 +6,6 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
-from legroom.observe.gpus import GPUS, find_gpu
-
 
 class Command(typer.core.TyperCommand):
     """A command whose help says what its arguments are; typer would add how Python calls it (`<list[str]>`)."""
@@ -50,12 +48,3 @@ ModuleOption = Annotated[
     str | None,
     typer.Option("-m", metavar="MODULE", help="A module instead, as python -m runs it.", show_default=False),
 ]
-
-
-def parse_gpus(text: str) -> list[int]:
-    """`8GiB`, `8GiB,8GiB` or `rtx4090` as bytes for PyTorch, one per GPU.
-
-    A size is what PyTorch may use; of a GPU by name, the CUDA context takes its part first.
-    """
-    gpus = [find_gpu(part.strip()) for part in text.split(",")]
-    return [gpu.memory - gpu.context if gpu in GPUS else gpu.memory for gpu in gpus]

@@ -21,13 +21,13 @@ def report(
     format: FormatOption = Format.TEXT,
 ) -> int:
     """Say what a capture holds: the peak or the failure, who held the memory, what to change."""
-    from legroom.diagnose import comparison
-    from legroom.diagnose.run_report import run_report
-    from legroom.memory.capture import read_capture
+    from legroom.diagnose.report import comparison
+    from legroom.diagnose.report.run_report import run_report
+    from legroom.memory.capture.capture import read_capture
     from legroom.memory.compare import compare_captures
-    from legroom.show.difference import difference_words
-    from legroom.show.run_summary import report_words
-    from legroom.show.terminal import print_to
+    from legroom.show.common.terminal import print_to
+    from legroom.show.report.comparison import difference_words
+    from legroom.show.report.run_report import report_words
 
     capture = read_capture(file)
     told = run_report(capture, path=str(file))

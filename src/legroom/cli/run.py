@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from legroom.cli.options import Command, Format, FormatOption, ModuleOption, ScriptWords, parse_gpus
+from legroom.cli.options import Command, Format, FormatOption, ModuleOption, ScriptWords
 from legroom.errors import UsageError
+from legroom.gpus.catalog import parse_gpus
 from legroom.units import is_size, parse_size
 
 
@@ -73,8 +74,8 @@ def run(
     if blocking:
         os.environ["CUDA_LAUNCH_BLOCKING"] = "1"  # CUDA reads it when it starts
 
-    from legroom.cli.recording import Recording  # torch and the rest, only now
     from legroom.observe.script import Script
+    from legroom.run.recording import Recording  # torch and the rest, only now
     from legroom.train.spilling.spill import Spill
 
     target = (

@@ -11,7 +11,7 @@ from legroom.cli.options import Format, FormatOption
 from legroom.errors import UsageError
 
 if TYPE_CHECKING:
-    from legroom.tuning.engine import Watcher
+    from legroom.tuning.engines.engine import Watcher
 
 Text = str | None
 
@@ -46,7 +46,7 @@ def tune(
     Before a trial starts its memory is estimated: one that does not fit runs with a smaller micro-batch and the same
     effective batch, one that never fits is not started and the search learns of it. Exit code: 0 found, 1 nothing found.
     """
-    from legroom.tuning.space import read_toml
+    from legroom.tuning.space.space import read_toml
 
     parameters, study_options = read_toml(space)
     given = {
@@ -60,10 +60,10 @@ def tune(
             'which metric? write --metric loss, or metric = "loss" under [study] in the space file'
         )
 
-    from legroom.show.terminal import print_to
-    from legroom.show.tune import write_files
-    from legroom.show.tune_live import LiveTable
-    from legroom.show.tune_summary import summary
+    from legroom.show.common.terminal import print_to
+    from legroom.show.tune.live_table import LiveTable
+    from legroom.show.tune.study_summary import summary
+    from legroom.show.tune.tune import write_files
     from legroom.tuning.api import tune as search_best
 
     folder = storage or Path(f"{function.rpartition(':')[2]}-study")
@@ -94,11 +94,11 @@ def _merged(path: Path, written: dict[str, Any], given: dict[str, Any]) -> dict[
 def _logs(folder: Path, tensorboard: bool, wandb: str | None) -> "list[Watcher]":
     logs: list[Watcher] = []
     if tensorboard:
-        from legroom.tuning.logging_tensorboard import TensorBoardLog
+        from legroom.tuning.loggers.tensorboard import TensorBoardLog
 
         logs.append(TensorBoardLog(folder / "tensorboard"))
     if wandb is not None:
-        from legroom.tuning.logging_wandb import WandbLog
+        from legroom.tuning.loggers.wandb import WandbLog
 
         logs.append(WandbLog(wandb, folder))
     return logs

@@ -89,7 +89,7 @@ def write_pages(folder: Path) -> list[Path]:
 
 
 def _rule_pages() -> Iterator[CodePage]:
-    for file in sorted(_RULES.glob("*.py")):
+    for file in sorted(_RULES.glob("*/*.py")):
         text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
         if _HEADING.match(text):
             yield _page(text, is_lint_rule=True)

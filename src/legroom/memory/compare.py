@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from legroom.memory.capture_reader import Capture
+from legroom.memory.capture.reader import Capture
 from legroom.memory.events import Frame
 from legroom.memory.ledger import Ledger
 from legroom.memory.state import State

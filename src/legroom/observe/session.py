@@ -14,15 +14,15 @@ from typing import Literal
 import psutil
 import torch
 
+from legroom.gpus.machine import visible_gpus
 from legroom.memory.events import Event, Note, Sink, Step
-from legroom.memory.kept import Kept
-from legroom.observe.cuda_history import CudaHistory
-from legroom.observe.devices import visible_gpus
-from legroom.observe.host_memory import HostMemory
-from legroom.observe.recorder import Recorder
+from legroom.memory.leak import Kept
+from legroom.observe.cuda.history import CudaHistory
+from legroom.observe.dispatch.host_memory import HostMemory
+from legroom.observe.dispatch.recorder import Recorder
+from legroom.observe.leaks.watcher import Watcher
 from legroom.observe.training import TrainingClock
 from legroom.observe.virtual.gpu import VirtualGPU
-from legroom.observe.watching.watcher import Watcher
 
 Kind = Literal["virtual", "cuda", "host"]
 

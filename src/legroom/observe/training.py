@@ -16,7 +16,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader as _dataloader
 
-from legroom.observe.backward_engine import current_node
+from legroom.observe.dispatch.backward_engine import current_node
 
 
 class TrainingClock:

@@ -9,16 +9,16 @@ import torch
 from torch import nn
 
 from legroom.errors import UsageError
-from legroom.observe.gpus import find_gpu
-from legroom.predict.copying import OntoDevice, standard_step
+from legroom.gpus.catalog import find_gpu
 from legroom.predict.estimate import Estimate, judge
 from legroom.predict.largest_batch import Search, largest_batch
-from legroom.predict.means import Means
-from legroom.predict.means_in_force import in_force
-from legroom.predict.plan import Option, finish_plan, start_plan
-from legroom.predict.resize import batch_size_of, resized
-from legroom.predict.trace import Trace
-from legroom.predict.tracing import finish, make_device
+from legroom.predict.options.apply import in_force
+from legroom.predict.options.names import Means
+from legroom.predict.options.plan import Option, finish_plan, start_plan
+from legroom.predict.tracing.copying import OntoDevice, standard_step
+from legroom.predict.tracing.resize import batch_size_of, resized
+from legroom.predict.tracing.trace import Trace
+from legroom.predict.tracing.virtual_trace import finish, make_device
 
 MakeOptimizer = Callable[[Any], torch.optim.Optimizer]
 

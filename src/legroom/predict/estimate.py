@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Any
 
+from legroom.gpus.catalog import Gpu
 from legroom.memory.ledger import Ledger
 from legroom.memory.state import State
-from legroom.observe.gpus import Gpu
 from legroom.predict.fit import Verdict, beside, replay, safe_reserved, verdict
-from legroom.predict.trace import Mode, Trace
+from legroom.predict.tracing.trace import Mode, Trace
 from legroom.units import format_size
 
 SCHEMA = "legroom.estimate/1"

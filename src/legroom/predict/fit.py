@@ -6,13 +6,13 @@ something fits is replayed with the capacity in force, never read off an unlimit
 
 from typing import Literal
 
-from legroom.memory.allocator_settings import AllocatorSettings
+from legroom.memory.allocator.settings import AllocatorSettings
 from legroom.observe.notes import BENCHMARK, COMMUNICATION, COMMUNICATION_BYTES
-from legroom.predict import doubt
+from legroom.predict import uncertainty
 from legroom.predict.requests import Peaks as Peaks
 from legroom.predict.requests import default_settings as default_settings
 from legroom.predict.requests import play
-from legroom.predict.trace import Trace
+from legroom.predict.tracing.trace import Trace
 from legroom.units import MiB
 
 Verdict = Literal["fits", "uncertain", "does-not-fit"]
@@ -33,7 +33,7 @@ def replay(
     On a device without end: the likely peaks, which lean to the high side where kernels are guessed.
     """
     if capacity is None and not extra:
-        return doubt.likely(trace, settings)
+        return uncertainty.likely(trace, settings)
     return play(trace.requests(), capacity, extra=extra, settings=settings)
 
 

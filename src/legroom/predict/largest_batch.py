@@ -9,10 +9,10 @@ in force.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from legroom.predict import doubt
+from legroom.predict import uncertainty
+from legroom.predict.extrapolate import foretelling
 from legroom.predict.fit import Peaks, replay, slack
-from legroom.predict.foretold import foretelling
-from legroom.predict.trace import Trace
+from legroom.predict.tracing.trace import Trace
 from legroom.units import MiB
 
 MOST = 1 << 20
@@ -174,4 +174,4 @@ class _Looking:
     def _fits(self, trace: Trace) -> bool:
         if self._safe:
             return replay(trace, self._capacity, extra=slack(trace, replay(trace))).failed_at is None
-        return doubt.fits(trace, self._capacity)
+        return uncertainty.fits(trace, self._capacity)

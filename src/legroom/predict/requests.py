@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from legroom.memory.allocator import AllocationFailed, Allocator
-from legroom.memory.allocator_blocks import Block
-from legroom.memory.allocator_settings import AllocatorSettings
+from legroom.memory.allocator.allocator import AllocationFailed, Allocator
+from legroom.memory.allocator.blocks import Block
+from legroom.memory.allocator.settings import AllocatorSettings
 
 
 class Request(NamedTuple):

@@ -8,20 +8,20 @@ import torch.distributed as dist
 from torch import nn
 
 from legroom.errors import UsageError
-from legroom.scale import forecasts
-from legroom.scale.balancing import coordinator_shares
-from legroom.scale.choosing import Choice, cheapest
+from legroom.scale.auto_strategy import Choice, cheapest
+from legroom.scale.batch_shares import coordinator_shares
+from legroom.scale.cutting.forward_graph import CannotCut
 from legroom.scale.cutting.planning import Among, AmongRanks, Plan, plan_pipeline, plan_split
-from legroom.scale.cutting.score import CannotCut
-from legroom.scale.forecasts import Forecast, Job
-from legroom.scale.foresight import likeness_of
+from legroom.scale.prediction import strategy_memory
+from legroom.scale.prediction.step_trace import likeness_of
+from legroom.scale.prediction.strategy_memory import Forecast, Job
 from legroom.scale.shares import checked_shares
-from legroom.scale.strategies.alone import alone
 from legroom.scale.strategies.data_parallel import DDP_IS_BETTER, data_parallel
 from legroom.scale.strategies.distributed import distributed
 from legroom.scale.strategies.engine import Engine
 from legroom.scale.strategies.pipelined import Pipelined
 from legroom.scale.strategies.sharded import sharded
+from legroom.scale.strategies.single import alone
 from legroom.scale.strategies.split import homes_by_weight, split
 from legroom.scale.world import Place
 from legroom.train.guarding.scaling import Given, Scaling, scaling
@@ -132,8 +132,8 @@ class Builder:
         shares = self._shares()
 
         def looked_at() -> list[Forecast]:
-            found = [forecasts.ddp(job, shares), forecasts.fsdp(job, shares)]
-            return [*found, forecasts.fsdp(job, shares, offload=True)]
+            found = [strategy_memory.ddp(job, shares), strategy_memory.fsdp(job, shares)]
+            return [*found, strategy_memory.fsdp(job, shares, offload=True)]
 
         told = self._among().agreed(looked_at)
         among = list(told)
@@ -147,7 +147,7 @@ class Builder:
         rooms = [likeness_of(device).room for device in self.place.devices]
         if self.wishes.batch is None:
             whole = Job(self.model, self.optimizer, None, tuple(rooms), like)
-            return cheapest([Forecast("dp", forecasts.plain(whole, 0).peaks[0].reserved, min(rooms)),
+            return cheapest([Forecast("dp", strategy_memory.plain(whole, 0).peaks[0].reserved, min(rooms)),
                              Forecast("split", 0, min(rooms), "needs batch= to be looked at")], note=f"{faster} {note}")  # fmt: skip
         _, peaks = coordinator_shares(self.model, self.optimizer, self.wishes.batch, count, like)
         found = [Forecast("dp", max(peaks), min(rooms))]
@@ -168,7 +168,7 @@ class Builder:
         if job.batch is None:
             return Forecast("pipeline", 0, room, "needs batch= to be looked at")
         try:
-            return forecasts.pipeline(self._pipeline_plan(), job.rooms)
+            return strategy_memory.pipeline(self._pipeline_plan(), job.rooms)
         except CannotCut:
             return Forecast("pipeline", 0, room, "this model cannot be cut")
 
@@ -178,7 +178,7 @@ class Builder:
         unused, may_change = False, False
         if self.wishes.batch is not None and self.wishes.static_graph is None:
             job = self._job()
-            unused, may_change = self._among().agreed(lambda: forecasts.unused_parameters(job))
+            unused, may_change = self._among().agreed(lambda: strategy_memory.unused_parameters(job))
         return distributed(
             self.model,
             self.optimizer,
@@ -244,7 +244,7 @@ class Builder:
         if self.wishes.shares is not None or size == 1 or self.place.device.type != "cuda":
             return checked_shares(self.wishes.shares, size, zero_allowed=False)
         job = self._job()
-        return self._among().agreed(lambda: forecasts.fair_shares(job))
+        return self._among().agreed(lambda: strategy_memory.fair_shares(job))
 
     def _job(self) -> Job:
         like = likeness_of(self.place.device)

@@ -16,9 +16,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from legroom.errors import UsageError
-from legroom.observe.devices import processors
+from legroom.gpus.machine import processors
 from legroom.scale.shares import divided
-from legroom.train.guarding.splitting import moved
+from legroom.train.guarding.batches.splitting import moved
 
 MOST_WORKERS = 8
 

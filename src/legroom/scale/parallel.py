@@ -20,19 +20,19 @@ from torch.utils.data import Dataset
 
 from legroom.errors import UsageError
 from legroom.log import log
+from legroom.scale.auto_strategy import Choice
 from legroom.scale.building import Wishes, build
-from legroom.scale.choosing import Choice
 from legroom.scale.loading import Loader
+from legroom.scale.loss_weights import Weighing
 from legroom.scale.optimizers import Optimizer, checked_optimizer
 from legroom.scale.strategies import NAMES
 from legroom.scale.strategies.engine import Engine
-from legroom.scale.weighing import Weighing
 from legroom.scale.world import Place, read_world, take_place
+from legroom.train.guarding.batches.splitting import Batch, moved
+from legroom.train.guarding.batches.weighting import Weight
 from legroom.train.guarding.guard import Guard
 from legroom.train.guarding.passes import LossFunction
 from legroom.train.guarding.scaling import Scaling
-from legroom.train.guarding.splitting import Batch, moved
-from legroom.train.guarding.weighting import Weight
 
 Strategy = Literal["auto", "ddp", "fsdp", "pipeline", "split", "dp"]
 

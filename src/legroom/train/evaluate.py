@@ -19,9 +19,9 @@ import torch
 from torch import nn
 
 from legroom.errors import UsageError
+from legroom.train.guarding.batches.splitting import Batch, joined, moved
 from legroom.train.guarding.evaluation import Evaluation
-from legroom.train.guarding.splitting import Batch, joined, moved
-from legroom.train.ranks.protocol import AgreedRanks, Alone
+from legroom.train.ranks.coordination import AgreedRanks, Alone
 
 _HOST = torch.device("cpu")
 

@@ -9,19 +9,19 @@ from typing import Any
 
 from legroom.errors import MissingExtra, UsageError
 from legroom.observe.notes import COMMUNICATION_BYTES
-from legroom.tuning.admission import Gate, Place, places_for
-from legroom.tuning.conductor import Conductor
 from legroom.tuning.durations import parse_seconds
-from legroom.tuning.engine import Engine, Job, Watcher
-from legroom.tuning.function import TrainFunction, leave_if_imported
-from legroom.tuning.memory_gate import MemoryGate, OpenGate
-from legroom.tuning.neighbours import Neighbours
-from legroom.tuning.records import Mode
-from legroom.tuning.schedulers import SCHEDULERS, SchedulerOptions, make_scheduler
-from legroom.tuning.searchers import check_search, make_searcher
-from legroom.tuning.space import Space, read_space
+from legroom.tuning.engines.engine import Engine, Job, Watcher
+from legroom.tuning.memory.admission import Gate, Place, places_for
+from legroom.tuning.memory.gate import MemoryGate, OpenGate
+from legroom.tuning.memory.other_processes import Neighbours
+from legroom.tuning.schedule.schedulers import SCHEDULERS, SchedulerOptions, make_scheduler
+from legroom.tuning.search.searchers import check_search, make_searcher
+from legroom.tuning.space.space import Space, read_space
 from legroom.tuning.store import Store
 from legroom.tuning.study import Study
+from legroom.tuning.study_runner import Conductor
+from legroom.tuning.trial.function import TrainFunction, leave_if_imported
+from legroom.tuning.trial.records import Mode
 
 ENGINES = ("auto", "local", "ray")
 EVERY = 1 << 30
@@ -65,7 +65,7 @@ def tune(
     """
     leave_if_imported()
     if "ray.tune" in sys.modules:  # else it cannot be a Tuner, and Ray takes seconds to load
-        from legroom.tuning.ray_tuner import is_tuner, unpacked
+        from legroom.tuning.engines.ray.tuner import is_tuner, unpacked
 
         if is_tuner(train_fn):
             plain, asked = unpacked(train_fn)
@@ -175,7 +175,7 @@ def _conductor(job: Job, resume: bool, watchers: Sequence[Watcher]) -> Conductor
 def _read(space: Any) -> Space:
     """A space of ours, or one written with Ray's domains: those are there only where Ray has been imported."""
     if "ray.tune" in sys.modules:
-        from legroom.tuning.ray_spaces import is_ray_space, space_of
+        from legroom.tuning.space.ray_spaces import is_ray_space, space_of
 
         if is_ray_space(space):
             return space_of(space)
@@ -188,10 +188,10 @@ def _engine(named: str, address: str | None) -> tuple[Engine, str]:
     if named == "ray" or address is not None or (named == "auto" and missing is None):
         if missing is not None:
             raise MissingExtra(missing, "tune")
-        from legroom.tuning.ray_engine import RayEngine
+        from legroom.tuning.engines.ray.engine import RayEngine
 
         return RayEngine(address), ""
-    from legroom.tuning.local_engine import LocalEngine
+    from legroom.tuning.engines.local import LocalEngine
 
     return (
         LocalEngine(),

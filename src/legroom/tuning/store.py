@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from legroom.errors import LegroomError, MissingExtra, UsageError
-from legroom.tuning.domains import AnyDomain, Choice, FloatRange, IntRange
-from legroom.tuning.records import Mode, Report, TrialMemory, TrialRecord, TrialState
-from legroom.tuning.space import Space
+from legroom.tuning.space.domains import AnyDomain, Choice, FloatRange, IntRange
+from legroom.tuning.space.space import Space
+from legroom.tuning.trial.records import Mode, Report, TrialMemory, TrialRecord, TrialState
 
 FILE = "study.db"
 _NAME = "legroom"

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from legroom.errors import UsageError
-from legroom.tuning.admission import Place
-from legroom.tuning.records import Mode, TrialRecord, TrialState
-from legroom.tuning.space import Config, Space, read_space
+from legroom.tuning.memory.admission import Place
+from legroom.tuning.space.space import Config, Space, read_space
 from legroom.tuning.store import read_study
+from legroom.tuning.trial.records import Mode, TrialRecord, TrialState
 
 SCHEMA = "legroom.study/1"
 

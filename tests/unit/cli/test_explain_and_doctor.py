@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from legroom.cli import main
-from legroom.diagnose import doctor as doctoring
-from legroom.diagnose.checks_machine import Machine
-from legroom.diagnose.checks_torch import DeviceResult, TorchFacts
+from legroom.diagnose.doctor import doctor as doctoring
+from legroom.diagnose.doctor.machine import Machine
+from legroom.diagnose.doctor.torch_check import DeviceResult, TorchFacts
 from legroom.units import GiB, MiB
 
 

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from legroom.cli import main
-from legroom.memory.capture import CaptureWriter
+from legroom.memory.capture.capture import CaptureWriter
 from legroom.memory.events import Alloc, Category, Frame, Phase, Segment
 from legroom.units import MiB
 

@@ -7,8 +7,8 @@ import textwrap
 import pytest
 
 from legroom.cli import main
-from legroom.memory.capture import read_capture
-from legroom.observe.gpus import find_gpu
+from legroom.gpus.catalog import find_gpu
+from legroom.memory.capture.capture import read_capture
 
 TRAINS = """
 import torch
@@ -255,7 +255,7 @@ def test_our_own_trouble_does_not_change_the_exit_code(run, monkeypatch):
     def broken(*args, **kwargs):
         raise TypeError("our bug")
 
-    monkeypatch.setattr("legroom.cli.recording.report_of", broken)
+    monkeypatch.setattr("legroom.run.recording.report_of", broken)
     code, _, err = run("raise SystemExit(3)", "--gpu", "64MiB")
     assert code == 3
     assert "legroom: the report could not be made (TypeError: our bug); the run itself is not affected" in err
@@ -269,7 +269,7 @@ def test_a_name_taken_at_the_last_moment_is_passed_over(run, monkeypatch, tmp_pa
         calls.append(path)
         return False if len(calls) == 1 else real(path)
 
-    monkeypatch.setattr("legroom.cli.capture_place.os.path.lexists", lexists)
+    monkeypatch.setattr("legroom.run.capture_path.os.path.lexists", lexists)
     run("print()", "--gpu", "64MiB")
     assert (tmp_path / "train.legroom").read_bytes() == b"another rank's"
     assert (tmp_path / "train-2.legroom").exists()

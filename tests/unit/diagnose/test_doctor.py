@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from legroom.diagnose import checks
-from legroom.diagnose.checks_for_errors import looked_up
-from legroom.diagnose.checks_machine import GpuState, Machine, look
-from legroom.diagnose.checks_torch import DeviceResult, TorchFacts, ask_torch, compute
-from legroom.diagnose.doctor import diagnose
-from legroom.observe.devices import NA, Gpu, GpuProcess, Host
+from legroom.diagnose.doctor import checks
+from legroom.diagnose.doctor.doctor import diagnose
+from legroom.diagnose.doctor.machine import GpuState, Machine, look
+from legroom.diagnose.doctor.torch_check import DeviceResult, TorchFacts, ask_torch, compute
+from legroom.diagnose.explain.machine_checks import looked_up
+from legroom.gpus.machine import NA, Gpu, GpuProcess, Host
 from legroom.observe.virtual.gpu import VirtualGPU
 from legroom.units import GiB, MiB
 

@@ -1,6 +1,6 @@
 """How a run ended survives in its capture."""
 
-from legroom.diagnose.ending import RunEnding, as_notes, from_notes
+from legroom.diagnose.report.exit_status import RunEnding, as_notes, from_notes
 from legroom.memory.events import Note
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from legroom.diagnose.codes import all_pages
-from legroom.diagnose.explain import explain, explain_file, page_parts
-from legroom.diagnose.explain_log import _Search, _ways, search_log
-from legroom.diagnose.explain_rules import RULES
+from legroom.diagnose.explain.explain import explain, explain_file, page_parts
+from legroom.diagnose.explain.log_reader import _Search, _ways, search_log
+from legroom.diagnose.explain.rules import RULES
 from legroom.errors import UsageError
 
 ERRORS = Path(__file__).parents[2] / "data" / "errors"

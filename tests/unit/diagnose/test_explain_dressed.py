@@ -3,7 +3,7 @@
 import pytest
 from tests.unit.diagnose.log_dress import DRESSES
 
-from legroom.diagnose.explain import explain
+from legroom.diagnose.explain.explain import explain
 
 _FRAMES = 'Traceback (most recent call last):\n  File "/home/u/train.py", line 41, in <module>\n    main()\n'
 ERRORS = {

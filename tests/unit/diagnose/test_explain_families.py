@@ -2,10 +2,10 @@
 
 import pytest
 
-from legroom.diagnose.cuda_statuses import STATUSES, Status
-from legroom.diagnose.explain import explain
-from legroom.diagnose.explain_families import family_of
-from legroom.diagnose.explain_headlines import Headline
+from legroom.diagnose.explain.cuda_statuses import STATUSES, Status
+from legroom.diagnose.explain.explain import explain
+from legroom.diagnose.explain.headlines import Headline
+from legroom.diagnose.explain.python_errors import family_of
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from legroom.diagnose.kept_leaks import advice_on, holder_sentence, leaks_from
+from legroom.diagnose.report.leaks import advice_on, holder_sentence, leaks_from
 from legroom.memory.events import Note
-from legroom.memory.kept import Kept, from_notes
+from legroom.memory.leak import Kept, from_notes
 from legroom.units import MiB
 
 LOSSES = Kept(

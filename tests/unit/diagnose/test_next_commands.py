@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from legroom.diagnose.command import Command
-from legroom.diagnose.run_report import RunReport
+from legroom.diagnose.report.command import Command
+from legroom.diagnose.report.run_report import RunReport
 
 NO_GPU = "AssertionError: Torch not compiled with CUDA enabled"
 

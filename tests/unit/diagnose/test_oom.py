@@ -8,8 +8,8 @@ import oom_texts as texts
 import pytest
 import torch
 
-from legroom.diagnose.oom import Certainty, classify, device_memory, is_oom, low_memory
-from legroom.diagnose.oom_spellings import SPELLINGS, longest_plain_part
+from legroom.diagnose.oom.messages import SPELLINGS, longest_plain_part
+from legroom.diagnose.oom.recognize import Certainty, classify, device_memory, is_oom, low_memory
 from legroom.observe.virtual.gpu import VirtualGPU
 from legroom.units import GiB, KiB, MiB
 
@@ -306,7 +306,7 @@ def test_the_answer_keeps_nothing_of_the_error_alive():
 
 
 def test_the_classifier_does_not_import_torch():
-    program = "import sys, legroom.diagnose.oom as oom; oom.classify('CUDA out of memory.'); assert 'torch' not in sys.modules"
+    program = "import sys, legroom.diagnose.oom.recognize as oom; oom.classify('CUDA out of memory.'); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 

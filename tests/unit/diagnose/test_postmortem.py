@@ -3,7 +3,7 @@
 import pytest
 
 from legroom.memory.events import Category, Note, Phase
-from legroom.memory.kept import Kept
+from legroom.memory.leak import Kept
 from legroom.units import MiB
 
 ACTIVATION, GRADIENT, INPUT = Category.ACTIVATION, Category.GRADIENT, Category.INPUT

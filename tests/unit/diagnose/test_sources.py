@@ -1,6 +1,6 @@
 """Lines of the user's code travel in the capture."""
 
-from legroom.diagnose.sources import as_note, from_notes, read_sources
+from legroom.diagnose.report.source_lines import as_note, from_notes, read_sources
 from legroom.memory.events import Frame, Note
 
 

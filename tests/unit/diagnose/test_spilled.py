@@ -2,7 +2,7 @@
 
 import pytest
 
-from legroom.diagnose.spilled import Spilled, as_note, from_notes
+from legroom.diagnose.report.spilled import Spilled, as_note, from_notes
 from legroom.memory.events import Note
 
 

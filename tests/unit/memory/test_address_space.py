@@ -1,6 +1,6 @@
 """Where segments are placed, as it was seen in recorded runs: offsets in MiB from the first one."""
 
-from legroom.memory.allocator_device import AddressSpace
+from legroom.memory.allocator.device import AddressSpace
 from legroom.units import MiB
 
 

@@ -6,8 +6,8 @@ import weakref
 import pytest
 
 from legroom.errors import UsageError
-from legroom.memory.allocator import AllocationFailed, Allocator
-from legroom.memory.allocator_blocks import Block
+from legroom.memory.allocator.allocator import AllocationFailed, Allocator
+from legroom.memory.allocator.blocks import Block
 from legroom.units import GiB, KiB, MiB
 
 

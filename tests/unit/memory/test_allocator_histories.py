@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from legroom.memory.allocator import AllocationFailed, Allocator
-from legroom.memory.allocator_blocks import Block
-from legroom.memory.replay import History
+from legroom.memory.allocator.allocator import AllocationFailed, Allocator
+from legroom.memory.allocator.blocks import Block
+from legroom.memory.allocator.replay import History
 from legroom.units import GiB, KiB, MiB
 
 PATHS = sorted((Path(__file__).parents[2] / "data" / "histories").glob("*.json.gz"))

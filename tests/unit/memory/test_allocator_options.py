@@ -2,8 +2,8 @@
 
 import pytest
 
-from legroom.memory.allocator import AllocationFailed, Allocator
-from legroom.memory.allocator_settings import AllocatorSettings
+from legroom.memory.allocator.allocator import AllocationFailed, Allocator
+from legroom.memory.allocator.settings import AllocatorSettings
 from legroom.units import KiB, MiB
 
 

@@ -6,9 +6,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from legroom.memory.allocator import AllocationFailed, Allocator
-from legroom.memory.allocator_blocks import Block
-from legroom.memory.allocator_settings import AllocatorSettings
+from legroom.memory.allocator.allocator import AllocationFailed, Allocator
+from legroom.memory.allocator.blocks import Block
+from legroom.memory.allocator.settings import AllocatorSettings
 from legroom.units import KiB, MiB
 
 CONFIGURATIONS = (

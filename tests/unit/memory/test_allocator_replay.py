@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from legroom.memory.allocator_settings import AllocatorSettings
-from legroom.memory.replay import History, replay
+from legroom.memory.allocator.replay import History, replay
+from legroom.memory.allocator.settings import AllocatorSettings
 from legroom.units import MiB
 
 A, B = 0x5000_0000, 0x4000_0000

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from legroom.errors import UsageError
-from legroom.memory.allocator_settings import ENVIRONMENT_NAMES, AllocatorSettings, ties_of
+from legroom.memory.allocator.settings import ENVIRONMENT_NAMES, AllocatorSettings, ties_of
 from legroom.units import MiB
 
 

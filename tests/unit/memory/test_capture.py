@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from made_events import alloc, events, oom, step, training
 
 from legroom.errors import CaptureError, UsageError
-from legroom.memory import capture_chunks
-from legroom.memory.capture import CaptureWriter, read_capture
+from legroom.memory.capture import chunks
+from legroom.memory.capture.capture import CaptureWriter, read_capture
 from legroom.memory.events import Category, Event, Free, Holder, Note, Tag
 
 RUN = {"script": "train.py", "argv": ["--epochs", "3"], "devices": [{"name": "virtual", "capacity": 8 << 30}]}
@@ -129,7 +129,7 @@ def test_a_killed_process_leaves_what_it_flushed(tmp_path: Path) -> None:
     program = """
         import itertools, sys
         from made_events import training
-        from legroom.memory.capture import CaptureWriter
+        from legroom.memory.capture.capture import CaptureWriter
         writer = CaptureWriter(sys.argv[1], run={})
         for number, event in enumerate(training(10_000)):
             writer.write(event)
@@ -305,7 +305,7 @@ def test_a_disk_that_fills_up_does_not_stop_the_run(tmp_path: Path, monkeypatch:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(capture_chunks.ChunkFile, "_write_all", full)
+    monkeypatch.setattr(chunks.ChunkFile, "_write_all", full)
     writer.write(step(0))
     assert writer.failed is not None
     assert "recording stopped" in writer.failed
@@ -321,7 +321,7 @@ def test_a_disk_that_is_full_from_the_start_is_an_error(
 ) -> None:
     from io import FileIO
 
-    from legroom.memory import capture as module
+    from legroom.memory.capture import capture as module
 
     monkeypatch.setattr(module, "_create", lambda path, force: FileIO("/dev/full", "wb"))
     with pytest.raises(CaptureError, match="the disk is full: free some space"):
@@ -376,7 +376,7 @@ def test_a_device_is_not_written_to() -> None:
 
 @pytest.mark.parametrize("number", [13, 30])
 def test_a_read_only_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    from legroom.memory import capture as module
+    from legroom.memory.capture import capture as module
 
     def refuse(*_: object) -> None:
         raise OSError(number, os.strerror(number))

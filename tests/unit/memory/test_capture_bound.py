@@ -8,9 +8,9 @@ import pytest
 from made_events import alloc, oom, step, training
 
 from legroom.errors import UsageError
-from legroom.memory import capture_chunks
-from legroom.memory.capture import Capture, CaptureWriter, read_capture
-from legroom.memory.capture_trim import Chunk, choose
+from legroom.memory.capture import chunks
+from legroom.memory.capture.capture import Capture, CaptureWriter, read_capture
+from legroom.memory.capture.trim import Chunk, choose
 from legroom.memory.events import Alloc, Category, Event, Free, Note, Oom, Segment, Step, Tag
 from legroom.units import MiB
 
@@ -151,7 +151,7 @@ def test_when_there_is_no_room_to_trim_recording_stops_and_the_file_stays(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(capture_chunks, "trim", full)
+    monkeypatch.setattr(chunks, "trim", full)
     path = tmp_path / "run.legroom"
     with CaptureWriter(path, run={}, max_bytes=MiB) as writer:
         for event in training(STEPS):

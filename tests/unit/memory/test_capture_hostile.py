@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from made_events import training
 
 from legroom.errors import CaptureError, CaptureVersionError
-from legroom.memory.capture import Capture, CaptureWriter, read_capture
+from legroom.memory.capture.capture import Capture, CaptureWriter, read_capture
 from legroom.memory.events import Free, Note
 from legroom.units import MiB
 

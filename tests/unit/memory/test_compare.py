@@ -4,7 +4,7 @@ from pathlib import Path
 
 from made_events import alloc
 
-from legroom.memory.capture import CaptureWriter, read_capture
+from legroom.memory.capture.capture import CaptureWriter, read_capture
 from legroom.memory.compare import Change, compare, compare_captures
 from legroom.memory.events import Category, Event, Frame, Free, Segment, Tag
 from legroom.memory.ledger import Ledger

@@ -18,11 +18,11 @@ from torch.autograd import graph
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from legroom.memory.events import Event
-from legroom.observe import cuda_history
-from legroom.observe.backward_engine import current_node
-from legroom.observe.cuda_calls import CudaCalls, Observer
-from legroom.observe.cuda_history import CudaHistory
-from legroom.observe.cuda_peaks import Peaks
+from legroom.observe.cuda import history
+from legroom.observe.cuda.history import CudaHistory
+from legroom.observe.cuda.step_peaks import Peaks
+from legroom.observe.cuda.torch_api import CudaCalls, Observer
+from legroom.observe.dispatch.backward_engine import current_node
 
 CAPACITY = 1 << 34
 _HERE = __file__
@@ -203,7 +203,7 @@ class Simulation:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, entries: int | None = None, **options: Any) -> None:
         if entries is not None:
             for name in ("FIRST_ENTRIES", "LEAST_ENTRIES", "MOST_ENTRIES"):
-                monkeypatch.setattr(cuda_history, name, entries)
+                monkeypatch.setattr(history, name, entries)
         self.cuda = SimulatedCuda(**options)
         self.events: list[Event] = []
         self.history = CudaHistory(self.events.append, self.cuda, Peaks(self.cuda))

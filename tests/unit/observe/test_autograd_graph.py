@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from legroom.observe import autograd_graph
+from legroom.observe.holders import autograd_graph
 
 
 @pytest.fixture

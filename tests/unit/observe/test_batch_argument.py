@@ -2,7 +2,7 @@
 
 import pytest
 
-from legroom.observe.batch_argument import declared_batch_argument, find_batch_argument
+from legroom.observe.source.batch_argument import declared_batch_argument, find_batch_argument
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from legroom.memory.allocator_settings import AllocatorSettings
-from legroom.observe.cuda_beginning import beginning
-from legroom.observe.cuda_blocks import Blocks
+from legroom.memory.allocator.settings import AllocatorSettings
+from legroom.observe.cuda.block_sizes import Blocks
+from legroom.observe.cuda.initial_state import beginning
 from legroom.units import MiB
 
 HISTORIES = sorted((Path(__file__).parents[2] / "data" / "histories").glob("h200_*.json.gz"))

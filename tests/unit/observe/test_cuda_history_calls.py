@@ -6,10 +6,10 @@ import sys
 import pytest
 import torch
 
-from legroom.observe import cuda_stacks
-from legroom.observe.cuda_calls import CudaCalls, workspace_sizes
-from legroom.observe.cuda_history import settings_of
-from legroom.observe.cuda_marks import FORWARD, OPTIMIZER, OTHER, Marks
+from legroom.observe.cuda import stacks
+from legroom.observe.cuda.history import settings_of
+from legroom.observe.cuda.markers import FORWARD, OPTIMIZER, OTHER, Marks
+from legroom.observe.cuda.torch_api import CudaCalls, workspace_sizes
 from legroom.units import MiB
 
 
@@ -26,7 +26,7 @@ def test_naming_frames_does_not_import_the_compiler() -> None:
     code = """
 import sys, torch
 from torch._C._profiler import gather_traceback, symbolize_tracebacks
-from legroom.observe.cuda_calls import _compiler_left_alone
+from legroom.observe.cuda.torch_api import _compiler_left_alone
 with _compiler_left_alone():
     symbolize_tracebacks([gather_traceback(True, True, False)])
 print("torch._inductor" in sys.modules, "_inductor" in vars(torch))
@@ -119,7 +119,7 @@ TORCH = torch.__path__[0]
 
 
 def test_the_line_is_the_users_innermost() -> None:
-    stack = cuda_stacks.Stacks().read(
+    stack = stacks.Stacks().read(
         [
             frame(f"{TORCH}/nn/functional.py", 5, "relu"),
             frame("/home/me/net.py", 7),
@@ -132,13 +132,13 @@ def test_the_line_is_the_users_innermost() -> None:
 
 
 def test_a_library_stands_in_where_no_line_is_the_users() -> None:
-    stack = cuda_stacks.Stacks().read([frame(f"{TORCH}/x.py"), frame("/venv/site-packages/lib/model.py", 3)])
+    stack = stacks.Stacks().read([frame(f"{TORCH}/x.py"), frame("/venv/site-packages/lib/model.py", 3)])
     assert stack.frame is not None
     assert stack.frame.file == "/venv/site-packages/lib/model.py"
 
 
 def test_code_that_the_compiler_wrote_is_nobodys_line() -> None:
-    stack = cuda_stacks.Stacks().read(
+    stack = stacks.Stacks().read(
         [frame("/tmp/torchinductor_me/ab/cab.py"), frame(f"{TORCH}/x.py"), frame("/home/me/train.py", 9)]
     )
     assert stack.frame is not None
@@ -146,11 +146,11 @@ def test_code_that_the_compiler_wrote_is_nobodys_line() -> None:
 
 
 def test_an_entry_without_a_stack_is_the_engines() -> None:
-    assert cuda_stacks.Stacks().read([]).from_engine
-    assert cuda_stacks.Stacks().read([frame(f"{TORCH}/autograd/function.py", 1, "apply")]).from_engine
+    assert stacks.Stacks().read([]).from_engine
+    assert stacks.Stacks().read([frame(f"{TORCH}/autograd/function.py", 1, "apply")]).from_engine
 
 
 def test_a_backward_pass_is_seen_from_the_program() -> None:
-    stack = cuda_stacks.Stacks().read([frame(f"{TORCH}/autograd/__init__.py"), frame("/home/me/train.py", 9)])
+    stack = stacks.Stacks().read([frame(f"{TORCH}/autograd/__init__.py"), frame("/home/me/train.py", 9)])
     assert stack.in_backward
     assert not stack.from_engine

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from legroom.memory.events import Alloc, Category, Event, Frame, Note, Phase, Step
 from legroom.memory.ledger import Ledger
-from legroom.observe.cuda_history import CudaHistory
-from legroom.observe.cuda_peaks import Peaks
+from legroom.observe.cuda.history import CudaHistory
+from legroom.observe.cuda.step_peaks import Peaks
 
 
 class Net(nn.Module):

@@ -10,10 +10,10 @@ from torch import nn
 
 from legroom.memory.events import Category, Event, Note, Oom, Phase
 from legroom.memory.ledger import Ledger
-from legroom.observe import cuda_failures
-from legroom.observe.cuda_failures import operation_at
-from legroom.observe.cuda_history import CudaHistory
-from legroom.observe.cuda_peaks import Peaks
+from legroom.observe.cuda import failures
+from legroom.observe.cuda.failures import operation_at
+from legroom.observe.cuda.history import CudaHistory
+from legroom.observe.cuda.step_peaks import Peaks
 
 MiB = 1 << 20
 
@@ -113,7 +113,7 @@ def test_the_output_of_the_step_before_is_a_result(monkeypatch: pytest.MonkeyPat
 
 
 def test_what_no_variable_reaches_is_held_by_the_call_that_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_failures, "_measure", lambda tensor: None)
+    monkeypatch.setattr(failures, "_measure", lambda tensor: None)
     ledger = run_out(Simulation(monkeypatch, limit=24 * MiB), rows=2048)
     (call,) = ledger.holders()
     assert (call.path, call.bytes, call.frame.line) == ("(the call at work)", 16 * MiB, line("layer"))

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from legroom.observe.cuda_peaks import Peaks
+from legroom.observe.cuda.step_peaks import Peaks
 
 
 class Torch:

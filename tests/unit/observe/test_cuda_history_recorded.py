@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from tests.gpu import readings
 
-from legroom.memory.allocator_settings import AllocatorSettings
+from legroom.memory.allocator.settings import AllocatorSettings
 from legroom.memory.events import Alloc, Category, Event, Phase
 from legroom.memory.ledger import Ledger
-from legroom.observe.cuda_calls import workspace_sizes
-from legroom.observe.cuda_trace import DeviceHistory
+from legroom.observe.cuda.history_events import DeviceHistory
+from legroom.observe.cuda.torch_api import workspace_sizes
 from legroom.units import MiB
 
 FOLDER = Path(__file__).parents[2] / "data" / "cuda_readings"

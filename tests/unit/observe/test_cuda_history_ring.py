@@ -9,8 +9,8 @@ from torch import nn
 
 from legroom.memory.events import Alloc, Category, Event, Note, Step
 from legroom.memory.ledger import Ledger
-from legroom.observe.cuda_history import CudaHistory
-from legroom.observe.cuda_peaks import Peaks
+from legroom.observe.cuda.history import CudaHistory
+from legroom.observe.cuda.step_peaks import Peaks
 
 
 def train(simulation: Simulation, rows: list[int]) -> None:
@@ -108,7 +108,7 @@ def test_the_ring_grows_with_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight steps are there to be read, though the ring began too short for them."""
     length = entries_of_a_step(monkeypatch)
     simulation = Simulation(monkeypatch, entries=length * 5)
-    monkeypatch.setattr("legroom.observe.cuda_history.MOST_ENTRIES", length * 100)
+    monkeypatch.setattr("legroom.observe.cuda.history.MOST_ENTRIES", length * 100)
     train(simulation, [8] * 30)
     read = {event.step for event in simulation.events if isinstance(event, Alloc)}
     assert set(range(23, 30)) <= read
@@ -117,7 +117,7 @@ def test_the_ring_grows_with_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_inference_without_steps_loses_no_peak_either(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = Simulation(monkeypatch, entries=80)
-    monkeypatch.setattr("legroom.observe.cuda_history.LOOK_SECONDS", -1)
+    monkeypatch.setattr("legroom.observe.cuda.history.LOOK_SECONDS", -1)
     with simulation, torch.no_grad():
         model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 4))
         for rows in (8, 5000, *[8] * 200):

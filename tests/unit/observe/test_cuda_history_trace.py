@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from legroom.memory.events import Alloc, Category, Event, Frame, Free, Note, Oom, Phase, Segment, Step, Tag
-from legroom.observe import autograd_graph
-from legroom.observe.cuda_marks import BACKWARD, FORWARD, INFERENCE, OPTIMIZER, OTHER, Marks
-from legroom.observe.cuda_sightings import Sighting
-from legroom.observe.cuda_trace import Batch, DeviceHistory, Failure, Pending
-from legroom.observe.holders import Survey
+from legroom.observe.cuda.address_owners import Sighting
+from legroom.observe.cuda.history_events import Batch, DeviceHistory, Failure, Pending
+from legroom.observe.cuda.markers import BACKWARD, FORWARD, INFERENCE, OPTIMIZER, OTHER, Marks
+from legroom.observe.holders import autograd_graph
+from legroom.observe.holders.holders import Survey
 from legroom.units import MiB
 
 STACK = [{"filename": "/home/me/train.py", "line": 7, "name": "main"}]

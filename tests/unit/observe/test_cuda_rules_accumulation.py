@@ -2,7 +2,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from legroom.observe.cuda_rules.accumulation import Accumulation, _dense
+from legroom.observe.cuda_rules.ops.accumulation import Accumulation, _dense
 
 
 class Swapping(TorchDispatchMode):

@@ -3,9 +3,9 @@ import torch
 import torch.nn.functional as F
 from cuda_rules_bench import order, taken, traced
 
+from legroom.gpus.catalog import find_gpu
 from legroom.observe.cuda_rules import Output
-from legroom.observe.cuda_rules.attention_choice import Backend, Request, choose
-from legroom.observe.gpus import find_gpu
+from legroom.observe.cuda_rules.attention.kernel_choice import Backend, Request, choose
 
 KERNELS = {
     "_scaled_dot_product_cudnn_attention": Backend.CUDNN,

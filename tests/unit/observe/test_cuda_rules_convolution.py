@@ -6,11 +6,11 @@ import torch.nn.functional as F
 from cuda_rules_bench import order, taken, traced
 from torch import nn
 
-from legroom.observe.cuda_rules import convolution_table, convolution_workspace
-from legroom.observe.cuda_rules.convolution_table import KINDS, Kind, Layer, look_up, size_of
-from legroom.observe.cuda_rules.convolution_workspace import Convolution
+from legroom.gpus.catalog import find_gpu
+from legroom.observe.cuda_rules.convolution import recorded_table, workspace
+from legroom.observe.cuda_rules.convolution.recorded_table import KINDS, Kind, Layer, look_up, size_of
+from legroom.observe.cuda_rules.convolution.workspace import Convolution
 from legroom.observe.cuda_rules.plan import Take
-from legroom.observe.gpus import find_gpu
 from legroom.units import MiB
 
 H200 = find_gpu("h200")
@@ -30,66 +30,64 @@ def copies(c, **parts):
 def test_an_ordinary_convolution_holds_input_weights_and_output_again():
     c = layer(256, 64, 64, 56, 3)
 
-    assert convolution_workspace.forward(c) == copies(c) == 411189248
+    assert workspace.forward(c) == copies(c) == 411189248
 
 
 def test_a_kernel_of_one_pixel_is_a_matrix_product_and_takes_nothing():
-    assert convolution_workspace.forward(layer(64, 256, 64, 56, 1)) == 0
+    assert workspace.forward(layer(64, 256, 64, 56, 1)) == 0
 
 
 def test_a_kernel_of_one_pixel_that_skips_pixels_is_converted():
     c = layer(128, 512, 1024, 28, 1, stride=2)
 
-    assert convolution_workspace.forward(c) == 294 * MiB
+    assert workspace.forward(c) == 294 * MiB
 
 
 def test_the_first_layer_of_a_network_has_a_kernel_of_its_own():
-    assert convolution_workspace.forward(layer(16, 3, 64, 224, 3)) == 0
+    assert workspace.forward(layer(16, 3, 64, 224, 3)) == 0
 
 
 def test_pictures_that_lie_channels_last_need_no_conversion():
-    assert convolution_workspace.forward(layer(64, 64, 64, 56, 3, last=True)) == 0
-    assert convolution_workspace.input_gradient(layer(64, 64, 64, 56, 3, last=True, element=2)) == 0
+    assert workspace.forward(layer(64, 64, 64, 56, 3, last=True)) == 0
+    assert workspace.input_gradient(layer(64, 64, 64, 56, 3, last=True, element=2)) == 0
 
 
 def test_channels_last_with_odd_channels_is_padded():
     c = layer(64, 3, 64, 224, 7, stride=2, last=True, element=2)
 
-    assert convolution_workspace.forward(c) >= 64 * 8 * 224 * 224 * 2
+    assert workspace.forward(c) >= 64 * 8 * 224 * 224 * 2
 
 
 def test_depthwise_convolutions_in_the_usual_layout_take_nothing():
     c = layer(64, 96, 96, 56, 7, groups=96)
 
-    assert convolution_workspace.forward(c) == convolution_workspace.weight_gradient(c, H200) == 0
+    assert workspace.forward(c) == workspace.weight_gradient(c, H200) == 0
 
 
 def test_depthwise_gradients_channels_last_are_summed_in_eight_parts():
     c = layer(96, 768, 768, 7, 7, groups=768, last=True, element=2)
 
-    assert convolution_workspace.weight_gradient(c, H200) == 115605504
+    assert workspace.weight_gradient(c, H200) == 115605504
 
 
 def test_a_pointwise_weight_gradient_is_one_product_for_each_picture():
     c = layer(200, 480, 112, 14, 1)
 
-    assert convolution_workspace.weight_gradient(c, H200) == 200 * 480 * 112 * 4
+    assert workspace.weight_gradient(c, H200) == 200 * 480 * 112 * 4
 
 
 def test_weight_gradients_are_summed_by_as_many_blocks_as_the_gpu_runs():
     c = layer(128, 128, 128, 28, 3)
-    partial = convolution_workspace.weight_gradient(c, H200) - copies(c)
+    partial = workspace.weight_gradient(c, H200) - copies(c)
 
     assert partial == 14 * 128 * 128 * 9 * 4
-    assert convolution_workspace.weight_gradient(c, find_gpu("t4")) < convolution_workspace.weight_gradient(
-        c, H200
-    )
+    assert workspace.weight_gradient(c, find_gpu("t4")) < workspace.weight_gradient(c, H200)
 
 
 def test_half_precision_pads_channels_to_eight():
     c = layer(16, 12, 64, 28, 3, element=2)
 
-    assert convolution_workspace.forward(c) == copies(c, to=8) > copies(c)
+    assert workspace.forward(c) == copies(c, to=8) > copies(c)
 
 
 # The table
@@ -145,7 +143,7 @@ def test_a_kind_that_copies_weights_for_each_picture_grows_with_the_batch():
 
 
 def test_the_table_reads_as_a_whole():
-    rows = [row for _, rows in convolution_table.table() for row in rows]
+    rows = [row for _, rows in recorded_table.table() for row in rows]
 
     assert len(rows) > 20_000
     assert all(row[place] in range(len(KINDS)) for row in rows for place in (1, 3, 5))

@@ -7,11 +7,9 @@ from types import SimpleNamespace
 import numpy
 import pytest
 
-from legroom.observe.cuda_rules import convolution_forest, convolution_guess, convolution_library
-from legroom.observe.cuda_rules.convolution_cudnn import OPERATIONS, Choice, Cudnn, described
-from legroom.observe.cuda_rules.convolution_forest import LEAF, Head, Voted, features, vote
-from legroom.observe.cuda_rules.convolution_guess import guess
-from legroom.observe.cuda_rules.convolution_library import (
+from legroom.gpus.catalog import GPUS, find_gpu
+from legroom.observe.cuda_rules.convolution import cudnn_library, decide, decision_forest
+from legroom.observe.cuda_rules.convolution.cudnn_library import (
     Attribute,
     Desk,
     Kind,
@@ -21,12 +19,14 @@ from legroom.observe.cuda_rules.convolution_library import (
     find_library,
     numbers,
 )
-from legroom.observe.cuda_rules.convolution_reading import converted
-from legroom.observe.cuda_rules.convolution_recipes import cooked
-from legroom.observe.cuda_rules.convolution_split import Product, partial_sums, product_of
-from legroom.observe.cuda_rules.convolution_table import Layer, Question
-from legroom.observe.cuda_rules.convolution_table import described as described_layer
-from legroom.observe.gpus import GPUS, find_gpu
+from legroom.observe.cuda_rules.convolution.cudnn_query import OPERATIONS, Choice, Cudnn, described
+from legroom.observe.cuda_rules.convolution.decide import guess
+from legroom.observe.cuda_rules.convolution.decision_forest import LEAF, Head, Voted, features, vote
+from legroom.observe.cuda_rules.convolution.layout_copies import converted
+from legroom.observe.cuda_rules.convolution.recorded_table import Layer, Question
+from legroom.observe.cuda_rules.convolution.recorded_table import described as described_layer
+from legroom.observe.cuda_rules.convolution.split_k import Product, partial_sums, product_of
+from legroom.observe.cuda_rules.convolution.workspace_formulas import cooked
 
 H200 = find_gpu("h200")
 
@@ -119,15 +119,15 @@ def sown(tmp_path, monkeypatch, recipes, limits, starts, asked, values, right):
     body = b"".join(numpy.array(numbers, kind).tobytes() for numbers, kind in parts)
     path = tmp_path / "forest.gz"
     path.write_bytes(gzip.compress(head.encode() * 3 + body * 3))
-    monkeypatch.setattr(convolution_forest, "FOREST", path)
-    convolution_forest._forests.cache_clear()
+    monkeypatch.setattr(decision_forest, "FOREST", path)
+    decision_forest._forests.cache_clear()
 
 
 @pytest.fixture(autouse=True)
 def _forget():
     """Neither a forest nor an answer outlives its test."""
     yield
-    convolution_forest._forests.cache_clear()
+    decision_forest._forests.cache_clear()
     guess.cache_clear()
 
 
@@ -234,7 +234,7 @@ def test_every_gpu_that_can_be_named_can_be_described():
 
 
 def test_the_library_can_be_switched_off(monkeypatch):
-    monkeypatch.setenv(convolution_library.SWITCH, "off")
+    monkeypatch.setenv(cudnn_library.SWITCH, "off")
     find_library.cache_clear()
 
     assert find_library() is None
@@ -242,7 +242,7 @@ def test_the_library_can_be_switched_off(monkeypatch):
 
 
 def test_a_library_that_is_not_there_is_none(monkeypatch, tmp_path):
-    monkeypatch.setenv(convolution_library.SWITCH, str(tmp_path / "libcudnn.so.9"))
+    monkeypatch.setenv(cudnn_library.SWITCH, str(tmp_path / "libcudnn.so.9"))
     find_library.cache_clear()
 
     assert find_library() is None
@@ -352,14 +352,14 @@ def test_where_only_the_kernel_is_known_and_not_its_size_cudnn_has_no_answer(mon
 
 
 def with_library(monkeypatch, answer, *, tells_all=False):
-    monkeypatch.setattr(convolution_guess, "find_library", lambda: SimpleNamespace())
-    monkeypatch.setattr(convolution_guess, "tells_all", lambda _: tells_all)
+    monkeypatch.setattr(decide, "find_library", lambda: SimpleNamespace())
+    monkeypatch.setattr(decide, "tells_all", lambda _: tells_all)
     monkeypatch.setattr(Cudnn, "workspaces", lambda *_: (answer,))
 
 
 def voting(monkeypatch, *votes):
-    monkeypatch.setattr(convolution_guess, "vote", lambda *_: [Voted(*one) for one in votes])
-    monkeypatch.setattr(convolution_guess, "find_library", lambda: None)
+    monkeypatch.setattr(decide, "vote", lambda *_: [Voted(*one) for one in votes])
+    monkeypatch.setattr(decide, "find_library", lambda: None)
 
 
 def test_the_library_is_believed_before_the_trees(monkeypatch):

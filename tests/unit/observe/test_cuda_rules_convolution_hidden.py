@@ -4,17 +4,17 @@ import ctypes
 
 import pytest
 
-from legroom.observe.cuda_rules.convolution_cudnn import Cudnn, tells_all
-from legroom.observe.cuda_rules.convolution_hidden import Way, asked, bytes_of, first_hidden
-from legroom.observe.cuda_rules.convolution_library import (
+from legroom.gpus.catalog import find_gpu
+from legroom.observe.cuda_rules.convolution.cudnn_library import (
     Kind,
     Refusal,
     find_library,
     overhear,
     refusals,
 )
-from legroom.observe.cuda_rules.convolution_table import Layer, Question, described, output_sizes
-from legroom.observe.gpus import find_gpu
+from legroom.observe.cuda_rules.convolution.cudnn_query import Cudnn, tells_all
+from legroom.observe.cuda_rules.convolution.gpu_only_kernels import Way, asked, bytes_of, first_hidden
+from legroom.observe.cuda_rules.convolution.recorded_table import Layer, Question, described, output_sizes
 
 BACK, WEIGHTS = Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from legroom.observe.cuda_rules.convolution_library import Kind
-from legroom.observe.cuda_rules.convolution_recipes import cooked, of_kernel, recipe_of
-from legroom.observe.cuda_rules.convolution_table import Layer, Question, described, output_sizes
+from legroom.observe.cuda_rules.convolution.cudnn_library import Kind
+from legroom.observe.cuda_rules.convolution.recorded_table import Layer, Question, described, output_sizes
+from legroom.observe.cuda_rules.convolution.workspace_formulas import cooked, of_kernel, recipe_of
 
 
 def convolution(batch, *words):

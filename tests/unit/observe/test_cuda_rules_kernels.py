@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from cuda_rules_bench import kept, order, taken, traced
 from torch import nn
 
-from legroom.observe.cuda_rules import matmul
+from legroom.gpus.catalog import find_gpu
+from legroom.observe.cuda_rules.ops import matmul
 from legroom.observe.cuda_rules.plan import Output
-from legroom.observe.gpus import find_gpu
 from legroom.units import KiB, MiB
 
 

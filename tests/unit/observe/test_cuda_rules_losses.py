@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from cuda_rules_bench import order, taken, traced
 
-from legroom.observe.cuda_rules.accumulation import Accumulation
+from legroom.observe.cuda_rules.ops.accumulation import Accumulation
 from legroom.observe.cuda_rules.plan import Output
 
 EACH = 1000 * 3000 * 4

@@ -6,10 +6,10 @@ from cuda_rules_bench import Log, order, traced
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from legroom.gpus.catalog import find_gpu
 from legroom.observe.cuda_rules import CudaRules
 from legroom.observe.cuda_rules.plan import Take
-from legroom.observe.cuda_rules.recurrent_sizes import Layer, dropout_state, reserve, workspace
-from legroom.observe.gpus import find_gpu
+from legroom.observe.cuda_rules.recurrent.sizes import Layer, dropout_state, reserve, workspace
 
 MODES = {"LSTM": 2, "GRU": 3, "RNN": 1}
 

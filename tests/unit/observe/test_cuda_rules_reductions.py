@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from legroom.observe.cuda_rules import reductions
-from legroom.observe.gpus import find_gpu
+from legroom.gpus.catalog import find_gpu
+from legroom.observe.cuda_rules.ops import reductions
 from legroom.units import MiB
 
 H200 = find_gpu("h200")

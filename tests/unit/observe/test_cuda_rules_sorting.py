@@ -23,9 +23,9 @@ def test_the_gradient_of_rows_chosen_by_a_mask_sorts_the_rows_and_not_their_valu
 
 
 def _index_put_sizes(target: torch.Tensor, mask: torch.Tensor, values: torch.Tensor) -> dict[str, int]:
-    from legroom.observe.cuda_rules.masks import RULES
+    from legroom.gpus.catalog import find_gpu
+    from legroom.observe.cuda_rules.ops.masks import RULES
     from legroom.observe.cuda_rules.plan import Call
-    from legroom.observe.gpus import find_gpu
 
     func = torch.ops.aten.index_put_.default
     arguments = {"self": target, "indices": [mask], "values": values, "accumulate": True}

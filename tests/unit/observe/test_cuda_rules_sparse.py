@@ -4,9 +4,10 @@ from typing import Any
 
 import torch
 
-from legroom.observe.cuda_rules import deformable, matmul, reductions
+from legroom.gpus.catalog import find_gpu
+from legroom.observe.cuda_rules.convolution import deformable
+from legroom.observe.cuda_rules.ops import matmul, reductions
 from legroom.observe.cuda_rules.plan import Call, Take
-from legroom.observe.gpus import find_gpu
 
 
 def sizes(plan: Any) -> dict[str, int]:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from legroom.observe import devices
-from legroom.observe.devices import NA, NotAvailable
+from legroom.gpus import machine
+from legroom.gpus.machine import NA, NotAvailable
 
 GiB = 1 << 30
 
@@ -77,27 +77,27 @@ def no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_gpus_are_told_with_what_the_driver_tells(nvml: Nvml) -> None:
-    first, second = devices.gpus()
+    first, second = machine.gpus()
     assert (first.name, first.uuid, first.total, first.used) == ("NVIDIA T4", "GPU-0", 15 * GiB, 2 * GiB)
     assert (second.name, second.is_mig) == ("NVIDIA H200", False)
 
 
 def test_a_figure_that_the_driver_withholds_is_not_available(nvml: Nvml) -> None:
-    first, _ = devices.gpus()
+    first, _ = machine.gpus()
     assert first.utilization is NA
     assert first.is_mig is NA
     assert [process.bytes for process in first.processes] == [GiB, NA]
 
 
 def test_the_library_is_closed_after_each_question(nvml: Nvml) -> None:
-    devices.gpus()
-    devices.driver_version()
+    machine.gpus()
+    machine.driver_version()
     assert nvml.shut_down == 2
 
 
 def test_without_the_library_there_is_nothing_to_tell(no_nvml: None) -> None:
-    assert devices.gpus() == []
-    assert devices.driver_version() is NA
+    assert machine.gpus() == []
+    assert machine.driver_version() is NA
 
 
 def test_not_available_reads_as_people_write_it() -> None:
@@ -122,7 +122,7 @@ def test_not_available_reads_as_people_write_it() -> None:
 def test_visible_gpus_are_numbered_as_cuda_numbers_them(
     nvml: Nvml, named: str | None, names: list[str]
 ) -> None:
-    found = devices.visible_gpus({} if named is None else {"CUDA_VISIBLE_DEVICES": named})
+    found = machine.visible_gpus({} if named is None else {"CUDA_VISIBLE_DEVICES": named})
     assert [gpu.name for gpu in found] == names
     assert [gpu.index for gpu in found] == list(range(len(names)))
 
@@ -137,12 +137,12 @@ def test_divided_and_named_gpus_are_left_to_torch(
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda index: SimpleNamespace(name="a part", total_memory=GiB)
     )
-    found = devices.visible_gpus({} if named is None else {"CUDA_VISIBLE_DEVICES": named})
+    found = machine.visible_gpus({} if named is None else {"CUDA_VISIBLE_DEVICES": named})
     assert [(gpu.name, gpu.total) for gpu in found] == [("a part", GiB)]
 
 
 def test_a_visible_gpu_tells_what_is_used_of_it_and_by_whom(nvml: Nvml) -> None:
-    (gpu,) = devices.visible_gpus({"CUDA_VISIBLE_DEVICES": "1"})
+    (gpu,) = machine.visible_gpus({"CUDA_VISIBLE_DEVICES": "1"})
     assert gpu.used == 2 * GiB
     assert [process.pid for process in gpu.processes] == [17, 18]
 
@@ -154,16 +154,16 @@ def test_what_torch_is_asked_for_tells_what_is_used_too(nvml: Nvml, monkeypatch:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (5 * GiB, 8 * GiB))
-    assert [gpu.used for gpu in devices.visible_gpus({"CUDA_VISIBLE_DEVICES": "1"})] == [3 * GiB]
+    assert [gpu.used for gpu in machine.visible_gpus({"CUDA_VISIBLE_DEVICES": "1"})] == [3 * GiB]
 
 
 def test_a_torch_without_cuda_sees_no_gpu(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
-    assert devices.visible_gpus({}) == []
+    assert machine.visible_gpus({}) == []
 
 
 def test_the_host_tells_its_memory() -> None:
-    host = devices.host()
+    host = machine.host()
     assert 0 < host.resident < host.total
 
 
@@ -188,7 +188,7 @@ def test_the_tightest_limit_around_the_process_counts(tmp_path: Path) -> None:
     write_group(tmp_path / "sys" / "job" / "step", "max\n", "5\n", NEW)
     write_group(tmp_path / "sys" / "job", "1000\n", "400\n", NEW)
     write_group(tmp_path / "sys", "2000\n", "500\n", NEW)
-    host = devices.host(tmp_path / "sys", processes)
+    host = machine.host(tmp_path / "sys", processes)
     assert (host.limit, host.used_of_limit) == (1000, 400)
 
 
@@ -196,15 +196,15 @@ def test_the_older_control_groups_are_read_too(tmp_path: Path) -> None:
     processes = process(tmp_path, "4:cpu,memory:/job")
     write_group(tmp_path / "sys" / "memory" / "job", "700\n", "30\n", OLD)
     write_group(tmp_path / "sys" / "memory", f"{(1 << 63) - 4096}\n", "30\n", OLD)
-    host = devices.host(tmp_path / "sys", processes)
+    host = machine.host(tmp_path / "sys", processes)
     assert (host.limit, host.used_of_limit) == (700, 30)
 
 
 def test_no_limit_is_not_available(tmp_path: Path) -> None:
-    host = devices.host(tmp_path / "sys", process(tmp_path, "0::/"))
+    host = machine.host(tmp_path / "sys", process(tmp_path, "0::/"))
     assert host.limit is NA
 
 
 def test_importing_this_loads_neither_torch_nor_nvml() -> None:
-    code = "import sys, legroom.observe.devices; sys.exit('pynvml' in sys.modules or 'psutil' in sys.modules)"
+    code = "import sys, legroom.gpus.machine; sys.exit('pynvml' in sys.modules or 'psutil' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

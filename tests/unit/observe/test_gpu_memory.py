@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from legroom.observe import gpu_memory
-from legroom.observe.devices import NA, GpuProcess, NotAvailable, VisibleGpu
-from legroom.observe.gpus import find_gpu
+from legroom.gpus import usage
+from legroom.gpus.catalog import find_gpu
+from legroom.gpus.machine import NA, GpuProcess, NotAvailable, VisibleGpu
 from legroom.units import GiB
 
 CONTEXT = find_gpu(100 * GiB).context
@@ -39,44 +39,44 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
         yield NA if isinstance(machine.cuda, NotAvailable) else [round(machine.cuda * GiB) + CONTEXT]
         machine.has_context = False
 
-    monkeypatch.setattr(gpu_memory, "visible_gpus", visible)
-    monkeypatch.setattr(gpu_memory, "_asked_of_cuda", asked_of_cuda)
-    gpu_memory._nvml_tells_the_truth.cache_clear()
+    monkeypatch.setattr(usage, "visible_gpus", visible)
+    monkeypatch.setattr(usage, "_asked_of_cuda", asked_of_cuda)
+    usage._nvml_tells_the_truth.cache_clear()
     yield machine
-    gpu_memory._nvml_tells_the_truth.cache_clear()
+    usage._nvml_tells_the_truth.cache_clear()
 
 
 def test_nvml_that_agrees_with_cuda_is_believed_from_then_on(machine: Machine) -> None:
     machine.nvml = machine.cuda = 60
-    (gpu,) = gpu_memory.gpus_in_use()
+    (gpu,) = usage.gpus_in_use()
     assert gpu.used == 60 * GiB
     assert gpu.processes, "NVML alone knows processes"
     machine.nvml = 10
-    assert [gpu.used for gpu in gpu_memory.gpus_in_use()] == [10 * GiB]
+    assert [gpu.used for gpu in usage.gpus_in_use()] == [10 * GiB]
     assert machine.asked == 1
 
 
 def test_nvml_that_does_not_even_see_the_context_is_not_believed(machine: Machine) -> None:
     machine.nvml_works = False
-    assert [gpu.used for gpu in gpu_memory.gpus_in_use()] == [0]
+    assert [gpu.used for gpu in usage.gpus_in_use()] == [0]
     machine.cuda = 60
-    assert [(gpu.used, gpu.processes) for gpu in gpu_memory.gpus_in_use()] == [(60 * GiB, NA)]
+    assert [(gpu.used, gpu.processes) for gpu in usage.gpus_in_use()] == [(60 * GiB, NA)]
     machine.cuda = 10
-    assert [gpu.used for gpu in gpu_memory.gpus_in_use()] == [10 * GiB]
+    assert [gpu.used for gpu in usage.gpus_in_use()] == [10 * GiB]
 
 
 def test_where_cuda_cannot_be_asked_nvml_is_all_there_is(machine: Machine) -> None:
     machine.nvml, machine.cuda = 5, NA
-    assert [gpu.used for gpu in gpu_memory.gpus_in_use()] == [5 * GiB]
+    assert [gpu.used for gpu in usage.gpus_in_use()] == [5 * GiB]
 
 
 def test_without_a_driver_cuda_does_not_answer() -> None:
     """This machine has none; with one it tells a number for each GPU."""
-    with gpu_memory._asked_of_cuda() as told:
+    with usage._asked_of_cuda() as told:
         assert told is NA or (isinstance(told, list) and all(size > 0 for size in told))
 
 
 def test_without_gpus_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_memory, "visible_gpus", list)
-    monkeypatch.setattr(gpu_memory, "_asked_of_cuda", lambda: pytest.fail("there is nothing to ask"))
-    assert gpu_memory.gpus_in_use() == []
+    monkeypatch.setattr(usage, "visible_gpus", list)
+    monkeypatch.setattr(usage, "_asked_of_cuda", lambda: pytest.fail("there is nothing to ask"))
+    assert usage.gpus_in_use() == []

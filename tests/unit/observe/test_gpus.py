@@ -1,7 +1,7 @@
 import pytest
 
 from legroom.errors import UsageError
-from legroom.observe.gpus import GPUS, find_gpu
+from legroom.gpus.catalog import GPUS, find_gpu
 from legroom.units import GiB
 
 

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from legroom.observe.hidden_gpus import hide_real_gpus
+from legroom.observe.fake.hidden_gpus import hide_real_gpus
 
 
 @pytest.mark.parametrize("visible", [None, "0,1"])

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from legroom.observe.holder_paths import find_path
-from legroom.observe.holder_words import HolderPath
-from legroom.observe.python_names import Variables
+from legroom.observe.holders.descriptions import HolderPath
+from legroom.observe.holders.paths import find_path
+from legroom.observe.holders.python_names import Variables
 
 GLOBAL: list[Any] = []
 

@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 from legroom.memory.events import Category, Event, Frame, Holder, Note
 from legroom.memory.ledger import Ledger
-from legroom.observe import autograd_graph
-from legroom.observe.holders import Made, Survey, find_holders
+from legroom.observe.holders import autograd_graph
+from legroom.observe.holders.holders import Made, Survey, find_holders
 from legroom.observe.virtual.gpu import VirtualGPU
 from legroom.units import MiB
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from legroom.observe.index_checks import IndexChecks
+from legroom.observe.dispatch.index_checks import IndexChecks
 
 WRONG: list[tuple[str, Callable[[], object], str]] = [
     ("embedding", lambda: F.embedding(torch.tensor([1, 9]), torch.zeros(5, 2)), "values from 1 to 9, and only 0 to 4"),

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
-from legroom.observe.known_values import LARGEST
-from legroom.observe.stand_ins import StandIns
+from legroom.observe.fake.fake_tensors import StandIns
+from legroom.observe.fake.known_values import LARGEST
 from legroom.observe.virtual.gpu import VirtualGPU
 
 

@@ -4,7 +4,7 @@ import weakref
 import pytest
 from torch import nn
 
-from legroom.observe.module_names import ModuleNames, part_begun
+from legroom.observe.dispatch.module_names import ModuleNames, part_begun
 
 
 def test_modules_are_named_by_their_path_below_the_root() -> None:

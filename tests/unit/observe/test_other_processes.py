@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from legroom.observe import other_processes
-from legroom.observe.devices import NA, Gpu, GpuProcess
+from legroom.gpus import other_processes
+from legroom.gpus.machine import NA, Gpu, GpuProcess
 from legroom.units import GiB
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from legroom.observe.reach import Reach
+from legroom.observe.holders.retained_size import Reach
 
 
 def measure(tensor: torch.Tensor) -> tuple[int, int] | None:

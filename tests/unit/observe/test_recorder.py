@@ -17,10 +17,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from legroom.memory.events import Alloc, Category, Event, Free, Phase, Step, Tag
 from legroom.memory.ledger import Ledger
-from legroom.observe import autograd_graph
-from legroom.observe.attribution import ModuleStack
-from legroom.observe.host_memory import HostMemory
-from legroom.observe.recorder import Recorder
+from legroom.observe.dispatch.attribution import ModuleStack
+from legroom.observe.dispatch.host_memory import HostMemory
+from legroom.observe.dispatch.recorder import Recorder
+from legroom.observe.holders import autograd_graph
 
 
 class Watched:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from legroom.observe.shape_memory import ShapeMemory
+from legroom.observe.fake.shape_cache import ShapeMemory
 
 aten: Any = torch.ops.aten
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from legroom.observe.known_values import LARGEST
-from legroom.observe.stand_ins import StandIns
+from legroom.observe.fake.fake_tensors import StandIns
+from legroom.observe.fake.known_values import LARGEST
 from legroom.observe.virtual.gpu import VirtualGPU
 
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from legroom.observe import storing_lines
-from legroom.observe.source_calls import calls_in
-from legroom.observe.source_files import functions_in, tree_of
-from legroom.observe.storing_lines import Stored, find_feeding, find_storing
+from legroom.observe.source import storing_lines
+from legroom.observe.source.calls import calls_in
+from legroom.observe.source.files import functions_in, tree_of
+from legroom.observe.source.storing_lines import Stored, find_feeding, find_storing
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from legroom.observe.script import Script
-from legroom.predict.batch_setting import find_batch_setting
+from legroom.predict.tracing.batch_setting import find_batch_setting
 
 
 def test_the_argument_is_replaced_where_it_stands() -> None:

@@ -1,11 +1,11 @@
 """How much more may be reserved than a trace says."""
 
-from legroom.memory.allocator_settings import AllocatorSettings
+from legroom.gpus.catalog import find_gpu
+from legroom.memory.allocator.settings import AllocatorSettings
 from legroom.memory.events import Alloc, Category, Event, Free, Phase
-from legroom.observe.gpus import find_gpu
-from legroom.predict import doubt
+from legroom.predict import uncertainty
 from legroom.predict.requests import play
-from legroom.predict.trace import Trace
+from legroom.predict.tracing.trace import Trace
 from legroom.units import MiB
 
 BY_ADDRESS = AllocatorSettings.from_environment({}, "2.11.0")
@@ -22,38 +22,38 @@ def trace_of(*events: Event, doubts: dict[int, tuple[int, ...]] | None = None) -
 
 
 def test_a_trace_without_guesses_is_in_no_doubt() -> None:
-    assert doubt.of(trace_of(asked(1, 30 * MiB), asked(2, 40 * MiB))) == 0
+    assert uncertainty.of(trace_of(asked(1, 30 * MiB), asked(2, 40 * MiB))) == 0
 
 
 def test_the_likely_peak_is_the_higher_of_the_guess_and_its_likeliest_alternative() -> None:
     events = (asked(1, 30 * MiB), asked(2, 40 * MiB), Free(0.0, 2))
 
-    assert doubt.likely(trace_of(*events, doubts={2: (60 * MiB, 100 * MiB)})).reserved == 90 * MiB
-    assert doubt.likely(trace_of(*events, doubts={2: (20 * MiB, 100 * MiB)})).reserved == 70 * MiB
+    assert uncertainty.likely(trace_of(*events, doubts={2: (60 * MiB, 100 * MiB)})).reserved == 90 * MiB
+    assert uncertainty.likely(trace_of(*events, doubts={2: (20 * MiB, 100 * MiB)})).reserved == 70 * MiB
 
 
 def test_every_alternative_of_a_guess_is_played() -> None:
     events = (asked(1, 30 * MiB), asked(2, 40 * MiB), Free(0.0, 2))
 
-    assert doubt.of(trace_of(*events, doubts={2: (20 * MiB, 90 * MiB, 50 * MiB)})) == 50 * MiB
+    assert uncertainty.of(trace_of(*events, doubts={2: (20 * MiB, 90 * MiB, 50 * MiB)})) == 50 * MiB
 
 
 def test_scratch_that_may_be_larger_is_played_with_that_size() -> None:
     trace = trace_of(asked(1, 30 * MiB), asked(2, 40 * MiB), Free(0.0, 2), doubts={2: (30 * MiB, 100 * MiB)})
 
-    assert doubt.of(trace) == 60 * MiB
+    assert uncertainty.of(trace) == 60 * MiB
 
 
 def test_scratch_that_may_be_there_or_not_counts() -> None:
     trace = trace_of(asked(1, 30 * MiB), asked(2, 0), Free(0.0, 2), doubts={2: (0, 50 * MiB)})
 
-    assert doubt.of(trace) == 50 * MiB
+    assert uncertainty.of(trace) == 50 * MiB
 
 
 def test_a_guess_that_fits_the_cache_anyway_is_no_doubt() -> None:
     events = (asked(1, 200 * MiB), Free(0.0, 1), asked(2, 40 * MiB), Free(0.0, 2))
 
-    assert doubt.of(trace_of(*events, doubts={2: (150 * MiB,)})) == 0
+    assert uncertainty.of(trace_of(*events, doubts={2: (150 * MiB,)})) == 0
 
 
 def test_of_two_guesses_each_is_tried_without_the_other() -> None:
@@ -62,7 +62,10 @@ def test_of_two_guesses_each_is_tried_without_the_other() -> None:
     both = play(trace_of(*events).requests(instead={1: 60 * MiB, 2: 50 * MiB}))
 
     assert both.reserved == 60 * MiB
-    assert doubt.of(trace_of(*events, doubts={1: (30 * MiB, 60 * MiB), 2: (30 * MiB, 50 * MiB)})) == 50 * MiB
+    assert (
+        uncertainty.of(trace_of(*events, doubts={1: (30 * MiB, 60 * MiB), 2: (30 * MiB, 50 * MiB)}))
+        == 50 * MiB
+    )
 
 
 def test_half_of_the_largest_alternative_is_tried_as_it_may_displace_others() -> None:
@@ -74,14 +77,17 @@ def test_half_of_the_largest_alternative_is_tried_as_it_may_displace_others() ->
     trace = trace_of(*events, doubts={3: (0, 100 * MiB)})
 
     assert play(trace.requests(instead={3: 100 * MiB})).reserved == 150 * MiB
-    assert doubt.of(trace) == 100 * MiB
+    assert uncertainty.of(trace) == 100 * MiB
 
 
 def test_guesses_with_the_same_alternative_turn_out_alike() -> None:
     """A layer gets the same kernel in each step: the second one finds the block of the first."""
     events = (asked(1, 30 * MiB), Free(0.0, 1), asked(2, 30 * MiB), Free(0.0, 2))
 
-    assert doubt.of(trace_of(*events, doubts={1: (30 * MiB, 50 * MiB), 2: (30 * MiB, 50 * MiB)})) == 20 * MiB
+    assert (
+        uncertainty.of(trace_of(*events, doubts={1: (30 * MiB, 50 * MiB), 2: (30 * MiB, 50 * MiB)}))
+        == 20 * MiB
+    )
 
 
 def test_the_same_trace_has_the_same_doubt() -> None:
@@ -90,4 +96,4 @@ def test_the_same_trace_has_the_same_doubt() -> None:
     events += [Free(0.0, number) for number in sizes]
     trace = trace_of(*events, doubts={number: (size, 2 * size) for number, size in sizes.items()})
 
-    assert doubt.of(trace, BY_ADDRESS) == doubt.of(trace, BY_ADDRESS) > 0
+    assert uncertainty.of(trace, BY_ADDRESS) == uncertainty.of(trace, BY_ADDRESS) > 0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from legroom.predict.tracing_process import _in_one_line
+from legroom.predict.tracing.process import _in_one_line
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
 """What the safe bound adds to an estimate."""
 
+from legroom.gpus.catalog import find_gpu
 from legroom.memory.events import Alloc, Category, Phase
-from legroom.observe.gpus import find_gpu
 from legroom.predict.fit import MARGIN, replay, safe_reserved
-from legroom.predict.trace import Trace
+from legroom.predict.tracing.trace import Trace
 from legroom.units import MiB
 
 

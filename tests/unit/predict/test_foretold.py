@@ -1,10 +1,10 @@
 """What two traces foretell of a third."""
 
+from legroom.gpus.catalog import find_gpu
 from legroom.memory.events import Alloc, Category, Event, Free, Phase
-from legroom.observe.gpus import find_gpu
+from legroom.predict.extrapolate import foretelling
 from legroom.predict.fit import replay
-from legroom.predict.foretold import foretelling
-from legroom.predict.trace import Trace
+from legroom.predict.tracing.trace import Trace
 from legroom.units import MiB
 
 

@@ -4,9 +4,9 @@ import torch
 from torch import nn
 from torch.func import functional_call, hessian, jvp, vmap
 
+from legroom.gpus.catalog import find_gpu
 from legroom.memory.events import Alloc, Event
-from legroom.observe.gpus import find_gpu
-from legroom.predict.tracing import make_device
+from legroom.predict.tracing.virtual_trace import make_device
 
 
 def test_a_derivative_in_forward_mode_is_traced_and_its_zeros_take_no_memory():

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from legroom.gpus.catalog import find_gpu
 from legroom.memory.events import Alloc, Category, Free, Phase
-from legroom.observe.gpus import find_gpu
 from legroom.predict.fit import replay
 from legroom.predict.largest_batch import largest_batch
-from legroom.predict.trace import Trace
+from legroom.predict.tracing.trace import Trace
 from legroom.units import MiB
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from legroom.predict import only_rank
+from legroom.predict.tracing import single_rank
 
 
 @pytest.mark.parametrize(
@@ -13,16 +13,16 @@ from legroom.predict import only_rank
     ],
 )
 def test_a_script_that_asks_for_torchruns_variables_wants_to_be_a_rank(sentence: str) -> None:
-    assert only_rank.is_wanted(sentence)
+    assert single_rank.is_wanted(sentence)
 
 
 @pytest.mark.parametrize("sentence", ["train.py:8, KeyError: 'HOME'", "KeyError: 'rank'", "RANK"])
 def test_other_failures_do_not(sentence: str) -> None:
-    assert not only_rank.is_wanted(sentence)
+    assert not single_rank.is_wanted(sentence)
 
 
 def test_a_lone_rank_is_told_all_that_torchrun_tells() -> None:
-    told = only_rank.environment("/somewhere")
+    told = single_rank.environment("/somewhere")
     assert told["RANK"] == told["LOCAL_RANK"] == "0"
     assert told["WORLD_SIZE"] == told["LOCAL_WORLD_SIZE"] == "1"
     assert told["MASTER_ADDR"]

@@ -5,10 +5,10 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from legroom.gpus.catalog import find_gpu
 from legroom.memory.events import Alloc
-from legroom.observe.gpus import find_gpu
 from legroom.predict.requests import KERNELS_RUN, LIBRARY_LOADED, Request, play
-from legroom.predict.tracing import trace_steps
+from legroom.predict.tracing.virtual_trace import trace_steps
 from legroom.units import MiB
 
 

@@ -5,7 +5,7 @@ from collections import namedtuple
 import pytest
 import torch
 
-from legroom.predict.resize import batch_size_of, resized, row_shapes
+from legroom.predict.tracing.resize import batch_size_of, resized, row_shapes
 
 Pair = namedtuple("Pair", "image label")
 

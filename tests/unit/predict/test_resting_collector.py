@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from legroom.predict.resting_collector import MANY, living, resting_during_imports
+from legroom.predict.tracing.pause_gc import MANY, living, resting_during_imports
 
 
 @pytest.fixture(autouse=True)

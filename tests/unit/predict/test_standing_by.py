@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from legroom.predict.standing_by import StandingBy, start_standing_by
+from legroom.predict.tracing.worker_process import StandingBy, start_standing_by
 
 Start = Callable[..., StandingBy]
 

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
+from legroom.gpus.catalog import find_gpu
 from legroom.memory.events import Alloc, Free, Phase
-from legroom.observe.gpus import find_gpu
 from legroom.observe.notes import BENCHMARK, COMMUNICATION, COMMUNICATION_BYTES
 from legroom.predict.estimate import judge
-from legroom.predict.trace import Mode, Trace
-from legroom.predict.tracing import needs_arithmetic, trace_steps
+from legroom.predict.tracing.trace import Mode, Trace
+from legroom.predict.tracing.virtual_trace import needs_arithmetic, trace_steps
 
 H200 = find_gpu("h200")
 

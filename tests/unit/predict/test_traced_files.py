@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from legroom.predict.traced_files import checkpoints_mapped
+from legroom.predict.tracing.files import checkpoints_mapped
 
 MAPS = Path("/proc/self/maps")
 
@@ -30,7 +30,7 @@ def test_an_old_checkpoint_that_cannot_be_mapped_is_read(tmp_path: Path) -> None
 def run_apart(program: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """A program in a folder, whose files are written apart."""
     (cwd / "apart").mkdir()
-    begin = "from pathlib import Path; from legroom.predict.traced_files import write_apart; write_apart(Path('apart'))\n"
+    begin = "from pathlib import Path; from legroom.predict.tracing.files import write_apart; write_apart(Path('apart'))\n"
     command = [sys.executable, "-c", begin + program]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=True)
 

@@ -1,7 +1,7 @@
 """The cheapest strategy that fits, said with its reason and the runners-up."""
 
-from legroom.scale.choosing import Choice, cheapest
-from legroom.scale.forecasts import Forecast
+from legroom.scale.auto_strategy import Choice, cheapest
+from legroom.scale.prediction.strategy_memory import Forecast
 from legroom.units import GiB
 
 

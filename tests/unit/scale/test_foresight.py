@@ -6,11 +6,11 @@ from torch import nn
 
 import legroom
 from legroom.errors import UsageError
-from legroom.observe.gpus import find_gpu
-from legroom.scale import forecasts
-from legroom.scale.forecasts import Job
-from legroom.scale.foresight import Likeness, foreseen, likeness_of, undisturbed
-from legroom.scale.rehearsals import plain_step
+from legroom.gpus.catalog import find_gpu
+from legroom.scale.prediction import strategy_memory
+from legroom.scale.prediction.step_trace import Likeness, foreseen, likeness_of, undisturbed
+from legroom.scale.prediction.strategy_memory import Job
+from legroom.scale.prediction.strategy_steps import plain_step
 from legroom.scale.strategies.sharded import wrapping
 
 LIKE = Likeness(find_gpu("1GiB"), kernels=False)
@@ -70,20 +70,22 @@ def job(rooms: tuple[int, ...], rows: int | None = 128) -> Job:
 
 
 def test_sharding_over_more_ranks_needs_less_of_each() -> None:
-    needs = [forecasts.fsdp(job((1 << 30,) * ranks), [1.0] * ranks).peak for ranks in (2, 4)]
+    needs = [strategy_memory.fsdp(job((1 << 30,) * ranks), [1.0] * ranks).peak for ranks in (2, 4)]
     weights = sum(parameter.nbytes for parameter in model().parameters())
     assert needs[1] < needs[0] - weights / 2
 
 
 def test_without_a_batch_the_weights_alone_are_foreseen() -> None:
     weights = sum(parameter.nbytes for parameter in model().parameters())
-    without, with_batch = (forecasts.ddp(job((1 << 30,) * 2, rows), [1, 1]).peak for rows in (None, 16384))
+    without, with_batch = (
+        strategy_memory.ddp(job((1 << 30,) * 2, rows), [1, 1]).peak for rows in (None, 16384)
+    )
     assert 4 * weights <= without < with_batch
 
 
 def test_shares_follow_what_is_left_beside_the_weights() -> None:
-    even = forecasts.fair_shares(job((1 << 30, 1 << 30)))
-    uneven = forecasts.fair_shares(job((200 << 20, 60 << 20)))
+    even = strategy_memory.fair_shares(job((1 << 30, 1 << 30)))
+    uneven = strategy_memory.fair_shares(job((200 << 20, 60 << 20)))
     assert even == [1.0, 1.0]
     assert 0 < uneven[1] < 0.29 * uneven[0]
 
@@ -104,11 +106,14 @@ class Forked(nn.Module):
 
 @pytest.mark.parametrize("looks", [False, True])
 def test_unused_parameters_are_found_and_whether_they_may_change(looks: bool) -> None:
-    assert forecasts.unused_parameters(Job(Forked(looks), None, batch(), (1 << 30,), LIKE)) == (True, looks)
+    assert strategy_memory.unused_parameters(Job(Forked(looks), None, batch(), (1 << 30,), LIKE)) == (
+        True,
+        looks,
+    )
 
 
 def test_a_model_without_unused_parameters_has_none() -> None:
-    assert forecasts.unused_parameters(job((1 << 30,))) == (False, False)
+    assert strategy_memory.unused_parameters(job((1 << 30,))) == (False, False)
 
 
 def test_blocks_are_gathered_on_their_own_and_small_layers_with_the_whole() -> None:

@@ -8,11 +8,11 @@ from torch import nn
 
 from legroom.predict.api import _Job
 from legroom.predict.estimate import Estimate, judge
-from legroom.predict.job import Told
 from legroom.predict.largest_batch import Search
-from legroom.predict.plan import Option
-from legroom.show.estimate_summary import further_words, verdict_words
-from legroom.show.terminal import rendered
+from legroom.predict.options.plan import Option
+from legroom.predict.script_estimate import Told
+from legroom.show.common.terminal import rendered
+from legroom.show.estimate.estimate import further_words, verdict_words
 from legroom.units import MiB, format_size
 
 

@@ -4,8 +4,8 @@ import io
 from pathlib import Path
 
 from legroom.scale.launching.folder import RankEnding, RunFolder
-from legroom.show import launch_lines
-from legroom.show.launch_lines import RankLines
+from legroom.show.launch import output_lines
+from legroom.show.launch.output_lines import RankLines
 
 
 def shown(tmp_path: Path, **files: str) -> tuple[str, str]:
@@ -60,7 +60,7 @@ def test_a_progress_bar_under_way_is_shown_now_and_then(tmp_path, monkeypatch):
     names.err.write_text("\r 10%|#")
     lines._look_once()
     assert err.getvalue() == ""
-    monkeypatch.setattr(launch_lines, "REPAINT_SECONDS", -1.0)
+    monkeypatch.setattr(output_lines, "REPAINT_SECONDS", -1.0)
     lines._look_once()
     assert err.getvalue() == "[0]  10%|#\n"
 

@@ -8,8 +8,8 @@ from legroom.observe.script import Script
 from legroom.scale.launching.folder import RankEnding, RunFolder
 from legroom.scale.launching.outcome import Attempt, LaunchEnd, RankResult
 from legroom.scale.launching.plan import LaunchPlan
-from legroom.show.launch_summary import ending_words, opening_words
-from legroom.show.terminal import rendered
+from legroom.show.common.terminal import rendered
+from legroom.show.launch.launch_report import ending_words, opening_words
 
 FOLDER = RunFolder(Path("train.launch"))
 LOST = "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:2978"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from legroom.show.live import LiveLine, fitted, status_text
+from legroom.show.common.live_line import LiveLine, fitted, status_text
 from legroom.units import GiB, MiB
 
 

@@ -6,11 +6,11 @@ import pytest
 
 from legroom.memory.compare import Change, Difference
 from legroom.memory.events import Step
-from legroom.show.beat import Beat
-from legroom.show.code_frame import code_frame, source_line
-from legroom.show.difference import difference_words
-from legroom.show.history import HistoryLine, squeezed
-from legroom.show.terminal import rendered, verbatim
+from legroom.show.common.background_thread import Beat
+from legroom.show.common.terminal import rendered, verbatim
+from legroom.show.report.code_frame import code_frame, source_line
+from legroom.show.report.comparison import difference_words
+from legroom.show.report.step_history import HistoryLine, squeezed
 from legroom.units import MiB
 
 SOURCES = {"a.py": {1: "def f():", 2: "\tif x:", 3: "        return g(x)", 4: ""}}

@@ -7,8 +7,8 @@ import pytest
 from rich.console import RenderableType
 
 from legroom.memory.events import Category, Note, Phase
-from legroom.show.run_summary import oom_words, report_words, run_words
-from legroom.show.terminal import rendered
+from legroom.show.common.terminal import rendered
+from legroom.show.report.run_report import oom_words, report_words, run_words
 
 SNAPSHOTS = Path(__file__).parents[2] / "snapshots"
 CODE = {

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from legroom.errors import UsageError
-from legroom.show.study_report.writing import page, write_page
-from legroom.tuning.report_figures import LONGEST_CURVE, thinned
+from legroom.show.tune.html_report.page_writer import page, write_page
+from legroom.tuning.report.figures import LONGEST_CURVE, thinned
 from made_studies import study, trial
 
 

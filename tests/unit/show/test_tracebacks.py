@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from legroom.show.tracebacks import headline, innermost_place, shortened, without_ours
+from legroom.show.report.tracebacks import headline, innermost_place, shortened, without_ours
 
 
 def is_mine(file: str) -> bool:

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from legroom.show.terminal import rendered
-from legroom.show.tune_live import LiveTable, live_view, shown
-from legroom.tuning.records import TrialRecord, TrialState
+from legroom.show.common.terminal import rendered
+from legroom.show.tune.live_table import LiveTable, live_view, shown
+from legroom.tuning.trial.records import TrialRecord, TrialState
 from made_studies import failed, finished, never_fits
 
 SEARCHED = ["lr", "batch_size"]

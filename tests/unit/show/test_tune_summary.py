@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from legroom.show.terminal import rendered
-from legroom.show.tune_summary import summary
-from legroom.tuning.admission import Place
-from legroom.tuning.records import Report, TrialMemory, TrialRecord, TrialState
-from legroom.tuning.space import read_space
+from legroom.show.common.terminal import rendered
+from legroom.show.tune.study_summary import summary
+from legroom.tuning.memory.admission import Place
+from legroom.tuning.space.space import read_space
 from legroom.tuning.study import Study
+from legroom.tuning.trial.records import Report, TrialMemory, TrialRecord, TrialState
 from legroom.units import GiB
 from made_studies import failed, finished, never_fits
 

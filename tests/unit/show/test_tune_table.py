@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from legroom.show.terminal import rendered
-from legroom.show.tune_table import trial_table
-from legroom.tuning.records import Report, TrialMemory, TrialRecord, TrialState
+from legroom.show.common.terminal import rendered
+from legroom.show.tune.trial_table import trial_table
+from legroom.tuning.trial.records import Report, TrialMemory, TrialRecord, TrialState
 from legroom.units import MiB
 from made_studies import failed, finished, never_fits
 

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import legroom
-from legroom.diagnose.leaks import Leak
+from legroom.diagnose.report.growing_lines import Leak
 from legroom.errors import UsageError
-from legroom.show.watch_bar import Figures, bar_text, plain_text, trend_words
+from legroom.show.watch.bar import Figures, bar_text, plain_text, trend_words
 from legroom.units import GiB, MiB
 
 
@@ -73,7 +73,7 @@ def test_a_log_gets_plain_lines_and_a_last_one() -> None:
 
 
 def test_a_loop_left_early_ends_the_watch() -> None:
-    from legroom.show.watch import _detector
+    from legroom.show.watch.watch import _detector
 
     for item in legroom.watch(range(5), quiet=True):
         if item == 2:

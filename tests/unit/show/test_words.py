@@ -5,7 +5,7 @@ import os
 import pytest
 
 from legroom.memory.events import Phase
-from legroom.show.words import clean, counted, phase_words, place, seconds_words
+from legroom.show.common.wording import clean, counted, phase_words, place, seconds_words
 
 
 def test_a_file_below_the_current_folder_is_shown_from_there(tmp_path, monkeypatch):

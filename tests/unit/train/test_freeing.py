@@ -13,7 +13,7 @@ import torch
 import legroom
 from legroom.errors import UsageError
 from legroom.observe.virtual.gpu import VirtualGPU
-from legroom.train.freeing import release
+from legroom.train.free import release
 from legroom.units import MiB
 
 
@@ -141,7 +141,7 @@ def test_it_reads_well():
 
 def test_memory_that_no_variable_reaches_is_said_to_be_held_elsewhere(monkeypatch):
     hidden = memory()
-    monkeypatch.setattr("legroom.train.freeing.find_holders", lambda *_: [])
+    monkeypatch.setattr("legroom.train.free.find_holders", lambda *_: [])
     assert "No variable of yours reaches what is left" in repr(legroom.free())
     del hidden
 

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from legroom.errors import UsageError
-from legroom.tuning.admission import NO_GPU, Admission, Fit, Place, Verdict
-from legroom.tuning.conductor import Conductor
-from legroom.tuning.engine import Job
-from legroom.tuning.function import TrainFunction
-from legroom.tuning.records import Ending, TrialRecord, TrialState
-from legroom.tuning.schedulers import Action, Asha, Decision
-from legroom.tuning.searchers import RandomSearcher, Result
-from legroom.tuning.space import Config, read_space
+from legroom.tuning.engines.engine import Job
+from legroom.tuning.memory.admission import NO_GPU, Admission, Fit, Place, Verdict
+from legroom.tuning.schedule.schedulers import Action, Asha, Decision
+from legroom.tuning.search.searchers import RandomSearcher, Result
+from legroom.tuning.space.space import Config, read_space
 from legroom.tuning.store import Store, read_study
+from legroom.tuning.study_runner import Conductor
+from legroom.tuning.trial.function import TrainFunction
+from legroom.tuning.trial.records import Ending, TrialRecord, TrialState
 
 SPACE = read_space({"x": {"int": [1, 100]}})
 FINISHED = Ending(TrialState.FINISHED)

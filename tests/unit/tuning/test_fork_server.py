@@ -10,13 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from legroom.tuning import fork_server as fork_server_module
-from legroom.tuning.fork_server import TrialProcess, ended, fork_server
-from legroom.tuning.function import TrainFunction
-from legroom.tuning.records import TrialState
-from legroom.tuning.schedulers import Action
-from legroom.tuning.trial import Reported
-from legroom.tuning.trial_process import Order, TrialEnd
+from legroom.tuning.engines import fork_server as fork_server_module
+from legroom.tuning.engines.fork_server import TrialProcess, ended, fork_server
+from legroom.tuning.schedule.schedulers import Action
+from legroom.tuning.trial.function import TrainFunction
+from legroom.tuning.trial.process import Order, TrialEnd
+from legroom.tuning.trial.records import TrialState
+from legroom.tuning.trial.trial import Reported
 
 FILE = Path(__file__).with_name("tuned_functions.py")
 
@@ -70,9 +70,9 @@ def test_another_process_can_have_a_trial_from_the_same_server(server: str, tmp_
     """As a worker of Ray's does."""
     program = f"""
 from legroom.tuning import fork_server as fork_server_module
-from legroom.tuning.fork_server import TrialProcess
-from legroom.tuning.function import TrainFunction
-from legroom.tuning.trial_process import Order
+from legroom.tuning.engines.fork_server import TrialProcess
+from legroom.tuning.trial.function import TrainFunction
+from legroom.tuning.trial.process import Order
 function = TrainFunction.of({str(FILE) + ":raises_in_some"!r})
 order = Order(number=0, config={{"x": 4}}, function=function, folder={str(tmp_path)!r})
 print(TrialProcess.start({server!r}, order).hear().final)

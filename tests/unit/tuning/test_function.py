@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from legroom.errors import UsageError
-from legroom.tuning.function import CannotLoad, TrainFunction
+from legroom.tuning.trial.function import CannotLoad, TrainFunction
 
 
 def module_level(config: dict[str, int], trial: object) -> int:
@@ -24,7 +24,7 @@ def test_a_function_of_a_file_is_named_by_its_file(tmp_path: Path) -> None:
     function = TrainFunction.of(f"{file}:train")
     assert not function.pickled
     assert function.imports == ["math"]
-    code = f"from legroom.tuning.function import TrainFunction\nprint(TrainFunction(name='train', file={str(file)!r}).load()({{'x': 4}}, None))"
+    code = f"from legroom.tuning.trial.function import TrainFunction\nprint(TrainFunction(name='train', file={str(file)!r}).load()({{'x': 4}}, None))"
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
         == "8\n"

@@ -3,7 +3,7 @@
 import numpy
 import pytest
 
-from legroom.tuning.improvement import SECONDS_COUNT, Known, Numbers, Places, worth
+from legroom.tuning.search.expected_improvement import SECONDS_COUNT, Known, Numbers, Places, worth
 
 LINE = numpy.linspace(0.0, 1.0, 41).reshape(-1, 1)
 NONE = numpy.empty((0, 1))

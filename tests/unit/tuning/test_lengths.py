@@ -5,8 +5,8 @@ import statistics
 import pytest
 from numpy.random import default_rng
 
-from legroom.tuning.lengths import FUTURES, Lengths
-from legroom.tuning.space import Config, read_space
+from legroom.tuning.memory.runtime_model import FUTURES, Lengths
+from legroom.tuning.space.space import Config, read_space
 
 SPACE = read_space(
     {

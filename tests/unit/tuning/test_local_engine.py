@@ -11,11 +11,11 @@ import pytest
 
 from legroom.errors import UsageError
 from legroom.tuning.api import tune
-from legroom.tuning.conductor import Conductor
-from legroom.tuning.engine import Job
-from legroom.tuning.records import TrialRecord, TrialState
+from legroom.tuning.engines.engine import Job
 from legroom.tuning.store import StoreError
 from legroom.tuning.study import Study
+from legroom.tuning.study_runner import Conductor
+from legroom.tuning.trial.records import TrialRecord, TrialState
 
 FILE = Path(__file__).with_name("tuned_functions.py")
 

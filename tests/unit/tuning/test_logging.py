@@ -10,10 +10,10 @@ import pytest
 import wandb
 
 from legroom.errors import MissingExtra
-from legroom.tuning.logging_common import Logger
-from legroom.tuning.logging_tensorboard import TensorBoardLog
-from legroom.tuning.logging_wandb import WandbLog
-from legroom.tuning.records import Report, TrialRecord, TrialState
+from legroom.tuning.loggers.common import Logger
+from legroom.tuning.loggers.tensorboard import TensorBoardLog
+from legroom.tuning.loggers.wandb import WandbLog
+from legroom.tuning.trial.records import Report, TrialRecord, TrialState
 from made_studies import finished, never_fits
 
 

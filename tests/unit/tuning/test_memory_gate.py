@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 import legroom
-from legroom.tuning.admission import Admission, Place, Verdict, virtual_places
-from legroom.tuning.function import TrainFunction
-from legroom.tuning.memory_gate import ENDS, MemoryGate
-from legroom.tuning.records import TrialState
-from legroom.tuning.schedulers import Action
-from legroom.tuning.space import Config, read_space
-from legroom.tuning.tracer import CannotEstimate, Traced
-from legroom.tuning.trial import Reported
-from legroom.tuning.trial_process import Order, run_trial
+from legroom.tuning.memory.admission import Admission, Place, Verdict, virtual_places
+from legroom.tuning.memory.gate import ENDS, MemoryGate
+from legroom.tuning.memory.tracer import CannotEstimate, Traced
+from legroom.tuning.schedule.schedulers import Action
+from legroom.tuning.space.space import Config, read_space
+from legroom.tuning.trial.function import TrainFunction
+from legroom.tuning.trial.process import Order, run_trial
+from legroom.tuning.trial.records import TrialState
+from legroom.tuning.trial.trial import Reported
 from legroom.units import MiB
 
 FILE = Path(__file__).with_name("tuned_functions.py")
@@ -155,7 +155,7 @@ class Arithmetic:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryGate]:
-    monkeypatch.setattr("legroom.tuning.memory_gate.Tracer", Arithmetic)
+    monkeypatch.setattr("legroom.tuning.memory.gate.Tracer", Arithmetic)
     gate = MemoryGate(
         NETWORK, virtual_places("10MiB"), read_space({"batch_size": [8, 16], "lr": {"uniform": [0, 1]}})
     )
@@ -269,7 +269,7 @@ class Others:
 @pytest.fixture
 def shared(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[MemoryGate, Others]]:
     """A gate to a GPU of 10 MiB that others use too."""
-    monkeypatch.setattr("legroom.tuning.memory_gate.Tracer", Arithmetic)
+    monkeypatch.setattr("legroom.tuning.memory.gate.Tracer", Arithmetic)
     others = Others()
     gate = MemoryGate(
         NETWORK,
@@ -312,7 +312,7 @@ def test_what_does_not_fit_beside_others_is_told_with_what_they_hold(
 
 
 def test_parameters_that_the_user_names_are_the_only_ones_that_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("legroom.tuning.memory_gate.Tracer", Arithmetic)
+    monkeypatch.setattr("legroom.tuning.memory.gate.Tracer", Arithmetic)
     gate = MemoryGate(NETWORK, virtual_places("10MiB"), SPACE, shape_parameters=frozenset({"batch_size"}))
     answer(gate, {"batch_size": 4, "lr": 0.1})
     assert answer(gate, {"batch_size": 4, "lr": 0.9}).is_cached

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from legroom.observe.devices import NA, GpuProcess, VisibleGpu
-from legroom.tuning.admission import Admission, Fit, Place, Verdict
-from legroom.tuning.neighbours import Neighbours
-from legroom.tuning.packing import Packer
+from legroom.gpus.machine import NA, GpuProcess, VisibleGpu
+from legroom.tuning.memory.admission import Admission, Fit, Place, Verdict
+from legroom.tuning.memory.other_processes import Neighbours
+from legroom.tuning.memory.packing import Packer
 from legroom.units import GiB
 
 PLACE = Place(index=0, memory=100 * GiB, context=1 * GiB, held=10 * GiB)

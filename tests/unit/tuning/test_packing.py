@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legroom.tuning.admission import Admission, Fit, Place, Verdict
-from legroom.tuning.lengths import Futures
-from legroom.tuning.packing import PATIENCE, Packer
+from legroom.tuning.memory.admission import Admission, Fit, Place, Verdict
+from legroom.tuning.memory.packing import PATIENCE, Packer
+from legroom.tuning.memory.runtime_model import Futures
 
 GiB = 1 << 30
 

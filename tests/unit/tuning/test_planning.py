@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legroom.tuning.planning import MOST, Demand, Room, Taken, best_order, makespan
+from legroom.tuning.memory.start_order import MOST, Demand, Room, Taken, best_order, makespan
 
 LENGTHS = st.lists(st.floats(1.0, 100.0), min_size=1, max_size=12)
 

@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from legroom.tuning import processor_share
-from legroom.tuning.processor_share import ProcessorShare, Threads
+from legroom.tuning.engines import cpu_share
+from legroom.tuning.engines.cpu_share import ProcessorShare, Threads
 
 
 @pytest.fixture(autouse=True)
 def eight_processors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(processor_share, "processors", lambda: 8)
+    monkeypatch.setattr(cpu_share, "processors", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
-    processor_share._allow_teams(True)
+    cpu_share._allow_teams(True)
 
 
 def shared(folder: Path, ranks: int = 1) -> ProcessorShare:
@@ -84,7 +84,7 @@ def test_a_trial_follows_with_its_steps(tmp_path: Path, monkeypatch: pytest.Monk
     from torch.optim import optimizer as optimizers
 
     monkeypatch.setattr(optimizers, "_global_optimizer_post_hooks", OrderedDict())
-    monkeypatch.setattr(processor_share, "SECONDS_BETWEEN_LOOKS", 0.0)
+    monkeypatch.setattr(cpu_share, "SECONDS_BETWEEN_LOOKS", 0.0)
     share = shared(tmp_path)
     share.divide(1, traces=False)
     threads = Threads(str(share.file))
@@ -104,7 +104,7 @@ def test_a_trial_follows_with_its_steps(tmp_path: Path, monkeypatch: pytest.Monk
 
 def teams() -> set[bool]:
     """Of each library of OpenMP: whether work is done by several threads."""
-    libraries = processor_share._openmp()
+    libraries = cpu_share._openmp()
     if not libraries:
         pytest.skip("OpenMP is not found in this system")
     return {library.omp_get_max_active_levels() > 0 for library, _ in libraries}
@@ -132,7 +132,7 @@ def test_threads_that_the_function_chose_are_there_in_every_library(tmp_path: Pa
 
 
 def test_a_system_without_openmp_is_left_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processor_share, "_openmp", list)
+    monkeypatch.setattr(cpu_share, "_openmp", list)
     share = shared(tmp_path)
     share.divide(8, traces=False)
     Threads(str(share.file)).take()

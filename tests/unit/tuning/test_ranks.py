@@ -2,12 +2,12 @@
 
 import pytest
 
-from legroom.tuning import ranks
-from legroom.tuning.ranks import RankGroup
-from legroom.tuning.records import TrialState
-from legroom.tuning.schedulers import Action
-from legroom.tuning.trial import Reported
-from legroom.tuning.trial_process import TrialEnd
+from legroom.tuning.schedule.schedulers import Action
+from legroom.tuning.trial import ranks
+from legroom.tuning.trial.process import TrialEnd
+from legroom.tuning.trial.ranks import RankGroup
+from legroom.tuning.trial.records import TrialState
+from legroom.tuning.trial.trial import Reported
 
 FINISHED = TrialEnd(state=TrialState.FINISHED)
 

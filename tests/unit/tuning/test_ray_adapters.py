@@ -9,12 +9,12 @@ from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
 from legroom.errors import UsageError
-from legroom.tuning.ray_adapters import Exchange, StagedScheduler, StagedSearch
-from legroom.tuning.ray_trial import ENDED, ORDERS, REPORTED, read_result
-from legroom.tuning.records import TrialState
-from legroom.tuning.schedulers import Action
-from legroom.tuning.trial import Reported
-from legroom.tuning.trial_process import TrialEnd
+from legroom.tuning.engines.ray.adapters import Exchange, StagedScheduler, StagedSearch
+from legroom.tuning.engines.ray.trial import ENDED, ORDERS, REPORTED, read_result
+from legroom.tuning.schedule.schedulers import Action
+from legroom.tuning.trial.process import TrialEnd
+from legroom.tuning.trial.records import TrialState
+from legroom.tuning.trial.trial import Reported
 
 
 class Stage:

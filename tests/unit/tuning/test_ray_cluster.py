@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from legroom.errors import MissingExtra, UsageError
-from legroom.tuning import ray_cluster
-from legroom.tuning.ray_cluster import connected
+from legroom.tuning.engines.ray import cluster
+from legroom.tuning.engines.ray.cluster import connected
 
 
 def free_port() -> int:
@@ -76,8 +76,8 @@ def test_the_environment_is_as_before_after_a_failure(monkeypatch: pytest.Monkey
     with pytest.raises(UsageError):
         with connected("nowhere", processors=1):
             raise AssertionError("there is a cluster")
-    assert {name: value for name, value in os.environ.items() if name in ray_cluster.QUIET} == {
-        name: value for name, value in before.items() if name in ray_cluster.QUIET
+    assert {name: value for name, value in os.environ.items() if name in cluster.QUIET} == {
+        name: value for name, value in before.items() if name in cluster.QUIET
     }
 
 

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from legroom.tuning.ray_adapters import Exchange
-from legroom.tuning.ray_engine import _missing, _tuner
-from legroom.tuning.ray_resources import resources
+from legroom.tuning.engines.ray.adapters import Exchange
+from legroom.tuning.engines.ray.engine import _missing, _tuner
+from legroom.tuning.engines.ray.resources import resources
 
 
 def test_what_is_left_of_the_time_budget_is_rays(tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from legroom.tuning.admission import Place
-from legroom.tuning.ray_resources import LEAST, resources
-from legroom.tuning.ray_trial import ORDERS
+from legroom.tuning.engines.ray.resources import LEAST, resources
+from legroom.tuning.engines.ray.trial import ORDERS
+from legroom.tuning.memory.admission import Place
 from legroom.units import GiB
 
 FAR = Place(index=1, memory=8 * GiB, context=1 * GiB, machine="10.0.0.7")

@@ -4,8 +4,8 @@ import pytest
 from ray import tune
 
 from legroom.errors import UsageError
-from legroom.tuning.domains import Choice, FloatRange, IntRange
-from legroom.tuning.ray_spaces import is_grid, is_ray_space, space_of
+from legroom.tuning.space.domains import Choice, FloatRange, IntRange
+from legroom.tuning.space.ray_spaces import is_grid, is_ray_space, space_of
 
 
 @pytest.mark.parametrize(

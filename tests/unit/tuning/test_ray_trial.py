@@ -2,8 +2,8 @@
 
 import pytest
 
-from legroom.tuning import ray_trial
-from legroom.tuning.ray_trial import PROCESS, REPORTED, end_process
+from legroom.tuning.engines.ray import trial
+from legroom.tuning.engines.ray.trial import PROCESS, REPORTED, end_process
 
 
 @pytest.fixture
@@ -11,7 +11,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, bool]]:
     """What the fork server was asked to end."""
     asked: list[tuple[str, int, bool]] = []
     monkeypatch.setattr(
-        ray_trial, "ended", lambda server, process, *, kill: asked.append((server, process, kill))
+        trial, "ended", lambda server, process, *, kill: asked.append((server, process, kill))
     )
     return asked
 

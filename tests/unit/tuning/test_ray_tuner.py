@@ -10,7 +10,7 @@ from ray.tune.search.hyperopt import HyperOptSearch
 from ray.tune.search.optuna import OptunaSearch
 
 from legroom.errors import UsageError
-from legroom.tuning.ray_tuner import is_tuner, unpacked
+from legroom.tuning.engines.ray.tuner import is_tuner, unpacked
 
 
 def train(config: dict[str, Any]) -> None:

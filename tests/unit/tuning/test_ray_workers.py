@@ -2,7 +2,7 @@
 
 import pytest
 
-ray_workers = pytest.importorskip("legroom.tuning.ray_workers", exc_type=ImportError)
+ray_workers = pytest.importorskip("legroom.tuning.engines.ray.workers", exc_type=ImportError)
 class_cache = pytest.importorskip("ray.tune.execution.class_cache")
 tune_controller = pytest.importorskip("ray.tune.execution.tune_controller")
 

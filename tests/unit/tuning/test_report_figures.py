@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from legroom.tuning.admission import Place
-from legroom.tuning.records import Report, TrialMemory, TrialRecord, TrialState
-from legroom.tuning.report_figures import figures_of
-from legroom.tuning.space import read_space
+from legroom.tuning.memory.admission import Place
+from legroom.tuning.report.figures import figures_of
+from legroom.tuning.space.space import read_space
 from legroom.tuning.study import Study
+from legroom.tuning.trial.records import Report, TrialMemory, TrialRecord, TrialState
 from legroom.units import MiB
 from made_studies import failed, finished, never_fits
 

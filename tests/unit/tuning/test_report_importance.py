@@ -2,7 +2,7 @@
 
 from random import Random
 
-from legroom.tuning.report_importance import importance
+from legroom.tuning.report.importance import importance
 
 
 def drawn(count: int, seed: int = 0) -> list[dict[str, object]]:

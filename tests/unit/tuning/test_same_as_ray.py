@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from legroom.tuning.searchers import Result, make_searcher
-from legroom.tuning.space import Config, read_space
+from legroom.tuning.search.searchers import Result, make_searcher
+from legroom.tuning.space.space import Config, read_space
 
 pytest.importorskip("ray.tune")
 

@@ -5,9 +5,9 @@ import math
 import pytest
 
 from legroom.errors import UsageError
-from legroom.tuning.population import Population
-from legroom.tuning.schedulers import Action, Asha, Median, SchedulerOptions, make_scheduler
-from legroom.tuning.space import read_space
+from legroom.tuning.schedule.population import Population
+from legroom.tuning.schedule.schedulers import Action, Asha, Median, SchedulerOptions, make_scheduler
+from legroom.tuning.space.space import read_space
 
 SPACE = read_space({"lr": {"log": [1e-4, 1e-1]}})
 

@@ -3,11 +3,11 @@
 import pytest
 
 from legroom.errors import UsageError
-from legroom.tuning.admission import NO_GPU, Admission, Fit, Verdict
-from legroom.tuning.penalties import Penalties
-from legroom.tuning.searcher_bayes import ENOUGH, BayesSearcher
-from legroom.tuning.searchers import Result, check_search, make_searcher
-from legroom.tuning.space import Config, read_space
+from legroom.tuning.memory.admission import NO_GPU, Admission, Fit, Verdict
+from legroom.tuning.search.bayes import ENOUGH, BayesSearcher
+from legroom.tuning.search.penalties import Penalties
+from legroom.tuning.search.searchers import Result, check_search, make_searcher
+from legroom.tuning.space.space import Config, read_space
 
 SPACE = read_space({"x": {"uniform": [0.0, 1.0]}, "n": {"int_log2": [0, 6]}, "fixed": "same"})
 WITH_CHOICES = read_space({"x": {"uniform": [0.0, 1.0]}, "b": [2, 4], "m": {"int": [1, 3], "when": {"b": 2}}})

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from numpy.random import default_rng
 
 from legroom.errors import UsageError
-from legroom.tuning.domains import Choice, FloatRange, IntRange, PowerRange
-from legroom.tuning.space import read_space, read_toml
+from legroom.tuning.space.domains import Choice, FloatRange, IntRange, PowerRange
+from legroom.tuning.space.space import read_space, read_toml
 
 TOML = """
 lr = {log = [1e-4, 1e-1]}

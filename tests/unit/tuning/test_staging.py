@@ -7,21 +7,21 @@ from typing import Any
 
 import pytest
 
-from legroom.observe.devices import VisibleGpu
-from legroom.tuning import staging
-from legroom.tuning.admission import Admission, Fit, Place, Verdict
-from legroom.tuning.conductor import Conductor
-from legroom.tuning.engine import Job
-from legroom.tuning.function import TrainFunction
-from legroom.tuning.neighbours import Neighbours
-from legroom.tuning.records import TrialState
-from legroom.tuning.schedulers import Action, Asha
-from legroom.tuning.searchers import RandomSearcher, Result
-from legroom.tuning.space import Config, read_space
-from legroom.tuning.staging import Stage
+from legroom.gpus.machine import VisibleGpu
+from legroom.tuning import trial_dispatch
+from legroom.tuning.engines.engine import Job
+from legroom.tuning.memory.admission import Admission, Fit, Place, Verdict
+from legroom.tuning.memory.other_processes import Neighbours
+from legroom.tuning.schedule.schedulers import Action, Asha
+from legroom.tuning.search.searchers import RandomSearcher, Result
+from legroom.tuning.space.space import Config, read_space
 from legroom.tuning.store import Store
-from legroom.tuning.trial import Reported
-from legroom.tuning.trial_process import TrialEnd
+from legroom.tuning.study_runner import Conductor
+from legroom.tuning.trial.function import TrainFunction
+from legroom.tuning.trial.process import TrialEnd
+from legroom.tuning.trial.records import TrialState
+from legroom.tuning.trial.trial import Reported
+from legroom.tuning.trial_dispatch import Stage
 from legroom.units import GiB
 
 SPACE = read_space({"x": {"int": [1, 100]}})
@@ -59,7 +59,7 @@ def test_trials_whose_room_others_took_are_asked_about_again(
     conductor = Conductor(job, RandomSearcher(SPACE, seed=0), None, gate, store, (), neighbours)
     stage = Stage(job, conductor)
     assert stage.hand_out() is None, "admitted with half of the GPU, most of which others have by now"
-    monkeypatch.setattr(staging, "SECONDS_UNTIL_ASKED_AGAIN", 0.0)
+    monkeypatch.setattr(trial_dispatch, "SECONDS_UNTIL_ASKED_AGAIN", 0.0)
     assert stage.hand_out() is None
     (order,) = stage.hand_out() or []
     assert (order.number, order.cap) == (0, 1 * GiB + PLACE.memory // 50)
@@ -230,7 +230,7 @@ class Slow(Small):
 def test_where_the_search_chooses_no_trial_takes_the_processor_on_which_another_is_traced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_pieces: bool
 ) -> None:
-    monkeypatch.setattr(staging, "processors", lambda: 2)
+    monkeypatch.setattr(trial_dispatch, "processors", lambda: 2)
     place = Place(index=0, memory=10 * GiB, virtual=True)
     job = Job(
         function=TrainFunction(name="train"), space=SPACE, metric="loss", mode="min", folder=tmp_path, places=[place], trials=9, parallel=2

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from legroom.tuning.records import Report, TrialRecord
-from legroom.tuning.space import read_space
+from legroom.tuning.space.space import read_space
 from legroom.tuning.store import FILE, Store, read_study
+from legroom.tuning.trial.records import Report, TrialRecord
 
 SPACE = read_space({"x": {"uniform": [0, 1]}})
 

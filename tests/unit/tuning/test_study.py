@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from legroom.errors import UsageError
-from legroom.tuning.records import Report, TrialMemory, TrialRecord, TrialState
-from legroom.tuning.space import read_space
+from legroom.tuning.space.space import read_space
 from legroom.tuning.study import Study
+from legroom.tuning.trial.records import Report, TrialMemory, TrialRecord, TrialState
 
 
 def trial(

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from legroom.observe.gpus import find_gpu
-from legroom.tuning.admission import Place
-from legroom.tuning.function import TrainFunction
-from legroom.tuning.tracer import Tracer
+from legroom.gpus.catalog import find_gpu
+from legroom.tuning.memory.admission import Place
+from legroom.tuning.memory.tracer import Tracer
+from legroom.tuning.trial.function import TrainFunction
 from legroom.units import MiB
 
 FILE = Path(__file__).parents[2] / "gpu" / "tuning.py"

@@ -3,7 +3,7 @@
 import pytest
 
 from legroom.errors import UsageError
-from legroom.tuning.trial_process import _reason
+from legroom.tuning.trial.process import _reason
 
 
 def noted(error: Exception) -> Exception:

@@ -9,9 +9,9 @@ import pytest
 import legroom
 from legroom.errors import MissingExtra, UsageError
 from legroom.tuning import api
-from legroom.tuning.admission import Place
 from legroom.tuning.durations import parse_seconds
-from legroom.tuning.local_engine import LocalEngine
+from legroom.tuning.engines.local import LocalEngine
+from legroom.tuning.memory.admission import Place
 from legroom.units import GiB, MiB
 
 FILE = Path(__file__).with_name("tuned_functions.py")

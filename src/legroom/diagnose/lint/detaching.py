@@ -5,11 +5,19 @@ import re
 import libcst as cst
 
 from legroom.diagnose.lint.edits import Edit, append_to
-from legroom.diagnose.lint.facts import Store
-from legroom.diagnose.lint.kinds import Kind
-from legroom.diagnose.lint.program import Program
-from legroom.diagnose.lint.results import names_a_loss
-from legroom.diagnose.lint.syntax import dotted, last_name, method_name, names_in, path_of, receiver, walk
+from legroom.diagnose.lint.flow.call_results import names_a_loss
+from legroom.diagnose.lint.flow.facts import Store
+from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.syntax import (
+    dotted,
+    last_name,
+    method_name,
+    names_in,
+    path_of,
+    receiver,
+    walk,
+)
+from legroom.diagnose.lint.flow.values import Kind
 
 _LOSS_NAME = re.compile(r"loss|err[DG]?$|penalty", re.IGNORECASE)
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from legroom.diagnose.lint.program import NEWLINE, Program
-from legroom.diagnose.lint.syntax import walk
+from legroom.diagnose.lint.flow.program import NEWLINE, Program
+from legroom.diagnose.lint.flow.syntax import walk
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -22,13 +22,13 @@ from legroom.diagnose.lint.document import (
 )
 from legroom.diagnose.lint.edits import Edit, overlap
 from legroom.diagnose.lint.finding import LintFinding, LintReport, TextEdit, Trouble
-from legroom.diagnose.lint.flow import follow
-from legroom.diagnose.lint.program import NEWLINE, Program
+from legroom.diagnose.lint.flow.analysis import follow
+from legroom.diagnose.lint.flow.program import NEWLINE, Program
 from legroom.diagnose.lint.rule import Problem
 from legroom.diagnose.lint.rules import RULES
 from legroom.diagnose.lint.settings import Settings, settings_for
 from legroom.diagnose.lint.suppression import is_ignored
-from legroom.observe.devices import processors
+from legroom.gpus.machine import processors
 
 AROUND = 2
 _RELEVANT = re.compile(r"torch|\.backward\(|lightning|accelerat", re.IGNORECASE)

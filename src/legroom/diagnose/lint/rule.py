@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import libcst as cst
 
 from legroom.diagnose.lint.edits import Edit
-from legroom.diagnose.lint.program import Program
+from legroom.diagnose.lint.flow.program import Program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from legroom.observe.gpus import Gpu
+from legroom.gpus.catalog import Gpu
 
 
 class Output(NamedTuple):

@@ -7,32 +7,27 @@ from typing import Any
 
 import torch
 
-from legroom.observe.backward_engine import in_backward_pass
-from legroom.observe.cuda_rules import (
+from legroom.gpus.catalog import Gpu
+from legroom.observe.cuda_rules import autocast, libraries, optimizers
+from legroom.observe.cuda_rules.attention import attention
+from legroom.observe.cuda_rules.convolution import convolution, deformable
+from legroom.observe.cuda_rules.dispatcher import Overrides
+from legroom.observe.cuda_rules.ops import (
     accumulation,
-    attention,
-    autocast,
     changed_views,
     communication,
-    convolution,
     copies,
     ctc,
-    deformable,
     distances,
     dropout,
     embedding,
     fourier,
-    libraries,
     linear,
     losses,
     masks,
     matmul,
     normalization,
-    optimizers,
-    packed_sequences,
     products,
-    recurrent,
-    recurrent_cells,
     reductions,
     rms_norm,
     softmax,
@@ -40,9 +35,9 @@ from legroom.observe.cuda_rules import (
     sparse,
     temporaries,
 )
-from legroom.observe.cuda_rules.dispatcher import Overrides
 from legroom.observe.cuda_rules.plan import Call, Plan, Rule
-from legroom.observe.gpus import Gpu
+from legroom.observe.cuda_rules.recurrent import cells, layers, packed_sequences
+from legroom.observe.dispatch.backward_engine import in_backward_pass
 
 MEASURED_RELEASE = (2, 11)
 """The release of torch whose CUDA kernels the rules describe where releases differ: the newest one measured."""
@@ -98,7 +93,7 @@ class CudaRules:
             linear.install(overrides)
             if not with_data:
                 self._install_shapes(overrides)
-                entered.enter_context(recurrent.installed(overrides, self.gpu))
+                entered.enter_context(layers.installed(overrides, self.gpu))
                 entered.enter_context(self._unseen.active())
                 entered.enter_context(optimizers.installed())
             entered.enter_context(autocast.installed(overrides))
@@ -113,7 +108,7 @@ class CudaRules:
         normalization.install(overrides)
         rms_norm.install(overrides, self.release)
         attention.install(overrides, self.gpu, self.release)
-        recurrent_cells.install(overrides)
+        cells.install(overrides)
         packed_sequences.install(overrides)
         ctc.install(overrides)
         products.install(overrides)
@@ -134,10 +129,10 @@ def _rule_for(func: Any) -> tuple[Rule, list[tuple[str, Any]]] | None:
 
 _RULES: dict[str, Rule] = {
     **reductions.RULES,
-    **recurrent_cells.RULES,
+    **cells.RULES,
     **matmul.RULES,
     **convolution.RULES,
-    **recurrent.RULES,
+    **layers.RULES,
     **attention.RULES,
     **normalization.RULES,
     **embedding.RULES,

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from legroom.errors import UsageError
-from legroom.memory.allocator import AllocationFailed, Allocator
+from legroom.memory.allocator.allocator import AllocationFailed, Allocator
 
 
 class Injected(AllocationFailed):

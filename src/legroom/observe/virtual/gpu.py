@@ -23,20 +23,14 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from legroom.errors import UsageError
-from legroom.memory.allocator import AllocationFailed, Allocator
-from legroom.memory.allocator_settings import AllocatorSettings
+from legroom.memory.allocator.allocator import AllocationFailed, Allocator
+from legroom.memory.allocator.settings import AllocatorSettings
 from legroom.memory.events import Event, Sink
-from legroom.observe.attribution import Place
 from legroom.observe.cuda_rules.rules import CudaRules
-from legroom.observe.recorder import Recorder
-from legroom.observe.stand_ins import StandIns
-from legroom.observe.virtual import optimizers
-from legroom.observe.virtual.callbacks import in_callbacks_too
-from legroom.observe.virtual.cuda_api import patches
-from legroom.observe.virtual.device_type import numbers_name_devices
-from legroom.observe.virtual.distributed import SECONDS_TO_LET_GO, ranks_talk
+from legroom.observe.dispatch.attribution import Place
+from legroom.observe.dispatch.recorder import Recorder
+from legroom.observe.fake.fake_tensors import StandIns
 from legroom.observe.virtual.faults import Faults, Injected
-from legroom.observe.virtual.lazy_modules import lazy_parameters_without_data
 from legroom.observe.virtual.oom import report_out_of_memory
 from legroom.observe.virtual.patching import replaced
 from legroom.observe.virtual.placement import (
@@ -44,7 +38,13 @@ from legroom.observe.virtual.placement import (
     default_device_is_ours,
     stand_ins_say_where,
 )
-from legroom.observe.virtual.streams import current_stream_id
+from legroom.observe.virtual.torch_api import optimizers
+from legroom.observe.virtual.torch_api.callbacks import in_callbacks_too
+from legroom.observe.virtual.torch_api.cuda_api import patches
+from legroom.observe.virtual.torch_api.device_type import numbers_name_devices
+from legroom.observe.virtual.torch_api.distributed import SECONDS_TO_LET_GO, ranks_talk
+from legroom.observe.virtual.torch_api.lazy_modules import lazy_parameters_without_data
+from legroom.observe.virtual.torch_api.streams import current_stream_id
 from legroom.units import parse_size
 
 P = ParamSpec("P")

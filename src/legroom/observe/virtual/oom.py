@@ -5,12 +5,12 @@ from typing import Protocol
 
 import torch
 
-from legroom.memory.allocator import AllocationFailed, Allocator
+from legroom.memory.allocator.allocator import AllocationFailed, Allocator
 from legroom.memory.events import Note, Oom, Phase
-from legroom.observe.attribution import Place
-from legroom.observe.holders import Made, survey, tensors_in_frames
-from legroom.observe.recorder import Recorder
-from legroom.observe.virtual.memory import out_of_memory as tell_observers
+from legroom.observe.dispatch.attribution import Place
+from legroom.observe.dispatch.recorder import Recorder
+from legroom.observe.holders.holders import Made, survey, tensors_in_frames
+from legroom.observe.virtual.torch_api.memory import out_of_memory as tell_observers
 from legroom.units import GiB, KiB, MiB
 
 

@@ -22,11 +22,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _device as _device_module
 
 from legroom.memory.events import Category
-from legroom.observe.recorder import Recorder
-from legroom.observe.residence import HOST
-from legroom.observe.virtual.host import Host
+from legroom.observe.dispatch.device_placement import HOST
+from legroom.observe.dispatch.recorder import Recorder
 from legroom.observe.virtual.patching import Replacement, replaced, table
-from legroom.observe.virtual.pinned import count_as_pinned
+from legroom.observe.virtual.protocols import Host
+from legroom.observe.virtual.torch_api.pinned import count_as_pinned
 
 Tensor = torch.Tensor
 

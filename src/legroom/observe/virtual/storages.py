@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from legroom.observe.virtual.devices import index_of
-from legroom.observe.virtual.host import Host
 from legroom.observe.virtual.patching import Replacement, table
+from legroom.observe.virtual.protocols import Host
+from legroom.observe.virtual.torch_api.devices import index_of
 
 BEFORE_TORCH = 0
 """torch's own pair for the CPU, which would claim every storage here, is registered with 10."""

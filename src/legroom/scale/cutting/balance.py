@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from legroom.scale.cutting.parts import Sheet
-from legroom.scale.cutting.score import CannotCut
+from legroom.scale.cutting.forward_graph import CannotCut
+from legroom.scale.cutting.stages import Sheet
 
 MOST_PLACES = 160
 """Where a cut is looked for: those with the least to hand on, if there are more."""

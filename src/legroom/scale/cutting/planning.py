@@ -9,14 +9,14 @@ import torch.distributed as dist
 from torch import nn
 
 from legroom.scale.cutting.balance import Balance, Traffic, balanced
-from legroom.scale.cutting.cut import Cut, cut_at
-from legroom.scale.cutting.parts import Part, Sheet
-from legroom.scale.cutting.rehearsal import costs, inputs_of, stage_step, traffic
-from legroom.scale.cutting.score import record
-from legroom.scale.foresight import Likeness, foreseen
-from legroom.scale.rehearsals import split_step
+from legroom.scale.cutting.cut_points import Cut, cut_at
+from legroom.scale.cutting.forward_graph import record
+from legroom.scale.cutting.stage_memory import costs, inputs_of, stage_step, traffic
+from legroom.scale.cutting.stages import Part, Sheet
+from legroom.scale.prediction.step_trace import Likeness, foreseen
+from legroom.scale.prediction.strategy_steps import split_step
 from legroom.scale.strategies.split import homes_of_parts
-from legroom.train.guarding.splitting import Batch
+from legroom.train.guarding.batches.splitting import Batch
 
 T = TypeVar("T")
 

@@ -30,9 +30,9 @@ from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
 from legroom.errors import LegroomError
 from legroom.scale.launching.folder import RunFolder, read_ending
 from legroom.scale.launching.host_kills import kernel_kills
-from legroom.scale.launching.order import ATTEMPT, environment, rank_command
 from legroom.scale.launching.outcome import Attempt, LaunchEnd, Over, RankResult, Starting
 from legroom.scale.launching.plan import LaunchPlan
+from legroom.scale.launching.rank_settings import ATTEMPT, environment, rank_command
 
 GRACE_SECONDS = 15
 """How long ranks that are told to end may take. torchrun gives 30, so a launch whose rank died could take longer than that."""

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from legroom.errors import UsageError
-from legroom.memory.capture import SUFFIX as CAPTURE
+from legroom.memory.capture.capture import SUFFIX as CAPTURE
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from legroom.errors import UsageError
-from legroom.observe.devices import processors
+from legroom.gpus.machine import processors
 from legroom.observe.script import Script
 
 IN_ONE_PROCESS = ("dp", "split")

@@ -16,12 +16,12 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from legroom.errors import LegroomError, MissingExtra, UsageError
-from legroom.observe.devices import processors
+from legroom.gpus.machine import processors
 from legroom.scale.launching.folder import RunFolder
 from legroom.scale.launching.host_kills import kernel_kills
-from legroom.scale.launching.order import environment, rank_command
 from legroom.scale.launching.outcome import LaunchEnd, Over, Starting
 from legroom.scale.launching.plan import LaunchPlan
+from legroom.scale.launching.rank_settings import environment, rank_command
 from legroom.scale.launching.ray_mailbox import Delivery, Mailbox
 from legroom.scale.launching.ray_worker import RankOrder, run_on_worker
 from legroom.scale.ray_cluster import Words, connected

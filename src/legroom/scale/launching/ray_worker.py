@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from legroom.scale.launching.folder import RankFiles, RunFolder
-from legroom.scale.launching.order import ATTEMPT, ORDER
+from legroom.scale.launching.rank_settings import ATTEMPT, ORDER
 
 LOOK_SECONDS = 0.2
 

@@ -14,7 +14,7 @@ from torch.nn.parallel import gather, parallel_apply, replicate
 from legroom.scale.shares import divided
 from legroom.scale.strategies.engine import Direct
 from legroom.scale.world import Place
-from legroom.train.guarding.splitting import Batch, joined, moved
+from legroom.train.guarding.batches.splitting import Batch, joined, moved
 
 DDP_IS_BETTER = (
     "dp copies the whole model to every GPU in every step, runs in one process whose Python is shared by all of them, and keeps gradients, "

@@ -6,10 +6,10 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from legroom.scale.weighing import Weighing
+from legroom.scale.loss_weights import Weighing
+from legroom.train.guarding.batches.splitting import Batch
 from legroom.train.guarding.passes import LossFunction, checked_loss
 from legroom.train.guarding.scaling import Scaling
-from legroom.train.guarding.splitting import Batch
 
 
 class Engine(Protocol):

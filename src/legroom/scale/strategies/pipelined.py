@@ -16,17 +16,17 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from legroom.errors import UsageError
-from legroom.scale.cutting.letting_go import let_go, move_plain
-from legroom.scale.cutting.parts import Part, Player, Sheet
+from legroom.scale.cutting.forward_graph import input_tensors, record, tensors_of, without_data
 from legroom.scale.cutting.planning import Plan
-from legroom.scale.cutting.score import input_tensors, record, tensors_of, without_data
+from legroom.scale.cutting.release_weights import let_go, move_plain
+from legroom.scale.cutting.stages import Part, Player, Sheet
+from legroom.scale.loss_weights import Weighing
 from legroom.scale.optimizers import rebound
 from legroom.scale.strategies.sharded import from_rank_zero
-from legroom.scale.weighing import Weighing
 from legroom.scale.world import Place
+from legroom.train.guarding.batches.splitting import Batch
 from legroom.train.guarding.passes import LossFunction, checked_loss
 from legroom.train.guarding.scaling import Scaling
-from legroom.train.guarding.splitting import Batch
 
 
 class Pipelined:

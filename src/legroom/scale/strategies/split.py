@@ -13,12 +13,12 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from legroom.scale import trees
-from legroom.scale.cutting.letting_go import move_plain
-from legroom.scale.cutting.parts import Part
-from legroom.scale.cutting.score import tensors_of
+from legroom.scale.cutting.forward_graph import tensors_of
+from legroom.scale.cutting.release_weights import move_plain
+from legroom.scale.cutting.stages import Part
 from legroom.scale.strategies.engine import Direct
 from legroom.scale.world import Place
-from legroom.train.guarding.splitting import moved
+from legroom.train.guarding.batches.splitting import moved
 
 
 def split(

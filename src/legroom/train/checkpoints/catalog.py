@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from legroom.errors import CheckpointError
-from legroom.train.checkpoints.checked_files import Checksum, write_file
+from legroom.train.checkpoints.files.checked_files import Checksum, write_file
 
 MANIFEST = "legroom.json"
 FORMAT = 1

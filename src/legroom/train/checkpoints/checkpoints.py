@@ -33,15 +33,15 @@ from torch.utils.data import DataLoader
 from legroom.errors import CheckpointError, UsageError
 from legroom.log import log
 from legroom.train.checkpoints import catalog, reading, saving
-from legroom.train.checkpoints.background import Background
 from legroom.train.checkpoints.catalog import Saved
-from legroom.train.checkpoints.crew import Crew
+from legroom.train.checkpoints.files.background import Background
+from legroom.train.checkpoints.files.host_copies import Slabs
+from legroom.train.checkpoints.files.unfinished_folder import remove_folder
+from legroom.train.checkpoints.key_check import nearest
 from legroom.train.checkpoints.loader_position import PlacedLoader
-from legroom.train.checkpoints.matching import nearest
-from legroom.train.checkpoints.modules import check_module, load_module, module_state, shapes
 from legroom.train.checkpoints.plain_state import refused
-from legroom.train.checkpoints.slabs import Slabs
-from legroom.train.checkpoints.unfinished_folder import remove_folder
+from legroom.train.checkpoints.process_group import Crew
+from legroom.train.checkpoints.unwrapped_modules import check_module, load_module, module_state, shapes
 
 
 class Checkpoints:

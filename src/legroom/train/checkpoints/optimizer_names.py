@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from legroom.errors import CheckpointError
-from legroom.train.checkpoints.matching import nearest, plain_name
-from legroom.train.checkpoints.modules import unwrapped
+from legroom.train.checkpoints.key_check import nearest, plain_name
+from legroom.train.checkpoints.unwrapped_modules import unwrapped
 
 Names = Mapping[int, str]
 """Of parameters, by `id`."""

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from legroom.errors import CheckpointError, UsageError
-from legroom.train.checkpoints.checked_files import Checksum, read_file
-from legroom.train.checkpoints.tensor_file import can_hold
+from legroom.train.checkpoints.files.checked_files import Checksum, read_file
+from legroom.train.checkpoints.files.tensor_file import can_hold
 
 _TENSOR = "legroom.tensor"
 _BYTES = "legroom.bytes"

@@ -15,14 +15,20 @@ from torch import nn
 from legroom.errors import CheckpointError
 from legroom.log import log
 from legroom.train.checkpoints.catalog import Saved
-from legroom.train.checkpoints.crew import Crew
-from legroom.train.checkpoints.matching import Shapes, nearest
-from legroom.train.checkpoints.modules import check_module, load_module, module_state, shapes, spread_like
+from legroom.train.checkpoints.files.tensor_file import read_tensors
+from legroom.train.checkpoints.key_check import Shapes, nearest
 from legroom.train.checkpoints.optimizer_names import by_number, parameter_names
 from legroom.train.checkpoints.plain_state import put_together, read_plain
+from legroom.train.checkpoints.process_group import Crew
 from legroom.train.checkpoints.random_numbers import restore_random_numbers
 from legroom.train.checkpoints.saving import STATE, STATE_TENSORS, module_file, rank_file
-from legroom.train.checkpoints.tensor_file import read_tensors
+from legroom.train.checkpoints.unwrapped_modules import (
+    check_module,
+    load_module,
+    module_state,
+    shapes,
+    spread_like,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +48,7 @@ def read(saved: Saved, parts: Mapping[str, Any], crew: Crew) -> Read:
     shared = crew.each(lambda: _plain(saved, STATE))
     others = crew.each(lambda: _others(saved, shared["parts"], parts))
     if saved.sharded:
-        from legroom.train.checkpoints.reading_spread import read_spread
+        from legroom.train.checkpoints.reading_sharded import read_spread
 
         modules, optimizers = read_spread(saved, parts, crew)
         return Read(saved, modules, {**others, **optimizers}, own)

@@ -16,16 +16,20 @@ from torch import nn
 
 from legroom.errors import CheckpointError
 from legroom.train.checkpoints import catalog
-from legroom.train.checkpoints.checked_files import Checksum, write_file
-from legroom.train.checkpoints.crew import Crew
+from legroom.train.checkpoints.files.checked_files import Checksum, write_file
+from legroom.train.checkpoints.files.host_copies import Slabs
+from legroom.train.checkpoints.files.tensor_file import TensorFile, tensor_file
+from legroom.train.checkpoints.files.unfinished_folder import (
+    UnfinishedFolder,
+    remove_leftovers,
+    saying_what_failed,
+)
 from legroom.train.checkpoints.loader_position import PlacedLoader
-from legroom.train.checkpoints.modules import module_state
 from legroom.train.checkpoints.optimizer_names import by_name, parameter_names
 from legroom.train.checkpoints.plain_state import Tensors, as_bytes, is_sharded, taken_apart
+from legroom.train.checkpoints.process_group import Crew
 from legroom.train.checkpoints.random_numbers import random_numbers
-from legroom.train.checkpoints.slabs import Slabs
-from legroom.train.checkpoints.tensor_file import TensorFile, tensor_file
-from legroom.train.checkpoints.unfinished_folder import UnfinishedFolder, remove_leftovers, saying_what_failed
+from legroom.train.checkpoints.unwrapped_modules import module_state
 
 STATE = "state.pt"
 STATE_TENSORS = "state.safetensors"

@@ -23,8 +23,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from legroom.errors import CheckpointError
-from legroom.train.checkpoints.checked_files import Checksum, checksum_of
-from legroom.train.checkpoints.crew import Crew
+from legroom.train.checkpoints.files.checked_files import Checksum, checksum_of
+from legroom.train.checkpoints.process_group import Crew
 
 FOLDER = "shards"
 CONTENTS = ".metadata"

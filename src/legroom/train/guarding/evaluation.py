@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from legroom.diagnose.oom import Failure
+from legroom.diagnose.oom.recognize import Failure
 from legroom.log import log
-from legroom.train.guarding.ladder import DoesNotFit
-from legroom.train.guarding.random_state import RandomState
+from legroom.train.guarding.batches.splitting import Batch, joined, moved
+from legroom.train.guarding.batches.weighting import spans
 from legroom.train.guarding.recovery import read_failure, release
-from legroom.train.guarding.splitting import Batch, joined, moved
-from legroom.train.guarding.weighting import spans
-from legroom.train.ranks.protocol import AgreedRanks, Alone
-from legroom.train.sizes.sizing import Sizer, chunk_sizes, even
+from legroom.train.guarding.single_sample import DoesNotFit
+from legroom.train.guarding.state.random_state import RandomState
+from legroom.train.ranks.coordination import AgreedRanks, Alone
+from legroom.train.sizes.micro_batch_size import Sizer, chunk_sizes, even
 
 
 class Evaluation:

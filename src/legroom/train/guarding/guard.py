@@ -25,10 +25,16 @@ from torch import nn
 from legroom.errors import UsageError
 from legroom.findings import Finding
 from legroom.log import log
-from legroom.train.guarding import coupling as couplings
-from legroom.train.guarding.batch_statistics import whole_batch_statistics
+from legroom.train.guarding.batches import coupling as couplings
+from legroom.train.guarding.batches.splitting import Batch
+from legroom.train.guarding.batches.step_figures import StepFigures
+from legroom.train.guarding.batches.weighting import Reduction, Weight, count, weights
 from legroom.train.guarding.evaluation import Evaluation
-from legroom.train.guarding.ladder import (
+from legroom.train.guarding.optimizer_step import Updating
+from legroom.train.guarding.passes import LossFunction, Passes, checked_loss
+from legroom.train.guarding.recovery import read_failure
+from legroom.train.guarding.scaling import scaling
+from legroom.train.guarding.single_sample import (
     EXACT,
     DoesNotFit,
     Ladder,
@@ -36,18 +42,12 @@ from legroom.train.guarding.ladder import (
     does_not_fit,
     optimizer_does_not_fit,
 )
-from legroom.train.guarding.passes import LossFunction, Passes, checked_loss
-from legroom.train.guarding.recovery import read_failure
-from legroom.train.guarding.scaling import scaling
-from legroom.train.guarding.splitting import Batch
-from legroom.train.guarding.step_figures import StepFigures
-from legroom.train.guarding.transaction import Transaction, with_room
-from legroom.train.guarding.updating import Updating
+from legroom.train.guarding.state.batch_statistics import whole_batch_statistics
+from legroom.train.guarding.state.transaction import Transaction, with_room
 from legroom.train.guarding.verification import Verified, verify
-from legroom.train.guarding.weighting import Reduction, Weight, count, weights
-from legroom.train.ranks.protocol import AgreedRanks, Alone
-from legroom.train.sizes.plan_memory import PlanMemory
-from legroom.train.sizes.sizing import Sizer, chunk_sizes, even
+from legroom.train.ranks.coordination import AgreedRanks, Alone
+from legroom.train.sizes.micro_batch_size import Sizer, chunk_sizes, even
+from legroom.train.sizes.plan_cache import PlanMemory
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")

@@ -11,13 +11,13 @@ from typing import Any, Literal
 
 import torch
 
-from legroom.diagnose.oom import Failure
+from legroom.diagnose.oom.recognize import Failure
 from legroom.errors import UsageError
+from legroom.train.guarding.batches.splitting import Batch
+from legroom.train.guarding.batches.weighting import spans
 from legroom.train.guarding.recovery import read_failure
 from legroom.train.guarding.scaling import Scaling
-from legroom.train.guarding.splitting import Batch
-from legroom.train.guarding.weighting import spans
-from legroom.train.ranks.protocol import AgreedRanks
+from legroom.train.ranks.coordination import AgreedRanks
 
 LossFunction = Callable[..., Any]
 Contexts = Callable[[], Sequence[AbstractContextManager[Any]]]

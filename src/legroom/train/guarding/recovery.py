@@ -5,7 +5,7 @@ import traceback
 
 import torch
 
-from legroom.diagnose.oom import Failure, classify
+from legroom.diagnose.oom.recognize import Failure, classify
 
 
 def read_failure(error: BaseException) -> Failure:

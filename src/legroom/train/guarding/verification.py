@@ -7,10 +7,10 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from legroom.errors import UsageError
-from legroom.train.guarding.coupling import evaluating
-from legroom.train.guarding.ladder import does_not_fit
+from legroom.train.guarding.batches.coupling import evaluating
+from legroom.train.guarding.batches.splitting import Batch
 from legroom.train.guarding.passes import LossFunction
-from legroom.train.guarding.splitting import Batch
+from legroom.train.guarding.single_sample import does_not_fit
 
 if TYPE_CHECKING:
     from legroom.train.guarding.guard import Guard

@@ -32,12 +32,12 @@ from torch.distributed import TCPStore, distributed_c10d  # type: ignore[attr-de
 from torch.nn.parallel import DistributedDataParallel
 
 from legroom.errors import UsageError
-from legroom.train.guarding.making_room import MakingRoom
-from legroom.train.ranks.appointments import Appointments
+from legroom.train.guarding.retry import MakingRoom
+from legroom.train.ranks.announcements import NoticeBoard
 from legroom.train.ranks.collectives import seen
+from legroom.train.ranks.coordination import AgreedRanks, Alone, Plan
 from legroom.train.ranks.lost_ranks import PeerFailed, RankMissing
-from legroom.train.ranks.notice_board import NoticeBoard
-from legroom.train.ranks.protocol import AgreedRanks, Alone, Plan
+from legroom.train.ranks.pending_collectives import Appointments
 from legroom.train.ranks.replicas import Replicas, silent
 from legroom.train.ranks.shards import Shards, sharded_roots
 

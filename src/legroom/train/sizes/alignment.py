@@ -7,7 +7,7 @@ requests in a row agree: the same bytes, or bytes that grew about as the rows di
 
 from collections.abc import Sequence
 
-from legroom.predict.trace import Request
+from legroom.predict.tracing.trace import Request
 
 IN_A_ROW = 4
 """Requests that must agree for two logs to be together again."""

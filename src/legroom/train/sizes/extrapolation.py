@@ -16,10 +16,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from legroom.memory.allocator import AllocationFailed, Allocator
-from legroom.memory.allocator_blocks import LARGEST_SMALL, Block
-from legroom.memory.allocator_settings import AllocatorSettings
-from legroom.predict.trace import Request
+from legroom.memory.allocator.allocator import AllocationFailed, Allocator
+from legroom.memory.allocator.blocks import LARGEST_SMALL, Block
+from legroom.memory.allocator.settings import AllocatorSettings
+from legroom.predict.tracing.trace import Request
 from legroom.train.sizes.alignment import partners
 from legroom.train.sizes.request_log import Held
 

@@ -20,15 +20,15 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from legroom.diagnose.oom import classify
+from legroom.diagnose.oom.recognize import classify
 from legroom.errors import LegroomError, UsageError
-from legroom.memory.allocator_settings import AllocatorSettings
+from legroom.memory.allocator.settings import AllocatorSettings
 from legroom.observe.virtual.gpu import VirtualGPU
-from legroom.predict.resize import batch_size_of, resized
+from legroom.predict.tracing.resize import batch_size_of, resized
 from legroom.train.sizes.capacity import device_capacity, gpu_in_use, memory_fraction
 from legroom.train.sizes.extrapolation import Extrapolation, Logged
-from legroom.train.sizes.preserving import Preserved
 from legroom.train.sizes.request_log import recorded
+from legroom.train.sizes.state_snapshot import Preserved
 from legroom.units import MiB, format_size, parse_size
 
 MOST = 1 << 20

@@ -14,7 +14,7 @@ import torch
 
 from legroom.memory.events import Alloc, Event, Free
 from legroom.observe.virtual.gpu import VirtualGPU
-from legroom.predict.trace import Request
+from legroom.predict.tracing.trace import Request
 
 MOST_ENTRIES = 400_000
 """Of the allocator's history: more than three steps of a large model make."""

@@ -29,10 +29,10 @@ from typing import Any
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from legroom.diagnose.oom import classify
-from legroom.observe.devices import NotAvailable, host
-from legroom.train.spilling.aside import stepping_aside
-from legroom.train.spilling.lanes import Lane, lane_to
+from legroom.diagnose.oom.recognize import classify
+from legroom.gpus.machine import NotAvailable, host
+from legroom.train.spilling.saved_tensor_hooks import stepping_aside
+from legroom.train.spilling.transfers import Lane, lane_to
 from legroom.units import MiB, format_size, parse_size
 
 UNDER_WAY = 4

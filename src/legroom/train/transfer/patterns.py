@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from torch import nn
 
 from legroom.errors import UsageError
-from legroom.train.checkpoints.matching import nearest
+from legroom.train.checkpoints.key_check import nearest
 
 Patterns = str | Iterable[str]
 

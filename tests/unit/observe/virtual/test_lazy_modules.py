@@ -4,8 +4,8 @@ import torch
 from torch import nn
 
 import legroom
-from legroom.observe.gpus import find_gpu
-from legroom.predict.tracing import make_device
+from legroom.gpus.catalog import find_gpu
+from legroom.predict.tracing.virtual_trace import make_device
 
 
 def lazy_model() -> nn.Module:

@@ -12,7 +12,7 @@ import torch
 from torch.cuda import memory_allocated as memory_allocated_imported_before
 from virtual_cuda_host import virtual_gpus
 
-from legroom.observe.virtual.memory import out_of_memory
+from legroom.observe.virtual.torch_api.memory import out_of_memory
 from legroom.units import GiB, MiB
 
 SMALL = 2 * MiB

@@ -12,7 +12,7 @@ from torch.cuda import Stream as StreamImportedBefore
 from virtual_cuda_host import virtual_gpus
 
 from legroom.errors import Unsupported
-from legroom.observe.virtual.streams import RING, current_stream_id
+from legroom.observe.virtual.torch_api.streams import RING, current_stream_id
 from legroom.units import GiB
 
 PLAIN = {kind: getattr(torch, kind) for kind in ("Stream", "Event")}

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
 from legroom import VirtualGPU
-from legroom.observe.virtual.lone_rank import VARIABLE
+from legroom.observe.virtual.single_rank import VARIABLE
 
 
 @pytest.fixture

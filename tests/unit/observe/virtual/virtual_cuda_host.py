@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from legroom.memory.allocator import AllocationFailed, Allocator
-from legroom.observe.virtual.cuda_api import patches
+from legroom.memory.allocator.allocator import AllocationFailed, Allocator
+from legroom.observe.virtual.torch_api.cuda_api import patches
 
 
 @dataclass

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from legroom.memory.kept import Kept
-from legroom.observe.watching.watcher import Watcher
+from legroom.memory.leak import Kept
+from legroom.observe.leaks.watcher import Watcher
 
 
 def leaks_of(

@@ -1,6 +1,6 @@
 """Attention takes its share of the time, comes back at once where something may grow, and foresees the turn it will attend."""
 
-from legroom.observe.watching.attention import UNTIMED, Attention
+from legroom.observe.leaks.scan_budget import UNTIMED, Attention
 
 
 def attended(attention: Attention, *, turn: float, cost: float, turns: int) -> list[int]:

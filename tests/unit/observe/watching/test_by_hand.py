@@ -9,8 +9,8 @@ import pytest
 import torch
 from loops import leaks_of
 
-from legroom.memory.kept import Kept
-from legroom.observe.watching.watcher import Watcher
+from legroom.memory.leak import Kept
+from legroom.observe.leaks.watcher import Watcher
 
 
 def _watched_by_hand(*, grad: bool, turns: int = 16) -> list[Kept]:

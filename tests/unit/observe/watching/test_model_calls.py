@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from legroom.memory.kept import Kept
-from legroom.observe.watching.watcher import Watcher
+from legroom.memory.leak import Kept
+from legroom.observe.leaks.watcher import Watcher
 
 
 def _watched(loop: Callable[[], None]) -> tuple[list[Kept], Watcher]:

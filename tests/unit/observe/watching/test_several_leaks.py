@@ -6,8 +6,8 @@ import torch
 from tests.unit.observe.watching.loops import leaks_of
 from torch import nn
 
-from legroom.memory.kept import Kept
-from legroom.observe.watching.watcher import Watcher
+from legroom.memory.leak import Kept
+from legroom.observe.leaks.watcher import Watcher
 
 
 def test_a_graph_carried_on_is_named_beside_a_list() -> None:

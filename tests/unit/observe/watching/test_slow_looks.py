@@ -8,9 +8,9 @@ import torch
 from tests.unit.observe.watching.loops import leaks_of
 from torch import nn
 
-from legroom.memory.kept import Kept
-from legroom.observe.watching import counters
-from legroom.observe.watching.watcher import Watcher
+from legroom.memory.leak import Kept
+from legroom.observe.leaks import counters
+from legroom.observe.leaks.watcher import Watcher
 
 
 @pytest.mark.parametrize("every", [2, 5])

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from tests.unit.observe.watching.loops import leaks_of
 
-from legroom.observe.watching.storing_trace import StoringTrace
+from legroom.observe.leaks.storing_trace import StoringTrace
 
 
 def _remember(store: list[Any], value: Any) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from legroom.observe.watching.ticks import Ticks
+from legroom.observe.leaks.iterations import Ticks
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_train_and_eval_are_as_before_when_it_is_detached() -> None:
 def test_gradients_with_a_graph_are_turns_where_no_step_follows(
     ticks: Ticks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("legroom.observe.watching.ticks.has_optimizer", lambda: False)
+    monkeypatch.setattr("legroom.observe.leaks.iterations.has_optimizer", lambda: False)
     weight = torch.ones(2, requires_grad=True)
     for _ in range(12):
         torch.autograd.grad((weight**2).sum(), weight, create_graph=True)

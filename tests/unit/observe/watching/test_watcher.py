@@ -9,8 +9,8 @@ import torch
 from tests.unit.observe.watching.loops import leaks_of
 from torch import nn
 
-from legroom.observe.watching import watcher as watcher_module
-from legroom.observe.watching.watcher import Watcher
+from legroom.observe.leaks import watcher as watcher_module
+from legroom.observe.leaks.watcher import Watcher
 
 
 def test_a_list_of_losses_is_a_graph_with_its_holder_and_line() -> None:

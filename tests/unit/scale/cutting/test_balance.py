@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from legroom.observe.gpus import find_gpu
+from legroom.gpus.catalog import find_gpu
 from legroom.scale.cutting.balance import Costs, Traffic, Weight, balanced
-from legroom.scale.cutting.parts import Sheet
+from legroom.scale.cutting.forward_graph import CannotCut, record
 from legroom.scale.cutting.planning import plan_pipeline, plan_split
-from legroom.scale.cutting.rehearsal import order, traffic
-from legroom.scale.cutting.score import CannotCut, record
-from legroom.scale.foresight import Likeness
+from legroom.scale.cutting.stage_memory import order, traffic
+from legroom.scale.cutting.stages import Sheet
+from legroom.scale.prediction.step_trace import Likeness
 
 LIKE = Likeness(find_gpu("8GiB"), kernels=False)
 

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from legroom.scale.cutting.cut import cut_at
-from legroom.scale.cutting.parts import Player, Sheet
-from legroom.scale.cutting.score import CannotCut, input_tensors, record
+from legroom.scale.cutting.cut_points import cut_at
+from legroom.scale.cutting.forward_graph import CannotCut, input_tensors, record
+from legroom.scale.cutting.stages import Player, Sheet
 
 HOST = torch.device("cpu")
 

@@ -6,13 +6,13 @@ import pytest
 import torch.distributed as distributed
 
 from legroom.errors import LegroomError, UsageError
-from legroom.scale.launching import meeting_place
-from legroom.scale.launching.meeting_place import check_place
+from legroom.scale.launching import rendezvous
+from legroom.scale.launching.rendezvous import check_place
 
 
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch):
-    monkeypatch.setattr(meeting_place, "PATIENCE_SECONDS", 3.0)
+    monkeypatch.setattr(rendezvous, "PATIENCE_SECONDS", 3.0)
 
 
 def test_a_free_port_will_do():

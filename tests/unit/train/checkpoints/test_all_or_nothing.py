@@ -14,8 +14,8 @@ from torch import nn
 
 import legroom
 from legroom.errors import CheckpointError
-from legroom.train.checkpoints import checked_files
-from legroom.train.checkpoints.unfinished_folder import UnfinishedFolder, remove_leftovers
+from legroom.train.checkpoints.files import checked_files
+from legroom.train.checkpoints.files.unfinished_folder import UnfinishedFolder, remove_leftovers
 
 STEPS_OF_WRITING = ("mkdir", "open", "pwrite", "fsync", "rename", "rmdir", "unlink")
 

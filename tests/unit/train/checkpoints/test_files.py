@@ -14,11 +14,11 @@ from torch import nn
 
 import legroom
 from legroom.errors import CheckpointError, UsageError
-from legroom.train.checkpoints import checked_files, slabs
+from legroom.train.checkpoints.files import checked_files, host_copies
+from legroom.train.checkpoints.files.host_copies import Slabs
+from legroom.train.checkpoints.files.tensor_file import read_tensors, tensor_file
 from legroom.train.checkpoints.plain_state import as_bytes, put_together, taken_apart
 from legroom.train.checkpoints.random_numbers import random_numbers, restore_random_numbers
-from legroom.train.checkpoints.slabs import Slabs
-from legroom.train.checkpoints.tensor_file import read_tensors, tensor_file
 
 DTYPES = [
     torch.float64,
@@ -36,7 +36,7 @@ DTYPES = [
 def small_pieces(monkeypatch):
     """Files in many pieces, as large ones are."""
     monkeypatch.setattr(checked_files, "PIECE", 1000)
-    monkeypatch.setattr(slabs, "PIECE", 1000)
+    monkeypatch.setattr(host_copies, "PIECE", 1000)
 
 
 def tensors_of_all_types():

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 import legroom
 from legroom.errors import CheckpointError, UsageError
-from legroom.train.checkpoints.matching import nearest
+from legroom.train.checkpoints.key_check import nearest
 
 
 def with_losses(folder, losses, **options):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legroom.errors import UsageError
-from legroom.train.guarding.splitting import Batch, joined
+from legroom.train.guarding.batches.splitting import Batch, joined
 
 Pair = namedtuple("Pair", "image label")
 

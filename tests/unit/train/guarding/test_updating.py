@@ -6,7 +6,7 @@ from torch import nn
 
 from legroom import VirtualGPU
 from legroom.errors import UsageError
-from legroom.train.guarding.updating import Updating
+from legroom.train.guarding.optimizer_step import Updating
 
 pytestmark = pytest.mark.usefixtures("frozen_heap")
 

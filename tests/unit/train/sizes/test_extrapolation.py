@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import legroom
-from legroom.memory.allocator_settings import AllocatorSettings
-from legroom.predict.trace import Request
+from legroom.memory.allocator.settings import AllocatorSettings
+from legroom.predict.tracing.trace import Request
 from legroom.train.sizes.extrapolation import Extrapolation, Logged
 from legroom.train.sizes.request_log import Held, _requests, recorded
 from legroom.units import MiB

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from legroom.train.sizes.plans import plan_key, plans_folder, recall, remember
+from legroom.train.sizes.plan_files import plan_key, plans_folder, recall, remember
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from legroom.train.sizes.preserving import Preserved
+from legroom.train.sizes.state_snapshot import Preserved
 
 calls = 0
 seen: list[int] = []

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from legroom.errors import UsageError
-from legroom.train.sizes.sizing import FIRST_WAIT, Sizer, chunk_sizes
+from legroom.train.sizes.micro_batch_size import FIRST_WAIT, Sizer, chunk_sizes
 from legroom.units import GiB, MiB
 
 BEFORE = 1 * GiB

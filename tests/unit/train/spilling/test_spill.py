@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 from legroom.errors import UsageError
 from legroom.observe.virtual.gpu import VirtualGPU
 from legroom.train.spilling import spill as spill_module
-from legroom.train.spilling.lanes import lane_to
 from legroom.train.spilling.spill import Spill
+from legroom.train.spilling.transfers import lane_to
 from legroom.units import MiB
 
 ROWS, WIDTH = 1024, 256

@@ -1,11 +1,11 @@
 """The rules, one module each: its docstring is the page of its code `CODE`, its `check` finds the problems."""
 
 from importlib import import_module
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 
 from legroom.diagnose.lint.rule import Check
 
-_MODULES = [import_module(f"{__name__}.{found.name}") for found in iter_modules(__path__)]
+_MODULES = [import_module(found.name) for found in walk_packages(__path__, f"{__name__}.") if not found.ispkg]
 
 RULES: dict[str, Check] = {
     module.CODE: module.check for module in sorted(_MODULES, key=lambda module: module.CODE)

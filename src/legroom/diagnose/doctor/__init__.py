@@ -1,0 +1,1 @@
+"""Checks of this machine's driver, CUDA, cuDNN and torch."""

@@ -1,0 +1,132 @@
+"""Which family an error of Python belongs to that no table knows letter by letter.
+
+Torch and the libraries around it say the same few things in ever new sentences: sizes that do not fit, types that differ, devices
+that differ, an index beyond its end. The words of such a sentence tell its family, though not its exact cause, so what is
+concluded from them is `likely`, never sure. A sentence that speaks of memory is left alone: it is better not known than told wrongly.
+"""
+
+import builtins
+import re
+from typing import Literal
+
+from legroom.diagnose.explain.headlines import Headline
+
+Told = tuple[Literal["oom", "host-oom", "not-memory", "unknown"], str]
+"""What can be said of an error, and the page of its family, "" where it has none."""
+
+
+def family_of(error: Headline) -> Told:
+    """By its class, then by its words, then by the library that raised it."""
+    name = error.kind.rpartition(".")[2]
+    words = _NOT_ABOUT_ROOM.sub("", error.text)
+    if name in _BY_CLASS:
+        return _BY_CLASS[name]
+    if name.endswith("Warning"):
+        return ("unknown" if _SPEAKS_OF_ROOM.search(words) else "not-memory"), ""
+    if name in _SAYS_ENOUGH:
+        return "not-memory", _library_of(error)
+    if error.text.rstrip().endswith(f"{name}:") and not hasattr(builtins, name):
+        return "unknown", ""  # the name of a library's own class, and nothing more
+    if _SPEAKS_OF_ROOM.search(words):
+        return ("not-memory" if name in _OF_VALUES else "unknown"), ""
+    told = next((code for code, pattern in _FAMILIES if pattern.search(words)), "")
+    return "not-memory", told or _library_of(error)
+
+
+def says_nothing(error: Headline) -> bool:
+    """Whether neither its class nor its words tell what went wrong."""
+    return family_of(error) in (("not-memory", ""), ("unknown", "")) and error.kind.rpartition(".")[
+        2
+    ] not in (_SAYS_ENOUGH)
+
+
+def _library_of(error: Headline) -> str:
+    """The page for errors of the library in whose files the traceback ends."""
+    frames = error.frames.replace("\\", "/")
+    last = frames[frames.rfind("file ") :] if "file " in frames else frames[-400:]
+    return next((code for code, pattern in _LIBRARIES if pattern.search(last)), "")
+
+
+_BY_CLASS: dict[str, Told] = {
+    "OutOfMemoryError": ("oom", "LG700"),
+    "MemoryError": ("host-oom", "LG702"),
+    "ModuleNotFoundError": ("not-memory", "LG790"),
+    "ImportError": ("not-memory", "LG790"),
+    "FileNotFoundError": ("not-memory", "LG783"),
+    "NotADirectoryError": ("not-memory", "LG783"),
+    "IsADirectoryError": ("not-memory", "LG783"),
+    "PermissionError": ("not-memory", "LG783"),
+    "JSONDecodeError": ("not-memory", "LG783"),
+    "UnicodeDecodeError": ("not-memory", "LG783"),
+    "ConnectionError": ("not-memory", "LG782"),
+    "HTTPError": ("not-memory", "LG782"),
+    "URLError": ("not-memory", "LG782"),
+    "SSLError": ("not-memory", "LG782"),
+}
+"""Classes that are a page of their own, also where the log ends before their words."""
+
+_LIBRARIES = tuple(
+    (code, re.compile(pattern))
+    for code, pattern in (
+        ("LG726", r"bitsandbytes/(?:cextension|cuda_setup|cuda_specs|diagnostics)"),
+        ("LG782", r"/(?:huggingface_hub|requests|urllib3|httpx|aiohttp|modelscope/hub)/|/urllib/request"),
+        ("LG783", r"/(?:datasets|pyarrow)/|/pil/|/json/decoder|/zipfile|/tarfile"),
+        ("LG752", r"/torch/_(?:dynamo|inductor|functorch)/|/triton/"),
+        ("LG743", r"/multiprocessing/(?:spawn|reduction|popen)"),
+        ("LG781", r"/torch/serialization|/safetensors/"),
+        ("LG717", r"checkpoint/state_dict|/torch/distributed/(?:_shard/)?checkpoint/"),
+        ("LG733", r"/torch/distributed/(?:rendezvous|distributed_c10d|elastic)"),
+    )
+)
+"""Who raised it, by the last file of the traceback."""
+
+
+_SAYS_ENOUGH = frozenset(
+    (
+        "AttributeError", "FileExistsError", "IndentationError",
+        "KeyError", "KeyboardInterrupt", "NameError", "RecursionError", "SyntaxError",
+        "TabError", "TypeError", "UnboundLocalError", "UnicodeEncodeError", "ZeroDivisionError",
+    )
+)  # fmt: skip
+"""Errors whose class says enough: the program, or what it was given, is wrong, whatever words they use."""
+_OF_VALUES = ("AssertionError", "IndexError", "NotImplementedError", "ValueError")
+"""Not memory either, but their words tell more."""
+
+_NOT_ABOUT_ROOM = re.compile(
+    r"has not been allocated|memory[_ -](?:format|layout|location|efficient|overlap|view|order|bank|address|key|mask|map|access)\w*|(?:contiguous|laid out) in memory"
+    r"|in-memory|pin_memory|memory_(?!allocat)\w+|(?:non-?contiguous|shared|associative|short-term|term) memory|\bGPUs?_memory_\w+",
+    re.IGNORECASE,
+)
+"""Memory, but not how much of it there is."""
+
+_SPEAKS_OF_ROOM = re.compile(
+    r"memory|\balloc(?:at\w+)?\b|\boom\b|\bkilled\b|\bsig(?:kill|bus)\b|signal 9\b|exhausted|insufficient resource|\bdied\b|exited (?:unexpectedly|with)|exit code",
+    re.IGNORECASE,
+)
+"""Words that leave open whether there was too little of something."""
+
+_SIZE = r"\b(?:shapes?|sizes?|dim(?:ension)?s?|dimensional|ndim|rank|channels?|lengths?|features|elements|batch[_ ]?size|broadcast\w*|axis|columns?|rows?|\d-?D)\b"
+_DIFFERS = r"\b(?:mis-?match\w*|match\w*|equal|same|expect\w*|must|should|got|invalid|incompatible|inconsistent|cannot|can't|could not|unable|different|wrong|divisible|larger|smaller|greater|exceeds?|but|support\w*|only|compatible|negative|empty|previously|one of)\b"
+_FAMILIES = tuple(
+    (code, re.compile(pattern, re.IGNORECASE))
+    for code, pattern in (
+        ("LG783", r"\b(?:file|director(?:y|ies)|folder|path|dataset|checkpoint)\b.{0,200}(?:not found|not exist|no such|is missing|n't exist)|(?:not found|no such|can't find|cannot find|could not find).{0,80}\b(?:file|directory|folder|dataset)\b"),
+        ("LG731", r"\bnccl\b"),
+        ("LG733", r"process group|rendezvous|\bMASTER_(?:ADDR|PORT)\b|init_process_group|TCPStore|world[_ ]size|\bgloo\b|\bc10d\b|(?:client|server) socket|waiting for clients|\bsocket timeout|connect\w*\W{0,4}timed out|\bDist(?:Network|Store|Backend)?Error\b"),
+        ("LG728", r"\bcuda graph|stream is capturing|CUDAGraph|\bcapture\b.{0,40}\b(?:cuda|stream)"),
+        ("LG717", r"state_dict|Checkpoint(?:Exception|Error)|\bckpt\b.{0,60}(?:match|missing|unexpected)|checkpoint.{0,60}(?:match|missing key|unexpected key)"),
+        ("LG781", r"inline_container|pickle|zip archive|safetensors.{0,40}(?:error|header|invalid|corrupt)|corrupt\w*|truncated|magic number|(?:load|read)\w*.{0,60}(?:checkpoint|archive|model file)"),
+        ("LG722", r"\bis_sm\d+|\bsm_?\d\d|compute_\d\d|compute capability"),
+        ("LG713", r"has not been allocated on \w+ device|\b(?:same|different|wrong|two|which|what) devices?\b|device.{0,60}(?:mismatch|\bbut\b|expected|does not match|must be)|(?:expected|must be|should be|to be|found|is|are|not) (?:a |an |all )?(?:on|in)? ?(?:the )?(?:cpu|cuda|gpu)\b|\b(?:cuda:\d|cpu)\b.{1,80}\b(?:cuda:\d|cpu)\b"),
+        ("LG718", r"d-?type|scalar type|data ?type|\b(?:half|b?float(?:16|32|64|8\w*)|bf16|fp16|fp8|double|long|int(?:8|16|32|64)|bool|byte|char)\b.{0,80}" + _DIFFERS + "|" + _DIFFERS + r".{0,80}\b(?:half|b?float(?:16|32|64|8\w*)|bf16|fp16|fp8|double|long|int(?:8|16|32|64)|bool|byte|char)(?:Tensor)?\b"),
+        ("LG712", r"(?<!list index )(?<!tuple index )(?<!string index )out[ -]of[ -](?:range|bounds)|must be (?:non-?negative|positive|between)|outside (?:the|of)"),
+        ("LG760", r"\bnans?\b|\binf(?:inity)?\b|non-?finite|overflow|diverge"),
+        ("LG770", r"requires?[_ ]grad|grad_fn|gradients?\b|autograd|backward|in-?place|\bgraph\b|inference tensor|leaf variable|double backward"),
+        ("LG716", _SIZE + r".{0,160}" + _DIFFERS + "|" + _DIFFERS + r".{0,160}" + _SIZE),
+        ("LG752", r"dynamo|inductor|\bLowering\w*|torch\.?_?compile|\bjit\b|torchscript|fx\.?graph|symbolic(?:ally)? trac"),
+        ("LG724", r"backend is supported on|cuda (?:is |was )?(?:not |un)available|no (?:cuda|gpu|nvidia)|(?:cuda|gpu)s? (?:is|are) (?:required|needed|not)|requires? (?:a )?(?:cuda|gpu)|is_available\(\)"),
+        ("LG726", r"(?:load|open|find|locate)\w*.{0,60}(?:shared library|\blib\w+\.so|\.dll|dylib)"),
+        ("LG728", r"\bcuda\b.{0,40}\b(?:error|fail\w*)"),
+    )
+)  # fmt: skip
+"""The first that fits counts: who speaks (NCCL, a process group) before what is said, devices and types before sizes."""

@@ -1,0 +1,1 @@
+"""Flow analysis: what each name may refer to as the code runs."""

@@ -1,0 +1,274 @@
+"""What a call gives back: the knowledge of PyTorch's functions that the flow analysis stands on."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from legroom.diagnose.lint.flow.values import (
+    CRITERION,
+    EXCEPTION,
+    GRAPH,
+    GRAPHLESS_FUNCTIONS,
+    GRAPHLESS_METHODS,
+    HOST_TENSOR,
+    LOADER,
+    LOSS_FUNCTIONS,
+    MADE_LIKE_METHODS,
+    MODEL,
+    NUMBER_METHODS,
+    OPTIMIZER,
+    PARAMETER,
+    PLAIN,
+    SAMPLER,
+    SCALER,
+    SELF_METHODS,
+    TENSOR,
+    TENSOR_FACTORIES,
+    UNKNOWN,
+    VALUE_AND_INDEX_METHODS,
+    Kind,
+    Value,
+    container,
+    words,
+)
+
+_WRAPPERS = (
+    "DataParallel",
+    "DistributedDataParallel",
+    "FullyShardedDataParallel",
+    "compile",
+    "deepcopy",
+    "script",
+)
+_PLAIN_BUILTINS = words(
+    "float int len str bool repr round print range abs_ id hash ord chr isinstance format"
+)
+_CONTAINERS = words("list tuple set dict defaultdict OrderedDict sorted reversed Counter deque frozenset")
+_NOT_MODULES = words("Parameter ModuleList ModuleDict ParameterList")
+
+
+def torch_result(
+    name: str, arguments: Sequence[Value], *, requires_grad: bool, no_grad: bool
+) -> Value | None:
+    """What a function or class gives back, by its qualified name; None where nothing is known of it."""
+    last = name.rpartition(".")[2]
+    if name.startswith("torch.nn.") and not name.startswith(
+        ("torch.nn.functional.", "torch.nn.utils.", "torch.nn.init.")
+    ):
+        return _module(name, last, arguments)
+    if name.startswith("torch.nn.utils.clip"):
+        return TENSOR
+    if name.startswith("torch.optim."):
+        return OPTIMIZER if last[:1].isupper() and "lr_scheduler" not in name else PLAIN
+    if name.startswith("torch.utils.data."):
+        if "Sampler" in last:
+            return SAMPLER
+        return LOADER if last == "DataLoader" else UNKNOWN
+    if last == "GradScaler":
+        return SCALER
+    if last in _WRAPPERS and arguments:
+        return arguments[0]
+    if name.startswith(("torchvision.models.", "timm.create_model", "segmentation_models_pytorch.")):
+        return MODEL
+    if last in {"from_pretrained", "from_config"}:
+        return MODEL if "Model" in name or "For" in name else UNKNOWN
+    if name.startswith("torch.distributions."):
+        return _computed(arguments, no_grad=no_grad)
+    if name.startswith("torch.autograd.") and last == "grad":
+        return container(TENSOR)
+    if name.startswith("torch.") and last[:1].islower():
+        return _torch_function(name, last, arguments, requires_grad=requires_grad, no_grad=no_grad)
+    return None
+
+
+def builtin_result(name: str, arguments: Sequence[Value]) -> Value | None:
+    last = name.rpartition(".")[2]
+    if name == "sys.exc_info":
+        return EXCEPTION
+    if name in _PLAIN_BUILTINS or name.startswith(("math.", "numpy.", "time.", "os.")):
+        return PLAIN
+    if name in {"sum", "max", "min", "next", "abs"} and arguments:
+        first = arguments[0]
+        return element_of(first) if first.kind is Kind.CONTAINER else first
+    if name == "functools.partial" and arguments:
+        return Value(Kind.CONTAINER, items=tuple(arguments))
+    if name == "asyncio.gather":
+        given = [element_of(each) if each.kind is Kind.CONTAINER else each for each in arguments]
+        return Value(Kind.CONTAINER, items=tuple(given))
+    if name in {"asyncio.run", "asyncio.create_task"} and arguments:
+        return arguments[0]
+    if name.startswith("weakref.Weak"):
+        return container(bounded=True, mapping=name.endswith("Dictionary"))  # keeps nothing alive
+    if name in {"zip", "enumerate", "iter", "tqdm", "map", "filter"} and arguments:
+        return container(GRAPH) if arguments[0].kind is Kind.GRAPH else arguments[0]
+    if last in _CONTAINERS and (name == last or name.startswith("collections.")):
+        if arguments and arguments[0].mapping and last in {"dict", "OrderedDict"}:
+            return arguments[0]
+        if arguments and arguments[0].kind in (Kind.CONTAINER, Kind.GRAPH):
+            return container(element_of(arguments[0]), mapping=arguments[0].mapping)
+        if last == "dict" and any(each.carries_graph for each in arguments):
+            return container(next(each for each in arguments if each.carries_graph), mapping=True)
+        return replace(
+            container(mapping=last in {"dict", "defaultdict", "OrderedDict", "Counter"}),
+            sums=last == "Counter",
+        )
+    return None
+
+
+def method_result(receiver: Value, method: str, arguments: Sequence[Value], *, no_grad: bool) -> Value | None:
+    """What a method gives back, by what it belongs to; None where nothing is known."""
+    kind = receiver.kind
+    if kind in (Kind.GRAPH, Kind.PARAMETER, Kind.TENSOR):
+        return _tensor_method(receiver, method, arguments, no_grad=no_grad)
+    if kind is Kind.MODEL:
+        return _model_method(receiver, method, arguments, no_grad=no_grad)
+    if kind is Kind.SCALER and method == "scale" and arguments:
+        return arguments[0]
+    if kind is Kind.CONTAINER:
+        if method in SELF_METHODS and receiver.element is not None and receiver.element.kind is Kind.MODEL:
+            return receiver  # nn.ModuleList
+        if method == "items" and receiver.mapping:
+            return container(Value(Kind.CONTAINER, items=(PLAIN, element_of(receiver))))
+        if method in {"values", "copy", "items", "keys"}:
+            return receiver if method != "keys" else container(PLAIN)
+        if method in {"pop", "get", "setdefault", "popleft"}:
+            return element_of(receiver)
+        if method in {"mean", "sum"}:
+            return element_of(receiver)
+    if kind is Kind.LOADER and method in {"dataset", "sampler"}:
+        return UNKNOWN
+    return None
+
+
+def model_call(model: Value, arguments: Sequence[Value], *, no_grad: bool) -> Value:
+    """A frozen model gives a graph only to what had one."""
+    if no_grad:
+        return TENSOR
+    if model.frozen and not any(each.carries_graph or each.kind is Kind.PARAMETER for each in arguments):
+        return TENSOR
+    return GRAPH
+
+
+def loss_call(arguments: Sequence[Value], *, no_grad: bool) -> Value:
+    """A loss of what has no graph has none either; of what is unknown it has one."""
+    known = [each for each in arguments if each.kind is not Kind.PLAIN]
+    if no_grad or (known and all(each.kind is Kind.TENSOR for each in known)):
+        return TENSOR
+    return GRAPH
+
+
+def names_a_loss(name: str) -> bool:
+    return bool(LOSS_FUNCTIONS.search(name.rpartition(".")[2]))
+
+
+def element_of(value: Value) -> Value:
+    """What one gets by going through a value."""
+    if value.kind is Kind.CONTAINER:
+        return value.under(None) or UNKNOWN
+    if value.kind is Kind.LOADER:
+        return TENSOR
+    if value.kind is Kind.PARAMETER:
+        return GRAPH
+    if value.kind in (Kind.GRAPH, Kind.TENSOR):
+        return value
+    if value.kind is Kind.MODEL:  # nn.Sequential, nn.ModuleList
+        return MODEL
+    return UNKNOWN
+
+
+def computed_from(values: Sequence[Value], *, no_grad: bool) -> Value:
+    """What arithmetic on these gives."""
+    return _computed(values, no_grad=no_grad)
+
+
+def _module(name: str, last: str, arguments: Sequence[Value]) -> Value:
+    if last == "Parameter":
+        return PARAMETER
+    if last.endswith("Loss"):
+        return CRITERION
+    if last in _WRAPPERS and arguments:
+        return arguments[0]
+    if last in _NOT_MODULES:
+        return container(MODEL) if "Module" in last else container(PARAMETER)
+    return MODEL if last[:1].isupper() else UNKNOWN
+
+
+def _torch_function(
+    name: str, last: str, arguments: Sequence[Value], *, requires_grad: bool, no_grad: bool
+) -> Value:
+    if name.startswith(("torch.cuda.", "torch.distributed.", "torch.backends.", "torch.accelerator.")):
+        return UNKNOWN
+    if last in {
+        "device",
+        "save",
+        "manual_seed",
+        "finfo",
+        "iinfo",
+        "numel",
+        "is_tensor",
+        "no_grad",
+        "inference_mode",
+    }:
+        return PLAIN
+    if last == "load":
+        return UNKNOWN
+    if last in TENSOR_FACTORIES:
+        return PARAMETER if requires_grad else TENSOR
+    if last in GRAPHLESS_FUNCTIONS:
+        return TENSOR
+    if name.startswith("torch.nn.functional.") and names_a_loss(last):
+        return loss_call(arguments, no_grad=no_grad)
+    found = _computed(arguments, no_grad=no_grad)
+    if last in VALUE_AND_INDEX_METHODS and len(arguments) > 1 and found.is_tensor:
+        return Value(Kind.CONTAINER, items=(found, TENSOR))
+    return found
+
+
+def _tensor_method(receiver: Value, method: str, arguments: Sequence[Value], *, no_grad: bool) -> Value:
+    if method in NUMBER_METHODS:
+        return PLAIN
+    if method == "requires_grad_":
+        return PARAMETER
+    if method in GRAPHLESS_METHODS:
+        return HOST_TENSOR if receiver.host else TENSOR
+    has_graph = not no_grad and (
+        receiver.kind in (Kind.GRAPH, Kind.PARAMETER)
+        or (method not in MADE_LIKE_METHODS and any(each.carries_graph for each in arguments))
+    )
+    if not has_graph:
+        return HOST_TENSOR if method == "cpu" or receiver.host else TENSOR
+    if method in VALUE_AND_INDEX_METHODS and arguments:
+        return Value(Kind.CONTAINER, items=(GRAPH, TENSOR))
+    if method == "items":  # a dict of losses that a model gave
+        return container(Value(Kind.CONTAINER, items=(PLAIN, GRAPH)))
+    return GRAPH
+
+
+def _model_method(receiver: Value, method: str, arguments: Sequence[Value], *, no_grad: bool) -> Value | None:
+    if method in SELF_METHODS:
+        return receiver
+    if method == "parameters":
+        return container(PARAMETER)
+    if method == "named_parameters":
+        return container(Value(Kind.CONTAINER, items=(PLAIN, PARAMETER)))
+    if method in {"children", "modules"}:
+        return container(MODEL)
+    if method in {"state_dict", "load_state_dict", "zero_grad", "buffers", "named_buffers"}:
+        return UNKNOWN
+    if method == "generate":
+        return TENSOR
+    if method == "forward" or names_a_loss(method) or method in {"log_prob", "encode", "decode", "embed"}:
+        return model_call(receiver, arguments, no_grad=no_grad)
+    return None
+
+
+def _computed(values: Sequence[Value], *, no_grad: bool) -> Value:
+    inside = [element_of(each) if each.kind is Kind.CONTAINER else each for each in values]
+    inside = [element_of(each) if each.kind is Kind.CONTAINER else each for each in inside]
+    if any(each.kind in (Kind.GRAPH, Kind.PARAMETER) for each in inside):
+        return TENSOR if no_grad else GRAPH
+    tensors = [each for each in inside if each.kind is Kind.TENSOR]
+    if any(each.kind is Kind.UNKNOWN for each in inside):
+        return UNKNOWN
+    if tensors:
+        return HOST_TENSOR if all(each.host for each in tensors) else TENSOR
+    return PLAIN

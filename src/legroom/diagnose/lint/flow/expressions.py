@@ -1,0 +1,444 @@
+"""The value of every kind of expression, for the flow analysis."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import libcst as cst
+
+from legroom.diagnose.lint.flow.call_results import (
+    builtin_result,
+    computed_from,
+    loss_call,
+    method_result,
+    model_call,
+    names_a_loss,
+    torch_result,
+)
+from legroom.diagnose.lint.flow.facts import CallFact, Function, Surroundings
+from legroom.diagnose.lint.flow.narrowing import without_tensors
+from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.syntax import (
+    children,
+    dotted,
+    is_false,
+    is_true,
+    keyword,
+    last_name,
+    method_name,
+    root,
+    string_value,
+    written_key,
+)
+from legroom.diagnose.lint.flow.values import (
+    GRAPH,
+    GRAPHLESS_ATTRIBUTES,
+    MODEL,
+    NUMBER_ATTRIBUTES,
+    PARAMETER,
+    PLAIN,
+    TENSOR,
+    UNKNOWN,
+    Kind,
+    Value,
+    by_name,
+    container,
+    joined,
+    pruned,
+    with_element,
+    with_item,
+)
+
+
+class Expressions:
+    """Gives expressions their values under the names known so far. A subclass goes through the statements."""
+
+    recording: bool
+    no_grad: bool
+
+    def __init__(self, program: Program, function: Function) -> None:
+        self.program = program
+        self.function = function
+        self.names: dict[str, Value] = {}
+
+    def note_call(self, call: CallFact) -> None:
+        raise NotImplementedError
+
+    def around(self, node: cst.CSTNode) -> Surroundings:
+        raise NotImplementedError
+
+    def bind_iteration(self, target: cst.BaseExpression, source: cst.BaseExpression, iterated: Value) -> None:
+        raise NotImplementedError
+
+    def quietly(self, node: cst.BaseExpression) -> Value:
+        """The value of an expression that has been noted already."""
+        recording, self.recording = self.recording, False
+        try:
+            return self.value_of(node)
+        finally:
+            self.recording = recording
+
+    def value_of(self, node: cst.CSTNode) -> Value:
+        value = self._value_of(node)
+        if self.recording:
+            self.program.values[node] = value
+        return value
+
+    def _value_of(self, node: cst.CSTNode) -> Value:
+        if type(node) is cst.Name:  # isinstance is slow on nodes, and these are most of them
+            return self._name(node.value)
+        if type(node) is cst.Attribute:
+            return self._attribute(node)
+        if type(node) is cst.Call:
+            return self._call(node)
+        if isinstance(node, cst.BinaryOperation):
+            made = self._computed([node.left, node.right])
+            return PLAIN if self._makes_text(node) else made
+        if isinstance(node, cst.UnaryOperation):
+            return PLAIN if isinstance(node.operator, cst.Not) else self._computed([node.expression])
+        if isinstance(node, cst.Subscript):
+            return self._subscript(node)
+        if isinstance(node, (cst.Tuple, cst.List, cst.Set)):
+            items = tuple(pruned(self.value_of(each.value)) for each in node.elements)
+            return Value(Kind.CONTAINER, items=items) if items else container()
+        if isinstance(node, cst.Dict):
+            return self._dict(node)
+        if isinstance(node, (cst.ListComp, cst.SetComp, cst.GeneratorExp, cst.DictComp)):
+            return self._comprehension(node)
+        if isinstance(node, cst.IfExp):
+            self.value_of(node.test)
+            return joined(
+                self._value_where(node.body, without_tensors(node.test, self.names, holds=True)),
+                self._value_where(node.orelse, without_tensors(node.test, self.names, holds=False)),
+            )
+        if isinstance(node, cst.BooleanOperation):
+            return joined(self.value_of(node.left), self.value_of(node.right))
+        if isinstance(node, cst.Comparison):
+            values = [
+                self.value_of(node.left),
+                *(self.value_of(each.comparator) for each in node.comparisons),
+            ]
+            return TENSOR if any(each.is_tensor for each in values) else PLAIN
+        if isinstance(node, cst.NamedExpr):
+            value = self.value_of(node.value)
+            path = dotted(node.target)
+            if path is not None:
+                self.names[path] = value
+            return value
+        if isinstance(node, (cst.BaseNumber, cst.BaseString, cst.Ellipsis)):
+            self._inside(node)
+            return PLAIN
+        if isinstance(node, cst.Await):
+            return self.value_of(node.expression)
+        if isinstance(node, cst.Lambda):  # what its defaults hold, it holds
+            given = [self.value_of(each.default) for each in node.params.params if each.default is not None]
+            return Value(Kind.CONTAINER, items=tuple(given)) if given else UNKNOWN
+        if isinstance(node, cst.Yield):
+            return self.value_of(node.value) if isinstance(node.value, cst.BaseExpression) else UNKNOWN
+        self._inside(node)
+        return UNKNOWN
+
+    def _makes_text(self, node: cst.BinaryOperation) -> bool:
+        """`"%.3f" % loss`, `template % values`: the remainder of a tensor is taken of a tensor."""
+        return isinstance(node.operator, cst.Modulo) and not self.value_of(node.left).is_tensor
+
+    def _value_where(self, node: cst.BaseExpression, known: dict[str, Value]) -> Value:
+        """The value of an expression that is reached only where some names are known to be this."""
+        before = self.names
+        self.names = {**before, **known}
+        try:
+            return self.value_of(node)
+        finally:
+            self.names = before
+
+    def _inside(self, node: cst.CSTNode) -> None:
+        """Note the calls inside an f-string and the like."""
+        for child in children(node):
+            if isinstance(child, (cst.Call, cst.BinaryOperation, cst.Attribute, cst.Subscript, cst.IfExp)):
+                self.value_of(child)
+            else:
+                self._inside(child)
+
+    def _name(self, name: str) -> Value:
+        if name in self.names:
+            return self.names[name]
+        if name in {"True", "False", "None"}:
+            return PLAIN
+        local = self.program.function_named(name, self.function)
+        if local is not None:
+            return Value(Kind.UNKNOWN, function=local.place)
+        return by_name(name)
+
+    def _attribute(self, node: cst.Attribute) -> Value:
+        path = dotted(node)
+        if path is not None and path in self.names:
+            return self.names[path]
+        return self._attribute_of(
+            self.value_of(node.value), node.attr.value, of_library=self._is_library(path)
+        )
+
+    def _is_library(self, path: str | None) -> bool:
+        """Whether a path leads into an imported module: `requests.head` is no model, whatever it is called."""
+        first = root(path or "")
+        known = self.names.get(first, UNKNOWN) if first in self.names else by_name(first)
+        return first in self.program.imports.meaning and known.kind is Kind.UNKNOWN
+
+    def _attribute_of(self, of: Value, name: str, *, of_library: bool = False) -> Value:
+        if of.kind is Kind.EXCEPTION:
+            return (
+                of
+                if name in {"__traceback__", "__context__", "__cause__", "tb_frame", "tb_next"}
+                else UNKNOWN
+            )
+        if of.kind in (Kind.GRAPH, Kind.PARAMETER, Kind.TENSOR):
+            if name in NUMBER_ATTRIBUTES:
+                return PLAIN
+            return TENSOR if name in GRAPHLESS_ATTRIBUTES else of
+        if of.items is not None and len(of.items) == 2 and name in _VALUES_AND_INDICES:
+            return of.items[_VALUES_AND_INDICES.index(name)]  # q.max(1).values
+        if of.kind is Kind.OPTIMIZER and name == "param_groups":
+            return container(container(PLAIN, mapping=True, keyed=(("params", container(PARAMETER)),)))
+        if of.class_name is not None:
+            known = self.program.classes[of.class_name].attributes.get(f"self.{name}")
+            if known is not None:
+                return known
+        if of.kind is Kind.MODEL:
+            if name in {"weight", "bias"}:
+                return PARAMETER
+            return (
+                PLAIN
+                if name in {"device", "dtype", "config", "training"}
+                else replace(MODEL, frozen=of.frozen)
+            )
+        return UNKNOWN if of_library else by_name(name)
+
+    def _subscript(self, node: cst.Subscript) -> Value:
+        of = self.value_of(node.value)
+        for each in node.slice:
+            if isinstance(each.slice, cst.Index):
+                self.value_of(each.slice.value)
+        if of.kind is Kind.UNKNOWN and any(_is_text(each.slice, "params") for each in node.slice):
+            return container(PARAMETER)  # of an optimizer's group
+        if of.kind is Kind.CONTAINER:
+            if of.items is not None and len(node.slice) == 1 and isinstance(node.slice[0].slice, cst.Index):
+                index = node.slice[0].slice.value
+                if isinstance(index, cst.Integer) and int(index.value) < len(of.items):
+                    return of.items[int(index.value)]
+            if any(isinstance(each.slice, cst.Slice) for each in node.slice):
+                return of
+            return of.under(written_key(node)) or UNKNOWN
+        if of.kind is Kind.PARAMETER:
+            return TENSOR if self.no_grad else GRAPH
+        if of.is_tensor or of.kind is Kind.MODEL:
+            return of
+        return UNKNOWN
+
+    def _dict(self, node: cst.Dict) -> Value:
+        made = container(mapping=True)
+        for each in node.elements:
+            value = self.value_of(each.value)
+            if isinstance(each, cst.DictElement):
+                self.value_of(each.key)
+                made = with_item(made, string_value(each.key), value)
+            else:
+                made = joined(made, value) if value.kind is Kind.CONTAINER else with_element(made, value)
+        return made
+
+    def _comprehension(self, node: cst.ListComp | cst.SetComp | cst.GeneratorExp | cst.DictComp) -> Value:
+        names = dict(self.names)
+        part: cst.CompFor | None = node.for_in
+        while part is not None:
+            self.bind_iteration(part.target, part.iter, self.value_of(part.iter))
+            for condition in part.ifs:
+                self.value_of(condition.test)
+            part = part.inner_for_in
+        if isinstance(node, cst.DictComp):
+            self.value_of(node.key)
+            element = self.value_of(node.value)
+        else:
+            element = self.value_of(node.elt)
+        self.names = names
+        return container(element, mapping=isinstance(node, cst.DictComp))
+
+    def _computed(self, parts: Sequence[cst.BaseExpression]) -> Value:
+        values = [self.value_of(each) for each in parts]
+        lists = [each for each in values if each.kind is Kind.CONTAINER]
+        if lists and len(parts) > 1:  # two lists joined
+            return joined(values[0], values[1]) if len(lists) > 1 else lists[0]
+        return computed_from(values, no_grad=self.no_grad)
+
+    def _call(self, node: cst.Call) -> Value:
+        name = self.program.imports.qualified(node.func)
+        of = UNKNOWN
+        if isinstance(node.func, cst.Attribute):
+            of = self.value_of(node.func.value)
+        elif not isinstance(node.func, cst.Name):
+            of = self.value_of(node.func)
+        arguments = tuple(self.value_of(each.value) for each in node.args)
+        called = self._called_value(node.func, of)
+        local = self._local_function(node, of, called)
+        result = self._result(node, name, of, called, arguments, local)
+        is_model = called.kind in (Kind.MODEL, Kind.CRITERION)
+        if is_model and of.kind in (Kind.UNKNOWN, Kind.PLAIN):
+            of = called
+        self.note_call(
+            CallFact(
+                node=node,
+                at=self.around(node),
+                name=name,
+                method=method_name(node),
+                receiver=of,
+                arguments=arguments,
+                result=result,
+                local=local,
+            )
+        )
+        return result
+
+    def _called_value(self, func: cst.BaseExpression, of: Value) -> Value:
+        """What is being called: a model, a loss, a function of this file. `of` is what it is an attribute of."""
+        path = dotted(func)
+        if path is not None and path in self.names:
+            return self.names[path]
+        if isinstance(func, cst.Name):
+            return self._name(func.value)
+        if isinstance(func, cst.Attribute):
+            return self._attribute_of(of, func.attr.value, of_library=self._is_library(path))
+        return of  # nn.Linear(2, 2)(x)
+
+    def _local_function(self, node: cst.Call, of: Value, called: Value) -> Function | None:
+        if called.function is not None:
+            return self.program.functions.get(called.function)
+        if isinstance(node.func, cst.Attribute):
+            name = node.func.attr.value
+            if of.class_name is not None:
+                found = self.program.method(of.class_name, name)
+                if found is not None:
+                    return found
+            of_class = dotted(node.func.value)
+            if of_class in self.program.classes and of_class not in self.names:
+                return self.program.method(of_class, name)
+            if isinstance(node.func.value, cst.Call) and dotted(node.func.value.func) == "super":
+                return self.program.inherited(self.function.class_name, name)
+        made = dotted(node.func)
+        if made in self.program.classes and made not in self.names:
+            return self.program.method(made, "__init__")
+        if called.kind is Kind.MODEL and called.class_name is not None:
+            return self.program.method(called.class_name, "forward")
+        if called.class_name is not None and called.kind is Kind.UNKNOWN:
+            return self.program.method(called.class_name, "__call__")
+        return None
+
+    def _result(
+        self,
+        node: cst.Call,
+        name: str | None,
+        of: Value,
+        called: Value,
+        arguments: tuple[Value, ...],
+        local: Function | None,
+    ) -> Value:
+        no_grad = self.no_grad
+        path = dotted(node.func)
+        if path is not None and path in self.program.classes and path not in self.names:
+            kind = Kind.MODEL if self.program.is_module_class(path) else Kind.UNKNOWN
+            return Value(kind, class_name=path, items=self._held_by(path, arguments))
+        if name is not None:
+            requires_grad = is_true(keyword(node, "requires_grad"))
+            known = torch_result(name, arguments, requires_grad=requires_grad, no_grad=no_grad)
+            if name.endswith("autograd.grad") and is_true(keyword(node, "create_graph")):
+                return container(GRAPH)
+            if known is None and (of.kind is Kind.UNKNOWN or name.startswith("collections.")):
+                known = self._builtin(node, name, arguments)
+            if known is not None:
+                return known
+        is_other_method = local is not None and local.name not in {"forward", "__call__"}
+        is_part = of.kind is not Kind.MODEL or local is not None or self._is_submodule(node)
+        if called.kind is Kind.MODEL and is_part and not is_other_method:
+            return _parts_as_returned(model_call(called, arguments, no_grad=no_grad), local)
+        if called.kind is Kind.CRITERION:
+            return loss_call(arguments, no_grad=no_grad)
+        if local is not None and local is not self.function:
+            returned = local.returns
+            if returned.kind is Kind.UNKNOWN and not returned.function and names_a_loss(local.name):
+                return loss_call(arguments, no_grad=no_grad)
+            return TENSOR if no_grad and returned.kind is Kind.GRAPH else returned
+        if isinstance(node.func, cst.Attribute):
+            if of.kind is Kind.MODEL and node.func.attr.value == "requires_grad_":
+                return self._frozen(node, of)
+            if of.mapping and arguments and node.func.attr.value in {"get", "pop", "setdefault"}:
+                held = of.under(written_key(node)) or UNKNOWN
+                return joined(held, arguments[1]) if len(arguments) > 1 else held
+            found = method_result(of, node.func.attr.value, arguments, no_grad=no_grad)
+            if found is not None:
+                return found
+            # A future of what is computed from these.
+            if node.func.attr.value == "submit" and len(arguments) > 1:
+                return Value(Kind.CONTAINER, items=arguments[1:])
+            if node.func.attr.value == "prepare" and len(arguments) > 1:  # accelerate, fabric
+                return Value(Kind.CONTAINER, items=arguments)
+            if node.func.attr.value == "prepare" and arguments:
+                return arguments[0]
+            if of.kind is Kind.MODEL and self._is_submodule(node):
+                return model_call(of, arguments, no_grad=no_grad)
+        if name is not None and names_a_loss(name) and any(each.carries_graph for each in arguments):
+            return loss_call(arguments, no_grad=no_grad)
+        return UNKNOWN
+
+    def _held_by(self, class_name: str, arguments: tuple[Value, ...]) -> tuple[Value, ...] | None:
+        """What a new object holds of what it is given: a dataclass all of it, another what its attributes hold."""
+        if self.program.method(class_name, "__init__") is None:
+            return arguments or None
+        if not any(each.carries_graph for each in arguments):
+            return None
+        return tuple(self.program.classes[class_name].attributes.values()) or None
+
+    def _frozen(self, node: cst.Call, model: Value) -> Value:
+        """`model.requires_grad_(False)`, and the name that it has."""
+        value = replace(model, frozen=bool(node.args) and is_false(node.args[0]))
+        path = dotted(node.func.value) if isinstance(node.func, cst.Attribute) else None
+        if path is not None:
+            self.names[path] = value
+        return value
+
+    def _is_submodule(self, node: cst.Call) -> bool:
+        """Whether `model.encoder(x)` calls a part of the model rather than a method of it."""
+        path = dotted(node.func)
+        if path is not None and path in self.names:
+            return self.names[path].kind is Kind.MODEL
+        return path is not None and by_name(last_name(path)).kind is Kind.MODEL
+
+    def _builtin(self, node: cst.Call, name: str, arguments: tuple[Value, ...]) -> Value | None:
+        known = builtin_result(name, arguments)
+        if known is not None and name in {"dict", "collections.OrderedDict"}:
+            known = known if known.mapping else container(known.under(None), mapping=True)
+            for argument, value in zip(node.args, arguments, strict=True):
+                if argument.keyword is not None:
+                    known = with_item(known, argument.keyword.value, value)
+                elif argument.star == "**" and value.kind is Kind.CONTAINER:
+                    known = joined(known, value)
+            return known
+        if known is not None and name.endswith("defaultdict") and node.args:
+            made = dotted(node.args[0].value)
+            if made in self.program.classes:
+                return container(Value(Kind.UNKNOWN, class_name=made), mapping=True)
+        if known is not None and known.kind is Kind.CONTAINER and name.endswith("deque"):
+            limit = keyword(node, "maxlen") or (node.args[1] if len(node.args) > 1 else None)
+            if limit is not None and not (isinstance(limit.value, cst.Name) and limit.value.value == "None"):
+                return container(known.element, bounded=True)
+        return known
+
+
+def _parts_as_returned(result: Value, forward: Function | None) -> Value:
+    """Of several things that a model of this file gives back, those that it detaches have no graph."""
+    if result.kind is not Kind.GRAPH or forward is None or not forward.returns.items:
+        return result
+    detached = (Kind.TENSOR, Kind.PLAIN)
+    items = tuple(each if each.kind in detached else result for each in forward.returns.items)
+    return Value(Kind.CONTAINER, items=items)
+
+
+_VALUES_AND_INDICES = ("values", "indices")
+
+
+def _is_text(node: cst.BaseSlice, text: str) -> bool:
+    return isinstance(node, cst.Index) and string_value(node.value) == text

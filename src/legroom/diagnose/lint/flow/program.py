@@ -1,0 +1,243 @@
+"""A file of code as the rules see it: its tree, its functions and classes, and what the flow analysis noted.
+
+Positions are computed when a rule first asks for one: most files have no finding, and positions cost as much as
+everything else.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import libcst as cst
+from libcst.metadata import CodeRange, MetadataWrapper, PositionProvider
+
+from legroom.diagnose.lint.flow.facts import CallFact, Function, LoopFact, Release, Store
+from legroom.diagnose.lint.flow.syntax import Imports, children, walk
+from legroom.diagnose.lint.flow.values import UNKNOWN, Value
+
+NEWLINE = re.compile(r"\r\n|\r|\n")
+_MODULE_BASES = re.compile(r"(?:^|\.)(?:Module|LightningModule|PreTrainedModel|Sequential|\w*Net|\w*Model)$")
+
+
+@dataclass(slots=True, eq=False)
+class Class:
+    name: str
+    node: cst.ClassDef
+    bases: tuple[str, ...]
+    methods: dict[str, Function] = field(default_factory=dict)
+    attributes: dict[str, Value] = field(default_factory=dict)
+    """What `self.x` was at the end of its methods."""
+
+
+class Program:
+    """One parsed file."""
+
+    def __init__(self, text: str, module: cst.Module) -> None:
+        self.text = text
+        self.module = module
+        self.nodes = list(walk(module))
+        self.order = {node: number for number, node in enumerate(self.nodes)}
+        self.parent = {child: node for node in self.nodes for child in children(node)}
+        self.imports = Imports(module, self.nodes)
+        self.top = Function("", "", module, None, None)
+        self.functions: dict[str, Function] = {"": self.top}
+        self.classes: dict[str, Class] = {}
+        self.calls: list[CallFact] = []
+        self.stores: list[Store] = []
+        self.releases: list[Release] = []
+        self.loops: list[LoopFact] = []
+        self.values: dict[cst.CSTNode, Value] = {}
+        """What each expression was when it was last reached."""
+        self._define(module, outer=self.top, class_name=None, prefix="")
+
+    @cached_property
+    def lines(self) -> list[str]:
+        return NEWLINE.split(self.text)
+
+    @cached_property
+    def newline(self) -> str:
+        found = NEWLINE.search(self.text)
+        return found[0] if found else "\n"
+
+    @cached_property
+    def _positions(self) -> Mapping[cst.CSTNode, CodeRange]:
+        wrapper = MetadataWrapper(self.module, unsafe_skip_copy=True)
+        return wrapper.resolve(PositionProvider)
+
+    def span(self, node: cst.CSTNode) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Where a node begins and ends: lines from 1, columns from 0."""
+        place = self._positions[node]
+        return (place.start.line, place.start.column), (place.end.line, place.end.column)
+
+    def source(self, node: cst.CSTNode) -> str:
+        """A node as it is written."""
+        return self.module.code_for_node(node)
+
+    def inside(self, node: cst.CSTNode, outer: cst.CSTNode) -> bool:
+        current: cst.CSTNode | None = node
+        while current is not None:
+            if current is outer:
+                return True
+            current = self.parent.get(current)
+        return False
+
+    def ancestors(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+        current = self.parent.get(node)
+        while current is not None:
+            yield current
+            current = self.parent.get(current)
+
+    def statement_line(self, node: cst.CSTNode) -> cst.SimpleStatementLine | None:
+        """The line of plain statements that a node is part of."""
+        for each in (node, *self.ancestors(node)):
+            if isinstance(each, cst.SimpleStatementLine):
+                return each
+            if isinstance(each, cst.BaseCompoundStatement):
+                return None
+        return None
+
+    def is_module_class(self, name: str | None, seen: frozenset[str] = frozenset()) -> bool:
+        """Whether a class of this file is an `nn.Module`."""
+        known = self.classes.get(name or "")
+        if known is None or known.name in seen:
+            return False
+        return any(
+            self.is_module_class(base, seen | {known.name})
+            if base in self.classes
+            else bool(_MODULE_BASES.search(base))
+            for base in known.bases
+        )
+
+    def inherits(self, name: str, base: str, seen: frozenset[str] = frozenset()) -> bool:
+        """Whether a class of this file is derived from another one."""
+        known = self.classes.get(name)
+        if known is None or name in seen:
+            return False
+        return base in known.bases or any(self.inherits(each, base, seen | {name}) for each in known.bases)
+
+    def method(self, class_name: str | None, name: str) -> Function | None:
+        """A method of a class of this file, or of one it inherits from."""
+        seen: set[str] = set()
+        pending = [class_name] if class_name else []
+        while pending:
+            known = self.classes.get(pending.pop(0))
+            if known is None or known.name in seen:
+                continue
+            seen.add(known.name)
+            if name in known.methods:
+                return known.methods[name]
+            pending.extend(known.bases)
+        return None
+
+    def inherited(self, class_name: str | None, name: str) -> Function | None:
+        """What `super().name` means in a class of this file."""
+        known = self.classes.get(class_name or "")
+        found = (self.method(base, name) for base in known.bases) if known is not None else iter(())
+        return next(filter(None, found), None)
+
+    def function_named(self, name: str, seen_from: Function) -> Function | None:
+        """The function that a plain name means there."""
+        current: Function | None = seen_from
+        while current is not None:
+            found = self.functions.get(f"{current.place}.{name}" if current.place else name)
+            if found is not None and found.class_name is None:
+                return found
+            current = current.outer
+        return None
+
+    def value(self, node: cst.CSTNode) -> Value:
+        return self.values.get(node, UNKNOWN)
+
+    def mentions(self, *names: str) -> bool:
+        """Whether an attribute or name of these occurs anywhere in the file."""
+        return not self._words.isdisjoint(names)
+
+    @cached_property
+    def _words(self) -> frozenset[str]:
+        return frozenset(node.value for node in self.nodes if isinstance(node, cst.Name))
+
+    def _define(self, node: cst.CSTNode, *, outer: Function, class_name: str | None, prefix: str) -> None:
+        """Find the functions and classes below `node`."""
+        pending = list(children(node))[::-1]
+        while pending:
+            current = pending.pop()
+            if isinstance(current, cst.ClassDef):
+                self._define_class(current, outer, prefix)
+            elif isinstance(current, cst.FunctionDef):
+                self._define_function(current, outer, class_name, prefix)
+            else:
+                pending.extend(list(children(current))[::-1])
+
+    def _define_class(self, node: cst.ClassDef, outer: Function, prefix: str) -> None:
+        name = node.name.value
+        bases = tuple(found for base in node.bases if (found := self.imports.qualified(base.value)))
+        self.classes[name] = Class(name, node, bases)
+        self._define(node.body, outer=outer, class_name=name, prefix=f"{prefix}{name}.")
+
+    def _define_function(
+        self, node: cst.FunctionDef, outer: Function, class_name: str | None, prefix: str
+    ) -> None:
+        name = node.name.value
+        parameters = tuple(
+            each.name.value
+            for group in (node.params.posonly_params, node.params.params, node.params.kwonly_params)
+            for each in group
+        )
+        for star in (node.params.star_arg, node.params.star_kwarg):
+            if isinstance(star, cst.Param):
+                parameters += (star.name.value,)
+        outside: set[str] = set()
+        local: set[str] = set()
+        for each in walk(node.body, into_functions=False):
+            if isinstance(each, (cst.Global, cst.Nonlocal)):
+                outside.update(item.name.value for item in each.names)
+            elif isinstance(
+                each, (cst.AssignTarget, cst.AugAssign, cst.AnnAssign, cst.For, cst.AsName, cst.CompFor)
+            ):
+                target = each.name if isinstance(each, cst.AsName) else each.target
+                local.update(_bound_names(target))
+            elif isinstance(each, cst.NamedExpr):
+                local.update(_bound_names(each.target))
+        function = Function(
+            name=name,
+            place=f"{prefix}{name}",
+            node=node,
+            class_name=class_name,
+            outer=outer,
+            parameters=parameters,
+            declared_outside=frozenset(outside),
+            local_names=frozenset(local - set(parameters)),
+            no_grad=any(
+                _turns_gradients_off(self.imports.qualified(_called(each.decorator)))
+                for each in node.decorators
+            ),
+        )
+        if any(_is_setter(each.decorator) for each in node.decorators):
+            name = function.name = f"{name}.setter"
+            function.place = f"{prefix}{name}"
+        self.functions[function.place] = function
+        if class_name is not None and outer.class_name is None:
+            self.classes[class_name].methods.setdefault(name, function)
+        self._define(node.body, outer=function, class_name=None, prefix=f"{function.place}.")
+
+
+def _bound_names(target: cst.CSTNode) -> Iterator[str]:
+    if isinstance(target, cst.Name):
+        yield target.value
+    elif isinstance(target, (cst.Tuple, cst.List)):
+        for each in target.elements:
+            yield from _bound_names(each.value)
+
+
+def _is_setter(node: cst.BaseExpression) -> bool:
+    """`@loss.setter`."""
+    return isinstance(node, cst.Attribute) and node.attr.value == "setter"
+
+
+def _called(node: cst.BaseExpression) -> cst.BaseExpression:
+    return node.func if isinstance(node, cst.Call) else node
+
+
+def _turns_gradients_off(name: str | None) -> bool:
+    return name is not None and name.rpartition(".")[2] in {"no_grad", "inference_mode"}

@@ -1,0 +1,1 @@
+"""LG1xx: memory that grows or stays alive."""

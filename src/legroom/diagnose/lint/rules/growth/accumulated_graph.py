@@ -1,0 +1,424 @@
+"""LG101: Memory grows with every step
+
+Device memory rose at the end of each of the last steps, from the same lines. Something outlives its step: a
+list that collects losses or outputs, a running total that is still a tensor, a hook or cache that never lets
+go.
+
+A loss tensor is four bytes, but it holds the autograd graph behind it, and in evaluation (or with
+`retain_graph=True`) every activation of that step. The run ends in an out-of-memory error hours later, on
+whatever line is unlucky.
+
+```python
+# instead of
+losses.append(loss)                      # keeps the graph of every step
+total = total + loss
+# write
+losses.append(loss.item())               # a number
+total += loss.item()
+outputs.append(output.detach().cpu())    # a tensor, on the host, without its history
+```
+
+In a report, the line is where the growing memory is *made*; the variable that keeps it is named where
+Legroom could see it. Effect: all that has grown so far, less one step.
+
+**In code** (`legroom lint`): a loss or an output that still has its graph is added up, appended, put under a new key or
+given to an object that keeps it, in a loop that trains or evaluates, and nothing empties that place in the loop. Printing
+it, a `deque` with a limit, a sum over several losses that goes backward once, are fine.
+
+**Fix**: safe. `.item()` where only the number is used afterwards, else `.detach()`.
+"""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from legroom.diagnose.lint.detaching import detached, is_scalar, is_used_as_tensor, parts_with_graph
+from legroom.diagnose.lint.edits import append_to
+from legroom.diagnose.lint.flow.facts import CallFact, Function, LoopFact, Store
+from legroom.diagnose.lint.flow.lifetimes import (
+    goes_backward_anywhere,
+    is_in_step_code,
+    is_let_go_elsewhere,
+    is_limited,
+    is_of_data,
+    object_stays,
+    outlives_its_step,
+)
+from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.syntax import (
+    dotted,
+    has_remainder,
+    live_names,
+    method_name,
+    names_in,
+    path_of,
+    receiver,
+    root,
+    walk,
+)
+from legroom.diagnose.lint.flow.values import UNKNOWN, Kind
+from legroom.diagnose.lint.rule import Problem
+from legroom.diagnose.lint.rules.growth.forward_hook import is_hook
+from legroom.diagnose.lint.rules.growth.growing_tensor import is_joined_to_itself
+
+CODE = "LG101"
+
+
+def check(program: Program) -> Iterator[Problem]:
+    for store in program.stores:
+        if _collects_graph(program, store):
+            kept = outlives_its_step(program, store)
+            if kept is not None and _key_is_new(program, store, kept):
+                yield _stored(program, store)
+        else:
+            yield from _collected_at_once(program, store)
+    for call in program.calls:
+        yield from _given_to_a_keeper(program, call)
+
+
+def _collects_graph(program: Program, store: Store) -> bool:
+    if not store.value.carries_graph or is_hook(program, store.function):
+        return False
+    if _is_given_by_the_caller(program, store):
+        return False  # told where it is given
+    if store.how in {"augment", "append"}:
+        return True
+    if store.how == "item":
+        if store.into.is_tensor:  # writing into a tensor adds to its graph, whatever the place
+            given = root(store.target) in store.function.parameters and root(store.target) != "self"
+            return store.into.kind is not Kind.PARAMETER and not given
+        into = (Kind.CONTAINER, Kind.UNKNOWN)
+        return _averages_itself(store) or (store.varying_key and (store.mapping or store.into.kind in into))
+    return adds_to_itself(program, store)
+
+
+def _averages_itself(store: Store) -> bool:
+    """`shadow[name] = 0.9 * shadow[name] + 0.1 * parameter`: the graph of every step hangs on the one before."""
+    return (
+        store.uses_itself
+        and isinstance(store.expression, cst.BinaryOperation)
+        and any(
+            isinstance(each, (cst.Subscript, cst.Call))
+            and path_of(each) == store.target
+            and _is_operand(store.expression, each)
+            for each in walk(store.expression)
+        )
+    )
+
+
+def _is_operand(expression: cst.CSTNode, wanted: cst.CSTNode) -> bool:
+    if isinstance(expression, cst.BinaryOperation):
+        return _is_operand(expression.left, wanted) or _is_operand(expression.right, wanted)
+    return expression is wanted
+
+
+def adds_to_itself(program: Program, store: Store) -> bool:
+    """Made from itself by arithmetic alone; what goes through a model is a state."""
+    if store.how != "assign" or not store.uses_itself or is_joined_to_itself(program, store):
+        return False
+    if _is_sum_with(program, store.expression, store.target):
+        return True
+    other = dotted(store.expression)
+    if other is not None:  # total = new_total
+        made = [each for each in program.stores if each.target == other and each.order < store.order]
+        return bool(made) and _is_sum_with(program, made[-1].expression, store.target)
+    return store.target in live_names(store.expression) and _is_arithmetic(program, store)
+
+
+def _is_arithmetic(program: Program, store: Store) -> bool:
+    """`torch.stack([total, loss]).sum()`, `torch.cat([queue, keys])[-size:]`: only operations of torch are in between."""
+    made = store.expression
+    while isinstance(made, cst.Subscript):
+        made = made.value
+    return isinstance(made, cst.Call) and all(
+        (program.imports.qualified(each.func) or "").startswith("torch.")
+        or dotted(each.func) in {"sum", "max", "min"}
+        or program.value(receiver(each) or each.func).is_tensor
+        for each in walk(store.expression)
+        if isinstance(each, cst.Call) and store.target in live_names(each)
+    )
+
+
+def _is_given_by_the_caller(program: Program, store: Store) -> bool:
+    names = [name for name, each in store.function.keeps.items() if each.node is store.node]
+    return not _holds_graph_itself(store) and any(_is_given_as_it_is(store.function, name) for name in names)
+
+
+def _is_given_as_it_is(function: Function, name: str) -> bool:
+    """Whether callers give the value itself; what they make in a comprehension is easier mended where it is kept."""
+    new = (cst.DictComp, cst.ListComp, cst.GeneratorExp)
+    return any(
+        not isinstance(argument.value, new) and site.values.get(name, UNKNOWN).carries_graph
+        for site in function.sites
+        for given, argument in function.receives(site.call)
+        if given == name
+    )
+
+
+def _is_sum_with(program: Program, expression: cst.BaseExpression, target: str) -> bool:
+    """`total + loss`, `0.9 * average + 0.1 * loss`, `[*losses, loss]`; `state = cell(x, state)` is another matter."""
+    if isinstance(expression, cst.BinaryOperation):
+        return any(_is_sum_with(program, side, target) for side in (expression.left, expression.right))
+    if isinstance(expression, cst.IfExp):
+        return any(_is_sum_with(program, side, target) for side in (expression.body, expression.orelse))
+    if isinstance(expression, cst.ListComp):  # [0.9 * e + 0.1 * p for e, p in zip(average, parameters)]
+        return isinstance(expression.elt, cst.BinaryOperation) and target in names_in(expression.for_in.iter)
+    if isinstance(expression, (cst.List, cst.Tuple, cst.Dict)):
+        starred = (cst.StarredElement, cst.StarredDictElement)
+        return any(isinstance(each, starred) and dotted(each.value) == target for each in expression.elements)
+    if isinstance(expression, cst.Call):
+        name = program.imports.qualified(expression.func) or ""
+        if name in {"torch.add", "torch.lerp", "torch.sub"}:
+            return any(dotted(each.value) == target for each in expression.args)
+        return method_name(expression) in {"add", "lerp", "mul", "sub"} and _is_sum_with(
+            program, receiver(expression) or expression.func, target
+        )
+    return dotted(expression) == target
+
+
+def _key_is_new(program: Program, store: Store, kept: LoopFact | Function) -> bool:
+    """Whether each step has a key of its own: one that goes through the same few names again replaces them."""
+    if store.how != "item" or _averages_itself(store):
+        return True
+    if store.into.is_tensor:  # a tensor that a function fills and gives away is its result
+        return not isinstance(kept, LoopFact) or is_of_data(kept)
+    key = _key_of(store)
+    if not key or any(_goes_round(program, each) for each in key):
+        return False
+    names = {name for each in key for name in names_in(each)}
+    if not isinstance(kept, LoopFact):
+        return store.mapping and bool(names) and not isinstance(store.node, cst.Call)
+    if not store.mapping:  # a place of a list or tensor: a new one only by the loop's own count
+        return bool(names & kept.bound)
+    place = store.loops.index(kept)
+    inside, around = store.loops[place + 1 :], store.loops[:place]
+    if any(names & loop.bound and _goes_through_names(program, loop) for loop in around):
+        return False  # for name, loader in loaders.items()
+    if names.difference(*(loop.bound for loop in inside)):
+        return True
+    return any(_counts_data(loop, names, kept) for loop in inside)
+
+
+def _goes_through_names(program: Program, loop: LoopFact) -> bool:
+    """Whether a loop goes through a few things that are listed, or that a dict has."""
+    over = loop.node.iter if isinstance(loop.node, cst.For) else None
+    if isinstance(over, cst.Call):
+        return method_name(over) in {"items", "keys"}
+    return isinstance(over, (cst.List, cst.Tuple, cst.Dict)) or (
+        over is not None and program.value(over).mapping
+    )
+
+
+def _counts_data(loop: LoopFact, names: set[str], kept: LoopFact) -> bool:
+    """`for i, value in zip(indices.tolist(), values)`: the keys are those of a step's own samples."""
+    if not isinstance(loop.node, cst.For) or not isinstance(loop.node.target, cst.Tuple):
+        return False
+    source = loop.node.iter
+    if not isinstance(source, cst.Call) or dotted(source.func) != "zip":
+        return False
+    for element, argument in zip(loop.node.target.elements, source.args, strict=False):
+        if names_in(element.value) & names:
+            given = argument.value
+            listed = isinstance(given, cst.Call) and method_name(given) == "tolist"
+            return listed or bool(names_in(given) & kept.bound)
+    return False
+
+
+def _key_of(store: Store) -> list[cst.CSTNode]:
+    """What the place is called that something is put under: in brackets, or as `setattr` has it."""
+    if isinstance(store.node, cst.Call):  # setattr(recorder, name, value), model.register_buffer(name, value)
+        return [store.node.args[0 if method_name(store.node) else 1].value]
+    target = store.node.targets[0].target if isinstance(store.node, cst.Assign) else None
+    return [each.slice for each in target.slice] if isinstance(target, cst.Subscript) else []
+
+
+def _goes_round(program: Program, key: cst.CSTNode) -> bool:
+    """`ring[step % 8]`, also where the remainder was put under a name: old places are used again."""
+    if has_remainder(key):
+        return True
+    names = names_in(key)
+    return any(each.target in names and has_remainder(each.expression) for each in program.stores)
+
+
+def _stored(program: Program, store: Store) -> Problem:
+    suffix, edits, safe = detached(program, store, store.target)
+    if goes_backward_anywhere(program, store.target):
+        edits, remedy = [], f"Empty `{store.target}` once its step is over"
+    else:
+        remedy = f"Keep {{}} without it: add `{suffix}`"
+    parts = parts_with_graph(program, store.expression, but=store.target if store.uses_itself else "")
+    if not parts:
+        edits, remedy = [], "Keep only what you need of it: numbers, or tensors without their graph"
+    what = _words(program, parts)
+    if store.how in {"augment", "assign"}:
+        message = f"`{store.target}` adds up {what} with its graph: the graph of every step stays alive"
+    else:
+        message = f"`{store.target}` collects {what} with its graph: the graph of every step stays alive"
+    return Problem(
+        node=parts[0] if parts else store.expression,
+        message=message,
+        help=remedy.replace("{}", what),
+        edits=tuple(edits),
+        safe=safe,
+    )
+
+
+def _collected_at_once(program: Program, store: Store) -> Iterator[Problem]:
+    """`losses = [step(batch) for batch in loader]`, `losses = list(steps(loader))`, where each step trains and gives its loss back."""
+    expression = store.expression
+    yield from _summed_at_once(program, store)
+    if isinstance(expression, cst.ListComp):
+        made, edits_it = expression.elt, True
+    elif (
+        isinstance(expression, cst.Call) and dotted(expression.func) in {"list", "tuple"} and expression.args
+    ):
+        made, edits_it = expression.args[0].value, False
+    else:
+        return
+    yield from _mapped(program, store, made)
+    for call in program.calls:
+        trains = call.local is not None and _trains(program, call.local)
+        if call.node is made and trains and program.value(made).carries_graph:
+            suffix = ".detach()" if is_used_as_tensor(program, store, store.target) else ".item()"
+            yield Problem(
+                node=made,
+                message=f"`{store.target}` collects what every step returns with its graph",
+                help=f"Keep it without: add `{suffix}`" + ("" if edits_it else " where it is given out"),
+                edits=tuple(append_to(program, made, suffix))
+                if edits_it and program.value(made).kind is Kind.GRAPH
+                else (),
+            )
+
+
+def _mapped(program: Program, store: Store, made: cst.BaseExpression) -> Iterator[Problem]:
+    """`list(map(step, loader))`."""
+    if isinstance(made, cst.Call) and dotted(made.func) == "map" and made.args:
+        step = program.function_named(dotted(made.args[0].value) or "", store.function)
+        if step is not None and step.returns.carries_graph and _trains(program, step):
+            yield Problem(
+                node=made,
+                message=f"`{store.target}` collects what every step returns with its graph",
+                help="Keep it without: return `.item()` or `.detach()`",
+            )
+
+
+def _summed_at_once(program: Program, store: Store) -> Iterator[Problem]:
+    """`total = sum(loss_fn(model(x), y) for x, y in loader)` with gradients on, and nothing goes backward through it."""
+    call = store.expression
+    if not isinstance(call, cst.Call) or dotted(call.func) != "sum" or not call.args or store.no_grad:
+        return
+    made = call.args[0].value
+    if not isinstance(made, (cst.GeneratorExp, cst.ListComp)):
+        return
+    over = program.value(made.for_in.iter).kind is Kind.LOADER
+    if (
+        over
+        and program.value(made.elt).kind is Kind.GRAPH
+        and not goes_backward_anywhere(program, store.target)
+    ):
+        yield Problem(
+            node=made.elt,
+            message=f"`{store.target}` adds up a result with its graph: the graph of every step stays alive",
+            help="Keep it without: add `.detach()`, or turn gradients off",
+            edits=tuple(append_to(program, made.elt, ".detach()")),
+        )
+
+
+def _trains(program: Program, function: Function) -> bool:
+    return (
+        function.backward
+        or function.steps
+        or any(loop.trains for loop in program.loops if loop.function is function)
+    )
+
+
+def _given_to_a_keeper(program: Program, call: CallFact) -> Iterator[Problem]:
+    """`meter.update(loss)` where `update` is in this file and puts its argument into the object."""
+    if call.local is None or not call.local.keeps or not is_in_step_code(program, call):
+        return
+    site = next((each for each in call.local.sites if each.call is call.node), None)
+    if site is None:
+        return
+    for name, store in call.local.keeps.items():
+        value = site.values.get(name)
+        if value is None or not value.carries_graph or not _is_given_as_it_is(call.local, name):
+            continue
+        if is_let_go_elsewhere(program, store) or is_limited(program, store) or _holds_graph_itself(store):
+            continue
+        if store.value.kind in (Kind.PLAIN, Kind.TENSOR) or _replaces(program, call, store):
+            continue
+        if root(store.target) == "self" and not object_stays(program, site):
+            continue
+        if _is_passed_on(program, call.function, store):
+            continue  # told where it is given to this one
+        if store.function is not call.local and _is_forward(program, call.local):
+            continue  # told where the model gives it on
+        if is_joined_to_itself(program, store):
+            continue
+        argument = next(
+            (each.value for each in call.node.args if program.value(each.value).carries_graph), None
+        )
+        if argument is None:
+            continue
+        parts = parts_with_graph(program, argument)
+        as_tensor = is_used_as_tensor(program, store, store.target) or isinstance(store.expression, cst.Call)
+        number = all(is_scalar(program, part, store) for part in parts) and not as_tensor
+        suffix = ".item()" if number else ".detach()"
+        what = _words(program, parts)
+        needed = goes_backward_anywhere(program, store.target)
+        yield Problem(
+            node=parts[0] if parts else argument,
+            message=f"`{call.local.name}` keeps {what} with its graph in `{store.target}`, one more with every step",
+            help=f"Empty `{store.target}` once its step is over"
+            if needed
+            else f"Give it {what} without its graph: add `{suffix}`",
+            edits=tuple(
+                edit
+                for part in parts
+                if program.value(part).kind is Kind.GRAPH and not call.result.carries_graph and not needed
+                for edit in append_to(program, part, suffix)
+            ),
+        )
+        return
+
+
+def _is_forward(program: Program, function: Function) -> bool:
+    return function.name == "forward" and program.is_module_class(function.class_name)
+
+
+def _is_passed_on(program: Program, function: Function, store: Store) -> bool:
+    """Whether what a function gives to a keeper is given to it with its graph; what a model keeps is the model's affair."""
+    return not _is_forward(program, function) and any(
+        each.node is store.node
+        and any(site.values.get(name, UNKNOWN).carries_graph for site in function.sites)
+        for name, each in function.keeps.items()
+    )
+
+
+def _replaces(program: Program, call: CallFact, store: Store) -> bool:
+    """`recorder.record("loss", loss)`: under a name that this call gives, and gives again."""
+    if store.how != "item" or _averages_itself(store) or call.local is None:
+        return False
+    key = _key_of(store)
+    if any(_goes_round(program, each) for each in key):
+        return True
+    names = {name for each in key for name in names_in(each)} - {"str", "int", "repr"}
+    given = [argument.value for name, argument in call.local.receives(call.node) if name in names]
+    return names <= set(call.local.parameters) and all(
+        isinstance(each, (cst.SimpleString, cst.Integer)) or _goes_round(program, each) for each in given
+    )
+
+
+def _holds_graph_itself(store: Store) -> bool:
+    """Told already where it is stored."""
+    return store.value.carries_graph and store.function.name == "forward"
+
+
+def _words(program: Program, parts: list[cst.BaseExpression]) -> str:
+    if len(parts) == 1 and (path := dotted(parts[0])) is not None:
+        return f"`{path}`"
+    if len(parts) == 1:
+        text = " ".join(program.source(parts[0]).split())
+        if len(text) <= 40:
+            return f"`{text}`"
+    return "a result"

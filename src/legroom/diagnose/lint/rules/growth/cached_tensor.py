@@ -1,0 +1,124 @@
+"""LG111: A cache keeps a tensor of every call
+
+`functools.lru_cache` keeps the arguments and the result of every different call; tensors differ by identity, so that
+each call is a new one. On a method it keeps `self` as well: the whole model lives as long as the class.
+
+```python
+# instead of
+@lru_cache(maxsize=None)
+def embed(self, tokens): ...
+# write
+self.cache = {}                          # of this object; key by values, keep results detached, empty it per epoch
+```
+
+For a mask or a table that depends on sizes alone, register a buffer, or give the cache a small `maxsize`.
+
+**In code**: `lru_cache` or `cache` on a method of a class that works with tensors, on a function that takes tensors and has no
+limit of its own, or without a limit on one that makes them.
+
+**Fix**: none.
+"""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from legroom.diagnose.lint.flow.facts import Function
+from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.syntax import dotted, keyword, last_name, positional, walk
+from legroom.diagnose.lint.flow.values import Kind
+from legroom.diagnose.lint.rule import Problem
+
+CODE = "LG111"
+_CACHES = {"functools.lru_cache", "functools.cache", "lru_cache", "cache"}
+
+
+def check(program: Program) -> Iterator[Problem]:
+    for function in program.functions.values():
+        if not isinstance(function.node, cst.FunctionDef):
+            continue
+        for decorator in function.node.decorators:
+            called = (
+                decorator.decorator.func if isinstance(decorator.decorator, cst.Call) else decorator.decorator
+            )
+            if (program.imports.qualified(called) or "") not in _CACHES:
+                continue
+            why = _why(program, function, decorator.decorator)
+            if why:
+                yield _problem(decorator.decorator, function, why)
+    for function, node, maker in _wrapped(program):
+        why = _why(program, function, maker)
+        if why:
+            yield _problem(node, function, why)
+
+
+def _problem(node: cst.CSTNode, function: Function, why: str) -> Problem:
+    return Problem(
+        node=node,
+        message=f"The cache of `{function.name}` {why}",
+        help="Cache by values in a dict that you can empty, or register a buffer",
+    )
+
+
+def _wrapped(program: Program) -> Iterator[tuple[Function, cst.Call, cst.BaseExpression]]:
+    """`lru_cache(maxsize=None)(compute)` and `cache(self.compute)`."""
+    for call in program.calls:
+        maker = call.node.func.func if isinstance(call.node.func, cst.Call) else call.node.func
+        if (program.imports.qualified(maker) or "") not in _CACHES or not call.node.args:
+            continue
+        path = dotted(call.node.args[0].value) or ""
+        function = program.function_named(path, call.function)
+        if function is None and path.startswith("self."):
+            function = program.method(call.function.class_name, path.removeprefix("self."))
+        if function is not None:
+            yield function, call.node, call.node.func
+
+
+def _why(program: Program, function: Function, decorator: cst.BaseExpression) -> str:
+    is_method = function.class_name is not None and function.parameters[:1] == ("self",)
+    if is_method and program.is_module_class(function.class_name):
+        return "keeps the whole module, and the arguments and results of its calls"
+    given = any(value.is_tensor for site in function.sites for value in site.values.values())
+    if (_takes_tensors(function) or given) and not _is_limited(decorator):
+        return "keeps every tensor that it is called with"
+    if _makes_tensors(program, function) and (is_method or _is_unlimited(decorator)):
+        return "keeps every tensor that it makes" + (", and `self`" if is_method else "")
+    return ""
+
+
+def _takes_tensors(function: Function) -> bool:
+    assert isinstance(function.node, cst.FunctionDef)
+    for parameter in function.node.params.params:
+        if parameter.annotation is not None:
+            for each in walk(parameter.annotation):
+                if isinstance(each, cst.Name) and each.value.endswith("Tensor"):
+                    return True
+    return False
+
+
+def _makes_tensors(program: Program, function: Function) -> bool:
+    if any(each.is_tensor for each in (function.returns, *function.returns.inside)):
+        return True
+    returned = {each for node in function.returned_nodes for each in walk(node)}
+    return function.returns.kind is Kind.UNKNOWN and any(
+        call.node in returned and call.result.is_tensor for call in program.calls
+    )
+
+
+def _is_unlimited(decorator: cst.BaseExpression) -> bool:
+    if not isinstance(decorator, cst.Call):
+        return last_name(dotted(decorator) or "") == "cache"
+    return dotted(_limit(decorator)) == "None"
+
+
+def _is_limited(decorator: cst.BaseExpression) -> bool:
+    """Whether someone has chosen how many it keeps; `lru_cache`'s own 128 is no one's choice."""
+    limit = _limit(decorator)
+    return limit is not None and dotted(limit) != "None"
+
+
+def _limit(decorator: cst.BaseExpression) -> cst.BaseExpression | None:
+    if not isinstance(decorator, cst.Call):
+        return None
+    given = keyword(decorator, "maxsize") or next(iter(positional(decorator)), None)
+    return given.value if given is not None else None

@@ -1,0 +1,188 @@
+"""LG104: Activations of earlier steps are still alive
+
+What autograd saved in a step that is over has not been released. A backward pass releases it, so either there
+was none, or it was called with `retain_graph=True`, or a state carried from step to step (a recurrent
+network's) still has its history.
+
+```python
+# instead of
+hidden = model(x, hidden)                # the graph reaches back to the first step
+loss.backward(retain_graph=True)
+# write
+hidden = model(x, hidden.detach())
+loss.backward()
+```
+
+Effect: the bytes of those activations.
+
+**In code** (`legroom lint`): a state goes into a model and comes back under the same name, in a loop with a backward pass or one that evaluates
+with gradients on, and nothing in the loop detaches it or makes it anew. A loop over the time steps inside one step is fine.
+
+**Fix**: unsafe. `.detach()` on the state that goes in: gradients then stop at the step's beginning, which is what truncated
+back-propagation through time means; a tuple or list of states gets each of its parts detached, and a state that begins as `None` stays so.
+"""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from legroom.diagnose.lint.edits import Edit, append_to, replace
+from legroom.diagnose.lint.flow.call_results import names_a_loss
+from legroom.diagnose.lint.flow.facts import Store
+from legroom.diagnose.lint.flow.lifetimes import is_let_go_elsewhere, is_own, repeats, survives
+from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.syntax import (
+    NUMBER_FUNCTIONS,
+    children,
+    dotted,
+    last_name,
+    live_names,
+    names_in,
+    path_of,
+    walk,
+)
+from legroom.diagnose.lint.flow.values import Kind, by_name
+from legroom.diagnose.lint.rule import Problem
+from legroom.diagnose.lint.rules.growth.accumulated_graph import adds_to_itself
+from legroom.diagnose.lint.rules.growth.growing_tensor import is_joined_to_itself
+from legroom.diagnose.lint.rules.usage.evaluation_with_gradients import evaluations_with_gradients
+
+CODE = "LG104"
+
+
+def check(program: Program) -> Iterator[Problem]:
+    told: set[cst.CSTNode] = set()
+    evaluating = {loop for _, loop in evaluations_with_gradients(program)}
+    for store in program.stores:
+        if store.no_grad or store.node in told or not _carries_itself_on(program, store):
+            continue
+        in_loop = any(
+            (loop.backward or loop in evaluating) and survives(program, store.target, loop)
+            for loop in store.loops
+        )
+        if in_loop or _is_kept_by_module(program, store):
+            told.add(store.node)
+            argument = _state_argument(store)
+            yield Problem(
+                node=argument or store.expression,
+                message=f"`{store.target}` goes from step to step with its history: the graph reaches back to the "
+                "first step",
+                help=f"Detach it before it goes in: `{store.target}.detach()`",
+                edits=_fix(program, store, argument),
+                safe=False,
+            )
+
+
+def _carries_itself_on(program: Program, store: Store) -> bool:
+    """`hidden = model(x, hidden)`, also by way of another name; sums and joined tensors are other matters."""
+    if not store.uses_itself or not store.value.carries_graph or is_joined_to_itself(program, store):
+        return False
+    if store.how == "append":  # what a window forgets, its successors still hang on
+        return store.bounded
+    if store.how == "item":
+        if store.into.is_tensor or not isinstance(store.expression, cst.Call):
+            return False
+        return _state_argument(store) is not None or store.target not in names_in(store.expression)
+    if store.how != "assign" or adds_to_itself(program, store):
+        return False
+    if by_name(last_name(store.target)).kind is Kind.MODEL:  # self.model = wrapped
+        return False
+    if isinstance(store.expression, cst.DictComp):  # of what was there before
+        return False
+    if isinstance(store.expression, (cst.Tuple, cst.List, cst.Set, cst.Dict)):  # (loss, history): a chain
+        return any(dotted(each.value) == store.target for each in store.expression.elements)
+    if isinstance(store.expression, cst.Call) and names_a_loss(dotted(store.expression.func) or ""):
+        return False
+    if _is_given_back(program, store):
+        return False
+    if store.target not in names_in(store.expression):
+        return dotted(store.expression) is not None
+    return _reads_with_history(program, store.expression, store.target)
+
+
+def _is_given_back(program: Program, store: Store) -> bool:
+    """`state = train_step(state, batch)`, where `train_step` returns the very object that it was given."""
+    call = next((each for each in program.calls if each.node is store.expression), None)
+    if call is None or call.local is None or not call.local.returned_nodes:
+        return False
+    given = {
+        name for name, argument in call.local.receives(call.node) if path_of(argument.value) == store.target
+    }
+    rebound = {each.target for each in program.stores if each.function is call.local and each.how == "assign"}
+    return all(dotted(each) in given - rebound for each in call.local.returned_nodes)
+
+
+def _reads_with_history(program: Program, node: cst.CSTNode, target: str) -> bool:
+    """Whether an expression reads a state with its graph: not by way of a function of this file that detaches it."""
+    if isinstance(node, cst.Call) and program.value(node).kind in (Kind.TENSOR, Kind.PLAIN):
+        return False
+    if isinstance(node, cst.BinaryOperation) and not program.value(node).carries_graph:
+        return False  # state.step + 1
+    if isinstance(node, (cst.ListComp, cst.GeneratorExp)) and target in names_in(node.for_in.iter):
+        made = any(isinstance(each, cst.Call) for each in walk(node.elt))
+        return made and bool(names_in(node.for_in.target) & live_names(node.elt))
+    if isinstance(node, (cst.Name, cst.Attribute)):
+        return target in live_names(node)
+    return any(
+        _reads_with_history(program, each, target) for each in children(node) if target in live_names(each)
+    )
+
+
+def _state_argument(store: Store) -> cst.BaseExpression | None:
+    """The state where it goes into a call as it is."""
+    for call in walk(store.expression):
+        if not isinstance(call, cst.Call) or dotted(call.func) in NUMBER_FUNCTIONS:
+            continue
+        for argument in call.args:
+            parts = (
+                argument.value.elements if isinstance(argument.value, (cst.Tuple, cst.List)) else [argument]
+            )
+            for part in parts:
+                if path_of(part.value) == store.target and not isinstance(part.value, cst.Call):
+                    return part.value
+    return None
+
+
+def _is_kept_by_module(program: Program, store: Store) -> bool:
+    """`self.hidden` in a model's forward, a global state in a step, that no one resets or detaches."""
+    return not is_own(store) and repeats(program, store.function) and not is_let_go_elsewhere(program, store)
+
+
+def _fix(program: Program, store: Store, argument: cst.BaseExpression | None) -> tuple[Edit, ...]:
+    if argument is None or dotted(argument) is None or _is_object(store):
+        return ()
+    state = store.target
+    begins = [each for each in program.stores if each.target == state and each.node is not store.node]
+    known = [each for each in begins if dotted(each.expression) != "None"]
+    detached = _detached(state, known) if known else _of_any_form(state)
+    if detached and len(known) < len(begins):
+        detached = f"None if {state} is None else {detached}"
+    if detached == f"{state}.detach()":
+        return tuple(append_to(program, argument, ".detach()"))
+    return (replace(program, argument, detached),) if detached else ()
+
+
+def _detached(state: str, begins: list[Store]) -> str:
+    """How to detach a state, by the forms in which it begins; "" where that cannot be said in a line."""
+    if all(each.value.is_tensor for each in begins):
+        return f"{state}.detach()"
+    if any(each.value.mapping or _is_object(each) for each in begins):
+        return ""
+    if not all(each.value.kind is Kind.CONTAINER for each in begins):
+        return _of_any_form(state)
+    if not all(part.is_tensor for each in begins for part in each.value.inside):
+        return ""
+    if any(isinstance(each.expression, (cst.List, cst.ListComp, cst.BinaryOperation)) for each in begins):
+        return f"[part.detach() for part in {state}]"
+    return f"tuple(part.detach() for part in {state})"
+
+
+def _is_object(store: Store) -> bool:
+    """`state = StreamState(...)`: only its class knows how it is detached."""
+    made = store.expression.func if isinstance(store.expression, cst.Call) else None
+    return store.value.class_name is not None or last_name(dotted(made) or "")[:1].isupper()
+
+
+def _of_any_form(state: str) -> str:
+    """What an LSTM gives is a tuple, what a GRU gives is none."""
+    return f"tuple(part.detach() for part in {state}) if isinstance({state}, tuple) else {state}.detach()"

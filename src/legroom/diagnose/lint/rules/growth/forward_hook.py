@@ -1,0 +1,181 @@
+"""LG110: A hook keeps what it is given
+
+A hook is called with every forward pass. If it appends the output to a list, one more output is kept with each, and with it the graph of
+that step.
+
+```python
+# instead of
+def hook(module, inputs, output):
+    features.append(output)
+# write
+def hook(module, inputs, output):
+    features[module] = output.detach()   # the last one only
+```
+
+Empty the list after each step if you need all of one step, and `handle.remove()` hooks that are no longer wanted.
+
+**In code**: a function given to `register_forward_hook` (or another hook) puts what it is given into something that is never emptied.
+
+**Fix**: safe: `.detach()`, so that no graph is kept; what is appended still adds up until you empty it.
+"""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from legroom.diagnose.lint.edits import append_to
+from legroom.diagnose.lint.flow.facts import CallFact, Function, Store
+from legroom.diagnose.lint.flow.lifetimes import (
+    is_let_go,
+    is_let_go_elsewhere,
+    is_limited,
+    is_own,
+    is_step_loop,
+    survives,
+)
+from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.syntax import dotted, method_name, names_in, path_of, receiver, walk
+from legroom.diagnose.lint.flow.values import UNKNOWN, Kind
+from legroom.diagnose.lint.rule import Problem
+
+CODE = "LG110"
+_ADDING = {"append", "add", "appendleft"}
+_REGISTERING = {
+    "register_forward_hook",
+    "register_forward_pre_hook",
+    "register_full_backward_hook",
+    "register_backward_hook",
+    "register_module_forward_hook",
+    "register_hook",
+}
+
+
+def check(program: Program) -> Iterator[Problem]:
+    for call in program.calls:
+        if call.method not in _REGISTERING or not call.node.args:
+            continue
+        given = call.node.args[0].value
+        if isinstance(given, cst.Lambda):
+            yield from _lambda(program, call, given)
+        elif isinstance(given, cst.Attribute) and given.attr.value in _ADDING and call.loops:
+            yield from _adding_method(program, call, given)
+        on_module = call.receiver.kind is Kind.MODEL
+        if on_module and any(loop.trains for loop in call.loops[-1:]) and not program.mentions("remove"):
+            yield Problem(
+                node=call.node,
+                message="Every step registers one more hook, and none is removed",
+                help="Register it once, before the loop, or keep the handle and `handle.remove()` it",
+            )
+    for store in program.stores:
+        if not is_hook(program, store.function) or not _adds(program, store):
+            continue
+        if store.bounded or is_limited(program, store) or is_let_go_elsewhere(program, store):
+            continue
+        kept = names_in(store.expression) & set(store.function.parameters)
+        if not kept or _is_number(store.expression) or is_own(store):
+            continue
+        detached = any(
+            isinstance(each, cst.Call) and method_name(each) in {"detach", "cpu", "item"}
+            for each in walk(store.expression)
+        )
+        yield Problem(
+            node=store.expression,
+            message=f"The hook adds to `{store.target}` with every pass, and nothing empties it",
+            help="Keep the last one only, or empty it after each step"
+            + ("" if detached else "; detach what is kept"),
+            edits=()
+            if detached
+            else tuple(append_to(program, store.expression, ".detach()"))
+            if _is_plain(store)
+            else (),
+        )
+
+
+def _is_removed(program: Program, call: CallFact) -> bool:
+    """Whether who registers a hook takes it off again before it trains."""
+    steps = [loop for loop in program.loops if loop.function is call.function and is_step_loop(loop)]
+    return any(
+        each.method == "remove"
+        and not each.node.args
+        and each.function is call.function
+        and not any(call.order < loop.first and loop.last < each.order for loop in steps)
+        for each in program.calls
+    )
+
+
+def _adds(program: Program, store: Store) -> bool:
+    """Whether each call makes the store larger: it appends, or puts something under a key that counts."""
+    if store.how != "item":
+        return store.how in {"append", "augment"} or (store.how == "assign" and store.uses_itself)
+    key = store.node.targets[0].target if isinstance(store.node, cst.Assign) else None
+    if not isinstance(key, cst.Subscript):
+        return False
+    counted = {each.target for each in program.stores if each.how == "augment"}
+    return any(
+        (isinstance(each, cst.Call) and dotted(each.func) in {"next", "len", "time.time"})
+        or dotted(each) in counted
+        for part in key.slice
+        for each in walk(part)
+    )
+
+
+def is_hook(program: Program, function: Function) -> bool:
+    """Whether a function is registered as a hook, or made by one that is called for it."""
+    if not isinstance(function.node, cst.FunctionDef):
+        return False
+    for call in program.calls:
+        if call.method in _REGISTERING and call.node.args:
+            given = call.node.args[0].value
+            named = {name.rpartition(".")[2] for name in names_in(given)}
+            if function.name in named:
+                return True
+            if (
+                function.name == "__call__"
+                and program.value(given).class_name == function.class_name is not None
+            ):
+                return True
+            if isinstance(given, cst.Call) and function.outer is not None and function.outer.name in named:
+                return True
+    return False
+
+
+def _lambda(program: Program, call: CallFact, given: cst.Lambda) -> Iterator[Problem]:
+    for each in walk(given.body):
+        if not isinstance(each, cst.Call) or method_name(each) not in {"append", "extend"} or not each.args:
+            continue
+        target = path_of(receiver(each))
+        if target is None or is_let_go(program, target, call.function):
+            continue
+        if call.function.environment.get(target, UNKNOWN).bounded or _is_removed(program, call):
+            continue
+        if _is_number(each.args[0].value):
+            continue
+        yield Problem(
+            node=each,
+            message=f"The hook adds to `{target}` with every pass, and nothing empties it",
+            help="Keep the last one only, or empty it after each step; detach what is kept",
+        )
+
+
+def _adding_method(program: Program, call: CallFact, given: cst.Attribute) -> Iterator[Problem]:
+    """`output.register_hook(gradients.append)`."""
+    target = path_of(given.value)
+    if target is None or any(release.target == target for release in program.releases):
+        return
+    if call.function.environment.get(target, UNKNOWN).bounded or not survives(program, target, call.loops[0]):
+        return
+    yield Problem(
+        node=call.node,
+        message=f"The hook adds to `{target}` with every pass, and nothing empties it",
+        help="Keep the last one only, or empty it after each step",
+    )
+
+
+def _is_number(expression: cst.BaseExpression) -> bool:
+    return isinstance(expression, cst.Call) and (
+        method_name(expression) in {"item", "tolist", "numpy"} or method_name(expression) is None
+    )
+
+
+def _is_plain(store: Store) -> bool:
+    return isinstance(store.expression, (cst.Name, cst.Subscript))

@@ -1,0 +1,99 @@
+"""LG112: The optimizer is given frozen parameters
+
+Parameters with `requires_grad = False` get no gradient, so an optimizer skips them; but it still lists them, keeps any state they had
+before they were frozen, moves a gradient left from before, and sharded optimizers reserve room for all of them.
+
+```python
+# instead of
+for parameter in model.backbone.parameters():
+    parameter.requires_grad = False
+optimizer = torch.optim.AdamW(model.parameters())
+# write
+optimizer = torch.optim.AdamW(p for p in model.parameters() if p.requires_grad)
+```
+
+**In code**: parts of a model are frozen, nothing is unfrozen, and an optimizer is given all of that model's parameters.
+
+**Fix**: unsafe: only those that require gradients are given; an optimizer state saved before does not fit any more.
+"""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from legroom.diagnose.lint.edits import replace
+from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.syntax import dotted, is_false, method_name, positional, receiver, root, walk
+from legroom.diagnose.lint.flow.values import Kind
+from legroom.diagnose.lint.rule import Problem
+
+CODE = "LG112"
+
+
+def check(program: Program) -> Iterator[Problem]:
+    if not program.mentions("requires_grad", "requires_grad_"):
+        return
+    frozen, thawed = _frozen_models(program)
+    for call in program.calls:
+        if call.result.kind is not Kind.OPTIMIZER or not positional(call.node):
+            continue
+        given = positional(call.node)[0].value
+        of = receiver(given) if isinstance(given, cst.Call) and method_name(given) == "parameters" else None
+        model = dotted(of)
+        if model is None or thawed or not _is_partly_frozen(model, frozen, call.order):
+            continue
+        yield Problem(
+            node=given,
+            message=f"The optimizer is given all parameters of `{model}`, some of which are frozen",
+            help="Give it those that require gradients",
+            edits=(
+                replace(
+                    program,
+                    given,
+                    f"{'(' if len(call.node.args) > 1 else ''}parameter for parameter in {model}.parameters() "
+                    f"if parameter.requires_grad{')' if len(call.node.args) > 1 else ''}",
+                ),
+            ),
+            safe=False,
+        )
+
+
+def _is_partly_frozen(model: str, frozen: list[tuple[str, int]], before: int) -> bool:
+    return any(order < before and (path == model or path.startswith(f"{model}.")) for path, order in frozen)
+
+
+def _frozen_models(program: Program) -> tuple[list[tuple[str, int]], bool]:
+    """Paths whose parameters are frozen, with their places, and whether anything is unfrozen."""
+    frozen: list[tuple[str, int]] = []
+    thawed = False
+    for store in program.stores:
+        if not store.target.endswith(".requires_grad") or store.how != "assign":
+            continue
+        if isinstance(store.expression, cst.Name) and store.expression.value == "False":
+            frozen.extend((path, store.order) for path in _models_of(program, root(store.target), store.node))
+        else:
+            thawed = True
+    for call in program.calls:
+        if call.method != "requires_grad_" or call.receiver.kind not in (Kind.MODEL, Kind.PARAMETER):
+            continue
+        path = dotted(receiver(call.node))
+        if not call.node.args or not is_false(call.node.args[0]):
+            thawed = thawed or call.receiver.kind is Kind.PARAMETER or bool(path)
+        elif path is not None:
+            named = [path] if call.receiver.kind is Kind.MODEL else _models_of(program, root(path), call.node)
+            frozen.extend((each, call.order) for each in named)
+    return frozen, thawed
+
+
+def _models_of(program: Program, name: str, node: cst.CSTNode) -> list[str]:
+    """The model whose parameters a loop goes through: `backbone` of `for p in backbone.parameters()`."""
+    for each in program.ancestors(node):
+        if isinstance(each, cst.For):
+            return [
+                path
+                for part in walk(each.iter)
+                if isinstance(part, cst.Call)
+                and method_name(part) in {"parameters", "named_parameters"}
+                and (path := dotted(receiver(part))) is not None
+            ]
+    return []

@@ -1,0 +1,81 @@
+"""LG116: One tensor is born larger with every step
+
+A tensor is joined with what the step made and put back under its own name. Each round allocates the whole history
+again, so that memory and time grow with every step, and just before the old one is dropped both are alive. If
+gradients are on, the graph of all earlier steps hangs on it as well.
+
+```python
+# instead of
+history = torch.cat([history, output])
+# write
+history.append(output.detach().cpu())    # a list; torch.cat(history) once, at the end
+history = torch.cat([history, output.detach()])[-1000:]   # or the last ones only
+```
+
+**In code**: `x = torch.cat([x, ...])` (or `stack`, `hstack`, `vstack`) in a loop that trains, of an `x` that the loop never
+cuts or makes anew.
+
+**Fix**: safe where what is joined has a graph and nothing goes backward through the history: `.detach()` takes the graph
+away; the history itself still grows until you bound it.
+"""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from legroom.diagnose.lint.edits import append_to
+from legroom.diagnose.lint.flow.facts import LoopFact, Store
+from legroom.diagnose.lint.flow.lifetimes import outlives_its_step
+from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.syntax import dotted, keyword, method_name, path_of, positional, receiver
+from legroom.diagnose.lint.flow.values import Kind
+from legroom.diagnose.lint.rule import Problem
+
+CODE = "LG116"
+_JOINING = {"cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack"}
+_SAME_SIZE = {"detach", "contiguous", "clone", "cpu", "to", "float", "half"}
+
+
+def check(program: Program) -> Iterator[Problem]:
+    for store in program.stores:
+        if not is_joined_to_itself(program, store):
+            continue
+        kept = outlives_its_step(program, store)
+        if kept is None or not (store.value.carries_graph or not isinstance(kept, LoopFact) or kept.trains):
+            continue
+        others = [each for each in _joined(program, store.expression) if path_of(each) != store.target]
+        detached = isinstance(store.expression, cst.Call) and method_name(store.expression) == "detach"
+        with_graph = [] if detached else [each for each in others if program.value(each).kind is Kind.GRAPH]
+        yield Problem(
+            node=store.expression,
+            message=f"`{store.target}` is born anew and larger with every step"
+            + (", and keeps the graph of all of them" if with_graph else ""),
+            help="Collect parts without their graph in a list and join them once, or keep the last ones only",
+            edits=tuple(append_to(program, store.expression, ".detach()")) if with_graph else (),
+        )
+
+
+def is_joined_to_itself(program: Program, store: Store) -> bool:
+    """`x = torch.cat([x, ...])`, also under one key: `cache["k"] = torch.cat([cache["k"], ...])`."""
+    parts = _joined(program, store.expression)
+    if store.how == "item":
+        return not store.varying_key and any(
+            isinstance(each, cst.Subscript) and path_of(each) == store.target for each in parts
+        )
+    return store.how == "assign" and store.target in {dotted(each) for each in parts}
+
+
+def _joined(program: Program, expression: cst.BaseExpression) -> list[cst.BaseExpression]:
+    """What `torch.cat([...])` joins, also where it is a branch of a choice or `.detach()` and the like follow."""
+    if isinstance(expression, cst.IfExp):
+        return [*_joined(program, expression.body), *_joined(program, expression.orelse)]
+    if not isinstance(expression, cst.Call):
+        return []
+    name = program.imports.qualified(expression.func) or ""
+    if not name.startswith("torch.") or name.rpartition(".")[2] not in _JOINING:
+        of = receiver(expression)
+        return _joined(program, of) if method_name(expression) in _SAME_SIZE and of is not None else []
+    given = positional(expression)[0] if positional(expression) else keyword(expression, "tensors")
+    if given is None or not isinstance(given.value, (cst.List, cst.Tuple)):
+        return []
+    return [each.value for each in given.value.elements]

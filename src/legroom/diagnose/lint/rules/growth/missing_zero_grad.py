@@ -1,0 +1,86 @@
+"""LG113: Gradients are never cleared
+
+`backward()` adds to the gradients that are there. If nothing clears them, every step moves along the sum of all steps so far, and
+the gradients stay alive through each forward pass, beside its activations.
+
+```python
+# instead of
+loss.backward()
+optimizer.step()
+# write
+loss.backward()
+optimizer.step()
+optimizer.zero_grad(set_to_none=True)
+```
+
+**In code**: a loop has `backward()` and an optimizer's `step()`, and neither the function nor one that it calls in this file has
+`zero_grad` or sets `.grad`.
+
+**Fix**: unsafe: the line is added after the step, and the training computes something else than before.
+"""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from legroom.diagnose.lint.edits import Edit, line_after
+from legroom.diagnose.lint.flow.facts import Function, LoopFact
+from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.syntax import dotted, method_name, receiver, walk
+from legroom.diagnose.lint.flow.values import Kind
+from legroom.diagnose.lint.rule import Problem
+
+CODE = "LG113"
+
+
+def check(program: Program) -> Iterator[Problem]:
+    told: set[LoopFact | Function] = set()
+    for call in program.calls:
+        if call.method != "step" or call.receiver.kind is not Kind.OPTIMIZER:
+            continue
+        loop = next((each for each in reversed(call.loops) if each.backward), None)
+        if loop is None and not (call.function.backward and call.function.sites):
+            continue
+        place: LoopFact | Function = loop if loop is not None else call.function
+        if place in told or _clears(program, call.function, frozenset()) or _is_closure_step(call.node):
+            continue
+        told.add(place)
+        optimizer = dotted(receiver(call.node))
+        line = program.statement_line(call.node)
+        edits: tuple[Edit, ...] = ()
+        if optimizer is not None and line is not None and len(line.body) == 1:
+            edits = (line_after(program, line, f"{optimizer}.zero_grad(set_to_none=True)"),)
+        yield Problem(
+            node=call.node,
+            message="Nothing clears the gradients: each step adds to those of all steps before",
+            help=f"Call `{optimizer or 'optimizer'}.zero_grad(set_to_none=True)` after the step",
+            edits=edits,
+            safe=False,
+        )
+
+
+def _is_closure_step(node: cst.Call) -> bool:
+    return bool(node.args)  # LBFGS: the closure clears them
+
+
+def _clears(program: Program, function: Function, seen: frozenset[Function]) -> bool:
+    """Whether a function, one it calls or one that calls it clears gradients."""
+    if function in seen:
+        return False
+    if any(_clears_here(node) for node in walk(function.node)):
+        return True
+    seen = seen | {function}
+    called = {call.local for call in program.calls if call.function is function and call.local is not None}
+    callers = {site.caller for site in function.sites}
+    return any(_clears(program, each, seen) for each in called | callers)
+
+
+def _clears_here(node: cst.CSTNode) -> bool:
+    if isinstance(node, cst.Call):
+        name = method_name(node) or dotted(node.func) or ""
+        if "zero_grad" in name or name in {"reset_grad", "clear_grad", "clear_gradients"}:
+            return True
+        return name in {"zero_", "detach_"} and (dotted(receiver(node)) or "").endswith(".grad")
+    if isinstance(node, cst.AssignTarget):
+        return (dotted(node.target) or "").endswith(".grad")
+    return isinstance(node, cst.Name) and node.value in {"zero_grad", "grads_to_none"}

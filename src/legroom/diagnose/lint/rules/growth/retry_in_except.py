@@ -1,0 +1,109 @@
+"""LG106: A retry runs inside the except block
+
+While an `except` block runs, the exception is alive, its traceback with it, and through that every frame of the
+failed attempt with all its tensors. A retry there has less memory than the attempt that failed; `empty_cache()` in
+that block frees nothing that matters.
+
+```python
+# instead of
+try:
+    step(batch)
+except torch.OutOfMemoryError:
+    torch.cuda.empty_cache()
+    step(batch[: len(batch) // 2])       # the failed attempt is still alive
+# write
+failed = False
+try:
+    step(batch)
+except torch.OutOfMemoryError:
+    failed = True
+if failed:                               # outside: the exception is gone
+    step(batch[: len(batch) // 2])
+```
+
+**In code**: an `except` block for out-of-memory errors (or `RuntimeError`) calls a model, `backward`, or again the function that
+the `try` block called.
+
+**Fix**: none; where the retry belongs is yours to say.
+"""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from legroom.diagnose.lint.flow.facts import CallFact
+from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.syntax import dotted, last_name, names_in, walk
+from legroom.diagnose.lint.flow.values import Kind
+from legroom.diagnose.lint.rule import Problem
+
+CODE = "LG106"
+_FAILURES = {"RuntimeError", "OutOfMemoryError", "Exception", "BaseException", "MemoryError"}
+_HARMLESS = {
+    "print",
+    "info",
+    "warning",
+    "error",
+    "debug",
+    "str",
+    "len",
+    "format",
+    "append",
+    "empty_cache",
+    "zero_grad",
+    "update",
+}
+
+
+def check(program: Program) -> Iterator[Problem]:
+    told: set[cst.ExceptHandler] = set()
+    for call in program.calls:
+        handler = call.handler
+        if handler is None or handler in told or not _may_be_memory(handler):
+            continue
+        attempt = program.parent.get(handler)
+        if isinstance(attempt, cst.Try) and _tries_again(program, call, attempt):
+            told.add(handler)
+            yield Problem(
+                node=call.node,
+                message="The retry runs while the exception still holds every tensor of the failed attempt",
+                help="Note the failure in the except block and retry after it",
+            )
+
+
+def _may_be_memory(handler: cst.ExceptHandler) -> bool:
+    if handler.type is None:
+        return True
+    return any(last_name(path) in _FAILURES for path in names_in(handler.type))
+
+
+def _tries_again(program: Program, call: CallFact, attempt: cst.Try) -> bool:
+    if call.method == "backward":
+        return True
+    if call.receiver.kind is Kind.MODEL and call.result.carries_graph:
+        return True
+    tried = {dotted(each.func) for each in walk(attempt.body) if isinstance(each, cst.Call)}
+    name = dotted(call.node.func)
+    if call.local is not None and call.local is call.function:
+        return _works_on_tensors(program, call)
+    if name is None or name not in tried:
+        return False
+    if call.local is not None:
+        return _works_on_tensors(program, call)
+    return _is_about_memory(program, attempt) and last_name(name) not in _HARMLESS and bool(call.node.args)
+
+
+def _is_about_memory(program: Program, attempt: cst.Try) -> bool:
+    """Whether the handlers speak of memory by name: what is called again there is the attempt."""
+    return any(
+        "OutOfMemoryError" in (text := program.source(handler)) or "out of memory" in text
+        for handler in attempt.handlers
+    )
+
+
+def _works_on_tensors(program: Program, call: CallFact) -> bool:
+    """Whether the function that is called again runs a model or a backward pass."""
+    return any(
+        each.function is call.local and (each.method in {"backward", "step"} or each.result.carries_graph)
+        for each in program.calls
+    )

@@ -1,0 +1,108 @@
+"""LG114: A custom function keeps tensors on its context
+
+What `ctx.save_for_backward` saves is freed by the backward pass. A tensor that is set as an attribute of `ctx` lives as long
+as the graph; an output set there forms a cycle with the graph that made it, which is never freed by counting references.
+
+```python
+# instead of
+ctx.input = input
+# write
+ctx.save_for_backward(input)             # and `input, = ctx.saved_tensors` in backward
+```
+
+**In code**: in the `forward` of a `torch.autograd.Function`, a tensor that was computed there or that is used as one becomes an
+attribute of the context.
+
+**Fix**: none: `backward` must read it from `ctx.saved_tensors`.
+"""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from legroom.diagnose.lint.flow.facts import Store
+from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.syntax import dotted, method_name, receiver, root, walk
+from legroom.diagnose.lint.flow.values import Kind
+from legroom.diagnose.lint.rule import Problem
+
+CODE = "LG114"
+_TENSOR_METHODS = {
+    "clone",
+    "exp",
+    "log",
+    "sum",
+    "mean",
+    "mm",
+    "matmul",
+    "clamp",
+    "relu",
+    "sigmoid",
+    "tanh",
+    "pow",
+    "sqrt",
+    "t",
+    "view",
+    "reshape",
+    "new_zeros",
+    "new_empty",
+    "contiguous",
+    "detach",
+    "sign",
+    "abs",
+}
+_SETTINGS = {"needs_input_grad", "materialize_grads", "set_materialize_grads"}
+
+
+def check(program: Program) -> Iterator[Problem]:
+    for store in program.stores:
+        function = store.function
+        if (
+            function.name != "forward"
+            or store.how != "assign"
+            or not _is_autograd_function(program, function.class_name)
+        ):
+            continue
+        context = function.parameters[0] if function.parameters else ""
+        if root(store.target) != context or store.target.count(".") != 1:
+            continue
+        if store.target.rpartition(".")[2] not in _SETTINGS and _is_tensor(program, store):
+            yield Problem(
+                node=store.node,
+                message=f"`{store.target}` keeps a tensor for as long as the graph lives, past the backward pass",
+                help="Use `ctx.save_for_backward(...)` and read `ctx.saved_tensors` in backward",
+            )
+
+
+def _is_autograd_function(program: Program, class_name: str | None) -> bool:
+    known = program.classes.get(class_name or "")
+    return known is not None and any(
+        base.endswith(("autograd.Function", "autograd.function.Function")) for base in known.bases
+    )
+
+
+def _is_tensor(program: Program, store: Store) -> bool:
+    if store.value.is_tensor or store.value.kind is Kind.PLAIN:
+        return store.value.is_tensor
+    path = dotted(store.expression)
+    if isinstance(store.expression, cst.Call) and _is_operation(program, store.expression):
+        return True
+    if path is None:
+        return isinstance(store.expression, cst.Call) and method_name(store.expression) in {"clone", "detach"}
+    for node in walk(store.function.body):
+        if (
+            isinstance(node, cst.Call)
+            and method_name(node) in _TENSOR_METHODS
+            and dotted(receiver(node)) == path
+        ):
+            return True
+        if isinstance(node, cst.Call) and _is_operation(program, node) and dotted(node.args[0].value) == path:
+            return True
+    return False
+
+
+def _is_operation(program: Program, call: cst.Call) -> bool:
+    """Whether a function of torch is called on something."""
+    name = program.imports.qualified(call.func) or ""
+    is_public = name.startswith("torch.") and "._" not in name and "distributed" not in name
+    return bool(call.args) and is_public and not name.endswith("Size")

@@ -1,0 +1,123 @@
+"""LG107: A stored exception keeps the tensors of its step
+
+An exception holds its traceback, the traceback every frame, and each frame its local variables: the batch, the
+outputs, the loss with its graph. Kept in a list or an attribute, an exception keeps all of them.
+
+```python
+# instead of
+except RuntimeError as error:
+    errors.append(error)
+# write
+except RuntimeError as error:
+    errors.append(str(error))                     # the text
+    errors.append(error.with_traceback(None))     # or the exception without its frames
+```
+
+**In code**: the name that `except ... as name` binds is stored in something that outlives the block, where the `try` block (or a function
+of this file that it calls) works with tensors.
+
+**Fix**: unsafe. `.with_traceback(None)` drops the frames: raised again, it shows another traceback. None where the exception has tensors
+of its own, or was raised from another one.
+"""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from legroom.diagnose.lint.edits import append_to
+from legroom.diagnose.lint.flow.facts import CallFact, Store
+from legroom.diagnose.lint.flow.lifetimes import is_in_step_code, is_own
+from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.syntax import held_parts, names_in, walk
+from legroom.diagnose.lint.flow.values import Kind
+from legroom.diagnose.lint.rule import Problem
+
+CODE = "LG107"
+
+
+def check(program: Program) -> Iterator[Problem]:
+    for store in program.stores:
+        if store.handler is None and store.how not in {"append", "item"}:
+            continue
+        kept = [each for each in _parts(store.expression) if program.value(each).kind is Kind.EXCEPTION]
+        if not kept:
+            continue
+        attempt = program.parent.get(store.handler) if store.handler is not None else None
+        if isinstance(attempt, cst.Try) and not _touches_tensors(program, attempt):
+            continue
+        if store.handler is None and not is_in_step_code(program, store):
+            continue
+        if store.how == "assign" and is_own(store) and not store.loops and not _goes_on(program, store):
+            continue
+        holds_more = store.handler is not None and _holds_more(program, store.handler)
+        yield Problem(
+            node=kept[0],
+            message=f"`{store.target}` keeps the exception, its traceback and every tensor of the frames in it",
+            help="Keep its text (`str(error)`)"
+            + ("" if holds_more else ", or the exception without its frames"),
+            edits=tuple(
+                edit
+                for each in kept
+                if isinstance(each, cst.Name) and not holds_more
+                for edit in append_to(program, each, ".with_traceback(None)")
+            ),
+            safe=False,
+        )
+
+
+def _holds_more(program: Program, handler: cst.ExceptHandler) -> bool:
+    """Whether an exception of this file keeps tensors beside its traceback: as attributes, or by the one that it came from."""
+    caught = names_in(handler.type) if handler.type is not None else set()
+    if any(
+        value.is_tensor or value.carries_graph
+        for name in caught & program.classes.keys()
+        for value in program.classes[name].attributes.values()
+    ):
+        return True
+    return any(
+        isinstance(node, cst.Raise)
+        and node.exc is not None
+        and names_in(node.exc) & caught
+        and any(isinstance(each, cst.ExceptHandler) for each in program.ancestors(node))
+        for node in program.nodes
+    )
+
+
+def _parts(expression: cst.BaseExpression) -> list[cst.BaseExpression]:
+    inside = held_parts(expression)
+    return [part for each in inside for part in _parts(each)] if inside else [expression]
+
+
+def _touches_tensors(program: Program, attempt: cst.Try) -> bool:
+    inside = {each for each in walk(attempt.body) if isinstance(each, cst.Call)}
+    return any(call.node in inside for call in _work(program))
+
+
+def _goes_on(program: Program, store: Store) -> bool:
+    """Whether the function computes again while it holds the exception; at its end it lets go by itself."""
+    if isinstance(store.function.node, cst.Module):
+        return True
+    return any(
+        call.function is store.function and call.order > store.order and call.handler is not store.handler
+        for call in _work(program)
+    )
+
+
+def _work(program: Program) -> Iterator[CallFact]:
+    """Calls that compute with tensors, themselves or in a function of this file."""
+    working = {
+        each.function
+        for each in program.calls
+        if each.result.is_tensor
+        or each.method in {"backward", "to", "cuda"}
+        or each.receiver.kind is Kind.MODEL
+    }
+    for call in program.calls:
+        if (
+            call.result.is_tensor
+            or call.method == "backward"
+            or call.local in working
+            or any(each.is_tensor for each in call.arguments)
+            or call.receiver.kind is Kind.MODEL
+        ):
+            yield call

@@ -1,0 +1,1 @@
+"""LG4xx: mixed precision and autograd."""

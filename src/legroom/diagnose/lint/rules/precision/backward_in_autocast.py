@@ -1,0 +1,114 @@
+"""LG403: The backward pass runs under autocast
+
+Backward operations run in the type of their forward operations by themselves. Under autocast they gain nothing, and the copies of the
+weights in half precision, which autocast drops when its block ends, live through the whole backward pass, where memory is shortest.
+
+```python
+# instead of
+with torch.autocast("cuda", dtype=torch.bfloat16):
+    loss = criterion(model(x), y)
+    loss.backward()
+# write
+with torch.autocast("cuda", dtype=torch.bfloat16):
+    loss = criterion(model(x), y)
+loss.backward()
+```
+
+**In code**: `backward()` inside a `with` block of `autocast`.
+
+**Fix**: the lines from `backward()` to the end of the block leave it. Safe where all of them are backward passes, optimizer, scaler
+and scheduler steps; else unsafe.
+"""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from legroom.diagnose.lint.edits import Edit, has_text_of_several_lines
+from legroom.diagnose.lint.flow.facts import CallFact
+from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.syntax import is_false, keyword, last_name, method_name
+from legroom.diagnose.lint.rule import Problem
+
+CODE = "LG403"
+_AFTER_FORWARD = {
+    "backward",
+    "step",
+    "zero_grad",
+    "update",
+    "unscale_",
+    "clip_grad_norm_",
+    "clip_grad_value_",
+    "item",
+    "append",
+    "print",
+}
+
+
+def check(program: Program) -> Iterator[Problem]:
+    for call in program.calls:
+        if call.method not in {"backward", "manual_backward"}:
+            continue
+        if not _is_under_autocast(program, call):
+            continue
+        edits, safe = _fix(program, call)
+        yield Problem(
+            node=call.node,
+            message="The backward pass runs under autocast, which keeps its copies of the weights alive meanwhile",
+            help="End the autocast block before the backward pass",
+            edits=tuple(edits),
+            safe=safe,
+        )
+
+
+def _is_under_autocast(program: Program, call: CallFact) -> bool:
+    """Whether the innermost autocast block around it is not there to switch it off."""
+    for each in program.ancestors(call.node):
+        if isinstance(each, cst.FunctionDef):
+            return False
+        if isinstance(each, cst.With):
+            for item in each.items:
+                if _is_autocast(program, item):
+                    return not (isinstance(item.item, cst.Call) and is_false(keyword(item.item, "enabled")))
+    return False
+
+
+def _fix(program: Program, call: CallFact) -> tuple[list[Edit], bool]:
+    line = program.statement_line(call.node)
+    block = program.parent.get(line) if line is not None else None
+    around = program.parent.get(block) if block is not None else None
+    if line is None or not isinstance(block, cst.IndentedBlock) or not isinstance(around, cst.With):
+        return [], False
+    if not any(_is_autocast(program, item) for item in around.items) or len(around.items) != 1:
+        return [], False
+    place = list(block.body).index(line)
+    rest = block.body[place:]
+    if place == 0 or any(has_text_of_several_lines(program, each) for each in rest):
+        return [], False
+    (_, outer), _ = program.span(around)
+    edits = []
+    first = program.span(line)[0][0]
+    last = program.span(block.body[-1])[1][0]
+    inner = program.span(line)[0][1]
+    for number in range(first, last + 1):
+        if program.lines[number - 1].strip():
+            edits.append(Edit((number, outer), (number, inner), ""))
+    return edits, all(_is_after_forward(each) for each in rest)
+
+
+def _is_autocast(program: Program, item: cst.WithItem) -> bool:
+    called = item.item.func if isinstance(item.item, cst.Call) else item.item
+    return last_name(program.imports.qualified(called) or "") == "autocast"
+
+
+def _is_after_forward(statement: cst.BaseStatement | cst.BaseSmallStatement) -> bool:
+    if not isinstance(statement, cst.SimpleStatementLine):
+        return False
+    return all(isinstance(each, cst.Expr) and _is_known_call(each.value) for each in statement.body)
+
+
+def _is_known_call(node: cst.BaseExpression) -> bool:
+    if not isinstance(node, cst.Call):
+        return False
+    name = method_name(node) or (node.func.value if isinstance(node.func, cst.Name) else "")
+    return name in _AFTER_FORWARD

@@ -1,0 +1,78 @@
+"""LG404: Gradients are clipped while they are scaled
+
+A `GradScaler` multiplies the loss, and so the gradients, by a large factor. Clipped before they are unscaled, they are cut to a tiny fraction
+of what was meant, by a factor that changes during the run.
+
+```python
+# instead of
+scaler.scale(loss).backward()
+torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+scaler.step(optimizer)
+# write
+scaler.scale(loss).backward()
+scaler.unscale_(optimizer)
+torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+scaler.step(optimizer)
+```
+
+**In code**: `clip_grad_norm_` or `clip_grad_value_` after `scaler.scale(...).backward()` in a function without `unscale_`.
+
+**Fix**: unsafe: `unscale_` is added before the clipping, and the training takes other steps than before.
+"""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from legroom.diagnose.lint.edits import Edit, line_before
+from legroom.diagnose.lint.flow.facts import CallFact
+from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.syntax import dotted, last_name, method_name, positional, receiver
+from legroom.diagnose.lint.flow.values import Kind
+from legroom.diagnose.lint.rule import Problem
+
+CODE = "LG404"
+
+
+def check(program: Program) -> Iterator[Problem]:
+    for call in program.calls:
+        if last_name(call.name or call.method or "") not in {"clip_grad_norm_", "clip_grad_value_"}:
+            continue
+        scaled = _scaled_backward(program, call)
+        if scaled is None or _unscales(program, call):
+            continue
+        yield Problem(
+            node=call.node,
+            message="The gradients are still multiplied by the scaler's factor when they are clipped",
+            help=f"Call `{scaled}.unscale_(optimizer)` first",
+            edits=_fix(program, call, scaled),
+            safe=False,
+        )
+
+
+def _scaled_backward(program: Program, call: CallFact) -> str | None:
+    """The scaler whose backward pass comes before."""
+    for other in program.calls:
+        if other.function is not call.function or other.order > call.order or other.method != "backward":
+            continue
+        scaled = receiver(other.node)
+        if isinstance(scaled, cst.Call) and method_name(scaled) == "scale":
+            return dotted(receiver(scaled))
+    return None
+
+
+def _unscales(program: Program, call: CallFact) -> bool:
+    return any(
+        other.function is call.function and other.method in {"unscale_", "unscale"} for other in program.calls
+    )
+
+
+def _fix(program: Program, call: CallFact, scaler: str) -> tuple[Edit, ...]:
+    line = program.statement_line(call.node)
+    for other in program.calls:
+        if other.function is call.function and other.method == "step" and other.receiver.kind is Kind.SCALER:
+            given = positional(other.node)
+            optimizer = dotted(given[0].value) if given else None
+            if optimizer is not None and line is not None:
+                return (line_before(program, line, f"{scaler}.unscale_({optimizer})"),)
+    return ()

@@ -1,0 +1,113 @@
+"""LG406: .data goes behind autograd's back
+
+`.data` shares the tensor's memory but not its count of changes: a change through it is invisible to autograd, and gradients can be
+silently wrong. `.detach()` gives the same tensor without a graph, and autograd notices when it is changed too late.
+
+```python
+# instead of
+total += loss.data
+p.data -= lr * p.grad.data
+# write
+total += loss.detach()                   # or loss.item()
+with torch.no_grad():
+    p -= lr * p.grad
+```
+
+**In code**: `.data` of a value that is known to be a tensor: a result, a parameter, a `.weight`, a `.grad`. Giving a parameter another
+tensor (`p.data = p.data.to(torch.bfloat16)`) is how its type or device is changed, and is fine; so are first values given in `__init__`,
+`_init_weights` and the like, and asking for a form (`w.data.shape`).
+
+**Fix**: safe where it is only read: `.detach()`. Where something is changed through it, or it is assigned, none.
+"""
+
+import re
+from collections.abc import Iterator
+
+import libcst as cst
+
+from legroom.diagnose.lint.edits import Edit
+from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.syntax import dotted
+from legroom.diagnose.lint.flow.values import NUMBER_ATTRIBUTES, Kind
+from legroom.diagnose.lint.rule import Problem
+
+CODE = "LG406"
+
+
+def check(program: Program) -> Iterator[Problem]:
+    if not program.mentions("data"):
+        return
+    for node in program.nodes:
+        if (
+            not isinstance(node, cst.Attribute)
+            or node.attr.value != "data"
+            or not _is_tensor(program, node.value)
+            or _is_given_another(program, node)
+            or _is_harmless(program, node)
+        ):
+            continue
+        edits: tuple[Edit, ...] = ()
+        if not _is_changed(program, node):
+            start, end = program.span(node.attr)
+            edits = (Edit(start, end, "detach()"),)
+        yield Problem(
+            node=node.attr,
+            message=f"`{dotted(node) or '.data'}` is read and changed without autograd's knowledge",
+            help="Use `.detach()`, or `with torch.no_grad():` to change it",
+            edits=edits,
+        )
+
+
+def _is_tensor(program: Program, node: cst.BaseExpression) -> bool:
+    kind = program.value(node).kind
+    if kind in (Kind.GRAPH, Kind.PARAMETER):
+        return True
+    return isinstance(node, cst.Attribute) and node.attr.value in {"grad", "weight", "bias"}
+
+
+def _is_harmless(program: Program, node: cst.Attribute) -> bool:
+    """Whether only its form is asked for (`w.data.shape`), or it is given its first values, which no graph has seen yet."""
+    parent = program.parent.get(node)
+    if isinstance(parent, cst.Attribute) and parent.attr.value in _FORM:
+        return True
+    for each in program.ancestors(node):
+        if isinstance(each, cst.Call):
+            called = program.imports.qualified(each.func) or ""
+            if called == "isinstance" or called.startswith("torch.nn.init."):
+                return True
+        elif isinstance(each, cst.FunctionDef):
+            return _INITIALISES.search(each.name.value) is not None
+    return False
+
+
+_FORM = NUMBER_ATTRIBUTES | {"size", "dim", "numel", "data_ptr", "type", "stride", "is_contiguous"}
+_INITIALISES = re.compile(r"^__init__$|(?:^|_)(?:init|initiali[sz]e|reset)(?:_|$)")
+
+
+def _is_given_another(program: Program, node: cst.Attribute) -> bool:
+    """Whether the statement puts a whole new tensor into a parameter."""
+    for parent in program.ancestors(node):
+        if isinstance(parent, cst.Assign):
+            return any(
+                isinstance(each.target, cst.Attribute) and each.target.attr.value == "data"
+                for each in parent.targets
+            )
+        if isinstance(parent, cst.SimpleStatementLine):
+            return False
+    return False
+
+
+def _is_changed(program: Program, node: cst.Attribute) -> bool:
+    child: cst.CSTNode = node
+    for parent in program.ancestors(node):
+        if isinstance(parent, (cst.AssignTarget, cst.AugAssign, cst.AnnAssign)):
+            return parent.target is child
+        if isinstance(parent, cst.Attribute) and parent.attr.value.endswith("_") and parent.value is child:
+            return True
+        if isinstance(parent, cst.Arg):  # a function may change what it is given: nn.init.normal_(w.data)
+            call = program.parent.get(parent)
+            return isinstance(call, cst.Call) and (dotted(call.func) or "").endswith("_")
+        if isinstance(parent, cst.SimpleStatementLine):
+            return False
+        child = parent
+    return False

@@ -1,0 +1,136 @@
+"""LG402: torch.cuda.amp is deprecated
+
+`torch.cuda.amp.autocast` and `torch.cuda.amp.GradScaler` warn with every use and will go. `torch.amp` has the same with the device as
+the first argument.
+
+```python
+# instead of
+with torch.cuda.amp.autocast():
+    loss = criterion(model(x), y)
+scaler = torch.cuda.amp.GradScaler()
+# write
+with torch.amp.autocast("cuda"):
+    loss = criterion(model(x), y)
+scaler = torch.amp.GradScaler("cuda")
+```
+
+On Ampere and newer, `torch.amp.autocast("cuda", dtype=torch.bfloat16)` needs no scaler at all.
+
+**In code**: names of `torch.cuda.amp` and `torch.cpu.amp`, imported or spelled out, unless they stand under a test of torch's version or where the new
+ones could not be imported.
+
+**Fix**: safe: the name and the device argument. `autocast` with arguments given by place is left to you.
+"""
+
+import re
+from collections.abc import Iterator
+
+import libcst as cst
+
+from legroom.diagnose.lint.edits import Edit, add_argument, replace
+from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.syntax import dotted, positional
+from legroom.diagnose.lint.rule import Problem
+
+CODE = "LG402"
+_OLD = ("torch.cuda.amp", "torch.cpu.amp")
+_NAMES = {"autocast", "GradScaler"}
+_MISSING = re.compile(r"ImportError|AttributeError|ModuleNotFoundError")
+
+
+def check(program: Program) -> Iterator[Problem]:
+    for node in program.nodes:
+        if isinstance(node, cst.ImportFrom):
+            yield from _imported(program, node)
+        elif isinstance(node, cst.Call):
+            yield from _spelled_out(program, node)
+
+
+def _is_for_old_versions(program: Program, node: cst.CSTNode) -> bool:
+    """Whether it stands under a test of the version, or behind an import that failed."""
+    for parent in program.ancestors(node):
+        if isinstance(parent, cst.If) and re.search(
+            r"version|hasattr", program.source(parent.test), re.IGNORECASE
+        ):
+            return True
+        handlers = parent.handlers if isinstance(parent, cst.Try) else ()
+        if any(each.type is not None and _MISSING.search(program.source(each.type)) for each in handlers):
+            return True
+    return False
+
+
+def _spelled_out(program: Program, call: cst.Call) -> Iterator[Problem]:
+    """`torch.cuda.amp.autocast(...)`; names imported from there are told at their import."""
+    path = dotted(call.func) or ""
+    name = program.imports.qualified(call.func) or ""
+    if not _is_old(name) or not path.endswith(f"amp.{name.rpartition('.')[2]}"):
+        return
+    if _is_for_old_versions(program, call):
+        return
+    device = name.split(".")[1]
+    new = (
+        program.imports.name_for(f"torch.amp.{name.rpartition('.')[2]}")
+        if "torch" in program.imports.meaning
+        else None
+    )
+    edits: tuple[Edit, ...] = ()
+    if new is not None and _can_be_given_a_device(call, name):
+        edits = (replace(program, call.func, new), _device(program, call, device))
+    yield Problem(
+        node=call.func,
+        message=f"`{name}` is deprecated",
+        help=f'Use `torch.amp.{name.rpartition(".")[2]}("{device}")`',
+        edits=edits,
+    )
+
+
+def _imported(program: Program, node: cst.ImportFrom) -> Iterator[Problem]:
+    source = dotted(node.module)
+    if source not in _OLD or isinstance(node.names, cst.ImportStar) or node.module is None:
+        return
+    if _is_for_old_versions(program, node):
+        return
+    device = source.split(".")[1]
+    names = {each.evaluated_alias or each.evaluated_name: each.evaluated_name for each in node.names}
+    calls = [
+        each
+        for each in program.nodes
+        if isinstance(each, cst.Call) and isinstance(each.func, cst.Name) and each.func.value in names
+    ]
+    known = set(names.values()) <= _NAMES
+    others = any(
+        isinstance(each, cst.Name)
+        and each.value in names
+        and not program.inside(each, node)
+        and not any(each is call.func for call in calls)
+        for each in program.nodes
+    )
+    can = known and not others and all(_can_be_given_a_device(call, names[_name(call)]) for call in calls)
+    edits = (
+        [replace(program, node.module, "torch.amp"), *(_device(program, call, device) for call in calls)]
+        if can
+        else []
+    )
+    yield Problem(
+        node=node.module,
+        message=f"`{source}` is deprecated",
+        help=f'Import from `torch.amp` and give the device first: `autocast("{device}")`',
+        edits=tuple(edits),
+    )
+
+
+def _name(call: cst.Call) -> str:
+    return call.func.value if isinstance(call.func, cst.Name) else ""
+
+
+def _is_old(name: str) -> bool:
+    return name.startswith(tuple(f"{old}." for old in _OLD)) and name.rpartition(".")[2] in _NAMES
+
+
+def _can_be_given_a_device(call: cst.Call, name: str) -> bool:
+    """`autocast(False)` means `enabled`; the new one's second place is the dtype."""
+    return name.endswith("GradScaler") or not positional(call)
+
+
+def _device(program: Program, call: cst.Call, device: str) -> Edit:
+    return add_argument(program, call, f'"{device}"', first=True)

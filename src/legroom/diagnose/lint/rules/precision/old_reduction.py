@@ -1,0 +1,60 @@
+"""LG405: size_average and reduce are deprecated
+
+Losses took `size_average=` and `reduce=` once; together they say what `reduction=` says in one word, and they warn and will go.
+
+```python
+# instead of
+criterion = nn.MSELoss(size_average=False)
+# write
+criterion = nn.MSELoss(reduction="sum")
+```
+
+**In code**: either argument, given as True or False to a loss of `torch.nn`.
+
+**Fix**: safe: the same reduction by its name.
+"""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from legroom.diagnose.lint.edits import Edit, remove_argument, replace
+from legroom.diagnose.lint.flow.call_results import names_a_loss
+from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.syntax import dotted, is_false, is_true, keyword
+from legroom.diagnose.lint.rule import Problem
+
+CODE = "LG405"
+
+
+def check(program: Program) -> Iterator[Problem]:
+    for node in program.nodes:
+        if not isinstance(node, cst.Call):
+            continue
+        given = [each for name in ("size_average", "reduce") if (each := keyword(node, name)) is not None]
+        name = program.imports.qualified(node.func) or ""
+        if not given or not (
+            name.startswith("torch.nn") or (names_a_loss(name) and keyword(node, "size_average"))
+        ):
+            continue
+        reduction = _reduction(keyword(node, "size_average"), keyword(node, "reduce"))
+        edits: list[Edit] = []
+        if reduction is not None and keyword(node, "reduction") is None:
+            edits = [replace(program, given[0], f'reduction="{reduction}"')]
+            edits += [remove_argument(program, node, each) for each in given[1:]]
+        words = " and ".join(f"`{each.keyword.value}`" for each in given if each.keyword is not None)
+        yield Problem(
+            node=given[0],
+            message=f"{words} of `{dotted(node.func)}` {'are' if len(given) > 1 else 'is'} deprecated",
+            help=f'Use `reduction="{reduction or "mean"}"`',
+            edits=tuple(edits),
+        )
+
+
+def _reduction(size_average: cst.Arg | None, reduce: cst.Arg | None) -> str | None:
+    for argument in (size_average, reduce):
+        if argument is not None and not (is_true(argument) or is_false(argument)):
+            return None
+    if is_false(reduce):
+        return "none"
+    return "sum" if is_false(size_average) else "mean"

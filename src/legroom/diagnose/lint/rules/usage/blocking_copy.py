@@ -1,0 +1,112 @@
+"""LG302: Pinned memory is copied from with waiting
+
+`pin_memory=True` costs host memory and time so that the GPU can copy while the program goes on. Without `non_blocking=True` the program
+waits for each copy all the same.
+
+```python
+# instead of
+loader = DataLoader(data, batch_size=64, pin_memory=True)
+for x, y in loader:
+    x, y = x.to(device), y.to(device)
+# write
+for x, y in loader:
+    x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+```
+
+**In code**: a loader with `pin_memory=True`, and a batch of it (or of a loader whose making is not in sight) goes to a device without
+`non_blocking`.
+
+**Fix**: safe: `non_blocking=True` is added. CUDA keeps the order of what uses the copy.
+"""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from legroom.diagnose.lint.edits import add_argument
+from legroom.diagnose.lint.flow.facts import CallFact
+from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.syntax import (
+    has_star,
+    is_false,
+    is_true,
+    keyword,
+    path_of,
+    positional,
+    receiver,
+    root,
+    string_value,
+)
+from legroom.diagnose.lint.flow.values import Kind
+from legroom.diagnose.lint.rule import Problem
+
+CODE = "LG302"
+_TYPES = {"float", "float32", "float16", "bfloat16", "long", "half", "int64", "bool"}
+
+
+def check(program: Program) -> Iterator[Problem]:
+    pinned, others = _loaders(program)
+    if not pinned:
+        return
+    for call in program.calls:
+        if call.method not in {"to", "cuda"} or keyword(call.node, "non_blocking") or has_star(call.node):
+            continue
+        if not call.loops or not _moves_to_a_gpu(call):
+            continue
+        batch = path_of(receiver(call.node))
+        loop = next((each for each in reversed(call.loops) if batch and root(batch) in each.bound), None)
+        if loop is None or loop.iterates.kind is not Kind.LOADER:
+            continue
+        if loop.iterated in others and loop.iterated not in pinned:
+            continue
+        if _is_same_name_rebound(program, call, batch):
+            continue
+        yield Problem(
+            node=call.node,
+            message="The batch lies in pinned memory, yet the program waits for this copy",
+            help="Copy while the program goes on: add `non_blocking=True`",
+            edits=(add_argument(program, call.node, "non_blocking=True"),),
+        )
+
+
+def _moves_to_a_gpu(call: CallFact) -> bool:
+    if call.method == "cuda":
+        return True
+    arguments = positional(call.node)
+    device = arguments[0].value if arguments else getattr(keyword(call.node, "device"), "value", None)
+    if device is None or string_value(device) == "cpu" or len(arguments) > 1:
+        return False
+    text = string_value(device)
+    if text is not None:
+        return text.startswith("cuda")
+    return not (isinstance(device, cst.Attribute) and device.attr.value in _TYPES)
+
+
+def _is_same_name_rebound(program: Program, call: CallFact, batch: str | None) -> bool:
+    """Whether the name holds something else by now, such as a copy on the device."""
+    return any(
+        store.target == batch
+        and store.order < call.order
+        and store.loops == call.loops
+        and not program.inside(call.node, store.node)
+        for store in program.stores
+    )
+
+
+def _loaders(program: Program) -> tuple[set[str], set[str]]:
+    """Names of loaders that pin, and of those that do not."""
+    pinned: set[str] = set()
+    others: set[str] = set()
+    for store in program.stores:
+        made = store.expression
+        if isinstance(made, cst.Call) and (program.imports.qualified(made.func) or "").endswith("DataLoader"):
+            argument = keyword(made, "pin_memory")
+            if is_true(argument):
+                pinned.add(store.target)
+            elif argument is None or is_false(argument):
+                others.add(store.target)
+    if not pinned:
+        for call in program.calls:
+            if (call.name or "").endswith("DataLoader") and is_true(keyword(call.node, "pin_memory")):
+                pinned.add("")
+    return pinned, others

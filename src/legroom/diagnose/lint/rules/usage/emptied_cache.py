@@ -1,0 +1,106 @@
+"""LG304: The cache is emptied with every step
+
+PyTorch keeps freed memory to give it out again at once. `empty_cache()` hands it back to the driver: the program waits for the GPU, and the next
+step asks the driver for all of it anew. It frees nothing that is in use, so it never makes a step fit that did not.
+
+```python
+# instead of
+for batch in loader:
+    train_step(batch)
+    torch.cuda.empty_cache()
+# write
+for batch in loader:
+    train_step(batch)
+```
+
+Between phases of different sizes (after training, before evaluation), or after an out-of-memory error, it has its place. Against
+fragmentation use `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.
+
+**In code**: `empty_cache()` in a loop over batches or steps, under no condition and in no `except` block.
+
+**Fix**: safe: the line is removed.
+"""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from legroom.diagnose.lint.edits import remove_statement
+from legroom.diagnose.lint.flow.facts import CallFact, Function, LoopFact
+from legroom.diagnose.lint.flow.lifetimes import is_step_loop, repeats
+from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.syntax import walk
+from legroom.diagnose.lint.flow.values import Kind
+from legroom.diagnose.lint.rule import Problem
+
+CODE = "LG304"
+
+
+def check(program: Program) -> Iterator[Problem]:
+    for call in program.calls:
+        if call.method != "empty_cache" and call.name != "empty_cache":
+            continue
+        if call.handler is not None or _is_conditional(program, call):
+            continue
+        in_step = (
+            (_is_innermost_step_loop(program, call.loops[-1]))
+            if call.loops
+            else _is_step_function(program, call)
+        )
+        if in_step:
+            yield Problem(
+                node=call.node,
+                message="Emptying the cache makes every step wait and ask the driver for the same memory again",
+                help="Remove it: what is in use stays in use, what is free is used again",
+                edits=tuple(remove_statement(program, call.node)),
+            )
+
+
+def _is_innermost_step_loop(program: Program, loop: LoopFact) -> bool:
+    """Steps, not epochs: no loop of steps inside it."""
+    if not (is_step_loop(loop) or loop.iterates.kind is Kind.LOADER) or _recovers(program, loop):
+        return False
+    return not any(
+        other.outer is loop and (is_step_loop(other) or other.iterates.kind is Kind.LOADER)
+        for other in program.loops
+    ) and not any(
+        call.local is not None and loop in call.loops and _has_step_loop(program, call.local)
+        for call in program.calls
+    )
+
+
+def _recovers(program: Program, loop: LoopFact) -> bool:
+    """Whether the loop handles out-of-memory errors: then the cache may be emptied after one."""
+    return any(
+        isinstance(each, cst.ExceptHandler)
+        and ("OutOfMemoryError" in (text := program.source(each)) or "out of memory" in text)
+        for each in walk(loop.node)
+    )
+
+
+def _has_step_loop(program: Program, function: Function, seen: frozenset[Function] = frozenset()) -> bool:
+    """Whether a function, or one that it calls, goes through steps."""
+    if function in seen:
+        return False
+    if any(loop.function is function and is_step_loop(loop) for loop in program.loops):
+        return True
+    called = {call.local for call in program.calls if call.function is function and call.local is not None}
+    return any(_has_step_loop(program, each, seen | {function}) for each in called)
+
+
+def _is_step_function(program: Program, call: CallFact) -> bool:
+    """Whether the function is one step itself: a backward pass or an optimizer step stands in it."""
+    is_step = any(
+        each.function is call.function and not each.loops and each.method in {"backward", "step"}
+        for each in program.calls
+    )
+    return is_step and repeats(program, call.function) and not _has_step_loop(program, call.function)
+
+
+def _is_conditional(program: Program, call: CallFact) -> bool:
+    for each in program.ancestors(call.node):
+        if isinstance(each, (cst.For, cst.While, cst.FunctionDef)):
+            return False
+        if isinstance(each, cst.If):
+            return True
+    return False

@@ -1,0 +1,76 @@
+"""LG502: The sampler is never told the epoch
+
+`DistributedSampler` shuffles by its epoch number. If nothing sets it, every epoch has the same order, and every rank sees the same part
+of the data again and again.
+
+```python
+# instead of
+for epoch in range(epochs):
+    for batch in loader: ...
+# write
+for epoch in range(epochs):
+    sampler.set_epoch(epoch)
+    for batch in loader: ...
+```
+
+**In code**: a `DistributedSampler` that shuffles, a loop over epochs around a loop over a loader, and no `set_epoch` in the file.
+
+**Fix**: unsafe: the call is added at the beginning of the epoch; the order of the data changes.
+"""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from legroom.diagnose.lint.edits import Edit, line_before
+from legroom.diagnose.lint.flow.facts import CallFact
+from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.syntax import dotted, is_false, keyword
+from legroom.diagnose.lint.flow.values import Kind
+from legroom.diagnose.lint.rule import Problem
+
+CODE = "LG502"
+
+
+def check(program: Program) -> Iterator[Problem]:
+    if program.mentions("set_epoch"):
+        return
+    epochs = [
+        loop.outer
+        for loop in program.loops
+        if loop.outer is not None and (loop.iterates.kind is Kind.LOADER or loop.trains)
+    ]
+    epochs += [
+        call.loops[-1]
+        for call in program.calls
+        if call.loops
+        and call.local is not None
+        and any(loop.function is call.local and loop.trains for loop in program.loops)
+    ]
+    for call in program.calls:
+        if not (call.name or "").endswith("DistributedSampler") or is_false(keyword(call.node, "shuffle")):
+            continue
+        if epochs:
+            yield Problem(
+                node=call.node,
+                message="No one tells this sampler the epoch: every epoch has the same order",
+                help="Call `sampler.set_epoch(epoch)` at the beginning of each epoch",
+                edits=_fix(program, call, [each.node for each in epochs]),
+                safe=False,
+            )
+
+
+def _fix(program: Program, call: CallFact, loops: list[cst.For | cst.While]) -> tuple[Edit, ...]:
+    name = next(
+        (store.target for store in program.stores if store.expression is call.node and store.how == "assign"),
+        None,
+    )
+    for loop in loops:
+        if name is None or not isinstance(loop, cst.For) or not isinstance(loop.body, cst.IndentedBlock):
+            continue
+        epoch = dotted(loop.target)
+        if epoch is not None and call.function is next(
+            (each.function for each in program.loops if each.node is loop), None
+        ):
+            return (line_before(program, loop.body.body[0], f"{name}.set_epoch({epoch})"),)
+    return ()

@@ -1,0 +1,1 @@
+"""GPUs: specifications by name, and live figures of this machine."""

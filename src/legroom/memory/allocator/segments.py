@@ -1,0 +1,159 @@
+"""What the allocator takes from the device, and how it gives back: segments, in the order in which torch does it."""
+
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import Final
+
+from legroom.memory.allocator.blocks import LARGEST_SMALL, SMALL_SEGMENT, Block, Pool, Segment
+from legroom.memory.allocator.device import DeviceMemory
+from legroom.memory.allocator.expandable_segments import ExpandableSegments
+from legroom.memory.allocator.settings import SMALLEST_LARGE_SEGMENT, AllocatorSettings
+from legroom.memory.allocator.statistics import Statistics
+from legroom.units import MiB
+
+ROUND_LARGE: Final = 2 * MiB
+"""Segments for requests of 10 MiB and more are multiples of it."""
+NO_SIZE: Final = 1 << 62
+"""Above every size: no block is too large to be split."""
+
+
+class SegmentSupply:
+    """Takes segments for two pools from a device, and gives cached ones back."""
+
+    def __init__(
+        self,
+        device: DeviceMemory,
+        segment_address: Callable[[int, int], int],
+        range_address: Callable[[int, int], int],
+        small: Pool,
+        large: Pool,
+        statistics: Statistics,
+    ) -> None:
+        self.device = device
+        self.segment_address = segment_address
+        self.range_address = range_address
+        """Each: (size, stream) -> the address of the next segment, or of the next range for an expandable one."""
+        self.small = small
+        self.large = large
+        self.statistics = statistics
+        self.segments: dict[int, Segment] = {}
+        """By address."""
+        self.has_expandable = False
+        """Whether there ever was an expandable segment."""
+        self._expandable = ExpandableSegments(device, statistics, self.segments, self._new_segment)
+        self._segments_made = 0
+        self.settings = AllocatorSettings()
+        self.max_split_size = NO_SIZE
+
+    def change_settings(self, settings: AllocatorSettings) -> None:
+        self.settings = settings
+        self.max_split_size = settings.max_split_size or NO_SIZE
+
+    def segment_bytes(self, size: int) -> int:
+        """What the device is asked for when a (rounded) request finds no free block."""
+        if size <= LARGEST_SMALL:
+            return SMALL_SEGMENT
+        if size < SMALLEST_LARGE_SEGMENT:
+            return self.settings.large_segment_size
+        return -(-size // ROUND_LARGE) * ROUND_LARGE
+
+    def take(self, pool: Pool, size: int, stream: int) -> Block | None:
+        """A new block of at least `size`, in no free list; None where the device or the limit leaves no room.
+
+        A growing expandable segment maps whole pages; the limit is checked against what an ordinary segment would
+        take, so it can be passed by part of a page. So it is in torch.
+        """
+        segment_bytes = self.segment_bytes(size)
+        if not self.device.allows(segment_bytes):
+            return None
+        if self.settings.expandable_segments:
+            self.has_expandable = True
+            page = SMALL_SEGMENT if pool.is_small else self.settings.large_segment_size
+            return self._expandable.take(pool, size, stream, page)
+        if not self.device.has(segment_bytes):
+            return None
+        block = self._new_segment(segment_bytes, pool, stream)
+        self.device.take("segment_alloc", block.address, segment_bytes, stream)
+        for part in (self.statistics, pool.statistics):
+            part.segments.add(1)
+            part.reserved.add(segment_bytes)
+        self.statistics.device_allocations += 1
+        if segment_bytes >= self.max_split_size:
+            self.statistics.oversize_segments.add(1)
+        return block
+
+    def release_all(self) -> None:
+        """Gives back every wholly free segment, and every wholly free page of expandable ones."""
+        for pool in (self.large, self.small):
+            free_blocks = list(pool.free_blocks())
+            for block in free_blocks:
+                if not block.segment.expandable and block.is_whole:
+                    self._release(block)
+            for block in free_blocks:
+                if block.segment.expandable:
+                    self._expandable.give_back(block)
+
+    def release_oversize(self, pool: Pool, size: int, stream: int) -> bool:
+        """Gives back cached blocks too large to be split, just enough for `size`; whether it was enough."""
+        if self.max_split_size == NO_SIZE:
+            return False
+        needed = max(size, self.max_split_size)
+        entries = pool.free[stream]
+        position = bisect_left(entries, (needed,))
+        if position < len(entries) and not entries[position][3].segment.expandable:
+            self._release(entries[position][3])
+            return True
+        released = 0
+        for entry in entries[:position][::-1]:
+            block: Block = entry[3]
+            if released >= needed or block.size < self.max_split_size:
+                break
+            if not block.segment.expandable:
+                released += block.size
+                self._release(block)
+        return released >= needed
+
+    def collect_garbage(self, limit: int) -> None:
+        """Gives back cached segments of the large pool that have gone unused for longer than the average."""
+        target = self.device.taken - int(self.settings.garbage_collection_threshold * limit)
+        if target <= 0:
+            return
+        searches = self.large.searches
+        whole = [block for block in self.large.free_blocks() if block.is_whole]
+        candidates = [block for block in whole if not block.segment.expandable]
+        total_age = sum(searches - block.idle_since for block in whole)
+        count = len(whole)
+        reclaimed = 0
+        while reclaimed < target and count > 0:
+            average = total_age / count
+            old = [block for block in candidates if searches - block.idle_since >= average]
+            if not old:
+                break
+            for block in old:
+                reclaimed += block.size
+                total_age -= searches - block.idle_since
+                count -= 1
+                candidates.remove(block)
+                self._release(block)
+
+    def _new_segment(self, size: int, pool: Pool, stream: int, page: int = 0) -> Block:
+        """The block that is all of a new segment; in no list yet."""
+        self._segments_made += 1
+        age = self._segments_made if self.settings.ties == "age" else 0
+        address = self.range_address(size, stream) if page else self.segment_address(size, stream)
+        segment = Segment(address, size, age, page)
+        segment.head = Block(address, size, stream, pool, segment, age)
+        self.segments[address] = segment
+        return segment.head
+
+    def _release(self, block: Block) -> None:
+        """Gives the segment that a free block is all of back to the device."""
+        block.pool.remove(block)
+        del self.segments[block.segment.address]
+        self.device.give_back("segment_free", block.address, block.size, block.stream)
+        for part in (self.statistics, block.pool.statistics):
+            part.segments.add(-1)
+            part.reserved.add(-block.size)
+        self.statistics.device_frees += 1
+        if block.size >= self.max_split_size:
+            self.statistics.oversize_segments.add(-1)

@@ -1,0 +1,1 @@
+"""The capture file: written, trimmed and read."""

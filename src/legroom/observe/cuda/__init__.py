@@ -1,0 +1,1 @@
+"""Events from the CUDA allocator's own history, on a real GPU."""

@@ -1,0 +1,162 @@
+"""Allocations that failed on a real GPU: what was true at that moment, and which of them the script got to see.
+
+The allocator calls an observer at every failure, before anything is raised. Not every failure becomes an error: cuDNN
+tries its algorithms until one finds the workspace it wants, and swallows the failures on the way. So the observer only
+notes figures; when a `torch.OutOfMemoryError` comes into being, the last failure noted is the one that it is about.
+By then the failed operation's own temporaries are gone, but the history still knows them.
+"""
+
+import linecache
+import re
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+
+import torch
+
+from legroom.gpus.other_processes import others_on
+from legroom.observe.cuda import torch_api
+from legroom.observe.cuda.address_owners import Sightings
+from legroom.observe.cuda.history_events import Failure
+from legroom.observe.cuda.torch_api import CudaCalls
+from legroom.observe.dispatch.backward_engine import current_node
+from legroom.observe.holders.holders import Survey, survey
+
+
+class Failures:
+    """Watches allocations fail, from `watch` to `close`."""
+
+    MOST_LOOKS = 16
+    """How often the script's variables are searched for what holds the memory: a script that probes for the largest
+    batch fails often, and knows why."""
+
+    def __init__(self, calls: CudaCalls, sightings: Sightings, on_error: Callable[[Failure], None]) -> None:
+        """`on_error(failure)` is called for each error that the script sees."""
+        self._calls = calls
+        self._sightings = sightings
+        self._on_error = on_error
+        self._last: Failure | None = None
+        self._looks = 0
+        self._closed = False
+        self._restore: Callable[[], None] | None = None
+        self._swallowed = 0
+
+    def watch(self) -> None:
+        self._calls.observe_failures(self._failed)
+        self._restore = self._calls.watch_errors(self._error_made)
+
+    def close(self) -> None:
+        self._closed = True
+        if self._restore is not None:
+            self._restore()
+
+    def take_swallowed(self) -> int:
+        """How many failures no error came of, since this was last asked."""
+        number, self._swallowed = self._swallowed + (self._last is not None), 0
+        self._last = None
+        return number
+
+    def _failed(self, device: int, wanted: int, limit: int, free: int) -> None:
+        if self._closed:
+            return
+        try:
+            figures = self._calls.figures(device)
+            op, module = self._backward_operation()
+            self._swallowed += self._last is not None
+            self._last = Failure(
+                device, wanted, limit, self._calls.capacity(device), free, figures.allocated, figures.reserved,
+                figures.reserved - figures.active - figures.inactive_split, figures.inactive_split, module, op != "", op,
+            )  # fmt: skip
+            if self._restore is None:
+                self._error_made("")
+        except Exception:  # whatever goes wrong in looking, the script gets its own error, not ours
+            self._last = None
+
+    def _error_made(self, text: str) -> None:
+        failure, self._last = self._last, None
+        if failure is None or self._closed:
+            return
+        try:
+            op = failure.op or operation_at(_innermost_frame())
+            self._on_error(
+                failure._replace(
+                    message=text, survey=self._look_around(), op=op, others=others_on(failure.device)
+                )
+            )
+        except Exception:  # as above: an error in an error would take its place
+            return
+
+    def _look_around(self) -> Survey | None:
+        """Who holds what, where that is still asked."""
+        if self._looks >= self.MOST_LOOKS:
+            return None
+        self._looks += 1
+        frame = _script_frame()
+        try:
+            return survey(frame, _measure)
+        finally:
+            del frame
+
+    def _backward_operation(self) -> tuple[str, str]:
+        """The autograd node at work on this thread, and the module whose parameter it makes a gradient of."""
+        node = current_node()
+        if node is None:
+            return "", ""
+        around = [node, *(following for following, _ in node.next_functions if following is not None)]
+        for nearby in around:
+            for following, _ in nearby.next_functions:
+                parameter = getattr(following, "variable", None)  # of a node that accumulates a gradient
+                module = self._sightings.module_of(parameter) if parameter is not None else ""
+                if module:
+                    return node.name(), module
+        return node.name(), ""
+
+
+def _script_frame() -> FrameType | None:
+    """Where the script is: on this thread, or on the main one if this thread is not its own."""
+    if threading.current_thread() is threading.main_thread():
+        return sys._getframe(1)
+    return sys._current_frames().get(threading.main_thread().ident or 0)
+
+
+def _innermost_frame() -> FrameType | None:
+    """The Python frame whose call failed: the first that is not ours."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename in (__file__, torch_api.__file__):
+        frame = frame.f_back
+    return frame
+
+
+def operation_at(frame: FrameType | None) -> str:
+    """The name of the function that a frame is calling, as its source says it: `relu` in `layer(x).relu()`.
+
+    The allocator does not name operations. Empty where the source is not at hand, or calls by an operator's sign.
+    """
+    if frame is None:
+        return ""
+    positions = list(frame.f_code.co_positions())
+    line, end_line, column, end_column = positions[frame.f_lasti // 2]
+    if line is None or line != end_line or column is None or end_column is None:
+        return ""
+    source = (
+        linecache.getline(frame.f_code.co_filename, line).encode()[column:end_column].decode(errors="replace")
+    )
+    depth = 0
+    for position in reversed(range(len(source))):
+        depth += (source[position] == ")") - (source[position] == "(")
+        if depth == 0:
+            name = re.search(r"(\w+)\s*$", source[:position])
+            return name.group(1) if source.endswith(")") and name is not None else ""
+    return ""
+
+
+def _measure(tensor: torch.Tensor) -> tuple[int, int] | None:
+    """The address and bytes of a tensor's storage, if it is on a GPU."""
+    try:
+        if not tensor.is_cuda:
+            return None
+        storage = tensor.untyped_storage()
+        return storage.data_ptr(), storage.nbytes()
+    except (RuntimeError, NotImplementedError):
+        return None

@@ -1,0 +1,102 @@
+"""The module at work, stamped into the CUDA history: twice per module and step, so every microsecond counts here.
+
+Torch's global module hooks would do, but with any hook at all a module's call takes a slower path through torch, which
+costs several times what is done here. So the call itself is stood in for, while attached.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from legroom.observe.cuda.markers import BACKWARD, FORWARD, INFERENCE, Marks
+from legroom.observe.dispatch.backward_engine import current_node
+from legroom.observe.dispatch.module_names import ModuleNames, part_begun
+
+_is_compiling = torch.compiler.is_compiling
+_is_grad_enabled = torch.is_grad_enabled
+
+OnRoot = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], str, str], None]
+"""Given the module, what it is called with, the activity and its path."""
+
+
+class StampedModules:
+    """Writes the path of the innermost module at work into the marks. The compiler sees nothing of it."""
+
+    def __init__(self, marks: Marks, on_root: OnRoot, activity_outside: Callable[[], str]) -> None:
+        """`on_root` is called when a module that no other called begins; `activity_outside()` says what the program
+        is doing once it has ended."""
+        self._marks = marks
+        self._on_root = on_root
+        self._activity_outside = activity_outside
+        self._path = ""
+        """Of the module at work; "" outside of any."""
+        self._names: dict[int, str] = {}
+        """`id` of each module under the root at work → its path."""
+        self._entered = 0
+        """Calls of modules since the root began."""
+        self._known = ModuleNames()
+        self._recomputes = False
+        """Whether a checkpoint, in the backward pass, computes again what it had not kept."""
+        self._is_attached = False
+        self._original: Callable[..., Any] | None = None
+        self._stand_in: Callable[..., Any] | None = None
+
+    def attach(self) -> None:
+        """Without torch's private method, modules, forward passes and inputs cannot be told."""
+        original = getattr(nn.Module, "_call_impl", None)
+        if original is not None:
+            self._is_attached = True
+            self._original, self._stand_in = original, self._standing_in_for(original)
+            nn.Module._call_impl = self._stand_in  # type: ignore[method-assign]
+
+    def detach(self) -> None:
+        self._is_attached = False
+        if self._original is not None and getattr(nn.Module, "_call_impl", None) is self._stand_in:
+            nn.Module._call_impl = self._original  # type: ignore[method-assign]
+
+    def _standing_in_for(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        at_work = self._marks.at_work
+
+        def _call_impl(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if _is_compiling() or not self._is_attached:
+                return original(module, *args, **kwargs)
+            outer = self._path
+            if outer:
+                self._entered += 1
+                self._path = path = self._names.get(id(module)) or type(module).__name__
+                at_work(self._activity(), path)
+            else:
+                self._begin_root(module, args, kwargs)
+            try:
+                return original(module, *args, **kwargs)
+            finally:
+                self._path = outer
+                if outer:
+                    at_work(self._activity(), outer)
+                else:
+                    at_work(BACKWARD if self._recomputes else self._activity_outside(), "")
+
+        return _call_impl
+
+    @property
+    def progress(self) -> float | None:
+        """About which part of the root's modules have begun; None outside of a forward pass, and where modules are called over and over."""
+        return part_begun(self._entered, self._names) if self._path and not self._recomputes else None
+
+    def _activity(self) -> str:
+        if self._recomputes:
+            return BACKWARD
+        return FORWARD if _is_grad_enabled() else INFERENCE
+
+    def _begin_root(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._recomputes = current_node() is not None
+        # A checkpoint runs part of a model: its names are those in the model that ran forward.
+        self._names = self._known.around(module) if self._recomputes else self._known.under(module)
+        self._path = path = self._names.get(id(module)) or type(module).__name__
+        self._entered = 1
+        if self._recomputes:
+            self._marks.at_work(BACKWARD, path)
+        else:
+            self._on_root(module, args, kwargs, self._activity(), path)

@@ -1,0 +1,1 @@
+"""Memory that attention uses on CUDA."""

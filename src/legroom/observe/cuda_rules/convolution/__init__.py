@@ -1,0 +1,1 @@
+"""Memory that convolutions use on CUDA beyond their outputs."""

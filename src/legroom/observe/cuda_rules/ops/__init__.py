@@ -1,0 +1,1 @@
+"""Memory that single operations use on CUDA beyond their outputs."""

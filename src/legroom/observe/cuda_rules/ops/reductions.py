@@ -1,0 +1,201 @@
+"""Sums, means, norms and the like: the staging buffer of CUDA's reduction kernel.
+
+Source: ATen/native/cuda/Reduce.cuh. Where there are many inputs to few outputs, the kernel lets several thread blocks
+share one output; each writes its part to global memory, and the last to finish adds them up. That buffer is sized for
+every thread of a block (`block.x` × vector width times more than is used when the reduced dimension is the slow one),
+so the bias gradient of a linear layer, a sum over a tall matrix, may hold more scratch than the matrix itself.
+
+The arithmetic is that of `setReduceConfig`, and depends on the GPU only by how many blocks it can run at once.
+Checked against measured scratch of such sums on an H200: equal to the byte.
+"""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+
+from legroom.gpus.catalog import Gpu
+from legroom.observe.cuda_rules.plan import Call, Output, Plan, Rule, Take, numbered, scratch
+
+MAX_THREADS = 512
+WARP = 32
+MIN_VALUES_PER_THREAD = 16
+MAX_VALUES_PER_THREAD = 256
+
+
+class Dimension(NamedTuple):
+    """Several dimensions of a tensor that are one to the kernel."""
+
+    size: int
+    stride: int
+
+
+def buffers(
+    shape: Sequence[int],
+    strides: Sequence[int],
+    reduced: Sequence[int],
+    gpu: Gpu,
+    *,
+    accumulator: int,
+    vector: int = 4,
+) -> tuple[int, int]:
+    """Bytes of the staging buffer and of the semaphores beside it; zeros where one block does it alone.
+
+    `accumulator`: bytes of one partial result (4 for a sum of floats, 16 for a variance). `vector`: how many inputs
+    are loaded at once where the whole tensor is reduced; 1 where the kernel does not vectorize.
+    """
+    inner = _merged([(shape[d], strides[d]) for d in range(len(shape)) if d in reduced])
+    outer = _merged([(shape[d], strides[d]) for d in range(len(shape)) if d not in reduced])
+    inputs, outputs = prod(d.size for d in inner), prod(d.size for d in outer)
+    if not inputs or not outputs or not inner:
+        return 0, 0
+    along = not outer or inner[0].stride < outer[0].stride  # the fastest dimension is a reduced one
+    output_vector = 1
+    wide, high = (inputs, outputs) if along else (outputs, inputs)
+    if along and inner[0].stride == 1 and wide > 128 and len(inner) + len(outer) == 1:
+        wide //= vector
+    elif not along and outer[0].stride == 1:
+        output_vector = _output_vector(inner, outer)
+        wide //= output_vector
+    width, height = _block(wide, high, MAX_THREADS // output_vector)
+
+    per_thread = _ceil(inputs, width) if along else inputs
+    if per_thread < min(height * 16, MAX_VALUES_PER_THREAD):
+        return 0, 0  # each row of threads has outputs of its own
+    per_thread = _ceil(inputs, width * height if along else height)
+    columns = _ceil(outputs // output_vector, 1 if along else width)
+    at_once = gpu.multiprocessors * (gpu.threads_per_multiprocessor // (width * height))
+    if per_thread < MAX_VALUES_PER_THREAD or columns > at_once:
+        return 0, 0
+    blocks = max(
+        min(_ceil(at_once, columns), _ceil(per_thread, MIN_VALUES_PER_THREAD)),
+        _ceil(per_thread, MAX_VALUES_PER_THREAD),
+    )
+    if blocks == 1:
+        return 0, 0
+    buffer = accumulator * outputs * blocks
+    return buffer if along else buffer * width * output_vector, 4 * columns
+
+
+def _merged(dimensions: list[tuple[int, int]]) -> list[Dimension]:
+    """Sorted from fast to slow, neighbours in memory joined, as the tensor iterator does."""
+    merged: list[Dimension] = []
+    # A dimension that is repeated has no stride to be sorted by: it stays behind those that have.
+    for size, stride in sorted((d for d in dimensions if d[0] != 1), key=lambda d: (d[1] == 0, d[1], d[0])):
+        if merged and merged[-1].size * merged[-1].stride == stride:
+            merged[-1] = Dimension(merged[-1].size * size, merged[-1].stride)
+        else:
+            merged.append(Dimension(size, stride))
+    return merged
+
+
+def _output_vector(inner: list[Dimension], outer: list[Dimension]) -> int:
+    """How many neighbouring outputs one thread takes: 4, 2 or 1, as alignment allows."""
+    width = 4
+    for value in (outer[0].size, *(d.stride for d in (*inner, *outer[1:]))):
+        while value % width:
+            width //= 2
+    return width
+
+
+def _block(wide: int, high: int, threads: int) -> tuple[int, int]:
+    wide, high = (min(_power_below(n), threads) for n in (wide, high))
+    width = min(wide, WARP)
+    height = min(high, threads // width)
+    return min(wide, threads // height), height
+
+
+def _power_below(number: int) -> int:
+    return 1 << (max(1, number).bit_length() - 1)
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def of_tensor(tensor: Any, dims: Any, gpu: Gpu, *, accumulator: int, vector: int = 4) -> tuple[int, int]:
+    """`buffers` for a tensor and a `dim` argument as operations take it."""
+    rank = tensor.dim()
+    chosen = [dims] if isinstance(dims, int) else list(dims or ())
+    reduced = {d % rank for d in chosen} if chosen else set(range(rank))
+    return buffers(
+        tensor.shape, tensor.stride(), sorted(reduced), gpu, accumulator=accumulator, vector=vector
+    )
+
+
+def _reduction(accumulator: int | None = None, vector: int = 4) -> Rule:
+    """A rule for operations that are one reduction. `accumulator`: bytes for inputs of 4 bytes or fewer; None where
+    partial results are kept as the inputs are."""
+
+    def rule(call: Call) -> Plan | None:
+        tensor = call.arguments["self"]
+        if not isinstance(tensor, torch.Tensor) or not tensor.dim():
+            return None
+        whole = (
+            accumulator == INDEXED and call.func._schema.name in _VALUES_ALONE and "dim" not in call.arguments
+        )
+        size = tensor.element_size() if whole else accumulator or tensor.element_size()
+        if tensor.element_size() == 8 and accumulator in (SUM, WELFORD):
+            size *= 2
+        dims = call.arguments.get("dim")
+        widened = _widened(call, tensor)
+        if widened:
+            size = 8
+        return scratch(
+            widened,
+            _flattened(call, tensor, dims),
+            *of_tensor(tensor, dims, call.gpu, accumulator=size, vector=vector),
+        )
+
+    return rule
+
+
+def _count(call: Call) -> Plan:
+    """What is not zero, as booleans, is summed in 64 bits (`count_nonzero` in TensorAdvancedIndexing.cpp)."""
+    tensor = call.arguments["self"]
+    staged = of_tensor(tensor, call.arguments.get("dim"), call.gpu, accumulator=8) if tensor.dim() else ()
+    return Plan(
+        [Take("mask", tensor.numel()), Output(0), Take("wide", tensor.numel() * 8), *numbered("part", staged)]
+    )
+
+
+def _flattened(call: Call, tensor: Any, dims: Any) -> int:
+    """Bytes of a copy in one row: the place of the largest of all values is one in a row."""
+    places = call.func._schema.name in ("aten::argmax", "aten::argmin")
+    return (
+        tensor.numel() * tensor.element_size()
+        if places and dims is None and not tensor.is_contiguous()
+        else 0
+    )
+
+
+def _widened(call: Call, tensor: Any) -> int:
+    """Bytes of a copy in 64 bits: sums and products of booleans and small integers are made of one (`make_reduction`)."""
+    added = call.func._schema.name in ("aten::sum", "aten::prod", "aten::nansum")
+    narrow = not tensor.is_floating_point() and not tensor.is_complex() and tensor.element_size() < 8
+    return tensor.numel() * 8 if added and narrow else 0
+
+
+SUM, WELFORD, INDEXED = 4, 16, 16
+"""Bytes of a partial result: a float; mean, squared distance and two counts; a value beside its index."""
+
+_VALUES_ALONE = ("aten::max", "aten::min")
+"""Operations that tell no place where the whole tensor is asked."""
+
+RULES: dict[str, Rule] = {
+    "aten::count_nonzero": _count,
+    **dict.fromkeys(
+        (
+            "aten::sum", "aten::mean", "aten::nansum", "aten::prod", "aten::norm", "aten::linalg_vector_norm",
+        ),
+        _reduction(SUM),
+    ),
+    **dict.fromkeys(("aten::amax", "aten::amin"), _reduction()),
+    **dict.fromkeys(
+        ("aten::any", "aten::all"),
+        _reduction(1),
+    ),
+    **dict.fromkeys(("aten::var", "aten::std", "aten::var_mean", "aten::std_mean"), _reduction(WELFORD)),
+    **dict.fromkeys(("aten::argmax", "aten::argmin", "aten::max", "aten::min"), _reduction(INDEXED)),
+}  # fmt: skip

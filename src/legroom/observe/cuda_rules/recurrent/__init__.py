@@ -1,0 +1,1 @@
+"""Memory that recurrent layers use on CUDA."""

@@ -1,0 +1,1 @@
+"""Events from a dispatch mode over CPU or fake tensors."""

@@ -1,0 +1,1 @@
+"""Fake tensors: device tensors that have a shape but no data."""

@@ -1,0 +1,141 @@
+"""Where names lead: the variables of running functions, the names of modules, the attributes of objects.
+
+The garbage collector does not see the variables of functions that are still running, so those are read from their frames. Nothing
+is called on the user's objects: no `repr`, no property, no `__eq__`.
+"""
+
+import contextvars
+import inspect
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator
+from types import FrameType, FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+import torch
+
+from legroom.observe.dispatch.attribution import is_user_file
+
+CONTAINERS = (list, dict, tuple, set, frozenset, deque)
+_COPIES_LOCALS = sys.version_info < (3, 13)
+
+
+class Root(NamedTuple):
+    """A name from which a path begins."""
+
+    name: str
+    file: str | None
+    function: str
+    line: int
+    how: str
+    is_attribute: bool = False
+    owner: type | None = None
+    """The class whose attribute it is."""
+
+
+class Variables:
+    """Where the names of running functions and of modules lead, at one moment. Holds `id`s only."""
+
+    def __init__(self, frame: FrameType | None) -> None:
+        """`frame`: where the caller's thread is; the other threads are looked at as well."""
+        self.running: set[int] = set()
+        self.locals: dict[int, list[Root]] = {}
+        """`id` of an object → the variables of running functions that have it, innermost first."""
+        self._globals: dict[int, Root] = {}
+        self.namespaces: dict[int, str] = {}
+        self.names: dict[int, str | None] = {}
+        self.lines: list[tuple[str, int, str]] = []
+        """File, line and function of each of the user's running frames on the caller's thread, innermost first."""
+        for name, module in list(sys.modules.items()):
+            if isinstance(module, ModuleType):
+                self.namespaces[id(module.__dict__)] = name
+        self._read_stack(frame, self.lines)
+        others = sys._current_frames()
+        del others[
+            threading.get_ident()
+        ]  # this very frame: to hold it in its own variable would pin all of it
+        for innermost in others.values():
+            self._read_stack(innermost, [])
+        self._read_context(self.lines[0][0] if self.lines else None)
+
+    def _read_stack(self, frame: FrameType | None, lines: list[tuple[str, int, str]]) -> None:
+        while frame is not None:
+            self.running.add(id(frame))
+            code = frame.f_code
+            if is_user_file(code.co_filename):
+                lines.append((code.co_filename, frame.f_lineno or 0, code.co_name))
+                if code.co_flags & inspect.CO_OPTIMIZED:
+                    for name, value in locals_of(frame):
+                        root = Root(name, code.co_filename, code.co_name, frame.f_lineno or 0, "variable")
+                        self.locals.setdefault(id(value), []).append(root)
+                        del value
+                elif id(frame.f_globals) not in self.namespaces:
+                    self.namespaces[id(frame.f_globals)] = "__main__"
+                if id(frame.f_globals) not in self.names:
+                    self.names[id(frame.f_globals)] = code.co_filename
+                    for name, value in list(frame.f_globals.items()):
+                        self._globals.setdefault(id(value), Root(name, code.co_filename, "", 0, "variable"))
+                        del value
+            frame = frame.f_back
+
+    def _read_context(self, file: str | None) -> None:
+        """Context variables keep what they are set to where no collector looks."""
+        for variable, value in contextvars.copy_context().items():
+            self.locals.setdefault(id(value), []).append(Root(variable.name, file, "", 0, "variable"))
+            del value
+
+    def others(self, root: Root, item: Any) -> list[Root]:
+        """The other names that an object has in running functions and their modules: an argument is another's variable."""
+        found = [*self.locals.get(id(item), []), self._globals.get(id(item))]
+        return [each for each in found if each is not None and each != root]
+
+
+def locals_of(frame: FrameType) -> Iterator[tuple[str, Any]]:
+    """A function's variables. CPython up to 3.12 keeps the copy that this makes in the frame: it is emptied again."""
+    variables = frame.f_locals
+    try:
+        for name in list(variables):
+            if isinstance(name, str):
+                yield name, variables[name]
+    finally:
+        if _COPIES_LOCALS and variables is not frame.f_globals:
+            variables.clear()
+
+
+def attributes_of(item: Any) -> dict[str, Any] | None:
+    """An instance's attributes, without running any code of its class."""
+    if isinstance(item, (*CONTAINERS, type, ModuleType, torch.Tensor, FunctionType)):
+        return None
+    try:
+        attributes = object.__getattribute__(item, "__dict__")
+        if isinstance(attributes, dict) and attributes:
+            return attributes
+    except (AttributeError, TypeError):
+        pass
+    slots: dict[str, Any] = {}
+    for kind in type(item).__mro__:
+        names = kind.__dict__.get("__slots__", ())
+        for name in (names,) if isinstance(names, str) else names:
+            descriptor = kind.__dict__.get(name)
+            if inspect.ismemberdescriptor(descriptor):
+                try:
+                    slots[name] = descriptor.__get__(item)
+                except AttributeError:
+                    continue
+    return slots or None
+
+
+def key_of(mapping: dict[Any, Any], value: Any) -> str | None:
+    """The name under which a mapping has this very object."""
+    for key, each in list(mapping.items()):
+        if each is value and isinstance(key, str):
+            return key
+    return None
+
+
+def file_of(kind: type) -> str | None:
+    """Where a class is written."""
+    module = sys.modules.get(getattr(kind, "__module__", "") or "")
+    file = getattr(module, "__file__", None)
+    return file if isinstance(file, str) else None

@@ -1,0 +1,90 @@
+"""How large the tensors are that the user's variables and attributes name: to see one that is born larger each time."""
+
+import inspect
+import sys
+from collections.abc import Iterator
+from types import FrameType, ModuleType
+from typing import Any, NamedTuple
+
+import torch
+
+from legroom.observe.dispatch.attribution import is_user_file
+from legroom.observe.dispatch.storages import storage_of
+from legroom.observe.holders.python_names import attributes_of, locals_of
+
+
+class Named(NamedTuple):
+    """A variable or attribute that holds a tensor."""
+
+    name: str
+    stored_as: str
+    is_attribute: bool
+    file: str
+    function: str
+
+
+def named_sizes(frame: FrameType | None) -> dict[Named, int]:
+    """Bytes of each tensor that a name leads to, from the variables of running functions and of the user's modules."""
+    sizes: dict[Named, int] = {}
+    for named, value in _variables(frame):
+        for each, tensor in _within(named, value, 3):
+            storage = storage_of(tensor)
+            if storage is not None:
+                sizes[each] = max(storage.nbytes(), sizes.get(each, 0))
+    return sizes
+
+
+def _variables(frame: FrameType | None) -> Iterator[tuple[Named, Any]]:
+    seen: set[int] = set()
+    while frame is not None:
+        code = frame.f_code
+        if is_user_file(code.co_filename):
+            if code.co_flags & inspect.CO_OPTIMIZED:
+                for name, value in locals_of(frame):
+                    yield Named(name, name, False, code.co_filename, code.co_name), value
+            if id(frame.f_globals) not in seen:
+                seen.add(id(frame.f_globals))
+                yield from _names_of(frame.f_globals, code.co_filename)
+        frame = frame.f_back
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if not isinstance(module, ModuleType) or not isinstance(file, str) or not is_user_file(file):
+            continue
+        if id(module.__dict__) not in seen:
+            yield from _names_of(module.__dict__, file)
+
+
+def _names_of(namespace: dict[str, Any], file: str) -> Iterator[tuple[Named, Any]]:
+    for name, value in list(namespace.items()):
+        if isinstance(name, str) and not name.startswith("__"):
+            yield Named(name, name, False, file, ""), value
+
+
+def _within(named: Named, value: Any, depth: int) -> Iterator[tuple[Named, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield named, value
+        return
+    if not depth or isinstance(value, type | ModuleType | str | bytes | int | float):
+        return
+    if isinstance(value, dict):
+        if len(value) <= 64:
+            for key, item in list(value.items()):
+                if isinstance(key, str):
+                    yield from _within(named._replace(name=f'{named.name}["{key[:40]}"]'), item, depth - 1)
+        return
+    if isinstance(value, list):
+        if len(value) <= 64:
+            for position, item in enumerate(list(value)):
+                yield from _within(named._replace(name=f"{named.name}[{position}]"), item, depth - 1)
+        return
+    module = sys.modules.get(type(value).__module__)
+    file = getattr(module, "__file__", None)
+    if not isinstance(file, str) or not is_user_file(file):
+        return
+    attributes = attributes_of(value)
+    for groups in (attributes, (attributes or {}).get("_buffers")):
+        if isinstance(groups, dict):
+            for key, item in list(groups.items()):
+                if isinstance(key, str):
+                    inner = Named(f"{named.name}.{key}", key, True, file, "")
+                    yield from _within(inner, item, depth - 1)

@@ -1,0 +1,1 @@
+"""Reads the user's source code for what a run cannot show."""

@@ -1,0 +1,112 @@
+"""What stands for one name in a piece of source: the name itself, an item of what it has, its length, a part cut from it."""
+
+import ast
+
+from legroom.observe.source.files import COMPREHENSIONS
+from legroom.observe.source.syntax import called_name, is_same, is_selective, is_self, is_sliced, is_small
+
+_CUTS = {"nlargest", "nsmallest", "topk", "narrow", "islice", "sample"}
+_SIZES = {"qsize", "shape", "size", "numel", "nbytes"}
+
+
+class SourceName:
+    """A variable or attribute, recognised in expressions."""
+
+    def __init__(self, name: str, is_attribute: bool) -> None:
+        self.elsewhere = False
+        """Whether the walk is within a class that does not have the attribute: `self` is then another."""
+        self._name = name
+        self._is_attribute = is_attribute
+
+    def is_it(self, node: ast.AST) -> bool:
+        if isinstance(node, ast.Starred) or (isinstance(node, ast.Attribute) and node.attr == "data"):
+            return self.is_it(node.value) or (
+                self._is_attribute and self._name == "data" and self._is_own(node)
+            )
+        return self._is_own(node)
+
+    def _is_own(self, node: ast.AST) -> bool:
+        if not self._is_attribute:
+            return isinstance(node, ast.Name) and node.id == self._name
+        if not isinstance(node, ast.Attribute) or not is_same(node.attr, self._name):
+            return False
+        return not (self.elsewhere and is_self(node.value))
+
+    def is_item(self, node: ast.AST) -> bool:
+        """`name[...]`, and deeper."""
+        return isinstance(node, ast.Subscript) and (self.is_it(node.value) or self.is_item(node.value))
+
+    def is_default_item(self, node: ast.AST) -> bool:
+        """`name.setdefault(key, [])`, `name.get(key)`: what is then done is done to an item."""
+        return (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in ("setdefault", "get")
+            and (self.is_it(node.func.value) or self.is_item(node.func.value))
+        )
+
+    def is_cut(self, value: ast.expr) -> bool:
+        """Whether what replaces the name is limited: a slice of it or of what was made from it, the largest of it, those of its items
+        that are recent."""
+        if isinstance(value, ast.Subscript) and (is_sliced(value) or self.is_it(value.value)):
+            return True
+        for inner in ast.walk(value):
+            if isinstance(inner, ast.Subscript) and self.is_it(inner.value) and is_sliced(inner):
+                return True
+            if called_name(inner) in _CUTS and self.is_within(inner):
+                return True
+            if isinstance(inner, COMPREHENSIONS) and any(
+                self.is_within(each.iter) and any(is_selective(test, each.target) for test in each.ifs)
+                for each in inner.generators
+            ):
+                return True
+        return False
+
+    def is_within(self, node: ast.AST) -> bool:
+        return any(map(self.is_it, ast.walk(node)))
+
+    def is_it_or_item(self, node: ast.AST) -> bool:
+        return self.is_it(node) or self.is_item(node)
+
+    def is_view(self, node: ast.Call) -> bool:
+        """`name.values()`, `name.items()`."""
+        return (
+            isinstance(node.func, ast.Attribute)
+            and node.func.attr in ("values", "items")
+            and self.is_it(node.func.value)
+        )
+
+    def is_measure(self, side: ast.expr) -> bool:
+        """`len(name)`, `len(self)` within its class, `name.qsize()`, `name.shape[0]`, `name.size(0)`; not `len(name) % 100`, which is
+        every hundredth."""
+        if isinstance(side, ast.BinOp) and isinstance(side.op, ast.Mod):
+            return False
+        if called_name(side) == "sum" and self.is_within(side):
+            return any(isinstance(node, ast.Name) and node.id == "len" for node in ast.walk(side))
+        for node in ast.walk(side):
+            if isinstance(node, ast.Attribute) and node.attr in _SIZES and self.is_it(node.value):
+                return True
+            if called_name(node) == "len" and isinstance(node, ast.Call) and node.args:
+                measured = node.args[0]
+                of_self = self._is_attribute and not self.elsewhere and is_self(measured)
+                if self.is_it(measured) or self.is_item(measured) or of_self:
+                    return True
+        return False
+
+    def asks_for_it(self, test: ast.expr) -> bool:
+        """Whether a test asks if there is anything yet: `bank is None`, `not hasattr(self, "bank")`, `"bank" not in store`, `not bank`,
+        `bank.numel() == 0`."""
+        for node in ast.walk(test):
+            if isinstance(node, ast.Compare):
+                sides = [node.left, *node.comparators]
+                if any(map(self.is_it_or_item, sides)) and any(isinstance(each, ast.Is | ast.IsNot | ast.In | ast.NotIn) for each in node.ops):  # fmt: skip
+                    return True
+                if any(map(self.is_measure, sides)) and any(map(is_small, sides)):
+                    return True
+            elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not) and self.is_it(node.operand):
+                return True
+            elif isinstance(node, ast.Call) and called_name(node) in ("hasattr", "getattr"):
+                asked = node.args[1] if len(node.args) > 1 else None
+                if isinstance(asked, ast.Constant) and asked.value == self._name:
+                    return True
+        return self.is_it(test)

@@ -1,0 +1,206 @@
+"""Shapes of Python's syntax that tell what a statement does: what it assigns to, calls, slices, compares."""
+
+import ast
+from collections.abc import Iterable, Iterator
+
+from legroom.observe.source.files import COMPREHENSIONS, own_nodes
+
+_NUMBERS = {"item", "float", "int", "len", "str", "tolist", "numpy", "format", "perf_counter", "time"}
+_COUNTERS = (
+    "step",
+    "epoch",
+    "iter",
+    "count",
+    "idx",
+    "index",
+    "batch",
+    "num",
+    "seen",
+    "turn",
+    "episode",
+    "len",
+    "size",
+    "warm",
+)
+_EMPTY_CALLS = {"list", "dict", "set", "deque", "tuple", "OrderedDict", "Counter", "defaultdict"}
+
+
+def is_same(attribute: str, name: str) -> bool:
+    """The same attribute, also where Python mangles its name: `self.__values` is `_Tracker__values`."""
+    return attribute == name or (
+        attribute.startswith("__") and not attribute.endswith("__") and name.endswith(attribute)
+    )
+
+
+def is_self(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and node.id in ("self", "cls")
+
+
+def is_selective(test: ast.expr, item: ast.expr) -> bool:
+    """Whether a filter lets items go in time: `age < 10`, `step - begun <= 10`, `not item.done()`; not `item is not None`."""
+    names = {each.id for each in flattened(item) if isinstance(each, ast.Name)}
+    return any(
+        (
+            isinstance(node, ast.Compare)
+            and any(isinstance(each, ast.Lt | ast.LtE | ast.Gt | ast.GtE) for each in node.ops)
+        )
+        or (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in names)
+        for node in ast.walk(test)
+    )
+
+
+def is_below(node: ast.If) -> bool:
+    """`if step < 10:`, also as a part of more: something that counts is below a limit. Not `if loss < best:`."""
+    return any(
+        isinstance(part, ast.Compare)
+        and any(isinstance(operator, ast.Lt | ast.LtE) for operator in part.ops)
+        and any(_counts(name) for side in (part.left, *part.comparators) for name in ast.walk(side))
+        for part in ast.walk(node.test)
+    )
+
+
+def _counts(node: ast.AST) -> bool:
+    """A name that says so (`global_step`, `self.seen`, `i`), or a length."""
+    name = node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
+    return 0 < len(name) <= 2 or any(word in name.lower() for word in _COUNTERS)
+
+
+def is_small(value: ast.expr) -> bool:
+    """0 or 1: whether there is anything, not how much."""
+    return isinstance(value, ast.Constant) and value.value in (0, 1)
+
+
+def plain_keys(target: ast.AST | None) -> tuple[str, ...]:
+    """The plain keys of `name["a"]["b"]`, of `name.setdefault("a", [])`."""
+    keys: list[str] = []
+    while True:
+        if isinstance(target, ast.Subscript):
+            key, target = target.slice, target.value
+        elif isinstance(target, ast.Call) and isinstance(target.func, ast.Attribute) and target.args:
+            key, target = target.args[0], target.func.value
+        else:
+            return tuple(keys)
+        if isinstance(key, ast.Constant) and isinstance(key.value, str):
+            keys.append(key.value)
+
+
+def is_remade(target: ast.expr) -> bool:
+    """`name[:] = ...`, `name[:n] = ...`; `name[len(name):] = ...` adds, and in a tensor `name[a:b] = ...` only writes."""
+    if not isinstance(target, ast.Subscript):
+        return False
+    if isinstance(target.slice, ast.BinOp):
+        return isinstance(target.slice.op, ast.Mod)
+    return isinstance(target.slice, ast.Slice) and target.slice.lower is None
+
+
+def index_of(target: ast.expr) -> ast.expr | None:
+    """`i` of `name[i]`."""
+    return target.slice if isinstance(target, ast.Subscript) else None
+
+
+def goes_round(index: ast.expr | None, scope: ast.AST) -> bool:
+    """Whether a variable or attribute that counts is set back now and then: `i = (i + 1) % size`, `if i == size: i = 0`."""
+    if not isinstance(index, ast.Name | ast.Attribute):
+        return False
+    counted = ast.dump(index).replace("Store()", "Load()")
+
+    def is_counter(target: ast.expr) -> bool:
+        return ast.dump(target).replace("Store()", "Load()") == counted
+
+    for node in ast.walk(scope):
+        if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Mod) and is_counter(node.target):
+            return True
+        if isinstance(node, ast.Assign) and any(map(is_counter, node.targets)):
+            if any(
+                isinstance(each, ast.BinOp) and isinstance(each.op, ast.Mod) for each in ast.walk(node.value)
+            ):
+                return True
+        elif isinstance(node, ast.If):
+            for each in node.body:
+                if (
+                    isinstance(each, ast.Assign)
+                    and isinstance(each.value, ast.Constant)
+                    and any(map(is_counter, each.targets))
+                ):
+                    return True
+    return False
+
+
+def is_used_up(part: ast.Subscript, scope: ast.AST) -> bool:
+    """Whether a slice is taken of a variable that is itself cut shorter: what it gives comes to an end."""
+    if not isinstance(part.value, ast.Name) or not is_sliced(part):
+        return False
+    name = part.value.id
+    for node in ast.walk(scope):
+        for target, value in pairs_of(node.targets[0], node.value) if isinstance(node, ast.Assign) else ():
+            cut = value.value if isinstance(value, ast.Subscript) and is_sliced(value) else None
+            if all(isinstance(each, ast.Name) and each.id == name for each in (target, cut)):
+                return True
+    return False
+
+
+def is_slice(target: ast.expr) -> bool:
+    return isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Slice)
+
+
+def is_sliced(node: ast.Subscript) -> bool:
+    parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    return any(isinstance(part, ast.Slice) for part in parts)
+
+
+def assigns_its_own(function: ast.AST, variable: str) -> bool:
+    """Whether a function assigns to a variable of that name that is another than the one outside it."""
+    own = list(own_nodes(function))
+    declared = (node.names for node in own if isinstance(node, ast.Global | ast.Nonlocal))
+    return not any(variable in names for names in declared) and any(
+        isinstance(node, ast.Name) and node.id == variable and isinstance(node.ctx, ast.Store) for node in own
+    )
+
+
+def branches(value: ast.expr) -> list[ast.expr]:
+    """`a if c else b` → a, b."""
+    return [value.body, value.orelse] if isinstance(value, ast.IfExp) else []
+
+
+def pairs_of(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """`a, b = x, y` → (a, x), (b, y)."""
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+        for each, part in zip(target.elts, value.elts, strict=True):
+            yield from pairs_of(each, part)
+    else:
+        yield target, value
+
+
+def flattened(target: ast.expr) -> Iterable[ast.expr]:
+    if isinstance(target, ast.Tuple | ast.List):
+        for element in target.elts:
+            yield from flattened(element)
+    elif isinstance(target, ast.Starred):
+        yield target.value
+    else:
+        yield target
+
+
+def called_name(node: ast.AST) -> str:
+    if not isinstance(node, ast.Call):
+        return ""
+    if isinstance(node.func, ast.Attribute):
+        return node.func.attr
+    return node.func.id if isinstance(node.func, ast.Name) else ""
+
+
+def is_empty(value: ast.expr) -> bool:
+    """`[]`, `{}`, `list()`, `deque(maxlen=3)`, `defaultdict(list)`, `0`, `None`: where something starts anew."""
+    if isinstance(value, ast.List | ast.Tuple | ast.Set):
+        return not value.elts
+    if isinstance(value, ast.Dict):
+        return all(is_empty(each) for each in value.values)
+    if isinstance(value, ast.Call) and called_name(value) in _EMPTY_CALLS:
+        return not any(isinstance(each, (*COMPREHENSIONS, ast.Starred)) for each in value.args) and (
+            not value.args or called_name(value) == "defaultdict"
+        )
+    return isinstance(value, ast.Constant)
+
+
+def is_number(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant | ast.JoinedStr) or called_name(value) in _NUMBERS

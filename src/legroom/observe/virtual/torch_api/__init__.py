@@ -1,0 +1,1 @@
+"""The parts of PyTorch that a virtual GPU replaces, one module for each."""

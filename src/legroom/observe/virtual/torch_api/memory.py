@@ -1,0 +1,189 @@
+"""How much memory is in use: `torch.cuda.memory_*`, answered by the replayed allocator.
+
+As elsewhere the C functions are replaced and torch's Python stays, so `memory_summary()` is formatted by torch itself.
+The four figures that training loops print at every step are also answered directly: torch's own way to them builds
+and sorts some ninety statistics first.
+"""
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from legroom.memory.allocator.allocator import Allocator
+from legroom.memory.allocator.settings import AllocatorSettings
+from legroom.observe.virtual.patching import Replacement, answer, once_warner, optional_module, table
+from legroom.observe.virtual.protocols import Host
+from legroom.observe.virtual.torch_api.devices import free_bytes, index_of
+from legroom.units import MiB
+
+OutOfMemoryObserver = Callable[[int, int, int, int], None]
+
+_observers: list[OutOfMemoryObserver] = []
+
+
+def replacements(host: Host) -> Iterable[Replacement]:
+    """Statistics, limits, the cache and the snapshot."""
+    answers = _Answers(host)
+    yield from table(
+        torch._C,
+        {
+            "_cuda_memoryStats": answers.nested_stats,
+            "_cuda_resetPeakMemoryStats": answers.reset_peaks,
+            "_cuda_resetAccumulatedMemoryStats": answers.reset_accumulated,
+            "_cuda_emptyCache": host.empty_cache,
+            "_cuda_setMemoryFraction": answers.set_fraction,
+            "_cuda_getMemoryFraction": answers.get_fraction,
+            "_cuda_memorySnapshot": answers.snapshot,
+            "_cuda_record_memory_history": answers.record_history,
+            "_cuda_record_memory_history_legacy": answers.record_history,
+            "_cuda_isHistoryEnabled": answer(False),
+            "_cuda_allocationTraceback": answer(),
+            "_cuda_attach_out_of_memory_observer": _observers.append,
+            "_cuda_cudaCachingAllocator_raw_alloc": answers.raw_alloc,
+            "_cuda_cudaCachingAllocator_raw_delete": answers.raw_delete,
+            "_cuda_cudaCachingAllocator_enable": answer(),
+            "_cuda_cudaCachingAllocator_is_enabled": answer(True),
+            "_cuda_cudaCachingAllocator_set_allocator_settings": answers.change_settings,
+            "_cuda_getAllocatorBackend": answer("native"),
+            "_cuda_hostMemoryStats": dict,
+            "_cuda_resetAccumulatedHostMemoryStats": answer(),
+            "_cuda_resetPeakHostMemoryStats": answer(),
+            "_accelerator_isAllocatorInitialized": answer(True),
+            "_accelerator_emptyCache": host.empty_cache,
+            "_accelerator_emptyHostCache": answer(),
+            "_accelerator_getDeviceStats": answers.nested_stats,
+            "_accelerator_getMemoryInfo": answers.memory_info,
+            "_accelerator_resetPeakStats": answers.reset_peaks,
+            "_accelerator_resetAccumulatedStats": answers.reset_accumulated,
+            "_accelerator_setAllocatorSettings": answers.change_settings,
+        },
+        add=True,
+    )
+    for module in ("torch.cuda", "torch.cuda.memory", "torch.accelerator", "torch.accelerator.memory"):
+        yield from table(
+            optional_module(module),
+            {
+                "memory_allocated": answers.figure("allocated"),
+                "max_memory_allocated": answers.figure("peak_allocated"),
+                "memory_reserved": answers.figure("reserved"),
+                "max_memory_reserved": answers.figure("peak_reserved"),
+                "list_gpu_processes": answers.processes,
+                "device_memory_used": answers.device_memory_used,
+            },
+        )
+
+
+def out_of_memory(index: int, requested: int, total: int, free: int) -> None:
+    """An allocation failed: tell whoever attached an observer, as torch does before it raises."""
+    for observer in tuple(_observers):
+        observer(index, requested, total, free)
+
+
+def forget_observers() -> None:
+    """The virtual GPU is gone, and with it whoever watched for its failures."""
+    _observers.clear()
+
+
+class _Answers:
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._fractions: dict[int, float] = {}
+        self._raw: dict[int, torch.UntypedStorage] = {}
+        self._warn = once_warner()
+
+    def nested_stats(self, index: int) -> dict[str, Any]:
+        nested: dict[str, Any] = {}
+        for key, value in self._allocator(index).stats().items():
+            *path, leaf = key.split(".")
+            level = nested
+            for part in path:
+                level = level.setdefault(part, {})
+            level[leaf] = value
+        return nested
+
+    def reset_peaks(self, index: int) -> None:
+        self._allocator(index)
+        self._host.reset_peaks(index)
+
+    def reset_accumulated(self, index: int) -> None:
+        self._allocator(index).reset_accumulated()
+
+    def set_fraction(self, fraction: float, index: int) -> None:
+        self._allocator(index).set_memory_fraction(fraction)
+        self._fractions[index] = fraction
+
+    def get_fraction(self, index: int) -> float:
+        allocator = self._allocator(index)
+        return self._fractions.get(index, allocator.settings.per_process_memory_fraction)
+
+    def memory_info(self, index: int) -> tuple[int, int]:
+        device = self._host.devices[index_of(self._host, index)]
+        return free_bytes(device), device.capacity
+
+    def figure(self, name: str) -> Callable[..., int]:
+        """One of the allocator's figures, asked as torch.cuda and torch.accelerator ask it."""
+
+        def read(device: Any = None) -> int:
+            index = torch.cuda._utils._get_device_index(device, optional=True)
+            value: int = getattr(self._allocator(index), name)
+            return value
+
+        return read
+
+    def device_memory_used(self, device: Any = None) -> int:
+        found = self._host.devices[index_of(self._host, device)]
+        return found.capacity - free_bytes(found)
+
+    def processes(self, device: Any = None) -> str:
+        found = self._host.devices[index_of(self._host, device)]
+        used = (found.context_bytes + found.allocator.reserved) / MiB
+        return f"GPU:{found.index}\nprocess {os.getpid():>10d} uses {used:>12.3f} MB GPU memory"
+
+    def snapshot(self, *_selection: Any) -> dict[str, Any]:
+        """Segments and blocks of every device; the history is left empty."""
+        return {
+            "segments": [
+                _segment_for_torch(device.index, segment)
+                for device in self._host.devices
+                for segment in device.allocator.segments()
+            ],
+            "device_traces": [[] for _ in self._host.devices],
+            "allocator_settings": {},
+            "external_annotations": [],
+        }
+
+    def record_history(self, *_arguments: Any, **_options: Any) -> None:
+        self._warn(
+            "a virtual GPU keeps no CUDA allocator history: snapshots hold segments and blocks only; the capture "
+            "that Legroom writes has every allocation with its line"
+        )
+
+    def change_settings(self, settings: str) -> None:
+        for device in self._host.devices:
+            allocator = device.allocator
+            allocator.change_settings(AllocatorSettings.parse(settings, before=allocator.settings))
+
+    def raw_alloc(self, size: int, _stream: int = 0) -> int:
+        """Memory for another library: a storage that nothing but this table holds."""
+        make_storage: Any = torch.UntypedStorage
+        storage: torch.UntypedStorage = make_storage(size)
+        self._host.mark(storage, self._host.current)
+        address = storage.data_ptr()
+        self._raw[address] = storage
+        return address
+
+    def raw_delete(self, address: int) -> None:
+        self._raw.pop(address, None)
+
+    def _allocator(self, index: int) -> Allocator:
+        if not 0 <= index < len(self._host.devices):
+            raise RuntimeError(f"Invalid device argument {index}: did you call init?")
+        return self._host.devices[index].allocator
+
+
+def _segment_for_torch(device: int, segment: dict[str, Any]) -> dict[str, Any]:
+    """A segment with every key that torch's own snapshot has, so that its viewers can read it."""
+    blocks = [{**block, "frames": []} for block in segment["blocks"]]
+    return {**segment, "device": device, "segment_pool_id": (0, 0), "frames": [], "blocks": blocks}

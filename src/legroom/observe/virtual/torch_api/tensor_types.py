@@ -1,0 +1,71 @@
+"""`torch.cuda.FloatTensor` and its siblings: the names by which old scripts make and recognise tensors on a GPU."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from legroom.observe.virtual.patching import Replacement, optional_module, table
+from legroom.observe.virtual.protocols import Host
+
+TYPES = {
+    "FloatTensor": torch.float32,
+    "DoubleTensor": torch.float64,
+    "HalfTensor": torch.float16,
+    "BFloat16Tensor": torch.bfloat16,
+    "ByteTensor": torch.uint8,
+    "CharTensor": torch.int8,
+    "ShortTensor": torch.int16,
+    "IntTensor": torch.int32,
+    "LongTensor": torch.int64,
+    "BoolTensor": torch.bool,
+}
+
+
+def replacements(host: Host) -> Iterable[Replacement]:
+    """The types, and the function that makes one of them the default."""
+    types = {name: _tensor_type(host, name, dtype) for name, dtype in TYPES.items()}
+    plain = torch.set_default_tensor_type
+
+    def set_default_tensor_type(kind: Any, /) -> None:
+        """Torch's successor of it in two calls: the data type, and the device."""
+        name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__name__}"
+        on_device = name.startswith("torch.cuda.")
+        if on_device:
+            torch.set_default_dtype(TYPES[name.removeprefix("torch.cuda.")])
+        else:
+            plain(kind)
+        torch.set_default_device("cuda" if on_device else None)
+
+    yield from table(optional_module("torch.cuda"), types)
+    yield from table(torch, {"set_default_tensor_type": set_default_tensor_type})
+
+
+def _tensor_type(host: Host, name: str, data_type: torch.dtype) -> type:
+    class TensorType(type):
+        """Recognises tensors by device and data type, and makes them when called."""
+
+        def __instancecheck__(cls, value: object) -> bool:
+            return (
+                isinstance(value, torch.Tensor)
+                and value.dtype is data_type
+                and host.device_of(value) is not None
+            )
+
+        def __call__(cls, *arguments: Any, **_options: Any) -> Any:
+            """Sizes give uninitialised memory; a sequence, an array or a tensor gives its values."""
+            device = torch.device("cuda", host.current)
+            if not arguments:
+                return torch.empty(0, dtype=data_type, device=device)
+            first = arguments[0]
+            if isinstance(first, torch.Size) or (isinstance(first, int) and not isinstance(first, bool)):
+                size = first if isinstance(first, torch.Size) else arguments
+                return torch.empty(size, dtype=data_type, device=device)
+            if isinstance(first, torch.Tensor):
+                return first.to(device, data_type)
+            return torch.tensor(first, dtype=data_type, device=device)
+
+        dtype = data_type
+        is_cuda = True
+
+    return TensorType(name, (), {"__module__": "torch.cuda"})

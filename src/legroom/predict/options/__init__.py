@@ -1,0 +1,1 @@
+"""Memory-saving options, applied to a traced run."""

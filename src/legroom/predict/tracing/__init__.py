@@ -1,0 +1,1 @@
+"""Traces a script or a step without data."""

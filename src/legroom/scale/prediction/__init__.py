@@ -1,0 +1,1 @@
+"""Predicts the memory of a step under each strategy."""

@@ -1,0 +1,1 @@
+"""Explanations of errors, and the result of `legroom doctor`."""

@@ -1,0 +1,1 @@
+"""Output and summary of a launch."""

@@ -1,0 +1,205 @@
+"""What the linter found: for people with the code and carets under it, for editors, for CI, for programs."""
+
+import json
+from collections import Counter
+from importlib.metadata import version
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from legroom.diagnose.codes import all_pages, find_page
+from legroom.diagnose.lint.finding import LintFinding, LintReport
+from legroom.show.common.terminal import verbatim
+from legroom.show.common.wording import clean, counted
+
+_SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+
+
+def told(report: LintReport, format: str, *, fixing: bool = False) -> RenderableType:
+    """The report in one of the formats that `legroom lint --format` takes."""
+    if format == "json":
+        return verbatim(json.dumps([finding.as_json() for finding in report.findings], indent=2))
+    if format == "sarif":
+        return verbatim(json.dumps(sarif(report), indent=2))
+    if format == "github":
+        return verbatim("\n".join(map(_github, report.findings)))
+    if format == "concise":
+        lines = [
+            verbatim(f"{_place(each)}: {each.code} {_mark(each)}{each.message}") for each in report.findings
+        ]
+        return Group(*lines, _summary(report, fixing=fixing))
+    return Group(*(part for each in report.findings for part in _full(each)), _summary(report, fixing=fixing))
+
+
+def rules_words() -> RenderableType:
+    """Every rule with its title, by kind."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column()
+    kind = ""
+    for page in all_pages().values():
+        if not page.is_lint_rule:
+            continue
+        if page.kind != kind:
+            table.add_row("", Text(("\n" if kind else "") + page.kind.capitalize(), style="bold"))
+            kind = page.kind
+        table.add_row(Text(page.code, style="red"), page.title)
+    return table
+
+
+def _full(finding: LintFinding) -> list[RenderableType]:
+    head = Text(f"{finding.code} ", style="bold red")
+    head.append(clean(finding.message), style="bold")
+    remedy = Text("help: ", style="bold cyan")
+    remedy.append(f"{clean(finding.fix)}.", style="not bold default")
+    if finding.applicability is not None:
+        option = "--fix" if finding.safe else "--fix --unsafe-fixes"
+        remedy.append(f"  [{option}]", style="not bold green" if finding.safe else "not bold yellow")
+    return [
+        head,
+        verbatim(f"  --> {_place(finding)}", style="dim"),
+        _frame(finding),
+        Padding(remedy, (0, 0, 0, 2)),
+        Text(""),
+    ]
+
+
+def _frame(finding: LintFinding) -> Text:
+    """The line with carets under what is meant, two lines before and after it."""
+    digits = len(str(finding.source[-1][0])) if finding.source else 1
+    texts = {number: clean(text.replace("\t", "    ")).rstrip() for number, text in finding.source}
+    indent = min((len(text) - len(text.lstrip()) for text in texts.values() if text.strip()), default=0)
+    frame = Text(no_wrap=True, overflow="ellipsis")
+    for number, original in finding.source:
+        marked = number == finding.line
+        head = f"  {'❱' if marked else ' '} {number:>{digits}} │ "
+        frame.append(f"{head}{texts[number][indent:]}".rstrip() + "\n", style="bold" if marked else "dim")
+        if marked:
+            frame.append(f"    {'':>{digits}} │ ", style="dim")
+            frame.append(_carets(finding, original, indent) + "\n", style="bold red")
+    frame.rstrip()
+    return frame
+
+
+def _carets(finding: LintFinding, line: str, indent: int) -> str:
+    last = finding.end_column - 1 if finding.end_line == finding.line else len(line.rstrip())
+    before = line[: finding.column - 1].replace("\t", "    ")
+    under = line[finding.column - 1 : last].replace("\t", "    ")
+    return " " * (len(before) - indent) + "^" * max(len(under), 1)
+
+
+def _place(finding: LintFinding) -> str:
+    file = "standard input" if finding.file == "-" else finding.file
+    cell = f"cell {finding.cell}:" if finding.cell is not None else ""
+    return clean(f"{file}:{cell}{finding.line}:{finding.column}")
+
+
+def _mark(finding: LintFinding) -> str:
+    return {"safe": "[*] ", "unsafe": "[~] "}.get(finding.applicability or "", "")
+
+
+def _summary(report: LintReport, *, fixing: bool) -> Text:
+    found, files = len(report.findings), len({each.file for each in report.findings})
+    mended = f"Mended {counted(report.fixed, 'problem')}. " if fixing else ""
+    if not found:
+        return Text(
+            f"{mended}No problems{' left' if fixing and report.fixed else ''} in {counted(report.files, 'file')}."
+        )
+    by = Counter(each.applicability for each in report.findings)
+    text = Text(f"{mended}Found {counted(found, 'problem')} in {files:,} of {counted(report.files, 'file')}")
+    ways = []
+    if by["safe"] and not fixing:
+        ways.append(f"{by['safe']:,} can be mended with `--fix`")
+    if by["unsafe"]:
+        ways.append(
+            f"{by['unsafe']:,}{' more' if ways else ''} with `--fix --unsafe-fixes` (read what it changes)"
+        )
+    text.append(f"; {', '.join(ways)}." if ways else ".")
+    first = report.findings[0].code
+    text.append(f"\nWhat a code means: legroom explain {first}", style="dim")
+    return text
+
+
+def _github(finding: LintFinding) -> str:
+    """A workflow command that GitHub shows beside the line."""
+    message = f"{finding.message}. {finding.fix}."
+    for sign, code in (("%", "%25"), ("\r", "%0D"), ("\n", "%0A")):
+        message = message.replace(sign, code)
+    file = (finding.file or "").replace("%", "%25").replace(":", "%3A").replace(",", "%2C")
+    return (
+        f"::error title=legroom {finding.code},file={file},line={finding.line},col={finding.column},"
+        f"endLine={finding.end_line},endColumn={finding.end_column}::{message}"
+    )
+
+
+def sarif(report: LintReport) -> dict[str, Any]:
+    """SARIF 2.1.0: one run, its rules with their pages, a result for each finding."""
+    codes = sorted({finding.code for finding in report.findings})
+    return {
+        "$schema": _SARIF_SCHEMA,
+        "version": "2.1.0",
+        "runs": [
+            {
+                "tool": {
+                    "driver": {
+                        "name": "legroom",
+                        "version": version("legroom"),
+                        "rules": [_sarif_rule(code) for code in codes],
+                    }
+                },
+                "columnKind": "unicodeCodePoints",
+                "results": [_sarif_result(finding, codes) for finding in report.findings],
+            }
+        ],
+    }
+
+
+def _sarif_rule(code: str) -> dict[str, Any]:
+    page = find_page(code)
+    return {
+        "id": code,
+        "shortDescription": {"text": page.title},
+        "fullDescription": {"text": page.title},
+        "help": {"text": page.body, "markdown": page.markdown},
+        "properties": {"tags": [page.kind]},
+    }
+
+
+def _sarif_result(finding: LintFinding, codes: list[str]) -> dict[str, Any]:
+    location = {"uri": (finding.file or "").replace("\\", "/").replace(" ", "%20")}
+    region = {
+        "startLine": finding.line,
+        "startColumn": finding.column,
+        "endLine": finding.end_line,
+        "endColumn": finding.end_column,
+    }
+    result: dict[str, Any] = {
+        "ruleId": finding.code,
+        "ruleIndex": codes.index(finding.code),
+        "level": "warning",
+        "message": {"text": f"{finding.message}. {finding.fix}."},
+        "locations": [{"physicalLocation": {"artifactLocation": location, "region": region}}],
+    }
+    if finding.edits:
+        replacements = [
+            {
+                "deletedRegion": {
+                    "startLine": edit.line,
+                    "startColumn": edit.column,
+                    "endLine": edit.end_line,
+                    "endColumn": edit.end_column,
+                },
+                "insertedContent": {"text": edit.text},
+            }
+            for edit in finding.edits
+        ]
+        result["fixes"] = [
+            {
+                "description": {"text": f"{finding.fix}."},
+                "artifactChanges": [{"artifactLocation": location, "replacements": replacements}],
+            }
+        ]
+    return result

@@ -1,0 +1,90 @@
+"""A traceback shortened to the user's own frames, and one with nothing missing but ours.
+
+After an out-of-memory error the interesting frames are the user's; the forty inside torch say nothing that the report
+above them does not say better. They are counted, not hidden: `… 7 frames in torch`. For any other error the frames of
+libraries matter, so there only Legroom's own are left out, as if the script had been run by `python`.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from pathlib import Path
+from traceback import FrameSummary, StackSummary, TracebackException
+
+from legroom.show.common.wording import place
+
+_LEGROOM = os.path.join(str(Path(__file__).resolve().parents[2]), "")
+_PACKAGES = ("/site-packages/", "/dist-packages/")
+_FOLDED = "\0folded"
+
+
+def shortened(error: BaseException, is_user_file: Callable[[str], bool]) -> str:
+    """The traceback with every run of frames that are not the user's folded into one line."""
+    return _render(error, lambda stack: _fold(stack, is_user_file))
+
+
+def without_ours(error: BaseException) -> str:
+    """The traceback as Python prints it, less the frames of Legroom."""
+    return _render(error, lambda stack: (frame for frame in stack if not _is_ours(frame)))
+
+
+def headline(error: BaseException) -> str:
+    """`torch.OutOfMemoryError: CUDA out of memory. …`: the last line that Python prints, notes left out."""
+    lines = list(TracebackException.from_exception(error, limit=0, compact=True).format_exception_only())
+    return lines[-1].strip() if isinstance(error, SyntaxError) else lines[0].strip()
+
+
+def innermost_place(error: BaseException, is_user_file: Callable[[str], bool]) -> str:
+    """`train.py:31`: the user's line where the exception struck."""
+    for frame in reversed(TracebackException.from_exception(error, lookup_lines=False, compact=True).stack):
+        if is_user_file(frame.filename):
+            return place(frame.filename, frame.lineno)
+    return "an unknown line"
+
+
+def _render(error: BaseException, choose: Callable[[StackSummary], Iterator[FrameSummary]]) -> str:
+    summary = TracebackException.from_exception(error, compact=True)
+    seen: set[int] = set()
+    waiting = [summary]
+    while waiting:  # the causes, the contexts and the members of groups have stacks of their own
+        part = waiting.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        part.stack = _Stack(choose(part.stack))
+        waiting += [other for other in (part.__cause__, part.__context__) if other is not None]
+        waiting += getattr(part, "exceptions", None) or []
+    return "".join(summary.format())
+
+
+class _Stack(StackSummary):
+    """Formats as any other, but for the lines that stand for folded frames."""
+
+    def format_frame_summary(self, frame_summary: FrameSummary, **options: object) -> str:
+        if frame_summary.filename == _FOLDED:
+            return f"  {frame_summary.name}\n"
+        return super().format_frame_summary(frame_summary, **options)
+
+
+def _fold(stack: StackSummary, is_user_file: Callable[[str], bool]) -> Iterator[FrameSummary]:
+    visible = [frame for frame in stack if not _is_ours(frame)]
+    for users, frames in groupby(visible, key=lambda frame: is_user_file(frame.filename)):
+        group = list(frames)
+        if users:
+            yield from group
+        else:
+            names = ", ".join(dict.fromkeys(_package(frame.filename) for frame in group))
+            count = "1 frame" if len(group) == 1 else f"{len(group)} frames"
+            yield FrameSummary(_FOLDED, 0, f"… {count} in {names}", lookup_line=False, line="")
+
+
+def _is_ours(frame: FrameSummary) -> bool:
+    return frame.filename.startswith(_LEGROOM)
+
+
+def _package(file: str) -> str:
+    """`torch` for a file of torch's; Python for one of the standard library or without a file."""
+    for folder in _PACKAGES:
+        if folder in file:
+            return file.split(folder, 1)[1].split("/", 1)[0].removesuffix(".py")
+    return "Python"

@@ -1,0 +1,1 @@
+"""The live table, summary and HTML report of a search."""

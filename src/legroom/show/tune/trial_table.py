@@ -1,0 +1,137 @@
+"""The trials of a search as a table: metric, step, memory foretold and seen, configuration, and below a line why it ended."""
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from legroom.show.common.terminal import PLAIN_WIDTH
+from legroom.show.common.wording import clean
+from legroom.tuning.trial.records import Mode, TrialRecord, TrialState
+from legroom.units import format_size
+
+_STYLES = {
+    TrialState.RUNNING: "cyan",
+    TrialState.FINISHED: "green",
+    TrialState.STOPPED: "dim",
+    TrialState.FAILED: "red",
+    TrialState.OUT_OF_MEMORY: "bold red",
+    TrialState.NEVER_FITS: "yellow",
+}
+
+
+def trial_table(
+    rows: Sequence[TrialRecord],
+    searched: Sequence[str],
+    metric: str,
+    mode: Mode,
+    *,
+    best: TrialRecord | None = None,
+    width: int = PLAIN_WIDTH,
+) -> Group:
+    """A line of figures for each of these trials, below it how it ran and why it ended.
+
+    The parameters that are searched are columns where the width allows it; else they stand below, as a sentence.
+    """
+    columns = _figure_columns(rows, metric, mode)
+    with_searched = columns | {
+        f"config.{name}" if name in columns else clean(name): [_setting(record, name) for record in rows]
+        for name in searched
+    }
+    has_room = _width(with_searched) <= width
+    columns = with_searched if has_room else columns
+    widths = [max(map(len, [name, *cells])) for name, cells in columns.items()]
+    indent = widths[0] + 2
+    lines: list[RenderableType] = [_line(list(columns), widths, "dim")]
+    for index, record in enumerate(rows):
+        cells = [column[index] for column in columns.values()]
+        line = _line(cells, widths, "bold" if record is best else "")
+        line.stylize(_STYLES.get(record.state, ""), indent, indent + widths[1])
+        about = [] if has_room else [config_words(record, searched)]
+        below = [Text(clean(each), style="dim") for each in [*about, *_about(record)]]
+        lines += [line, *(Padding(each, (0, 0, 0, indent)) for each in below)]
+    return Group(*lines)
+
+
+def best_of(records: Sequence[TrialRecord], metric: str, mode: Mode) -> TrialRecord | None:
+    """The record with the best value so far."""
+    best: TrialRecord | None = None
+    value: float | None = None
+    for record in records:
+        told = record.value(metric, mode)
+        if told is not None and is_better(told, value, mode):
+            best, value = record, told
+    return best
+
+
+def config_words(record: TrialRecord, searched: Sequence[str]) -> str:
+    """`lr 0.0034, batch_size 16`: a configuration, without what is the same in every trial."""
+    return ", ".join(f"{clean(name)} {_setting(record, name)}" for name in searched if name in record.config)
+
+
+def _figure_columns(rows: Sequence[TrialRecord], metric: str, mode: Mode) -> dict[str, list[str]]:
+    """Heading → a cell for each row. Memory only where any is known: a search without a GPU has none."""
+    columns = {
+        "trial": [str(record.number) for record in rows],
+        "state": [state_words(record.state) for record in rows],
+        clean(metric): [_best(record, metric, mode) for record in rows],
+        "step": [str(record.step or "") for record in rows],
+        "seen": [_size(record.memory.actual) for record in rows],
+        "foretold": [_size(record.memory.foretold) for record in rows],
+    }
+    return {name: cells for name, cells in columns.items() if any(cells) or name not in ("seen", "foretold")}
+
+
+def _best(record: TrialRecord, metric: str, mode: Mode) -> str:
+    """What the trial counts by: the best that it reported."""
+    value = record.value(metric, mode)
+    return "" if value is None else f"{value:.4g}"
+
+
+def _size(size: int | None) -> str:
+    return "" if size is None else format_size(size)
+
+
+def _setting(record: TrialRecord, name: str) -> str:
+    if name not in record.config:
+        return ""
+    value = record.config[name]
+    return f"{value:.4g}" if isinstance(value, float) else clean(str(value))
+
+
+def _width(columns: dict[str, list[str]]) -> int:
+    return sum(max(map(len, [name, *cells])) + 2 for name, cells in columns.items()) - 2
+
+
+def _line(cells: Sequence[str], widths: Sequence[int], style: str) -> Text:
+    """The state reads from the left, figures from the right; what does not fit the terminal is cut, not wrapped."""
+    padded = [
+        cell.ljust(width) if column == 1 else cell.rjust(width)
+        for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    ]
+    return Text("  ".join(padded).rstrip(), style=style, no_wrap=True, overflow="ellipsis")
+
+
+def _about(record: TrialRecord) -> list[str]:
+    """How it runs, and why it ended."""
+    memory, split, why = record.memory, "", ""
+    if memory.micro_batch is not None and record.state is not TrialState.NEVER_FITS:
+        others = f": other programs hold {format_size(memory.held)} of its GPU" if memory.held else ""
+        split = f"in micro-batches of {memory.micro_batch}{others}"
+    # Finished, it has its reason in itself.
+    if record.state.is_final and record.state is not TrialState.FINISHED:
+        why = record.why
+    return [part for part in (split, why) if part]
+
+
+def state_words(state: TrialState) -> str:
+    return {
+        TrialState.STOPPED: "stopped",
+        TrialState.OUT_OF_MEMORY: "lost to memory",
+        TrialState.NEVER_FITS: "cannot fit",
+    }.get(state, str(state))
+
+
+def is_better(value: float, than: float | None, mode: Mode) -> bool:
+    return than is None or (value < than if mode == "min" else value > than)

@@ -1,0 +1,93 @@
+"""Named tensors in one file of the safetensors format: readable by every tool that knows it.
+
+The format is a length, a JSON header and the tensors' bytes. The library of that name writes it with one thread from a
+second copy, and neither waits for the disk nor leaves a checksum; so the bytes are put there by `checked_files`, and
+the tests hold this file and the library against each other.
+
+Wider types come first, so that every tensor lies aligned and can be used where it was read.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from legroom.train.checkpoints.files.checked_files import Checksum, read_file, write_file
+from legroom.train.checkpoints.files.host_copies import Slabs, bytes_of, memory_of
+
+_TYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "C64": torch.complex64,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+    "U16": torch.uint16, "U32": torch.uint32, "U64": torch.uint64,
+}  # fmt: skip
+_NAMES = {dtype: name for name, dtype in _TYPES.items()}
+
+
+def can_hold(tensor: torch.Tensor) -> bool:
+    """Whether the format has a place for it: dense tensors of plain types."""
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and (
+        tensor.layout is torch.strided and tensor.dtype in _NAMES and not tensor.is_meta
+    )
+
+
+@dataclass(slots=True)
+class TensorFile:
+    """Tensors on their way into a file."""
+
+    head: bytes
+    tensors: list[torch.Tensor]
+    size: int
+    slabs: Slabs | None = None
+    """Where they have been copied to, if they have."""
+
+    def copy(self, slabs: Slabs) -> None:
+        """From here on the tensors may change."""
+        slabs.fill(self.tensors)
+        self.slabs, self.tensors = slabs, []
+
+    def write(self, path: Path) -> Checksum:
+        if self.slabs is None:
+            flat = [bytes_of(tensor) for tensor in self.tensors]
+            return write_file(path, self.head, [memory_of(tensor) for tensor in flat])
+        checksum = write_file(path, self.head, self.slabs.filled())
+        self.slabs.done()
+        return checksum
+
+
+def tensor_file(tensors: Mapping[str, torch.Tensor]) -> TensorFile:
+    """A file of these tensors, laid out."""
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, tensor in ordered:
+        header[name] = {
+            "dtype": _NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, offset + tensor.nbytes],
+        }
+        offset += tensor.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    head = len(text).to_bytes(8, "little") + text
+    return TensorFile(head, [tensor for _, tensor in ordered], offset)
+
+
+def read_tensors(path: Path, expected: Checksum) -> dict[str, torch.Tensor]:
+    """The tensors of a file that `TensorFile` wrote, lying in the mapped file; a damaged one is refused."""
+    contents = read_file(path, expected)
+    header = json.loads(bytes(contents[8 : expected.head]))
+    return _tensors(header, torch.frombuffer(contents, dtype=torch.uint8)[expected.head :])
+
+
+def _tensors(header: dict[str, Any], data: torch.Tensor) -> dict[str, torch.Tensor]:
+    found = {}
+    for name, told in header.items():
+        if name != "__metadata__":
+            start, stop = told["data_offsets"]
+            dtype = _TYPES[told["dtype"]]
+            found[name] = data[start:stop].view(dtype).reshape(told["shape"])
+    return found

@@ -1,0 +1,1 @@
+"""Splitting a batch, and weighting the micro-batches."""

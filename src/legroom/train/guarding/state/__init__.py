@@ -1,0 +1,1 @@
+"""The state that a step changes, and how it is restored."""

@@ -1,0 +1,1 @@
+"""Engines run trials: as processes of this machine, or on Ray Tune."""

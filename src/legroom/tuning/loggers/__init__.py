@@ -1,0 +1,1 @@
+"""Loggers: a study in TensorBoard and in Weights & Biases."""

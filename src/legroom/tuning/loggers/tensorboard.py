@@ -1,0 +1,56 @@
+"""A study in TensorBoard: one run a trial, with its metrics, its memory, and its configuration in the HPARAMS tab."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from legroom.errors import MissingExtra
+from legroom.tuning.loggers.common import Logger, memory_figures, plain_config
+from legroom.tuning.trial.records import TrialRecord
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard.writer import SummaryWriter
+
+
+class TensorBoardLog(Logger):
+    """Writes under `folder`, which `tensorboard --logdir` then shows."""
+
+    name = "The TensorBoard log"
+
+    def __init__(self, folder: str | Path) -> None:
+        super().__init__()
+        try:
+            import torch.utils.tensorboard  # noqa: F401  (says at once what is missing)
+        except ImportError:
+            raise MissingExtra("TensorBoard", "log") from None
+        self._folder = Path(folder)
+        self._writers: dict[int, SummaryWriter] = {}
+
+    def write_report(self, record: TrialRecord, index: int) -> None:
+        report = record.reports[index]
+        writer = self._writer(record)
+        for name, value in {**report.metrics, **memory_figures(record)}.items():
+            writer.add_scalar(name, value, report.step)
+        writer.flush()
+
+    def end(self, record: TrialRecord) -> None:
+        from torch.utils.tensorboard.summary import hparams
+
+        writer: Any = self._writer(record)  # torch gives these functions no types
+        summaries: Any = hparams
+        final = record.reports[-1].metrics if record.reports else {}
+        for summary in summaries(plain_config(record), dict.fromkeys(final, 0.0)):
+            # `add_hparams` would begin another run for the same trial.
+            writer._get_file_writer().add_summary(summary)
+        writer.add_text("state", f"{record.state}: {record.why}" if record.why else str(record.state))
+        self._writers.pop(record.number).close()
+
+    def close(self) -> None:
+        while self._writers:
+            self._writers.popitem()[1].close()
+
+    def _writer(self, record: TrialRecord) -> "SummaryWriter":
+        from torch.utils.tensorboard import SummaryWriter
+
+        if record.number not in self._writers:
+            self._writers[record.number] = SummaryWriter(str(self._folder / f"trial_{record.number:04d}"))
+        return self._writers[record.number]

@@ -1,0 +1,1 @@
+"""The figures of a study, computed once for every report and logger."""

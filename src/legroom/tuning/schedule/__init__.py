@@ -1,0 +1,1 @@
+"""Schedulers: which trials stop early."""

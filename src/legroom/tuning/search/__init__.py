@@ -1,0 +1,1 @@
+"""Searchers: which configuration is tried next."""

@@ -1,0 +1,120 @@
+"""HyperOpt's tree of Parzen estimators, asked and told as Ray Tune's `HyperOptSearch` does it: the same seed gives the same proposals.
+
+It forgets trials that failed, so what can never fit gets a penalty: a loss above all that were seen, and the higher the further it is
+from fitting.
+"""
+
+import contextlib
+import logging
+import math
+from typing import Any
+
+import numpy
+from hyperopt import STATUS_OK, Domain, Trials, hp, tpe
+from hyperopt.base import JOB_STATE_DONE, JOB_STATE_ERROR
+
+from legroom.tuning.search.penalties import Penalties
+from legroom.tuning.search.searchers import Result
+from legroom.tuning.space.domains import AnyDomain, Choice, FloatRange, IntRange, PowerRange
+from legroom.tuning.space.space import Config, Space
+from legroom.tuning.trial.records import Mode
+
+RANDOM_FIRST, GOOD = 20, 0.25
+"""Trials at random before it begins to model, and the share of trials that it takes for good ones: Ray Tune's settings."""
+
+
+class HyperoptSearcher:
+    """Every parameter is drawn in every trial; those whose condition does not hold are left out of the configuration."""
+
+    start_up: int | None = RANDOM_FIRST
+
+    def __init__(self, space: Space, mode: Mode, seed: int) -> None:
+        logging.getLogger("hyperopt.tpe").setLevel(logging.WARNING)
+        self._space = space
+        self._dice = numpy.random.RandomState(seed)
+        self._penalties = Penalties(mode)
+        self._domain = Domain(
+            lambda values: 0.0, {p.name: _expression(p.name, p.domain) for p in space.parameters}
+        )
+        self._trials = Trials()
+        self._documents: dict[int, dict[str, Any]] = {}
+        self._results: list[tuple[dict[str, Any], Result]] = []
+
+    def propose(self, number: int) -> Config | None:
+        for document, result in self._results:  # penalties go by all that is known now
+            document["result"] = {"status": STATUS_OK, "loss": self._penalties.loss(result)}
+        identities = self._trials.new_trial_ids(1)
+        self._trials.refresh()
+        with contextlib.redirect_stdout(None):
+            suggested = tpe.suggest(
+                identities,
+                self._domain,
+                self._trials,
+                self._dice.randint(2**31 - 1),
+                n_startup_jobs=RANDOM_FIRST,
+                gamma=GOOD,
+                verbose=False,
+            )
+        self._trials.insert_trial_docs(suggested)
+        self._trials.refresh()
+        self._documents[number] = suggested[0]
+        return self._config(suggested[0])
+
+    def learn(self, number: int, config: Config, result: Result) -> None:
+        self._penalties.learn(result)
+        document = self._documents.pop(number)
+        if self._config(document) != config:  # population-based training has moved it
+            for p in self._space.parameters:
+                if p.name in config:
+                    document["misc"]["vals"][p.name] = [_drawn(p.domain, config[p.name])]
+        if result.value is None and result.shortage is None:
+            document["state"] = JOB_STATE_ERROR
+        else:
+            document["state"] = JOB_STATE_DONE
+            self._results.append((document, result))
+        self._trials.refresh()
+
+    def _config(self, document: dict[str, Any]) -> Config:
+        drawn = document["misc"]["vals"]
+        return self._space.with_constants(
+            {p.name: _value(p.domain, drawn[p.name][0]) for p in self._space.parameters}
+        )
+
+
+def _expression(name: str, domain: AnyDomain) -> Any:
+    if isinstance(domain, Choice):
+        return hp.choice(name, list(domain.options))
+    if isinstance(domain, FloatRange):
+        if domain.log:
+            return hp.loguniform(name, math.log(domain.low), math.log(domain.high))
+        if _has_multiples(domain):
+            return hp.quniform(name, domain.low, domain.high, domain.step)
+        return hp.uniform(name, domain.low, domain.high)
+    if isinstance(domain, IntRange) and domain.log:
+        return hp.qloguniform(name, math.log(domain.low), math.log(domain.high), 1.0)
+    return hp.uniformint(name, domain.low, domain.high)  # of powers, the exponent
+
+
+def _value(domain: AnyDomain, drawn: Any) -> Any:
+    """A value of the domain from what HyperOpt drew."""
+    if isinstance(domain, Choice):
+        return domain.options[int(drawn)]
+    if isinstance(domain, FloatRange):
+        value = min(domain.high, max(domain.low, float(drawn)))
+        return domain.at(domain.share(value)) if domain.step else value
+    whole = min(domain.high, max(domain.low, int(drawn)))
+    return 2**whole if isinstance(domain, PowerRange) else whole
+
+
+def _drawn(domain: AnyDomain, value: Any) -> Any:
+    """The other way round."""
+    if isinstance(domain, Choice):
+        return domain.options.index(value)
+    return int(value).bit_length() - 1 if isinstance(domain, PowerRange) else value
+
+
+def _has_multiples(domain: FloatRange) -> bool:
+    """Whether its steps are multiples of the step, which is what HyperOpt can draw by itself."""
+    return domain.step is not None and math.isclose(
+        domain.low / domain.step, round(domain.low / domain.step), abs_tol=1e-9
+    )

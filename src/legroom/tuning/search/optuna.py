@@ -1,0 +1,97 @@
+"""Optuna's tree-structured Parzen estimator, asked and told as Ray Tune's `OptunaSearch` does it: the same seed gives the same proposals.
+
+What can never fit is told as a broken constraint: it then ranks below all that ran, the worse the further it is from fitting, and
+the estimator leaves that region.
+"""
+
+from typing import Any
+
+import optuna
+from optuna.samplers import TPESampler
+from optuna.trial import FrozenTrial, TrialState
+
+from legroom.tuning.search.searchers import Result
+from legroom.tuning.space.domains import AnyDomain, Choice, FloatRange, IntRange, PowerRange
+from legroom.tuning.space.space import Config, Space
+from legroom.tuning.trial.records import Mode
+
+_SHORTAGE = "shortage"
+
+
+class OptunaSearcher:
+    """TPE over a study in memory. It draws at random until ten trials are known, and models those from then on."""
+
+    start_up: int | None = 10
+
+    def __init__(self, space: Space, mode: Mode, seed: int) -> None:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._space = space
+        self._study = optuna.create_study(
+            direction="minimize" if mode == "min" else "maximize", sampler=_sampler(seed)
+        )
+        self._asked: dict[int, optuna.Trial] = {}
+
+    def propose(self, number: int) -> Config | None:
+        trial = self._study.ask()
+        config = dict(self._space.constants)
+        for parameter in self._space.parameters:
+            if parameter.counts_in(config):
+                config[parameter.name] = _suggested(trial, parameter.name, parameter.domain)
+        self._asked[number] = trial
+        return config
+
+    def learn(self, number: int, config: Config, result: Result) -> None:
+        trial = self._trial_of(number, config)
+        if result.shortage is not None:
+            _break_constraint(trial, result.shortage)
+            self._study.tell(trial, state=TrialState.PRUNED)
+        elif result.value is None:
+            self._study.tell(trial, state=TrialState.FAIL)
+        elif result.is_partial:
+            trial.report(result.value, result.step)
+            self._study.tell(trial, state=TrialState.PRUNED)
+        else:
+            self._study.tell(trial, result.value)
+
+    def _trial_of(self, number: int, config: Config) -> optuna.Trial:
+        """The trial that was asked for; another one in its place where population-based training has moved its configuration."""
+        known = [parameter for parameter in self._space.parameters if parameter.name in config]
+        told = {p.name: _told(p.domain, config[p.name]) for p in known}
+        trial = self._asked.pop(number)
+        if trial.params == told:
+            return trial
+        self._study.tell(trial, state=TrialState.FAIL)
+        self._study.enqueue_trial(told)
+        moved = self._study.ask()
+        for parameter in known:
+            _suggested(moved, parameter.name, parameter.domain)
+        return moved
+
+
+def _sampler(seed: int) -> TPESampler:
+    """Optuna 5 looks at constraints by itself; before that it does only where a function gives them."""
+    if hasattr(FrozenTrial, "constraints"):
+        return TPESampler(seed=seed)
+    return TPESampler(seed=seed, constraints_func=lambda trial: (trial.user_attrs.get(_SHORTAGE, 0.0),))
+
+
+def _break_constraint(trial: optuna.Trial, shortage: float) -> None:
+    if hasattr(trial, "set_constraint"):
+        trial.set_constraint(_SHORTAGE, shortage)
+    else:
+        trial.set_user_attr(_SHORTAGE, shortage)
+
+
+def _suggested(trial: optuna.Trial, name: str, domain: AnyDomain) -> Any:
+    if isinstance(domain, Choice):
+        return trial.suggest_categorical(name, domain.options)
+    if isinstance(domain, FloatRange):
+        return trial.suggest_float(name, domain.low, domain.high, log=domain.log, step=domain.step)
+    if isinstance(domain, IntRange):
+        return trial.suggest_int(name, domain.low, domain.high, log=domain.log)
+    return 2 ** trial.suggest_int(name, domain.low, domain.high)
+
+
+def _told(domain: AnyDomain, value: Any) -> Any:
+    """As the estimator knows it: of a power of two, the exponent."""
+    return int(value).bit_length() - 1 if isinstance(domain, PowerRange) else value

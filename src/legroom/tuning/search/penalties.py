@@ -1,0 +1,33 @@
+"""What a searcher that only understands numbers is told about a configuration that can never fit."""
+
+import math
+
+from legroom.tuning.search.searchers import Result
+from legroom.tuning.trial.records import Mode
+
+
+class Penalties:
+    """Turns results into losses to be minimised. What never fits is worse than the worst that ran, by the spread of what ran
+    and the more the larger it is; so the slope leads back to where things fit."""
+
+    def __init__(self, mode: Mode) -> None:
+        self._sign = 1.0 if mode == "min" else -1.0
+        self._seen: list[float] = []
+
+    def learn(self, result: Result) -> None:
+        if result.value is not None and math.isfinite(result.value):
+            self._seen.append(self._sign * result.value)
+
+    def loss(self, result: Result, *, by_best: bool = False) -> float:
+        """`by_best`: by the best value that a trial reported instead of the last one."""
+        value = result.best if by_best and result.best is not None else result.value
+        if value is not None:
+            return self._sign * value if math.isfinite(value) else self._above(0.0)
+        return self._above(result.shortage or 0.0)
+
+    def _above(self, shortage: float) -> float:
+        if not self._seen:
+            return 1.0 + min(shortage, 1.0)
+        worst, best = max(self._seen), min(self._seen)
+        spread = (worst - best) or abs(worst) or 1.0
+        return worst + 0.1 * spread * (1.0 + min(shortage, 1.0))

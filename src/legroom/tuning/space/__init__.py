@@ -1,0 +1,1 @@
+"""The search space: parameters, their domains and conditions."""

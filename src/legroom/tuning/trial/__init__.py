@@ -1,0 +1,1 @@
+"""One trial: its function, its process and its records."""
