@@ -1,6 +1,8 @@
 """Larger blocks of which sets of cases build their networks: attention, levels that meet again, layers side by side, turns."""
 
 import contextlib
+import itertools
+import math
 from collections.abc import Callable, Iterable
 
 import torch
@@ -196,3 +198,97 @@ def against(
         return step
 
     return training
+
+
+class _Step(nn.Module):
+    """A residual block that is told the time, and after it, where asked for, attention over all places and a text's words."""
+
+    def __init__(self, inputs: int, outputs: int, time: int, *, heads: int = 0, words: int = 0) -> None:
+        super().__init__()
+        self.first = joined(nn.GroupNorm(16, inputs), nn.SiLU(), nn.Conv2d(inputs, outputs, 3, padding=1))
+        self.second = joined(nn.GroupNorm(16, outputs), nn.SiLU(), nn.Conv2d(outputs, outputs, 3, padding=1))
+        self.time, self.heads = nn.Linear(time, outputs), heads
+        self.short = nn.Conv2d(inputs, outputs, 1) if inputs != outputs else nn.Identity()
+        if heads:
+            self.norm, self.ask, self.leave = (
+                nn.GroupNorm(16, outputs),
+                nn.Linear(outputs, outputs),
+                nn.Linear(outputs, outputs),
+            )
+            self.answer = nn.Linear(words or outputs, 2 * outputs)
+
+    def forward(self, x: Tensor, time: Tensor, words: Tensor | None) -> Tensor:
+        y: Tensor = self.second(self.first(x) + self.time(F.silu(time))[:, :, None, None]) + self.short(x)
+        if not self.heads:
+            return y
+        places = self.norm(y).flatten(2).transpose(1, 2)
+        known = self.answer(places if words is None else words)
+        q, k, v = (
+            one.unflatten(2, (self.heads, -1)).transpose(1, 2)
+            for one in (self.ask(places), *known.chunk(2, 2))
+        )
+        looked = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return y + self.leave(looked).transpose(1, 2).reshape(y.shape)
+
+
+class Noise(nn.Module):
+    """A U-Net that tells the noise of a picture; two blocks on each level, attention on the last ones."""
+
+    def __init__(
+        self, channels: int, width: int, times: tuple[int, ...], *, told: int = 0, looking: int = 1, classes: int = 0, words: int = 0
+    ) -> None:  # fmt: skip
+        super().__init__()
+        time, widths = 4 * width, [width * more for more in times]
+        self.width, self.kinds = width, nn.Embedding(classes, time) if classes else None
+        self.time = nn.Sequential(nn.Linear(width, time), nn.SiLU(), nn.Linear(time, time))
+        self.enter, self.leave = nn.Conv2d(channels, width, 3, padding=1), joined(nn.GroupNorm(16, width), nn.SiLU(), nn.Conv2d(width, told or channels, 3, padding=1))  # fmt: skip
+        levels = list(enumerate(itertools.pairwise((width, *widths))))
+
+        def step(level: int, inputs: int, outputs: int) -> _Step:
+            return _Step(
+                inputs,
+                outputs,
+                time,
+                heads=outputs // 32 if level >= len(times) - looking else 0,
+                words=words,
+            )
+
+        self.down = nn.ModuleList(
+            nn.ModuleList([step(level, a, b), step(level, b, b)]) for level, (a, b) in levels
+        )
+        self.middle = step(len(times), widths[-1], widths[-1])
+        self.up = nn.ModuleList(
+            nn.ModuleList([step(level, 2 * b, b), step(level, 2 * b, a)]) for level, (a, b) in levels
+        )
+        self.smaller = nn.ModuleList(nn.Conv2d(b, b, 3, 2, 1) for b in widths[:-1])
+        self.larger = nn.ModuleList(nn.Conv2d(b, b, 3, padding=1) for b in widths[:-1])
+
+    def forward(
+        self, x: Tensor, time: Tensor, kind: Tensor | None = None, words: Tensor | None = None
+    ) -> Tensor:
+        half = self.width // 2
+        turned = time[:, None] * torch.exp(torch.arange(half, device=x.device) * (-math.log(10000) / half))
+        known = self.time(torch.cat([turned.cos(), turned.sin()], 1))
+        if self.kinds is not None:
+            known = known + self.kinds(kind)
+        x, kept = self.enter(x), []
+        for level, blocks in enumerate(self.down):
+            x = self.smaller[level - 1](x) if level else x
+            for block in blocks:
+                x = block(x, known, words)
+                kept.append(x)
+        x = self.middle(x, known, words)
+        for level in reversed(range(len(self.up))):
+            for block in self.up[level]:
+                x = block(torch.cat([x, kept.pop()], 1), known, words)
+            if level:
+                x = self.larger[level - 1](F.interpolate(x, scale_factor=2))
+        out: Tensor = self.leave(x)
+        return out
+
+
+def noisy(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A picture with noise, the noise, and the time that says how much of it there is."""
+    time, noise = torch.rand(len(x), device=x.device), torch.randn_like(x)
+    angle = (time * math.pi / 2).view(-1, 1, 1, 1)
+    return angle.cos() * x + angle.sin() * noise, noise, time * 1000

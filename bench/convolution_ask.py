@@ -26,7 +26,8 @@ from typing import Any
 from bench.convolution_everyday import draw_everyday
 from bench.convolution_practice import draw_practice
 from bench.table import print_table
-from legroom.gpus.catalog import find_gpu
+from legroom.observe.cuda_rules.convolution.cudnn_query import OPERATIONS, Choice, Cudnn, described
+from legroom.observe.cuda_rules.convolution.gpu_only_kernels import WAYS, asked, first_hidden
 from legroom.observe.cuda_rules.convolution.cudnn_library import (
     Attribute,
     Desk,
@@ -39,18 +40,10 @@ from legroom.observe.cuda_rules.convolution.cudnn_library import (
     desk_of,
     find_library,
 )
-from legroom.observe.cuda_rules.convolution.cudnn_query import OPERATIONS, Choice, Cudnn, described
-from legroom.observe.cuda_rules.convolution.gpu_only_kernels import WAYS, asked, first_hidden
-from legroom.observe.cuda_rules.convolution.recorded_table import (
-    UNIT,
-    Layer,
-    Question,
-    output_sizes,
-    table,
-    told,
-)
+from legroom.observe.cuda_rules.convolution.recorded_table import UNIT, Layer, Question, output_sizes, table, told
 from legroom.observe.cuda_rules.convolution.recorded_table import described as described_layer
 from legroom.observe.cuda_rules.convolution.workspace import Convolution, whole
+from legroom.gpus.catalog import find_gpu
 
 H200 = find_gpu("h200")
 Answer = tuple[int, int, dict[int, int]]

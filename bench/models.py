@@ -87,61 +87,6 @@ def _mlp() -> Spec:
     return Spec(model, batch, lambda model, x, y: F.cross_entropy(model(x), y))
 
 
-class _VAE(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.encode = nn.Sequential(
-            nn.Conv2d(3, 64, 4, 2, 1), nn.LeakyReLU(0.2),
-            nn.Conv2d(64, 128, 4, 2, 1), nn.BatchNorm2d(128), nn.LeakyReLU(0.2),
-            nn.Conv2d(128, 256, 4, 2, 1), nn.BatchNorm2d(256), nn.LeakyReLU(0.2), nn.Flatten(),
-        )  # fmt: skip
-        self.mean, self.spread = nn.Linear(256 * 64, 128), nn.Linear(256 * 64, 128)
-        self.widen = nn.Linear(128, 256 * 64)
-        self.decode = nn.Sequential(
-            nn.ConvTranspose2d(256, 128, 4, 2, 1), nn.BatchNorm2d(128), nn.ReLU(),
-            nn.ConvTranspose2d(128, 64, 4, 2, 1), nn.BatchNorm2d(64), nn.ReLU(),
-            nn.ConvTranspose2d(64, 3, 4, 2, 1),
-        )  # fmt: skip
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        hidden = self.encode(x)
-        mean, spread = self.mean(hidden), self.spread(hidden)
-        code = mean + torch.randn_like(mean) * torch.exp(0.5 * spread)
-        return self.decode(self.widen(code).view(-1, 256, 8, 8)), mean, spread
-
-
-def _vae_loss(model: nn.Module, x: Tensor) -> Tensor:
-    picture, mean, spread = model(x)
-    divergence = -0.5 * (1 + spread - mean.pow(2) - spread.exp()).sum(1).mean()
-    loss: Tensor = F.mse_loss(picture, x) + divergence / x.numel()
-    return loss
-
-
-def _vae() -> Spec:
-    return Spec(_VAE(), lambda count, device: [torch.randn(count, 3, 64, 64, device=device)], _vae_loss)
-
-
-def _dcgan_generator() -> Spec:
-    widths = (512, 256, 128, 64)
-    layers: list[nn.Module] = [
-        nn.ConvTranspose2d(100, 512, 4, 1, 0, bias=False),
-        nn.BatchNorm2d(512),
-        nn.ReLU(True),
-    ]
-    for inputs, outputs in itertools.pairwise(widths):
-        layers += [
-            nn.ConvTranspose2d(inputs, outputs, 4, 2, 1, bias=False),
-            nn.BatchNorm2d(outputs),
-            nn.ReLU(True),
-        ]
-    layers += [nn.ConvTranspose2d(64, 3, 4, 2, 1), nn.Tanh()]
-
-    def batch(count: int, device: str) -> list[Tensor]:
-        return [torch.randn(count, 100, 1, 1, device=device), torch.randn(count, 3, 64, 64, device=device)]
-
-    return Spec(nn.Sequential(*layers), batch, lambda model, x, y: F.l1_loss(model(x), y))
-
-
 class _ResidualBlock(nn.Module):
     """Of a diffusion U-Net: group norm, SiLU, convolution, and the time step added in the middle."""
 
@@ -229,26 +174,6 @@ def _diffusion_unet() -> Spec:
     return Spec(_DiffusionUNet(), batch, loss)
 
 
-def _conv3d_net() -> Spec:
-    layers: list[nn.Module] = []
-    for inputs, outputs in ((3, 32), (32, 64), (64, 128), (128, 256)):
-        layers += [
-            nn.Conv3d(inputs, outputs, 3, padding=1, bias=False),
-            nn.BatchNorm3d(outputs),
-            nn.ReLU(inplace=True),
-            nn.MaxPool3d((1, 2, 2) if inputs == 3 else 2),
-        ]
-    model = nn.Sequential(*layers, nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(256, 101))
-
-    def batch(count: int, device: str) -> list[Tensor]:
-        return [
-            torch.randn(count, 3, 16, 112, 112, device=device),
-            torch.randint(0, 101, (count,), device=device),
-        ]
-
-    return Spec(model, batch, lambda model, x, y: F.cross_entropy(model(x), y))
-
-
 class _MixerBlock(nn.Module):
     def __init__(self, tokens: int, width: int) -> None:
         super().__init__()
@@ -283,56 +208,17 @@ def _mlp_mixer() -> Spec:
     return Spec(Mixer(), batch, lambda model, x, y: F.cross_entropy(model(x), y))
 
 
-class _Recommender(nn.Module):
-    def __init__(self, tables: int = 8, rows: int = 50000, width: int = 64) -> None:
-        super().__init__()
-        self.tables = nn.ModuleList(nn.EmbeddingBag(rows, width, mode="sum") for _ in range(tables))
-        self.dense = nn.Sequential(nn.Linear(13, 256), nn.ReLU(), nn.Linear(256, width), nn.ReLU())
-        self.top = nn.Sequential(
-            nn.Linear(width + (tables + 1) * tables // 2, 512), nn.ReLU(), nn.Linear(512, 1)
-        )
-
-    def forward(self, dense: Tensor, ids: Tensor) -> Tensor:
-        base = self.dense(dense)
-        parts = torch.stack([base, *(table(ids[:, i]) for i, table in enumerate(self.tables))], 1)
-        products = torch.bmm(parts, parts.transpose(1, 2))
-        rows, columns = torch.tril_indices(parts.shape[1], parts.shape[1], -1)
-        out: Tensor = self.top(torch.cat([base, products[:, rows, columns]], 1))
-        return out.squeeze(1)
-
-
-def _recommender() -> Spec:
-    def batch(count: int, device: str) -> list[Tensor]:
-        return [
-            torch.randn(count, 13, device=device),
-            torch.randint(0, 50000, (count, 8, 4), device=device),
-            torch.rand(count, device=device),
-        ]
-
-    def loss(model: nn.Module, dense: Tensor, ids: Tensor, target: Tensor) -> Tensor:
-        return F.binary_cross_entropy_with_logits(model(dense, ids), target)
-
-    return Spec(_Recommender(), batch, loss)
-
-
 _TORCHVISION = (
-    "resnet18", "resnet34", "resnet50", "wide_resnet50_2", "resnext50_32x4d", "vgg16", "mobilenet_v2",
-    "mobilenet_v3_large", "shufflenet_v2_x1_0", "densenet121", "efficientnet_b0", "efficientnet_v2_s",
-    "regnet_y_800mf", "regnet_x_1_6gf", "convnext_tiny", "vit_b_16", "vit_b_32", "swin_t",
+    "resnet18", "resnet34", "resnet50", "vgg16", "mobilenet_v3_large", "densenet121", "efficientnet_b0", "regnet_x_1_6gf",
+    "convnext_tiny", "vit_b_16", "swin_t",
 )  # fmt: skip
 
 MODELS: dict[str, Callable[[], Spec]] = {
     **{name: (lambda name=name: vision(name)) for name in _TORCHVISION},  # type: ignore[misc]
-    "inception_v3": lambda: vision("inception_v3", size=299),
-    "deeplabv3_resnet50": lambda: _segmentation("deeplabv3_resnet50"),
     "fcn_resnet50": lambda: _segmentation("fcn_resnet50"),
     **REFERENCE_SEQUENCES,
     "unet": _unet,
     "mlp": _mlp,
-    "vae": _vae,
-    "dcgan_generator": _dcgan_generator,
     "diffusion_unet": _diffusion_unet,
-    "conv3d_net": _conv3d_net,
     "mlp_mixer": _mlp_mixer,
-    "recommender": _recommender,
 }

@@ -26,13 +26,6 @@ def _gpt2(*, checkpointed: bool = False) -> Spec:
     return Spec(model, tokens(50257, 512), language_model_loss)
 
 
-def _gpt2_xl() -> Spec:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(n_layer=48, n_embd=1600, n_head=25, use_cache=False)
-    return Spec(GPT2LMHeadModel(config), tokens(50257, 512), language_model_loss)
-
-
 def _bert_base() -> Spec:
     from transformers import BertConfig, BertForSequenceClassification
 
@@ -52,28 +45,6 @@ def _roberta_mlm() -> Spec:
 
     model = RobertaForMaskedLM(RobertaConfig(num_hidden_layers=6, max_position_embeddings=514))
     return Spec(model, tokens(50265, 256), masked_loss)
-
-
-def _electra_small() -> Spec:
-    from transformers import ElectraConfig, ElectraForSequenceClassification
-
-    model = ElectraForSequenceClassification(ElectraConfig(num_labels=3))
-    return Spec(model, tokens_and_class(30522, 128, 3), masked_loss)
-
-
-def _t5_small() -> Spec:
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    config = T5Config(d_model=512, d_ff=2048, num_layers=6, num_heads=8, use_cache=False)
-    config.decoder_start_token_id = 0
-
-    def batch(count: int, device: str) -> list[Tensor]:
-        return [
-            torch.randint(0, 32128, (count, 256), device=device),
-            torch.randint(0, 32128, (count, 128), device=device),
-        ]
-
-    return Spec(T5ForConditionalGeneration(config), batch, language_model_loss)
 
 
 def _llama_gqa() -> Spec:
@@ -163,36 +134,6 @@ def _bilstm_tagger() -> Spec:
     )
 
 
-class _WaveBlock(nn.Module):
-    def __init__(self, width: int, dilation: int) -> None:
-        super().__init__()
-        self.gate = nn.Conv1d(width, 2 * width, 3, padding=dilation, dilation=dilation)
-        self.mix = nn.Conv1d(width, width, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        left, right = self.gate(x).chunk(2, 1)
-        out: Tensor = x + self.mix(torch.tanh(left) * torch.sigmoid(right))
-        return out
-
-
-def _wavenet() -> Spec:
-    width = 128
-    model = nn.Sequential(
-        nn.Conv1d(1, width, 7, padding=3),
-        *(_WaveBlock(width, 2**i) for i in range(8)),
-        nn.ReLU(),
-        nn.Conv1d(width, 256, 1),
-    )
-
-    def batch(count: int, device: str) -> list[Tensor]:
-        return [
-            torch.randn(count, 1, 8000, device=device),
-            torch.randint(0, 256, (count, 8000), device=device),
-        ]
-
-    return Spec(model, batch, lambda model, x, y: F.cross_entropy(model(x), y))
-
-
 class _CausalBlock(nn.Module):
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -239,46 +180,6 @@ def _nano_gpt() -> Spec:
     return Spec(_NanoGPT(), tokens(32768, 512), lambda model, ids, labels: model(ids, labels))
 
 
-class _Experts(nn.Module):
-    """Four experts; every token goes to the best two of them, at dense shapes (as small projects write it)."""
-
-    def __init__(self, width: int, experts: int = 4) -> None:
-        super().__init__()
-        self.route = nn.Linear(width, experts)
-        self.rise = nn.Parameter(torch.randn(experts, width, 2 * width) * 0.02)
-        self.fall = nn.Parameter(torch.randn(experts, 2 * width, width) * 0.02)
-
-    def forward(self, x: Tensor) -> Tensor:
-        weights, _ = torch.topk(self.route(x).softmax(-1), 2, dim=-1)
-        gates = torch.where(self.route(x).softmax(-1) >= weights[..., -1:], self.route(x).softmax(-1), 0.0)
-        hidden = F.gelu(torch.einsum("bld,edh->eblh", x, self.rise))
-        return torch.einsum("eblh,ehd,ble->bld", hidden, self.fall, gates.to(hidden.dtype))
-
-
-class _MixtureOfExperts(nn.Module):
-    def __init__(self, vocabulary: int = 16000, width: int = 384, layers: int = 4) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(vocabulary, width)
-        self.attend = nn.ModuleList(
-            nn.MultiheadAttention(width, 6, batch_first=True, dropout=0.1) for _ in range(layers)
-        )
-        self.experts = nn.ModuleList(_Experts(width) for _ in range(layers))
-        self.norms = nn.ModuleList(nn.RMSNorm(width) for _ in range(2 * layers))
-        self.head = nn.Linear(width, vocabulary)
-
-    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
-        x = self.embed(ids)
-        for index, (attend, experts) in enumerate(zip(self.attend, self.experts, strict=True)):
-            normed = self.norms[2 * index](x)
-            x = x + attend(normed, normed, normed, need_weights=False)[0]
-            x = x + experts(self.norms[2 * index + 1](x))
-        return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
-
-
-def _mixture_of_experts() -> Spec:
-    return Spec(_MixtureOfExperts(), tokens(16000, 256), lambda model, ids, labels: model(ids, labels))
-
-
 def _transformer_encoder() -> Spec:
     layer = nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True, norm_first=True)
     model = nn.Sequential(
@@ -294,19 +195,14 @@ def _transformer_encoder() -> Spec:
 REFERENCE_SEQUENCES: dict[str, Callable[[], Spec]] = {
     "gpt2": _gpt2,
     "gpt2_ckpt": lambda: _gpt2(checkpointed=True),
-    "gpt2_xl": _gpt2_xl,
     "bert_base": _bert_base,
     "distilbert": _distilbert,
     "roberta_mlm": _roberta_mlm,
-    "electra_small": _electra_small,
-    "t5_small": _t5_small,
     "llama_gqa": _llama_gqa,
     "whisper_encoder": _whisper_encoder,
     "lstm": _lstm,
     "gru_classifier": _gru_classifier,
     "bilstm_tagger": _bilstm_tagger,
-    "wavenet": _wavenet,
     "nano_gpt": _nano_gpt,
-    "mixture_of_experts": _mixture_of_experts,
     "transformer_encoder": _transformer_encoder,
 }

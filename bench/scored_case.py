@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.workloads import Case, build
-from legroom.gpus.catalog import find_gpu
 from legroom.memory.allocator.settings import AllocatorSettings
+from legroom.gpus.catalog import find_gpu
 from legroom.predict import uncertainty
 from legroom.predict.fit import replay, safe_reserved
 from legroom.predict.tracing.trace import Trace

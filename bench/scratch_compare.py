@@ -20,8 +20,8 @@ from typing import Any
 from bench.model_parts import torchvision
 from bench.scratch_probes import SCRATCH_PROBES
 from bench.table import print_table
-from legroom.gpus.catalog import find_gpu
 from legroom.memory.events import Alloc, Event, Free
+from legroom.gpus.catalog import find_gpu
 from legroom.predict.tracing.virtual_trace import make_device
 from legroom.units import format_size
 

@@ -7,9 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.block_parts import Levels, against
+from bench.block_parts import Levels, Noise, against, noisy
 from bench.case import CaseSet
-from bench.fourth_makers import Noise, noisy
 from bench.layer_parts import Residual, joined, normed
 from bench.model_parts import Spec, alone, freeze, labelled, made, no_loss, shares, to_numbers
 

@@ -8,9 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench import model_parts as parts
-from bench.block_parts import Levels, against, bottleneck, in_time, told, yes_or_no
+from bench.block_parts import Levels, Noise, against, bottleneck, in_time, noisy, told, yes_or_no
 from bench.case import CaseSet
-from bench.fourth_makers import Noise, noisy
 from bench.layer_parts import Residual, basic, headed, joined, normed, pooled, stages
 from bench.model_parts import (
     Spec,

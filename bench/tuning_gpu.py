@@ -27,14 +27,14 @@ from bench.gpu_neighbour import ROOM, neighbour
 from bench.plain_step import plain_step
 from bench.tuning_oom import Clock, legroom_row
 from bench.tuning_oom_table import show
+from legroom.tuning.memory.admission import real_places, virtual_places
 from legroom.tuning.api import run_job
 from legroom.tuning.engines.engine import Job
 from legroom.tuning.engines.fork_server import ended, fork_server
+from legroom.tuning.trial.function import TrainFunction
 from legroom.tuning.engines.local import LocalEngine
-from legroom.tuning.memory.admission import real_places, virtual_places
 from legroom.tuning.search.searchers import Result, make_searcher
 from legroom.tuning.space.space import read_space
-from legroom.tuning.trial.function import TrainFunction
 
 FUNCTION = "bench/tuning_gpt.py:train"
 PLAIN, TWO, OURS = "one at a time", "two at a time", "legroom local"
