@@ -47,7 +47,7 @@ $(PACKAGES)/.ready: bench/requirements.txt $(VENV)/.ready
 JOBS ?= 2
 ROWS = build/accuracy-$(shell git rev-parse --short HEAD).jsonl
 bench-accuracy: $(PACKAGES)/.ready
-	PYTHONPATH=$(PACKAGES) HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m bench.accuracy --jobs $(JOBS) --rows $(ROWS) \
+	PYTHONPATH=$(PACKAGES) HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m bench.accuracy.peaks --jobs $(JOBS) --rows $(ROWS) \
 		--peers build/other-estimators.jsonl $(if $(CASES),$(addprefix --cases ,$(CASES)),--write docs/accuracy.md docs/accuracy-cases.md)
 
 clean:

@@ -4,8 +4,8 @@ import importlib
 
 import torch
 
-ANYWHERE = ("allocator_replay", "capture", "recorder_overhead", "lint")
-WITH_A_GPU = ("run_overhead_gpu",)
+ANYWHERE = ("accuracy.allocator_replay", "overhead.capture_file", "overhead.recorder", "leaks.linter")
+WITH_A_GPU = ("overhead.run_command",)
 
 
 def main() -> None:

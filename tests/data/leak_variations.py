@@ -2,7 +2,7 @@
 
     python -m tests.data.leak_variations FOLDER
 
-writes them into FOLDER, where `python -m bench.leaks --folder FOLDER --names` runs them. Many are alike on purpose: a rule that knows one
+writes them into FOLDER, where `python -m bench.leaks.detector --folder FOLDER --names` runs them. Many are alike on purpose: a rule that knows one
 wording is none.
 """
 

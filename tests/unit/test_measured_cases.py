@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from bench.case import Case, CaseSet
-from bench.workloads import BUILDERS, CASES, build
+from bench.accuracy.cases.case import Case, CaseSet
+from bench.accuracy.cases.steps import BUILDERS, CASES, build
 
 TRUTH = Path(__file__).parents[1] / "data" / "truth_peaks.json"
 

@@ -13,4 +13,4 @@ COMMUNICATION = (
     "with one rank; with more ranks and channels it may be more)."
 )
 COMMUNICATION_BYTES = 556 * 2**20
-"""What the device holds more after the first all-reduce; `bench/measure_gpu.py context` shows it."""
+"""What the device holds more after the first all-reduce; `bench/accuracy/measure_cases.py context` shows it."""

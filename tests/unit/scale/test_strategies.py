@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench.rank_pool import RankPool
+from bench.lib.rank_pool import RankPool
 from tests.unit.scale import parallel_tasks as tasks
 
 import legroom

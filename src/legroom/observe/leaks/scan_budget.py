@@ -7,7 +7,7 @@ that matters: so what a short program is told does not depend on how busy the ma
 """
 
 UNTIMED = 2.0
-"""What an attended turn costs in all, as a multiple of what can be timed: measured by `bench.watch_cost`."""
+"""What an attended turn costs in all, as a multiple of what can be timed: measured by `bench.overhead.watch`."""
 
 
 FREE_TURNS = 256

@@ -17,7 +17,7 @@ from legroom.tuning.memory.start_order import Demand, Room, Taken, best_order
 
 PATIENCE = 12
 """How often others may go before a trial that waits for room, for each that can run at once. Holding a GPU empty for it costs more than
-the wait (see bench.packing)."""
+the wait (see bench.tuning.packing)."""
 
 ALLOWANCE = 50
 """A trial gets this part of a real GPU (a fiftieth) beyond its bound, where nobody else has it."""

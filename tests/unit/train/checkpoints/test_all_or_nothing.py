@@ -136,7 +136,7 @@ while True:
 
 
 def test_killed_processes_lose_no_checkpoint(tmp_path):
-    """The table of 50 kills is `python -m bench.checkpoints`."""
+    """The table of 50 kills is `python -m bench.guard.checkpoints`."""
     reported = 0
     for life, way in enumerate(("foreground", "background", "foreground")):
         process = subprocess.Popen(

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from bench.rank_pool import RankPool
+from bench.lib.rank_pool import RankPool
 from tests.unit.train.checkpoints import checkpoint_rank_tasks as tasks
 
 

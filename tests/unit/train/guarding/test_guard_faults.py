@@ -1,7 +1,7 @@
-"""Memory fails at allocations all over a guarded step; `bench/fault_injection.py` fails every single one."""
+"""Memory fails at allocations all over a guarded step; `bench/guard/fault_injection.py` fails every single one."""
 
 import pytest
-from bench.fault_injection import CASES, PLACES, inject
+from bench.guard.fault_injection import CASES, PLACES, inject
 
 pytestmark = pytest.mark.usefixtures("frozen_heap")
 

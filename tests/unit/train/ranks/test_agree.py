@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench.rank_pool import RankPool
+from bench.lib.rank_pool import RankPool
 from tests.unit.train import rank_tasks as tasks
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
-from bench.rank_failures import fail_many
-from bench.rank_pool import RankPool
+from bench.guard.rank_failures import fail_many
+from bench.lib.rank_pool import RankPool
 from tests.unit.train import guarded_rank_tasks as tasks
 
 
@@ -19,7 +19,7 @@ def pool() -> Iterator[RankPool]:
 def test_a_failed_allocation_on_one_rank_leaves_what_a_plain_run_has(
     pool: RankPool, kind: str, phase: str, rank: int
 ) -> None:
-    """The whole table is printed by `python -m bench.rank_failures`."""
+    """The whole table is printed by `python -m bench.guard.rank_failures`."""
     first, second = pool.run(fail_many, kind, phase, rank, 4)
     assert first.failures == first.equal == second.equal == 4
     assert first.splits == second.splits

@@ -1,6 +1,6 @@
 """Which recipe a convolution's workspace follows, as decision trees have it that were grown on what a real H200 answered.
 
-A forest for each operation (`convolutions_h200.forest.gz`, made by `bench/convolution_learning.py`): the trees ask for a convolution's sizes, its
+A forest for each operation (`convolutions_h200.forest.gz`, made by `bench/rules/convolution/forest.py`): the trees ask for a convolution's sizes, its
 matrix product and how many tiles that has, and each votes for a recipe. Recipes that come to the same bytes share their votes. It is asked where cuDNN's own
 library is not there, or does not see all kernels because there is no GPU.
 """

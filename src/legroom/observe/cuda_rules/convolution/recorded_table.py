@@ -1,7 +1,7 @@
 """Workspaces that cuDNN was seen to take, for convolutions of well-known networks and of random ones.
 
 cuDNN chooses its kernels by a heuristic that is not published, so where a layer was measured its choice is looked up, not
-guessed. The table (`convolutions_h200.jsonl.gz`, made by `bench/convolution_table.py`) holds for each layer, at several
+guessed. The table (`convolutions_h200.jsonl.gz`, made by `bench/rules/convolution/table.py`) holds for each layer, at several
 batch sizes, what was converted and what remained, which is what the survey saw. It
 tells about Hopper, on which it was measured.
 """

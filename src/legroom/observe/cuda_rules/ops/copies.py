@@ -2,7 +2,7 @@
 
 Inputs lie otherwise after a transposition, a slice or an expansion; gradients do where a sum follows, whose gradient is one number
 for all. Which kernels know pictures that lie channels last, and whether the copy comes before the result, is as an H200 was seen to do it
-(`bench/operation_sweep.py`: pools, pads and interpolations in every layout). Most call `contiguous` on their arguments by name:
+(`bench/sweep/operations.py`: pools, pads and interpolations in every layout). Most call `contiguous` on their arguments by name:
 AveragePool2d.cu, DilatedMaxPool2d.cu, AdaptiveAveragePooling.cu, AdaptiveMaxPooling2d.cu, ReflectionPad.cu, UpSample*.cu.
 """
 

@@ -1,9 +1,9 @@
 """What cuDNN takes for a recurrent layer: the reserve that it keeps for the backward pass, and its workspace.
 
-Read off 6,566 layers measured on an H200 with cuDNN 9.19 by `bench/recurrent_survey.py` (LSTM, GRU, RNN; one to four deep; both
+Read off 6,566 layers measured on an H200 with cuDNN 9.19 by `bench/rules/recurrent/survey.py` (LSTM, GRU, RNN; one to four deep; both
 directions; projections; dropout; packed sequences; three dtypes). Reserves are equal to the byte but for dropout's masks. cuDNN does
 not publish what its workspaces are for, but each is a whole number of sequences of outputs and of inputs, of states, and of
-8 MiB for each layer: the tables below hold those numbers. `bench/recurrent_compare.py` prints how near they come.
+8 MiB for each layer: the tables below hold those numbers. `bench/rules/recurrent/compare.py` prints how near they come.
 
 Which of cuDNN's algorithms runs is torch's choice, and published: `get_algo` in ATen/native/cudnn/RNN.cpp.
 """

@@ -1,0 +1,1 @@
+"""How close estimates come to measured memory."""

@@ -1,0 +1,90 @@
+"""How fast the replayed allocator is, and whether it still agrees with the recordings of the real one.
+
+    python -m bench.accuracy.allocator_replay [FOLDER]
+
+One line for each recorded history: how many requests and frees it holds, how many of them the allocator serves in a
+second (the best of several runs, nothing but `malloc` and `free` in the loop), and in how many places a replay
+disagrees with the recording, with the addresses that CUDA gave and without them. Histories in which blocks wait for
+other streams are replayed but not timed: what they wait for is in the recording, not in the program.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+from bench.lib.table import print_table
+from legroom.memory.allocator.allocator import AllocationFailed, Allocator
+from legroom.memory.allocator.blocks import Block
+from legroom.memory.allocator.replay import History
+
+HISTORIES = Path(__file__).parents[2] / "tests" / "data" / "histories"
+RUNS = 7
+
+Call = tuple[int, int]
+"""(which block, how many bytes to allocate), or (which block, -1 to free it)."""
+
+
+def main(arguments: list[str]) -> int:
+    folder = Path(arguments[0]) if arguments else HISTORIES
+    rows = []
+    all_events, all_seconds = 0, 0.0
+    for path in sorted(folder.glob("*.json.gz")):
+        history = History.read(path)
+        mismatches = [history.replay(with_addresses=known).mismatches for known in (True, False)]
+        calls = program(history)
+        speed = "not timed"
+        if "streams" not in path.name:
+            seconds = min(timed(history, calls) for _ in range(RUNS))
+            all_events += len(calls)
+            all_seconds += seconds
+            speed = f"{len(calls) / seconds:,.0f}"
+        rows.append([history.name, f"{len(calls):,}", speed, *map(str, mismatches)])
+    if all_seconds:
+        rows.append(["all that were timed", f"{all_events:,}", f"{all_events / all_seconds:,.0f}", "", ""])
+    print_table(
+        "Allocator replay",
+        ["history", "events", "events/s", "mismatches", "without addresses"],
+        rows,
+    )
+    return 0
+
+
+def program(history: History) -> list[Call]:
+    """What the recorded program asked of its allocator."""
+    calls: list[Call] = []
+    live: dict[int, int] = {}
+    for action, address, size, _ in history.rows:
+        if action == "alloc":
+            live[address] = len(calls)
+            calls.append((len(calls), size))
+        elif action == "oom":
+            calls.append((len(calls), size))
+        elif action == "free_requested":
+            calls.append((live.pop(address), -1))
+    return calls
+
+
+def timed(history: History, calls: list[Call]) -> float:
+    """Seconds for all calls, on a fresh allocator."""
+    allocator = Allocator(history.capacity, settings=history.settings, total=history.total)
+    for action, _, size, _ in history.rows:
+        if action == "set_limit":
+            allocator.set_limit(size)
+    blocks: list[Block | None] = [None] * len(calls)
+    malloc, free = allocator.malloc, allocator.free
+    start = time.perf_counter()
+    for number, size in calls:
+        if size < 0:
+            block = blocks[number]
+            if block is not None:
+                free(block)
+        else:
+            try:
+                blocks[number] = malloc(size)
+            except AllocationFailed:
+                blocks[number] = None
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Training steps whose memory was measured on an H200."""

@@ -1,0 +1,315 @@
+"""Models whose largest batch was measured and that no kept case trains."""
+
+import itertools
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bench.lib.models import parts as parts
+from bench.lib.models.blocks import Levels, Taken, told, yes_or_no
+from bench.lib.models.layers import Recurrent, Residual, joined, normed
+from bench.lib.models.parts import (
+    Spec,
+    Workshop,
+    alone,
+    bits,
+    causal,
+    classified,
+    hub,
+    labelled,
+    made,
+    masked_text_loss,
+    masks,
+    no_loss,
+    numbers,
+    perceptron,
+    sized,
+)
+
+LARGEST_BATCH_MODELS: dict[str, Callable[[], Spec]] = {}
+
+
+def model(builder: Callable[[], Spec]) -> Callable[[], Spec]:
+    """Register a builder by its function's name."""
+    LARGEST_BATCH_MODELS[builder.__name__] = builder
+    return builder
+
+
+@model
+def qwen2() -> Spec:
+    return causal(
+        "Qwen2", 640, vocab_size=48000, hidden_size=896, intermediate_size=2432, num_hidden_layers=8, num_attention_heads=14,
+        num_key_value_heads=2, tie_word_embeddings=True,
+    )  # fmt: skip
+
+
+class _Translator(nn.Module):
+    """An encoder and a decoder of LSTMs with dot-product attention between them."""
+
+    def __init__(self, words: int = 12000, width: int = 512) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(words, width)
+        self.encoder = nn.LSTM(width, width // 2, 2, batch_first=True, bidirectional=True, dropout=0.1)
+        self.decoder = nn.LSTM(width, width, 2, batch_first=True, dropout=0.1)
+        self.head = nn.Linear(2 * width, words)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        memory, _ = self.encoder(self.embed(source))
+        state, _ = self.decoder(self.embed(target))
+        weights = torch.softmax(state @ memory.transpose(1, 2) / 22.6, -1)
+        out: Tensor = self.head(torch.cat([state, weights @ memory], -1))
+        return out
+
+
+@model
+def translator() -> Spec:
+    def batch(count: int, device: str) -> list[Tensor]:
+        return [torch.randint(0, 12000, (count, 48), device=device) for _ in range(2)]
+
+    def loss(model: nn.Module, source: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(model(source, target).flatten(0, 1), target.flatten())
+
+    return Spec(_Translator(), batch, loss)
+
+
+class _SuperResolution(nn.Module):
+    """Residual blocks without norms, and pixel shuffling at the end."""
+
+    def __init__(self, width: int = 80, blocks: int = 8) -> None:
+        super().__init__()
+        self.enter = nn.Conv2d(3, width, 3, padding=1)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv2d(width, width, 3, padding=1), nn.PReLU(), nn.Conv2d(width, width, 3, padding=1)
+            )
+            for _ in range(blocks)
+        )
+        self.leave = nn.Sequential(nn.Conv2d(width, 12, 3, padding=1), nn.PixelShuffle(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x)
+        for block in self.blocks:
+            x = x + block(x) * 0.1
+        out: Tensor = self.leave(x)
+        return out
+
+
+@model
+def super_resolution() -> Spec:
+    def batch(count: int, device: str) -> list[Tensor]:
+        return [torch.randn(count, 3, 72, 72, device=device), torch.randn(count, 3, 144, 144, device=device)]
+
+    return Spec(_SuperResolution(), batch, lambda model, x, y: F.l1_loss(model(x), y))
+
+
+class _VolumeNet(nn.Module):
+    """A small U-Net over volumes, as for medical scans."""
+
+    def __init__(self, width: int = 24) -> None:
+        super().__init__()
+
+        def pair(inputs: int, outputs: int) -> nn.Sequential:
+            return nn.Sequential(
+                nn.Conv3d(inputs, outputs, 3, padding=1), nn.InstanceNorm3d(outputs, affine=True), nn.LeakyReLU(0.01),
+                nn.Conv3d(outputs, outputs, 3, padding=1), nn.InstanceNorm3d(outputs, affine=True), nn.LeakyReLU(0.01),
+            )  # fmt: skip
+
+        self.first, self.second, self.third = (
+            pair(1, width),
+            pair(width, 2 * width),
+            pair(2 * width, 4 * width),
+        )
+        self.rise2 = nn.ConvTranspose3d(4 * width, 2 * width, 2, 2)
+        self.rise1 = nn.ConvTranspose3d(2 * width, width, 2, 2)
+        self.back2, self.back1 = pair(4 * width, 2 * width), pair(2 * width, width)
+        self.leave = nn.Conv3d(width, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one = self.first(x)
+        two = self.second(F.max_pool3d(one, 2))
+        three = self.third(F.max_pool3d(two, 2))
+        two = self.back2(torch.cat([self.rise2(three), two], 1))
+        out: Tensor = self.leave(self.back1(torch.cat([self.rise1(two), one], 1)))
+        return out
+
+
+@model
+def volume_net() -> Spec:
+    def batch(count: int, device: str) -> list[Tensor]:
+        return [
+            torch.randn(count, 1, 48, 48, 48, device=device),
+            torch.randint(0, 3, (count, 48, 48, 48), device=device),
+        ]
+
+    return Spec(_VolumeNet(), batch, classified)
+
+
+@model
+def sick_plants() -> Spec:
+    """A residual network of nine layers over pictures of 256, pooled by four."""
+
+    def twice(width: int) -> nn.Module:
+        return Residual(*normed(width, width), *normed(width, width))
+
+    model = joined(
+        normed(3, 64), normed(64, 128), nn.MaxPool2d(4), twice(128), normed(128, 256), nn.MaxPool2d(4), normed(256, 512),
+        nn.MaxPool2d(4), twice(512), nn.MaxPool2d(4), nn.Flatten(), nn.Linear(512, 38),
+    )  # fmt: skip
+    return Spec(model, labelled(3, 256, 256, classes=38), classified)
+
+
+def _grown(codes: int, widths: tuple[int, ...], channels: int) -> nn.Sequential:
+    """From a code to a picture, by transposed convolutions."""
+    layers: list[nn.Module] = [
+        nn.ConvTranspose2d(codes, widths[0], 4, bias=False),
+        nn.BatchNorm2d(widths[0]),
+        nn.ReLU(True),
+    ]
+    for inputs, outputs in itertools.pairwise(widths):
+        layers += [
+            nn.ConvTranspose2d(inputs, outputs, 4, 2, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(True),
+        ]
+    return nn.Sequential(*layers, nn.ConvTranspose2d(widths[-1], channels, 4, 2, 1, bias=False), nn.Tanh())
+
+
+def _judged(channels: int, widths: tuple[int, ...], norm: Callable[[int], nn.Module]) -> nn.Sequential:
+    """From a picture to one number."""
+    layers: list[nn.Module] = [nn.Conv2d(channels, widths[0], 4, 2, 1), nn.LeakyReLU(0.2, True)]
+    for inputs, outputs in itertools.pairwise(widths):
+        layers += [nn.Conv2d(inputs, outputs, 4, 2, 1), norm(outputs), nn.LeakyReLU(0.2, True)]
+    return nn.Sequential(*layers, nn.Conv2d(widths[-1], 1, 4), nn.Flatten())
+
+
+def _classic(shop: Workshop) -> Callable[[], Tensor]:
+    """The judge learns from real and made pictures one after the other, then the maker from the judge."""
+    make, judge = shop.model["make"], shop.model["judge"]
+    of_judge, of_make = shop.optimizer(judge.parameters()), shop.optimizer(make.parameters())
+    tell = nn.BCEWithLogitsLoss()
+
+    def step() -> Tensor:
+        (real,) = shop.batch()
+        label = torch.full((len(real), 1), 1.0, device=real.device)
+        judge.zero_grad()
+        with shop.precision():
+            seen = tell(judge(real), label)
+        seen.backward()
+        with shop.precision():
+            fake = make(torch.randn(len(real), 100, 1, 1, device=real.device))
+            caught = tell(judge(fake.detach()), label.fill_(0.0))
+        caught.backward()
+        of_judge.step()
+        make.zero_grad()
+        with shop.precision():
+            fooled = tell(judge(fake), label.fill_(1.0))
+        fooled.backward()
+        of_make.step()
+        return fooled.detach()
+
+    return step
+
+
+@model
+def famous_faces() -> Spec:
+    """The tutorial's adversaries at 64."""
+    model = {
+        "make": _grown(100, (512, 256, 128, 64), 3),
+        "judge": _judged(3, (64, 128, 256, 512), nn.BatchNorm2d),
+    }
+    return Spec(nn.ModuleDict(model), alone(3, 64, 64), no_loss, _classic)
+
+
+@model
+def emotions_in_voices() -> Spec:
+    """HuBERT over four seconds; its convolutions are frozen."""
+    config = hub().HubertConfig(**sized(512, 6, num_labels=8), mask_time_prob=0.0, layerdrop=0.0)
+    model = hub().HubertForSequenceClassification(config)
+    model.freeze_feature_encoder()
+    return Spec(model, labelled(64000, classes=8), lambda m, x, y: m(input_values=x, labels=y).loss)
+
+
+def _in_time(inputs: int, outputs: int, kernel: int, stride: int = 1, dilation: int = 1) -> list[nn.Module]:
+    """A convolution in time that keeps the length but for its stride, a norm and a rectifier."""
+    return [
+        nn.Conv1d(inputs, outputs, kernel, stride, dilation * (kernel // 2), dilation, bias=False), nn.BatchNorm1d(outputs), nn.ReLU()
+    ]  # fmt: skip
+
+
+@model
+def hearts_in_detail() -> Spec:
+    """Twelve leads at 500 Hz through an 18-layer residual network in time, several findings each."""
+
+    def block(inputs: int, outputs: int, stride: int) -> nn.Module:
+        layers = _in_time(inputs, outputs, 7, stride) + _in_time(outputs, outputs, 7)[:-1]
+        short = nn.Sequential(*_in_time(inputs, outputs, 1, stride)[:-1]) if inputs != outputs else None
+        return Residual(*layers, short=short, act=nn.ReLU())
+
+    blocks: list[nn.Module] = [*_in_time(12, 64, 15, 2), nn.MaxPool1d(3, 2, 1)]
+    for inputs, outputs, stride in ((64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)):
+        blocks += [block(inputs, outputs, stride), block(outputs, outputs, 1)]
+    model = joined(blocks, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(512, 26))
+    return Spec(
+        model,
+        made(numbers(12, 5000), bits(26)),
+        lambda m, x, y: F.binary_cross_entropy_with_logits(m(x), y),
+    )
+
+
+def _steady(inputs: int, outputs: int) -> list[nn.Module]:
+    return [nn.Conv2d(inputs, outputs, 3, padding=1), nn.GroupNorm(8, outputs), nn.SiLU()]
+
+
+@model
+def wounds() -> Spec:
+    """Four levels with group norms, pictures of 320."""
+    widths = (24, 48, 96, 192, 384)
+    down = [
+        joined([nn.AvgPool2d(2)] if a > 3 else [], _steady(a, b), _steady(b, b))
+        for a, b in itertools.pairwise((3, *widths))
+    ]
+    up = [joined(_steady(a + b, b), _steady(b, b)) for a, b in itertools.pairwise(widths[::-1])]
+    return Spec(Levels(down, up, nn.Conv2d(24, 4, 1)), masks(3, 320, 320, 4), classified)
+
+
+@model
+def sounds_of_a_city() -> Spec:
+    """Ten seconds as 64 pitches over 1,000 moments, pairs of convolutions, many labels (PANNs)."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in itertools.pairwise((1, 64, 128, 256, 512)):
+        layers += [*normed(inputs, outputs), *normed(outputs, outputs), nn.AvgPool2d(2), nn.Dropout(0.2)]
+    return Spec(
+        joined(layers, told(512, 527)),
+        made(numbers(1, 1000, 64), bits(527)),
+        yes_or_no,
+    )
+
+
+@model
+def questions_from_texts() -> Spec:
+    """T5's first form, its small size."""
+    config = hub().T5Config(decoder_start_token_id=0, use_cache=False)
+    return Spec(
+        hub().T5ForConditionalGeneration(config),
+        parts.written_for_texts(32128, ((192, 32), (160, 40), (224, 28))),
+        masked_text_loss,
+    )
+
+
+@model
+def hotel_reviews() -> Spec:
+    """Two layers of GRU in both directions over 220 words, the mean of all."""
+    read = Recurrent(nn.GRU, 200, 192, num_layers=2, bidirectional=True, dropout=0.3)
+    model = joined(nn.Embedding(30000, 200, padding_idx=0), read, Taken("mean"), perceptron(384, 96, 5))
+    return Spec(model, parts.padded_texts(30000, 220, 5), classified)
+
+
+@model
+def insurance() -> Spec:
+    """Eighty columns through five wide layers with norms and dropout."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in ((80, 512), (512, 512), (512, 512), (512, 256), (256, 128)):
+        layers += [nn.Linear(inputs, outputs), nn.BatchNorm1d(outputs), nn.SiLU(), nn.Dropout(0.25)]
+    return Spec(joined(layers, nn.Linear(128, 3)), parts.labelled(80, classes=3), classified)

@@ -1,0 +1,360 @@
+"""Transformers in people's own code: words, bytes, residues, series. Cases stand above the model they train."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from bench.accuracy.cases.case import CaseSet
+from bench.accuracy.cases.unseen_small.transformers import each_place
+from bench.lib.models.blocks import Again, Turned, Words, attending
+from bench.lib.models.layers import Residual, joined
+from bench.lib.models.parts import (
+    Spec,
+    alone,
+    classified,
+    kinds,
+    made,
+    numbers,
+    padded_texts,
+    perceptron,
+    squared,
+    to_numbers,
+    tokens,
+)
+
+SEVENTH_ATTENTION = CaseSet()
+case = SEVENTH_ATTENTION.case
+
+
+def _after(told: Tensor, ids: Tensor) -> Tensor:
+    """Every word tells the one after it."""
+    return F.cross_entropy(told[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+
+def _split(x: Tensor, heads: int) -> Tensor:
+    """The last dimension in heads, which come before the places."""
+    return x.unflatten(-1, (heads, -1)).transpose(-3, -2)
+
+
+# Words.
+
+
+class _Turning(nn.Module):
+    """Queries and keys are normed, then turned by where they stand."""
+
+    def __init__(self, width: int, heads: int, length: int) -> None:
+        super().__init__()
+        self.heads, self.enter, self.leave = heads, nn.Linear(width, 3 * width, False), nn.Linear(width, width, False)  # fmt: skip
+        speed = 10000 ** -torch.linspace(0, 1, width // heads // 2)
+        angle = torch.outer(torch.arange(length), speed)
+        self.register_buffer("cos", angle.cos(), persistent=False)
+        self.register_buffer("sin", angle.sin(), persistent=False)
+
+    def turned(self, x: Tensor) -> Tensor:
+        a, b = F.rms_norm(x, (x.size(-1),)).chunk(2, -1)
+        return torch.cat([a * self.cos + b * self.sin, b * self.cos - a * self.sin], -1).type_as(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        asked, keys, values = (_split(part, self.heads) for part in self.enter(x).chunk(3, -1))
+        seen = F.scaled_dot_product_attention(self.turned(asked), self.turned(keys), values, is_causal=True)
+        out: Tensor = self.leave(seen.transpose(1, 2).flatten(2))
+        return out
+
+
+class _Squared(nn.Module):
+    """A rectifier, squared."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x).square()
+
+
+class _Fast(nn.Module):
+    """A GPT as people write it who race for the shortest training."""
+
+    def __init__(self, words: int, width: int, layers: int, length: int) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(words, width), nn.Linear(width, words, bias=False)
+
+        def think() -> list[nn.Module]:
+            return [nn.Linear(width, 4 * width, False), _Squared(), nn.Linear(4 * width, width, False)]
+
+        self.layers = joined(
+            *(
+                part
+                for _ in range(layers)
+                for part in (
+                    Residual(nn.RMSNorm(width), _Turning(width, width // 64, length)),
+                    Residual(nn.RMSNorm(width), *think()),
+                )
+            )
+        )
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = F.rms_norm(self.words(ids), (self.words.embedding_dim,))
+        told = self.head(F.rms_norm(self.layers(x), x.shape[-1:])).float()
+        return 15 * torch.tanh(told / 15)
+
+
+@case("adamw_fused", "amp_bf16", 6, accumulate=2, clip=True)
+def raced_gpt() -> Spec:
+    """Eight layers; the last line's answers are held between -15 and 15."""
+    return Spec(_Fast(32768, 512, 8, 512), tokens(32768, 512), lambda m, ids, _: _after(m(ids), ids))
+
+
+@case("adamw", "amp_bf16", 8)
+def losses_in_pieces() -> Spec:
+    """The last line and its loss are computed again, 512 words at a time: all words' answers are never there at once."""
+    layers = [attending(512, 8, causal=True) for _ in range(6)]
+    model = nn.ModuleDict(
+        {"body": joined(Words(50000, 512, 448), *layers, nn.LayerNorm(512)), "head": nn.Linear(512, 50000)}
+    )
+
+    def loss(model: nn.ModuleDict, ids: Tensor, wanted: Tensor) -> Tensor:
+        def piece(x: Tensor, y: Tensor) -> Tensor:
+            return F.cross_entropy(model["head"](x), y, reduction="sum")
+
+        pieces = zip(model["body"](ids).flatten(0, 1).split(512), wanted.flatten().split(512), strict=True)
+        total = sum(checkpoint(piece, x, y, use_reentrant=False) for x, y in pieces)
+        return total / wanted.numel()
+
+    return Spec(model, made(kinds(50000, 448), kinds(50000, 448)), loss)
+
+
+class _Relative(nn.Module):
+    """Scores get a learnt number for how far two words are apart; some are dropped."""
+
+    def __init__(self, width: int, heads: int, length: int) -> None:
+        super().__init__()
+        self.heads, self.enter, self.leave = heads, nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.apart = nn.Embedding(2 * length - 1, heads)
+        places = torch.arange(length)
+        self.register_buffer("far", places[:, None] - places + length - 1, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        asked, keys, values = (_split(part, self.heads) for part in self.enter(x).chunk(3, -1))
+        bias = self.apart(self.far).permute(2, 0, 1).unsqueeze(0).to(asked.dtype).expand(len(x), -1, -1, -1)
+        seen = F.scaled_dot_product_attention(asked, keys, values, bias, dropout_p=0.1 * self.training)
+        out: Tensor = self.leave(seen.transpose(1, 2).flatten(2))
+        return out
+
+
+@case("adamw", "amp_fp16", 12)
+def how_far_apart() -> Spec:
+    """Hidden words in rows of 256."""
+    layers = [
+        part
+        for _ in range(6)
+        for part in (
+            Residual(nn.LayerNorm(384), _Relative(384, 6, 256)),
+            Residual(nn.LayerNorm(384), *perceptron(384, 1536, 384, act=nn.GELU)),
+        )
+    ]
+    model = joined(nn.Embedding(14000, 384), *layers, nn.LayerNorm(384), nn.Linear(384, 14000))
+    return Spec(model, made(kinds(14000, 256), kinds(14000, 256)), each_place)
+
+
+class _Shown(nn.Module):
+    """torch's attention, asked as most tutorials do: it gives its weights too. Padding is left out."""
+
+    def __init__(self, words: int, width: int, length: int, classes: int) -> None:
+        super().__init__()
+        self.words, self.head = Words(words, width, length), nn.Linear(width, classes)
+        self.looks = nn.ModuleList(nn.MultiheadAttention(width, 8, 0.1, batch_first=True) for _ in range(4))
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(8))
+        self.think = nn.ModuleList(perceptron(width, 2 * width, width) for _ in range(4))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x, shown = self.words(ids), []
+        for look, think, first, second in zip(
+            self.looks, self.think, self.norms[::2], self.norms[1::2], strict=True
+        ):
+            seen, weights = look(x, x, x, key_padding_mask=ids == 0)
+            shown.append(weights.detach())
+            x = first(x + seen)
+            x = second(x + think(x))
+        self.shown = torch.stack(shown).mean(0)
+        out: Tensor = self.head(x.mean(1))
+        return out
+
+
+@case("adam", "fp32", 40)
+def weights_to_look_at() -> Spec:
+    return Spec(_Shown(15000, 256, 200, 6), padded_texts(15000, 200, 6), classified)
+
+
+class _TwoStages(nn.Module):
+    """Eight bytes become one word for a large network; a small one writes them byte by byte (MegaByte)."""
+
+    def __init__(self, length: int, width: int = 640, narrow: int = 192, piece: int = 8) -> None:
+        super().__init__()
+        self.piece, self.read = piece, Words(256, width // piece, length)
+        self.large = joined(*(attending(width, 10, causal=True) for _ in range(8)))
+        self.told, self.bytes = nn.Linear(width, narrow), nn.Embedding(256, narrow)
+        self.small = joined(*(attending(narrow, 3, causal=True) for _ in range(3)), nn.Linear(narrow, 256))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        pieces = self.read(ids).unflatten(1, (-1, self.piece)).flatten(2)
+        known = self.told(self.large(F.pad(pieces, (0, 0, 1, -1)))).flatten(0, 1).unsqueeze(1)
+        before = F.pad(self.bytes(ids.view(-1, self.piece)), (0, 0, 1, -1))
+        out: Tensor = self.small(before + known).unflatten(0, (len(ids), -1)).flatten(1, 2)
+        return out
+
+
+@case("adamw", "tf32", 6, clip=True)
+def bytes_in_two_stages() -> Spec:
+    return Spec(_TwoStages(1536), tokens(256, 1536), each_place)
+
+
+# Experts.
+
+
+class _Switched(nn.Module):
+    """Every word goes to one expert that has room left; others pass by (Switch)."""
+
+    def __init__(self, width: int, experts: int, room: float = 1.25) -> None:
+        super().__init__()
+        self.choose, self.room = nn.Linear(width, experts), room
+        self.enter = nn.Parameter(torch.randn(experts, width, 4 * width) * 0.02)
+        self.leave = nn.Parameter(torch.randn(experts, 4 * width, width) * 0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(0, 1)
+        odds = self.choose(rows).softmax(1)
+        sure, which = odds.max(1)
+        experts, room = odds.size(1), int(self.room * len(rows) / odds.size(1))
+        mine = (which.unsqueeze(1) == torch.arange(experts, device=x.device)).to(x.dtype)
+        place = mine.cumsum(0) * mine - 1
+        slots = (place.unsqueeze(2) == torch.arange(room, device=x.device)).to(x.dtype)
+        sent = torch.einsum("nes,nw->esw", slots, rows)
+        done = F.gelu(sent @ self.enter) @ self.leave
+        back = torch.einsum("nes,esw->nw", slots * sure.view(-1, 1, 1), done)
+        return back.view_as(x)
+
+
+class _Choosing(nn.Module):
+    """Each expert takes the words it likes best, equally many in every row."""
+
+    def __init__(self, width: int, experts: int, share: int) -> None:
+        super().__init__()
+        self.like, self.share = nn.Linear(width, experts, bias=False), share
+        self.enter = nn.Parameter(torch.randn(experts, width, 2 * width) * 0.02)
+        self.leave = nn.Parameter(torch.randn(experts, 2 * width, width) * 0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, which = self.like(x).softmax(2).transpose(1, 2).topk(x.size(1) // self.share, 2)
+        index = which.flatten(1).unsqueeze(2).expand(-1, -1, x.size(2))
+        taken = x.gather(1, index).unflatten(1, which.shape[1:])
+        done = torch.einsum("benh,ehw->benw", F.silu(torch.einsum("benw,ewh->benh", taken, self.enter)), self.leave)  # fmt: skip
+        back = (done * weight.unsqueeze(3)).flatten(1, 2)
+        return torch.zeros_like(x).scatter_add(1, index, back.to(x.dtype))
+
+
+class _Soft(nn.Module):
+    """Experts work on mixtures of all places, and every place gets a mixture of what they made (Soft MoE)."""
+
+    def __init__(self, width: int, experts: int, slots: int) -> None:
+        super().__init__()
+        self.mix = nn.Parameter(torch.randn(width, experts * slots) * 0.02)
+        self.experts = nn.ModuleList(perceptron(width, 4 * width, width, act=nn.GELU) for _ in range(experts))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = x @ self.mix
+        sent = scores.softmax(1).transpose(1, 2) @ x
+        parts = sent.chunk(len(self.experts), 1)
+        done = torch.cat([expert(part) for expert, part in zip(self.experts, parts, strict=True)], 1)
+        return scores.softmax(2) @ done
+
+
+def _with_experts(width: int, layers: int, experts: type[nn.Module], *sizes: int, causal: bool) -> list[nn.Module]:  # fmt: skip
+    """Layers of which every second has experts behind it."""
+    found: list[nn.Module] = []
+    for number in range(layers):
+        found.append(attending(width, width // 64, causal=causal))
+        if number % 2:
+            found.append(Residual(nn.LayerNorm(width), experts(width, *sizes)))
+    return found
+
+
+@case("adamw", "fp32", 6, clip=True)
+def one_expert_for_each_word() -> Spec:
+    layers = _with_experts(384, 6, _Switched, 8, causal=True)
+    model = joined(Words(12000, 384, 256), *layers, nn.LayerNorm(384), nn.Linear(384, 12000))
+    return Spec(model, made(kinds(12000, 256), kinds(12000, 256)), each_place)
+
+
+@case("adamw", "bf16", 10)
+def experts_choose_words() -> Spec:
+    layers = _with_experts(512, 6, _Choosing, 16, 8, causal=False)
+    model = joined(Words(20000, 512, 320), *layers, nn.LayerNorm(512), nn.Linear(512, 20000))
+    return Spec(model, made(kinds(20000, 320), kinds(20000, 320)), each_place)
+
+
+@case("adamw", "amp_bf16", 28, ema=True)
+def soft_experts_for_patches() -> Spec:
+    """Pictures of 160 in patches of sixteen."""
+    enter = [nn.Conv2d(3, 384, 16, 16), nn.Flatten(2), Turned()]
+    layers = _with_experts(384, 8, _Soft, 8, 13, causal=False)
+    model = joined(enter, *layers, nn.LayerNorm(384), Turned(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(384, 70))  # fmt: skip
+    return Spec(model, made(numbers(3, 160, 160), kinds(70)), classified)
+
+
+# Residues and series.
+
+
+class _Triangles(nn.Module):
+    """Pairs of residues learn from the third sides of all triangles they are part of, first by products, then by attention."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.norm, self.second = heads, nn.LayerNorm(width), nn.LayerNorm(width)
+        self.sides, self.gates, self.out = (nn.Linear(width, 2 * width), nn.Linear(width, 2 * width), nn.Linear(width, width))  # fmt: skip
+        self.asked, self.bias, self.leave = (nn.Linear(width, 3 * width), nn.Linear(width, heads), nn.Linear(width, width))  # fmt: skip
+        self.think = joined(nn.LayerNorm(width), perceptron(width, 4 * width, width))
+
+    def forward(self, pairs: Tensor) -> Tensor:
+        x = self.norm(pairs)
+        one, other = (self.sides(x) * self.gates(x).sigmoid()).chunk(2, -1)
+        pairs = pairs + self.out(torch.einsum("bikc,bjkc->bijc", one, other))
+        x = self.second(pairs)
+        asked, keys, values = (_split(part, self.heads).flatten(0, 1) for part in self.asked(x).chunk(3, -1))
+        bias = self.bias(x).permute(0, 3, 1, 2).repeat_interleave(x.size(1), 0)
+        seen = F.scaled_dot_product_attention(asked, keys, values, bias.to(asked.dtype))
+        pairs = pairs + self.leave(seen.transpose(1, 2).flatten(2)).view_as(pairs)
+        out: Tensor = pairs + self.think(pairs)
+        return out
+
+
+@case("adam", "amp_bf16", 4, clip=True)
+def distances_of_residues() -> Spec:
+    """Tables of 88 by 88 pairs; layers are computed again."""
+    layers = Again(*(_Triangles(96, 4) for _ in range(6)))
+    model = joined(nn.Linear(20, 96), layers, nn.LayerNorm(96), nn.Linear(96, 37))
+
+    def loss(model: nn.Module, pairs: Tensor, wanted: Tensor) -> Tensor:
+        return F.cross_entropy(model(pairs).flatten(0, 2).float(), wanted.flatten())
+
+    return Spec(model, made(numbers(88, 88, 20), kinds(37, 88, 88)), loss)
+
+
+@case("adam", "fp32", 16)
+def each_series_is_a_word() -> Spec:
+    """Three hundred and twenty-one consumers, four days of hours each, eight days ahead (iTransformer)."""
+    layers = [attending(512, 8, inner=512, drop=0.1) for _ in range(3)]
+    model = joined(Turned(), nn.Linear(96, 512), *layers, nn.LayerNorm(512), nn.Linear(512, 192), Turned())
+    return Spec(model, to_numbers(96, 321, outputs=(192, 321)), squared)
+
+
+@case("adamw", "amp_fp16", 90)
+def pieces_foretell_pieces() -> Spec:
+    """Each piece of 32 numbers foretells the 96 after it (as TimesFM does)."""
+    layers = [attending(320, 5, causal=True, drop=0.1) for _ in range(8)]
+    model = joined(
+        nn.Unflatten(1, (-1, 32)), perceptron(32, 320, 320, act=nn.SiLU), *layers, nn.Linear(320, 96)
+    )
+
+    def loss(model: nn.Module, series: Tensor) -> Tensor:
+        told = model(series[:, :1024])
+        return F.l1_loss(told.float(), series[:, 32:].unfold(1, 96, 32))
+
+    return Spec(model, alone(1120), loss)

@@ -1,0 +1,168 @@
+"""Derivatives inside the loss, and functions of whole networks: physics, motion, weights made by networks, learning to learn,
+private steps. Cases stand above the model they train."""
+
+import itertools
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad, hessian, vmap
+
+from bench.accuracy.cases.case import CaseSet
+from bench.lib.models.blocks import yes_or_no
+from bench.lib.models.parts import Spec, Workshop, alone, made, no_loss, numbers, perceptron, shares
+
+SEVENTH_FUNCTIONS = CaseSet()
+case = SEVENTH_FUNCTIONS.case
+
+
+def _slope(y: Tensor, x: Tensor) -> Tensor:
+    (found,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    return found
+
+
+@case("adam", "fp32", 9000)
+def wake_of_a_cylinder() -> Spec:
+    """Flow in a plane from one stream function: third derivatives, and speeds that were measured."""
+
+    def loss(model: nn.Module, points: Tensor, speeds: Tensor) -> Tensor:
+        points = points.requires_grad_(True)
+        stream, pressure = model(points).unbind(1)
+        along = _slope(stream, points)
+        press = _slope(pressure, points)
+        u, v = along[:, 1], -along[:, 0]
+        total = F.mse_loss(torch.stack([u, v], 1), speeds)
+        for axis, speed in enumerate((u, v)):
+            first = _slope(speed, points)
+            bent = _slope(first[:, 0], points)[:, 0] + _slope(first[:, 1], points)[:, 1]
+            rest = first[:, 2] + u * first[:, 0] + v * first[:, 1] + press[:, axis] - 0.01 * bent
+            total = total + rest.square().mean()
+        return total
+
+    return Spec(perceptron(3, *[80] * 7, 2, act=nn.Tanh), made(shares(3), numbers(2)), loss)
+
+
+@case("adamw", "fp32", 3000)
+def charges_by_curvature() -> Spec:
+    """Poisson's equation in five dimensions; each point's whole Hessian at once."""
+
+    def loss(model: nn.Module, points: Tensor) -> Tensor:
+        weights = dict(model.named_parameters())
+
+        def told(point: Tensor) -> Tensor:
+            found: Tensor = functional_call(model, weights, (point,))
+            return found.squeeze(0)
+
+        bends = vmap(lambda point: torch.diagonal(hessian(told)(point)).sum())(points)
+        return (bends + points.sin().sum(1)).square().mean()
+
+    return Spec(perceptron(5, 160, 160, 160, 1, act=nn.Tanh), alone(5), loss)
+
+
+class _Energy(nn.Module):
+    """What keeps its energy moves by that energy's slopes, in steps that keep it too (a Hamiltonian network)."""
+
+    def __init__(self, bodies: int = 12, width: int = 320) -> None:
+        super().__init__()
+        self.still, self.moving = (perceptron(bodies, width, width, 1, act=nn.Softplus) for _ in range(2))
+
+    def forward(self, place: Tensor, push: Tensor) -> tuple[Tensor, Tensor]:
+        place, push = place.requires_grad_(True), push.requires_grad_(True)
+        for _ in range(6):
+            push = push - 0.05 * _slope(self.still(place), place)
+            place = place + 0.1 * _slope(self.moving(push), push)
+            push = push - 0.05 * _slope(self.still(place), place)
+        return place, push
+
+
+@case("adam", "fp32", 2000)
+def pendulums_in_a_row() -> Spec:
+    def loss(model: nn.Module, place: Tensor, push: Tensor, later: Tensor) -> Tensor:
+        return F.mse_loss(torch.cat(model(place, push), 1), later)
+
+    return Spec(_Energy(), made(numbers(12), numbers(12), numbers(24)), loss)
+
+
+class _Makers(nn.Module):
+    """A network makes the weights of one small network for each picture, which tells colours for places."""
+
+    def __init__(self, code: int = 96, sizes: tuple[int, ...] = (2, 48, 48, 48, 3)) -> None:
+        super().__init__()
+        self.shapes = list(itertools.pairwise(sizes))
+        count = sum((inputs + 1) * outputs for inputs, outputs in self.shapes)
+        self.make = perceptron(code, 512, 512, count)
+
+    def forward(self, code: Tensor, places: Tensor) -> Tensor:
+        pieces = self.make(code).split([(inputs + 1) * outputs for inputs, outputs in self.shapes], 1)
+        for number, (piece, (inputs, outputs)) in enumerate(zip(pieces, self.shapes, strict=True)):
+            weight = piece.view(-1, inputs + 1, outputs)
+            places = torch.baddbmm(weight[:, -1:], places, weight[:, :-1])
+            places = places if number == len(pieces) - 1 else torch.sin(3 * places)
+        return places
+
+
+@case("adamw", "tf32", 40, clip=True)
+def a_network_for_each_picture() -> Spec:
+    return Spec(
+        _Makers(),
+        made(numbers(96), shares(4096, 2), shares(4096, 3)),
+        lambda m, code, places, colours: F.mse_loss(m(code, places), colours),
+    )
+
+
+@case("adam", "fp32", 160)
+def tasks_side_by_side() -> Spec:
+    """Every task learns two steps from ten examples; all tasks go through one vectorized function (MAML)."""
+
+    def loss(model: nn.Module, known: Tensor, told: Tensor, asked: Tensor, wanted: Tensor) -> Tensor:
+        first = dict(model.named_parameters())
+
+        def wrong(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+            return F.mse_loss(functional_call(model, weights, (x,)), y)
+
+        def task(x: Tensor, y: Tensor, later: Tensor, right: Tensor) -> Tensor:
+            weights = first
+            for _ in range(2):
+                slopes = grad(wrong)(weights, x, y)
+                weights = {name: old - 0.01 * slopes[name] for name, old in weights.items()}
+            return wrong(weights, later, right)
+
+        return vmap(task)(known, told, asked, wanted).mean()
+
+    batch = made(numbers(10, 24), numbers(10, 4), numbers(60, 24), numbers(60, 4))
+    return Spec(perceptron(24, 320, 320, 4), batch, loss)
+
+
+def _private(shop: Workshop) -> Callable[[], Tensor]:
+    """Every example's slopes are cut to length one, summed, and noise is added (DP-SGD)."""
+    model = shop.model
+    optimizer = shop.optimizer(model.parameters())
+    names = [name for name, _ in model.named_parameters()]
+
+    def wrong(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        told = functional_call(model, weights, (x.unsqueeze(0),))
+        return F.binary_cross_entropy_with_logits(told, y.unsqueeze(0))
+
+    each = vmap(grad(wrong), in_dims=(None, 0, 0))
+
+    def step() -> Tensor:
+        x, y = shop.batch()
+        weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        slopes = each(weights, x, y)
+        lengths = torch.stack([slopes[name].flatten(1).norm(dim=1) for name in names], 1).norm(dim=1)
+        factor = (1 / (lengths + 1e-6)).clamp(max=1)
+        for name, parameter in model.named_parameters():
+            total = torch.einsum("n,n...->...", factor, slopes[name])
+            parameter.grad = (total + 1.1 * torch.randn_like(total)) / len(x)
+        optimizer.step()
+        with torch.no_grad():
+            return yes_or_no(model, x, y)
+
+    return step
+
+
+@case("sgdm", "fp32", 300)
+def private_records() -> Spec:
+    model = perceptron(200, 384, 384, 12, act=nn.Tanh)
+    return Spec(model, made(numbers(200), shares(12)), no_loss, _private)

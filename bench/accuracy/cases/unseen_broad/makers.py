@@ -1,0 +1,213 @@
+"""Networks that draw, squeeze, mend and move pictures. Cases stand above the model they train."""
+
+import copy
+import itertools
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bench.accuracy.cases.case import CaseSet
+from bench.lib.models.blocks import Levels, Noise, against, noisy
+from bench.lib.models.layers import Residual, joined, normed
+from bench.lib.models.parts import Spec, alone, freeze, labelled, made, no_loss, shares, to_numbers
+
+SEVENTH_MAKERS = CaseSet()
+case = SEVENTH_MAKERS.case
+
+
+@case("adamw", "amp_fp16", 30, ema=True, clip=True)
+def mugs_from_noise() -> Spec:
+    """Pictures of 56 and what they show, which is hidden from one in ten."""
+
+    def loss(model: nn.Module, x: Tensor, kind: Tensor) -> Tensor:
+        mixed, noise, time = noisy(x)
+        hidden = torch.rand(len(x), device=x.device) < 0.1
+        return F.mse_loss(model(mixed, time, kind.masked_fill(hidden, 24)).float(), noise)
+
+    return Spec(Noise(3, 64, (1, 2, 3), classes=25), labelled(3, 56, 56, classes=24), loss)
+
+
+@case("radam", "fp32", 14)
+def consistent_in_one_step() -> Spec:
+    """Whatever its noise, a picture of 48 shall come out as from a little less, told by a slow copy (a consistency model)."""
+    now = Noise(3, 48, (1, 2, 2, 3))
+    slow = copy.deepcopy(now)
+    freeze(slow)
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        mixed, _, time = noisy(x)
+        with torch.no_grad():
+            wanted = model["slow"](0.9 * mixed + 0.1 * x, 0.9 * time)
+        apart = (model["now"](mixed, time) - wanted).pow(2).flatten(1).sum(1)
+        return ((apart + 0.01).sqrt() - 0.1).mean()
+
+    return Spec(nn.ModuleDict({"now": now, "slow": slow}), alone(3, 48, 48), loss)
+
+
+class _FewNumbers(nn.Module):
+    """A picture of 96 as sixteen numbers and back (a variational autoencoder)."""
+
+    def __init__(self, widths: tuple[int, ...] = (3, 48, 96, 192, 256), codes: int = 16) -> None:
+        super().__init__()
+        pairs = list(itertools.pairwise(widths))
+        self.enter = joined(
+            *(joined(normed(a, b, 3, 2, act=nn.SiLU)) for a, b in pairs),
+            nn.Flatten(),
+            nn.Linear(256 * 36, 2 * codes),
+        )
+        grown = [
+            joined(nn.Upsample(scale_factor=2), normed(b, max(a, 24), act=nn.SiLU))
+            for a, b in reversed(pairs)
+        ]
+        self.leave = joined(
+            nn.Linear(codes, 256 * 36), nn.Unflatten(1, (256, 6, 6)), *grown, nn.Conv2d(24, 3, 1)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, spread = self.enter(x).float().chunk(2, 1)
+        drawn = self.leave(mean + torch.randn_like(mean) * (0.5 * spread).exp())
+        apart = 0.5 * (mean.pow(2) + spread.exp() - spread - 1).sum(1).mean()
+        return F.binary_cross_entropy_with_logits(drawn.float(), x, reduction="sum") / len(x) + 4 * apart
+
+
+@case("adam", "amp_bf16", 110)
+def toys_as_few_numbers() -> Spec:
+    return Spec(_FewNumbers(), alone(3, 96, 96), lambda m, x: m(x))
+
+
+@case("adam", "fp32", 18)
+def holes_in_facades() -> Spec:
+    """Houses of 144 without their middle, drawn again; a judge looks at the whole (a context encoder)."""
+    widths = (3, 48, 96, 192, 384)
+    down = [
+        nn.Sequential(nn.Conv2d(a, b, 4, 2, 1), nn.BatchNorm2d(b), nn.LeakyReLU(0.2))
+        for a, b in itertools.pairwise(widths)
+    ]
+    judge = joined(*copy.deepcopy(down), nn.Flatten(), nn.Linear(384 * 81, 1))
+    up = [
+        nn.Sequential(nn.ConvTranspose2d(b, a, 4, 2, 1), nn.BatchNorm2d(a), nn.ReLU())
+        for a, b in reversed(list(itertools.pairwise((24, *widths[1:]))))
+    ]
+    make = joined(*down, normed(384, 384), *up, nn.Conv2d(24, 3, 3, padding=1), nn.Sigmoid())
+
+    def judged(judge: nn.Module, batch: list[Tensor], drawn: Tensor) -> Tensor:
+        return F.softplus(-judge(batch[0])).mean() + F.softplus(judge(drawn)).mean()
+
+    turns = against(
+        lambda make, batch: make(
+            F.pad(torch.zeros_like(batch[0][..., 36:108, 36:108]), (36, 36, 36, 36), value=1.0) * batch[0]
+        ),
+        judged,
+        lambda judge, batch, drawn: 0.01 * F.softplus(-judge(drawn)).mean() + F.mse_loss(drawn, batch[0]),
+    )
+    return Spec(nn.ModuleDict({"make": make, "judge": judge}), alone(3, 144, 144), no_loss, turns)
+
+
+class _Between(nn.Module):
+    """Two frames; where each place comes from in both, and which of them to believe."""
+
+    def __init__(self, widths: tuple[int, ...] = (32, 64, 128, 256)) -> None:
+        super().__init__()
+        down = [
+            joined(normed(a, b, 5, 2 if a > 6 else 1, act=nn.PReLU), normed(b, b, act=nn.PReLU))
+            for a, b in itertools.pairwise((6, *widths))
+        ]
+        up = [joined(normed(a + b, b, act=nn.PReLU)) for a, b in itertools.pairwise(widths[::-1])]
+        self.move = Levels(down, up, nn.Conv2d(32, 5, 3, padding=1))
+
+    def forward(self, before: Tensor, after: Tensor) -> Tensor:
+        ways, trust = self.move(torch.cat([before, after], 1)).float().split((4, 1), 1)
+        still = torch.eye(2, 3, device=before.device).expand(len(before), -1, -1)
+        grid = F.affine_grid(still, list(before.shape), align_corners=False)
+        first, second = (
+            F.grid_sample(
+                frame, grid + 0.1 * way.permute(0, 2, 3, 1), padding_mode="border", align_corners=False
+            )
+            for frame, way in zip((before, after), ways.chunk(2, 1), strict=True)
+        )
+        return torch.lerp(first, second, trust.sigmoid())
+
+
+@case("adamw", "amp_bf16", 10)
+def frames_between() -> Spec:
+    frame = shares(3, 192, 256)
+    return Spec(_Between(), made(frame, frame, frame), lambda m, a, b, y: (m(a, b) - y).abs().mean())
+
+
+class _Divided(nn.Module):
+    """Every channel divided (or, on the way back, multiplied) by what stands in all of its place."""
+
+    def __init__(self, width: int, *, back: bool = False) -> None:
+        super().__init__()
+        self.mix, self.back = nn.Conv2d(width, width, 1), back
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = self.mix(x * x).abs() + 1e-3
+        return x * (size.sqrt() if self.back else size.rsqrt())
+
+
+class _FewBits(nn.Module):
+    """Pictures squeezed and drawn again; how many bits it took, told by a smaller code beside (a scale hyperprior)."""
+
+    def __init__(self, width: int = 112) -> None:
+        super().__init__()
+
+        def smaller(inputs: int, kernel: int = 5, stride: int = 2) -> nn.Module:
+            return nn.Conv2d(inputs, width, kernel, stride, kernel // 2)
+
+        def larger(outputs: int = width) -> nn.Module:
+            return nn.ConvTranspose2d(width, outputs, 5, 2, 2, 1)
+
+        self.enter = joined(*(joined(smaller(a), _Divided(width)) for a in (3, width, width)), smaller(width))
+        self.leave = joined(*(joined(larger(), _Divided(width, back=True)) for _ in range(3)), larger(3))
+        self.squeeze = joined(smaller(width, 3, 1), nn.ReLU(), smaller(width), nn.ReLU(), smaller(width))
+        self.spread = joined(larger(), nn.ReLU(), larger(), nn.ReLU(), smaller(width, 3, 1), nn.Softplus())
+
+    def forward(self, x: Tensor) -> Tensor:
+        code = self.enter(x)
+        beside = self.squeeze(code.abs())
+        spread = self.spread(beside + torch.rand_like(beside) - 0.5) + 0.1
+        code = code + torch.rand_like(code) - 0.5
+        chance = torch.special.ndtr((code.abs() + 0.5) / spread) - torch.special.ndtr(
+            (code.abs() - 0.5) / spread
+        )
+        bits = -chance.clamp(min=1e-9).log2().sum() / x[:, 0].numel()
+        return bits + 0.01 * 255**2 * F.mse_loss(self.leave(code), x)
+
+
+@case("adam", "fp32", 8, clip=True)
+def pictures_in_few_bits() -> Spec:
+    return Spec(_FewBits(), alone(3, 256, 256), lambda m, x: m(x))
+
+
+class _Thick(nn.Module):
+    """Five convolutions, each of which sees all before it, a fifth of them added."""
+
+    def __init__(self, width: int = 48, grow: int = 24) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Conv2d(width + grow * place, grow if place < 4 else width, 3, padding=1) for place in range(5)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = [x]
+        for layer in self.layers[:-1]:
+            seen.append(F.leaky_relu(layer(torch.cat(seen, 1)), 0.2, inplace=True))
+        out: Tensor = x + 0.2 * self.layers[-1](torch.cat(seen, 1))
+        return out
+
+
+@case("adam", "amp_fp16", 9, channels_last=True)
+def sharper_by_thick_blocks() -> Spec:
+    """Pictures of 52 to 208 by blocks within blocks (ESRGAN's maker)."""
+
+    def plain(outputs: int = 48) -> nn.Module:
+        return nn.Conv2d(48, outputs, 3, padding=1)
+
+    body = Residual(*(Residual(_Thick(), _Thick(), _Thick()) for _ in range(4)), plain())
+    larger = [joined(nn.Upsample(scale_factor=2), plain(), nn.LeakyReLU(0.2)) for _ in range(2)]
+    model = joined(nn.Conv2d(3, 48, 3, padding=1), body, *larger, plain(3))
+    return Spec(
+        model, to_numbers(3, 52, 52, outputs=(3, 208, 208)), lambda m, x, y: F.l1_loss(m(x).float(), y)
+    )

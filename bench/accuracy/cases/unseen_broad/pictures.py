@@ -1,0 +1,256 @@
+"""What pictures, films and volumes show, and where, told by convolutions. Cases stand above the model they train."""
+
+import itertools
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bench.accuracy.cases.case import CaseSet
+from bench.lib.models.blocks import Beside, Levels, bottleneck, told
+from bench.lib.models.layers import Residual, headed, joined, normed, passed, pooled, stages
+from bench.lib.models.parts import (
+    Spec,
+    bits,
+    classified,
+    kinds,
+    labelled,
+    made,
+    masks,
+    numbers,
+    overlap,
+    perceptron,
+)
+
+SEVENTH_PICTURES = CaseSet()
+case = SEVENTH_PICTURES.case
+
+
+# What is it?
+
+
+@case("sgdm", "amp_fp16", 36, channels_last=True, accumulate=2)
+def tiles_and_bricks() -> Spec:
+    return Spec(headed("resnet34", 37), labelled(3, 208, 208, classes=37), classified)
+
+
+@case("adamw", "amp_bf16", 25, ema=True)
+def moths_on_a_sheet() -> Spec:
+    """EfficientNet's fifth size, pictures of 190."""
+    return Spec(headed("efficientnet_b4", 280, drop=0.4), labelled(3, 190, 190, classes=280), classified)
+
+
+@case("nesterov", "tf32", 51)
+def minerals() -> Spec:
+    return Spec(headed("resnet50", 62), labelled(3, 160, 160, classes=62), classified)
+
+
+@case("adam", "fp32", 52, frozen=True, evaluate=True)
+def lichens() -> Spec:
+    """The first three quarters of a DenseNet's tensors stay."""
+    return Spec(headed("densenet121", 17), labelled(3, 136, 136, classes=17), classified)
+
+
+@case("adam", "fp32", 56, evaluate=True)
+def loaves_and_rolls() -> Spec:
+    """Four plain convolutions over pictures of 96 by 128."""
+    model = joined(pooled((3, 40, 80, 80, 160)), nn.Flatten(), nn.Dropout(0.3), perceptron(160 * 48, 320, 14))
+    return Spec(model, labelled(3, 96, 128, classes=14), classified)
+
+
+@case("adamw", "amp_bf16", 66, clip=True)
+def patches_stay_patches() -> Spec:
+    """Patches of seven keep their number; depthwise kernels of nine beside shortcuts (ConvMixer)."""
+
+    def bent(layer: nn.Module) -> list[nn.Module]:
+        return [layer, nn.GELU(), nn.BatchNorm2d(320)]
+
+    layers = bent(nn.Conv2d(3, 320, 7, 7))
+    for _ in range(8):
+        layers += [
+            Residual(*bent(nn.Conv2d(320, 320, 9, padding=4, groups=320))),
+            *bent(nn.Conv2d(320, 320, 1)),
+        ]
+    return Spec(joined(layers, told(320, 90)), labelled(3, 196, 196, classes=90), classified)
+
+
+class Scales(nn.Module):
+    """Channels in pieces: the first goes on as it is, each other with what was made of the one before (Res2Net)."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, *pieces = x.chunk(len(self.layers) + 1, 1)
+        made_of = [first]
+        for piece, layer in zip(pieces, self.layers, strict=True):
+            made_of.append(layer(piece + made_of[-1]))
+        return torch.cat(made_of, 1)
+
+
+@case("sgdm", "fp32", 26, clip=True)
+def scales_within_a_block() -> Spec:
+    blocks: list[nn.Module] = [*normed(3, 64, 7, 2), nn.MaxPool2d(3, 2, 1)]
+    for inputs, inner in ((64, 104), (208, 208), (416, 416)):
+        scales = Scales(*(joined(normed(inner // 4, inner // 4)) for _ in range(3)))
+        inside = [*normed(2 * inner, inner, 1), scales, *normed(inner, 2 * inner, 1)[:-1]]
+        blocks += [bottleneck(inputs, inner, 2 * inner, 2), Residual(*inside, act=nn.ReLU())]
+    return Spec(joined(blocks, told(832, 48)), labelled(3, 184, 184, classes=48), classified)
+
+
+# Where is it?
+
+
+@case("adam", "amp_fp16", 15, channels_last=True, clip=True)
+def gardens_from_drones() -> Spec:
+    """A U-Net whose way down is a ResNet-50; eight kinds of ground."""
+    up = [
+        joined(normed(a + b, c), normed(c, c))
+        for a, b, c in ((2048, 1024, 256), (256, 512, 128), (128, 256, 64), (64, 64, 32))
+    ]
+    head = joined(nn.Upsample(scale_factor=2), normed(32, 16), nn.Conv2d(16, 8, 1))
+    return Spec(Levels(stages("resnet50"), up, head), masks(3, 256, 256, 8), classified)
+
+
+@case("sgd_fused", "fp32", 8)
+def four_pools_over_a_scene() -> Spec:
+    """What a ResNet-18 sees, pooled to one, two, three and six places and laid beside it (PSPNet)."""
+    pools = [
+        joined(nn.AdaptiveAvgPool2d(places), normed(512, 128, 1), nn.Upsample(size=(10, 14), mode="bilinear"))
+        for places in (1, 2, 3, 6)
+    ]
+    head = joined(
+        normed(1024, 256),
+        nn.Dropout(0.1),
+        nn.Conv2d(256, 21, 1),
+        nn.Upsample(scale_factor=32, mode="bilinear"),
+    )
+    model = joined(*stages("resnet18"), Beside(nn.Identity(), *pools), head)
+    return Spec(model, masks(3, 320, 448, 21), classified)
+
+
+class _OnFourMaps(nn.Module):
+    """Plain convolutions; from four sizes of map on, each place tells six boxes and their kinds (SSD)."""
+
+    def __init__(self, classes: int = 11, shapes: int = 6) -> None:
+        super().__init__()
+        self.enter = joined(normed(3, 32, 3, 2), normed(32, 64, 3, 2), normed(64, 128))
+        widths = (128, 256, 384, 256, 256)
+        self.maps = nn.ModuleList(
+            joined(normed(a, a, 1), normed(a, b, 3, 2), normed(b, b)) for a, b in itertools.pairwise(widths)
+        )
+        self.kinds = nn.ModuleList(nn.Conv2d(width, shapes * classes, 3, padding=1) for width in widths[1:])
+        self.boxes = nn.ModuleList(nn.Conv2d(width, shapes * 4, 3, padding=1) for width in widths[1:])
+        self.classes = classes
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        seen = passed(self.maps, self.enter(x))
+
+        def told_by(heads: nn.ModuleList, each: int) -> Tensor:
+            rows = [
+                head(level).permute(0, 2, 3, 1).reshape(len(x), -1, each)
+                for head, level in zip(heads, seen, strict=True)
+            ]
+            return torch.cat(rows, 1)
+
+        return told_by(self.kinds, self.classes), told_by(self.boxes, 4)
+
+
+@case("sgdm", "fp32", 20, clip=True)
+def boxes_on_four_maps() -> Spec:
+    count = 6 * (40**2 + 20**2 + 10**2 + 5**2)
+
+    def loss(model: nn.Module, x: Tensor, kind: Tensor, box: Tensor) -> Tensor:
+        kinds_told, boxes_told = model(x)
+        near = F.smooth_l1_loss(boxes_told, box, reduction="none").sum(2) * (kind > 0)
+        return F.cross_entropy(kinds_told.flatten(0, 1), kind.flatten()) + near.mean()
+
+    return Spec(_OnFourMaps(), made(numbers(3, 320, 320), kinds(11, count), numbers(count, 4)), loss)
+
+
+class _Followed(nn.Module):
+    """What was seen of a thing is the kernel that looks for it in the next scene (SiamFC)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.see = joined(
+            normed(3, 64, 7, 2),
+            nn.MaxPool2d(3, 2),
+            normed(64, 128, 5),
+            nn.MaxPool2d(3, 2),
+            normed(128, 192),
+            nn.Conv2d(192, 192, 3, padding=1),
+        )
+
+    def forward(self, thing: Tensor, scene: Tensor) -> Tensor:
+        kernels, place = self.see(thing)[:, :, 4:11, 4:11], self.see(scene)
+        found = F.conv2d(place.flatten(0, 1).unsqueeze(0), kernels, groups=len(kernels))
+        return found.squeeze(0) * 0.001
+
+
+@case("sgd_loop", "fp32", 24)
+def followed_in_films() -> Spec:
+    return Spec(
+        _Followed(),
+        made(numbers(3, 127, 127), numbers(3, 255, 255), bits(25, 25)),
+        lambda m, thing, scene, y: F.binary_cross_entropy_with_logits(m(thing, scene), y),
+    )
+
+
+# Films and volumes.
+
+
+def _moving(inputs: int, outputs: int, stride: int, depth: int = 3) -> list[nn.Module]:
+    look = nn.Conv3d(inputs, outputs, (depth, 3, 3), (1, stride, stride), (depth // 2, 1, 1), bias=False)
+    return [look, nn.BatchNorm3d(outputs), nn.ReLU(True)]
+
+
+class _SlowAndFast(nn.Module):
+    """Few frames by many channels beside many frames by few; the second tell the first (SlowFast)."""
+
+    def __init__(self, classes: int, widths: tuple[int, ...] = (3, 64, 128, 256, 384)) -> None:
+        super().__init__()
+        thin = (3, *(width // 8 for width in widths[1:]))
+        pairs, thin_pairs = list(itertools.pairwise(widths)), list(itertools.pairwise(thin))
+        self.fast = nn.ModuleList(joined(_moving(a, b, 2)) for a, b in thin_pairs)
+        self.side = nn.ModuleList(nn.Conv3d(a, 2 * a, (5, 1, 1), (4, 1, 1), (2, 0, 0)) for a in thin[1:])
+        self.slow = nn.ModuleList(
+            joined(_moving(a + (2 * c if a > 3 else 0), b, 2, 1), _moving(b, b, 1, 3 if b > 128 else 1))
+            for (a, b), (c, _) in zip(pairs, thin_pairs, strict=True)
+        )
+        self.head = nn.Linear(widths[-1] + 2 * thin[-1], classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        few, many = x[:, :, ::4], x
+        for slow, fast, side in zip(self.slow, self.fast, self.side, strict=True):
+            few, many = slow(few), fast(many)
+            few = torch.cat([few, side(many)], 1)
+        out: Tensor = self.head(few.mean((2, 3, 4)))
+        return out
+
+
+@case("sgdm", "amp_fp16", 22)
+def slow_and_fast_frames() -> Spec:
+    return Spec(_SlowAndFast(44), labelled(3, 32, 128, 128, classes=44), classified)
+
+
+@case("adamw", "bf16", 3, accumulate=4)
+def hippocampi() -> Spec:
+    """Kernels of five in three dimensions beside shortcuts, all in bfloat16 (V-Net)."""
+    widths = (16, 32, 64, 128)
+
+    def beside(width: int) -> Residual:
+        return Residual(nn.Conv3d(width, width, 5, padding=2), nn.BatchNorm3d(width), nn.PReLU(width))
+
+    down = [
+        joined(nn.Conv3d(a, b, 2, 2) if a > 1 else nn.Conv3d(a, b, 5, padding=2), nn.PReLU(b), beside(b))
+        for a, b in itertools.pairwise((1, *widths))
+    ]
+    up = [
+        joined(nn.Conv3d(a + b, b, 5, padding=2), nn.PReLU(b), beside(b))
+        for a, b in itertools.pairwise(widths[::-1])
+    ]
+    model = Levels(down, up, nn.Conv3d(16, 1, 1))
+    batch = made(numbers(1, 48, 80, 64), bits(1, 48, 80, 64))
+    return Spec(model, batch, lambda m, x, y: overlap(m(x), y))

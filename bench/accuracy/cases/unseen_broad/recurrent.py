@@ -1,0 +1,246 @@
+"""Recurrent layers, cells written out, and series without either. Cases stand above the model they train."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bench.accuracy.cases.case import CaseSet
+from bench.accuracy.cases.unseen_small.transformers import each_place
+from bench.lib.models.blocks import Attention, Taken, Turned
+from bench.lib.models.layers import Recurrent, joined
+from bench.lib.models.parts import (
+    Spec,
+    bits,
+    classified,
+    kinds,
+    labelled,
+    made,
+    numbers,
+    perceptron,
+    squared,
+    to_numbers,
+    tokens,
+)
+
+SEVENTH_RECURRENT = CaseSet()
+case = SEVENTH_RECURRENT.case
+
+
+# torch's layers.
+
+
+@case("adam", "amp_bf16", 44, clip=True)
+def notes_of_nurses() -> Spec:
+    """Three layers of LSTM in both directions over 190 words, a tag for each."""
+    read = Recurrent(nn.LSTM, 150, 208, num_layers=3, bidirectional=True, dropout=0.25)
+    model = joined(nn.Embedding(21000, 150), nn.Dropout(0.2), read, nn.Linear(416, 23))
+    return Spec(model, made(kinds(21000, 190), kinds(23, 190)), each_place)
+
+
+@case("adam_fused", "amp_fp16", 72, clip=True)
+def letters_of_programs() -> Spec:
+    """Two wide layers of GRU; the next of 97 letters."""
+    model = joined(nn.Embedding(97, 128), Recurrent(nn.GRU, 128, 576, num_layers=2), nn.Linear(576, 97))
+    return Spec(model, tokens(97, 241), lambda m, ids, _: each_place(m, ids[:, :-1], ids[:, 1:]))
+
+
+@case("nadam", "fp32", 26)
+def narrow_between_frames() -> Spec:
+    """Three layers of LSTM whose outputs are made narrow again, a sound for each frame of speech."""
+    model = joined(Recurrent(nn.LSTM, 80, 640, num_layers=3, proj_size=160), nn.Linear(160, 46))
+    return Spec(model, made(numbers(420, 80), kinds(46, 420)), each_place)
+
+
+@case("rmsprop", "fp32", 110, clip=True)
+def rectified_recurrence() -> Spec:
+    """torch's simplest layer with rectifiers, twice, over 360 moments."""
+    read = Recurrent(nn.RNN, 12, 288, num_layers=2, nonlinearity="relu")
+    return Spec(joined(read, Taken("last"), nn.Linear(288, 10)), labelled(360, 12, classes=10), classified)
+
+
+@case("adam", "fp32", 520, evaluate=True)
+def water_of_wells() -> Spec:
+    """Two layers of LSTM over 120 days, a week ahead."""
+    read = Recurrent(nn.LSTM, 14, 112, num_layers=2, dropout=0.2)
+    return Spec(
+        joined(read, Taken("last"), perceptron(112, 56, 7)), to_numbers(120, 14, outputs=(7,)), squared
+    )
+
+
+class _Pyramid(nn.Module):
+    """Each level reads two moments as one; a second LSTM writes, and looks back at what was read (listen, attend and spell)."""
+
+    def __init__(self, letters: int = 60, width: int = 192) -> None:
+        super().__init__()
+        self.levels = nn.ModuleList(
+            Recurrent(nn.LSTM, inputs, width, bidirectional=True) for inputs in (80, 4 * width, 4 * width)
+        )
+        self.words, self.write = nn.Embedding(letters, 2 * width), Recurrent(nn.LSTM, 2 * width, 2 * width)
+        self.look, self.head = Attention(2 * width, 4), nn.Linear(4 * width, letters)
+
+    def forward(self, sound: Tensor, text: Tensor) -> Tensor:
+        for level, read in enumerate(self.levels):
+            sound = read(sound.unflatten(1, (-1, 2)).flatten(2) if level else sound)
+        state = self.write(self.words(text))
+        out: Tensor = self.head(torch.cat([state, self.look(state, sound)], 2))
+        return out
+
+
+@case("adadelta", "tf32", 28, clip=True)
+def fewer_moments_on_each_level() -> Spec:
+    return Spec(
+        _Pyramid(),
+        made(numbers(640, 80), kinds(60, 71)),
+        lambda m, sound, text: F.cross_entropy(m(sound, text[:, :-1]).transpose(1, 2), text[:, 1:]),
+    )
+
+
+class _LongAndShort(nn.Module):
+    """Kernels over three hundred series, a GRU over what they see, another over every 24th moment, a line beside (LSTNet)."""
+
+    def __init__(self, series: int = 300, width: int = 100, season: int = 24) -> None:
+        super().__init__()
+        self.season, self.see = season, nn.Conv1d(series, width, 6, padding="same")
+        self.near, self.far = Recurrent(nn.GRU, width, width), Recurrent(nn.GRU, width, 16)
+        self.head, self.line = nn.Linear(width + 16 * season, series), nn.Linear(season, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = F.dropout(F.relu(self.see(x.transpose(1, 2))), 0.2, self.training).transpose(1, 2)
+        seasons = seen.unflatten(1, (-1, self.season)).transpose(1, 2).flatten(0, 1)
+        far = self.far(seasons)[:, -1].reshape(len(x), -1)
+        alone = self.line(x[:, -self.season :].transpose(1, 2)).squeeze(2)
+        out: Tensor = self.head(torch.cat([self.near(seen)[:, -1], far], 1)) + alone
+        return out
+
+
+@case("adam", "fp32", 140, clip=True)
+def current_of_customers() -> Spec:
+    return Spec(_LongAndShort(), to_numbers(168, 300, outputs=(300,)), lambda m, x, y: F.l1_loss(m(x), y))
+
+
+# Cells written out.
+
+
+class _NormedCell(nn.Module):
+    """An LSTM's cell with a norm on both of its sums and on its state."""
+
+    def __init__(self, inputs: int, width: int) -> None:
+        super().__init__()
+        self.own, self.of_input = nn.Linear(width, 4 * width, bias=False), nn.Linear(inputs, 4 * width)
+        self.norms, self.last = nn.ModuleList(nn.LayerNorm(4 * width) for _ in range(2)), nn.LayerNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = state = x.new_zeros(len(x), self.own.in_features)
+        told = []
+        for now in self.norms[0](self.of_input(x)).unbind(1):
+            keep, enter, leave, new = (now + self.norms[1](self.own(out))).chunk(4, 1)
+            state = keep.sigmoid() * state + enter.sigmoid() * new.tanh()
+            out = leave.sigmoid() * self.last(state).tanh()
+            told.append(out)
+        return torch.stack(told, 1)
+
+
+@case("adam", "amp_fp16", 80)
+def norms_within_cells() -> Spec:
+    model = joined(nn.Embedding(6000, 160), _NormedCell(160, 320), nn.Linear(320, 6000))
+    return Spec(model, made(kinds(6000, 56), kinds(6000, 56)), each_place)
+
+
+class _Simple(nn.Module):
+    """All products at once; what is left to do step by step has none (SRU)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.line = nn.Linear(width, 3 * width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        new, keep, leave = self.line(x).chunk(3, 2)
+        keep, leave = keep.sigmoid(), leave.sigmoid()
+        state, states = torch.zeros_like(x[:, 0]), []
+        for moment in range(x.size(1)):
+            state = keep[:, moment] * state + (1 - keep[:, moment]) * new[:, moment]
+            states.append(state)
+        return leave * torch.stack(states, 1).tanh() + (1 - leave) * x
+
+
+@case("adamw", "amp_bf16", 48)
+def steps_without_products() -> Spec:
+    model = joined(
+        nn.Embedding(9000, 448), *(_Simple(448) for _ in range(3)), Taken("mean"), nn.Linear(448, 30)
+    )
+    return Spec(model, made(kinds(9000, 110), kinds(30)), classified)
+
+
+class _Clouds(nn.Module):
+    """A GRU's cell of convolutions goes over eight maps, then tells four more from its own answers."""
+
+    def __init__(self, width: int = 48) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Conv2d(1, width, 3, padding=1), nn.Conv2d(width, 1, 3, padding=1)
+        self.gates, self.new = (nn.Conv2d(2 * width, times * width, 5, padding=2) for times in (2, 1))
+
+    def forward(self, maps: Tensor, ahead: int = 4) -> Tensor:
+        state, told = torch.zeros_like(self.enter(maps[:, 0])), []
+        for moment in range(maps.size(1) + ahead - 1):
+            now = self.enter(maps[:, moment] if moment < maps.size(1) else told[-1])
+            keep, forget = self.gates(torch.cat([now, state], 1)).sigmoid().chunk(2, 1)
+            new = self.new(torch.cat([now, forget * state], 1)).tanh()
+            state = keep * state + (1 - keep) * new
+            told.append(self.leave(state))
+        return torch.stack(told[-ahead:], 1)
+
+
+@case("adamw", "amp_bf16", 10, accumulate=2)
+def clouds_that_move() -> Spec:
+    return Spec(_Clouds(), to_numbers(8, 1, 72, 72, outputs=(4, 1, 72, 72)), squared)
+
+
+class _Decayed(nn.Module):
+    """What was not measured decays to a mean, and so does the state, the longer ago it was (GRU-D)."""
+
+    def __init__(self, columns: int = 76, width: int = 256) -> None:
+        super().__init__()
+        self.fade, self.forget = nn.Linear(columns, columns), nn.Linear(columns, width)
+        self.cell, self.head = nn.GRUCell(2 * columns, width), nn.Linear(width, 1)
+
+    def forward(self, x: Tensor, seen: Tensor, since: Tensor) -> Tensor:
+        state = x.new_zeros(len(x), self.cell.hidden_size)
+        for now, there, ago in zip(x.unbind(1), seen.unbind(1), since.unbind(1), strict=True):
+            value = there * now + (1 - there) * torch.exp(-F.relu(self.fade(ago))) * now
+            state = state * torch.exp(-F.relu(self.forget(ago)))
+            state = self.cell(torch.cat([value, there], 1), state)
+        out: Tensor = self.head(state).squeeze(1)
+        return out
+
+
+@case("adam", "fp32", 256)
+def days_in_intensive_care() -> Spec:
+    return Spec(
+        _Decayed(),
+        made(numbers(48, 76), bits(48, 76), numbers(48, 76), bits()),
+        lambda m, x, seen, since, y: F.binary_cross_entropy_with_logits(m(x, seen, since), y),
+    )
+
+
+# Series without either.
+
+
+class _TwoLines(nn.Module):
+    """A line over the moving mean of a series, another over what is left (DLinear)."""
+
+    def __init__(self, past: int, ahead: int) -> None:
+        super().__init__()
+        self.mean = nn.AvgPool1d(25, 1, 12, count_include_pad=False)
+        self.slow, self.fast = nn.Linear(past, ahead), nn.Linear(past, ahead)
+
+    def forward(self, x: Tensor) -> Tensor:
+        slow = self.mean(x)
+        out: Tensor = self.slow(slow) + self.fast(x - slow)
+        return out
+
+
+@case("sgd", "fp32", 64, evaluate=True)
+def trends_of_traffic() -> Spec:
+    """Eight hundred sensors, three hundred hours ahead."""
+    model = joined(Turned(), _TwoLines(336, 300), Turned())
+    return Spec(model, to_numbers(336, 800, outputs=(300, 800)), squared)

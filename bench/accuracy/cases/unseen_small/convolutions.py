@@ -1,0 +1,291 @@
+"""Networks of convolutions: small pictures in small batches, masks, adversaries, signals, volumes. Cases stand above the model
+they train."""
+
+import itertools
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bench.accuracy.cases.case import CaseSet
+from bench.lib.models import parts as parts
+from bench.lib.models.blocks import Levels, Noise, against, bottleneck, in_time, noisy, told, yes_or_no
+from bench.lib.models.layers import Residual, basic, headed, joined, normed, pooled, stages
+from bench.lib.models.parts import (
+    Spec,
+    alone,
+    bits,
+    classified,
+    kinds,
+    labelled,
+    made,
+    masks,
+    numbers,
+    perceptron,
+    squared,
+)
+
+SIXTH_CONVOLUTIONS = CaseSet()
+case = SIXTH_CONVOLUTIONS.case
+
+
+# Small pictures.
+
+
+@case("sgdm", "fp32", 7, accumulate=4)
+def leaves_by_sevens() -> Spec:
+    """Pictures of 76 in residual blocks; seven at a time, four times a step."""
+    widths = (3, 96, 96, 192, 192, 384)
+    blocks = [basic(a, b, 2 if a == b else 1) for a, b in itertools.pairwise(widths)]
+    return Spec(joined(*blocks, told(384, 19)), labelled(3, 76, 76, classes=19), classified)
+
+
+@case("nesterov", "fp32", 11, accumulate=3, clip=True)
+def wide_over_small() -> Spec:
+    """Three stages of wide blocks over pictures of 36."""
+    blocks: list[nn.Module] = [*normed(3, 32)]
+    for inputs, outputs, stride in ((32, 160, 1), (160, 320, 2), (320, 640, 2)):
+        blocks += [basic(inputs, outputs, stride), basic(outputs, outputs)]
+    return Spec(joined(blocks, told(640, 43)), labelled(3, 36, 36, classes=43), classified)
+
+
+@case("adam", "fp32", 5, accumulate=6, evaluate=True)
+def coins() -> Spec:
+    """Plain convolutions of five by five over grey pictures of 76, and a wide line."""
+    model = joined(pooled((1, 48, 96, 192), 5), nn.Flatten(), nn.Dropout(0.4), perceptron(192 * 81, 1024, 31))
+    return Spec(model, labelled(1, 76, 76, classes=31), classified)
+
+
+@case("adamw", "tf32", 45)
+def eleven_layers_at_72() -> Spec:
+    """VGG-11 with norms, a small head."""
+    model = parts.zoo("vgg11_bn")
+    model.avgpool, model.classifier = nn.AdaptiveAvgPool2d(1), perceptron(512, 256, 50)
+    return Spec(model, labelled(3, 72, 72, classes=50), classified)
+
+
+@case("sgdm", "fp32", 13, accumulate=2)
+def eighteen_at_88() -> Spec:
+    return Spec(headed("resnet18", 29), labelled(3, 88, 88, classes=29), classified)
+
+
+@case("adam", "amp_bf16", 74)
+def two_views_of_one() -> Spec:
+    """A ResNet-18 sees every picture of 60 twice; both shall be near (SimCLR)."""
+
+    def loss(model: nn.Module, first: Tensor, second: Tensor) -> Tensor:
+        seen = F.normalize(model(torch.cat([first, second])).float(), dim=1)
+        near = (seen @ seen.T / 0.2).fill_diagonal_(-1e4)
+        return F.cross_entropy(near, torch.arange(len(near), device=near.device).roll(len(first)))
+
+    return Spec(headed("resnet18", 96), made(numbers(3, 60, 60), numbers(3, 60, 60)), loss)
+
+
+# Larger pictures.
+
+
+@case("adamw", "amp_fp16", 45, channels_last=True)
+def phones_see_signs() -> Spec:
+    return Spec(headed("mobilenet_v3_small", 58, drop=0.2), labelled(3, 240, 240, classes=58), classified)
+
+
+@case("adamw", "fp32", 9, clip=True)
+def modern_at_180() -> Spec:
+    return Spec(headed("convnext_tiny", 13), labelled(3, 180, 180, classes=13), classified)
+
+
+@case("rmsprop", "tf32", 21)
+def narrow_and_grouped() -> Spec:
+    """Bottlenecks in eight groups over pictures of 150, many labels."""
+    blocks: list[nn.Module] = [*normed(3, 40, 5, 2)]
+    for inputs, inner in ((40, 48), (96, 96), (192, 192)):
+        blocks += [bottleneck(inputs, inner, 2 * inner, 2, groups=8), bottleneck(2 * inner, inner, 2 * inner, groups=8)]  # fmt: skip
+    return Spec(joined(blocks, told(384, 24)), made(numbers(3, 150, 150), bits(24)), yes_or_no)
+
+
+# Masks and places.
+
+
+def _halving(widths: tuple[int, ...], inputs: int) -> tuple[list[nn.Module], list[nn.Module]]:
+    """The ways down and up of a U-Net with two convolutions a level."""
+    down = [
+        joined([nn.MaxPool2d(2)] if level else [], normed(a, b), normed(b, b))
+        for level, (a, b) in enumerate(itertools.pairwise((inputs, *widths)))
+    ]
+    up = [joined(normed(a + b, b), normed(b, b)) for a, b in itertools.pairwise(widths[::-1])]
+    return down, up
+
+
+@case("adam", "fp32", 3, accumulate=2)
+def roads_and_the_rest() -> Spec:
+    down, up = _halving((32, 64, 128, 256, 512), 3)
+    return Spec(Levels(down, up, nn.Conv2d(32, 2, 1)), masks(3, 208, 272, 2), classified)
+
+
+@case("adamw", "amp_fp16", 5, evaluate=True)
+def edges_of_nuclei() -> Spec:
+    """Grey pictures of 336, three kinds of place."""
+    down, up = _halving((48, 96, 192, 384), 1)
+    return Spec(Levels(down, up, nn.Conv2d(48, 3, 1)), masks(1, 336, 336, 3), classified)
+
+
+@case("sgdm", "tf32", 6)
+def fields_and_rivers() -> Spec:
+    """A ResNet-18 on the way down, six bands."""
+    body = stages("resnet18")
+    body[0][0] = nn.Conv2d(6, 64, 7, 2, 3, bias=False)
+    up = [joined(normed(a + b, b)) for a, b in itertools.pairwise((512, 256, 128, 64, 64))]
+    head = joined(nn.Conv2d(64, 9, 1), nn.Upsample(scale_factor=2, mode="bilinear"))
+    return Spec(Levels(body, up, head), masks(6, 288, 288, 9), classified)
+
+
+@case("adam", "amp_bf16", 10)
+def centres_of_cars() -> Spec:
+    """A ResNet-34 grown again by transposed convolutions; a map of centres (CenterNet)."""
+    grown: list[nn.Module] = []
+    for inputs, outputs in itertools.pairwise((512, 256, 128, 64)):
+        grown += [nn.ConvTranspose2d(inputs, outputs, 4, 2, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]  # fmt: skip
+    model = joined(*stages("resnet34"), grown, nn.Conv2d(64, 5, 1))
+    return Spec(model, parts.to_numbers(3, 352, 352, outputs=(5, 88, 88)), squared)
+
+
+# Drawn.
+
+
+def _hinged(judge: nn.Module, batch: list[Tensor], drawn: Tensor) -> Tensor:
+    return F.relu(1 - judge(batch[0])).mean() + F.relu(1 + judge(drawn)).mean()
+
+
+def _from_code(make: nn.Module, batch: list[Tensor]) -> Tensor:
+    drawn: Tensor = make(torch.randn(len(batch[0]), 100, 1, 1, device=batch[0].device))
+    return drawn
+
+
+def _players(widths: tuple[int, ...], start: int) -> nn.ModuleDict:
+    """A maker of transposed convolutions from a code of 100, and a judge that goes the same way back."""
+    make: list[nn.Module] = [nn.ConvTranspose2d(100, widths[0], start), nn.BatchNorm2d(widths[0]), nn.ReLU(True)]  # fmt: skip
+    judge: list[nn.Module] = []
+    for a, b in itertools.pairwise(widths):
+        make += [nn.ConvTranspose2d(a, b, 4, 2, 1, bias=False), nn.BatchNorm2d(b), nn.ReLU(True)]
+        judge = [nn.Conv2d(b, a, 4, 2, 1), nn.LeakyReLU(0.2, True), *judge]
+    make += [nn.Conv2d(widths[-1], 3, 3, padding=1), nn.Tanh()]
+    judge = [nn.Conv2d(3, widths[-1], 3, padding=1), *judge, nn.Flatten(), nn.Linear(widths[0] * start**2, 1)]
+    return nn.ModuleDict({"make": joined(make), "judge": joined(judge)})
+
+
+_TURNS = against(_from_code, _hinged, lambda judge, batch, drawn: -judge(drawn).mean())
+
+
+@case("adam", "fp32", 63)
+def drawn_faces() -> Spec:
+    """Pictures of 64 from a code (DCGAN)."""
+    return Spec(_players((512, 256, 128, 64, 32), 4), alone(3, 64, 64), parts.no_loss, _TURNS)
+
+
+@case("adam", "amp_bf16", 26)
+def drawn_sneakers() -> Spec:
+    """Pictures of 112 from a code."""
+    return Spec(_players((384, 192, 96, 48, 24), 7), alone(3, 112, 112), parts.no_loss, _TURNS)
+
+
+@case("adamw", "tf32", 27, ema=True)
+def noise_at_44() -> Spec:
+    """A network of diffusion over pictures of 44."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        mixed, noise, time = noisy(x)
+        return F.mse_loss(model(mixed, time), noise)
+
+    return Spec(Noise(3, 48, (1, 2, 4)), alone(3, 44, 44), loss)
+
+
+@case("adam", "fp32", 9)
+def four_times_sharper() -> Spec:
+    """Pictures of 44 to 176 by blocks without norms (EDSR)."""
+
+    def plain(outputs: int = 80) -> nn.Module:
+        return nn.Conv2d(80, outputs, 3, padding=1)
+
+    body = Residual(*(Residual(plain(), nn.ReLU(), plain()) for _ in range(12)), plain())
+    larger = [part for _ in range(2) for part in (plain(320), nn.PixelShuffle(2))]
+    model = joined(nn.Conv2d(3, 80, 3, padding=1), body, larger, plain(3))
+    return Spec(model, parts.to_numbers(3, 44, 44, outputs=(3, 176, 176)), lambda m, x, y: F.l1_loss(m(x), y))
+
+
+# Signals.
+
+
+@case("adam", "fp32", 38)
+def twelve_leads() -> Spec:
+    """Ten seconds of a heart in twelve leads, residual blocks with kernels of fifteen."""
+
+    def block(inputs: int, outputs: int) -> Residual:
+        short = joined(in_time(inputs, outputs, 1, 4)[:-1])
+        layers = in_time(inputs, outputs, 15, 4) + in_time(outputs, outputs, 15)[:-1]
+        return Residual(*layers, nn.Dropout(0.2), short=short, act=nn.ReLU())
+
+    blocks = [block(a, b) for a, b in itertools.pairwise((64, 128, 192, 256))]
+    model = joined(in_time(12, 64, 15), *blocks, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(256, 26))
+    return Spec(model, made(numbers(12, 5000), bits(26)), yes_or_no)
+
+
+@case("adamw", "amp_fp16", 61, accumulate=2)
+def words_from_waves() -> Spec:
+    """A second of sound as it is, a long first kernel (M5)."""
+    layers: list[nn.Module] = [nn.Conv1d(1, 128, 80, 4), nn.BatchNorm1d(128), nn.ReLU(), nn.MaxPool1d(4)]
+    for inputs, outputs in itertools.pairwise((128, 128, 256, 512)):
+        layers += [*in_time(inputs, outputs, 3), nn.MaxPool1d(4)]
+    model = joined(layers, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(512, 35))
+    return Spec(model, labelled(1, 16000, classes=35), classified)
+
+
+class _Gated(nn.Module):
+    """Kernels that see only the past, twice as far each time, through gates (WaveNet)."""
+
+    def __init__(self, width: int = 64, steps: int = 10, levels: int = 128) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(levels, width), joined(nn.ReLU(), nn.Conv1d(width, levels, 1))
+        self.looks = nn.ModuleList(nn.Conv1d(width, 2 * width, 2, dilation=2**step) for step in range(steps))
+        self.leave = nn.ModuleList(nn.Conv1d(width, 2 * width, 1) for _ in range(steps))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.words(ids).transpose(1, 2)
+        total = torch.zeros_like(x)
+        for look, leave in zip(self.looks, self.leave, strict=True):
+            value, gate = look(F.pad(x, (look.dilation[0], 0))).chunk(2, 1)
+            on, aside = leave(value.tanh() * gate.sigmoid()).chunk(2, 1)
+            x, total = x + on, total + aside
+        out: Tensor = self.head(total)
+        return out
+
+
+@case("adam", "fp32", 5)
+def next_sample() -> Spec:
+    return Spec(_Gated(), made(kinds(128, 6000), kinds(128, 6000)), classified)
+
+
+# Volumes.
+
+
+def _solid(inputs: int, outputs: int, stride: int = 1) -> list[nn.Module]:
+    return [nn.Conv3d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm3d(outputs), nn.ReLU()]
+
+
+@case("adam", "fp32", 6)
+def spots_in_lungs() -> Spec:
+    """Volumes of 48 by 72 by 72, one answer."""
+    layers = [
+        part for a, b in itertools.pairwise((1, 24, 48, 96)) for part in (*_solid(a, b), *_solid(b, b, 2))
+    ]
+    model = joined(layers, nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(96, 2))
+    return Spec(model, labelled(1, 48, 72, 72, classes=2), classified)
+
+
+@case("sgdm", "amp_bf16", 3)
+def four_scans_of_a_head() -> Spec:
+    """A U-Net in three dimensions over four kinds of scan."""
+    widths = (20, 40, 80, 160)
+    down = [joined(_solid(a, b, 1 if a == 4 else 2), _solid(b, b)) for a, b in itertools.pairwise((4, *widths))]  # fmt: skip
+    up = [joined(_solid(a + b, b)) for a, b in itertools.pairwise(widths[::-1])]
+    batch = made(numbers(4, 64, 72, 64), kinds(4, 64, 72, 64))
+    return Spec(Levels(down, up, nn.Conv3d(20, 4, 1)), batch, classified)

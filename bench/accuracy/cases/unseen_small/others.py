@@ -1,0 +1,405 @@
+"""Recurrent networks, tables, recommenders, graphs, control and physics. Cases stand above the model they train."""
+
+import copy
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bench.accuracy.cases.case import CaseSet
+from bench.accuracy.cases.unseen_small.transformers import each_place
+from bench.lib.models import parts as parts
+from bench.lib.models.blocks import Taken, Words, attending, yes_or_no
+from bench.lib.models.layers import Recurrent, Residual, joined, normed_lines
+from bench.lib.models.parts import (
+    Spec,
+    alone,
+    bits,
+    classified,
+    follow,
+    freeze,
+    kinds,
+    made,
+    no_loss,
+    numbers,
+    perceptron,
+    squared,
+)
+
+SIXTH_OTHERS = CaseSet()
+case = SIXTH_OTHERS.case
+
+
+# Recurrent.
+
+
+@case("adam", "fp32", 90, evaluate=True)
+def moods_of_messages() -> Spec:
+    """An LSTM in both directions over 160 words."""
+    read = Recurrent(nn.LSTM, 128, 224, bidirectional=True)
+    model = joined(nn.Embedding(25000, 128), read, nn.Dropout(0.3), Taken("mean"), nn.Linear(448, 7))
+    return Spec(model, parts.padded_texts(25000, 160, 7), classified)
+
+
+@case("sgd", "fp32", 30, clip=True)
+def encyclopedia_word_by_word() -> Spec:
+    """Two layers of LSTM with dropout between 18,000 words and 18,000 words."""
+    read = Recurrent(nn.LSTM, 512, 512, num_layers=2, dropout=0.5)
+    model = joined(nn.Embedding(18000, 512), nn.Dropout(0.5), read, nn.Dropout(0.5), nn.Linear(512, 18000))
+    batch = made(kinds(18000, 62), kinds(18000, 62))
+    return Spec(model, batch, each_place)
+
+
+@case("adamw", "amp_bf16", 260)
+def load_of_a_grid() -> Spec:
+    """Three layers of GRU over two weeks of hours, the next day."""
+    model = joined(Recurrent(nn.GRU, 18, 144, num_layers=3), Taken("last"), nn.Linear(144, 24))
+    return Spec(model, parts.to_numbers(336, 18, outputs=(24,)), squared)
+
+
+# Tables.
+
+
+@case("adam", "fp32", 9001)
+def loans_paid_back() -> Spec:
+    """A hundred and thirty numbers through normed lines."""
+    model = joined(normed_lines(130, 640, 640, 320, drop=0.3), nn.Linear(320, 4))
+    return Spec(model, parts.labelled(130, classes=4), classified)
+
+
+class _Columns(nn.Module):
+    """Every number becomes a word of its own; words look at each other (FT-Transformer)."""
+
+    def __init__(self, columns: int = 60, width: int = 128) -> None:
+        super().__init__()
+        self.size, self.move = (nn.Parameter(torch.randn(columns, width) * 0.1) for _ in range(2))
+        self.look = joined(*(attending(width, 8, inner=256, drop=0.1) for _ in range(3)), nn.LayerNorm(width))
+        self.head = nn.Linear(width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.look(x.unsqueeze(2) * self.size + self.move).mean(1))
+        return out
+
+
+@case("adamw", "tf32", 515)
+def numbers_as_words() -> Spec:
+    return Spec(_Columns(), parts.to_numbers(60, outputs=(1,)), squared)
+
+
+# Recommenders.
+
+
+@case("adam", "fp32", 75)
+def next_film() -> Spec:
+    """The last eighty films of each; which is next, at every place (SASRec)."""
+    layers = [attending(96, 2, causal=True, inner=96, drop=0.2) for _ in range(2)]
+    model = joined(Words(16000, 96, 80), *layers, nn.LayerNorm(96), nn.Linear(96, 16000))
+    batch = made(kinds(16000, 80), kinds(16000, 80))
+    return Spec(model, batch, each_place)
+
+
+class _Towers(nn.Module):
+    """A tower for readers and one for books; each reader shall find the own book among the batch's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.readers, self.books = nn.Embedding(120000, 48), nn.Embedding(70000, 48)
+        self.up = nn.ModuleList(perceptron(48, 256, 64) for _ in range(2))
+
+    def forward(self, reader: Tensor, book: Tensor) -> Tensor:
+        near = self.up[0](self.readers(reader)) @ self.up[1](self.books(book)).T
+        return F.cross_entropy(near, torch.arange(len(near), device=near.device))
+
+
+@case("adagrad", "fp32", 5000)
+def readers_and_books() -> Spec:
+    return Spec(_Towers(), made(kinds(120000), kinds(70000)), lambda m, *ids: m(*ids))
+
+
+class _Looked(nn.Module):
+    """Fields of an advertisement look at each other (AutoInt), beside a line for each."""
+
+    def __init__(self, fields: int = 26, words: int = 20000, width: int = 32) -> None:
+        super().__init__()
+        self.register_buffer("begins", torch.arange(fields) * words)
+        self.words, self.alone = (
+            nn.Embedding(fields * words, width),
+            nn.EmbeddingBag(fields * words, 1, mode="sum"),
+        )
+        self.look = nn.Sequential(*(attending(width, 2, inner=64) for _ in range(3)))
+        self.head = nn.Linear(fields * width, 1)
+
+    def forward(self, fields: Tensor) -> Tensor:
+        ids = fields + self.begins
+        out: Tensor = (self.head(self.look(self.words(ids)).flatten(1)) + self.alone(ids)).squeeze(1)
+        return out
+
+
+@case("adam", "fp32", 4096)
+def fields_look_at_fields() -> Spec:
+    return Spec(
+        _Looked(),
+        made(kinds(20000, 26), bits()),
+        yes_or_no,
+    )
+
+
+class _Ranked(nn.Module):
+    """People and things as vectors; what was liked shall stand before what was not (BPR)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.people, self.things, self.bias = (
+            nn.Embedding(80000, 64),
+            nn.Embedding(50000, 64),
+            nn.Embedding(50000, 1),
+        )
+
+    def forward(self, person: Tensor, liked: Tensor, other: Tensor) -> Tensor:
+        def score(thing: Tensor) -> Tensor:
+            return (self.people(person) * self.things(thing)).sum(1) + self.bias(thing).squeeze(1)
+
+        return -F.logsigmoid(score(liked) - score(other)).mean()
+
+
+@case("adam", "fp32", 16384)
+def liked_before_others() -> Spec:
+    return Spec(_Ranked(), made(kinds(80000), kinds(50000), kinds(50000)), lambda m, *ids: m(*ids))
+
+
+# Graphs.
+
+
+def _graph(features: int, degree: int, classes: int) -> Callable[[int, str], list[Tensor]]:
+    """One graph: what is known of its nodes, its edges, and a kind for each node. The batch counts nodes."""
+
+    def batch(count: int, device: str) -> list[Tensor]:
+        ends = torch.randint(0, count, (2, degree * count))
+        return [
+            part.to(device)
+            for part in (torch.randn(count, features), ends, torch.randint(0, classes, (count,)))
+        ]
+
+    return batch
+
+
+class _Apart(nn.Module):
+    """A node goes on by itself and with the mean of its neighbours, layers joined at the end (jumping knowledge)."""
+
+    def __init__(self, inputs: int, width: int, classes: int) -> None:
+        super().__init__()
+        sizes = (inputs, width, width)
+        self.own = nn.ModuleList(nn.Linear(size, width) for size in sizes)
+        self.near = nn.ModuleList(nn.Linear(size, width, bias=False) for size in sizes)
+        self.head = nn.Linear(3 * width, classes)
+
+    def forward(self, x: Tensor, ends: Tensor) -> Tensor:
+        count = x.new_zeros(len(x)).index_add(0, ends[1], x.new_ones(ends.size(1))).clamp(min=1).unsqueeze(1)
+        kept = []
+        for own, near in zip(self.own, self.near, strict=True):
+            around = torch.zeros_like(x).index_add(0, ends[1], x[ends[0]]) / count
+            x = F.dropout(F.relu(own(x) + near(around)), 0.4, self.training)
+            kept.append(x)
+        out: Tensor = self.head(torch.cat(kept, 1))
+        return out
+
+
+@case("adam", "fp32", 30000)
+def who_cites_whom() -> Spec:
+    return Spec(
+        _Apart(128, 256, 40), _graph(128, 7, 40), lambda m, x, ends, y: F.cross_entropy(m(x, ends), y)
+    )
+
+
+@case("adam", "fp32", 24000)
+def spread_by_steps() -> Spec:
+    """A perceptron first; its answers then wander ten steps over the edges (APPNP)."""
+
+    class Wandering(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = joined(nn.Dropout(0.5), perceptron(500, 256, 24))
+
+        def forward(self, x: Tensor, ends: Tensor) -> Tensor:
+            begin = told = self.first(x)
+            for _ in range(10):
+                moved = torch.zeros_like(told).index_add(0, ends[1], told[ends[0]]) / 8
+                told = 0.9 * moved + 0.1 * begin
+            return told
+
+    return Spec(Wandering(), _graph(500, 8, 24), lambda m, x, ends, y: F.cross_entropy(m(x, ends), y))
+
+
+class _Heads(nn.Module):
+    """Edges are weighed by what stands at both ends, in four ways (GAT)."""
+
+    def __init__(self, inputs: int, width: int, heads: int = 4) -> None:
+        super().__init__()
+        self.line, self.ends = (
+            nn.Linear(inputs, heads * width),
+            nn.Parameter(torch.randn(2, heads, width) * 0.1),
+        )
+        self.heads = heads
+
+    def forward(self, x: Tensor, ends: Tensor) -> Tensor:
+        y = self.line(x).unflatten(1, (self.heads, -1))
+        here, there = ((y * end).sum(2) for end in self.ends)
+        weight = F.leaky_relu(here[ends[0]] + there[ends[1]], 0.2).clamp(max=20).exp()
+        total = torch.zeros_like(here).index_add(0, ends[1], weight) + 1e-9
+        sent = y[ends[0]] * (weight / total[ends[1]]).unsqueeze(2)
+        return torch.zeros_like(y).index_add(0, ends[1], sent).flatten(1)
+
+
+@case("adam", "fp32", 18000)
+def weighed_friends() -> Spec:
+    """Two layers of weighed edges between 18,000 people."""
+    layers = nn.ModuleList([_Heads(96, 32), _Heads(128, 32), nn.Linear(128, 12)])
+
+    def loss(model: nn.Module, x: Tensor, ends: Tensor, y: Tensor) -> Tensor:
+        first, second, head = model
+        return F.cross_entropy(head(F.elu(second(F.elu(first(x, ends)), ends))), y)
+
+    return Spec(layers, _graph(96, 6, 12), loss)
+
+
+class _Dense(nn.Module):
+    """Small molecules as full tables of bonds; lines for each kind of bond, then a gate (a gated graph network)."""
+
+    def __init__(self, width: int = 128, bonds: int = 4) -> None:
+        super().__init__()
+        self.atoms, self.lines = nn.Embedding(30, width), nn.Linear(width, bonds * width)
+        self.cell, self.head = nn.GRUCell(width, width), perceptron(width, width, 12)
+
+    def forward(self, atoms: Tensor, bonds: Tensor) -> Tensor:
+        x = self.atoms(atoms)
+        for _ in range(4):
+            sent = self.lines(x).unflatten(2, (bonds.size(1), -1)).transpose(1, 2)
+            heard = (bonds @ sent).sum(1)
+            x = self.cell(heard.flatten(0, 1), x.flatten(0, 1)).view_as(x)
+        out: Tensor = self.head(x.sum(1))
+        return out
+
+
+@case("adam", "fp32", 256)
+def molecules_as_tables() -> Spec:
+    return Spec(
+        _Dense(),
+        made(kinds(30, 38), bits(4, 38, 38), numbers(12)),
+        lambda m, atoms, bonds, y: F.mse_loss(m(atoms, bonds), y),
+    )
+
+
+# Control and physics.
+
+
+def _late(shop: parts.Workshop) -> Callable[[], Tensor]:
+    """Two judges learn every time, the actor every second time; slow copies follow (TD3)."""
+    act, judge, slow_act, slow_judge = (
+        shop.model[name] for name in ("act", "judge", "slow_act", "slow_judge")
+    )
+    of_act, of_judge = shop.optimizer(act.parameters()), shop.optimizer(judge.parameters())
+    slow = [*slow_act.parameters(), *slow_judge.parameters()]
+    fast = [*act.parameters(), *judge.parameters()]
+
+    def step() -> Tensor:
+        for turn in range(2):
+            state, move, reward, after = shop.batch()
+            with torch.no_grad():
+                ahead = (slow_act(after).tanh() + 0.2 * torch.randn_like(move).clamp(-0.5, 0.5)).clamp(-1, 1)
+                both = torch.cat([after, ahead], 1)
+                wanted = reward + 0.99 * torch.min(slow_judge[0](both), slow_judge[1](both))
+            both = torch.cat([state, move], 1)
+            loss = F.mse_loss(judge[0](both), wanted) + F.mse_loss(judge[1](both), wanted)
+            of_judge.zero_grad()
+            loss.backward()
+            of_judge.step()
+            if turn:
+                of_act.zero_grad()
+                (-judge[0](torch.cat([state, act(state).tanh()], 1)).mean()).backward()
+                of_act.step()
+                follow(slow, fast, 0.005)
+        return loss.detach()
+
+    return step
+
+
+@case("adam", "fp32", 4096)
+def arms_that_reach() -> Spec:
+    act, judge = (
+        perceptron(60, 1024, 1024, 12),
+        nn.ModuleList(perceptron(72, 1024, 1024, 1) for _ in range(2)),
+    )
+    model = {"act": act, "judge": judge, "slow_act": copy.deepcopy(act), "slow_judge": copy.deepcopy(judge)}
+    for name in ("slow_act", "slow_judge"):
+        freeze(model[name])
+    return Spec(nn.ModuleDict(model), made(numbers(60), numbers(12), numbers(1), numbers(60)), no_loss, _late)
+
+
+class _Rays(nn.Module):
+    """Sixty-four points on each ray, their places as waves; colours and densities become a picture (NeRF)."""
+
+    def __init__(self, waves: int = 8, width: int = 192) -> None:
+        super().__init__()
+        self.register_buffer("waves", 2.0 ** torch.arange(waves))
+        self.see = joined(
+            perceptron(6 * waves, width, width, width, width, last=True), Residual(perceptron(width, width))
+        )
+        self.colour, self.solid = nn.Linear(width, 3), nn.Linear(width, 1)
+
+    def forward(self, begin: Tensor, way: Tensor) -> Tensor:
+        far = torch.linspace(2, 6, 64, device=begin.device)
+        places = begin.unsqueeze(1) + way.unsqueeze(1) * far.view(1, -1, 1)
+        angles = (places.unsqueeze(3) * self.waves).flatten(2)
+        y = self.see(torch.cat([angles.sin(), angles.cos()], 2))
+        through = torch.exp(-F.softplus(self.solid(y)).squeeze(2) * 0.06)
+        weight = (1 - through) * torch.cumprod(
+            torch.cat([torch.ones_like(through[:, :1]), through[:, :-1] + 1e-10], 1), 1
+        )
+        return (weight.unsqueeze(2) * self.colour(y).sigmoid()).sum(1)
+
+
+@case("adam", "fp32", 2048)
+def rays_through_a_room() -> Spec:
+    return Spec(
+        _Rays(),
+        made(numbers(3), numbers(3), numbers(3)),
+        lambda m, begin, way, y: F.mse_loss(m(begin, way), y),
+    )
+
+
+@case("nadamw", "fp32", 60000)
+def beams_that_bend() -> Spec:
+    """A beam's equation has a fourth derivative; tanh everywhere."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_(True)
+        slope = model(x)
+        for _ in range(4):
+            (slope,) = torch.autograd.grad(slope.sum(), x, create_graph=True)
+        return (slope + 1).pow(2).mean()
+
+    return Spec(perceptron(1, 64, 64, 64, 1, act=nn.Tanh), alone(1), loss)
+
+
+class _Coupled(nn.Module):
+    """Half of the numbers move and stretch the other half, ten times over; how likely were they? (RealNVP)"""
+
+    def __init__(self, columns: int = 64) -> None:
+        super().__init__()
+        self.half = columns // 2
+        self.layers = nn.ModuleList(perceptron(self.half, 512, 512, columns) for _ in range(10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = x.new_zeros(len(x))
+        for layer in self.layers:
+            a, b = x.split(self.half, 1)
+            size, move = layer(a).chunk(2, 1)
+            x = torch.cat([b * size.tanh().exp() + move, a], 1)
+            total = total + size.tanh().sum(1)
+        return (0.5 * x.pow(2).sum(1) - total).mean()
+
+
+@case("adamw", "fp32", 8192, clip=True)
+def how_likely_are_rows() -> Spec:
+    return Spec(_Coupled(), alone(64), lambda m, x: m(x))

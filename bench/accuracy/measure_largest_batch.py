@@ -1,0 +1,166 @@
+"""The true largest batch under a cap, by trying: three whole training steps at each size, on a real GPU.
+
+    python -m bench.accuracy.measure_largest_batch OUT [--jobs 8] [--seconds 140] [--only WORD ...] [--half study]
+
+Writes OUT/largest_batches.json. Needs torch, torchvision and transformers, not Legroom. Each size is tried by a process
+that has not touched the GPU before, since the allocator, cuBLAS and cuDNN keep what an earlier size made them take. Those
+are forks of one that has imported all and built the model on the host, so that a trial costs no imports. A size fits if its
+steps end; the search closes in from the starting size of the case until the next size up does not fit. What is not closed when
+time runs out is written as it stands: the largest that fits and the smallest that does not.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.accuracy.cases.steps import BUILDERS, build
+from bench.accuracy.largest_batch_cases import MEASURED_HERE, PUBLISHED, Capped
+
+STEPS = 3
+GiB = 1 << 30
+FITS, TOO_LARGE = 0, 3
+STRIDES = (0.03, 0.06, 0.15, 0.4, 1.0)
+"""How far the search goes from the size it begins with, as shares of it, before it knows both sides."""
+CLOSE = 0.002
+"""Of the answer: sizes in the hundreds need not be told apart to the last one."""
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--jobs", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=140)
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--half", default="")
+    options = parser.parse_args(argv)
+    torch.set_num_threads(1)  # a fork has none of its parent's threads
+    chosen = [
+        capped
+        for capped in (*MEASURED_HERE, *(capped for capped, _ in PUBLISHED))
+        if capped.half.startswith(options.half)
+        and (not options.only or any(word in capped.key for word in options.only))
+    ]
+    until = time.monotonic() + options.seconds
+    with torch.device("meta"):
+        for name in {capped.case.model for capped in chosen}:
+            with contextlib.suppress(NotImplementedError):  # it looks at values while it is built
+                BUILDERS[name]()  # for what it imports
+    print(f"imported after {options.seconds - (until - time.monotonic()):.0f} s", flush=True)
+    options.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        in_forks(chosen, options.jobs, Path(folder), until)
+        rows = [json.loads(path.read_text()) for path in sorted(Path(folder).iterdir())]
+    (options.out / "largest_batches.json").write_text(json.dumps(rows, indent=1))
+    return 0
+
+
+def in_forks(chosen: list[Capped], jobs: int, folder: Path, until: float) -> None:
+    """Every case in a process of its own, `jobs` at a time, the longest (large caps) first."""
+    waiting = sorted(enumerate(chosen), key=lambda item: -item[1].cap)
+    running = 0
+    while waiting or running:
+        if waiting and running < jobs:
+            number, capped = waiting.pop(0)
+            if os.fork() == 0:
+                row = largest(capped, until)
+                (folder / f"{number:03}.json").write_text(json.dumps(row))
+                print(json.dumps({name: row[name] for name in ("key", "largest", "smallest_too_large", "seconds")}),
+                      flush=True)  # fmt: skip
+                os._exit(0)
+            running += 1
+            continue
+        os.wait()
+        running -= 1
+
+
+def largest(capped: Capped, until: float) -> dict[str, Any]:
+    """Close in on the largest batch from both sides."""
+    began = time.monotonic()
+    spec = BUILDERS[capped.case.model]()
+    BUILDERS[capped.case.model] = lambda: spec  # built once; each trial has its own copy, being a fork
+    tried: dict[int, dict[str, Any]] = {}
+    low, high = 0, 1 << 30
+    strides = iter(STRIDES)
+    size = start = capped.case.batch
+    while high - low > max(1, low * CLOSE) and time.monotonic() < until:
+        told = tried[size] = trial(capped, size)
+        if "error" in told and told["exit"] not in (FITS, TOO_LARGE):
+            break
+        if told["exit"] == FITS:
+            low = size
+        else:
+            high = size
+        if low and high < 1 << 30:
+            size = (low + high) // 2
+        else:
+            stride = next(strides, None)
+            if stride is None:
+                size = low * 2 if low else high // 2
+            else:
+                stride = max(1, round(start * stride))
+                size = max(1, start + stride if low else start - stride)
+            if size in tried:  # a stride of less than one row
+                size = low + 1 if low else high - 1
+            if size == 0:
+                break
+    return {
+        "key": capped.key, "case": dataclasses.asdict(capped.case), "cap": capped.cap, "half": capped.half,
+        "largest": low, "smallest_too_large": high, "seconds": round(time.monotonic() - began, 1),
+        "tried": tried, "torch": torch.__version__,
+    }  # fmt: skip
+
+
+def trial(capped: Capped, size: int) -> dict[str, Any]:
+    """Three steps at one size, in a fork that is the first to touch the GPU."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        code, told = steps_under_cap(capped, size)
+        os.write(writing, json.dumps(told).encode())
+        os._exit(code)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        text = pipe.read()
+    _, status = os.waitpid(child, 0)
+    told = json.loads(text) if text else {"error": "died"}
+    return {"exit": os.waitstatus_to_exitcode(status), **told}
+
+
+def steps_under_cap(capped: Capped, size: int) -> tuple[int, dict[str, Any]]:
+    try:
+        if torch.cuda.is_available():
+            total = torch.cuda.get_device_properties(0).total_memory
+            torch.cuda.set_per_process_memory_fraction((capped.cap * GiB + (1 << 20)) / total)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        _, _, step = build(dataclasses.replace(capped.case, batch=size), device)
+        for _ in range(STEPS):
+            step()
+        if device == "cpu":
+            return FITS, {}
+        torch.cuda.synchronize()
+    except Exception as error:
+        text = str(error)
+        full = isinstance(error, torch.OutOfMemoryError) or "ALLOC_FAILED" in text or "out of memory" in text
+        return TOO_LARGE if full else 1, {"error": f"{type(error).__name__}: {text[:160]}"}
+    statistics = torch.cuda.memory_stats()
+    return FITS, {
+        "peak_reserved": torch.cuda.max_memory_reserved(),
+        "peak_allocated": torch.cuda.max_memory_allocated(),
+        "retries": statistics["num_alloc_retries"],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Guarded steps, spilling and checkpoints: correctness under faults, and cost."""

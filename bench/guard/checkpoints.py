@@ -1,0 +1,356 @@
+"""Checkpoints: what 50 kills in the middle of a save leave, and how fast saving and loading are beside torch.save and
+torch.load.
+
+    python -m bench.guard.checkpoints                     # both, on the CPU
+    python -m bench.guard.checkpoints --gpu [FOLDER]      # speed with 2 GB on the GPU; figures also to FOLDER/checkpoints.json
+
+Kills: a forked process saves again and again; some random time after a save has begun it gets SIGKILL. Only kills that
+came before the save had returned count. Then everything is resumed and compared with what belongs to its step.
+`torch.save` over the same file is done the same way beside it.
+
+Speed: the same tensors in the same folder, the ways taking turns; what is on the disk when a call returns, is said.
+Files are in the page cache when they are read.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import legroom
+from bench.lib.table import print_table
+from legroom.errors import CheckpointError
+from legroom.units import GiB, MiB
+
+KILLS = 50
+ROUNDS = 3
+SECONDS = 15
+"""For one place: no further round is begun after that."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", nargs="?", type=Path)
+    parser.add_argument("--gpu", action="store_true")
+    parser.add_argument("--size", type=float, help="GiB of state")
+    chosen = parser.parse_args()
+    if not chosen.gpu:
+        kills()
+    size = chosen.size or (2.0 if chosen.gpu else 0.25)
+    figures = [speed(place, size, "cuda" if chosen.gpu else "cpu") for place in places(size)]
+    if chosen.gpu:
+        figures.append(sharded_on_one_rank())
+    if chosen.folder is not None:
+        chosen.folder.mkdir(parents=True, exist_ok=True)
+        (chosen.folder / "checkpoints.json").write_text(json.dumps(figures, indent=1))
+
+
+# ------------------------------------------------------------ kills
+
+
+class Weights(nn.Module):
+    """Every tensor is filled with the step: what belongs together can be seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ParameterList(nn.Parameter(torch.zeros(500_000)) for _ in range(6))
+
+    def become(self, step: int) -> None:
+        with torch.no_grad():
+            for part in self.parts:
+                part.fill_(step)
+
+    def is_of(self, step: int) -> bool:
+        return all(bool((part == step).all()) for part in self.parts)
+
+
+Save = Callable[[int], None]
+Resume = Callable[[], int | None]
+"""The step that was resumed, once its contents were compared; None if they were lost."""
+
+
+def kills() -> None:
+    torch.set_num_threads(1)  # a forked process has no other threads
+    rows = []
+    for name, make in (
+        ("legroom.Checkpoints", lambda folder, model: with_legroom(folder, model)),
+        (
+            "legroom.Checkpoints, background",
+            lambda folder, model: with_legroom(folder, model, background=True),
+        ),
+        ("torch.save over one file", with_torch),
+    ):
+        with folder_in(tempfile.gettempdir()) as folder:
+            rows.append(
+                [name, *(str(figure) for figure in killed(lambda make=make: make(folder, Weights())))]
+            )
+    print_table(
+        f"{KILLS} kills in the middle of a save (12 MB, keep=1)",
+        ["", "kills", "resumed the one before", "resumed the one being saved", "lost"],
+        rows,
+    )
+
+
+def killed(make: Callable[[], tuple[Save, Resume]]) -> tuple[int, int, int, int]:
+    """Kills that counted, and what was found after them: the one before, the new one, none or a mixture."""
+    chance = random.Random(0)
+    before = newer = lost = 0
+    last = 0
+    longest = 0.05
+    while before + newer + lost < KILLS:
+        begun, done, duration = life(make, last, chance.uniform(0, longest))
+        longest = 0.7 * longest + 0.3 * duration
+        found = make()[1]()
+        if begun == done:  # it had returned already
+            last = found or 0
+            continue
+        if found is None or found < done:
+            lost += 1
+        elif found == begun:
+            newer += 1
+        else:
+            before += 1
+        last = found or done
+    return before + newer + lost, before, newer, lost
+
+
+def life(make: Callable[[], tuple[Save, Resume]], last: int, delay: float) -> tuple[int, int, float]:
+    """One process from `last` on, killed `delay` seconds into its second save.
+
+    Gives the last step begun, the last one done, and how long the first save took.
+    """
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        save, _ = make()
+        for step in range(last + 1, last + 100):
+            os.write(writer, b"b")
+            save(step)
+            os.write(writer, b"d")
+        os._exit(0)
+    os.close(writer)
+    told = os.read(reader, 1)
+    began = time.perf_counter()
+    told += os.read(reader, 1)
+    duration = time.perf_counter() - began
+    told += os.read(reader, 1)
+    time.sleep(delay)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    while piece := os.read(reader, 100):
+        told += piece
+    os.close(reader)
+    return last + told.count(b"b"), last + told.count(b"d"), duration
+
+
+def with_legroom(folder: Path, model: Weights, **options: Any) -> tuple[Save, Resume]:
+    checkpoints = legroom.Checkpoints(folder, keep=1, **options)
+    checkpoints.track(model=model)
+
+    def save(step: int) -> None:
+        model.become(step)
+        checkpoints.save(step)
+        checkpoints.wait()
+
+    def resume() -> int | None:
+        try:
+            step = checkpoints.resume()
+        except CheckpointError:
+            return None
+        return step if model.is_of(step) else None
+
+    return save, resume
+
+
+def with_torch(folder: Path, model: Weights) -> tuple[Save, Resume]:
+    path = folder / "checkpoint.pt"
+
+    def save(step: int) -> None:
+        model.become(step)
+        torch.save({"model": model.state_dict(), "step": step}, path)
+
+    def resume() -> int | None:
+        try:
+            held = torch.load(path, weights_only=True)
+            model.load_state_dict(held["model"])
+        except Exception:  # whatever torch says of half a file
+            path.unlink(missing_ok=True)
+            return None
+        return held["step"] if model.is_of(held["step"]) else None
+
+    return save, resume
+
+
+# ------------------------------------------------------------ speed
+
+
+def places(size: float) -> list[str]:
+    """Folders to write to: where temporary files are, and memory, where the disk does not count."""
+    wanted = 8 * size * GiB
+    return [
+        place for place in (tempfile.gettempdir(), "/dev/shm")
+        if os.access(place, os.W_OK) and shutil.disk_usage(place).free > wanted
+    ]  # fmt: skip
+
+
+def training(size: float, device: str) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A model and Adam's moments of `size` GiB together, in tensors of 16 MiB and some small ones."""
+    count = max(1, round(size * GiB / (3 * 16 * MiB)))
+    model = nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(count))).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    return model, optimizer
+
+
+def speed(place: str, size: float, device: str) -> dict[str, Any]:
+    model, optimizer = training(size, device)
+    times: dict[str, list[float]] = {}
+    processor: dict[str, list[float]] = {}
+
+    def timed(name: str, work: Callable[[], Any]) -> None:
+        synchronize(device)
+        began, worked = time.perf_counter(), time.process_time()
+        work()
+        synchronize(device)
+        times.setdefault(name, []).append(time.perf_counter() - began)
+        processor.setdefault(name, []).append(time.process_time() - worked)
+
+    same = True
+    with folder_in(place) as folder:
+        front = legroom.Checkpoints(folder / "front", keep=1)
+        back = legroom.Checkpoints(folder / "back", keep=1, background=True)
+        for checkpoints in (front, back):
+            checkpoints.track(model=model, optimizer=optimizer)
+        path = folder / "checkpoint.pt"
+        began = time.perf_counter()
+        # The first round is told apart: page-locked memory is made then.
+        while len(times.get("torch.load", ())) < 2 or (
+            len(times["torch.load"]) <= ROUNDS and time.perf_counter() - began < SECONDS
+        ):
+            timed("torch.save", lambda: torch_save(model, optimizer, path))
+            timed("torch.save, fsync and rename", lambda: torch_save(model, optimizer, path, safely=True))
+            timed("Checkpoints.save", lambda: front.save(1))
+            timed("Checkpoints.save, background: until it returns", lambda: back.save(1))
+            timed("Checkpoints.save, background: the rest", back.wait)
+            timed("torch.load", lambda: torch_load(model, optimizer, path, device))
+            bytes_before = fingerprint(model, optimizer)
+            timed("Checkpoints.resume", front.resume)
+            same &= fingerprint(model, optimizer) == bytes_before
+        written = front.last.size if front.last else 0
+    first = {name: values.pop(0) for name, values in times.items()}
+    middle = {name: statistics.median(values) for name, values in times.items()}
+    rows = [
+        [name, f"{seconds:.2f} s", f"{written / seconds / 1e9:.2f} GB/s", f"{first[name]:.2f} s", f"{middle[beside(name)] / seconds:.2f}x",
+         f"{statistics.median(processor[name][1:]):.2f} s"]
+        for name, seconds in middle.items()
+    ]  # fmt: skip
+    where = torch.cuda.get_device_name(0) if device == "cuda" else "the CPU"
+    print_table(
+        f"{written / 1e9:.2f} GB on {where}, {place}, torch {torch.__version__}; the same bits after resuming: {same}",
+        ["", "median", "", "first", "against torch's, as safe", "processor time"],
+        rows,
+    )
+    return {"place": place, "device": where, "bytes": written, "same": same, "seconds": times, "first": first}
+
+
+def beside(name: str) -> str:
+    """What a way is compared with."""
+    if "resume" in name or "load" in name:
+        return "torch.load"
+    return "torch.save" if name == "torch.save" else "torch.save, fsync and rename"
+
+
+def torch_save(
+    model: nn.Module, optimizer: torch.optim.Optimizer, path: Path, *, safely: bool = False
+) -> None:
+    """`safely`: into a new file that takes the old one's place once it is on the disk, as one would write it by hand."""
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    if not safely:
+        torch.save(state, path)
+        return
+    new = path.with_suffix(".new")
+    with open(new, "wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(new, path)
+
+
+def torch_load(model: nn.Module, optimizer: torch.optim.Optimizer, path: Path, device: str) -> None:
+    held = torch.load(path, map_location="cpu", weights_only=True)
+    model.load_state_dict(held["model"])
+    optimizer.load_state_dict(held["optimizer"])
+
+
+def fingerprint(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[float, float]]:
+    moments = [state["exp_avg_sq"] for state in optimizer.state.values()]
+    return [
+        (tensor.double().sum().item(), tensor.double().square().sum().item()) for tensor in [*model.parameters(), *moments]
+    ]  # fmt: skip
+
+
+def synchronize(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def sharded_on_one_rank() -> dict[str, Any]:
+    """FSDP2 on one rank with NCCL, saved, and resumed by a plain model."""
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29532", RANK="0", WORLD_SIZE="1")
+    on_gpu = torch.cuda.is_available()
+    device = "cuda" if on_gpu else "cpu"
+    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
+    same = {}
+    for background in (False, True):
+        with folder_in(tempfile.gettempdir()) as folder:
+            model, _ = training(0.1, device)
+            sharded = fully_shard(model)
+            optimizer = torch.optim.Adam(sharded.parameters(), lr=1e-3)
+            sharded(torch.randn(4, 2048, device=device)).sum().backward()
+            optimizer.step()
+            checkpoints = legroom.Checkpoints(folder, background=background)
+            checkpoints.track(model=sharded, optimizer=optimizer)
+            checkpoints.save(1)
+            checkpoints.wait()
+            plain, its_optimizer = training(0.1, device)
+            checkpoints.track(model=plain, optimizer=its_optimizer)
+            checkpoints.resume()
+            whole = [parameter.full_tensor() for parameter in sharded.parameters()]
+            same["background" if background else "foreground"] = all(
+                torch.equal(ours, theirs) for ours, theirs in zip(plain.parameters(), whole, strict=True)
+            )
+    dist.destroy_process_group()
+    print(f"FSDP2 on one rank ({device}), resumed by a plain model with the same bits: {same}", flush=True)
+    return {"fsdp_on_one_rank": same}
+
+
+@contextlib.contextmanager
+def folder_in(place: str) -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="legroom-bench-", dir=place))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,312 @@
+"""Memory fails at every single allocation of a guarded step, one after the other; is everything as if it had not?
+
+    python -m bench.guard.fault_injection [--quick]
+
+For each model and each place (the first forward pass, the rest of the passes, the optimizer), and for every allocation number k in that
+place: three steps on a virtual GPU, the k-th allocation of the second one failing. Afterwards parameters, optimizer state, buffers, loss scale and random
+generators must equal, bit for bit, a run without failure at the same split. The first step's optimizer is failed too,
+because it is the one that makes the state. Printed: how many k there were, and how many came out equal.
+"""
+
+import argparse
+import gc
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+import legroom
+from bench.lib.table import print_table
+from legroom.train.guarding.optimizer_step import Updating
+from legroom.train.sizes.micro_batch_size import Sizer, chunk_sizes
+
+ROWS = 6
+PLACES = ("forward", "backward and later micro-batches", "optimizer", "first optimizer step")
+
+
+class Classifier(nn.Module):
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.layers(x).float(), y)
+
+
+class Translator(nn.Module):
+    """A transformer with dropout, its loss a mean over the tokens that count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 8)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.2, batch_first=True)
+        self.head = nn.Linear(8, 11)
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        scores = self.head(self.layer(self.embed(ids)))
+        return nn.functional.cross_entropy(scores.flatten(0, 1), labels.flatten(), ignore_index=-100)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kind of training."""
+
+    name: str
+    model: Callable[[], nn.Module]
+    batch: Callable[[], tuple[torch.Tensor, torch.Tensor]]
+    optimizer: Callable[[Any], torch.optim.Optimizer]
+    options: dict[str, Any]
+    scaled: bool = False
+    copied: bool = True
+    """Whether parameters are few enough to be copied before each optimizer step."""
+
+
+def images() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(ROWS, 3, 6, 6, device="cuda"), torch.randint(0, 4, (ROWS,), device="cuda")
+
+
+def rows() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(ROWS, 5, device="cuda"), torch.randint(0, 4, (ROWS,), device="cuda")
+
+
+def tokens() -> tuple[torch.Tensor, torch.Tensor]:
+    ids = torch.randint(0, 11, (ROWS, 7), device="cuda")
+    labels = torch.where(torch.rand(ROWS, 7, device="cuda") < 0.3, -100, ids)
+    return ids, labels
+
+
+def mlp() -> nn.Module:
+    return Classifier(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 4))
+
+
+def cnn() -> nn.Module:
+    return Classifier(
+        nn.Conv2d(3, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Conv2d(4, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.Flatten(),
+        nn.Linear(16, 4),
+    )
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.01)
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.01, momentum=0.9, weight_decay=0.01)
+
+
+def counted(_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return (labels != -100).sum()
+
+
+CASES = (
+    Case("MLP, Adam", mlp, rows, adam, {}),
+    Case("MLP, Adam, not copied", mlp, rows, adam, {}, copied=False),
+    Case("CNN with BatchNorm, SGD", cnn, images, sgd, {"coupling": "per-chunk"}),
+    Case(
+        "CNN with BatchNorm synced, AdamW", cnn, images, torch.optim.AdamW, {"coupling": "sync"}, copied=False
+    ),
+    Case(
+        "transformer with dropout, Adam, by tokens",
+        Translator,
+        tokens,
+        adam,
+        {"weight": counted},
+        copied=False,
+    ),
+    Case(
+        "AMP with GradScaler, clipped, Adam",
+        cnn,
+        images,
+        adam,
+        {"coupling": "per-chunk", "clip_norm": 0.5},
+        scaled=True,
+    ),
+    Case("AMP with GradScaler, SGD, not copied", mlp, rows, sgd, {}, scaled=True, copied=False),
+)
+
+
+class Planned(Sizer):
+    """Sizes as the uninterrupted run needs them: a batch in given pieces, or whole, and half of it after a failure."""
+
+    def __init__(self, micro: int) -> None:
+        super().__init__(most=micro)
+        self._now = micro
+
+    def micro_batch(self, batch_size: int) -> int:
+        return min(batch_size, self._now)
+
+    def failed(self, batch_size: int, micro: int, failure: Any = None, **_figures: Any) -> int:
+        return max(1, micro // 2)
+
+
+@dataclass
+class Run:
+    """Everything three steps leave behind, and how the second was done."""
+
+    state: list[Any]
+    split: tuple[int, ...]
+    marks: dict[str, range]
+    """Which allocations each place made, in the step that is failed."""
+    happened: bool
+
+
+def run(
+    case: Case, micro: int, *, fail: int | None = None, failed_step: int = 1, forced: tuple[int, ...] = ()
+) -> Run:
+    """Three steps, the batch in micro-batches of `micro`. `fail`: which allocation of `failed_step` fails."""
+    torch.manual_seed(0)
+    with legroom.VirtualGPU("1GiB") as gpu:
+        model = case.model().cuda()
+        optimizer = case.optimizer(model.parameters())
+        scaler = torch.amp.GradScaler("cuda", init_scale=1024.0, growth_interval=2) if case.scaled else None
+        guard = legroom.Guard(
+            model,
+            optimizer,
+            scaler=scaler,
+            reduction="mean",
+            sizer=Planned(micro),
+            on_finding=lambda finding: None,
+            **case.options,
+        )
+        if not case.copied:
+            guard._updating = Updating(optimizer, guard.device, small_bytes=0)
+        split: tuple[int, ...] = ()
+        marks: dict[str, range] = {}
+        faults = None
+        for step in range(3):
+            batch = case.batch()
+            if step == failed_step and fail is not None:
+                faults = gpu.fail_allocation(fail)
+            if step == failed_step and forced:
+                guard._cut = lambda _rows, _micro: list(forced)  # type: ignore[method-assign]
+            with _marked(gpu, model, guard, marks if step == failed_step else {}):
+                guard.step(_with_autocast(model) if case.scaled else model, *batch)
+            if step == failed_step:
+                split = guard.last.split if guard.last is not None else ()
+            if forced:
+                vars(guard).pop("_cut", None)
+        happened = faults is not None and faults.happened
+        state: list[Any] = [tensor.cpu() for tensor in model.state_dict().values()]
+        state += [
+            value.cpu() if isinstance(value, torch.Tensor) else value
+            for value in _values(optimizer.state_dict())
+        ]
+        state += [torch.get_rng_state(), scaler.state_dict() if scaler is not None else None]
+        return Run(state, split, marks, happened)
+
+
+def _with_autocast(model: nn.Module) -> Callable[..., Any]:
+    def loss(*batch: torch.Tensor) -> Any:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            return model(*batch)
+
+    return loss
+
+
+class _marked:  # noqa: N801
+    """Notes which allocations a step makes in which place, by watching the first forward, backward and update."""
+
+    def __init__(self, gpu: Any, model: nn.Module, guard: Any, marks: dict[str, range]) -> None:
+        self._gpu, self._guard, self._marks = gpu, guard, marks
+        self._handle = model.register_forward_hook(self._forward_ended)
+
+    def __enter__(self) -> None:
+        self._begin = self._gpu.allocations
+        self._forward = None
+        self._update = self._guard.update
+
+        def update() -> None:
+            self._passes_ended = self._gpu.allocations
+            self._update()
+
+        self._guard.update = update
+
+    def _forward_ended(self, *_arguments: Any) -> None:
+        if self._forward is None:
+            self._forward = self._gpu.allocations
+
+    def __exit__(self, *_error: object) -> None:
+        self._handle.remove()
+        del self._guard.update
+        now = self._gpu.allocations - self._begin
+        forward = (self._forward or self._begin) - self._begin
+        passes = self._passes_ended - self._begin
+        self._marks["forward"] = range(1, forward + 1)
+        self._marks["backward and later micro-batches"] = range(forward + 1, passes + 1)
+        self._marks["optimizer"] = range(passes + 1, now + 1)
+
+
+def _values(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        for item in value.values():
+            yield from _values(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _values(item)
+    else:
+        yield value
+
+
+def equal(one: list[Any], other: list[Any]) -> bool:
+    return len(one) == len(other) and all(
+        torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(one, other, strict=True)
+    )
+
+
+def inject(case: Case, place: str, every: int = 1, micro: int = 3) -> tuple[int, int, list[str]]:
+    """(allocations failed, runs equal, what was not)."""
+    step = 0 if place == "first optimizer step" else 1
+    plain = run(case, micro, failed_step=step)
+    references = {plain.split: plain}
+    numbers = plain.marks["optimizer" if step == 0 else place]
+    tried = right = 0
+    wrong = []
+    for number in numbers[::every]:
+        result = run(case, micro, fail=number, failed_step=step)
+        if not result.happened:
+            wrong.append(f"{case.name}, {place}, allocation {number} did not fail")
+            continue
+        if result.split not in references:
+            references[result.split] = run(case, micro, failed_step=step, forced=result.split)
+        tried += 1
+        if equal(result.state, references[result.split].state):
+            right += 1
+        else:
+            wrong.append(f"{case.name}, {place}, allocation {number}: split {result.split}")
+    return tried, right, wrong
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--quick", action="store_true", help="every seventh allocation")
+    every = 7 if parser.parse_args().quick else 1
+    gc.freeze()  # what was imported need not be searched for garbage after each failure
+    logging.disable(logging.WARNING)
+    started = time.perf_counter()
+    lines, wrong = [], []
+    for case in CASES:
+        for place in PLACES:
+            tried, right, faults = inject(case, place, every)
+            wrong += faults
+            lines.append((case.name, place, str(tried), str(right)))
+            print(f"{case.name}: {place}: {right} of {tried} equal", flush=True)
+    print_table(
+        f"Every allocation failed once, {chunk_sizes(ROWS, 3)} rows a step ({time.perf_counter() - started:.0f} s)",
+        ("training", "where memory failed", "allocations failed", "equal bit for bit"),
+        lines,
+    )
+    for line in wrong:
+        print(f"NOT EQUAL: {line}")
+
+
+if __name__ == "__main__":
+    main()

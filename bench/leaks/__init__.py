@@ -1,0 +1,1 @@
+"""What the leak detector, the linter and the error explainer find."""

@@ -1,0 +1,212 @@
+"""The leak detector against the corpus: what it finds, which line and holder it names, what it alarms about without reason.
+
+    python -m bench.leaks.detector [--folder FOLDER] [--round NAME] [--jobs N] [--names] [--json FILE]
+
+Every program of tests/corpus, or of another folder with `leaking` and `healthy` in it, runs in a process of its own, with the detector
+watching as under `legroom.watch`: on the GPU where there is one, else on the CPU. `--names` lists what went wrong: without it, programs
+that no one has looked at stay unknown.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+import types
+from pathlib import Path
+from typing import Any, NoReturn
+
+os.environ.setdefault(
+    "PYTORCH_NVML_BASED_CUDA_CHECK", "1"
+)  # to ask for GPUs without touching one before the fork
+
+import torch
+from tests.corpus.programs import FOLDER, ROUNDS, Program, programs
+from torch.utils.data import dataloader
+
+from bench.lib.table import print_table
+from legroom.memory.leak import Kept
+from legroom.observe.leaks.watcher import Watcher
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--names", action="store_true")
+    parser.add_argument("--folder", type=Path, default=FOLDER)
+    parser.add_argument("--round", choices=list(ROUNDS))
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--answer", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.one is not None:
+        found = programs(options.one.parent.parent)
+        _answer(next(each for each in found if each.path == options.one), options.answer)
+    _warm_up()
+    chosen = [each for each in programs(options.folder) if options.round in (None, each.round)]
+    results = run_all(chosen, options.jobs)
+    print_table(
+        f"Corpus, torch {torch.__version__}, {'GPU' if any(r['on_gpu'] for _, r in results) else 'CPU'}",
+        [
+            "programs",
+            "leaking",
+            "detected",
+            "line",
+            "holder",
+            "kind",
+            "median turn",
+            "healthy",
+            "false alarms",
+            "failed",
+        ],
+        _rows(results, options.folder),
+    )
+    for program, result in results:
+        if options.names and not _is_right(program, result):
+            print(
+                f"  {program.path.parent.name}/{program.path.name}: {result['leaks'] or result['error'] or 'nothing'}"
+            )
+    if options.json:
+        options.json.write_text(
+            json.dumps([{"program": p.path.name, "leaks": p.leaks, **r} for p, r in results], indent=1)
+        )
+
+
+def run_all(corpus: list[Program], jobs: int) -> list[tuple[Program, dict[str, Any]]]:
+    """Each program with what came of it, several at a time."""
+    waiting, running, done = list(corpus), {}, {}
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            program = waiting.pop(0)
+            pid, pipe = _start(program)
+            running[pid] = (program, pipe)
+        pid, _ = os.wait()
+        program, pipe = running.pop(pid)
+        with os.fdopen(pipe) as answer:
+            text = answer.read()
+        done[program.path] = json.loads(text) if text else {"leaks": [], "error": "died", "on_gpu": False}
+    return [(program, done[program.path]) for program in corpus]
+
+
+def _start(program: Program) -> tuple[int, int]:
+    """A process for one program: a fork where that is sound, else a fresh interpreter (CUDA does not survive a fork)."""
+    reading, writing = os.pipe()
+    if torch.version.cuda is not None:
+        os.set_inheritable(writing, True)
+        words = [
+            sys.executable,
+            "-m",
+            "bench.leaks.detector",
+            "--one",
+            str(program.path),
+            "--answer",
+            str(writing),
+        ]
+        pid = os.posix_spawn(sys.executable, words, os.environ)
+    else:
+        pid = os.fork()
+        if pid == 0:
+            os.close(reading)
+            _answer(program, writing)
+    os.close(writing)
+    return pid, reading
+
+
+def _answer(program: Program, writing: int) -> NoReturn:
+    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115  (until the process ends)
+    os.write(writing, json.dumps(_watched(program)).encode())  # below a pipe's capacity: a few leaks
+    os._exit(0)
+
+
+def _watched(program: Program) -> dict[str, Any]:
+    leaks: dict[Any, Kept] = {}
+    watcher = Watcher(lambda kept: leaks.setdefault(kept.identity, kept) and None)
+    _follow_loaders(watcher)
+    watcher.attach()
+    main_module = types.ModuleType("__main__")
+    main_module.__file__ = str(program.path)
+    sys.modules["__main__"] = main_module
+    began, error = time.perf_counter(), watcher.trouble
+    try:
+        exec(compile(program.path.read_text(), str(program.path), "exec"), main_module.__dict__)
+    except Exception as raised:
+        error = f"{type(raised).__name__}: {raised}"[:300]
+    rows = [
+        {"kind": k.kind, "how": k.how, "name": k.name, "line": k.line, "turn": k.step, "nodes": k.nodes_per_step,
+         "bytes": k.bytes_per_step}
+        for k in leaks.values()
+    ]  # fmt: skip
+    return {
+        "leaks": rows[:8],
+        "error": error or watcher.trouble,
+        "on_gpu": torch.cuda.is_available(),
+        "seconds": round(time.perf_counter() - began, 2),
+        "looking": round(watcher.seconds_looking, 2),
+    }
+
+
+def _follow_loaders(watcher: Watcher) -> None:
+    """As `legroom run` follows every DataLoader, and `legroom.watch` the one it is given."""
+    iterator: Any = dataloader._BaseDataLoaderIter
+    original = iterator.__next__
+
+    def following(self: Any) -> Any:
+        batch = original(self)
+        watcher.ticks.batch()
+        return batch
+
+    iterator.__next__ = following
+
+
+def _warm_up() -> None:
+    """What an optimizer imports at its first step takes seconds: once, before the forks."""
+    if torch.version.cuda is not None:
+        return
+    parameter = torch.nn.Parameter(torch.ones(2))
+    parameter.grad = torch.ones(2)
+    torch.optim.Adam([parameter]).step()
+
+
+def _rows(results: list[tuple[Program, dict[str, Any]]], folder: Path) -> list[list[str]]:
+    """A row for each round of the corpus; another folder is one round."""
+    if folder != FOLDER:
+        return [_row(folder.name, results)]
+    rounds = [(name, [(p, r) for p, r in results if p.round == name]) for name in ROUNDS]
+    return [_row(f"{name} round", of_round) for name, of_round in rounds if of_round]
+
+
+def _row(label: str, chosen: list[tuple[Program, dict[str, Any]]]) -> list[str]:
+    leaking = [(p, r) for p, r in chosen if p.leaks]
+    healthy = [(p, r) for p, r in chosen if not p.leaks]
+    found = [(p, r["leaks"][0]) for p, r in leaking if r["leaks"]]
+    turns = sorted(top["turn"] for _, top in found)
+
+    def share(right: int) -> str:
+        return f"{right} ({right / max(len(leaking), 1):.0%})"
+
+    return [
+        label,
+        str(len(leaking)),
+        share(len(found)),
+        share(sum(top["line"] in p.lines for p, top in found)),
+        share(sum(any(name in top["name"] for name in p.holders) for p, top in found)),
+        share(sum(top["kind"] in p.kind.split("|") for p, top in found)),
+        str(turns[len(turns) // 2]) if turns else "-",
+        str(len(healthy)),
+        str(sum(bool(r["leaks"]) for _, r in healthy)),
+        str(sum(bool(r["error"]) for _, r in chosen)),
+    ]
+
+
+def _is_right(program: Program, result: dict[str, Any]) -> bool:
+    if result["error"] or bool(result["leaks"]) is not program.leaks:
+        return False
+    if not program.leaks:
+        return True
+    top = result["leaks"][0]
+    return top["line"] in program.lines and any(name in top["name"] for name in program.holders)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""How often the explainer is right about real texts, and how long a log of a gigabyte takes.
+
+    python -m bench.leaks.explained_errors [--gigabyte] [--raised] [--dressed] [TABLE.json ...]
+
+The first table was written together with the rules. Each other one was collected when the rules were done, scored once, and only then
+were the rules mended by it: docs/figures.md has those first scores, which are what to expect of a text that nobody has seen.
+Given tables are scored instead of those of tests/data/errors. `--raised` explains what the libraries installed here raise by their own source: next to
+nothing of it is about memory. `--dressed` puts on each text what launchers, loggers, terminals and notebooks would, and counts how often the answer stays.
+"""
+
+import ast
+import importlib.util
+import json
+import random
+import resource
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.unit.diagnose.log_dress import DRESSES
+
+from legroom.diagnose.explain.explain import explain, explain_file
+
+FOLDER = Path(__file__).parents[2] / "tests" / "data" / "errors"
+TABLES = (
+    "written_with_the_rules",
+    "collected_afterwards",
+    "collected_last",
+    "collected_fresh",
+    "collected_at_the_end",
+    "collected_from_threads",
+    "collected_after_mending",
+    "collected_across_libraries",
+    "collected_every_day",
+    "collected_unseen",
+    "collected_by_search",
+    "collected_seven",
+)
+MEMORY = ("oom", "disguised-oom", "host-oom")
+
+
+def score(table: Path) -> tuple[int, int, int, int, list[str]]:
+    """Texts, right kinds, right codes, memory verdicts for texts that are none, and what was wrong."""
+    rows = json.loads(table.read_text(encoding="utf-8"))
+    kinds = codes = alarms = 0
+    wrong = []
+    for row in rows:
+        told = explain(row["text"])
+        kinds += told.kind == row["kind"]
+        codes += told.code == row["code"]
+        alarms += told.kind == "oom" and row["kind"] != "oom"
+        if told.kind != row["kind"] or told.code != row["code"]:
+            said = next(iter(row["text"].splitlines()), "")
+            wrong.append(f"{row['kind']} {row['code']}, told {told.kind} {told.code}: {said[:90]}")
+    return len(rows), kinds, codes, alarms, wrong
+
+
+def gigabyte() -> None:
+    """A training log of 1 GB with an error in the middle and another at the end."""
+    line = (
+        "2025-01-01 00:00:00 INFO train: step {:>9,} loss 0.4123 lr 1.0e-04 error 0.0312 gpu memory 4.2 GiB\n"
+    )
+    block = "".join(line.format(step) for step in range(10_000)).encode()
+    with tempfile.NamedTemporaryFile(suffix=".log") as file:
+        for number in range(1_000_000_000 // len(block)):
+            file.write(block)
+            if number == 500:
+                file.write(b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n")
+        file.write(b"RuntimeError: CUDA error: device-side assert triggered\n")
+        file.flush()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        began = time.process_time()
+        told = explain_file(file.name)
+        seconds = time.process_time() - began
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        found = told.code, told.earlier.code if told.earlier is not None else None
+        assert found == ("LG710", "LG700"), found
+        size = Path(file.name).stat().st_size
+        print(
+            f"log of {size / 1e9:.2f} GB: right, {seconds:.1f} s of CPU, {grown / 1024:.0f} MiB more memory"
+        )
+
+
+def raised(packages: tuple[str, ...] = ("torch", "transformers", "accelerate", "ray", "sklearn")) -> None:
+    """Which kinds are told of the messages in `raise SomeError("...")`, 4,000 of them at most."""
+    messages = set()
+    for package in packages:
+        found = importlib.util.find_spec(package)
+        if found is not None and found.origin is not None:
+            for file in Path(found.origin).parent.rglob("*.py"):
+                messages.update(_messages(file))
+    chosen = random.Random(0).sample(sorted(messages), min(4000, len(messages)))
+    kinds = Counter(explain(message).kind for message in chosen)
+    print(f"raised by {', '.join(packages)}: {len(chosen)} of {len(messages)} messages, {dict(kinds)}")
+
+
+def _messages(file: Path) -> Iterator[str]:
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except (SyntaxError, UnicodeDecodeError):
+        return
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args):
+            continue
+        name = getattr(node.exc.func, "id", "")
+        said = node.exc.args[0]
+        parts = said.values if isinstance(said, ast.JoinedStr) else [said]
+        text = "".join(str(part.value) if isinstance(part, ast.Constant) else "3" for part in parts)
+        if name.endswith("Error") and isinstance(said, (ast.JoinedStr, ast.Constant)):
+            yield f"{name}: {text.strip()}"
+
+
+def dressed(tables: list[Path]) -> None:
+    """How often an error is told as it is without what its log puts around it."""
+    rows = [row for table in tables for row in json.loads(table.read_text(encoding="utf-8"))]
+    plain = [(row["text"], told) for row in rows if (told := explain(row["text"])).kind != "unknown"]
+    same = Counter(
+        name
+        for name, dress in DRESSES.items()
+        for text, told in plain
+        if (again := explain(dress(text))).kind == told.kind and again.code == told.code
+    )
+    print(
+        f"{len(plain)} texts in {len(DRESSES)} dresses: {same.total() / len(plain) / len(DRESSES):.1%} told alike"
+    )
+    for name, number in sorted(same.items(), key=lambda pair: pair[1])[:5]:
+        print(f"  {name}: {number / len(plain):.1%}")
+
+
+def main() -> None:
+    print(f"{'texts':<27} {'number':>7} {'right kind':>11} {'right code':>11} {'false oom':>10}")
+    given = [Path(argument) for argument in sys.argv[1:] if not argument.startswith("-")]
+    tables = given or [FOLDER / f"{name}.json" for name in TABLES]
+    for table in tables:
+        number, kinds, codes, alarms, wrong = score(table)
+        print(f"{table.stem:<27} {number:>7} {kinds / number:>11.1%} {codes / number:>11.1%} {alarms:>10}")
+        for row in wrong:
+            print(f"  {row}")
+    if "--dressed" in sys.argv:
+        dressed(tables)
+    if "--raised" in sys.argv:
+        raised()
+    if "--gigabyte" in sys.argv:
+        gigabyte()
+
+
+if __name__ == "__main__":
+    main()

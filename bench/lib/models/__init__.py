@@ -1,0 +1,1 @@
+"""Models with random weights that training steps are built from."""

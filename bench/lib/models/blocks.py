@@ -1,0 +1,294 @@
+"""Larger blocks of which sets of cases build their networks: attention, levels that meet again, layers side by side, turns."""
+
+import contextlib
+import itertools
+import math
+from collections.abc import Callable, Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from bench.lib.models.layers import Residual, joined, normed, passed
+from bench.lib.models.parts import Workshop
+
+
+class Attention(nn.Module):
+    """Every place looks at all others, at those before it, or at what another network saw."""
+
+    def __init__(self, width: int, heads: int, *, causal: bool = False, few: int = 0, seen: int = 0) -> None:
+        super().__init__()
+        self.each, self.causal = width // heads, causal
+        self.ask, self.leave = nn.Linear(width, width), nn.Linear(width, width)
+        self.known = nn.Linear(seen or width, 2 * self.each * (few or heads))
+
+    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+        asked = self.ask(x).unflatten(-1, (-1, self.each)).transpose(1, 2)
+        keys, values = (
+            part.unflatten(-1, (-1, self.each)).transpose(1, 2)
+            for part in self.known(x if other is None else other).chunk(2, -1)
+        )
+        looked = F.scaled_dot_product_attention(
+            asked, keys, values, is_causal=self.causal, enable_gqa=keys.size(1) != asked.size(1)
+        )
+        out: Tensor = self.leave(looked.transpose(1, 2).flatten(2))
+        return out
+
+
+def attending(
+    width: int, heads: int, *, causal: bool = False, few: int = 0, inner: int = 0, drop: float = 0.0
+) -> nn.Sequential:
+    """A layer of a transformer: attention, then two lines for each place, both after a norm and beside a shortcut."""
+    inner = inner or 4 * width
+    look = [nn.LayerNorm(width), Attention(width, heads, causal=causal, few=few), nn.Dropout(drop)]
+    think = [nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width), nn.Dropout(drop)]
+    return nn.Sequential(Residual(*look), Residual(nn.LayerNorm(width), *think))
+
+
+class Again(nn.Sequential):
+    """Layers that are computed again on the way back."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self:
+            x = checkpoint(layer, x, use_reentrant=False)
+        return x
+
+
+class Words(nn.Module):
+    """Vectors for words and for their places."""
+
+    def __init__(self, words: int, width: int, length: int) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(words, width), nn.Embedding(length, width)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        out: Tensor = self.words(ids) + self.places(torch.arange(ids.size(1), device=ids.device))
+        return out
+
+
+class Patches(nn.Module):
+    """Pieces of a picture (or of a sound) in a row, a learnt word before them, and places."""
+
+    def __init__(self, cut: nn.Module, count: int, width: int) -> None:
+        super().__init__()
+        self.cut = cut
+        self.first = nn.Parameter(torch.zeros(1, 1, width))
+        self.places = nn.Parameter(torch.randn(1, count + 1, width) * 0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pieces = self.cut(x).flatten(2).transpose(1, 2)
+        return torch.cat([self.first.expand(len(x), -1, -1), pieces], 1) + self.places
+
+
+class Taken(nn.Module):
+    """Some places of what came in: the first, the last, or the mean of all."""
+
+    def __init__(self, which: str) -> None:
+        super().__init__()
+        self.which = which
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(1) if self.which == "mean" else x[:, 0 if self.which == "first" else -1]
+
+
+class Turned(nn.Module):
+    """Two dimensions exchanged."""
+
+    def __init__(self, first: int = 1, second: int = 2) -> None:
+        super().__init__()
+        self.dimensions = first, second
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.transpose(*self.dimensions)
+
+
+class Beside(nn.Module):
+    """What several layers make of the same, joined by channels."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([layer(x) for layer in self.layers], 1)
+
+
+class Levels(nn.Module):
+    """Layers that make something smaller, and others that make it larger again beside what was seen on the way (a U-Net)."""
+
+    def __init__(
+        self, down: Iterable[nn.Module], up: Iterable[nn.Module], head: nn.Module, *, added: bool = False
+    ) -> None:
+        super().__init__()
+        self.down, self.up, self.head = nn.ModuleList(down), nn.ModuleList(up), head
+        self.added = added
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = passed(self.down, x)
+        x = kept.pop()
+        for layer in self.up:
+            beside = kept.pop()
+            larger = F.interpolate(x, size=beside.shape[2:])
+            x = layer(larger + beside if self.added else torch.cat([larger, beside], 1))
+        out: Tensor = self.head(x)
+        return out
+
+
+def in_time(
+    inputs: int,
+    outputs: int,
+    kernel: int,
+    stride: int = 1,
+    *,
+    groups: int = 1,
+    act: type[nn.Module] = nn.ReLU,
+) -> list[nn.Module]:
+    """`normed` for series."""
+    look = nn.Conv1d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
+    return [look, nn.BatchNorm1d(outputs), act()]
+
+
+def bottleneck(inputs: int, inner: int, outputs: int, stride: int = 1, *, groups: int = 1) -> Residual:
+    """A residual block that is narrow (or wide) in its middle."""
+    layers = [*normed(inputs, inner, 1), *normed(inner, inner, 3, stride, groups=groups)]
+    short = None
+    if inputs != outputs or stride > 1:
+        short = joined(normed(inputs, outputs, 1, stride)[:-1])
+    return Residual(*layers, *normed(inner, outputs, 1)[:-1], short=short, act=nn.ReLU())
+
+
+def told(width: int, classes: int, *, drop: float = 0.0) -> list[nn.Module]:
+    """Places pooled to one and a line."""
+    return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(drop), nn.Linear(width, classes)]
+
+
+def yes_or_no(model: nn.Module, *rows: Tensor) -> Tensor:
+    """Answers that may hold together; the last of a batch's tensors says which do."""
+    *seen, wanted = rows
+    return F.binary_cross_entropy_with_logits(model(*seen), wanted)
+
+
+def against(
+    fake: Callable[[nn.Module, list[Tensor]], Tensor],
+    judged: Callable[[nn.Module, list[Tensor], Tensor], Tensor],
+    made: Callable[[nn.Module, list[Tensor], Tensor], Tensor],
+) -> Callable[[Workshop], Callable[[], Tensor]]:
+    """A judge learns from what a maker makes of a batch (`judged`), then the maker from the judge (`made`)."""
+
+    def training(shop: Workshop) -> Callable[[], Tensor]:
+        make, judge = shop.model["make"], shop.model["judge"]
+        of_make, of_judge = shop.optimizer(make.parameters()), shop.optimizer(judge.parameters())
+
+        def learn(optimizer: torch.optim.Optimizer, precision: contextlib.AbstractContextManager[object], loss: Callable[[], Tensor]) -> Tensor:  # fmt: skip
+            optimizer.zero_grad()
+            with precision:
+                found = loss()
+            found.backward()
+            optimizer.step()
+            return found.detach()
+
+        def step() -> Tensor:
+            batch = shop.batch()
+            with shop.precision():
+                drawn = fake(make, batch)
+            learn(of_judge, shop.precision(), lambda: judged(judge, batch, drawn.detach()))
+            return learn(of_make, shop.precision(), lambda: made(judge, batch, drawn))
+
+        return step
+
+    return training
+
+
+class _Step(nn.Module):
+    """A residual block that is told the time, and after it, where asked for, attention over all places and a text's words."""
+
+    def __init__(self, inputs: int, outputs: int, time: int, *, heads: int = 0, words: int = 0) -> None:
+        super().__init__()
+        self.first = joined(nn.GroupNorm(16, inputs), nn.SiLU(), nn.Conv2d(inputs, outputs, 3, padding=1))
+        self.second = joined(nn.GroupNorm(16, outputs), nn.SiLU(), nn.Conv2d(outputs, outputs, 3, padding=1))
+        self.time, self.heads = nn.Linear(time, outputs), heads
+        self.short = nn.Conv2d(inputs, outputs, 1) if inputs != outputs else nn.Identity()
+        if heads:
+            self.norm, self.ask, self.leave = (
+                nn.GroupNorm(16, outputs),
+                nn.Linear(outputs, outputs),
+                nn.Linear(outputs, outputs),
+            )
+            self.answer = nn.Linear(words or outputs, 2 * outputs)
+
+    def forward(self, x: Tensor, time: Tensor, words: Tensor | None) -> Tensor:
+        y: Tensor = self.second(self.first(x) + self.time(F.silu(time))[:, :, None, None]) + self.short(x)
+        if not self.heads:
+            return y
+        places = self.norm(y).flatten(2).transpose(1, 2)
+        known = self.answer(places if words is None else words)
+        q, k, v = (
+            one.unflatten(2, (self.heads, -1)).transpose(1, 2)
+            for one in (self.ask(places), *known.chunk(2, 2))
+        )
+        looked = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return y + self.leave(looked).transpose(1, 2).reshape(y.shape)
+
+
+class Noise(nn.Module):
+    """A U-Net that tells the noise of a picture; two blocks on each level, attention on the last ones."""
+
+    def __init__(
+        self, channels: int, width: int, times: tuple[int, ...], *, told: int = 0, looking: int = 1, classes: int = 0, words: int = 0
+    ) -> None:  # fmt: skip
+        super().__init__()
+        time, widths = 4 * width, [width * more for more in times]
+        self.width, self.kinds = width, nn.Embedding(classes, time) if classes else None
+        self.time = nn.Sequential(nn.Linear(width, time), nn.SiLU(), nn.Linear(time, time))
+        self.enter, self.leave = nn.Conv2d(channels, width, 3, padding=1), joined(nn.GroupNorm(16, width), nn.SiLU(), nn.Conv2d(width, told or channels, 3, padding=1))  # fmt: skip
+        levels = list(enumerate(itertools.pairwise((width, *widths))))
+
+        def step(level: int, inputs: int, outputs: int) -> _Step:
+            return _Step(
+                inputs,
+                outputs,
+                time,
+                heads=outputs // 32 if level >= len(times) - looking else 0,
+                words=words,
+            )
+
+        self.down = nn.ModuleList(
+            nn.ModuleList([step(level, a, b), step(level, b, b)]) for level, (a, b) in levels
+        )
+        self.middle = step(len(times), widths[-1], widths[-1])
+        self.up = nn.ModuleList(
+            nn.ModuleList([step(level, 2 * b, b), step(level, 2 * b, a)]) for level, (a, b) in levels
+        )
+        self.smaller = nn.ModuleList(nn.Conv2d(b, b, 3, 2, 1) for b in widths[:-1])
+        self.larger = nn.ModuleList(nn.Conv2d(b, b, 3, padding=1) for b in widths[:-1])
+
+    def forward(
+        self, x: Tensor, time: Tensor, kind: Tensor | None = None, words: Tensor | None = None
+    ) -> Tensor:
+        half = self.width // 2
+        turned = time[:, None] * torch.exp(torch.arange(half, device=x.device) * (-math.log(10000) / half))
+        known = self.time(torch.cat([turned.cos(), turned.sin()], 1))
+        if self.kinds is not None:
+            known = known + self.kinds(kind)
+        x, kept = self.enter(x), []
+        for level, blocks in enumerate(self.down):
+            x = self.smaller[level - 1](x) if level else x
+            for block in blocks:
+                x = block(x, known, words)
+                kept.append(x)
+        x = self.middle(x, known, words)
+        for level in reversed(range(len(self.up))):
+            for block in self.up[level]:
+                x = block(torch.cat([x, kept.pop()], 1), known, words)
+            if level:
+                x = self.larger[level - 1](F.interpolate(x, scale_factor=2))
+        out: Tensor = self.leave(x)
+        return out
+
+
+def noisy(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A picture with noise, the noise, and the time that says how much of it there is."""
+    time, noise = torch.rand(len(x), device=x.device), torch.randn_like(x)
+    angle = (time * math.pi / 2).view(-1, 1, 1, 1)
+    return angle.cos() * x + angle.sin() * noise, noise, time * 1000

@@ -1,0 +1,1 @@
+"""What recording, capturing and watching cost."""

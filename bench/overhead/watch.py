@@ -1,0 +1,384 @@
+"""What watching costs and what it sees.
+
+    python -m bench.overhead.watch [--parts always-on scan coverage] [--seconds 20] [--milliseconds 1 5] [--json FILE]
+
+1. Always-on: training loops of small operations, with the detector attached and inside `legroom.watch`, in short blocks of the same
+   run in ever new order, each between two plain blocks; and plain ones between plain ones, to see the noise. Told are the median turn of a
+   block and all its turns together (some of which are attended more closely), as multiples of the plain blocks around it, the median over all rounds; and
+   what painting the line takes, each time and of all time. On the CPU processor time is counted, for others may be at work; the
+   backward pass runs on the same thread there.
+2. A scan: with 300,000 objects in the process that Python's collector lists, the time to list all tensors, to follow one of
+   them to its holder, and both together (processor time of the thread, for others may be at work), with the machine's load beside it.
+3. Coverage: runs that die of memory on a virtual GPU (on the real one where there is one), each in a process of its own: the share of the
+   bytes then alive that have a category, a line and a holder. What is called temporary counts as told only where the step at work made it and
+   somebody is known to have it in hand; of bytes whose holder is unknown, as many as possible are taken for such.
+"""
+
+import argparse
+import gc
+import io
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import legroom
+from bench.lib.table import print_table
+from legroom.memory.events import Category, Note, Oom
+from legroom.memory.ledger import Ledger
+from legroom.observe.holders.paths import find_path
+from legroom.observe.holders.python_names import Variables
+from legroom.observe.session import Session
+from legroom.observe.leaks.census import look_around
+from legroom.observe.leaks.watcher import Watcher
+from legroom.show.watch.watch import REPAINT_SECONDS, _detector, _Line
+from legroom.units import GiB, MiB
+
+MILLISECONDS = (1.0, 5.0)
+TURNS, FELT = 12, 3
+"""Steps in a block, and how many of them are not counted."""
+PARTS = ["scan", "always-on", "coverage"]
+"""In this order: the scan while there are fewer objects than it wants."""
+WAYS = ["plain again", "detector", "legroom.watch"]
+FIRST_TURNS = 400
+"""Watched before any is counted: at first every turn is attended, and there are the first looks."""
+SUMS: dict[str, Callable[[list[float]], float]] = {"median turn": statistics.median, "all turns": sum}
+OBJECTS = 300_000
+KEPT: list[torch.Tensor] = []
+"""What the scan looks for."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--seconds", type=float, default=20.0, help="for each size of step")
+    parser.add_argument(
+        "--milliseconds", type=float, nargs="+", default=MILLISECONDS, help="about what a plain step takes"
+    )
+    parser.add_argument("--program", choices=PROGRAMS, help="the coverage of this one alone, as JSON")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if options.program:
+        print(json.dumps(coverage(device, PROGRAMS[options.program])))
+        return
+    figures: dict[str, Any] = {"torch": torch.__version__, "device": device}
+    for part in (each for each in PARTS if each in options.parts):
+        if part == "scan":
+            figures[part] = scan()
+            show_scan(figures[part])
+        elif part == "always-on":
+            figures[part] = [always_on(device, each, options.seconds) for each in options.milliseconds]
+            show_always_on(figures[part], device)
+        else:
+            figures[part] = {name: coverage_in_a_process(name) for name in PROGRAMS}
+            show_coverage(figures[part], device)
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1))
+
+
+def show_always_on(rows: list[dict[str, Any]], device: str) -> None:
+    print_table(
+        f"Watching while nothing grows, torch {torch.__version__} on {device}: time of a step / that of a plain one",
+        ["plain step", "", *WAYS, "rounds"],
+        [
+            [f"{on['plain_ms']:.2f} ms", of, *(f"{on[of][way]:.4f}" for way in WAYS), str(on["rounds"])]
+            for on in rows
+            for of in SUMS
+        ],
+    )
+    paint = statistics.median(on["paint_us"] for on in rows)
+    share = paint / (REPAINT_SECONDS * 1e6)
+    print(
+        f"To paint the line takes {paint:.0f} µs every {REPAINT_SECONDS} s at most: {share:.2%} of the time."
+    )
+
+
+def show_scan(seen: dict[str, Any]) -> None:
+    print_table(
+        "A scan",
+        ["figure", "value"],
+        [
+            ["objects in the process", f"{seen['objects']:,}"],
+            ["list all tensors", f"{seen['list_ms']:.0f} ms"],
+            ["follow one to its holder", f"{seen['path_ms']:.0f} ms ({seen['holder']})"],
+            ["both, best of seven", f"{seen['both_ms']:.0f} ms"],
+            ["load of the machine meanwhile", f"{seen['load']:.1f} on {os.cpu_count()} cores"],
+        ],
+    )
+
+
+def show_coverage(rows: dict[str, dict[str, Any]], device: str) -> None:
+    print_table(
+        f"Bytes alive at an out-of-memory error, {'on the GPU' if device == 'cuda' else 'on a virtual GPU'}",
+        ["program", "with a category", "with a line", "with a holder", "by category"],
+        [
+            [
+                name,
+                *(f"{row[share]:.1%}" for share in ("category", "line", "holder")),
+                ", ".join(f"{category} {part:.1%}" for category, part in row["by_category"].items()),
+            ]
+            for name, row in rows.items()
+        ],
+    )
+
+
+def always_on(device: str, milliseconds: float, seconds: float) -> dict[str, Any]:
+    """A step's time as a multiple of the plain one's in the same round, the median over all rounds."""
+    layers = max(round(8 * milliseconds / (_median_turn(_loop(device, 8)) * 1e3)), 1)
+    turns = _loop(device, layers)
+    watcher = Watcher(lambda kept: None)
+
+    def attached() -> list[float]:
+        watcher.attach()
+        try:
+            return turns(lambda batches: batches)
+        finally:
+            watcher.detach()
+
+    def plain() -> list[float]:
+        return turns(lambda batches: batches)
+
+    ways: dict[str, Callable[[], list[float]]] = {
+        "plain again": plain,
+        "detector": attached,
+        "legroom.watch": lambda: turns(lambda batches: legroom.watch(batches, quiet=True)),
+    }
+    while watcher.turn < FIRST_TURNS:
+        for way in WAYS:
+            ways[way]()
+    compared: dict[str, list[tuple[list[float], ...]]] = {way: [] for way in WAYS}
+    before, until = plain(), time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        for way in random.sample(WAYS, len(WAYS)):
+            looked = watcher.seconds_looking, _detector.watcher.seconds_looking
+            block, after = ways[way](), plain()
+            # A look belongs to what grows, not to what is always on.
+            if looked == (watcher.seconds_looking, _detector.watcher.seconds_looking):
+                compared[way].append((before, block, after))
+            before = after
+    figures: dict[str, Any] = {
+        of: {
+            way: statistics.median(
+                2 * sum_of(block) / (sum_of(before) + sum_of(after)) for before, block, after in compared[way]
+            )
+            for way in WAYS
+        }
+        for of, sum_of in SUMS.items()
+    }
+    return {
+        "plain_ms": statistics.median(before[0] for blocks in compared.values() for before, _, _ in blocks)
+        * 1e3,
+        "layers": layers,
+        "rounds": min(map(len, compared.values())),
+        "paint_us": _paint_us(),
+        **figures,
+    }
+
+
+def _loop(device: str, layers: int) -> Callable[[Callable[[Any], Iterable[torch.Tensor]]], list[float]]:
+    """A training loop: give it a way to go through batches, and it gives the time of each turn."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(layers))).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+    batches = [torch.randn(16, 64, device=device)] * TURNS
+    clock = time.perf_counter if device == "cuda" else time.thread_time
+
+    def turns(way: Callable[[Any], Iterable[torch.Tensor]]) -> list[float]:
+        """From one batch to the next; without the first ones, which still feel the way before."""
+        ends = []
+        for batch in way(batches):
+            ends.append(clock())
+            loss = model(batch).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            loss.item()
+        return [after - before for before, after in pairwise(ends[FELT:])]
+
+    return turns
+
+
+def _median_turn(turns: Callable[[Callable[[Any], Iterable[torch.Tensor]]], list[float]]) -> float:
+    return min(statistics.median(turns(lambda batches: batches)) for _ in range(3))
+
+
+def _paint_us(times: int = 200) -> float:
+    """Microseconds to paint the line once."""
+    line = _Line(_Terminal(), "epoch 1", 1000, quiet=False)
+    began = time.perf_counter()
+    for _ in range(times):
+        line._show(time.perf_counter())
+    return (time.perf_counter() - began) / times * 1e6
+
+
+class _Terminal(io.StringIO):
+    """Takes what is painted, as a terminal would; nobody sees it."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        self.seek(0)
+        return super().write(text)
+
+
+def scan() -> dict[str, Any]:
+    KEPT.extend(torch.ones(2, requires_grad=True) * i for i in range(400))
+    gc.collect()
+    ballast: list[Any] = []
+    ballast.extend([i] for i in range(OBJECTS - len(gc.get_objects())))
+    listing, following, holder = [], [], ""
+    for _ in range(7):
+        began = time.thread_time()
+        tensors, _ = look_around()
+        listing.append(time.thread_time() - began)
+        del tensors
+        began = time.thread_time()
+        path = find_path(KEPT[200], Variables(None), least=64)
+        following.append(time.thread_time() - began)
+        holder = f"{path.name} ({path.described})"
+    figures = {
+        "objects": len(gc.get_objects()),
+        "list_ms": min(listing) * 1e3,
+        "path_ms": min(following) * 1e3,
+        "both_ms": min(map(sum, zip(listing, following, strict=True))) * 1e3,
+        "load": os.getloadavg()[0],
+        "holder": holder,
+    }
+    del ballast
+    KEPT.clear()
+    return figures
+
+
+def coverage_in_a_process(name: str) -> dict[str, Any]:
+    """What one program leaves in its process (cached memory, workspaces) would be found in the next one's."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "bench.overhead.watch", "--program", name],
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+    )
+    row: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return row
+
+
+def coverage(device: str, program: Callable[[], None]) -> dict[str, Any]:
+    """The shares at the failure, in a run whose batches double until they do not fit."""
+    events: list[Any] = []
+    gpus = None if device == "cuda" else [96 * MiB]
+    if device == "cuda":
+        torch.cuda.set_per_process_memory_fraction(8 * GiB / torch.cuda.get_device_properties(0).total_memory)
+    session = Session(
+        events.append, gpus=gpus
+    )  # in a variable, as a script may have it: it must not be found to hold anything
+    try:
+        with session:
+            program()
+    except torch.OutOfMemoryError:
+        pass
+    ledger = Ledger(events)
+    oom: Oom = ledger.ooms()[-1]
+    state = ledger.at_oom(len(ledger.ooms()) - 1)
+    reached = max((int(e.text) for e in events if isinstance(e, Note) and e.kind == "reached"), default=0)
+    total = sum(each.block_bytes for each in state.live)
+    in_hand = sum(
+        each.block_bytes
+        for each in state.live
+        if each.category is Category.TEMPORARY and each.step == oom.step
+    )
+    by_category = state.by_category()
+    told = total - by_category[Category.TEMPORARY] + max(in_hand - (total - reached), 0)
+    return {
+        "category": told / total,
+        "line": state.coverage(),
+        "holder": reached / total,
+        "bytes": total,
+        "by_category": {str(category): size / total for category, size in by_category.items() if size},
+        "holders": [(holder.path, holder.bytes) for holder in ledger.holders(len(ledger.ooms()) - 1)],
+    }
+
+
+def _train_until_full(model: nn.Module, shape: tuple[int, ...]) -> None:
+    model = model.cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    batch = 2
+    while True:
+        x = torch.randn(batch, *shape, device="cuda")
+        out = model(x)
+        loss = (out[0] if isinstance(out, tuple) else out).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        batch *= 2
+
+
+def _transformer() -> None:
+    width = 1024 if torch.cuda.get_device_properties(0).total_memory > GiB else 256
+    layer = nn.TransformerEncoderLayer(width, 4, 4 * width, batch_first=True, dropout=0.0)
+    _train_until_full(nn.TransformerEncoder(layer, 4, enable_nested_tensor=False), (64, width))
+
+
+def _convolutions() -> None:
+    layers = [(3, 16), (16, 32), (32, 32)]
+    blocks = [
+        nn.Sequential(nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU(), nn.MaxPool2d(2))
+        for a, b in layers
+    ]
+    _train_until_full(nn.Sequential(*blocks, nn.Flatten(), nn.LazyLinear(10)), (3, 64, 64))
+
+
+def _recurrent() -> None:
+    _train_until_full(nn.LSTM(64, 128, num_layers=2, batch_first=True), (32, 64))
+
+
+def _checkpointed() -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)) for _ in range(6))  # fmt: skip
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for block in self.blocks:
+                x = x + checkpoint(block, x, use_reentrant=False)
+            return x
+
+    _train_until_full(Checkpointed(), (64, 256))
+
+
+def _kept_losses() -> None:
+    """A leak: every step's graph stays until memory is full."""
+    rows = 8192 if torch.cuda.get_device_properties(0).total_memory > GiB else 512
+    model = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    kept = []
+    while True:
+        loss = model(torch.randn(rows, 256, device="cuda")).square().mean()
+        optimizer.zero_grad()
+        loss.backward(retain_graph=True)
+        optimizer.step()
+        kept.append(loss)
+
+
+PROGRAMS: dict[str, Callable[[], None]] = {
+    "transformer": _transformer,
+    "convolutions with batch norm": _convolutions,
+    "LSTM": _recurrent,
+    "checkpointed blocks": _checkpointed,
+    "a list of losses that keeps graphs": _kept_losses,
+}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Programs that record and rebuild the tables in `legroom.observe.cuda_rules`."""

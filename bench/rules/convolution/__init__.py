@@ -1,0 +1,1 @@
+"""Workspaces of convolutions: recording, the table, the forest."""

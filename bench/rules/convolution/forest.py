@@ -1,0 +1,216 @@
+"""Grows the forest that guesses workspaces of convolutions, from what `convolution_ask --survey` wrote down.
+
+    python -m bench.rules.convolution.forest FOLDER... [--trees 3 3 5] [--leaves 24000 24000 24000] [--most 800000] [--jobs 2] [--out FILE]
+
+A tenth of the layers, each with all its batch sizes, dtypes and layouts, is left out: how well they are guessed is printed. The forest is written to FILE, by default to where the rules look for it. Needs scikit-learn.
+"""
+
+import argparse
+import gzip
+import json
+import multiprocessing
+import random
+import sys
+from collections.abc import Iterator
+from itertools import islice, starmap
+from pathlib import Path
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import numpy as np
+
+from bench.lib.table import print_table
+from bench.rules.convolution.trees import Tree, grow
+from legroom.observe.cuda_rules.convolution import decision_forest
+from legroom.observe.cuda_rules.convolution.cudnn_query import OPERATIONS
+from legroom.observe.cuda_rules.convolution.decision_forest import FOREST, LEAF, Head, features, vote
+from legroom.observe.cuda_rules.convolution.cudnn_library import Kind
+from legroom.observe.cuda_rules.convolution.workspace_formulas import recipe_of
+from legroom.observe.cuda_rules.convolution.split_k import turned
+from legroom.observe.cuda_rules.convolution.recorded_table import Layer, Question, described, output_sizes
+from legroom.observe.cuda_rules.convolution.workspace import Convolution, whole
+
+LARGEST = 4 << 30
+"""Bytes. Larger workspaces are not learnt: kernels cut such convolutions into pieces, and hardly anyone has them."""
+
+
+class Answered(NamedTuple):
+    """One convolution of the survey."""
+
+    question: Question
+    c: Convolution
+    sizes: tuple[int, ...]
+    engines: tuple[Any, ...]
+
+    @property
+    def left_out(self) -> bool:
+        """Whether its layer is one of the tenth that is guessed."""
+        return crc32(repr(self.question.layer[2:9]).encode()) % 10 == 0
+
+    def recipe(self, place: int) -> str:
+        """Its label."""
+        engine, knobs = self.engines[place]
+        settings = {int(name): value for name, value in knobs.items()}
+        return recipe_of(self.sizes[place], engine, settings, self.question, self.c, OPERATIONS[place])
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folders", type=Path, nargs="+")
+    parser.add_argument(
+        "--trees", type=int, nargs=3, default=(3, 3, 5), help="for the result and the two gradients"
+    )
+    parser.add_argument(
+        "--leaves", type=int, nargs=3, default=(24_000, 24_000, 24_000), help="of each tree at most"
+    )
+    parser.add_argument("--most", type=int, default=800_000, help="learn from so many convolutions at most")
+    parser.add_argument("--judged", type=int, default=12_000, help="guess so many of those left out")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=FOREST)
+    options = parser.parse_args(argv)
+    with multiprocessing.get_context("fork").Pool(options.jobs) as pool:
+        parts = pool.map(
+            learnt, [(options.folders, options.most, part, options.jobs) for part in range(options.jobs)]
+        )
+    asked = [np.concatenate([part.asked[kind] for part in parts]) for kind in OPERATIONS]
+    labels = [np.concatenate([part.labels[kind] for part in parts]) for kind in OPERATIONS]
+    tested = [one for part in parts for one in part.left_out]
+    print(f"{len(asked[-1])} convolutions are learnt from, {len(tested)} are left out", flush=True)
+    recipes = [sorted(set(told.tolist())) for told in labels]
+    numbered = [np.searchsorted(known, told) for known, told in zip(recipes, labels, strict=True)]
+    GROUND[:] = zip(asked, numbered, strict=True)
+    wanted = [
+        (place, seed, options.leaves[place])
+        for place in range(len(OPERATIONS))
+        for seed in range(options.trees[place])
+    ]
+    with multiprocessing.get_context("fork").Pool(options.jobs) as pool:
+        grown = pool.starmap(planted, wanted, chunksize=1)
+    trees = iter(grown)
+    forests = [list(islice(trees, count)) for count in options.trees]
+    write(options.out, recipes, forests)
+    print(f"{options.out.stat().st_size / 1024:.0f} KiB", flush=True)
+    judge(options, tested)
+    return 0
+
+
+class Learnt(NamedTuple):
+    """A part of the survey: for each operation, as it is in truth for transposed convolutions, features and recipes."""
+
+    asked: dict[Kind, Any]
+    labels: dict[Kind, Any]
+    left_out: list[Answered]
+
+
+GROUND: list[tuple[Any, Any]] = []
+"""For each operation what is known of every convolution, and the number of its recipe; processes that are forked find it here."""
+
+
+def learnt(share: tuple[list[Path], int, int, int]) -> Learnt:
+    seen: dict[Kind, list[list[float]]] = {kind: [] for kind in OPERATIONS}
+    labels: dict[Kind, list[str]] = {kind: [] for kind in OPERATIONS}
+    left_out: list[Answered] = []
+    for one in answered(*share):
+        if one.left_out:
+            left_out.append(one)
+            continue
+        for place, operation in enumerate(OPERATIONS):
+            if one.engines[place][0] is None:
+                continue
+            kind = turned(operation, one.c.transposed)
+            seen[kind].append(features(one.question, one.c, operation))
+            labels[kind].append(one.recipe(place))
+    return Learnt(
+        {kind: np.array(rows, dtype=np.float32) for kind, rows in seen.items()},
+        {kind: np.array(told) for kind, told in labels.items()},
+        left_out,
+    )
+
+
+def planted(place: int, seed: int, leaves: int) -> Tree:
+    asked, told = GROUND[place]
+    return grow(asked, told, leaves, seed)
+
+
+def answered(folders: list[Path], most: int, part: int, parts: int) -> Iterator[Answered]:
+    """Every convolution once, in an order that does not depend on the files', without the largest."""
+    lines: set[str] = set()
+    for path in sorted(path for folder in folders for path in folder.rglob("convolutions-6-*.jsonl.gz")):
+        with gzip.open(path, "rt") as file:
+            lines.update(file)
+    mixed = sorted(lines)
+    random.Random(5).shuffle(mixed)
+    for line in mixed[:most][part::parts]:
+        dtype, layout, batch, inputs, outputs, sizes, kernel, stride, padding, dilation, groups, transposed, grown, *rest = json.loads(line)  # fmt: skip
+        if max(rest[:3]) > LARGEST:
+            continue
+        layer = Layer(
+            dtype, layout == "last", inputs, outputs, tuple(sizes), tuple(kernel), tuple(stride), tuple(dilation), groups,
+            transposed, tuple(padding),
+        )  # fmt: skip
+        made = tuple(size + grown for size in output_sizes(layer, padding))
+        yield Answered(
+            Question(layer, batch, made), described(layer, batch, grown), tuple(rest[:3]), tuple(rest[3:])
+        )
+
+
+def judge(options: argparse.Namespace, tested: list[Answered]) -> None:
+    """Prints how near the forest's guesses are."""
+    decision_forest.FOREST = options.out
+    errors: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for one in tested[: options.judged]:
+        kind = "one pixel" if one.c.pointwise else "groups" if one.c.groups > 1 else "other"
+        for place, operation in enumerate(OPERATIONS):
+            if one.engines[place][0] is None:
+                continue
+            sizes = [each.size for each in vote(one.question, one.c, operation)]
+            errors.setdefault((operation.name.lower(), kind), []).append(_errors(sizes, one, place))
+    columns = ["operation", "kind", "count", "right", "error", "too small", "covered"]
+    print_table(
+        "workspaces of layers that were left out", columns, list(starmap(_row, sorted(errors.items())))
+    )
+
+
+def _row(key: tuple[str, str], found: list[tuple[float, float]]) -> list[str]:
+    return [
+        *key,
+        str(len(found)),
+        f"{np.mean([abs(error) < 0.02 for error, _ in found]):.1%}",
+        f"{np.mean([min(abs(error), 3) for error, _ in found]):.1%}",
+        f"{np.mean([error < -0.02 for error, _ in found]):.1%}",
+        f"{np.mean([most > -0.02 for _, most in found]):.1%}",
+    ]
+
+
+def _errors(sizes: list[int], one: Answered, place: int) -> tuple[float, float]:
+    """Of the likeliest size and of the largest, as shares of what the convolution reads and writes."""
+    real, scale = one.sizes[place], whole(one.c)
+    return (sizes[0] - real) / scale, (max(sizes) - real) / scale
+
+
+def write(path: Path, recipes: list[list[str]], forests: list[list[Tree]]) -> None:
+    """The file that `convolution_forest` reads."""
+    heads: list[str] = []
+    bodies: list[bytes] = []
+    for names, trees in zip(recipes, forests, strict=True):
+        asked, values, right = (np.concatenate(parts) for parts in zip(*trees, strict=True))
+        leaves = asked == LEAF
+        limits, numbers = np.unique(values[~leaves].astype("<f4"), return_inverse=True)
+        compared = np.zeros(len(values), "<u2")
+        compared[leaves], compared[~leaves] = values[leaves], numbers
+        starts = np.cumsum([0, *(len(tree.asked) for tree in trees)])
+        heads.append(json.dumps(Head(names, len(limits), starts[:-1].tolist(), len(asked))) + "\n")
+        bodies += [
+            limits.tobytes(),
+            asked.astype("u1").tobytes(),
+            compared.tobytes(),
+            right.astype("<u4").tobytes(),
+        ]
+    with gzip.GzipFile(path, "wb", compresslevel=9, mtime=0) as file:
+        file.write("".join(heads).encode() + b"".join(bodies))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Temporary memory of single operations: recording, comparing."""

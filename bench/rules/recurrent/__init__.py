@@ -1,0 +1,1 @@
+"""Workspaces of recurrent layers: recording, comparing."""

@@ -1,0 +1,112 @@
+"""Recurrent layers as `recurrent_survey` measured them, held against the rules for their reserve and workspace.
+
+    python -m bench.rules.recurrent.compare FOLDER      FOLDER/recurrent-*.jsonl.gz
+
+Right: within 0.5% of the measured size. Error: the mean, and the 95th percentile, of the absolute error.
+"""
+
+import gzip
+import json
+import random
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from bench.accuracy.peaks import percentile
+from bench.lib.table import print_table
+from bench.rules.recurrent.survey import Request
+from legroom.observe.cuda_rules.recurrent.sizes import RNN_MODES, Layer, persistent, reserve, workspace
+
+MODES = {"LSTM": "lstm", "GRU": "gru", "RNN": "rnn_tanh"}
+RIGHT = 0.005
+
+
+def main(argv: list[str]) -> int:
+    errors: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for request, forward, backward in measured(Path(argv[0])):
+        layer = described(request)
+        taken, kept = told(forward, training=request.training)
+        family = " ".join(
+            [
+                request.kind,
+                "both" if request.both else "one way",
+                "packed" if request.packed else "projected" if request.projected else "plain",
+                "persistent" if persistent(layer) else "",
+            ]
+        )
+        errors[family, "workspace"].append(workspace(layer) / taken - 1)
+        if request.training and kept > 4096:
+            errors[family, "reserve"].append(reserve(layer) / kept - 1)
+        if backward is not None:
+            errors[family, "workspace, backward"].append(
+                workspace(layer, backward=True) / repeated(backward) - 1
+            )
+    for what in ("reserve", "workspace", "workspace, backward"):
+        errors["all", what] = [one for key, found in errors.items() if key[1] == what for one in found]
+    rows = [
+        [
+            family,
+            what,
+            str(len(found)),
+            f"{sum(abs(one) <= RIGHT for one in found) / len(found):.1%}",
+            f"{mean(map(abs, found)):.2%}",
+            f"{percentile(found, 0.95):.1%}",
+            f"{min(found):.0%}",
+        ]
+        for (family, what), found in sorted(errors.items())
+    ]
+    print_table("recurrent layers", ["", "", "layers", "right", "error", "p95", "worst under"], rows)
+    return 0
+
+
+def measured(folder: Path) -> Iterator[tuple[Request, list[int], list[int] | None]]:
+    for path in sorted(folder.glob("recurrent-*.jsonl.gz")):
+        with gzip.open(path, "rt") as file:
+            for row in map(json.loads, file):
+                if row[-2] is not None:
+                    yield Request(*row[:-2]), row[-2], row[-1]
+
+
+def described(request: Request) -> Layer:
+    return Layer(
+        mode=RNN_MODES.index(MODES[request.kind]),
+        steps=request.steps,
+        batch=request.batch,
+        inputs=request.inputs,
+        hidden=request.hidden,
+        layers=request.layers,
+        directions=1 + request.both,
+        dtype=request.dtype,
+        training=request.training,
+        dropout=request.dropout,
+        projected=request.projected,
+        rows=sum(lengths(request)) if request.packed else 0,
+    )
+
+
+def lengths(request: Request) -> list[int]:
+    """As the survey drew them."""
+    dice = random.Random(request.batch)
+    return [request.steps, *(dice.randint(1, request.steps) for _ in range(request.batch - 1))]
+
+
+def told(events: list[int], *, training: bool) -> tuple[int, int]:
+    """Workspace and reserve: the former is what is given back first (but for a few bytes of seeds), the latter is taken after it."""
+    taken = -next(size for size in events if size < -4096)
+    before = events[events.index(-taken) - 1]
+    return taken, before if training else 0
+
+
+def repeated(events: list[int]) -> int:
+    """The backward pass takes its workspace twice: the largest size that is asked for so often."""
+    counts: dict[Any, int] = defaultdict(int)
+    for size in events:
+        counts[size] += 1
+    return max(size for size, count in counts.items() if count > 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

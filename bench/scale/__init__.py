@@ -1,0 +1,1 @@
+"""Training on several GPUs: strategies, balance, failures."""

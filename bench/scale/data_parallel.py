@@ -1,0 +1,75 @@
+"""How full the coordinator of a DataParallel is against the other GPUs: torch's own, and `legroom.parallel` with strategy "dp".
+
+    python -m bench.scale.data_parallel [--gpus 2 4]
+
+On virtual GPUs, after two steps that are really computed (on the CPU): the coordinator's peak over the mean of the others'. The coordinator's
+share is chosen before anything runs; what was foreseen is beside what was measured.
+"""
+
+import argparse
+from typing import Any
+
+import torch
+from torch import nn
+
+import legroom
+from bench.lib.table import print_table
+from bench.scale.models import GPT, ResNet50, pictures, texts, token_loss
+from legroom.units import format_size
+
+STEPS = 2
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("--gpus", type=int, nargs="*", default=[2, 4])
+    chosen = arguments.parse_args()
+    rows = []
+    for gpus in chosen.gpus:
+        for name in ("resnet50", "gpt"):
+            for way in ("nn.DataParallel", "legroom dp"):
+                with legroom.VirtualGPU(*["16GiB"] * gpus):
+                    rows.append(measure(name, way, gpus))
+                print(" | ".join(rows[-1]), flush=True)
+    print_table(
+        "Peak of the coordinator against the mean of the other GPUs",
+        ("model", "GPUs", "way", "coordinator's rows", "peaks", "coordinator / others", "foreseen"),
+        rows,
+    )
+
+
+def work(name: str) -> tuple[nn.Module, Any]:
+    torch.manual_seed(0)
+    if name == "resnet50":
+        return ResNet50(), pictures(64, 96)
+    return GPT(8, 128, 4, 1024, 64), texts(128, 64, 1024)
+
+
+def measure(name: str, way: str, gpus: int) -> tuple[str, ...]:
+    model, batch = work(name)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    rows = len(batch[0])
+    share, foreseen = f"{rows // gpus} of {rows}", ""
+    for index in range(gpus):
+        torch.cuda.reset_peak_memory_stats(index)
+    if way == "nn.DataParallel":
+        wrapped = nn.DataParallel(model.cuda())
+        x, y = (each.cuda() for each in batch)
+        for _ in range(STEPS):
+            token_loss(wrapped(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    else:
+        run = legroom.parallel(model, optimizer, "dp", batch=batch)
+        for _ in range(STEPS):
+            run.step(lambda x, y: token_loss(run.model(x), y), *batch)
+        shares = run.model.shares
+        share = f"{shares[0]:g} of {rows}"
+        foreseen = ", ".join(map(format_size, run.choice.peaks))
+    peaks = [torch.cuda.max_memory_allocated(index) for index in range(gpus)]
+    ratio = peaks[0] / (sum(peaks[1:]) / (gpus - 1))
+    return name, str(gpus), way, share, ", ".join(map(format_size, peaks)), f"{ratio:.3f}", foreseen
+
+
+if __name__ == "__main__":
+    main()

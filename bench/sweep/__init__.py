@@ -1,0 +1,1 @@
+"""Every operation that a training script may call, measured and traced."""

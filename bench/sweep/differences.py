@@ -1,0 +1,88 @@
+"""What the sweep found: requests on a GPU held against those of a trace, case by case."""
+
+import itertools
+from collections import Counter, defaultdict
+from typing import NamedTuple
+
+from bench.lib.table import print_table
+
+BLOCK = 512
+NOTABLE = 16 << 10
+"""Bytes below which a difference is not one that anybody would see in a peak."""
+
+
+class Difference(NamedTuple):
+    """One case whose requests are others than foretold."""
+
+    name: str
+    measured: int
+    """Bytes at the peak."""
+    traced: int
+    only_measured: list[int]
+    """Requests that only the GPU saw, largest first."""
+    only_traced: list[int]
+
+    @property
+    def size(self) -> int:
+        """By how many bytes the peak is wrong, or else the largest request that is."""
+        return abs(self.measured - self.traced) or max((*self.only_measured, *self.only_traced), default=0)
+
+
+def peak(requests: list[int]) -> int:
+    """The most that is allocated at once, in blocks."""
+    blocks = ((size + BLOCK - 1) // BLOCK * BLOCK if size > 0 else -((-size + BLOCK - 1) // BLOCK * BLOCK) for size in requests)  # fmt: skip
+    return max(itertools.accumulate(blocks), default=0)
+
+
+def difference(name: str, real: list[int], said: list[int]) -> Difference:
+    asked, foretold = (Counter(size for size in one if size > BLOCK) for one in (real, said))
+    return Difference(
+        name, peak(real), peak(said), sorted((asked - foretold).elements(), reverse=True),
+        sorted((foretold - asked).elements(), reverse=True),
+    )  # fmt: skip
+
+
+class Findings:
+    """What was the same and what was not."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.totals: Counter[str] = Counter()
+        self.others: dict[str, list[Difference]] = defaultdict(list)
+        self.failures: dict[str, list[str]] = defaultdict(list)
+
+    def add(self, name: str, real: list[int], said: list[int]) -> None:
+        operation = name.split(" ")[0]
+        self.totals[operation] += 1
+        found = difference(name, real, said)
+        if real == said:
+            self.counts["every request alike, in order"] += 1
+        elif found.measured != found.traced:
+            near = abs(found.measured - found.traced) <= NOTABLE
+            self.counts["peak within 16 KiB" if near else "another peak"] += 1
+        elif found.only_measured or found.only_traced:
+            self.counts["peak alike, other requests"] += 1
+        else:
+            self.counts["peak and requests alike, in another order"] += 1
+        if found.size > NOTABLE:
+            self.others[operation].append(found)
+
+    def report(self, rows: int) -> None:
+        ordered = sorted(self.others.items(), key=lambda item: -max(one.size for one in item[1]))
+        for operation, found in ordered[:rows]:
+            wrong_peaks = sum(one.measured != one.traced for one in found)
+            print(
+                f"{operation}: {len(found)} of {self.totals[operation]} differ, {wrong_peaks} in their peaks"
+            )
+            for one in sorted(found, key=lambda one: -one.size)[:6]:
+                print(
+                    f"    {one.name.partition(' ')[2]}: {one.measured:,} measured, {one.traced:,} traced ({one.traced / max(1, one.measured) - 1:+.1%});"
+                    f" only measured {one.only_measured[:5]}, only traced {one.only_traced[:5]}"
+                )
+        for why, names in sorted(self.failures.items(), key=lambda item: -len(item[1])):
+            print(f"{why}: {len(names)}, {sorted({name.split(' ')[0] for name in names})[:12]}")
+        print_table(
+            f"{sum(self.totals.values())} cases of {len(self.totals)} operations",
+            ["", "cases"],
+            [[what, str(count)] for what, count in self.counts.most_common()],
+        )

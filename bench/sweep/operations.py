@@ -1,0 +1,239 @@
+"""Every operation that a training script may call: what it asks of CUDA's allocator, held against what a trace foretells.
+
+    python -m bench.sweep.operations measure OUT [--jobs 8] [--seconds 150]     on a GPU: OUT/measured.jsonl.gz
+    python -m bench.sweep.operations trace OUT [--jobs 8] [--seconds 150]       anywhere: OUT/traced.jsonl.gz
+    python -m bench.sweep.operations compare OUT [--only WORD...] [--again]     prints what differs, largest first
+
+Cases are operations × shapes × precisions × layouts (the other modules of this folder), each a forward and a backward pass. A row is [name, requests, ""] or [name,
+null, why it failed]; requests are bytes asked for (+) and given back (-) in order. Measuring runs unwatched, after what libraries keep has been
+taken. Tracing runs each case on a traced device; where a trace without data ends, it computes on the CPU, as `legroom estimate` does.
+`compare` takes the rows of both, or with `--again` traces anew what was measured.
+"""
+
+import argparse
+import concurrent.futures
+import gc
+import gzip
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from bench.sweep import (
+    algebra,
+    compositions,
+    layers,
+    losses,
+    random_numbers,
+    sequences,
+    training,
+    values,
+)
+from bench.sweep.both_sides import Measured, Traced, warm_up
+from bench.sweep.differences import Findings
+from bench.sweep.kit import Case
+
+KEPT = (32 << 20, 1 << 20)
+"""Bytes that cuBLAS takes once and keeps."""
+RESULTS = {"measure": "measured", "trace": "traced"}
+SPOILT = 75
+"""How a process ends after which CUDA does nothing more."""
+LONGEST = 6
+"""Seconds for one case."""
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=["measure", "trace", "compare", "list"])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--jobs", type=int, default=8)
+    parser.add_argument(
+        "--seconds", type=float, default=150, help="stop measuring after so long, whatever is left"
+    )
+    parser.add_argument("--part", default="", help="i/n: only every n-th case, from i")
+    parser.add_argument(
+        "--only", nargs="*", default=[""], help="only cases with one of these words in their names"
+    )
+    parser.add_argument("--again", action="store_true", help="trace anew")
+    parser.add_argument("--rows", type=int, default=100, help="print so many cases at most")
+    options = parser.parse_args(argv)
+    warnings.simplefilter("ignore")
+    if options.what == "list":
+        names = [one.name for one in cases()]
+        print(
+            *names,
+            f"{len(names)} cases of {len({name.split(' ')[0] for name in names})} operations",
+            sep="\n",
+        )
+        return 0
+    options.folder.mkdir(parents=True, exist_ok=True)
+    if options.what == "compare":
+        return compare(options.folder, options.only, options.rows, options.again)
+    if options.part:
+        return work(options.what, options.folder, options.part, options.only, options.seconds)
+    return in_parts(options.what, options.folder, options.jobs, options.only, options.seconds)
+
+
+def cases() -> Iterator[Case]:
+    parts = (
+        values,
+        layers,
+        losses,
+        sequences,
+        algebra,
+        training,
+        random_numbers,
+        compositions,
+    )
+    return itertools.chain.from_iterable(part.cases() for part in parts)
+
+
+def chosen(only: list[str]) -> list[Case]:
+    """In an order that is always the same, kinds mixed: where time runs out, some of each are left over."""
+    found = [one for one in cases() if any(word in one.name for word in only)]
+    random.Random(0).shuffle(found)
+    return found
+
+
+# Measuring and tracing, side by side
+
+
+def in_parts(what: str, folder: Path, jobs: int, only: list[str], seconds: float) -> int:
+    end = time.monotonic() + seconds
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(lambda part: in_processes(what, folder, f"{part}/{jobs}", only, end), range(jobs)))
+    rows = 0
+    with gzip.open(folder / f"{RESULTS[what]}.jsonl.gz", "wt") as file:
+        for path in sorted(folder.glob(f"{RESULTS[what]}-*.jsonl")):
+            lines = path.read_text().splitlines(keepends=True)
+            file.writelines(lines)
+            rows += len(lines)
+            path.unlink()
+    print(f"{what}: {rows} rows", flush=True)
+    return 0
+
+
+def in_processes(what: str, folder: Path, part: str, only: list[str], end: float) -> None:
+    """One part; a process that an assertion on the device has spoilt is followed by another."""
+    command = [
+        sys.executable,
+        "-m",
+        "bench.sweep.operations",
+        what,
+        str(folder),
+        "--part",
+        part,
+        "--only",
+        *only,
+    ]
+    while (left := end - time.monotonic()) > 0:
+        try:
+            done = subprocess.run(
+                [*command, "--seconds", str(left)],
+                env=dict(os.environ, OMP_NUM_THREADS="1"),
+                check=False,
+                timeout=left + LONGEST,
+            )
+        except subprocess.TimeoutExpired:
+            return  # a kernel or a library that heeds no alarm; what was written before counts
+        if done.returncode != SPOILT:
+            return
+
+
+def work(what: str, folder: Path, part: str, only: list[str], seconds: float) -> int:
+    """The cases of one part that have no row yet."""
+    index, count = map(int, part.split("/"))
+    end = time.monotonic() + seconds
+    path = folder / f"{RESULTS[what]}-{index}.jsonl"
+    done = len(path.read_text().splitlines()) if path.exists() else 0
+    side = Measured() if what == "measure" else Traced()
+    gc.collect()
+    gc.freeze()
+    gc.disable()  # so that cycles end at the same places on both sides
+    if what == "measure":
+        warm_up()
+    with path.open("a", buffering=1) as file:
+        for number, one in enumerate(chosen(only)[index::count][done:]):
+            if time.monotonic() > end:
+                break
+            hard_end = threading.Timer(LONGEST + 2, give_up, (file, one))
+            hard_end.daemon = True
+            hard_end.start()
+            requests, why = row(side, one)
+            hard_end.cancel()
+            file.write(json.dumps([one.name, requests, why]) + "\n")
+            if "CUDA error" in why or "AcceleratorError" in why:
+                return SPOILT
+            if number % 20 == 19:
+                gc.collect()
+    print(f"{what} {part}: {end - time.monotonic():.0f} s left", flush=True)
+    return 0
+
+
+def give_up(file: TextIO, one: Case) -> None:
+    """End the process: a kernel or a library heeds no alarm."""
+    file.write(json.dumps([one.name, None, "hangs"]) + "\n")
+    file.flush()
+    os._exit(SPOILT)
+
+
+def row(side: Measured | Traced, one: Case) -> tuple[list[int] | None, str]:
+    """The requests of a case, or why there are none."""
+    signal.signal(signal.SIGALRM, _too_late)
+    signal.alarm(LONGEST)
+    try:
+        return side.requests(one), ""
+    except Exception as error:
+        return None, f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}"
+    finally:
+        signal.alarm(0)
+        side.rest()
+
+
+def _too_late(*_: Any) -> None:
+    raise TimeoutError(f"took more than {LONGEST} seconds")
+
+
+def read(folder: Path, what: str) -> dict[str, tuple[list[int] | None, str]]:
+    """Name → requests, or why there are none."""
+    path = folder / f"{RESULTS[what]}.jsonl.gz"
+    if not path.exists():
+        return {}
+    with gzip.open(path, "rt") as file:
+        return {name: (requests, why) for name, requests, why in map(json.loads, file)}
+
+
+def compare(folder: Path, only: list[str], rows: int, again: bool) -> int:
+    known = {one.name: one for one in chosen(only)}
+    foretold = {} if again else read(folder, "trace")
+    found = Findings()
+    device = Traced()
+    for name, (requests, why) in read(folder, "measure").items():
+        if name not in known:
+            continue
+        if requests is None:
+            found.failures[f"not on the GPU: {why[:60]}"].append(name)
+            continue
+        said, reason = row(device, known[name]) if again else foretold.get(name, (None, "no row"))
+        if said is None:
+            found.failures[f"not traced: {reason[:80]}"].append(name)
+            continue
+        found.add(name, *([size for size in one if abs(size) not in KEPT] for one in (requests, said)))
+    device.close()
+    found.report(rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

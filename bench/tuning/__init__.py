@@ -1,0 +1,1 @@
+"""Hyperparameter search: lost trials, packing, overhead, resuming."""

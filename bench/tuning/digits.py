@@ -1,0 +1,46 @@
+"""What the searched spaces have in common: scikit-learn's digits, and a training that gives the validation loss after each epoch."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch import nn
+
+from bench.tuning.plain_step import Step
+
+MakeStep = Callable[[nn.Module, torch.optim.Optimizer], Step]
+
+
+def trained(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    config: dict[str, Any],
+    device: str,
+    make_step: MakeStep,
+    *shape: int,
+) -> Iterator[float]:
+    """`shape`: of one image, as the model takes it."""
+    x, y, valid_x, valid_y = _data(*shape)
+    step = make_step(model, optimizer)
+    dice = torch.Generator().manual_seed(1)
+    for _ in range(config["epochs"]):
+        model.train()
+        for rows in torch.randperm(len(x), generator=dice).split(config["batch_size"]):
+            step(lambda a, b: F.cross_entropy(model(a), b), x[rows].to(device), y[rows].to(device))
+        model.eval()
+        with torch.no_grad():
+            pieces = zip(valid_x.split(16), valid_y.split(16), strict=True)
+            total = sum(
+                F.cross_entropy(model(a.to(device)), b.to(device), reduction="sum").item() for a, b in pieces
+            )
+        yield total / len(valid_x)
+
+
+def _data(*shape: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    digits = load_digits()
+    images = torch.tensor(digits.images, dtype=torch.float32)
+    x, y = images.view(len(images), *shape) / 16, torch.tensor(digits.target)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    return x[order[:1437]], y[order[:1437]], x[order[1437:]], y[order[1437:]]

@@ -1,0 +1,264 @@
+"""A search over a space that is full of what does not fit (see `convnet_space`, or with `--space` another one): plain Ray Tune beside Legroom, on one virtual GPU or a real one.
+
+    python -m bench.tuning.lost_trials --out rows.jsonl            # goes on where it was stopped; --table prints what is there
+
+- `ray`: Ray Tune as its documentation shows it, one trial on the GPU at a time; a trial that runs out of memory errs (see `lost_trials_ray` for what is
+  done for its benefit). Its trials have the number of threads with which a trial is fastest, measured first of all.
+- `ray, catches`: the function catches the error and reports infinity, without which Bayesian optimization stands still (see there); `ray, learns at once`: it errs, and that
+  searcher is told to wait for no random trials.
+- `ray, half`: with `{"gpu": 0.5}`, two trials at a time with half of the memory each.
+- `legroom on ray`, `legroom local`: Legroom with either engine, as it is called by default, asked for as many trials.
+
+Every study is a process of its own: none finds anything warm. The clock starts when the searching process has imported Ray, torch and the searchers. Seeds, names and
+ranges are the same, so all propose the same until something can never fit. All of one seed is done before the next one begins, so what is there when it is stopped
+can be compared.
+"""
+
+import argparse
+import contextlib
+import importlib
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bench.tuning.lost_trials_table import show
+from bench.tuning.other_program import REAL, gpu_of, neighbour
+
+SPACES = ("convnet_space", "transformer_space", "gpt_space")
+"""Modules beside this one. The last one is for a real GPU, most of which another program holds meanwhile."""
+SEARCHES = ("random", "optuna", "hyperopt", "bayes")
+SYSTEMS = ("ray", "ray, catches", "ray, learns at once", "ray, half", "legroom on ray", "legroom local")
+TRIALS = {"random": 16, "optuna": 16, "hyperopt": 20, "bayes": 16}
+"""Of one study: with what is rejected, more proposals than the searcher draws at random (ten, HyperOpt twenty)."""
+LONGEST = 240.0
+"""Seconds after which a study of plain Ray's is ended."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--space", choices=SPACES, default=SPACES[0], help="what is searched; a file holds one"
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", default=range(5))
+    parser.add_argument("--trials", type=int, help="of a study; else by its searcher")
+    parser.add_argument("--epochs", type=int, default=3, help="of one trial: its length")
+    parser.add_argument("--gpu", default="", help="size of the virtual GPU: which share of the space fits")
+    parser.add_argument("--searches", nargs="+", choices=SEARCHES, default=SEARCHES)
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=("ray", "legroom on ray"))
+    parser.add_argument("--out", type=Path, default=Path("lost_trials.jsonl"))
+    parser.add_argument("--table", action="store_true", help="print what the file holds and run nothing")
+    parser.add_argument("--plain", choices=SYSTEMS, default="ray", help="with whom others are compared")
+    parser.add_argument("--study", nargs=4, help=argparse.SUPPRESS)  # system, search, seed, threads
+    asked = parser.parse_args()
+    if asked.study:
+        system, search, seed, threads = asked.study
+        trials = asked.trials or TRIALS[search]
+        row = study(asked.space, system, search, int(seed), trials, asked.epochs, asked.gpu, int(threads))
+        print(json.dumps(row))
+        return
+    others = {row.get("space", SPACES[0]) for row in read(asked.out)} - {asked.space}
+    if others:
+        parser.error(f"{asked.out} holds studies of {others.pop()}: give that --space, or another --out")
+    if not asked.table:
+        threads = threads_of_plain(asked.out, asked.space)
+        gpu = asked.gpu or importlib.import_module(f"bench.tuning.{asked.space}").GPU
+        studies = itertools.product(asked.seeds, asked.searches, asked.systems)
+        with neighbour() if gpu == REAL else contextlib.nullcontext():
+            for seed, search, system in studies:
+                trials = asked.trials or TRIALS[search]
+                add(asked.out, asked.space, system, search, seed, trials, asked.epochs, gpu, threads)
+    show([row for row in read(asked.out) if "system" in row], asked.plain)
+
+
+def threads_of_plain(path: Path, space: str) -> int:
+    """The number of threads that trains a typical trial fastest here; written down, so that all studies of a file have the same."""
+    for row in read(path):
+        if "threads" in row:
+            return int(row["threads"])
+    measured = subprocess.run(
+        [sys.executable, "-c", f"from bench.tuning.lost_trials import time_threads; time_threads('{space}')"],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    seconds = {int(threads): took for threads, took in json.loads(measured.stdout).items()}
+    fastest = min(seconds, key=lambda threads: seconds[threads])
+    with path.open("a") as file:
+        file.write(json.dumps({"space": space, "threads": fastest, "seconds": seconds}) + "\n")
+    told = ", ".join(f"{took:.2f} s with {threads}" for threads, took in seconds.items())
+    print(f"a typical trial by its threads: {told}", flush=True)
+    return fastest
+
+
+def time_threads(space: str) -> None:
+    """Seconds of a typical trial by the number of its threads, the best of two, as JSON."""
+    import torch
+
+    from bench.tuning.plain_step import plain_step
+    from legroom.gpus.machine import processors
+
+    searched = importlib.import_module(f"bench.tuning.{space}")
+    took: dict[int, float] = {}
+    with gpu_of(searched.GPU):
+        all_of_them = [threads for threads in (1, 2, 4, 8, 16) if threads <= processors()]
+        for threads in (1, *all_of_them, *all_of_them):  # the first one warms up
+            torch.set_num_threads(threads)
+            began = time.perf_counter()
+            list(searched.epochs(searched.TYPICAL, "cuda", plain_step))
+            seconds = time.perf_counter() - began
+            took[threads] = min(seconds, took.get(threads, seconds))
+    print(json.dumps(took))
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def add(
+    path: Path,
+    space: str,
+    system: str,
+    search: str,
+    seed: int,
+    trials: int,
+    epochs: int,
+    gpu: str,
+    threads: int,
+) -> None:
+    """One study into the file, unless it is there."""
+    if (system, search, seed) in {(r["system"], r["search"], r["seed"]) for r in read(path) if "system" in r}:
+        return
+    study_of = ["--study", system, search, str(seed), str(threads)]
+    order = ["--space", space, "--trials", str(trials), "--epochs", str(epochs), "--gpu", gpu, *study_of]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "bench.tuning.lost_trials", *order],
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=2 * LONGEST,
+            check=True,
+        )
+    except subprocess.SubprocessError as error:  # the others go on; the next call tries it again
+        print(f"seed {seed} {search}, {system}: {error}", flush=True)
+        return
+    row = json.loads(done.stdout.splitlines()[-1])
+    with path.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    lost = sum(trial["lost"] for trial in row["trials"])
+    print(
+        f"seed {seed} {search}, {system}: {len(row['trials'])} started, {lost} lost, {row['rejected']} rejected, "
+        f"best {min((loss for trial in row['trials'] for _, loss in trial['losses']), default=float('nan')):.4f}, {row['seconds']:.0f} s",
+        flush=True,
+    )
+
+
+def study(
+    space: str, system: str, search: str, seed: int, trials: int, epochs: int, gpu: str, threads: int
+) -> dict[str, Any]:
+    """One study as a row: each trial with its losses and when they were reported, in seconds since the search was asked for."""
+    from bench.tuning import lost_trials_ray  # before the clock starts, whichever system
+
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  Ray's workers would be passed over by any other program
+    if system.startswith("ray"):
+        row = lost_trials_ray.run_plain(
+            space, search, seed, trials, epochs, gpu,
+            help=lost_trials_ray.HELP[system], threads=threads, longest=LONGEST,
+        )  # fmt: skip
+    else:
+        row = run_legroom(space, search, seed, trials, epochs, gpu, engine=system.split()[-1])
+    return {
+        "space": space,
+        "system": system,
+        "search": search,
+        "seed": seed,
+        "asked": trials,
+        "gpu": gpu,
+        **row,
+    }
+
+
+def run_legroom(
+    space: str, search: str, seed: int, trials: int, epochs: int, gpu: str, *, engine: str
+) -> dict[str, Any]:
+    from legroom.tuning.api import tune
+
+    searched = importlib.import_module(f"bench.tuning.{space}")
+
+    def asked(folder: Path, clock: Clock) -> Any:
+        return tune(
+            f"bench/tuning/{space}.py:train", {**searched.SPACE, "epochs": epochs}, metric="loss", search=search, seed=seed,
+            gpu=None if gpu == REAL else gpu, engine=engine, trials=trials, storage=folder, watchers=[clock],
+        )  # fmt: skip
+
+    return legroom_row(asked)
+
+
+def legroom_row(search: Callable[[Path, "Clock"], Any]) -> dict[str, Any]:
+    """A study of Legroom's, in a folder of its own and watched by a clock."""
+    from legroom.tuning.trial.records import TrialState
+
+    clock = Clock()
+    with tempfile.TemporaryDirectory() as folder:
+        found = search(Path(folder) / "study", clock)
+    if found.interrupted:
+        sys.exit("the study was interrupted: what it found says nothing")
+    failed = [trial.why for trial in found.trials if trial.state is TrialState.FAILED]
+    if failed:
+        sys.exit(f"a trial failed otherwise than for want of memory: {failed[0]}")
+    started = sorted(
+        (trial for trial in found.trials if trial.started is not None), key=lambda t: t.started or 0.0
+    )
+    return {
+        "trials": [
+            {
+                "lost": trial.state is TrialState.OUT_OF_MEMORY,
+                "ended": trial.state.is_final,
+                "seconds": (trial.ended or trial.started or 0.0) - (trial.started or 0.0),
+                "losses": clock.losses.get(trial.number, []),
+                "split": trial.memory.micro_batch is not None,
+                "config": trial.config,
+            }
+            for trial in started
+        ],
+        "proposed": [trial.config for trial in found.trials],
+        "rejected": found.counted().get(TrialState.NEVER_FITS, 0),
+        "ooms": sum(trial.memory.ooms for trial in started),
+        "seconds": clock.last,
+    }
+
+
+class Clock:
+    """When each loss was reported."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self.losses: dict[int, list[list[float]]] = {}
+        self.last = 0.0
+
+    def changed(self, record: Any) -> None:
+        told = self.losses.setdefault(record.number, [])
+        for report in record.reports[len(told) :]:
+            self.last = time.perf_counter() - self._began
+            told.append([self.last, report.metrics["loss"]])
+
+    def begun(self, job: Any, records: Any) -> None:
+        """The clock began when the search was asked for."""
+
+    def said(self, sentence: str) -> None:
+        print(sentence, file=sys.stderr)
+
+    def closed(self) -> None:
+        """There is nothing to close."""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,262 @@
+"""Plain Ray Tune over a space of `bench.tuning.lost_trials`: a function, a searcher, so many samples.
+
+What Ray Tune's documentation shows, and nothing that knows of memory: a trial whose function runs out of it errs, and the searcher hears of an error. Two things
+are done for its benefit. Workers are kept from trial to trial (`reuse_actors`), so torch is imported once, and again after each trial that erred. And a searcher that
+learns is asked when the trial before has ended (`ConcurrencyLimiter`), so that it knows all there is to know.
+
+`BayesOptSearch` stands still once one of its first ten trials has erred: its `suggest` gives nothing until ten results are there, and its `on_trial_complete` drops a trial
+that erred, so there are never ten. That is so with and without a limit of trials at once, and for any number of random steps but none. `Help` is what someone can do who has found that out.
+"""
+
+import importlib
+import logging
+import math
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import ray
+import torch
+from ray import tune as ray_tune
+from ray.tune.search import ConcurrencyLimiter, SearchAlgorithm, Searcher
+from ray.tune.search.basic_variant import BasicVariantGenerator
+from ray.tune.search.bayesopt import BayesOptSearch
+from ray.tune.search.hyperopt import HyperOptSearch
+from ray.tune.search.optuna import OptunaSearch
+
+from bench.tuning.other_program import REAL, gpu_of
+from bench.tuning.plain_step import plain_step
+from legroom.gpus.machine import processors
+from legroom.tuning.engines.ray.cluster import QUIET
+from legroom.tuning.space.space import read_space
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Help:
+    """What is done by hand about memory."""
+
+    half: bool = False
+    """Two trials at a time on the GPU, each with half of its memory."""
+    catches: bool = False
+    """The function catches the error and reports infinity, which Bayesian optimization leaves aside; so a lost trial costs no worker either."""
+    learns_at_once: bool = False
+    """Bayesian optimization waits for no random trials (`random_search_steps=0`)."""
+
+
+HELP = {
+    "ray": Help(),
+    "ray, catches": Help(catches=True),
+    "ray, learns at once": Help(learns_at_once=True),
+    "ray, half": Help(half=True),
+}
+
+VIRTUAL = "virtual_gpu"
+"""Ray's name for a GPU that it does not know of."""
+STILL = 10.0
+"""Seconds without a trial, and without a proposal, after which a searcher is taken to stand still: it waits for results that will never come."""
+
+
+def run_plain(
+    space: str,
+    search: str,
+    seed: int,
+    trials: int,
+    epochs: int,
+    gpu: str,
+    *,
+    help: Help,
+    threads: int,
+    longest: float,
+) -> dict[str, Any]:
+    """One study, for `longest` seconds at most. `space`: its module in `bench`; `threads`: of a trial."""
+    searched = importlib.import_module(f"bench.tuning.{space}")
+    os.environ.update(QUIET)
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a traceback for each trial that errs
+    logging.getLogger("optuna").setLevel(logging.CRITICAL)
+    watch = Watch(lambda drawn: configuration(searched, search, drawn))
+    ray.init(
+        address="local",
+        include_dashboard=False,
+        num_cpus=processors(),
+        num_gpus=int(gpu == REAL),
+        resources={VIRTUAL: 1},
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+    )
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            results = ray_tune.Tuner(
+                ray_tune.with_resources(
+                    partial(
+                        train, space=space, search=search, help=help, epochs=epochs, gpu=gpu, threads=threads
+                    ),
+                    {"cpu": 1, "gpu" if gpu == REAL else VIRTUAL: 0.5 if help.half else 1},
+                ),
+                param_space=space_for(searched, search),
+                tune_config=ray_tune.TuneConfig(
+                    metric="loss",
+                    mode="min",
+                    num_samples=trials,
+                    search_alg=searcher(search, seed, help, longest),
+                    time_budget_s=longest,
+                    reuse_actors=True,
+                ),
+                run_config=ray_tune.RunConfig(
+                    name="plain", storage_path=folder, verbose=0, callbacks=[watch]
+                ),
+            ).fit()
+    finally:
+        ray.shutdown()
+    others = [str(error) for error in results.errors if "OutOfMemoryError" not in str(error)]
+    if others:
+        sys.exit(f"a trial failed otherwise than for want of memory: {others[0][-2000:]}")
+    return watch.row()
+
+
+def train(
+    config: dict[str, Any], *, space: str, search: str, help: Help, epochs: int, gpu: str, threads: int
+) -> None:
+    """For Ray Tune: the same training as Legroom's, in a loop without a guard."""
+    searched = importlib.import_module(f"bench.tuning.{space}")
+    torch.set_num_threads(threads)
+    whole = {
+        **read_space(searched.SPACE).with_constants(configuration(searched, search, config)),
+        "epochs": epochs,
+    }
+    try:
+        with gpu_of(gpu):
+            if help.half:
+                torch.cuda.set_per_process_memory_fraction(0.5, 0)
+            for loss in searched.epochs(whole, "cuda", plain_step):
+                ray_tune.report({"loss": loss})
+    except torch.OutOfMemoryError:
+        if not help.catches:
+            raise
+        ray_tune.report({"loss": math.inf})
+
+
+def space_for(searched: ModuleType, search: str) -> dict[str, Any]:
+    """The space as Ray writes it, with the same names in the same order. Bayesian optimization there takes floats alone."""
+    space: dict[str, Any] = {}
+    for name, kind, low, high in ranges(searched):
+        if kind == "uniform":
+            space[name] = ray_tune.uniform(low, high)
+        elif search == "bayes":
+            space[name] = ray_tune.uniform(0.0, 1.0)
+        elif kind == "log":
+            space[name] = ray_tune.loguniform(low, high)
+        else:  # a whole number, or the exponent of a power of two; Ray leaves the end out
+            space[name] = ray_tune.randint(low, high + 1)
+    return space
+
+
+def configuration(searched: ModuleType, search: str, drawn: dict[str, Any]) -> dict[str, Any]:
+    """What was drawn from that space, as the training function takes it."""
+    domains: dict[str, Any] = {
+        parameter.name: parameter.domain for parameter in read_space(searched.SPACE).parameters
+    }
+    config: dict[str, Any] = {}
+    for name, kind, _, _ in ranges(searched):
+        if search == "bayes" and kind != "uniform":
+            config[name] = domains[name].at(drawn[name])
+        else:
+            config[name] = 2 ** drawn[name] if kind == "int_log2" else drawn[name]
+    return config
+
+
+def ranges(searched: ModuleType) -> list[tuple[str, str, Any, Any]]:
+    """Name, kind and ends of each parameter that is searched; the others are the same in every trial."""
+    return [
+        (name, kind, *ends)
+        for name, written in searched.SPACE.items()
+        if isinstance(written, dict)
+        for kind, ends in written.items()
+    ]
+
+
+def searcher(search: str, seed: int, help: Help, longest: float) -> SearchAlgorithm | Searcher:
+    if search == "random":
+        return BasicVariantGenerator(random_state=seed)
+    made: Searcher
+    if search == "optuna":
+        made = OptunaSearch(seed=seed)
+    elif search == "hyperopt":
+        made = HyperOptSearch(random_state_seed=seed)
+    else:
+        made = BayesOptSearch(
+            random_state=seed, skip_duplicate=False, random_search_steps=0 if help.learns_at_once else 10
+        )
+    return UntilLate(made, 2 if help.half else 1, longest)
+
+
+class UntilLate(ConcurrencyLimiter):
+    """Proposes nothing after so many seconds, or once it stands still: while Ray waits for a proposal (up to ten minutes, once nothing runs) it does not look at the time."""
+
+    def __init__(self, searcher: Searcher, max_concurrent: int, seconds: float) -> None:
+        super().__init__(searcher, max_concurrent)
+        self._end = time.monotonic() + seconds
+        self._moved = math.inf
+
+    def suggest(self, trial_id: str) -> Any:
+        told = super().suggest(trial_id)
+        now = time.monotonic()
+        if told is not None or self.live_trials:
+            self._moved = now
+        return Searcher.FINISHED if told is None and now > min(self._end, self._moved + STILL) else told
+
+
+class Watch(ray_tune.Callback):
+    """Keeps account while Ray Tune runs."""
+
+    def __init__(self, configured: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        self._configured = configured
+        self._began = time.perf_counter()
+        self._trials: dict[str, dict[str, Any]] = {}
+        self._last = 0.0
+
+    def row(self) -> dict[str, Any]:
+        trials = list(self._trials.values())
+        return {
+            "trials": trials,
+            "proposed": [trial["config"] for trial in trials],
+            "rejected": 0,
+            "ooms": sum(trial["lost"] for trial in trials),
+            "seconds": self._last,
+            "still": time.perf_counter() - self._began - self._last,
+        }
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._trials[trial.trial_id] = {
+            "lost": False, "ended": False, "seconds": -self._now(), "losses": [], "split": False,
+            "config": self._configured(trial.config),
+        }  # fmt: skip
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        if math.isinf(result["loss"]):
+            self._trials[trial.trial_id]["lost"] = True
+        else:
+            self._trials[trial.trial_id]["losses"].append([self._now(), result["loss"]])
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._ended(trial)
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._ended(trial)
+        self._trials[trial.trial_id]["lost"] = True
+
+    def _ended(self, trial: Any) -> None:
+        known = self._trials[trial.trial_id]
+        known["seconds"] += self._now()
+        known["ended"] = True
+
+    def _now(self) -> float:
+        self._last = time.perf_counter() - self._began
+        return self._last

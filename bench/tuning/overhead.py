@@ -1,0 +1,182 @@
+"""What a search costs besides training: to its first report, and for each further trial, beside plain Ray Tune in the same run; and an estimate.
+
+    python -m bench.tuning.overhead --rounds 3 --trials 6
+
+The function imports torch and reports once. Trials run one after the other; each system starts what it needs (Ray, workers, a fork
+server) within its time, in a process of its own, so that none finds anything warm. Rounds take turns, so that a busy machine is busy for all.
+"""
+
+import argparse
+import json
+import logging
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from numpy.random import default_rng
+
+from bench.lib.table import print_table
+from legroom.tuning.memory.admission import virtual_places
+from legroom.tuning.api import tune
+from legroom.tuning.trial.function import TrainFunction
+from legroom.tuning.memory.gate import MemoryGate
+from legroom.tuning.engines.ray.cluster import QUIET
+from legroom.tuning.space.space import read_space
+
+Times = list[float]
+"""When each trial reported, in seconds since the search was asked for."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--trials", type=int, default=6)
+    parser.add_argument("--configurations", type=int, default=12, help="of the estimates")
+    parser.add_argument("--system", choices=SYSTEMS, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.system:
+        print(json.dumps(SYSTEMS[asked.system](asked.trials)))
+        return
+    first: dict[str, list[float]] = {name: [] for name in SYSTEMS}
+    further: dict[str, list[float]] = {name: [] for name in SYSTEMS}
+    for _ in range(asked.rounds):
+        for name in SYSTEMS:
+            times = alone(name, asked.trials)
+            first[name].append(times[0])
+            further[name].append((times[-1] - times[0]) / (len(times) - 1))
+    print_table(
+        f"{asked.trials} trials one after the other, median of {asked.rounds} rounds, and as a ratio to plain Ray Tune",
+        ["system", "to the first report", "ratio", "each further trial", "ratio"],
+        [
+            [
+                name,
+                f"{statistics.median(first[name]):.1f} s",
+                f"{_ratio(first, name):.2f}",
+                f"{statistics.median(further[name]):.1f} s",
+                f"{_ratio(further, name):.2f}",
+            ]
+            for name in SYSTEMS
+        ],
+    )
+    estimates(asked.configurations)
+
+
+def alone(system: str, trials: int) -> Times:
+    """One search in a process of its own."""
+    order = [sys.executable, "-m", "bench.tuning.overhead", "--trials", str(trials), "--system", system]
+    done = subprocess.run(order, stdout=subprocess.PIPE, text=True, check=True)
+    times: Times = json.loads(done.stdout.splitlines()[-1])
+    return times
+
+
+def report_once(config: dict[str, Any], trial: Any) -> None:
+    """For Legroom."""
+    import torch  # noqa: F401  (what every training function does)
+
+    trial.report(loss=config["lr"], at=time.time())
+
+
+def report_once_to_ray(config: dict[str, Any]) -> None:
+    """The same for Ray."""
+    import torch  # noqa: F401
+    from ray import tune as ray_tune
+
+    ray_tune.report({"loss": config["lr"], "at": time.time()})
+
+
+def plain_ray(trials: int, *, reuse: bool) -> Times:
+    """`reuse`: workers are kept from trial to trial, which is not Ray's default: a trial's GPU memory may stay in them."""
+    began = time.time()
+    import ray
+    from ray import tune as ray_tune
+
+    os.environ.update(QUIET)
+    ray.init(
+        address="local", include_dashboard=False, num_cpus=2, log_to_driver=False, logging_level=logging.ERROR
+    )
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            results = ray_tune.Tuner(
+                ray_tune.with_resources(report_once_to_ray, {"cpu": 1}),
+                param_space={"lr": ray_tune.uniform(0.0, 1.0)},
+                tune_config=ray_tune.TuneConfig(
+                    metric="loss", mode="min", num_samples=trials, max_concurrent_trials=1, reuse_actors=reuse
+                ),
+                run_config=ray_tune.RunConfig(name="plain", storage_path=folder, verbose=0),
+            ).fit()
+            return sorted(result.metrics["at"] - began for result in results)
+    finally:
+        ray.shutdown()
+
+
+def legroom(trials: int, engine: str) -> Times:
+    began = time.time()
+    with tempfile.TemporaryDirectory() as folder:
+        study = tune(
+            report_once, {"lr": {"uniform": [0.0, 1.0]}}, metric="loss", trials=trials, parallel=1,
+            engine=engine, storage=Path(folder) / "study",
+        )  # fmt: skip
+        return sorted(trial.reports[0].metrics["at"] - began for trial in study.trials)
+
+
+def estimates(count: int) -> None:
+    """What the gate takes to answer about configurations of the space in `convnet_space`, each asked twice."""
+    from bench.tuning import (
+        convnet_space,  # a trial's function is in this file, and has no need of scikit-learn
+    )
+
+    space = read_space(convnet_space.SPACE)
+    gate = MemoryGate(
+        TrainFunction.of("bench/tuning/convnet_space.py:train"), virtual_places(convnet_space.GPU), space
+    )
+    configs = [space.draw(default_rng(seed)) for seed in range(count)]
+    try:
+        start = _asked(gate, configs[0])
+        new, known = [], []
+        for config in configs[1:]:
+            new.append(_asked(gate, config))
+            known.append(_asked(gate, config))
+    finally:
+        gate.close()
+    print_table(
+        f"An estimate, over {len(new)} configurations",
+        ["", "median", "longest"],
+        [
+            ["the first, with the process that traces", f"{start:.2f} s", ""],
+            ["a configuration not seen before", f"{statistics.median(new):.2f} s", f"{max(new):.2f} s"],
+            ["one that is known", f"{statistics.median(known) * 1e3:.1f} ms", f"{max(known) * 1e3:.1f} ms"],
+        ],
+    )
+
+
+def _asked(gate: MemoryGate, config: dict[str, Any]) -> float:
+    began = time.perf_counter()
+    gate.ask(config).result()
+    return time.perf_counter() - began
+
+
+SYSTEMS: dict[str, Callable[[int], Times]] = {
+    "plain Ray Tune": partial(plain_ray, reuse=False),
+    "plain Ray Tune, workers kept": partial(plain_ray, reuse=True),
+    "Legroom on Ray": partial(legroom, engine="ray"),
+    "Legroom, local": partial(legroom, engine="local"),
+}
+
+
+def _ratio(times: dict[str, list[float]], name: str) -> float:
+    """Round by round, since a round is done under one load."""
+    plain = times["plain Ray Tune"]
+    return statistics.median(mine / theirs for mine, theirs in zip(times[name], plain, strict=True))
+
+
+if __name__ == "__main__":
+    main()

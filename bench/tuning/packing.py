@@ -1,0 +1,234 @@
+"""How good the packing is: makespan against one trial per GPU, against an oracle that knows the future, and against the best that can be done without.
+
+    python -m bench.tuning.packing
+
+Trials of random sizes and lengths on two GPUs of different sizes, played against a clock with the very `Packer` and `Lengths` that engines
+use and the same look ahead. Trials that share a GPU are taken not to slow each other: this measures the packing, not the GPU. Where lengths follow
+from configurations they do so up to a fifth, and are learned from reports and ends; where they are luck nobody can foretell them, but the oracle
+knows them too: it is the best of many orders, each with all trials and their lengths known beforehand. Where it is missed by more than a tenth, `odds known` says how much of
+that is learning: the same plans for one who need not learn, since he was told at the start from which odds each trial's length is drawn. That such plans are next to the best that anybody can make who does not know the
+future is shown by bench.tuning.packing_optimum. No schedule can be shorter than the bound.
+"""
+
+import heapq
+import random
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from bench.lib.table import print_table
+from legroom.tuning.memory.admission import Admission, Fit, Place, Verdict
+from legroom.tuning.memory.runtime_model import FUTURES, Futures, Lengths
+from legroom.tuning.memory.packing import Packer
+from legroom.tuning.space.space import Config, read_space
+from legroom.tuning.trial_dispatch import FAR
+from legroom.units import GiB
+
+SPACE = read_space({"width": {"uniform": [0.0, 1.0]}, "epochs": {"uniform": [0.0, 1.0]}})
+SLOTS = 8
+STUDIES = (40, 100)
+"""Trials."""
+PLACES = [Place(index=0, memory=24 * GiB, virtual=True), Place(index=1, memory=8 * GiB, virtual=True)]
+ORDERS, DRAWS = 100, 300
+AIM = 0.9
+"""Of the oracle."""
+
+Kind = Callable[[float, float, random.Random], tuple[float, float, int]]
+"""From two numbers of 0 to 1, and luck: GiB, seconds for each report, and reports."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A trial: what it needs, and how long it takes."""
+
+    width: float
+    epochs: float
+    size: int
+    seconds: float
+    reports: int = 1
+
+    @property
+    def config(self) -> dict[str, float]:
+        return {"width": self.width, "epochs": self.epochs}
+
+
+def main() -> None:
+    for trials in STUDIES:
+        rows = [
+            [f"{name}{', by luck' if is_luck else ''}", *figures(kind, is_luck, trials)]
+            for name, kind in KINDS.items()
+            for is_luck in (False, True)
+        ]
+        header = ["trials", "one per GPU / packed", "oracle / packed", "worst of ten", "oracle / odds known", "bound / packed"]  # fmt: skip
+        print_table(f"{trials} trials on 24 GiB and 8 GiB, at most {SLOTS} at once", header, rows)
+
+
+def figures(kind: Kind, is_luck: bool, trials: int) -> list[str]:
+    """Means over ten studies; the oracle's worst too."""
+    against_one, against_oracle, against_bound, with_odds = [], [], [], []
+    for seed in range(10):
+        dice = random.Random(seed)
+        works = [draw(kind, is_luck, dice) for _ in range(trials)]
+        ours, knows_all = packed(works, PLACES, Lengths(SPACE)), oracle(works, PLACES, dice)
+        against_one.append(one_each(works, PLACES) / ours)
+        against_oracle.append(knows_all / ours)
+        against_bound.append(bound(works, PLACES) / ours)
+        with_odds.append((works, knows_all))
+    mean = statistics.fmean(against_oracle)
+    known = statistics.fmean(o / packed(w, PLACES, KnownOdds(kind, is_luck, w)) for w, o in with_odds) if mean < AIM else None  # fmt: skip
+    return [
+        f"{statistics.fmean(against_one):.2f}",
+        f"{mean:.1%}",
+        f"{min(against_oracle):.1%}",
+        "" if known is None else f"{known:.1%}",
+        f"{statistics.fmean(against_bound):.1%}",
+    ]
+
+
+class KnownOdds(Lengths):
+    """Foretells from the odds themselves: what could be known at most of lengths that were not drawn yet."""
+
+    def __init__(self, kind: Kind, is_luck: bool, works: Sequence[Work]) -> None:
+        super().__init__(SPACE)
+        dice = random.Random(-1)
+        self._likely = {work.width: [pace * reports for _ in range(DRAWS) for _, pace, reports in [_drawn(kind, is_luck, work.width, work.epochs, dice)]] for work in works}  # fmt: skip
+        self._began: dict[int, tuple[float, float]] = {}
+
+    def started(self, number: int, config: Config, size: int, now: float, *, is_whole: bool = True) -> None:
+        self._began[number] = config["width"], now
+
+    def futures(self, waiting: Mapping[int, tuple[Config, int]], now: float) -> Futures:
+        dice = random.Random(0)
+        running = {}
+        for number, (width, began) in self._began.items():
+            left = [length - (now - began) for length in self._likely[width] if length > now - began]
+            running[number] = dice.choices(left or [now - began], k=FUTURES)
+        lengths = {n: dice.choices(self._likely[config["width"]], k=FUTURES) for n, (config, _) in waiting.items()}  # fmt: skip
+        return Futures(lengths, running)
+
+
+def packed(works: Sequence[Work], places: Sequence[Place], lengths: Lengths) -> float:
+    """Our rule, with the look ahead that engines have: trials come in the order in which they are proposed."""
+    packer = Packer(places, slots=SLOTS)
+    coming, waiting = list(enumerate(works)), dict[int, Admission]()
+    clock, ends, heard = 0.0, list[tuple[float, int]](), list[tuple[float, int]]()
+    while coming or waiting or ends:
+        while coming and len(waiting) < FAR * SLOTS:
+            number, work = coming.pop(0)
+            waiting[number] = _admission(work, places)
+        asked = {number: (works[number].config, works[number].size) for number in waiting}
+        placement = packer.place(waiting, foretell=partial(lengths.futures, asked, clock))
+        if placement is not None:
+            number, work = placement.number, works[placement.number]
+            del waiting[number]
+            lengths.started(number, work.config, work.size, clock)
+            heapq.heappush(ends, (clock + work.seconds, number))
+            for report in range(work.reports):
+                heapq.heappush(heard, (clock + work.seconds * (report + 1) / work.reports, number))
+        else:
+            clock, number = heapq.heappop(ends)
+            packer.release(number)
+            while heard and heard[0][0] <= clock + 1e-9:
+                lengths.reported(heard[0][1], heapq.heappop(heard)[0])
+            lengths.ended(number, clock)
+    return clock
+
+
+def one_each(works: Sequence[Work], places: Sequence[Place]) -> float:
+    """A GPU for each trial, in order: the next that is free and large enough."""
+    free = {place.index: 0.0 for place in places}
+    for work in works:
+        able = [place for place in places if place.memory >= work.size]
+        index = min(able, key=lambda place: (free[place.index], place.memory)).index
+        free[index] += work.seconds
+    return max(free.values())
+
+
+def oracle(works: Sequence[Work], places: Sequence[Place], dice: random.Random) -> float:
+    """The best of many orders, beginning with those that are known to be good."""
+    orders: list[list[Work]] = [
+        sorted(works, key=lambda work: -work.seconds),
+        sorted(works, key=lambda work: -work.size),
+        sorted(works, key=lambda work: -work.size * work.seconds),
+    ]
+    best, kept = min(((_listed(order, places), order) for order in orders), key=lambda pair: pair[0])
+    for _ in range(ORDERS):
+        order = kept.copy()
+        a, b = dice.randrange(len(order)), dice.randrange(len(order))
+        order[a], order[b] = order[b], order[a]
+        length = _listed(order, places)
+        if length <= best:
+            best, kept = length, order
+    return best
+
+
+def _listed(order: Sequence[Work], places: Sequence[Place]) -> float:
+    """Each trial as early as there is room for it, in this order; later ones may go before where they fit."""
+    free = {place.index: place.memory for place in places}
+    left, ends, clock, count = list(order), list[tuple[float, int, int, int]](), 0.0, 0
+    while left or ends:
+        for work in list(left):
+            able = [place for place in places if free[place.index] >= work.size]
+            if able and len(ends) < SLOTS:
+                index = min(able, key=lambda place: free[place.index] - work.size).index
+                free[index] -= work.size
+                count += 1
+                heapq.heappush(ends, (clock + work.seconds, count, index, work.size))
+                left.remove(work)
+        clock, _, index, size = heapq.heappop(ends)
+        free[index] += size
+    return clock
+
+
+def bound(works: Sequence[Work], places: Sequence[Place]) -> float:
+    """No schedule is shorter: memory times time, the longest trial, and the places."""
+    area = sum(work.size * work.seconds for work in works) / sum(place.memory for place in places)
+    return max(area, max(work.seconds for work in works), sum(work.seconds for work in works) / SLOTS)
+
+
+def _admission(work: Work, places: Sequence[Place]) -> Admission:
+    fits = {p.index: Fit(predicted=work.size, safe=work.size) for p in places if p.memory >= work.size}
+    return Admission(verdict=Verdict.FITS, fits=fits)
+
+
+def draw(kind: Kind, is_luck: bool, dice: random.Random) -> Work:
+    """A trial: its size follows from `width`, its length from `epochs`, or from nothing."""
+    width, epochs = dice.random(), dice.random()
+    size, pace, reports = _drawn(kind, is_luck, width, epochs, dice)
+    return Work(width, epochs, round(size * GiB), pace * reports, reports)
+
+
+def _drawn(
+    kind: Kind, is_luck: bool, width: float, epochs: float, dice: random.Random
+) -> tuple[float, float, int]:
+    size, pace, reports = kind(width, dice.random() if is_luck else epochs, dice)
+    return size, pace * (1.0 if is_luck else dice.uniform(0.8, 1.2)), reports
+
+
+def all_sizes(width: float, length: float, _: random.Random) -> tuple[float, float, int]:
+    return 1 + 19 * width, 1.0, round(10 + 90 * length)
+
+
+def mostly_small(width: float, length: float, _: random.Random) -> tuple[float, float, int]:
+    return 1 + 5 * width, 1.0, round(10 + 90 * length)
+
+
+def small_and_long(width: float, length: float, _: random.Random) -> tuple[float, float, int]:
+    return (2.0, 1.0, round(60 + 60 * length)) if width < 0.7 else (16.0, 1.0, round(10 + 20 * length))
+
+
+def cut_short(width: float, length: float, dice: random.Random) -> tuple[float, float, int]:
+    """Who survives a rung is luck; how long a step takes need not be."""
+    return 1 + 11 * width, 6.0**length, 4 * 2 ** min(4, int(dice.expovariate(1.0)))
+
+
+KINDS: dict[str, Kind] = {
+    "all sizes, 1 to 20 GiB": all_sizes,
+    "mostly small, 1 to 6 GiB": mostly_small,
+    "small and long, large and short": small_and_long,
+    "cut short by ASHA": cut_short,
+}
+
+if __name__ == "__main__":
+    main()

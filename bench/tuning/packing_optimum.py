@@ -1,0 +1,158 @@
+"""How good a plan can be when lengths are luck: small studies solved exactly, over all ways to decide without seeing the future.
+
+    python -m bench.tuning.packing_optimum
+
+Five trials on one GPU of four units of memory. Each takes 1, 2 or 4 times its pace, by luck with ASHA's odds; sizes, paces and odds are known, how long a trial takes
+is seen when it ends. The best that anybody can do who does not see the future is computed backwards from the end, over every state and everything that can be started in
+it, also nothing. Its way is played with many draws; so is the way of `legroom.tuning.memory.start_order`, told the odds; and beside both stands the best schedule for one who knows each draw beforehand.
+"""
+
+import random
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
+from itertools import combinations, permutations, product
+from typing import NamedTuple
+
+from bench.lib.table import print_table
+from legroom.tuning.memory.start_order import Demand, Room, Taken, best_order, makespan
+
+MEMORY = 4
+TRIALS = 5
+ODDS = {1: 0.63, 2: 0.23, 4: 0.14}
+"""Length, in paces → how likely."""
+STUDIES, DRAWS, FUTURES = 10, 60, 16
+
+WAITS = -1
+
+
+class Trial(NamedTuple):
+    """One that is not over: what it takes, and for how long it has run."""
+
+    size: int
+    pace: int
+    at: int = WAITS
+
+    def left(self) -> dict[int, float]:
+        """How long it still takes: what is possible, and how likely."""
+        at = max(0, self.at)
+        possible = {length * self.pace - at: odds for length, odds in ODDS.items() if length * self.pace > at}
+        return {left: odds / sum(possible.values()) for left, odds in possible.items()}
+
+
+State = tuple[Trial, ...]
+"""All that are not over, in order, so that states that differ in names alone are one."""
+Chooser = Callable[[dict[int, Trial]], int | None]
+"""From all that are not over, by number: who starts now, if anybody."""
+
+
+def main() -> None:
+    rows = []
+    for name, paces in (("paces alike", (1,)), ("paces of 1 and 2", (1, 2))):
+        knowing, planning, both = [], [], []
+        for seed in range(STUDIES):
+            dice = random.Random(seed)
+            trials = [Trial(dice.choice((1, 1, 2, 3)), dice.choice(paces)) for _ in range(TRIALS)]
+            draws = [[dice.choices(list(ODDS), list(ODDS.values()))[0] * t.pace for t in trials] for _ in range(DRAWS)]  # fmt: skip
+            chosen = best_online(tuple(sorted(trials)))
+            best = statistics.fmean(played(trials, draw, chosen) for draw in draws)
+            planned = statistics.fmean(played(trials, draw, partial(planned_next, dice)) for draw in draws)
+            known = statistics.fmean(foreseen(trials, draw) for draw in draws)
+            knowing.append(known / best)
+            planning.append(best / planned)
+            both.append(known / planned)
+        rows.append([name, *(f"{statistics.fmean(ratios):.1%}" for ratios in (knowing, planning, both))])
+    header = ["", "oracle / best on-line", "best on-line / planned", "oracle / planned"]
+    print_table(f"{TRIALS} trials, {STUDIES} studies, {DRAWS} draws each", header, rows)
+
+
+def best_online(trials: State) -> Chooser:
+    """The best way to decide that sees no future: the least expected makespan."""
+
+    @cache
+    def expected(state: State) -> float:
+        """From now to the end of all, before anything is started."""
+        return min((after(started) for started in _choices(state)), default=0.0)
+
+    @cache
+    def after(state: State) -> float:
+        """A unit of time in which nothing is started; several trials may end at its end."""
+        running = [trial for trial in state if trial.at != WAITS]
+        waiting = [trial for trial in state if trial.at == WAITS]
+        ends = [trial.left().get(1, 0.0) for trial in running]
+        total = 1.0
+        for over in product((False, True), repeat=len(running)):
+            odds, then = 1.0, list(waiting)
+            for trial, end, is_over in zip(running, ends, over, strict=True):
+                odds *= end if is_over else 1 - end
+                if not is_over:
+                    then.append(trial._replace(at=trial.at + 1))
+            if odds:
+                total += odds * expected(tuple(sorted(then)))
+        return total
+
+    def chosen(state: dict[int, Trial]) -> int | None:
+        now = tuple(sorted(state.values()))
+        then = min(_choices(now), key=after)
+        started = Counter(t[:2] for t in then if t.at == 0) - Counter(t[:2] for t in now if t.at == 0)
+        return next((number for number, t in state.items() if t.at == WAITS and t[:2] in started), None)
+
+    expected(trials)
+    return chosen
+
+
+def _choices(state: State) -> Iterator[State]:
+    """Everything that can be started now; nothing too, if something runs."""
+    waiting, running = ([t for t in state if (t.at == WAITS) is waits] for waits in (True, False))
+    free, seen = MEMORY - sum(trial.size for trial in running), set()
+    for count in range(0 if running else 1, len(waiting) + 1):
+        for chosen in combinations(range(len(waiting)), count):
+            started = [
+                trial._replace(at=0) if place in chosen else trial for place, trial in enumerate(waiting)
+            ]
+            then = tuple(sorted(running + started))
+            if then not in seen and sum(waiting[place].size for place in chosen) <= free:
+                seen.add(then)
+                yield then
+
+
+def played(trials: Sequence[Trial], draw: Sequence[int], chosen: Chooser) -> float:
+    """One draw, each time with whoever is `chosen` to start, until nobody is."""
+    state, clock = dict(enumerate(trials)), 0
+    while state:
+        while (number := chosen(state)) is not None:
+            state[number] = state[number]._replace(at=0)
+        clock += 1
+        state = {n: t if t.at == WAITS else t._replace(at=t.at + 1) for n, t in state.items() if t.at + 1 < draw[n]}  # fmt: skip
+    return clock
+
+
+def planned_next(dice: random.Random, state: dict[int, Trial]) -> int | None:
+    """Which trial the planner starts now."""
+    free = MEMORY - sum(trial.size for trial in state.values() if trial.at != WAITS)
+    able = [number for number, trial in state.items() if trial.at == WAITS and trial.size <= free]
+    if len(able) < 2:
+        return next(iter(able), None)
+
+    def futures(trial: Trial) -> list[float]:
+        left = trial.left()
+        return [float(length) for length in dice.choices(list(left), list(left.values()), k=FUTURES)]
+
+    demands = {n: Demand([trial.size], futures(trial)) for n, trial in state.items() if trial.at == WAITS}
+    running = [Taken([(0, trial.size)], futures(trial)) for trial in state.values() if trial.at != WAITS]
+    order = best_order(demands, Room([free], running, slots=TRIALS))
+    return next(number for number in order if number in able)
+
+
+def foreseen(trials: Sequence[Trial], draw: Sequence[int]) -> float:
+    """The best schedule of one draw, over all orders."""
+    demands = {n: Demand([trial.size], [float(draw[n])]) for n, trial in enumerate(trials)}
+    least, room = {n: trial.size for n, trial in enumerate(trials)}, Room([MEMORY], [], slots=TRIALS)
+    kinds = {n: (trial.size, draw[n]) for n, trial in enumerate(trials)}
+    orders = {tuple(kinds[n] for n in order): order for order in permutations(kinds)}
+    return min(makespan(order, demands, least, room, 0) for order in orders.values())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""A study that is killed again and again: is anything that had ended lost or done twice?
+
+    python -m bench.tuning.resume_after_kill --kills 20
+
+One study of many short trials runs in a process of its own, is killed (SIGKILL, no warning) at a random moment, and is resumed, until it
+has been killed as often as was asked; then it is left to finish. Every trial that the store called ended before a kill must be there
+unchanged afterwards, and its function must not have been called again.
+"""
+
+import argparse
+import os
+import random
+import signal
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from bench.lib.table import print_table
+from legroom.tuning.api import tune
+from legroom.tuning.trial.records import TrialRecord
+from legroom.tuning.store import FILE, read_study
+
+STEPS = 3
+
+
+def train(config: dict[str, Any], trial: Any) -> None:
+    """Writes down each call; a step takes a moment."""
+    calls = Path(config["calls"])
+    with calls.open("a") as file:
+        file.write(f"{trial.number}\n")
+    for step in range(trial.step, STEPS):
+        time.sleep(0.1)
+        trial.report(loss=abs(config["x"] - 0.3) - step, checkpoint={"step": step})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--trials", type=int, default=120)
+    asked = parser.parse_args()
+    dice = random.Random(0)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        calls = folder / "calls.txt"
+        calls.write_text("")
+        lost = repeated = changed = kills = moments = 0
+        while kills < asked.kills:
+            if not killed_run(folder, asked.trials, dice.uniform(0.05, 3.0)):
+                break
+            kills += 1
+            before = ended(folder)
+            moments += len(before)
+            called = _calls(calls)
+            killed_run(folder, asked.trials, dice.uniform(0.05, 2.0))
+            kills += 1
+            after = ended(folder)
+            lost += len(before.keys() - after.keys())
+            changed += sum(after[number] != before[number] for number in before.keys() & after.keys())
+            repeated += sum(_calls(calls)[len(called) :].count(number) for number in before)
+        run(folder, asked.trials)
+        trials = read_study(folder / "study")[1]
+        finished = sum(str(trial.state) == "finished" and trial.step == STEPS for trial in trials)
+    header = ["kills", "ended trials seen at kills", "lost", "changed", "called again", "finished at the end"]
+    row = [str(kills), str(moments), str(lost), str(changed), str(repeated), f"{finished} of {asked.trials}"]
+    print_table("A study killed at random moments and resumed", header, [row])
+
+
+def killed_run(folder: Path, trials: int, seconds: float) -> bool:
+    """Runs the study in a fork and kills it `seconds` after its first trial of this run; whether it was still running."""
+    calls = folder / "calls.txt"
+    known = len(_calls(calls))
+    child = os.fork()
+    if child == 0:
+        run(folder, trials)
+        os._exit(0)
+    while len(_calls(calls)) == known:
+        if os.waitpid(child, os.WNOHANG)[0]:
+            return False
+        time.sleep(0.02)
+    time.sleep(seconds)
+    running = os.waitpid(child, os.WNOHANG)[0] == 0
+    if running:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    time.sleep(0.3)  # trials die with the study: their last words are not to be counted as the next run's
+    return running
+
+
+def run(folder: Path, trials: int) -> None:
+    space = {"x": {"uniform": [0.0, 1.0]}, "calls": str(folder / "calls.txt")}
+    tune(
+        train, space, metric="loss", search="random", trials=trials, gpu="cpu", engine="local", parallel=4,
+        storage=folder / "study", resume=True,
+    )  # fmt: skip
+
+
+def ended(folder: Path) -> dict[int, TrialRecord]:
+    if not (folder / "study" / FILE).exists():
+        return {}
+    return {trial.number: trial for trial in read_study(folder / "study")[1] if trial.state.is_final}
+
+
+def _calls(file: Path) -> list[int]:
+    return [int(line) for line in file.read_text().split()]
+
+
+if __name__ == "__main__":
+    main()
