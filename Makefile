@@ -48,7 +48,7 @@ JOBS ?= 2
 ROWS = build/accuracy-$(shell git rev-parse --short HEAD).jsonl
 bench-accuracy: $(PACKAGES)/.ready
 	PYTHONPATH=$(PACKAGES) HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m bench.accuracy.peaks --jobs $(JOBS) --rows $(ROWS) \
-		--peers build/other-estimators.jsonl $(if $(CASES),$(addprefix --cases ,$(CASES)),--write docs/accuracy.md docs/accuracy-cases.md)
+		--peers build/other-estimators.jsonl $(if $(CASES),$(addprefix --cases ,$(CASES)),--write docs/accuracy.md)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

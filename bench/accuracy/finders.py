@@ -32,8 +32,8 @@ from typing import Any
 
 import torch
 
-from bench.accuracy.cases.steps import OPTIMIZERS
 from bench.lib.models.reference import MODELS
+from bench.lib.optimizers import OPTIMIZERS
 from bench.lib.table import print_table
 from legroom.units import GiB, parse_size
 

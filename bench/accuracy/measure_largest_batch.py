@@ -1,12 +1,12 @@
-"""The true largest batch under a cap, by trying: three whole training steps at each size, on a real GPU.
+"""Finds the true largest batch under a memory limit by trying, with three training steps at each size. Needs a GPU.
 
-    python -m bench.accuracy.measure_largest_batch OUT [--jobs 8] [--seconds 140] [--only WORD ...] [--half study]
+    python -m bench.accuracy.measure_largest_batch OUT [--jobs 8] [--seconds 140] [--only WORD ...] [--group development]
 
-Writes OUT/largest_batches.json. Needs torch, torchvision and transformers, not Legroom. Each size is tried by a process
-that has not touched the GPU before, since the allocator, cuBLAS and cuDNN keep what an earlier size made them take. Those
-are forks of one that has imported all and built the model on the host, so that a trial costs no imports. A size fits if its
-steps end; the search closes in from the starting size of the case until the next size up does not fit. What is not closed when
-time runs out is written as it stands: the largest that fits and the smallest that does not.
+Writes OUT/largest_batches.json. Needs torch, torchvision and transformers, not Legroom. Each size runs in a process that
+has not used the GPU before, because the allocator, cuBLAS and cuDNN keep memory from earlier sizes. The processes are
+forked from one that has imported the libraries and built the model on the host. A size fits if its steps finish. The
+search starts at the case's batch size and narrows the interval until the next size up does not fit. If time runs out, the
+largest size that fits and the smallest that does not are written.
 """
 
 import argparse
@@ -22,16 +22,17 @@ from typing import Any
 
 import torch
 
-from bench.accuracy.cases.steps import BUILDERS, build
-from bench.accuracy.largest_batch_cases import MEASURED_HERE, PUBLISHED, Capped
+from bench.accuracy.cases.build_step import build
+from bench.accuracy.cases.sets import BUILDERS
+from bench.accuracy.largest_batch_cases import LARGEST_BATCH_CASES, Capped
 
 STEPS = 3
 GiB = 1 << 30
 FITS, TOO_LARGE = 0, 3
 STRIDES = (0.03, 0.06, 0.15, 0.4, 1.0)
-"""How far the search goes from the size it begins with, as shares of it, before it knows both sides."""
+"""First steps away from the starting size, relative to it, until one size fits and another does not."""
 CLOSE = 0.002
-"""Of the answer: sizes in the hundreds need not be told apart to the last one."""
+"""Relative tolerance: sizes in the hundreds need not be exact."""
 
 
 def main(argv: list[str]) -> int:
@@ -42,20 +43,20 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--jobs", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=140)
     parser.add_argument("--only", nargs="*", default=[])
-    parser.add_argument("--half", default="")
+    parser.add_argument("--group", default="")
     options = parser.parse_args(argv)
-    torch.set_num_threads(1)  # a fork has none of its parent's threads
+    torch.set_num_threads(1)  # threads do not survive a fork
     chosen = [
         capped
-        for capped in (*MEASURED_HERE, *(capped for capped, _ in PUBLISHED))
-        if capped.half.startswith(options.half)
+        for capped in LARGEST_BATCH_CASES
+        if capped.group.startswith(options.group)
         and (not options.only or any(word in capped.key for word in options.only))
     ]
     until = time.monotonic() + options.seconds
     with torch.device("meta"):
         for name in {capped.case.model for capped in chosen}:
-            with contextlib.suppress(NotImplementedError):  # it looks at values while it is built
-                BUILDERS[name]()  # for what it imports
+            with contextlib.suppress(NotImplementedError):  # its constructor reads tensor values
+                BUILDERS[name]()  # imports its libraries
     print(f"imported after {options.seconds - (until - time.monotonic()):.0f} s", flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -66,7 +67,7 @@ def main(argv: list[str]) -> int:
 
 
 def in_forks(chosen: list[Capped], jobs: int, folder: Path, until: float) -> None:
-    """Every case in a process of its own, `jobs` at a time, the longest (large caps) first."""
+    """Run every case in its own process, `jobs` at a time. Large limits take longest and run first."""
     waiting = sorted(enumerate(chosen), key=lambda item: -item[1].cap)
     running = 0
     while waiting or running:
@@ -85,19 +86,19 @@ def in_forks(chosen: list[Capped], jobs: int, folder: Path, until: float) -> Non
 
 
 def largest(capped: Capped, until: float) -> dict[str, Any]:
-    """Close in on the largest batch from both sides."""
+    """Narrow the interval around the largest batch."""
     began = time.monotonic()
     spec = BUILDERS[capped.case.model]()
-    BUILDERS[capped.case.model] = lambda: spec  # built once; each trial has its own copy, being a fork
+    BUILDERS[capped.case.model] = lambda: spec  # built once; each forked trial has its own copy
     tried: dict[int, dict[str, Any]] = {}
     low, high = 0, 1 << 30
     strides = iter(STRIDES)
     size = start = capped.case.batch
     while high - low > max(1, low * CLOSE) and time.monotonic() < until:
-        told = tried[size] = trial(capped, size)
-        if "error" in told and told["exit"] not in (FITS, TOO_LARGE):
+        outcome = tried[size] = trial(capped, size)
+        if "error" in outcome and outcome["exit"] not in (FITS, TOO_LARGE):
             break
-        if told["exit"] == FITS:
+        if outcome["exit"] == FITS:
             low = size
         else:
             high = size
@@ -110,32 +111,32 @@ def largest(capped: Capped, until: float) -> dict[str, Any]:
             else:
                 stride = max(1, round(start * stride))
                 size = max(1, start + stride if low else start - stride)
-            if size in tried:  # a stride of less than one row
+            if size in tried:  # the stride is less than one sample
                 size = low + 1 if low else high - 1
             if size == 0:
                 break
     return {
-        "key": capped.key, "case": dataclasses.asdict(capped.case), "cap": capped.cap, "half": capped.half,
+        "key": capped.key, "case": dataclasses.asdict(capped.case), "cap": capped.cap, "group": capped.group,
         "largest": low, "smallest_too_large": high, "seconds": round(time.monotonic() - began, 1),
         "tried": tried, "torch": torch.__version__,
     }  # fmt: skip
 
 
 def trial(capped: Capped, size: int) -> dict[str, Any]:
-    """Three steps at one size, in a fork that is the first to touch the GPU."""
+    """Run three steps at one size in a forked process that has not used the GPU before."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reading)
-        code, told = steps_under_cap(capped, size)
-        os.write(writing, json.dumps(told).encode())
+        code, outcome = steps_under_cap(capped, size)
+        os.write(writing, json.dumps(outcome).encode())
         os._exit(code)
     os.close(writing)
     with os.fdopen(reading) as pipe:
         text = pipe.read()
     _, status = os.waitpid(child, 0)
-    told = json.loads(text) if text else {"error": "died"}
-    return {"exit": os.waitstatus_to_exitcode(status), **told}
+    outcome = json.loads(text) if text else {"error": "process died"}
+    return {"exit": os.waitstatus_to_exitcode(status), **outcome}
 
 
 def steps_under_cap(capped: Capped, size: int) -> tuple[int, dict[str, Any]]:

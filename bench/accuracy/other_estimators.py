@@ -1,13 +1,13 @@
-"""What other estimators say of the same training steps: torch's MemTracker, Accelerate's estimate-memory, torchinfo.
+"""Asks other estimators about the same training steps: torch's MemTracker, Accelerate's estimate-memory, torchinfo.
 
-    python -m bench.accuracy.other_estimators ANSWERS [--cases fourth] [--jobs 2] [--patience 60]
+    python -m bench.accuracy.other_estimators ANSWERS [--cases unseen-broad] [--jobs 2] [--patience 60]
 
-All look at the model without data. MemTracker watches one whole step under fake tensors (it raises at a second one, where a part of the
-model is frozen, and where a value is asked for, as a GradScaler does); Accelerate multiplies the size of the weights by four, which
-stands for gradients and Adam; torchinfo adds up weights and outputs, twice the latter for the backward pass.
+All of them look at the model without data. MemTracker traces one step under fake tensors; it fails on frozen
+parameters and on values that the step reads, as a GradScaler does. Accelerate multiplies the size of the weights by
+four, for gradients and Adam. torchinfo adds up weights and outputs, and counts outputs twice for the backward pass.
 
-Each is asked in a process of its own, as some take minutes. Answers are bytes, or None where it cannot do the case or took longer than
-`PATIENCE`; they have nothing to do with our code, so that a file of them serves for good.
+Each answer is computed in its own process, because some take minutes. An answer is a number of bytes, or None if the
+estimator fails or exceeds `PATIENCE`. Answers do not depend on Legroom's code: the file can be reused.
 """
 
 import argparse
@@ -24,12 +24,14 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from bench.accuracy.cases.steps import BUILDERS, CASES, Case, build
+from bench.accuracy.cases.build_step import build
+from bench.accuracy.cases.case import Case
+from bench.accuracy.cases.sets import BUILDERS, CASES
 from bench.accuracy.scored_case import measured
-from bench.lib.parallel_tasks import Task, side_by_side
+from bench.lib.parallel_tasks import Task, run_parallel
 
 for _name in ("accelerate.commands.estimate", "torchinfo", "transformers"):
-    with contextlib.suppress(ImportError):  # before forking, so that not every question imports them
+    with contextlib.suppress(ImportError):  # imported once before forking, not in every task
         importlib.import_module(_name)
 
 PATIENCE = 60.0
@@ -46,77 +48,77 @@ def main(argv: Sequence[str] = ()) -> int:
     parser.add_argument("--patience", type=float, default=PATIENCE, help="seconds for one answer")
     options = parser.parse_args(argv)
     wanted = [
-        (half, case)
-        for half in options.cases or CASES
-        for case in CASES[half]
-        if case.key in measured(half, None)
+        (case_set, case)
+        for case_set in options.cases or CASES
+        for case in CASES[case_set]
+        if case.key in measured(case_set, None)
     ]
     ask_all(wanted, Answers(options.answers), options.jobs, options.patience)
     return 0
 
 
 class Answers:
-    """Bytes that others expect, in a file of one JSON object an answer; without a path, none."""
+    """Answers of other estimators in bytes, one JSON object per line of a file."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         lines = path.read_text().splitlines() if path is not None and path.exists() else []
-        self._told = {
-            (told["half"], told["key"], told["peer"]): told["bytes"] for told in map(json.loads, lines)
+        self._known = {
+            (line["case_set"], line["key"], line["peer"]): line["bytes"] for line in map(json.loads, lines)
         }
 
-    def has(self, half: str, key: str, peer: str) -> bool:
-        return (half, key, peer) in self._told
+    def has(self, case_set: str, key: str, peer: str) -> bool:
+        return (case_set, key, peer) in self._known
 
-    def get(self, half: str, key: str, peer: str) -> int | None:
-        """None where it cannot say, or was not asked."""
-        return self._told.get((half, key, peer))
+    def get(self, case_set: str, key: str, peer: str) -> int | None:
+        """Return the answer; None if the estimator failed or was not asked."""
+        return self._known.get((case_set, key, peer))
 
-    def put(self, half: str, key: str, peer: str, answer: int | None) -> None:
-        assert self._path is not None, "there is no file to keep answers in"
+    def put(self, case_set: str, key: str, peer: str, answer: int | None) -> None:
+        assert self._path is not None, "no file for answers was given"
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a") as file:
-            file.write(json.dumps({"half": half, "key": key, "peer": peer, "bytes": answer}) + "\n")
+            file.write(json.dumps({"case_set": case_set, "key": key, "peer": peer, "bytes": answer}) + "\n")
 
 
 def ask_all(
     cases: Iterable[tuple[str, Case]], answers: Answers, jobs: int, patience: float = PATIENCE
 ) -> None:
-    """Every estimator about every case that `answers` has nothing of, into its file."""
+    """Ask every estimator about every case that has no answer yet."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     tasks = [
         Task(
             f"{case.key}, {peer}",
-            partial(_ask, half, case, peer, answers),
-            partial(_no_answer, half, case, peer, answers),
+            partial(_ask, case_set, case, peer, answers),
+            partial(_no_answer, case_set, case, peer, answers),
         )
-        for half, case in cases
+        for case_set, case in cases
         for peer in PEERS
-        if not answers.has(half, case.key, peer)
+        if not answers.has(case_set, case.key, peer)
     ]
-    side_by_side(tasks, jobs, patience)
+    run_parallel(tasks, jobs, patience)
 
 
-def _ask(half: str, case: Case, peer: str, answers: Answers) -> None:
+def _ask(case_set: str, case: Case, peer: str, answers: Answers) -> None:
     answer: int | None
     try:
         answer = PEERS[peer](case)
-    except ImportError:  # it, or what the case needs, is not installed here: as if it had not been asked
+    except ImportError:  # the estimator or a library of the case is not installed: not asked
         return
-    except Exception:  # each fails in its own ways, and what it cannot do is what is asked
+    except Exception:  # estimators fail in many ways; a failure is a result here
         answer = None
-    answers.put(half, case.key, peer, answer)
+    answers.put(case_set, case.key, peer, answer)
 
 
-def _no_answer(half: str, case: Case, peer: str, answers: Answers, why: str) -> None:
-    answers.put(half, case.key, peer, None)
+def _no_answer(case_set: str, case: Case, peer: str, answers: Answers, reason: str) -> None:
+    answers.put(case_set, case.key, peer, None)
 
 
 def mem_tracker(case: Case) -> int:
     from torch.distributed._tools.mem_tracker import MemTracker
 
-    torch.utils.swap_tensors = _take_over  # `Module.to` swaps fake tensors, which fails
+    torch.utils.swap_tensors = _swap_data  # `Module.to` swaps fake tensors, which fails
     with FakeTensorMode(allow_non_fake_inputs=True):
         model, optimizer, step = build(case, "cpu")
         tracker = MemTracker()
@@ -127,7 +129,7 @@ def mem_tracker(case: Case) -> int:
     return max(int(sizes["Total"]) for sizes in peak.values())
 
 
-def _take_over(tensor: Any, other: Any) -> None:
+def _swap_data(tensor: Any, other: Any) -> None:
     tensor.data = other.data
 
 
@@ -151,8 +153,8 @@ def torchinfo_estimate(case: Case) -> int:
     with torch.device("meta"):
         spec = BUILDERS[case.model]()
     inputs: Any = spec.batch(case.batch, "meta")[0]
-    told = torchinfo.summary(spec.model, input_data=[inputs], device="meta", verbose=0)
-    return int(told.total_input + told.total_param_bytes + 2 * told.total_output_bytes)
+    summary = torchinfo.summary(spec.model, input_data=[inputs], device="meta", verbose=0)
+    return int(summary.total_input + summary.total_param_bytes + 2 * summary.total_output_bytes)
 
 
 PEERS: dict[str, Callable[[Case], int]] = {

@@ -1,24 +1,23 @@
-"""How near an estimate comes: predicted and measured peaks of training steps on an H200, case by case.
+"""Compares predicted and measured peak memory of training steps on an H200.
 
-    python -m bench.accuracy.peaks                          all cases whose measurements are kept in tests/data/truth_peaks.json
-    python -m bench.accuracy.peaks --cases study            one part only (reference, study, held-back, fresh, fresh-again, everyday, ordinary, ...)
-    python -m bench.accuracy.peaks --only resnet gpt2       cases with these words in their names
-    python -m bench.accuracy.peaks --every 6                every sixth of them
-    python -m bench.accuracy.peaks --jobs 2                 so many at once
-    python -m bench.accuracy.peaks --truth FOLDER           measurements from FOLDER/peaks.json (or LEGROOM_TRUTH)
-    python -m bench.accuracy.peaks --peers FILE             other estimators on the same cases too (see bench/accuracy/other_estimators.py), what they say kept in FILE
-    python -m bench.accuracy.peaks --rows FILE              keep what is found in FILE, and go on from what it has (with one and the same code)
-    python -m bench.accuracy.peaks --write docs/accuracy*.md the tables go into those pages, between their marks, as well
-    python -m bench.accuracy.peaks --markdown               tables as those pages have them
+    python -m bench.accuracy.peaks                        all measured cases (bench/results/measured_peaks.json)
+    python -m bench.accuracy.peaks --cases reference      one set: reference, unseen-small, unseen-broad
+    python -m bench.accuracy.peaks --only resnet gpt2     cases whose keys contain one of these words
+    python -m bench.accuracy.peaks --every 6              every sixth case
+    python -m bench.accuracy.peaks --jobs 2               cases at a time
+    python -m bench.accuracy.peaks --truth FOLDER         measurements from FOLDER/peaks.json (or LEGROOM_TRUTH)
+    python -m bench.accuracy.peaks --peers FILE           also ask other estimators (see other_estimators.py); FILE caches their answers
+    python -m bench.accuracy.peaks --rows FILE            save rows to FILE; continue from the rows it has (same code only)
+    python -m bench.accuracy.peaks --write PAGE           also write the summary tables into PAGE, between their marks
+    python -m bench.accuracy.peaks --markdown             print Markdown tables
 
-The measured step ran on the GPU with torch 2.11; the predicted one is traced on this machine without data. Cases whose
-libraries are not installed here (torchvision, transformers) are named and left out.
+The steps were measured with torch 2.11 and are traced here without a GPU. Cases whose libraries are not installed
+(torchvision, transformers) are listed and skipped.
 """
 
 import argparse
 import contextlib
 import io
-import math
 import os
 import resource
 import statistics
@@ -28,11 +27,12 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-from bench.accuracy.cases.steps import CASES, Case
+from bench.accuracy.cases.case import Case
+from bench.accuracy.cases.sets import CASES
 from bench.accuracy.other_estimators import PEERS, Answers, ask_all
 from bench.accuracy.score_cases import failures_of, score
-from bench.accuracy.scored_case import Kept, Measured, Row, measured
-from bench.lib.table import print_table
+from bench.accuracy.scored_case import Measured, Row, RowFile, measured
+from bench.lib.table import percentile, print_table
 
 Chosen = list[tuple[str, Case, Measured]]
 
@@ -49,75 +49,74 @@ def main(argv: Sequence[str] = ()) -> int:
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--peers", type=Path)
     parser.add_argument("--rows", type=Path)
-    parser.add_argument("--write", type=Path, nargs="+")
+    parser.add_argument("--write", type=Path)
     options = parser.parse_args(argv)
     cases = chosen(options.cases or CASES, options.only, options.truth)[:: options.every]
-    rows, left_out = scored(cases, options.rows, options.jobs)
+    rows, skipped = scored(cases, options.rows, options.jobs)
     answers = Answers(options.peers)
     if options.peers is not None:
-        ask_all([(half, case) for half, case, _ in cases], answers, options.jobs)
+        ask_all([(case_set, case) for case_set, case, _ in cases], answers, options.jobs)
         answers = Answers(options.peers)
     show_cases(rows, markdown=options.markdown)
     show_summary(rows, markdown=options.markdown)
     show_peers(rows, answers, markdown=options.markdown)
-    for why, keys in left_out.items():
-        print(f"left out, {len(keys)} ({', '.join(keys[:3])}{', ...' if len(keys) > 3 else ''}): {why}")
-    print(f"highest host memory: {resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20:.2f} GiB")
+    for reason, keys in skipped.items():
+        print(f"skipped {len(keys)} ({', '.join(keys[:3])}{', ...' if len(keys) > 3 else ''}): {reason}")
+    print(f"peak host memory: {resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20:.2f} GiB")
     if options.write is not None:
         write(options.write, rows, answers)
     return 0
 
 
 def scored(cases: Chosen, path: Path | None, jobs: int) -> tuple[list[Row], dict[str, list[str]]]:
-    """Their rows; and the names of what could not be scored, by the reason."""
+    """Return the rows, and the keys of the cases that have none, by reason."""
     with tempfile.TemporaryDirectory() as folder:
         path = path or Path(folder) / "rows.jsonl"
         failures_of(path).unlink(missing_ok=True)
         score(cases, path, jobs)
-        kept = Kept(path)
-        left_out: dict[str, list[str]] = {}
+        known = RowFile(path)
+        skipped: dict[str, list[str]] = {}
         for line in failures_of(path).read_text().splitlines() if failures_of(path).exists() else ():
-            key, _, why = line.partition(": ")
-            left_out.setdefault(why, []).append(key)
-    found = [kept.get(half, case) for half, case, _ in cases]
-    return [row for row in found if row is not None], left_out
+            key, _, reason = line.partition(": ")
+            skipped.setdefault(reason, []).append(key)
+    found = [known.get(case_set, case) for case_set, case, _ in cases]
+    return [row for row in found if row is not None], skipped
 
 
-def write(pages: list[Path], rows: list[Row], answers: Answers) -> None:
-    """Put the tables into pages, in the place of those between their marks."""
-    of_peers = partial(show_peers, answers=answers)
-    for mark, tables in (("summary", show_summary), ("cases", show_cases), ("peers", of_peers)):
+def write(page: Path, rows: list[Row], answers: Answers) -> None:
+    """Replace the tables between the marks of a page."""
+    peers = partial(show_peers, answers=answers)
+    for mark, tables in (("summary", show_summary), ("peers", peers)):
         begin, end = f"<!-- {mark} -->", f"<!-- end of {mark} -->"
-        page = next((page for page in pages if begin in page.read_text()), None)
-        if page is None:
-            sys.exit(f"no page has a place for this table: {begin} ... {end}")
-        before, _, rest = page.read_text().partition(begin)
+        before, found, rest = page.read_text().partition(begin)
+        if not found:
+            sys.exit(f"{page} has no place for this table. Add the marks {begin} and {end}.")
         _, _, after = rest.partition(end)
-        told = io.StringIO()
-        with contextlib.redirect_stdout(told):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
             tables(rows, markdown=True)
-        if told.getvalue():
-            page.write_text(f"{before}{begin}\n{told.getvalue().strip()}\n{end}{after}")
+        if printed.getvalue():
+            page.write_text(f"{before}{begin}\n{printed.getvalue().strip()}\n{end}{after}")
 
 
-def chosen(halves: Iterable[str], words: Sequence[str], truth: Path | None) -> Chosen:
-    """The cases that were measured, of these parts and with one of these words in their names."""
+def chosen(case_sets: Iterable[str], words: Sequence[str], truth: Path | None) -> Chosen:
+    """Return the measured cases of these sets whose keys contain one of the words."""
     found: Chosen = []
-    for half in halves:
-        peaks = measured(half, truth)
+    for case_set in case_sets:
+        peaks = measured(case_set, truth)
         found += [
-            (half, case, peaks[case.key])
-            for case in CASES[half]
+            (case_set, case, peaks[case.key])
+            for case in CASES[case_set]
             if case.key in peaks and any(word in case.key for word in words)
         ]
     return found
 
 
 def show_cases(rows: list[Row], *, markdown: bool) -> None:
-    for half in dict.fromkeys(row.half for row in rows):
-        chosen = [row for row in rows if row.half == half]
+    for case_set in dict.fromkeys(row.case_set for row in rows):
+        chosen = [row for row in rows if row.case_set == case_set]
         show(
-            f"{half}: {len(chosen)} cases, MiB",
+            f"{case_set}: {len(chosen)} cases, MiB",
             ["case", "allocated", "real", "error", "reserved", "real", "error", "safe", "s"],
             [
                 [
@@ -132,51 +131,50 @@ def show_cases(rows: list[Row], *, markdown: bool) -> None:
 
 
 def show_summary(rows: list[Row], *, markdown: bool) -> None:
-    halves = {
-        half: [row for row in rows if row.half == half] for half in dict.fromkeys(row.half for row in rows)
+    sets = {
+        case_set: [row for row in rows if row.case_set == case_set]
+        for case_set in dict.fromkeys(row.case_set for row in rows)
     }
-    if len(halves) > 1:
-        halves["all"] = rows
+    if len(sets) > 1:
+        sets["all"] = rows
     title = "" if markdown else "summary"
-    show(title, SUMMARY, [[name, *summary(chosen)] for name, chosen in halves.items()], markdown)
+    show(title, SUMMARY, [[name, *summary(chosen)] for name, chosen in sets.items()], markdown)
 
 
 def show_peers(rows: list[Row], answers: Answers, *, markdown: bool) -> None:
-    """The error of every estimator on allocated memory, over the cases that it can do, and ours on the same."""
-    told: list[list[str]] = []
+    """Show the error of each estimator on the cases it supports, next to Legroom's error on the same cases."""
+    lines: list[list[str]] = []
     for peer in PEERS:
-        asked = [row for row in rows if answers.has(row.half, row.key, peer)]
-        said = [(row, answer) for row in asked if (answer := answers.get(row.half, row.key, peer))]
-        if not said:
+        asked = [row for row in rows if answers.has(row.case_set, row.key, peer)]
+        answered = [(row, answer) for row in asked if (answer := answers.get(row.case_set, row.key, peer))]
+        if not answered:
             continue
-        theirs = [answer / row.real_allocated - 1 for row, answer in said]
-        ours = [row.allocated_error for row, _ in said]
-        told.append([peer, f"{len(said)} of {len(asked)}", *worth(theirs, 1), *worth(ours, 2)])
-    if told:
-        title = "" if markdown else "allocated memory, by other estimators"
-        show(title, BESIDE, told, markdown)
+        theirs = [answer / row.real_allocated - 1 for row, answer in answered]
+        ours = [row.allocated_error for row, _ in answered]
+        lines.append([peer, f"{len(answered)} of {len(asked)}", *errors(theirs, 1), *errors(ours, 2)])
+    if lines:
+        title = "" if markdown else "allocated memory, other estimators"
+        show(title, PEER_COLUMNS, lines, markdown)
 
 
-BESIDE = [
-    "", "cases it can do", "median", "p95", "worst under",
+PEER_COLUMNS = [
+    "estimator", "cases it supports", "median", "p95", "worst under",
     "Legroom on these: median", "p95", "worst under",
 ]  # fmt: skip
 SUMMARY = [
-    "", "cases", "allocated: median", "p95", "worst under", "reserved: median", "p95", "worst under", "above safe bound",
-    "safe margin: median", "under −4%", "seconds: median", "most",
+    "set", "cases", "allocated: median", "p95", "worst under", "reserved: median", "p95", "worst under", "above safe bound",
+    "safe margin: median", "under −4%", "seconds: median", "max",
 ]  # fmt: skip
 
 
 def summary(rows: list[Row]) -> list[str]:
     if not rows:
         return ["0", *[""] * (len(SUMMARY) - 2)]
-    allocated = [row.allocated_error for row in rows]
-    reserved = [row.reserved_error for row in rows]
     above = sum(row.real_reserved > row.safe for row in rows)
     return [
         str(len(rows)),
-        *worth(allocated, 2),
-        *worth(reserved, 2),
+        *errors([row.allocated_error for row in rows], 2),
+        *errors([row.reserved_error for row in rows], 2),
         f"{above} ({above / len(rows):.1%})",
         f"{statistics.median(row.safe / row.reserved - 1 for row in rows):.1%}",
         str(sum(min(row.allocated_error, row.reserved_error) < -0.04 for row in rows)),
@@ -185,19 +183,10 @@ def summary(rows: list[Row]) -> list[str]:
     ]
 
 
-def worth(errors: list[float], digits: int) -> list[str]:
-    """Median and 95th percentile of their absolute values, and the lowest."""
-    return [f"{value:.{digits}%}" for value in (median(errors), percentile(errors, 0.95), min(errors))]
-
-
-def median(errors: list[float]) -> float:
-    return statistics.median(map(abs, errors))
-
-
-def percentile(errors: list[float], share: float) -> float:
-    """The smallest error that `share` of all cases stay within."""
-    ordered = sorted(map(abs, errors))
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+def errors(values: list[float], digits: int) -> list[str]:
+    """Format the median and 95th percentile of the absolute errors, and the lowest error."""
+    shown = (statistics.median(map(abs, values)), percentile(values, 0.95), min(values))
+    return [f"{value:.{digits}%}" for value in shown]
 
 
 def show(title: str, columns: list[str], rows: list[list[str]], markdown: bool) -> None:

@@ -1,10 +1,10 @@
-"""Scores measured cases side by side: each in a forked process of its own, with a limit of time.
+"""Scores measured cases in parallel, each in a forked process with a time limit.
 
-    python -m bench.accuracy.score_cases ROWS --cases sealed --cases everyday [--jobs 14] [--limit 200] [--truth FOLDER]
+    python -m bench.accuracy.score_cases ROWS [--cases unseen-broad] [--jobs 14] [--limit 200] [--truth FOLDER]
 
-Every case's row is appended to ROWS when it is done, for `python -m bench.accuracy.peaks --rows ROWS`; a case that has one already is
-not scored again. Why others have none is appended to ROWS.failed. Measurements are taken from FOLDER/peaks-<cases>.json where
-there is such a file, else from those that are kept with the tests.
+Appends one row per case to ROWS, for `python -m bench.accuracy.peaks --rows ROWS`. A case that has a row is not scored
+again. ROWS.failed lists the cases without a row and the reasons. Measurements come from FOLDER/peaks-<cases>.json if the
+file exists, else from bench/results/measured_peaks.json.
 """
 
 import argparse
@@ -17,17 +17,18 @@ from pathlib import Path
 
 import torch
 
-from bench.accuracy.cases.steps import CASES, Case
-from bench.accuracy.scored_case import Kept, Measured, compare, measured
-from bench.lib.parallel_tasks import Task, side_by_side
+from bench.accuracy.cases.case import Case
+from bench.accuracy.cases.sets import CASES
+from bench.accuracy.scored_case import Measured, RowFile, compare, measured
+from bench.lib.parallel_tasks import Task, run_parallel
 
-with contextlib.suppress(ImportError):  # before forking, so that not every case imports it
+with contextlib.suppress(ImportError):  # imported once before forking, not in every case
     import transformers  # noqa: F401
 
 LIMIT = 200.0
 """Seconds for one case."""
 Chosen = Iterable[tuple[str, Case, Measured]]
-"""Which set, the case, what it took on the GPU."""
+"""Name of the set, the case, its measured peaks."""
 
 
 def main(argv: Sequence[str] = ()) -> int:
@@ -41,41 +42,41 @@ def main(argv: Sequence[str] = ()) -> int:
     parser.add_argument("--truth", type=Path)
     options = parser.parse_args(argv)
     waiting: list[tuple[str, Case, Measured]] = []
-    for half in options.cases or CASES:
-        truth = (measured(half, options.truth) if options.truth else {}) or measured(half, None)
-        waiting += [(half, case, truth[case.key]) for case in CASES[half] if case.key in truth]
+    for case_set in options.cases or CASES:
+        truth = (measured(case_set, options.truth) if options.truth else {}) or measured(case_set, None)
+        waiting += [(case_set, case, truth[case.key]) for case in CASES[case_set] if case.key in truth]
     score(waiting, options.rows, options.jobs, options.limit)
     return 0
 
 
 def score(cases: Chosen, rows: Path, jobs: int, limit: float = LIMIT) -> None:
-    """Fill `rows` with those that it does not have."""
+    """Add the missing rows to the file `rows`."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    kept = Kept(rows)
+    known = RowFile(rows)
     tasks = [
-        Task(case.key, partial(_score, half, case, real, rows), partial(_fail, rows, case.key))
-        for half, case, real in cases
-        if kept.get(half, case) is None
+        Task(case.key, partial(_score, case_set, case, real, rows), partial(_fail, rows, case.key))
+        for case_set, case, real in cases
+        if known.get(case_set, case) is None
     ]
-    side_by_side(tasks, jobs, limit)
+    run_parallel(tasks, jobs, limit)
 
 
-def _score(half: str, case: Case, real: Measured, rows: Path) -> None:
-    """One row; whatever goes wrong is a line of the other file."""
+def _score(case_set: str, case: Case, real: Measured, rows: Path) -> None:
+    """Write one row, or the reason why there is none."""
     try:
-        Kept(rows).put(compare(half, case, real))
+        RowFile(rows).put(compare(case_set, case, real))
     except Exception as error:
         _fail(rows, case.key, f"{type(error).__name__}: {str(error)[:300]}")
 
 
-def _fail(rows: Path, key: str, why: str) -> None:
+def _fail(rows: Path, key: str, reason: str) -> None:
     with failures_of(rows).open("a") as file:
-        file.write(f"{key}: {' '.join(why.split())}\n")
+        file.write(f"{key}: {' '.join(reason.split())}\n")
 
 
 def failures_of(rows: Path) -> Path:
-    """Where it is written why cases have no row."""
+    """Return the file that lists cases without a row."""
     return rows.with_suffix(".failed")
 
 

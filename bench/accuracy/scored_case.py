@@ -1,4 +1,4 @@
-"""One measured training step, predicted: the row that every table of accuracy is made of."""
+"""Predicts one measured training step: the row that every accuracy table is made of."""
 
 import gc
 import json
@@ -8,32 +8,34 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.accuracy.cases.steps import Case, build
-from legroom.memory.allocator.settings import AllocatorSettings
+from bench.accuracy.cases.build_step import build
+from bench.accuracy.cases.case import Case
 from legroom.gpus.catalog import find_gpu
+from legroom.memory.allocator.settings import AllocatorSettings
 from legroom.predict import uncertainty
 from legroom.predict.fit import replay, safe_reserved
 from legroom.predict.tracing.trace import Trace
 from legroom.predict.tracing.virtual_trace import needs_arithmetic, trace_steps
 
-KEPT = Path(__file__).parents[2] / "tests" / "data" / "truth_peaks.json"
+MEASURED_PEAKS = Path(__file__).parents[1] / "results" / "measured_peaks.json"
 MEASURED_STEPS = 3
 MEASURED_WITH = AllocatorSettings.from_environment({}, "2.11.0")
-"""Releases of torch differ in which of several equal free blocks they take; these were measured with 2.11."""
+"""Allocator settings of torch 2.11, which the cases were measured with. Releases differ in how they pick one of several
+equally large free blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One case, predicted and measured. Sizes in bytes."""
 
-    half: str
+    case_set: str
     key: str
     allocated: int
     real_allocated: int
     reserved: int
     real_reserved: int
     safe: int
-    """What the estimate says reserved memory will not exceed."""
+    """The estimate's upper bound for reserved memory."""
     seconds: float
 
     @property
@@ -46,18 +48,18 @@ class Row:
 
 
 class Measured(NamedTuple):
-    """What a case took on the GPU."""
+    """Peak memory of a case on the GPU, in bytes."""
 
     allocated: int
     reserved: int
     skipped: list[int]
-    """Steps that the GradScaler skipped there."""
+    """Optimizer steps that the GradScaler skipped in the measured run."""
 
 
-def measured(half: str, folder: Path | None) -> dict[str, Measured]:
-    """Measured peaks of allocated and reserved memory, by the name of the case."""
+def measured(case_set: str, folder: Path | None) -> dict[str, Measured]:
+    """Return measured peaks by case key, from `folder` or from the repository."""
     if folder is not None:
-        path = Path(folder) / ("peaks.json" if half == "reference" else f"peaks-{half}.json")
+        path = Path(folder) / ("peaks.json" if case_set == "reference" else f"peaks-{case_set}.json")
         if not path.exists():
             return {}
         rows = json.loads(path.read_text())
@@ -66,35 +68,36 @@ def measured(half: str, folder: Path | None) -> dict[str, Measured]:
             for row in rows
             if "error" not in row
         }
-    kept = json.loads(KEPT.read_text())
-    skipped = kept["skipped_steps"]
+    recorded = json.loads(MEASURED_PEAKS.read_text())
+    skipped = recorded["skipped_steps"]
     return {
         key: Measured(peaks[0], peaks[1], skipped.get(key, []))
-        for key, peaks in kept["peaks"].get(half, {}).items()
+        for key, peaks in recorded["peaks"].get(case_set, {}).items()
     }
 
 
-class Kept:
-    """Rows of earlier runs, in a file of one JSON object a line; without a path, none."""
+class RowFile:
+    """Rows of earlier runs, one JSON object per line. A later line replaces an earlier one of the same case."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         lines = path.read_text().splitlines() if path is not None and path.exists() else []
-        self._rows = {(row.half, row.key): row for row in (Row(**json.loads(line)) for line in lines)}
+        self._rows = {(row.case_set, row.key): row for row in (Row(**json.loads(line)) for line in lines)}
 
-    def get(self, half: str, case: Case) -> Row | None:
-        return self._rows.get((half, case.key))
+    def get(self, case_set: str, case: Case) -> Row | None:
+        return self._rows.get((case_set, case.key))
 
     def put(self, row: Row) -> None:
-        if self._path is None or self._rows.get((row.half, row.key)) == row:
+        if self._path is None or self._rows.get((row.case_set, row.key)) == row:
             return
-        self._rows[row.half, row.key] = row
+        self._rows[row.case_set, row.key] = row
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a") as file:  # a later line stands for an earlier one of the same case
+        with self._path.open("a") as file:
             file.write(json.dumps(asdict(row)) + "\n")
 
 
-def compare(half: str, case: Case, real: Measured) -> Row:
+def compare(case_set: str, case: Case, real: Measured) -> Row:
+    """Trace the case without a GPU and put the estimate next to the measurement."""
     began = time.perf_counter()
     trace = traced(case, real)
     peaks = replay(trace, settings=MEASURED_WITH)
@@ -103,11 +106,13 @@ def compare(half: str, case: Case, real: Measured) -> Row:
     safe = safe_reserved(trace, peaks)
     del trace
     gc.collect()
-    return Row(half, case.key, peaks.allocated, real.allocated, peaks.reserved, real.reserved, safe, seconds)
+    return Row(
+        case_set, case.key, peaks.allocated, real.allocated, peaks.reserved, real.reserved, safe, seconds
+    )
 
 
 def traced(case: Case, real: Measured) -> Trace:
-    """As `legroom estimate` does it: without data, and where shapes depend on the model's results, computed on the CPU."""
+    """Trace as `legroom estimate` does: under fake tensors, or on the CPU if shapes depend on computed values."""
 
     def make() -> Callable[[], object]:
         return build(case, "cuda", skipped=real.skipped)[2]

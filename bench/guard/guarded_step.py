@@ -33,8 +33,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import legroom
-from bench.accuracy.cases.steps import OPTIMIZERS
 from bench.lib.models.reference import MODELS, Spec
+from bench.lib.optimizers import OPTIMIZERS
 from bench.lib.table import print_table
 from legroom.train.sizes.micro_batch_size import chunk_sizes
 

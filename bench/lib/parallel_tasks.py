@@ -1,4 +1,4 @@
-"""Work that is done in forked processes, so many at a time, each with a limit of time: what hangs or dies costs itself alone."""
+"""Runs tasks in forked processes with a time limit, so that a task that hangs or crashes affects no other."""
 
 import collections
 import multiprocessing
@@ -9,16 +9,16 @@ from typing import NamedTuple
 
 
 class Task(NamedTuple):
-    """Something to do, and its name for people. It leaves its result in a file."""
+    """A task that writes its result to a file."""
 
     name: str
     work: Callable[[], None]
     failed: Callable[[str], None]
-    """Is told why, where the process took too long or died."""
+    """Called with the reason if the process crashes or exceeds its time limit."""
 
 
-def side_by_side(tasks: Iterable[Task], jobs: int, limit: float) -> None:
-    """All of them, `jobs` at a time, each for at most `limit` seconds; how far it is goes to stderr."""
+def run_parallel(tasks: Iterable[Task], jobs: int, limit: float) -> None:
+    """Run all tasks, `jobs` at a time, each for at most `limit` seconds. Progress goes to stderr."""
     waiting = collections.deque(tasks)
     running: dict[multiprocessing.process.BaseProcess, tuple[Task, float]] = {}
     forking = multiprocessing.get_context("fork")
@@ -37,9 +37,9 @@ def side_by_side(tasks: Iterable[Task], jobs: int, limit: float) -> None:
                 one.kill()
                 task.failed(f"took more than {limit:.0f} s")
             elif one.exitcode:
-                task.failed(f"its process ended with {one.exitcode}")
+                task.failed(f"its process exited with {one.exitcode}")
             one.join()
             del running[one]
             done = total - len(waiting) - len(running)
             minutes = (time.monotonic() - began) / done * (total - done) / 60
-            print(f"{done} of {total}, {task.name}; {minutes:.0f} min to go", file=sys.stderr, flush=True)
+            print(f"{done} of {total}, {task.name}; {minutes:.0f} min left", file=sys.stderr, flush=True)

@@ -1,5 +1,6 @@
-"""Figures as a table of plain text that can be pasted into Markdown."""
+"""Prints results as aligned tables that can be pasted into Markdown."""
 
+import math
 from collections.abc import Sequence
 
 
@@ -19,3 +20,9 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
     for row in rows:
         print(line(row))
     print(flush=True)
+
+
+def percentile(errors: Sequence[float], share: float) -> float:
+    """Return the smallest absolute error that a `share` of all values does not exceed."""
+    ordered = sorted(map(abs, errors))
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]

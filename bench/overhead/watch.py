@@ -39,9 +39,9 @@ from legroom.memory.events import Category, Note, Oom
 from legroom.memory.ledger import Ledger
 from legroom.observe.holders.paths import find_path
 from legroom.observe.holders.python_names import Variables
-from legroom.observe.session import Session
 from legroom.observe.leaks.census import look_around
 from legroom.observe.leaks.watcher import Watcher
+from legroom.observe.session import Session
 from legroom.show.watch.watch import REPAINT_SECONDS, _detector, _Line
 from legroom.units import GiB, MiB
 

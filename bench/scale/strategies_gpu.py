@@ -27,8 +27,8 @@ import legroom
 from bench.lib.table import print_table
 from bench.scale.models import GPT, texts, token_loss
 from legroom.scale.prediction import strategy_memory
-from legroom.scale.prediction.strategy_memory import Job
 from legroom.scale.prediction.step_trace import likeness_of
+from legroom.scale.prediction.strategy_memory import Job
 from legroom.units import format_size
 
 ROUNDS, STEPS, COMPARED = 4, 3, 5

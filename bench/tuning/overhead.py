@@ -23,12 +23,12 @@ from typing import Any
 from numpy.random import default_rng
 
 from bench.lib.table import print_table
-from legroom.tuning.memory.admission import virtual_places
 from legroom.tuning.api import tune
-from legroom.tuning.trial.function import TrainFunction
-from legroom.tuning.memory.gate import MemoryGate
 from legroom.tuning.engines.ray.cluster import QUIET
+from legroom.tuning.memory.admission import virtual_places
+from legroom.tuning.memory.gate import MemoryGate
 from legroom.tuning.space.space import read_space
+from legroom.tuning.trial.function import TrainFunction
 
 Times = list[float]
 """When each trial reported, in seconds since the search was asked for."""

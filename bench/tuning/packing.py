@@ -19,8 +19,8 @@ from functools import partial
 
 from bench.lib.table import print_table
 from legroom.tuning.memory.admission import Admission, Fit, Place, Verdict
-from legroom.tuning.memory.runtime_model import FUTURES, Futures, Lengths
 from legroom.tuning.memory.packing import Packer
+from legroom.tuning.memory.runtime_model import FUTURES, Futures, Lengths
 from legroom.tuning.space.space import Config, read_space
 from legroom.tuning.trial_dispatch import FAR
 from legroom.units import GiB

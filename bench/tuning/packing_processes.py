@@ -21,11 +21,11 @@ from torch import nn
 
 from bench.lib.table import print_table
 from bench.tuning.packing import SLOTS, Work, bound, one_each, oracle
-from legroom.tuning.memory.admission import virtual_places
 from legroom.tuning.api import tune
+from legroom.tuning.memory.admission import virtual_places
 from legroom.tuning.memory.packing import Packer
-from legroom.tuning.trial.records import TrialState
 from legroom.tuning.study import Study
+from legroom.tuning.trial.records import TrialState
 from legroom.units import MiB
 
 GPUS = "960MiB,320MiB"

@@ -18,8 +18,8 @@ from typing import Any
 
 from bench.lib.table import print_table
 from legroom.tuning.api import tune
-from legroom.tuning.trial.records import TrialRecord
 from legroom.tuning.store import FILE, read_study
+from legroom.tuning.trial.records import TrialRecord
 
 STEPS = 3
 

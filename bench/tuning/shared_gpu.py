@@ -27,14 +27,14 @@ from bench.tuning.lost_trials import Clock, legroom_row
 from bench.tuning.lost_trials_table import show
 from bench.tuning.other_program import ROOM, neighbour
 from bench.tuning.plain_step import plain_step
-from legroom.tuning.memory.admission import real_places, virtual_places
 from legroom.tuning.api import run_job
 from legroom.tuning.engines.engine import Job
 from legroom.tuning.engines.fork_server import ended, fork_server
-from legroom.tuning.trial.function import TrainFunction
 from legroom.tuning.engines.local import LocalEngine
+from legroom.tuning.memory.admission import real_places, virtual_places
 from legroom.tuning.search.searchers import Result, make_searcher
 from legroom.tuning.space.space import read_space
+from legroom.tuning.trial.function import TrainFunction
 
 FUNCTION = "bench/tuning/gpt_space.py:train"
 PLAIN, TWO, OURS = "one at a time", "two at a time", "legroom local"
@@ -60,7 +60,9 @@ def main() -> None:
     space = {**gpt_space.SPACE, **TINY} if asked.virtual else gpt_space.SPACE
     rows: list[dict[str, Any]] = []
     longest = 0.0
-    FORK_SERVER.set_forkserver_preload(["torch", "legroom.tuning.engines.preloaded", "bench.tuning.gpt_space"])
+    FORK_SERVER.set_forkserver_preload(
+        ["torch", "legroom.tuning.engines.preloaded", "bench.tuning.gpt_space"]
+    )
     with contextlib.nullcontext() if asked.virtual else neighbour():
         list(_said([_started(None, asked.virtual)]))
         ended(fork_server(TrainFunction.of(FUNCTION)), 0)  # both fork servers are warm from here on

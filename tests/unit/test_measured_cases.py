@@ -1,27 +1,29 @@
-"""Cases that were measured on a GPU and the models they train stay together."""
+"""Cases that were measured on a GPU and the models that they train stay together."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
+from bench.accuracy.cases.build_step import build
 from bench.accuracy.cases.case import Case, CaseSet
-from bench.accuracy.cases.steps import BUILDERS, CASES, build
+from bench.accuracy.cases.sets import BUILDERS, CASES
+from bench.accuracy.largest_batch_cases import LARGEST_BATCH_CASES
+from bench.accuracy.scored_case import MEASURED_PEAKS
 
-TRUTH = Path(__file__).parents[1] / "data" / "truth_peaks.json"
 
-
-@pytest.mark.parametrize("name", json.loads(TRUTH.read_text())["peaks"])
-def test_every_measured_peak_is_of_a_listed_case(name: str) -> None:
-    measured = json.loads(TRUTH.read_text())["peaks"][name]
+@pytest.mark.parametrize("name", json.loads(MEASURED_PEAKS.read_text())["peaks"])
+def test_every_measured_peak_belongs_to_a_listed_case(name: str) -> None:
+    measured = json.loads(MEASURED_PEAKS.read_text())["peaks"][name]
     assert measured.keys() <= {case.key for case in CASES[name]}
 
 
 def test_every_case_has_a_builder() -> None:
-    assert {case.model for cases in CASES.values() for case in cases} <= BUILDERS.keys()
+    cases = [case for cases in CASES.values() for case in cases]
+    cases += [capped.case for capped in LARGEST_BATCH_CASES]
+    assert {case.model for case in cases} <= BUILDERS.keys()
 
 
-def test_two_models_of_one_name_are_refused() -> None:
+def test_two_models_with_the_same_name_are_refused() -> None:
     cases = CaseSet()
 
     def digits() -> None: ...
@@ -32,19 +34,17 @@ def test_two_models_of_one_name_are_refused() -> None:
         cases.case("sgd", "fp32", 8)(another)
 
 
-def test_a_step_of_its_own_trains_every_part_with_its_own_optimizer() -> None:
-    model, _, step = build(
-        Case(model="digit_adversaries", optimizer="adam", precision="fp32", batch=4), "cpu"
-    )
+def test_a_custom_step_trains_every_part_with_its_own_optimizer() -> None:
+    model, _, step = build(Case(model="arms_that_reach", optimizer="adam", precision="fp32", batch=4), "cpu")
     before = [parameter.clone() for parameter in model.parameters()]
     step()
     trained = [not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True)]
     assert all(trained)
 
 
-def test_looking_at_a_batch_after_the_step_ends_in_training_mode() -> None:
+def test_evaluation_after_the_step_returns_to_training_mode() -> None:
     model, _, step = build(
-        Case(model="dropped_digits", optimizer="sgdm", precision="fp32", batch=4, evaluate=True), "cpu"
+        Case(model="coins", optimizer="sgdm", precision="fp32", batch=2, evaluate=True), "cpu"
     )
     modes = []
     model.register_forward_pre_hook(lambda module, _: modes.append(module.training))

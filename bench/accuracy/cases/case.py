@@ -1,4 +1,4 @@
-"""A training step as plain data, and sets of such cases beside the models they train."""
+"""A training step described as data, and sets of such cases."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One training step, as data."""
+    """One training step."""
 
     model: str
     optimizer: str
@@ -16,13 +16,13 @@ class Case:
     batch: int
     channels_last: bool = False
     checkpoint: bool = False
-    """Activation checkpointing, as the model offers it."""
+    """Activation checkpointing, through the model's own method."""
     accumulate: int = 1
     """Micro-batches per optimizer step."""
     clip: bool = False
-    """`clip_grad_norm_` before the optimizer's step."""
+    """`clip_grad_norm_` before the optimizer step."""
     ema: bool = False
-    """An exponential moving average of the parameters, kept on the device."""
+    """An exponential moving average of the parameters on the device."""
     frozen: bool = False
     """Only the last quarter of the parameter tensors is trained."""
     keep_grads: bool = False
@@ -30,32 +30,30 @@ class Case:
     benchmark: bool = False
     """`torch.backends.cudnn.benchmark`."""
     retain: bool = False
-    """The graph is kept with `retain_graph=True` and walked a second time."""
+    """Backward runs twice, the first time with `retain_graph=True`."""
     ddp: bool = False
-    """`DistributedDataParallel` over NCCL, on one rank."""
+    """`DistributedDataParallel` over NCCL with one rank."""
     inference: bool = False
-    """A forward pass in evaluation mode, without gradients; no optimizer step."""
-
+    """A forward pass in evaluation mode without gradients; no optimizer step."""
     evaluate: bool = False
-    """After every step, a batch is looked at in evaluation mode, without gradients."""
-
+    """A batch is evaluated without gradients after every step."""
     inputs_first: bool = False
-    """The batch is made before gradients are cleared and lives until the step has ended. Not part of the name."""
+    """The batch is created before gradients are cleared and lives until the step ends. Not part of the key."""
 
     @property
     def key(self) -> str:
-        """The name of the case in tables: `resnet50/sgdm/fp32/b16`, then the habits that are switched on."""
-        habits = [
+        """The name of the case in tables: `resnet50/sgdm/fp32/b16`, then the options that are on."""
+        options = [
             name if value is True else f"{name}{value}"
             for name, value in asdict(self).items()
             if name not in ("model", "optimizer", "precision", "batch", "inputs_first")
             and value != type(self).__dataclass_fields__[name].default
         ]
-        return "/".join([self.model, self.optimizer, self.precision, f"b{self.batch}", *habits])
+        return "/".join([self.model, self.optimizer, self.precision, f"b{self.batch}", *options])
 
 
 class CaseSet:
-    """Cases that are measured and scored together. A builder of a model is listed with the cases that train it:
+    """Cases that are measured and scored together. The decorator lists a model's builder and one case that trains it:
 
     @SET.case("adam", "fp32", 64, clip=True)
     def cats_and_dogs() -> Spec: ...
@@ -67,23 +65,23 @@ class CaseSet:
 
     @classmethod
     def joined(cls, *parts: "CaseSet") -> "CaseSet":
-        """One set of several files' cases."""
+        """Combine the cases of several files into one set."""
         whole = cls()
         for part in parts:
             whole.builders |= part.builders
             whole.cases += part.cases
         return whole
 
-    def case(self, optimizer: str, precision: str, batch: int, **habits: Any) -> Callable[[Any], Any]:
-        """Lists the function below as the builder of a model, and one case that trains it."""
+    def case(self, optimizer: str, precision: str, batch: int, **options: Any) -> Callable[[Any], Any]:
+        """Return a decorator that registers a model's builder and one case that trains the model."""
 
-        def listed(builder: Any) -> Any:
+        def register(builder: Any) -> Any:
             name = builder.__name__
             if self.builders.setdefault(name, builder) is not builder:
-                raise ValueError(f"two models are called {name}")
+                raise ValueError(f"Two models are named {name}.")
             self.cases.append(
-                Case(model=name, optimizer=optimizer, precision=precision, batch=batch, **habits)
+                Case(model=name, optimizer=optimizer, precision=precision, batch=batch, **options)
             )
             return builder
 
-        return listed
+        return register

@@ -7,25 +7,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.lib.models import parts as parts
-from bench.lib.models.blocks import Levels, Taken, told, yes_or_no
-from bench.lib.models.layers import Recurrent, Residual, joined, normed
+from bench.lib.models import parts
+from bench.lib.models.blocks import Select, UNet, binary_loss, pooled_head
+from bench.lib.models.layers import Recurrent, Residual, conv_norm, sequential
 from bench.lib.models.parts import (
     Spec,
-    Workshop,
-    alone,
-    bits,
-    causal,
-    classified,
-    hub,
+    StepParts,
+    batch_of,
+    causal_lm,
+    classification_loss,
+    huggingface,
     labelled,
-    made,
     masked_text_loss,
-    masks,
+    mlp,
     no_loss,
-    numbers,
-    perceptron,
-    sized,
+    normal,
+    segmentation,
+    transformer_sizes,
+    unlabelled,
+    zeros_or_ones,
 )
 
 LARGEST_BATCH_MODELS: dict[str, Callable[[], Spec]] = {}
@@ -39,7 +39,7 @@ def model(builder: Callable[[], Spec]) -> Callable[[], Spec]:
 
 @model
 def qwen2() -> Spec:
-    return causal(
+    return causal_lm(
         "Qwen2", 640, vocab_size=48000, hidden_size=896, intermediate_size=2432, num_hidden_layers=8, num_attention_heads=14,
         num_key_value_heads=2, tie_word_embeddings=True,
     )  # fmt: skip
@@ -143,7 +143,7 @@ def volume_net() -> Spec:
             torch.randint(0, 3, (count, 48, 48, 48), device=device),
         ]
 
-    return Spec(_VolumeNet(), batch, classified)
+    return Spec(_VolumeNet(), batch, classification_loss)
 
 
 @model
@@ -151,13 +151,13 @@ def sick_plants() -> Spec:
     """A residual network of nine layers over pictures of 256, pooled by four."""
 
     def twice(width: int) -> nn.Module:
-        return Residual(*normed(width, width), *normed(width, width))
+        return Residual(*conv_norm(width, width), *conv_norm(width, width))
 
-    model = joined(
-        normed(3, 64), normed(64, 128), nn.MaxPool2d(4), twice(128), normed(128, 256), nn.MaxPool2d(4), normed(256, 512),
+    model = sequential(
+        conv_norm(3, 64), conv_norm(64, 128), nn.MaxPool2d(4), twice(128), conv_norm(128, 256), nn.MaxPool2d(4), conv_norm(256, 512),
         nn.MaxPool2d(4), twice(512), nn.MaxPool2d(4), nn.Flatten(), nn.Linear(512, 38),
     )  # fmt: skip
-    return Spec(model, labelled(3, 256, 256, classes=38), classified)
+    return Spec(model, labelled(3, 256, 256, classes=38), classification_loss)
 
 
 def _grown(codes: int, widths: tuple[int, ...], channels: int) -> nn.Sequential:
@@ -184,7 +184,7 @@ def _judged(channels: int, widths: tuple[int, ...], norm: Callable[[int], nn.Mod
     return nn.Sequential(*layers, nn.Conv2d(widths[-1], 1, 4), nn.Flatten())
 
 
-def _classic(shop: Workshop) -> Callable[[], Tensor]:
+def _classic(shop: StepParts) -> Callable[[], Tensor]:
     """The judge learns from real and made pictures one after the other, then the maker from the judge."""
     make, judge = shop.model["make"], shop.model["judge"]
     of_judge, of_make = shop.optimizer(judge.parameters()), shop.optimizer(make.parameters())
@@ -219,14 +219,16 @@ def famous_faces() -> Spec:
         "make": _grown(100, (512, 256, 128, 64), 3),
         "judge": _judged(3, (64, 128, 256, 512), nn.BatchNorm2d),
     }
-    return Spec(nn.ModuleDict(model), alone(3, 64, 64), no_loss, _classic)
+    return Spec(nn.ModuleDict(model), unlabelled(3, 64, 64), no_loss, _classic)
 
 
 @model
 def emotions_in_voices() -> Spec:
     """HuBERT over four seconds; its convolutions are frozen."""
-    config = hub().HubertConfig(**sized(512, 6, num_labels=8), mask_time_prob=0.0, layerdrop=0.0)
-    model = hub().HubertForSequenceClassification(config)
+    config = huggingface().HubertConfig(
+        **transformer_sizes(512, 6, num_labels=8), mask_time_prob=0.0, layerdrop=0.0
+    )
+    model = huggingface().HubertForSequenceClassification(config)
     model.freeze_feature_encoder()
     return Spec(model, labelled(64000, classes=8), lambda m, x, y: m(input_values=x, labels=y).loss)
 
@@ -250,10 +252,10 @@ def hearts_in_detail() -> Spec:
     blocks: list[nn.Module] = [*_in_time(12, 64, 15, 2), nn.MaxPool1d(3, 2, 1)]
     for inputs, outputs, stride in ((64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)):
         blocks += [block(inputs, outputs, stride), block(outputs, outputs, 1)]
-    model = joined(blocks, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(512, 26))
+    model = sequential(blocks, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(512, 26))
     return Spec(
         model,
-        made(numbers(12, 5000), bits(26)),
+        batch_of(normal(12, 5000), zeros_or_ones(26)),
         lambda m, x, y: F.binary_cross_entropy_with_logits(m(x), y),
     )
 
@@ -267,11 +269,11 @@ def wounds() -> Spec:
     """Four levels with group norms, pictures of 320."""
     widths = (24, 48, 96, 192, 384)
     down = [
-        joined([nn.AvgPool2d(2)] if a > 3 else [], _steady(a, b), _steady(b, b))
+        sequential([nn.AvgPool2d(2)] if a > 3 else [], _steady(a, b), _steady(b, b))
         for a, b in itertools.pairwise((3, *widths))
     ]
-    up = [joined(_steady(a + b, b), _steady(b, b)) for a, b in itertools.pairwise(widths[::-1])]
-    return Spec(Levels(down, up, nn.Conv2d(24, 4, 1)), masks(3, 320, 320, 4), classified)
+    up = [sequential(_steady(a + b, b), _steady(b, b)) for a, b in itertools.pairwise(widths[::-1])]
+    return Spec(UNet(down, up, nn.Conv2d(24, 4, 1)), segmentation(3, 320, 320, 4), classification_loss)
 
 
 @model
@@ -279,21 +281,26 @@ def sounds_of_a_city() -> Spec:
     """Ten seconds as 64 pitches over 1,000 moments, pairs of convolutions, many labels (PANNs)."""
     layers: list[nn.Module] = []
     for inputs, outputs in itertools.pairwise((1, 64, 128, 256, 512)):
-        layers += [*normed(inputs, outputs), *normed(outputs, outputs), nn.AvgPool2d(2), nn.Dropout(0.2)]
+        layers += [
+            *conv_norm(inputs, outputs),
+            *conv_norm(outputs, outputs),
+            nn.AvgPool2d(2),
+            nn.Dropout(0.2),
+        ]
     return Spec(
-        joined(layers, told(512, 527)),
-        made(numbers(1, 1000, 64), bits(527)),
-        yes_or_no,
+        sequential(layers, pooled_head(512, 527)),
+        batch_of(normal(1, 1000, 64), zeros_or_ones(527)),
+        binary_loss,
     )
 
 
 @model
 def questions_from_texts() -> Spec:
     """T5's first form, its small size."""
-    config = hub().T5Config(decoder_start_token_id=0, use_cache=False)
+    config = huggingface().T5Config(decoder_start_token_id=0, use_cache=False)
     return Spec(
-        hub().T5ForConditionalGeneration(config),
-        parts.written_for_texts(32128, ((192, 32), (160, 40), (224, 28))),
+        huggingface().T5ForConditionalGeneration(config),
+        parts.source_and_target(32128, ((192, 32), (160, 40), (224, 28))),
         masked_text_loss,
     )
 
@@ -302,8 +309,8 @@ def questions_from_texts() -> Spec:
 def hotel_reviews() -> Spec:
     """Two layers of GRU in both directions over 220 words, the mean of all."""
     read = Recurrent(nn.GRU, 200, 192, num_layers=2, bidirectional=True, dropout=0.3)
-    model = joined(nn.Embedding(30000, 200, padding_idx=0), read, Taken("mean"), perceptron(384, 96, 5))
-    return Spec(model, parts.padded_texts(30000, 220, 5), classified)
+    model = sequential(nn.Embedding(30000, 200, padding_idx=0), read, Select("mean"), mlp(384, 96, 5))
+    return Spec(model, parts.padded_texts(30000, 220, 5), classification_loss)
 
 
 @model
@@ -312,4 +319,4 @@ def insurance() -> Spec:
     layers: list[nn.Module] = []
     for inputs, outputs in ((80, 512), (512, 512), (512, 512), (512, 256), (256, 128)):
         layers += [nn.Linear(inputs, outputs), nn.BatchNorm1d(outputs), nn.SiLU(), nn.Dropout(0.25)]
-    return Spec(joined(layers, nn.Linear(128, 3)), parts.labelled(80, classes=3), classified)
+    return Spec(sequential(layers, nn.Linear(128, 3)), parts.labelled(80, classes=3), classification_loss)

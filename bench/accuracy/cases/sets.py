@@ -1,48 +1,25 @@
-"""Sets of measured cases whose models stand beside them, by name.
+"""The sets of measured cases, and the models that they train.
 
-`sixth`: a smaller one, after the fifth.
-`seventh`: by two further authors, after the sixth.
+`reference`: well-known models at two batch sizes each. They were visible while the rules were written.
+`unseen-small`, `unseen-broad`: written by authors who did not know the rules, and scored once before any rule was
+fitted to them. They predict best how close the next script's estimate will be.
 """
 
-from bench.accuracy.cases.case import CaseSet
-from bench.accuracy.cases.unseen_broad.attention import SEVENTH_ATTENTION
-from bench.accuracy.cases.unseen_broad.control import SEVENTH_CONTROL
-from bench.accuracy.cases.unseen_broad.functions import SEVENTH_FUNCTIONS
-from bench.accuracy.cases.unseen_broad.graphs import SEVENTH_GRAPHS
-from bench.accuracy.cases.unseen_broad.likelihoods import SEVENTH_LIKELIHOODS
-from bench.accuracy.cases.unseen_broad.makers import SEVENTH_MAKERS
-from bench.accuracy.cases.unseen_broad.objectives import SEVENTH_OBJECTIVES
-from bench.accuracy.cases.unseen_broad.pictures import SEVENTH_PICTURES
-from bench.accuracy.cases.unseen_broad.readers import SEVENTH_READERS
-from bench.accuracy.cases.unseen_broad.recommenders import SEVENTH_RECOMMENDERS
-from bench.accuracy.cases.unseen_broad.recurrent import SEVENTH_RECURRENT
-from bench.accuracy.cases.unseen_broad.senses import SEVENTH_SENSES
-from bench.accuracy.cases.unseen_broad.signals import SEVENTH_SIGNALS
-from bench.accuracy.cases.unseen_broad.tables import SEVENTH_TABLES
-from bench.accuracy.cases.unseen_broad.translators import SEVENTH_TRANSLATORS
-from bench.accuracy.cases.unseen_broad.writers import SEVENTH_WRITERS
-from bench.accuracy.cases.unseen_small.convolutions import SIXTH_CONVOLUTIONS
-from bench.accuracy.cases.unseen_small.others import SIXTH_OTHERS
-from bench.accuracy.cases.unseen_small.transformers import SIXTH_TRANSFORMERS
+from bench.accuracy.cases.case import Case, CaseSet
+from bench.accuracy.cases.largest_batch_models import LARGEST_BATCH_MODELS
+from bench.accuracy.cases.reference import REFERENCE
+from bench.accuracy.cases.unseen_broad import UNSEEN_BROAD
+from bench.accuracy.cases.unseen_small import UNSEEN_SMALL
+from bench.lib.models.reference import MODELS
 
-CASE_SETS: dict[str, CaseSet] = {
-    "sixth": CaseSet.joined(SIXTH_TRANSFORMERS, SIXTH_OTHERS, SIXTH_CONVOLUTIONS),
-    "seventh": CaseSet.joined(
-        SEVENTH_PICTURES,
-        SEVENTH_READERS,
-        SEVENTH_RECURRENT,
-        SEVENTH_WRITERS,
-        SEVENTH_MAKERS,
-        SEVENTH_SENSES,
-        SEVENTH_TABLES,
-        SEVENTH_ATTENTION,
-        SEVENTH_GRAPHS,
-        SEVENTH_OBJECTIVES,
-        SEVENTH_CONTROL,
-        SEVENTH_TRANSLATORS,
-        SEVENTH_RECOMMENDERS,
-        SEVENTH_FUNCTIONS,
-        SEVENTH_SIGNALS,
-        SEVENTH_LIKELIHOODS,
-    ),
+_UNSEEN: dict[str, CaseSet] = {"unseen-small": UNSEEN_SMALL, "unseen-broad": UNSEEN_BROAD}
+
+CASES: dict[str, list[Case]] = {
+    "reference": REFERENCE,
+    **{name: cases.cases for name, cases in _UNSEEN.items()},
 }
+BUILDERS = MODELS | LARGEST_BATCH_MODELS
+for _set in _UNSEEN.values():
+    if _twice := BUILDERS.keys() & _set.builders.keys():
+        raise ValueError(f"Two models have the same name: {', '.join(sorted(_twice))}.")
+    BUILDERS |= _set.builders

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from bench.lib.models.layers import Residual, joined, normed, passed
-from bench.lib.models.parts import Workshop
+from bench.lib.models.layers import Residual, conv_norm, outputs_of, sequential
+from bench.lib.models.parts import StepParts, huggingface, transformer_sizes
 
 
 class Attention(nn.Module):
@@ -36,7 +36,7 @@ class Attention(nn.Module):
         return out
 
 
-def attending(
+def transformer_layer(
     width: int, heads: int, *, causal: bool = False, few: int = 0, inner: int = 0, drop: float = 0.0
 ) -> nn.Sequential:
     """A layer of a transformer: attention, then two lines for each place, both after a norm and beside a shortcut."""
@@ -46,7 +46,7 @@ def attending(
     return nn.Sequential(Residual(*look), Residual(nn.LayerNorm(width), *think))
 
 
-class Again(nn.Sequential):
+class Checkpointed(nn.Sequential):
     """Layers that are computed again on the way back."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ class Again(nn.Sequential):
         return x
 
 
-class Words(nn.Module):
+class TokenEmbedding(nn.Module):
     """Vectors for words and for their places."""
 
     def __init__(self, words: int, width: int, length: int) -> None:
@@ -67,7 +67,7 @@ class Words(nn.Module):
         return out
 
 
-class Patches(nn.Module):
+class PatchEmbedding(nn.Module):
     """Pieces of a picture (or of a sound) in a row, a learnt word before them, and places."""
 
     def __init__(self, cut: nn.Module, count: int, width: int) -> None:
@@ -81,7 +81,7 @@ class Patches(nn.Module):
         return torch.cat([self.first.expand(len(x), -1, -1), pieces], 1) + self.places
 
 
-class Taken(nn.Module):
+class Select(nn.Module):
     """Some places of what came in: the first, the last, or the mean of all."""
 
     def __init__(self, which: str) -> None:
@@ -92,7 +92,7 @@ class Taken(nn.Module):
         return x.mean(1) if self.which == "mean" else x[:, 0 if self.which == "first" else -1]
 
 
-class Turned(nn.Module):
+class Transpose(nn.Module):
     """Two dimensions exchanged."""
 
     def __init__(self, first: int = 1, second: int = 2) -> None:
@@ -103,7 +103,7 @@ class Turned(nn.Module):
         return x.transpose(*self.dimensions)
 
 
-class Beside(nn.Module):
+class Concat(nn.Module):
     """What several layers make of the same, joined by channels."""
 
     def __init__(self, *layers: nn.Module) -> None:
@@ -114,7 +114,7 @@ class Beside(nn.Module):
         return torch.cat([layer(x) for layer in self.layers], 1)
 
 
-class Levels(nn.Module):
+class UNet(nn.Module):
     """Layers that make something smaller, and others that make it larger again beside what was seen on the way (a U-Net)."""
 
     def __init__(
@@ -125,7 +125,7 @@ class Levels(nn.Module):
         self.added = added
 
     def forward(self, x: Tensor) -> Tensor:
-        kept = passed(self.down, x)
+        kept = outputs_of(self.down, x)
         x = kept.pop()
         for layer in self.up:
             beside = kept.pop()
@@ -135,7 +135,7 @@ class Levels(nn.Module):
         return out
 
 
-def in_time(
+def conv1d_norm(
     inputs: int,
     outputs: int,
     kernel: int,
@@ -151,32 +151,32 @@ def in_time(
 
 def bottleneck(inputs: int, inner: int, outputs: int, stride: int = 1, *, groups: int = 1) -> Residual:
     """A residual block that is narrow (or wide) in its middle."""
-    layers = [*normed(inputs, inner, 1), *normed(inner, inner, 3, stride, groups=groups)]
+    layers = [*conv_norm(inputs, inner, 1), *conv_norm(inner, inner, 3, stride, groups=groups)]
     short = None
     if inputs != outputs or stride > 1:
-        short = joined(normed(inputs, outputs, 1, stride)[:-1])
-    return Residual(*layers, *normed(inner, outputs, 1)[:-1], short=short, act=nn.ReLU())
+        short = sequential(conv_norm(inputs, outputs, 1, stride)[:-1])
+    return Residual(*layers, *conv_norm(inner, outputs, 1)[:-1], short=short, act=nn.ReLU())
 
 
-def told(width: int, classes: int, *, drop: float = 0.0) -> list[nn.Module]:
+def pooled_head(width: int, classes: int, *, drop: float = 0.0) -> list[nn.Module]:
     """Places pooled to one and a line."""
     return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(drop), nn.Linear(width, classes)]
 
 
-def yes_or_no(model: nn.Module, *rows: Tensor) -> Tensor:
+def binary_loss(model: nn.Module, *rows: Tensor) -> Tensor:
     """Answers that may hold together; the last of a batch's tensors says which do."""
     *seen, wanted = rows
     return F.binary_cross_entropy_with_logits(model(*seen), wanted)
 
 
-def against(
+def adversarial(
     fake: Callable[[nn.Module, list[Tensor]], Tensor],
     judged: Callable[[nn.Module, list[Tensor], Tensor], Tensor],
     made: Callable[[nn.Module, list[Tensor], Tensor], Tensor],
-) -> Callable[[Workshop], Callable[[], Tensor]]:
+) -> Callable[[StepParts], Callable[[], Tensor]]:
     """A judge learns from what a maker makes of a batch (`judged`), then the maker from the judge (`made`)."""
 
-    def training(shop: Workshop) -> Callable[[], Tensor]:
+    def training(shop: StepParts) -> Callable[[], Tensor]:
         make, judge = shop.model["make"], shop.model["judge"]
         of_make, of_judge = shop.optimizer(make.parameters()), shop.optimizer(judge.parameters())
 
@@ -200,13 +200,15 @@ def against(
     return training
 
 
-class _Step(nn.Module):
+class _DiffusionBlock(nn.Module):
     """A residual block that is told the time, and after it, where asked for, attention over all places and a text's words."""
 
     def __init__(self, inputs: int, outputs: int, time: int, *, heads: int = 0, words: int = 0) -> None:
         super().__init__()
-        self.first = joined(nn.GroupNorm(16, inputs), nn.SiLU(), nn.Conv2d(inputs, outputs, 3, padding=1))
-        self.second = joined(nn.GroupNorm(16, outputs), nn.SiLU(), nn.Conv2d(outputs, outputs, 3, padding=1))
+        self.first = sequential(nn.GroupNorm(16, inputs), nn.SiLU(), nn.Conv2d(inputs, outputs, 3, padding=1))
+        self.second = sequential(
+            nn.GroupNorm(16, outputs), nn.SiLU(), nn.Conv2d(outputs, outputs, 3, padding=1)
+        )
         self.time, self.heads = nn.Linear(time, outputs), heads
         self.short = nn.Conv2d(inputs, outputs, 1) if inputs != outputs else nn.Identity()
         if heads:
@@ -231,7 +233,7 @@ class _Step(nn.Module):
         return y + self.leave(looked).transpose(1, 2).reshape(y.shape)
 
 
-class Noise(nn.Module):
+class DiffusionUNet(nn.Module):
     """A U-Net that tells the noise of a picture; two blocks on each level, attention on the last ones."""
 
     def __init__(
@@ -241,11 +243,11 @@ class Noise(nn.Module):
         time, widths = 4 * width, [width * more for more in times]
         self.width, self.kinds = width, nn.Embedding(classes, time) if classes else None
         self.time = nn.Sequential(nn.Linear(width, time), nn.SiLU(), nn.Linear(time, time))
-        self.enter, self.leave = nn.Conv2d(channels, width, 3, padding=1), joined(nn.GroupNorm(16, width), nn.SiLU(), nn.Conv2d(width, told or channels, 3, padding=1))  # fmt: skip
+        self.enter, self.leave = nn.Conv2d(channels, width, 3, padding=1), sequential(nn.GroupNorm(16, width), nn.SiLU(), nn.Conv2d(width, told or channels, 3, padding=1))  # fmt: skip
         levels = list(enumerate(itertools.pairwise((width, *widths))))
 
-        def step(level: int, inputs: int, outputs: int) -> _Step:
-            return _Step(
+        def step(level: int, inputs: int, outputs: int) -> _DiffusionBlock:
+            return _DiffusionBlock(
                 inputs,
                 outputs,
                 time,
@@ -287,8 +289,21 @@ class Noise(nn.Module):
         return out
 
 
-def noisy(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def add_noise(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """A picture with noise, the noise, and the time that says how much of it there is."""
     time, noise = torch.rand(len(x), device=x.device), torch.randn_like(x)
     angle = (time * math.pi / 2).view(-1, 1, 1, 1)
     return angle.cos() * x + angle.sin() * noise, noise, time * 1000
+
+
+class SentenceEncoder(nn.Module):
+    """BERT whose normalized mean output embeds a sentence."""
+
+    def __init__(self, width: int = 384, layers: int = 6) -> None:
+        super().__init__()
+        config = huggingface().BertConfig(**transformer_sizes(width, layers))
+        self.body = huggingface().BertModel(config, add_pooling_layer=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        states = self.body(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state
+        return F.normalize(states.mean(1).float(), dim=1)

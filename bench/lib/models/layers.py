@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench.lib.models.parts import freeze, zoo
+from bench.lib.models.parts import freeze, torchvision_model
 
 
-def joined(*layers: nn.Module | list[nn.Module]) -> nn.Sequential:
+def sequential(*layers: nn.Module | list[nn.Module]) -> nn.Sequential:
     """One network of layers and lists of layers."""
     flat: list[nn.Module] = []
     for layer in layers:
@@ -18,7 +18,7 @@ def joined(*layers: nn.Module | list[nn.Module]) -> nn.Sequential:
     return nn.Sequential(*flat)
 
 
-def normed(
+def conv_norm(
     inputs: int,
     outputs: int,
     kernel: int = 3,
@@ -35,7 +35,7 @@ def normed(
     ]  # fmt: skip
 
 
-def pooled(widths: tuple[int, ...], kernel: int = 3, *, drop: float = 0.0) -> list[nn.Module]:
+def conv_pool(widths: tuple[int, ...], kernel: int = 3, *, drop: float = 0.0) -> list[nn.Module]:
     """Plain convolutions that keep the size, each followed by a pool."""
     layers: list[nn.Module] = []
     for inputs, outputs in itertools.pairwise(widths):
@@ -45,7 +45,7 @@ def pooled(widths: tuple[int, ...], kernel: int = 3, *, drop: float = 0.0) -> li
     return layers
 
 
-def normed_lines(*widths: int, drop: float) -> list[nn.Module]:
+def linear_norm(*widths: int, drop: float) -> list[nn.Module]:
     """Lines, each with a batch norm, a rectifier and a dropout."""
     layers: list[nn.Module] = []
     for inputs, outputs in itertools.pairwise(widths):
@@ -53,7 +53,7 @@ def normed_lines(*widths: int, drop: float) -> list[nn.Module]:
     return layers
 
 
-def passed(layers: nn.ModuleList, x: Tensor) -> list[Tensor]:
+def outputs_of(layers: nn.ModuleList, x: Tensor) -> list[Tensor]:
     """What each of some layers makes of what the one before made."""
     return list(itertools.accumulate(layers, lambda y, layer: layer(y), initial=x))[1:]
 
@@ -81,12 +81,12 @@ class Residual(nn.Module):
         return out
 
 
-def basic(inputs: int, outputs: int, stride: int = 1) -> Residual:
+def basic_block(inputs: int, outputs: int, stride: int = 1) -> Residual:
     """A residual block of two convolutions."""
     short = None
     if inputs != outputs or stride != 1:
         short = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
-    layers = normed(inputs, outputs, 3, stride) + normed(outputs, outputs)[:-1]
+    layers = conv_norm(inputs, outputs, 3, stride) + conv_norm(outputs, outputs)[:-1]
     return Residual(*layers, short=short, act=nn.ReLU())
 
 
@@ -102,9 +102,9 @@ class Recurrent(nn.Module):
         return out
 
 
-def headed(name: str, classes: int, *, frozen: bool = False, drop: float = 0.0) -> Any:
+def with_new_head(name: str, classes: int, *, frozen: bool = False, drop: float = 0.0) -> Any:
     """A network of torchvision's whose last line is exchanged; all before it frozen where asked for."""
-    model = zoo(name)
+    model = torchvision_model(name)
     if frozen:
         freeze(model)
     owner, last = model, next(name for name in ("fc", "head", "heads", "classifier") if hasattr(model, name))
@@ -116,16 +116,16 @@ def headed(name: str, classes: int, *, frozen: bool = False, drop: float = 0.0) 
     return model
 
 
-def stages(name: str) -> nn.ModuleList:
+def resnet_stages(name: str) -> nn.ModuleList:
     """A ResNet of torchvision's, cut where it halves its picture."""
-    body = zoo(name)
+    body = torchvision_model(name)
     first = nn.Sequential(body.conv1, body.bn1, body.relu)
     return nn.ModuleList(
         [first, nn.Sequential(body.maxpool, body.layer1), body.layer2, body.layer3, body.layer4]
     )
 
 
-class LowRank(nn.Module):
+class LoRA(nn.Module):
     """A frozen line with a low path beside it."""
 
     def __init__(self, line: nn.Linear, rank: int) -> None:
@@ -142,11 +142,11 @@ class LowRank(nn.Module):
         return out
 
 
-def lowered(
+def add_lora(
     model: nn.Module,
     names: tuple[str, ...],
     rank: int,
-    path: Callable[[nn.Linear, int], nn.Module] = LowRank,
+    path: Callable[[nn.Linear, int], nn.Module] = LoRA,
 ) -> nn.Module:
     """All is frozen but low paths (of another kind where asked for) beside lines of these names."""
     freeze(model)

@@ -18,13 +18,13 @@ class Spec:
     model: Any
     batch: Callable[[int, str], list[Tensor]]
     loss: Callable[..., Tensor]
-    training: Callable[["Workshop"], Any] | None = None
+    training: Callable[["StepParts"], Any] | None = None
     """Makes the step where it is not the common one (gradients cleared, loss, backward, one optimizer's step): adversaries
     that take turns, rollouts before an update, gradients of gradients."""
 
 
 @dataclass
-class Workshop:
+class StepParts:
     """What a step of its own is made from."""
 
     model: Any
@@ -56,7 +56,7 @@ with contextlib.suppress(ImportError):  # transformers imports it too, so it is 
     torchvision()
 
 
-def vision(name: str, *, size: int = 224, classes: int = 1000) -> Spec:
+def image_classifier(name: str, *, size: int = 224, classes: int = 1000) -> Spec:
     models = torchvision().models
 
     kwargs = {"aux_logits": False, "init_weights": False} if name == "inception_v3" else {}
@@ -80,7 +80,7 @@ def labelled(*shape: int, classes: int) -> Callable[[int, str], list[Tensor]]:
     return batch
 
 
-def to_numbers(*shape: int, outputs: tuple[int, ...]) -> Callable[[int, str], list[Tensor]]:
+def with_targets(*shape: int, outputs: tuple[int, ...]) -> Callable[[int, str], list[Tensor]]:
     """Arrays and numbers between 0 and 1 to be told for each."""
     return lambda count, device: [
         torch.randn(count, *shape).to(device),
@@ -88,21 +88,21 @@ def to_numbers(*shape: int, outputs: tuple[int, ...]) -> Callable[[int, str], li
     ]
 
 
-def alone(*shape: int) -> Callable[[int, str], list[Tensor]]:
+def unlabelled(*shape: int) -> Callable[[int, str], list[Tensor]]:
     """Arrays without labels, between 0 and 1."""
     return lambda count, device: [torch.rand(count, *shape).to(device)]
 
 
-def classified(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+def classification_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(model(x), y)
 
 
-def squared(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+def mse_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.mse_loss(model(x).float(), y)
 
 
 @torch.no_grad()
-def follow(slow: Iterable[Tensor], fast: Iterable[Tensor], share: float) -> None:
+def ema_update(slow: Iterable[Tensor], fast: Iterable[Tensor], share: float) -> None:
     """Slow parameters come nearer to the fast ones by a share of the way."""
     for old, new in zip(slow, fast, strict=True):
         old.lerp_(new, share)
@@ -113,7 +113,7 @@ def no_loss(*_: object) -> Tensor:
     raise NotImplementedError("this model has a step of its own")
 
 
-def perceptron(*widths: int, last: bool = False, act: type[nn.Module] = nn.ReLU) -> nn.Sequential:
+def mlp(*widths: int, last: bool = False, act: type[nn.Module] = nn.ReLU) -> nn.Sequential:
     """A perceptron; what bends stands after the last layer too where asked for."""
     layers: list[nn.Module] = []
     for inputs, outputs in itertools.pairwise(widths):
@@ -121,7 +121,7 @@ def perceptron(*widths: int, last: bool = False, act: type[nn.Module] = nn.ReLU)
     return nn.Sequential(*(layers if last else layers[:-1]))
 
 
-def zoo(name: str) -> Any:
+def torchvision_model(name: str) -> Any:
     """A classifier of torchvision's, before its head is exchanged."""
     return getattr(torchvision().models, name)(weights=None)
 
@@ -131,7 +131,7 @@ def freeze(module: nn.Module) -> None:
         parameter.requires_grad_(False)
 
 
-def hub() -> Any:
+def huggingface() -> Any:
     """transformers, which takes seconds to import."""
     import transformers
 
@@ -198,10 +198,10 @@ def language_model_loss(model: nn.Module, ids: Tensor, labels: Tensor) -> Tensor
     return loss
 
 
-def causal(family: str, length: int, **sizes: Any) -> Spec:
+def causal_lm(family: str, length: int, **sizes: Any) -> Spec:
     """A language model of one of transformers' families, which learns the next word of texts of one length."""
-    config = getattr(hub(), f"{family}Config")(use_cache=False, **sizes)
-    model = getattr(hub(), f"{family}ForCausalLM")(config)
+    config = getattr(huggingface(), f"{family}Config")(use_cache=False, **sizes)
+    model = getattr(huggingface(), f"{family}ForCausalLM")(config)
     return Spec(model, tokens(config.vocab_size, length), language_model_loss)
 
 
@@ -210,34 +210,34 @@ def masked_loss(model: nn.Module, ids: Tensor, labels: Tensor) -> Tensor:
     return loss
 
 
-def made(*makers: Callable[[int], Tensor]) -> Callable[[int, str], list[Tensor]]:
+def batch_of(*makers: Callable[[int], Tensor]) -> Callable[[int, str], list[Tensor]]:
     """A batch of several tensors, each made on the host for so many examples."""
     return lambda count, device: [maker(count).to(device) for maker in makers]
 
 
-def numbers(*shape: int) -> Callable[[int], Tensor]:
+def normal(*shape: int) -> Callable[[int], Tensor]:
     return lambda count: torch.randn(count, *shape)
 
 
-def shares(*shape: int) -> Callable[[int], Tensor]:
+def uniform(*shape: int) -> Callable[[int], Tensor]:
     """Numbers between 0 and 1."""
     return lambda count: torch.rand(count, *shape)
 
 
-def kinds(classes: int, *shape: int) -> Callable[[int], Tensor]:
+def integers(classes: int, *shape: int) -> Callable[[int], Tensor]:
     return lambda count: torch.randint(0, classes, (count, *shape))
 
 
-def bits(*shape: int) -> Callable[[int], Tensor]:
+def zeros_or_ones(*shape: int) -> Callable[[int], Tensor]:
     """Yes or no as 1.0 or 0.0."""
     return lambda count: torch.randint(0, 2, (count, *shape)).float()
 
 
-def masks(channels: int, height: int, width: int, classes: int) -> Callable[[int, str], list[Tensor]]:
-    return made(numbers(channels, height, width), kinds(classes, height, width))
+def segmentation(channels: int, height: int, width: int, classes: int) -> Callable[[int, str], list[Tensor]]:
+    return batch_of(normal(channels, height, width), integers(classes, height, width))
 
 
-def written_for_texts(
+def source_and_target(
     vocabulary: int, lengths: tuple[tuple[int, int], ...]
 ) -> Callable[[int, str], list[Tensor]]:
     """Padded texts and what is to be written for each, in batches of these lengths."""
@@ -257,20 +257,25 @@ def written_for_texts(
     return batch
 
 
-def overlap(told: Tensor, wanted: Tensor) -> Tensor:
+def dice_loss(told: Tensor, wanted: Tensor) -> Tensor:
     """One minus the share that both have in common."""
     told = told.float().sigmoid().flatten(1)
     wanted = wanted.flatten(1)
     return 1 - ((2 * (told * wanted).sum(1) + 1) / (told.sum(1) + wanted.sum(1) + 1)).mean()
 
 
-def picture_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+def image_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     loss: Tensor = model(pixel_values=x, labels=y).loss
     return loss
 
 
-def sized(width: int, layers: int, **more: Any) -> dict[str, Any]:
+def transformer_sizes(width: int, layers: int, **more: Any) -> dict[str, Any]:
     """What most configurations call their sizes."""
     return {
         "hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": width // 64, "intermediate_size": 4 * width, **more,
     }  # fmt: skip
+
+
+def token_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy over every token."""
+    return F.cross_entropy(model(x).flatten(0, 1), y.flatten())

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.lib.models.parts import Spec, torchvision, vision
+from bench.lib.models.parts import Spec, image_classifier, torchvision
 from bench.lib.models.reference_sequences import REFERENCE_SEQUENCES
 
 
@@ -214,7 +214,7 @@ _TORCHVISION = (
 )  # fmt: skip
 
 MODELS: dict[str, Callable[[], Spec]] = {
-    **{name: (lambda name=name: vision(name)) for name in _TORCHVISION},  # type: ignore[misc]
+    **{name: (lambda name=name: image_classifier(name)) for name in _TORCHVISION},  # type: ignore[misc]
     "fcn_resnet50": lambda: _segmentation("fcn_resnet50"),
     **REFERENCE_SEQUENCES,
     "unet": _unet,

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from bench.lib.models.parts import (
     Spec,
-    causal,
+    causal_lm,
     language_model_loss,
     masked_loss,
     tokens,
@@ -48,7 +48,7 @@ def _roberta_mlm() -> Spec:
 
 
 def _llama_gqa() -> Spec:
-    return causal(
+    return causal_lm(
         "Llama", 768, vocab_size=32000, hidden_size=1024, intermediate_size=2816, num_hidden_layers=10, num_attention_heads=16,
         num_key_value_heads=4,
     )  # fmt: skip

@@ -26,8 +26,7 @@ from typing import Any
 from bench.lib.table import print_table
 from bench.rules.convolution.everyday_layers import draw_everyday
 from bench.rules.convolution.practice_layers import draw_practice
-from legroom.observe.cuda_rules.convolution.cudnn_query import OPERATIONS, Choice, Cudnn, described
-from legroom.observe.cuda_rules.convolution.gpu_only_kernels import WAYS, asked, first_hidden
+from legroom.gpus.catalog import find_gpu
 from legroom.observe.cuda_rules.convolution.cudnn_library import (
     Attribute,
     Desk,
@@ -40,10 +39,18 @@ from legroom.observe.cuda_rules.convolution.cudnn_library import (
     desk_of,
     find_library,
 )
-from legroom.observe.cuda_rules.convolution.recorded_table import UNIT, Layer, Question, output_sizes, table, told
+from legroom.observe.cuda_rules.convolution.cudnn_query import OPERATIONS, Choice, Cudnn, described
+from legroom.observe.cuda_rules.convolution.gpu_only_kernels import WAYS, asked, first_hidden
+from legroom.observe.cuda_rules.convolution.recorded_table import (
+    UNIT,
+    Layer,
+    Question,
+    output_sizes,
+    table,
+    told,
+)
 from legroom.observe.cuda_rules.convolution.recorded_table import described as described_layer
 from legroom.observe.cuda_rules.convolution.workspace import Convolution, whole
-from legroom.gpus.catalog import find_gpu
 
 H200 = find_gpu("h200")
 Answer = tuple[int, int, dict[int, int]]

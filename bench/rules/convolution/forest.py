@@ -22,13 +22,13 @@ import numpy as np
 from bench.lib.table import print_table
 from bench.rules.convolution.trees import Tree, grow
 from legroom.observe.cuda_rules.convolution import decision_forest
+from legroom.observe.cuda_rules.convolution.cudnn_library import Kind
 from legroom.observe.cuda_rules.convolution.cudnn_query import OPERATIONS
 from legroom.observe.cuda_rules.convolution.decision_forest import FOREST, LEAF, Head, features, vote
-from legroom.observe.cuda_rules.convolution.cudnn_library import Kind
-from legroom.observe.cuda_rules.convolution.workspace_formulas import recipe_of
-from legroom.observe.cuda_rules.convolution.split_k import turned
 from legroom.observe.cuda_rules.convolution.recorded_table import Layer, Question, described, output_sizes
+from legroom.observe.cuda_rules.convolution.split_k import turned
 from legroom.observe.cuda_rules.convolution.workspace import Convolution, whole
+from legroom.observe.cuda_rules.convolution.workspace_formulas import recipe_of
 
 LARGEST = 4 << 30
 """Bytes. Larger workspaces are not learnt: kernels cut such convolutions into pieces, and hardly anyone has them."""

@@ -1,9 +1,9 @@
-"""What operations allocate inside, traced here and measured on a GPU, held against each other.
+"""Compares what operations allocate inside, traced here, with what was recorded on a GPU.
 
-    python -m bench.rules.operations.compare FOLDER [--only WORD...]     FOLDER/scratch-*.jsonl.gz, from `measure_gpu.py scratch`
+    python -m bench.rules.operations.compare FOLDER [--only WORD...]     FOLDER/operations-*.jsonl.gz, from `measure operations`
 
-Each probe runs twice on a traced device; the second time libraries hold what they keep. Prints every probe whose peak, above what
-was there before, is another than the measured one, and by operation how many are right.
+Each operation runs twice on a traced device; only the second run counts, because libraries keep memory from the first.
+Prints every operation whose peak differs from the recorded one, and how many are right by kind of operation.
 """
 
 import argparse
@@ -19,15 +19,15 @@ from typing import Any
 
 from bench.lib.models.parts import torchvision
 from bench.lib.table import print_table
-from bench.rules.operations.scratch_probes import SCRATCH_PROBES
-from legroom.memory.events import Alloc, Event, Free
+from bench.rules.operations.operation_list import OPERATIONS
 from legroom.gpus.catalog import find_gpu
+from legroom.memory.events import Alloc, Event, Free
 from legroom.predict.tracing.virtual_trace import make_device
 from legroom.units import format_size
 
-KEPT = (32 << 20, 1 << 20)
-"""Bytes that cuBLAS takes once and keeps: in a measured history they belong to whichever probe came first."""
-NOTABLE = 64 << 10
+CUBLAS_WORKSPACES = (32 << 20, 1 << 20)
+"""Bytes that cuBLAS allocates once and keeps. A recorded history has them in whichever operation came first."""
+TOLERANCE = 64 << 10
 """Bytes below which a difference is not shown."""
 
 
@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     warnings.simplefilter("ignore")
     torchvision()
-    probes = dict(SCRATCH_PROBES())
+    operations = dict(OPERATIONS())
     counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     wrong: list[list[str]] = []
     for name, real in measured(options.folder):
@@ -48,23 +48,23 @@ def main(argv: list[str]) -> int:
             continue
         operation = name.split(" ")[0]
         try:
-            said = traced(probes[name])
+            events = traced(operations[name])
         except Exception as error:
             wrong.append([name, "", "", type(error).__name__])
             continue
-        expected, found = peak(real), peak(said)
+        expected, found = peak(real), peak(events)
         counts[operation][1] += 1
-        if abs(expected - found) > max(NOTABLE, 0.005 * expected):
+        if abs(expected - found) > max(TOLERANCE, 0.005 * expected):
             wrong.append([name, format_size(expected), format_size(found), f"{found / expected - 1:+.1%}"])
         else:
             counts[operation][0] += 1
-    print_table("probes whose peak is another", ["probe", "measured", "traced", "error"], wrong)
+    print_table("operations whose peak differs", ["operation", "measured", "traced", "error"], wrong)
     rows = [
         [operation, str(right), str(total)]
         for operation, (right, total) in sorted(counts.items())
         if right < total
     ]
-    print_table("operations with wrong peaks", ["operation", "right", "of"], rows)
+    print_table("by kind of operation", ["operation", "right", "of"], rows)
     print(
         f"{sum(right for right, _ in counts.values())} of {sum(total for _, total in counts.values())} right"
     )
@@ -72,31 +72,31 @@ def main(argv: list[str]) -> int:
 
 
 def measured(folder: Path) -> Iterator[tuple[str, list[int]]]:
-    """The name of each probe that ran, and the bytes it asked for (+) and gave back (-)."""
-    for path in sorted(folder.glob("scratch-*.jsonl.gz")):
+    """Yield the name of each recorded operation and the bytes it allocated (+) and freed (-)."""
+    for path in sorted(folder.glob("operations-*.jsonl.gz")):
         with gzip.open(path, "rt") as file:
             for row in map(json.loads, file):
                 if "error" not in row:
-                    yield row["name"], [size for size in row["events"] if size not in KEPT]
+                    yield row["name"], [size for size in row["events"] if size not in CUBLAS_WORKSPACES]
 
 
-def traced(probe: Callable[[], Any]) -> list[int]:
-    """The same of the second run on a traced device."""
+def traced(operation: Callable[[], Any]) -> list[int]:
+    """Return the bytes allocated (+) and freed (-) by the second run on a traced device."""
     events: list[Event] = []
     with make_device(find_gpu("h200"), "fake", events.append):
-        probe()
+        operation()
         before = len(events)
-        probe()
+        operation()
         after = len(events)
-    born = {event.id: event.bytes for event in events if isinstance(event, Alloc)}
+    sizes_by_id = {event.id: event.bytes for event in events if isinstance(event, Alloc)}
     late = {event.id for event in events[before:after] if isinstance(event, Alloc)}
     sizes = []
     for event in events[before:after]:
         if isinstance(event, Alloc):
             sizes.append(event.bytes)
         elif isinstance(event, Free) and event.id in late:
-            sizes.append(-born[event.id])
-    return [size for size in sizes if abs(size) not in KEPT]
+            sizes.append(-sizes_by_id[event.id])
+    return [size for size in sizes if abs(size) not in CUBLAS_WORKSPACES]
 
 
 def peak(sizes: list[int]) -> int:

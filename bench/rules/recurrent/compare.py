@@ -15,8 +15,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from bench.accuracy.peaks import percentile
-from bench.lib.table import print_table
+from bench.lib.table import percentile, print_table
 from bench.rules.recurrent.survey import Request
 from legroom.observe.cuda_rules.recurrent.sizes import RNN_MODES, Layer, persistent, reserve, workspace
 

@@ -6,25 +6,25 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from bench.accuracy.cases.case import CaseSet
-from bench.accuracy.cases.unseen_small.transformers import each_place
-from bench.lib.models.blocks import Again, Turned, Words, attending
-from bench.lib.models.layers import Residual, joined
+from bench.lib.models.blocks import Checkpointed, TokenEmbedding, Transpose, transformer_layer
+from bench.lib.models.layers import Residual, sequential
 from bench.lib.models.parts import (
     Spec,
-    alone,
-    classified,
-    kinds,
-    made,
-    numbers,
+    batch_of,
+    classification_loss,
+    integers,
+    mlp,
+    mse_loss,
+    normal,
     padded_texts,
-    perceptron,
-    squared,
-    to_numbers,
+    token_loss,
     tokens,
+    unlabelled,
+    with_targets,
 )
 
-SEVENTH_ATTENTION = CaseSet()
-case = SEVENTH_ATTENTION.case
+CASES = CaseSet()
+case = CASES.case
 
 
 def _after(told: Tensor, ids: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ class _Fast(nn.Module):
         def think() -> list[nn.Module]:
             return [nn.Linear(width, 4 * width, False), _Squared(), nn.Linear(4 * width, width, False)]
 
-        self.layers = joined(
+        self.layers = sequential(
             *(
                 part
                 for _ in range(layers)
@@ -105,9 +105,12 @@ def raced_gpt() -> Spec:
 @case("adamw", "amp_bf16", 8)
 def losses_in_pieces() -> Spec:
     """The last line and its loss are computed again, 512 words at a time: all words' answers are never there at once."""
-    layers = [attending(512, 8, causal=True) for _ in range(6)]
+    layers = [transformer_layer(512, 8, causal=True) for _ in range(6)]
     model = nn.ModuleDict(
-        {"body": joined(Words(50000, 512, 448), *layers, nn.LayerNorm(512)), "head": nn.Linear(512, 50000)}
+        {
+            "body": sequential(TokenEmbedding(50000, 512, 448), *layers, nn.LayerNorm(512)),
+            "head": nn.Linear(512, 50000),
+        }
     )
 
     def loss(model: nn.ModuleDict, ids: Tensor, wanted: Tensor) -> Tensor:
@@ -118,7 +121,7 @@ def losses_in_pieces() -> Spec:
         total = sum(checkpoint(piece, x, y, use_reentrant=False) for x, y in pieces)
         return total / wanted.numel()
 
-    return Spec(model, made(kinds(50000, 448), kinds(50000, 448)), loss)
+    return Spec(model, batch_of(integers(50000, 448), integers(50000, 448)), loss)
 
 
 class _Relative(nn.Module):
@@ -147,11 +150,11 @@ def how_far_apart() -> Spec:
         for _ in range(6)
         for part in (
             Residual(nn.LayerNorm(384), _Relative(384, 6, 256)),
-            Residual(nn.LayerNorm(384), *perceptron(384, 1536, 384, act=nn.GELU)),
+            Residual(nn.LayerNorm(384), *mlp(384, 1536, 384, act=nn.GELU)),
         )
     ]
-    model = joined(nn.Embedding(14000, 384), *layers, nn.LayerNorm(384), nn.Linear(384, 14000))
-    return Spec(model, made(kinds(14000, 256), kinds(14000, 256)), each_place)
+    model = sequential(nn.Embedding(14000, 384), *layers, nn.LayerNorm(384), nn.Linear(384, 14000))
+    return Spec(model, batch_of(integers(14000, 256), integers(14000, 256)), token_loss)
 
 
 class _Shown(nn.Module):
@@ -159,10 +162,10 @@ class _Shown(nn.Module):
 
     def __init__(self, words: int, width: int, length: int, classes: int) -> None:
         super().__init__()
-        self.words, self.head = Words(words, width, length), nn.Linear(width, classes)
+        self.words, self.head = TokenEmbedding(words, width, length), nn.Linear(width, classes)
         self.looks = nn.ModuleList(nn.MultiheadAttention(width, 8, 0.1, batch_first=True) for _ in range(4))
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(8))
-        self.think = nn.ModuleList(perceptron(width, 2 * width, width) for _ in range(4))
+        self.think = nn.ModuleList(mlp(width, 2 * width, width) for _ in range(4))
 
     def forward(self, ids: Tensor) -> Tensor:
         x, shown = self.words(ids), []
@@ -180,7 +183,7 @@ class _Shown(nn.Module):
 
 @case("adam", "fp32", 40)
 def weights_to_look_at() -> Spec:
-    return Spec(_Shown(15000, 256, 200, 6), padded_texts(15000, 200, 6), classified)
+    return Spec(_Shown(15000, 256, 200, 6), padded_texts(15000, 200, 6), classification_loss)
 
 
 class _TwoStages(nn.Module):
@@ -188,10 +191,12 @@ class _TwoStages(nn.Module):
 
     def __init__(self, length: int, width: int = 640, narrow: int = 192, piece: int = 8) -> None:
         super().__init__()
-        self.piece, self.read = piece, Words(256, width // piece, length)
-        self.large = joined(*(attending(width, 10, causal=True) for _ in range(8)))
+        self.piece, self.read = piece, TokenEmbedding(256, width // piece, length)
+        self.large = sequential(*(transformer_layer(width, 10, causal=True) for _ in range(8)))
         self.told, self.bytes = nn.Linear(width, narrow), nn.Embedding(256, narrow)
-        self.small = joined(*(attending(narrow, 3, causal=True) for _ in range(3)), nn.Linear(narrow, 256))
+        self.small = sequential(
+            *(transformer_layer(narrow, 3, causal=True) for _ in range(3)), nn.Linear(narrow, 256)
+        )
 
     def forward(self, ids: Tensor) -> Tensor:
         pieces = self.read(ids).unflatten(1, (-1, self.piece)).flatten(2)
@@ -203,7 +208,7 @@ class _TwoStages(nn.Module):
 
 @case("adamw", "tf32", 6, clip=True)
 def bytes_in_two_stages() -> Spec:
-    return Spec(_TwoStages(1536), tokens(256, 1536), each_place)
+    return Spec(_TwoStages(1536), tokens(256, 1536), token_loss)
 
 
 # Experts.
@@ -256,7 +261,7 @@ class _Soft(nn.Module):
     def __init__(self, width: int, experts: int, slots: int) -> None:
         super().__init__()
         self.mix = nn.Parameter(torch.randn(width, experts * slots) * 0.02)
-        self.experts = nn.ModuleList(perceptron(width, 4 * width, width, act=nn.GELU) for _ in range(experts))
+        self.experts = nn.ModuleList(mlp(width, 4 * width, width, act=nn.GELU) for _ in range(experts))
 
     def forward(self, x: Tensor) -> Tensor:
         scores = x @ self.mix
@@ -270,7 +275,7 @@ def _with_experts(width: int, layers: int, experts: type[nn.Module], *sizes: int
     """Layers of which every second has experts behind it."""
     found: list[nn.Module] = []
     for number in range(layers):
-        found.append(attending(width, width // 64, causal=causal))
+        found.append(transformer_layer(width, width // 64, causal=causal))
         if number % 2:
             found.append(Residual(nn.LayerNorm(width), experts(width, *sizes)))
     return found
@@ -279,24 +284,24 @@ def _with_experts(width: int, layers: int, experts: type[nn.Module], *sizes: int
 @case("adamw", "fp32", 6, clip=True)
 def one_expert_for_each_word() -> Spec:
     layers = _with_experts(384, 6, _Switched, 8, causal=True)
-    model = joined(Words(12000, 384, 256), *layers, nn.LayerNorm(384), nn.Linear(384, 12000))
-    return Spec(model, made(kinds(12000, 256), kinds(12000, 256)), each_place)
+    model = sequential(TokenEmbedding(12000, 384, 256), *layers, nn.LayerNorm(384), nn.Linear(384, 12000))
+    return Spec(model, batch_of(integers(12000, 256), integers(12000, 256)), token_loss)
 
 
 @case("adamw", "bf16", 10)
 def experts_choose_words() -> Spec:
     layers = _with_experts(512, 6, _Choosing, 16, 8, causal=False)
-    model = joined(Words(20000, 512, 320), *layers, nn.LayerNorm(512), nn.Linear(512, 20000))
-    return Spec(model, made(kinds(20000, 320), kinds(20000, 320)), each_place)
+    model = sequential(TokenEmbedding(20000, 512, 320), *layers, nn.LayerNorm(512), nn.Linear(512, 20000))
+    return Spec(model, batch_of(integers(20000, 320), integers(20000, 320)), token_loss)
 
 
 @case("adamw", "amp_bf16", 28, ema=True)
 def soft_experts_for_patches() -> Spec:
     """Pictures of 160 in patches of sixteen."""
-    enter = [nn.Conv2d(3, 384, 16, 16), nn.Flatten(2), Turned()]
+    enter = [nn.Conv2d(3, 384, 16, 16), nn.Flatten(2), Transpose()]
     layers = _with_experts(384, 8, _Soft, 8, 13, causal=False)
-    model = joined(enter, *layers, nn.LayerNorm(384), Turned(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(384, 70))  # fmt: skip
-    return Spec(model, made(numbers(3, 160, 160), kinds(70)), classified)
+    model = sequential(enter, *layers, nn.LayerNorm(384), Transpose(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(384, 70))  # fmt: skip
+    return Spec(model, batch_of(normal(3, 160, 160), integers(70)), classification_loss)
 
 
 # Residues and series.
@@ -310,7 +315,7 @@ class _Triangles(nn.Module):
         self.heads, self.norm, self.second = heads, nn.LayerNorm(width), nn.LayerNorm(width)
         self.sides, self.gates, self.out = (nn.Linear(width, 2 * width), nn.Linear(width, 2 * width), nn.Linear(width, width))  # fmt: skip
         self.asked, self.bias, self.leave = (nn.Linear(width, 3 * width), nn.Linear(width, heads), nn.Linear(width, width))  # fmt: skip
-        self.think = joined(nn.LayerNorm(width), perceptron(width, 4 * width, width))
+        self.think = sequential(nn.LayerNorm(width), mlp(width, 4 * width, width))
 
     def forward(self, pairs: Tensor) -> Tensor:
         x = self.norm(pairs)
@@ -328,33 +333,33 @@ class _Triangles(nn.Module):
 @case("adam", "amp_bf16", 4, clip=True)
 def distances_of_residues() -> Spec:
     """Tables of 88 by 88 pairs; layers are computed again."""
-    layers = Again(*(_Triangles(96, 4) for _ in range(6)))
-    model = joined(nn.Linear(20, 96), layers, nn.LayerNorm(96), nn.Linear(96, 37))
+    layers = Checkpointed(*(_Triangles(96, 4) for _ in range(6)))
+    model = sequential(nn.Linear(20, 96), layers, nn.LayerNorm(96), nn.Linear(96, 37))
 
     def loss(model: nn.Module, pairs: Tensor, wanted: Tensor) -> Tensor:
         return F.cross_entropy(model(pairs).flatten(0, 2).float(), wanted.flatten())
 
-    return Spec(model, made(numbers(88, 88, 20), kinds(37, 88, 88)), loss)
+    return Spec(model, batch_of(normal(88, 88, 20), integers(37, 88, 88)), loss)
 
 
 @case("adam", "fp32", 16)
 def each_series_is_a_word() -> Spec:
     """Three hundred and twenty-one consumers, four days of hours each, eight days ahead (iTransformer)."""
-    layers = [attending(512, 8, inner=512, drop=0.1) for _ in range(3)]
-    model = joined(Turned(), nn.Linear(96, 512), *layers, nn.LayerNorm(512), nn.Linear(512, 192), Turned())
-    return Spec(model, to_numbers(96, 321, outputs=(192, 321)), squared)
+    layers = [transformer_layer(512, 8, inner=512, drop=0.1) for _ in range(3)]
+    model = sequential(
+        Transpose(), nn.Linear(96, 512), *layers, nn.LayerNorm(512), nn.Linear(512, 192), Transpose()
+    )
+    return Spec(model, with_targets(96, 321, outputs=(192, 321)), mse_loss)
 
 
 @case("adamw", "amp_fp16", 90)
 def pieces_foretell_pieces() -> Spec:
     """Each piece of 32 numbers foretells the 96 after it (as TimesFM does)."""
-    layers = [attending(320, 5, causal=True, drop=0.1) for _ in range(8)]
-    model = joined(
-        nn.Unflatten(1, (-1, 32)), perceptron(32, 320, 320, act=nn.SiLU), *layers, nn.Linear(320, 96)
-    )
+    layers = [transformer_layer(320, 5, causal=True, drop=0.1) for _ in range(8)]
+    model = sequential(nn.Unflatten(1, (-1, 32)), mlp(32, 320, 320, act=nn.SiLU), *layers, nn.Linear(320, 96))
 
     def loss(model: nn.Module, series: Tensor) -> Tensor:
         told = model(series[:, :1024])
         return F.l1_loss(told.float(), series[:, 32:].unfold(1, 96, 32))
 
-    return Spec(model, alone(1120), loss)
+    return Spec(model, unlabelled(1120), loss)

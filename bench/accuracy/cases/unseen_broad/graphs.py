@@ -7,11 +7,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.accuracy.cases.case import CaseSet
-from bench.lib.models.layers import joined
-from bench.lib.models.parts import Spec, bits, kinds, made, numbers, perceptron, shares, squared, to_numbers
+from bench.lib.models.layers import sequential
+from bench.lib.models.parts import (
+    Spec,
+    batch_of,
+    integers,
+    mlp,
+    mse_loss,
+    normal,
+    uniform,
+    with_targets,
+    zeros_or_ones,
+)
 
-SEVENTH_GRAPHS = CaseSet()
-case = SEVENTH_GRAPHS.case
+CASES = CaseSet()
+case = CASES.case
 
 
 def _edges(degree: int) -> Callable[[int], Tensor]:
@@ -36,7 +46,7 @@ class _FourSums(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.send = nn.Linear(2 * width, width)
-        self.take = joined(nn.Linear(5 * width, width), nn.BatchNorm1d(width), nn.ReLU())
+        self.take = sequential(nn.Linear(5 * width, width), nn.BatchNorm1d(width), nn.ReLU())
 
     def forward(self, x: Tensor, ends: Tensor) -> Tensor:
         sent = self.send(torch.cat([x[ends[0]], x[ends[1]]], 1))
@@ -66,7 +76,7 @@ def four_ways_to_add() -> Spec:
             out: Tensor = self.head(x)
             return out
 
-    return Spec(Graph(), made(numbers(75), _edges(5), kinds(10)), _each_node)
+    return Spec(Graph(), batch_of(normal(75), _edges(5), integers(10)), _each_node)
 
 
 class _Deep(nn.Module):
@@ -89,7 +99,7 @@ class _Deep(nn.Module):
 
 @case("adam", "fp32", 13000)
 def sixteen_layers_of_neighbours() -> Spec:
-    return Spec(_Deep(300, 128, 18), made(numbers(300), _edges(6), shares(6), kinds(18)), _each_node)
+    return Spec(_Deep(300, 128, 18), batch_of(normal(300), _edges(6), uniform(6), integers(18)), _each_node)
 
 
 class _ByRelation(nn.Module):
@@ -123,7 +133,7 @@ def forty_kinds_of_edges() -> Spec:
             )
             return out
 
-    return Spec(Graph(), made(kinds(20000), _edges(4), kinds(40, 4), kinds(8)), _each_node)
+    return Spec(Graph(), batch_of(integers(20000), _edges(4), integers(40, 4), integers(8)), _each_node)
 
 
 class _Places(nn.Module):
@@ -131,11 +141,11 @@ class _Places(nn.Module):
 
     def __init__(self, width: int = 96, layers: int = 4) -> None:
         super().__init__()
-        self.atoms, self.head = nn.Embedding(12, width), perceptron(width, width, 1)
+        self.atoms, self.head = nn.Embedding(12, width), mlp(width, width, 1)
         self.send = nn.ModuleList(
-            perceptron(2 * width + 1, width, width, last=True, act=nn.SiLU) for _ in range(layers)
+            mlp(2 * width + 1, width, width, last=True, act=nn.SiLU) for _ in range(layers)
         )
-        self.take = nn.ModuleList(perceptron(2 * width, width, width, act=nn.SiLU) for _ in range(layers))
+        self.take = nn.ModuleList(mlp(2 * width, width, width, act=nn.SiLU) for _ in range(layers))
         self.move = nn.ModuleList(nn.Linear(width, 1) for _ in range(layers))
 
     def forward(self, atoms: Tensor, places: Tensor) -> Tensor:
@@ -154,7 +164,7 @@ class _Places(nn.Module):
 def atoms_that_move_each_other() -> Spec:
     return Spec(
         _Places(),
-        made(kinds(12, 29), numbers(29, 3), numbers()),
+        batch_of(integers(12, 29), normal(29, 3), normal()),
         lambda m, atoms, places, y: F.l1_loss(m(atoms, places), y),
     )
 
@@ -165,7 +175,7 @@ class _Facts(nn.Module):
     def __init__(self, things: int = 15000, relations: int = 470, width: int = 200) -> None:
         super().__init__()
         self.things, self.relations = nn.Embedding(things, width), nn.Embedding(relations, width)
-        self.see = joined(
+        self.see = sequential(
             nn.BatchNorm2d(1),
             nn.Dropout(0.2),
             nn.Conv2d(1, 32, 3),
@@ -189,7 +199,7 @@ class _Facts(nn.Module):
 def facts_as_pictures() -> Spec:
     return Spec(
         _Facts(),
-        made(kinds(15000), kinds(470), bits(15000)),
+        batch_of(integers(15000), integers(470), zeros_or_ones(15000)),
         lambda m, thing, relation, y: F.binary_cross_entropy_with_logits(m(thing, relation), y * 0.9 + 1e-4),
     )
 
@@ -219,4 +229,4 @@ class _Roads(nn.Module):
 
 @case("rmsprop_momentum", "amp_bf16", 72)
 def sensors_on_roads() -> Spec:
-    return Spec(_Roads(), to_numbers(12, 325, 2, outputs=(12, 325)), squared)
+    return Spec(_Roads(), with_targets(12, 325, 2, outputs=(12, 325)), mse_loss)

@@ -9,10 +9,20 @@ from torch import Tensor, nn
 
 from bench.accuracy.cases.case import CaseSet
 from bench.lib.models.layers import Residual
-from bench.lib.models.parts import Spec, Workshop, alone, kinds, made, no_loss, numbers, perceptron, shares
+from bench.lib.models.parts import (
+    Spec,
+    StepParts,
+    batch_of,
+    integers,
+    mlp,
+    no_loss,
+    normal,
+    uniform,
+    unlabelled,
+)
 
-SEVENTH_LIKELIHOODS = CaseSet()
-case = SEVENTH_LIKELIHOODS.case
+CASES = CaseSet()
+case = CASES.case
 
 
 class _Masked(nn.Linear):
@@ -53,7 +63,7 @@ class _Ordered(nn.Module):
 
 @case("adam", "fp32", 6000, clip=True)
 def columns_in_order() -> Spec:
-    return Spec(_Ordered(), alone(48), lambda m, x: m(x))
+    return Spec(_Ordered(), unlabelled(48), lambda m, x: m(x))
 
 
 class _Streaming(nn.Module):
@@ -61,7 +71,7 @@ class _Streaming(nn.Module):
 
     def __init__(self, columns: int = 32, width: int = 256) -> None:
         super().__init__()
-        self.speed = perceptron(columns + 1, width, width, columns, act=nn.Softplus)
+        self.speed = mlp(columns + 1, width, width, columns, act=nn.Softplus)
 
     def forward(self, x: Tensor) -> Tensor:
         way, total = torch.randn_like(x), x.new_zeros(len(x))
@@ -81,10 +91,10 @@ class _Streaming(nn.Module):
 
 @case("adamw", "fp32", 3000)
 def rows_that_stream() -> Spec:
-    return Spec(_Streaming(), alone(32), lambda m, x: m(x))
+    return Spec(_Streaming(), unlabelled(32), lambda m, x: m(x))
 
 
-def _walked(shop: Workshop) -> Callable[[], Tensor]:
+def _walked(shop: StepParts) -> Callable[[], Tensor]:
     """Made-up rows walk down the energy for twelve noisy steps; then real ones shall lie lower than they (an energy model)."""
     model = shop.model
     optimizer = shop.optimizer(model.parameters())
@@ -110,8 +120,8 @@ def _walked(shop: Workshop) -> Callable[[], Tensor]:
 
 @case("adam", "amp_bf16", 3000)
 def lower_where_real() -> Spec:
-    model = perceptron(1024, 2048, 2048, 1024, 1, act=nn.SiLU)
-    return Spec(model, alone(1024), no_loss, _walked)
+    model = mlp(1024, 2048, 2048, 1024, 1, act=nn.SiLU)
+    return Spec(model, unlabelled(1024), no_loss, _walked)
 
 
 class _Cleaned(nn.Module):
@@ -120,7 +130,7 @@ class _Cleaned(nn.Module):
     def __init__(self, columns: int, kinds_of: int, width: int = 768) -> None:
         super().__init__()
         self.enter, self.leave = nn.Linear(columns + kinds_of, width), nn.Linear(width, columns + kinds_of)
-        self.time = perceptron(64, width, width, act=nn.SiLU)
+        self.time = mlp(64, width, width, act=nn.SiLU)
         self.layers = nn.Sequential(
             *(Residual(nn.LayerNorm(width), nn.Linear(width, width), nn.SiLU(), nn.Dropout(0.1)) for _ in range(5))
         )  # fmt: skip
@@ -148,7 +158,7 @@ def noise_over_tables() -> Spec:
         )
         return F.mse_loss(told, noise) + F.cross_entropy(odds.reshape(-1, 9), kind.flatten())
 
-    return Spec(_Cleaned(30, 54), made(numbers(30), kinds(9, 6)), loss)
+    return Spec(_Cleaned(30, 54), batch_of(normal(30), integers(9, 6)), loss)
 
 
 def _cost_of_moving(a: Tensor, b: Tensor, rounds: int = 24, blur: float = 0.05) -> Tensor:
@@ -169,4 +179,4 @@ def heaps_of_sand() -> Spec:
     def loss(model: nn.Module, code: Tensor, points: Tensor) -> Tensor:
         return _cost_of_moving(model(code), points)
 
-    return Spec(perceptron(32, 512, 512, 3, act=nn.LeakyReLU), made(numbers(32), shares(3)), loss)
+    return Spec(mlp(32, 512, 512, 3, act=nn.LeakyReLU), batch_of(normal(32), uniform(3)), loss)

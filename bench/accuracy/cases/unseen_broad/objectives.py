@@ -9,30 +9,29 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.accuracy.cases.case import CaseSet
-from bench.accuracy.cases.unseen_small.transformers import Sentence
-from bench.lib.models.blocks import Patches, Words, attending
-from bench.lib.models.layers import joined, normed_lines
+from bench.lib.models.blocks import PatchEmbedding, SentenceEncoder, TokenEmbedding, transformer_layer
+from bench.lib.models.layers import linear_norm, sequential
 from bench.lib.models.parts import (
     Spec,
-    Workshop,
-    alone,
-    causal,
-    follow,
+    StepParts,
+    batch_of,
+    causal_lm,
+    ema_update,
     freeze,
-    hub,
-    kinds,
-    made,
+    huggingface,
+    integers,
     masked_text_loss,
+    mlp,
     no_loss,
-    numbers,
+    normal,
     padded_to_longest,
-    perceptron,
-    shares,
-    sized,
+    transformer_sizes,
+    uniform,
+    unlabelled,
 )
 
-SEVENTH_OBJECTIVES = CaseSet()
-case = SEVENTH_OBJECTIVES.case
+CASES = CaseSet()
+case = CASES.case
 
 
 def _same_place(near: Tensor) -> Tensor:
@@ -47,14 +46,16 @@ def _same_place(near: Tensor) -> Tensor:
 def same_sentence_twice() -> Spec:
     """BERT's base size reads each sentence twice; only its dropout differs (SimCSE)."""
     return Spec(
-        Sentence(768, 12), made(kinds(30522, 40)), lambda m, ids: _same_place(m(ids) @ m(ids).T / 0.05)
+        SentenceEncoder(768, 12),
+        batch_of(integers(30522, 40)),
+        lambda m, ids: _same_place(m(ids) @ m(ids).T / 0.05),
     )
 
 
 @case("adam", "fp32", 4000)
 def rows_with_strange_values() -> Spec:
     """A row shall be near itself when six of ten values are another row's (SCARF)."""
-    model = joined(normed_lines(180, 1024, 1024, 1024, 1024, drop=0.1), perceptron(1024, 512, 128))
+    model = sequential(linear_norm(180, 1024, 1024, 1024, 1024, drop=0.1), mlp(1024, 512, 128))
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         others = x.gather(0, torch.randint(len(x), x.shape, device=x.device))
@@ -62,10 +63,10 @@ def rows_with_strange_values() -> Spec:
         a, b = (F.normalize(model(rows), dim=1) for rows in (x, strange))
         return _same_place(a @ b.T)
 
-    return Spec(model, alone(180), loss)
+    return Spec(model, unlabelled(180), loss)
 
 
-def _in_pieces(shop: Workshop) -> Callable[[], Tensor]:
+def _in_pieces(shop: StepParts) -> Callable[[], Tensor]:
     """All sentences are read without a graph, their slopes found, and read again piece by piece (GradCache)."""
     model = shop.model
     optimizer = shop.optimizer(model.parameters())
@@ -94,7 +95,9 @@ def _in_pieces(shop: Workshop) -> Callable[[], Tensor]:
 
 @case("adamw", "amp_bf16", 120)
 def large_batches_in_pieces() -> Spec:
-    return Spec(Sentence(512, 4), made(kinds(30522, 24), kinds(30522, 128)), no_loss, _in_pieces)
+    return Spec(
+        SentenceEncoder(512, 4), batch_of(integers(30522, 24), integers(30522, 128)), no_loss, _in_pieces
+    )
 
 
 # Teachers.
@@ -105,7 +108,11 @@ class _Taught(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.large, self.small, self.wide = Sentence(768, 12), Sentence(384, 3), nn.Linear(384, 768)
+        self.large, self.small, self.wide = (
+            SentenceEncoder(768, 12),
+            SentenceEncoder(384, 3),
+            nn.Linear(384, 768),
+        )
         freeze(self.large)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -120,7 +127,7 @@ class _Taught(nn.Module):
 
 @case("adamw", "tf32", 48, evaluate=True)
 def larger_reader_teaches() -> Spec:
-    return Spec(_Taught(), made(kinds(30522, 72)), lambda m, ids: m(ids))
+    return Spec(_Taught(), batch_of(integers(30522, 72)), lambda m, ids: m(ids))
 
 
 class _Seen(nn.Module):
@@ -128,9 +135,9 @@ class _Seen(nn.Module):
 
     def __init__(self, width: int = 320) -> None:
         super().__init__()
-        self.enter = Patches(nn.Conv2d(3, width, 12, 12), 144, width)
-        self.layers = joined(*(attending(width, 5) for _ in range(8)), nn.LayerNorm(width))
-        self.head = joined(perceptron(width, 1024, 256, act=nn.GELU), nn.Linear(256, 8192, bias=False))
+        self.enter = PatchEmbedding(nn.Conv2d(3, width, 12, 12), 144, width)
+        self.layers = sequential(*(transformer_layer(width, 5) for _ in range(8)), nn.LayerNorm(width))
+        self.head = sequential(mlp(width, 1024, 256, act=nn.GELU), nn.Linear(256, 8192, bias=False))
 
     def forward(self, x: Tensor, places: Tensor | None = None) -> Tensor:
         words = self.enter(x)
@@ -140,7 +147,7 @@ class _Seen(nn.Module):
         return out
 
 
-def _own_teacher(shop: Workshop) -> Callable[[], Tensor]:
+def _own_teacher(shop: StepParts) -> Callable[[], Tensor]:
     """A slow copy sees two whole views; the network sees both, and four times a quarter of them (DINO)."""
     model = shop.model
     slow = copy.deepcopy(model).requires_grad_(False)
@@ -166,7 +173,7 @@ def _own_teacher(shop: Workshop) -> Callable[[], Tensor]:
         optimizer.step()
         with torch.no_grad():
             centre.lerp_(torch.cat(told).mean(0), 0.1)
-        follow(slow.parameters(), model.parameters(), 0.004)
+        ema_update(slow.parameters(), model.parameters(), 0.004)
         return loss.detach()
 
     return step
@@ -174,7 +181,7 @@ def _own_teacher(shop: Workshop) -> Callable[[], Tensor]:
 
 @case("adamw", "amp_bf16", 20)
 def parts_and_wholes() -> Spec:
-    return Spec(_Seen(), made(shares(3, 144, 144), shares(3, 144, 144)), no_loss, _own_teacher)
+    return Spec(_Seen(), batch_of(uniform(3, 144, 144), uniform(3, 144, 144)), no_loss, _own_teacher)
 
 
 # Words that deceive.
@@ -185,10 +192,12 @@ class _Replaced(nn.Module):
 
     def __init__(self, words: int = 16000, width: int = 384) -> None:
         super().__init__()
-        self.words = Words(words, width, 192)
-        self.narrow = joined(nn.Linear(width, 128), *(attending(128, 2) for _ in range(6)))
-        self.fill = joined(nn.LayerNorm(128), nn.Linear(128, words))
-        self.judge = joined(*(attending(width, 6, drop=0.1) for _ in range(8)), nn.Linear(width, 1))
+        self.words = TokenEmbedding(words, width, 192)
+        self.narrow = sequential(nn.Linear(width, 128), *(transformer_layer(128, 2) for _ in range(6)))
+        self.fill = sequential(nn.LayerNorm(128), nn.Linear(128, words))
+        self.judge = sequential(
+            *(transformer_layer(width, 6, drop=0.1) for _ in range(8)), nn.Linear(width, 1)
+        )
 
     def forward(self, ids: Tensor) -> Tensor:
         hidden = torch.rand(ids.shape, device=ids.device) < 0.15
@@ -204,10 +213,10 @@ class _Replaced(nn.Module):
 
 @case("adamw", "amp_fp16", 14, clip=True)
 def filled_and_found_out() -> Spec:
-    return Spec(_Replaced(), made(kinds(16000, 192)), lambda m, ids: m(ids))
+    return Spec(_Replaced(), batch_of(integers(16000, 192)), lambda m, ids: m(ids))
 
 
-def _moved_words(shop: Workshop) -> Callable[[], Tensor]:
+def _moved_words(shop: StepParts) -> Callable[[], Tensor]:
     """After the slopes are known, words move a little where it hurts, and the slopes there count too (FGM)."""
     model = shop.model
     optimizer = shop.optimizer(model.parameters())
@@ -236,8 +245,8 @@ def _moved_words(shop: Workshop) -> Callable[[], Tensor]:
 @case("adamw", "amp_bf16", 16)
 def words_moved_to_hurt() -> Spec:
     """RoBERTa's base size with nine layers."""
-    config = hub().RobertaConfig(vocab_size=50265, num_hidden_layers=9, max_position_embeddings=514, num_labels=4)  # fmt: skip
-    model = hub().RobertaForSequenceClassification(config)
+    config = huggingface().RobertaConfig(vocab_size=50265, num_hidden_layers=9, max_position_embeddings=514, num_labels=4)  # fmt: skip
+    model = huggingface().RobertaForSequenceClassification(config)
     return Spec(model, padded_to_longest((128, 110, 140), 50265, 4), no_loss, _moved_words)
 
 
@@ -247,7 +256,7 @@ def words_moved_to_hurt() -> Spec:
 @case("adamw", "bf16", 3, clip=True, accumulate=2)
 def liked_without_an_older_copy() -> Spec:
     """Liked and disliked answers in one pass; odds take the place of an older copy (ORPO)."""
-    sizes = sized(768, 10, vocab_size=30000, intermediate_size=2048, num_key_value_heads=4)
+    sizes = transformer_sizes(768, 10, vocab_size=30000, intermediate_size=2048, num_key_value_heads=4)
 
     def loss(model: nn.Module, liked: Tensor, other: Tensor) -> Tensor:
         ids = torch.cat([liked, other])
@@ -257,10 +266,12 @@ def liked_without_an_older_copy() -> Spec:
         good, bad = odds.chunk(2)
         return -each[: len(liked)].mean() - 0.1 * F.logsigmoid(good - bad).mean()
 
-    return Spec(causal("Llama", 400, **sizes).model, made(kinds(30000, 400), kinds(30000, 400)), loss)
+    return Spec(
+        causal_lm("Llama", 400, **sizes).model, batch_of(integers(30000, 400), integers(30000, 400)), loss
+    )
 
 
-def _peaceful(shop: Workshop) -> Callable[[], Tensor]:
+def _peaceful(shop: StepParts) -> Callable[[], Tensor]:
     """Each task's slopes lose what goes against another's (PCGrad)."""
     body, heads = shop.model["body"], shop.model["heads"]
     optimizer = shop.optimizer(shop.model.parameters())
@@ -295,7 +306,7 @@ def _peaceful(shop: Workshop) -> Callable[[], Tensor]:
 @case("adam", "fp32", 5000)
 def tasks_in_peace() -> Spec:
     """Four questions about 240 numbers."""
-    heads = nn.ModuleList(perceptron(1024, 256, size) for size in (1, 3, 8, 20))
-    model = nn.ModuleDict({"body": perceptron(240, 1536, 1536, 1536, 1024, last=True), "heads": heads})
-    batch = made(numbers(240), *(numbers(size) for size in (1, 3, 8, 20)))
+    heads = nn.ModuleList(mlp(1024, 256, size) for size in (1, 3, 8, 20))
+    model = nn.ModuleDict({"body": mlp(240, 1536, 1536, 1536, 1024, last=True), "heads": heads})
+    batch = batch_of(normal(240), *(normal(size) for size in (1, 3, 8, 20)))
     return Spec(model, batch, no_loss, _peaceful)

@@ -1,4 +1,4 @@
-"""What pictures, films and volumes show, and where, told by convolutions. Cases stand above the model they train."""
+"""x"""
 
 import itertools
 
@@ -7,23 +7,38 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.accuracy.cases.case import CaseSet
-from bench.lib.models.blocks import Beside, Levels, bottleneck, told
-from bench.lib.models.layers import Residual, headed, joined, normed, passed, pooled, stages
+from bench.lib.models.blocks import Concat, UNet, bottleneck, pooled_head
+from bench.lib.models.layers import (
+    Residual,
+    conv_norm,
+    conv_pool,
+    outputs_of,
+    resnet_stages,
+    sequential,
+    with_new_head,
+)
 from bench.lib.models.parts import (
     Spec,
-    bits,
-    classified,
-    kinds,
+    batch_of,
+    classification_loss,
+    dice_loss,
+    freeze,
+    huggingface,
+    image_loss,
+    integers,
     labelled,
-    made,
-    masks,
-    numbers,
-    overlap,
-    perceptron,
+    mlp,
+    normal,
+    segmentation,
+    transformer_sizes,
+    zeros_or_ones,
 )
 
-SEVENTH_PICTURES = CaseSet()
-case = SEVENTH_PICTURES.case
+CASES = CaseSet()
+case = CASES.case
+
+
+# Convolutional networks.
 
 
 # What is it?
@@ -31,31 +46,35 @@ case = SEVENTH_PICTURES.case
 
 @case("sgdm", "amp_fp16", 36, channels_last=True, accumulate=2)
 def tiles_and_bricks() -> Spec:
-    return Spec(headed("resnet34", 37), labelled(3, 208, 208, classes=37), classified)
+    return Spec(with_new_head("resnet34", 37), labelled(3, 208, 208, classes=37), classification_loss)
 
 
 @case("adamw", "amp_bf16", 25, ema=True)
 def moths_on_a_sheet() -> Spec:
     """EfficientNet's fifth size, pictures of 190."""
-    return Spec(headed("efficientnet_b4", 280, drop=0.4), labelled(3, 190, 190, classes=280), classified)
+    return Spec(
+        with_new_head("efficientnet_b4", 280, drop=0.4),
+        labelled(3, 190, 190, classes=280),
+        classification_loss,
+    )
 
 
 @case("nesterov", "tf32", 51)
 def minerals() -> Spec:
-    return Spec(headed("resnet50", 62), labelled(3, 160, 160, classes=62), classified)
+    return Spec(with_new_head("resnet50", 62), labelled(3, 160, 160, classes=62), classification_loss)
 
 
 @case("adam", "fp32", 52, frozen=True, evaluate=True)
 def lichens() -> Spec:
     """The first three quarters of a DenseNet's tensors stay."""
-    return Spec(headed("densenet121", 17), labelled(3, 136, 136, classes=17), classified)
+    return Spec(with_new_head("densenet121", 17), labelled(3, 136, 136, classes=17), classification_loss)
 
 
 @case("adam", "fp32", 56, evaluate=True)
 def loaves_and_rolls() -> Spec:
     """Four plain convolutions over pictures of 96 by 128."""
-    model = joined(pooled((3, 40, 80, 80, 160)), nn.Flatten(), nn.Dropout(0.3), perceptron(160 * 48, 320, 14))
-    return Spec(model, labelled(3, 96, 128, classes=14), classified)
+    model = sequential(conv_pool((3, 40, 80, 80, 160)), nn.Flatten(), nn.Dropout(0.3), mlp(160 * 48, 320, 14))
+    return Spec(model, labelled(3, 96, 128, classes=14), classification_loss)
 
 
 @case("adamw", "amp_bf16", 66, clip=True)
@@ -71,7 +90,9 @@ def patches_stay_patches() -> Spec:
             Residual(*bent(nn.Conv2d(320, 320, 9, padding=4, groups=320))),
             *bent(nn.Conv2d(320, 320, 1)),
         ]
-    return Spec(joined(layers, told(320, 90)), labelled(3, 196, 196, classes=90), classified)
+    return Spec(
+        sequential(layers, pooled_head(320, 90)), labelled(3, 196, 196, classes=90), classification_loss
+    )
 
 
 class Scales(nn.Module):
@@ -91,12 +112,14 @@ class Scales(nn.Module):
 
 @case("sgdm", "fp32", 26, clip=True)
 def scales_within_a_block() -> Spec:
-    blocks: list[nn.Module] = [*normed(3, 64, 7, 2), nn.MaxPool2d(3, 2, 1)]
+    blocks: list[nn.Module] = [*conv_norm(3, 64, 7, 2), nn.MaxPool2d(3, 2, 1)]
     for inputs, inner in ((64, 104), (208, 208), (416, 416)):
-        scales = Scales(*(joined(normed(inner // 4, inner // 4)) for _ in range(3)))
-        inside = [*normed(2 * inner, inner, 1), scales, *normed(inner, 2 * inner, 1)[:-1]]
+        scales = Scales(*(sequential(conv_norm(inner // 4, inner // 4)) for _ in range(3)))
+        inside = [*conv_norm(2 * inner, inner, 1), scales, *conv_norm(inner, 2 * inner, 1)[:-1]]
         blocks += [bottleneck(inputs, inner, 2 * inner, 2), Residual(*inside, act=nn.ReLU())]
-    return Spec(joined(blocks, told(832, 48)), labelled(3, 184, 184, classes=48), classified)
+    return Spec(
+        sequential(blocks, pooled_head(832, 48)), labelled(3, 184, 184, classes=48), classification_loss
+    )
 
 
 # Where is it?
@@ -106,28 +129,30 @@ def scales_within_a_block() -> Spec:
 def gardens_from_drones() -> Spec:
     """A U-Net whose way down is a ResNet-50; eight kinds of ground."""
     up = [
-        joined(normed(a + b, c), normed(c, c))
+        sequential(conv_norm(a + b, c), conv_norm(c, c))
         for a, b, c in ((2048, 1024, 256), (256, 512, 128), (128, 256, 64), (64, 64, 32))
     ]
-    head = joined(nn.Upsample(scale_factor=2), normed(32, 16), nn.Conv2d(16, 8, 1))
-    return Spec(Levels(stages("resnet50"), up, head), masks(3, 256, 256, 8), classified)
+    head = sequential(nn.Upsample(scale_factor=2), conv_norm(32, 16), nn.Conv2d(16, 8, 1))
+    return Spec(UNet(resnet_stages("resnet50"), up, head), segmentation(3, 256, 256, 8), classification_loss)
 
 
 @case("sgd_fused", "fp32", 8)
 def four_pools_over_a_scene() -> Spec:
     """What a ResNet-18 sees, pooled to one, two, three and six places and laid beside it (PSPNet)."""
     pools = [
-        joined(nn.AdaptiveAvgPool2d(places), normed(512, 128, 1), nn.Upsample(size=(10, 14), mode="bilinear"))
+        sequential(
+            nn.AdaptiveAvgPool2d(places), conv_norm(512, 128, 1), nn.Upsample(size=(10, 14), mode="bilinear")
+        )
         for places in (1, 2, 3, 6)
     ]
-    head = joined(
-        normed(1024, 256),
+    head = sequential(
+        conv_norm(1024, 256),
         nn.Dropout(0.1),
         nn.Conv2d(256, 21, 1),
         nn.Upsample(scale_factor=32, mode="bilinear"),
     )
-    model = joined(*stages("resnet18"), Beside(nn.Identity(), *pools), head)
-    return Spec(model, masks(3, 320, 448, 21), classified)
+    model = sequential(*resnet_stages("resnet18"), Concat(nn.Identity(), *pools), head)
+    return Spec(model, segmentation(3, 320, 448, 21), classification_loss)
 
 
 class _OnFourMaps(nn.Module):
@@ -135,17 +160,18 @@ class _OnFourMaps(nn.Module):
 
     def __init__(self, classes: int = 11, shapes: int = 6) -> None:
         super().__init__()
-        self.enter = joined(normed(3, 32, 3, 2), normed(32, 64, 3, 2), normed(64, 128))
+        self.enter = sequential(conv_norm(3, 32, 3, 2), conv_norm(32, 64, 3, 2), conv_norm(64, 128))
         widths = (128, 256, 384, 256, 256)
         self.maps = nn.ModuleList(
-            joined(normed(a, a, 1), normed(a, b, 3, 2), normed(b, b)) for a, b in itertools.pairwise(widths)
+            sequential(conv_norm(a, a, 1), conv_norm(a, b, 3, 2), conv_norm(b, b))
+            for a, b in itertools.pairwise(widths)
         )
         self.kinds = nn.ModuleList(nn.Conv2d(width, shapes * classes, 3, padding=1) for width in widths[1:])
         self.boxes = nn.ModuleList(nn.Conv2d(width, shapes * 4, 3, padding=1) for width in widths[1:])
         self.classes = classes
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        seen = passed(self.maps, self.enter(x))
+        seen = outputs_of(self.maps, self.enter(x))
 
         def told_by(heads: nn.ModuleList, each: int) -> Tensor:
             rows = [
@@ -166,7 +192,7 @@ def boxes_on_four_maps() -> Spec:
         near = F.smooth_l1_loss(boxes_told, box, reduction="none").sum(2) * (kind > 0)
         return F.cross_entropy(kinds_told.flatten(0, 1), kind.flatten()) + near.mean()
 
-    return Spec(_OnFourMaps(), made(numbers(3, 320, 320), kinds(11, count), numbers(count, 4)), loss)
+    return Spec(_OnFourMaps(), batch_of(normal(3, 320, 320), integers(11, count), normal(count, 4)), loss)
 
 
 class _Followed(nn.Module):
@@ -174,12 +200,12 @@ class _Followed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.see = joined(
-            normed(3, 64, 7, 2),
+        self.see = sequential(
+            conv_norm(3, 64, 7, 2),
             nn.MaxPool2d(3, 2),
-            normed(64, 128, 5),
+            conv_norm(64, 128, 5),
             nn.MaxPool2d(3, 2),
-            normed(128, 192),
+            conv_norm(128, 192),
             nn.Conv2d(192, 192, 3, padding=1),
         )
 
@@ -193,7 +219,7 @@ class _Followed(nn.Module):
 def followed_in_films() -> Spec:
     return Spec(
         _Followed(),
-        made(numbers(3, 127, 127), numbers(3, 255, 255), bits(25, 25)),
+        batch_of(normal(3, 127, 127), normal(3, 255, 255), zeros_or_ones(25, 25)),
         lambda m, thing, scene, y: F.binary_cross_entropy_with_logits(m(thing, scene), y),
     )
 
@@ -213,10 +239,10 @@ class _SlowAndFast(nn.Module):
         super().__init__()
         thin = (3, *(width // 8 for width in widths[1:]))
         pairs, thin_pairs = list(itertools.pairwise(widths)), list(itertools.pairwise(thin))
-        self.fast = nn.ModuleList(joined(_moving(a, b, 2)) for a, b in thin_pairs)
+        self.fast = nn.ModuleList(sequential(_moving(a, b, 2)) for a, b in thin_pairs)
         self.side = nn.ModuleList(nn.Conv3d(a, 2 * a, (5, 1, 1), (4, 1, 1), (2, 0, 0)) for a in thin[1:])
         self.slow = nn.ModuleList(
-            joined(_moving(a + (2 * c if a > 3 else 0), b, 2, 1), _moving(b, b, 1, 3 if b > 128 else 1))
+            sequential(_moving(a + (2 * c if a > 3 else 0), b, 2, 1), _moving(b, b, 1, 3 if b > 128 else 1))
             for (a, b), (c, _) in zip(pairs, thin_pairs, strict=True)
         )
         self.head = nn.Linear(widths[-1] + 2 * thin[-1], classes)
@@ -232,7 +258,7 @@ class _SlowAndFast(nn.Module):
 
 @case("sgdm", "amp_fp16", 22)
 def slow_and_fast_frames() -> Spec:
-    return Spec(_SlowAndFast(44), labelled(3, 32, 128, 128, classes=44), classified)
+    return Spec(_SlowAndFast(44), labelled(3, 32, 128, 128, classes=44), classification_loss)
 
 
 @case("adamw", "bf16", 3, accumulate=4)
@@ -244,13 +270,105 @@ def hippocampi() -> Spec:
         return Residual(nn.Conv3d(width, width, 5, padding=2), nn.BatchNorm3d(width), nn.PReLU(width))
 
     down = [
-        joined(nn.Conv3d(a, b, 2, 2) if a > 1 else nn.Conv3d(a, b, 5, padding=2), nn.PReLU(b), beside(b))
+        sequential(nn.Conv3d(a, b, 2, 2) if a > 1 else nn.Conv3d(a, b, 5, padding=2), nn.PReLU(b), beside(b))
         for a, b in itertools.pairwise((1, *widths))
     ]
     up = [
-        joined(nn.Conv3d(a + b, b, 5, padding=2), nn.PReLU(b), beside(b))
+        sequential(nn.Conv3d(a + b, b, 5, padding=2), nn.PReLU(b), beside(b))
         for a, b in itertools.pairwise(widths[::-1])
     ]
-    model = Levels(down, up, nn.Conv3d(16, 1, 1))
-    batch = made(numbers(1, 48, 80, 64), bits(1, 48, 80, 64))
-    return Spec(model, batch, lambda m, x, y: overlap(m(x), y))
+    model = UNet(down, up, nn.Conv3d(16, 1, 1))
+    batch = batch_of(normal(1, 48, 80, 64), zeros_or_ones(1, 48, 80, 64))
+    return Spec(model, batch, lambda m, x, y: dice_loss(m(x), y))
+
+
+# Models from transformers: images, image captions, speech, video.
+
+
+@case("adamw", "amp_bf16", 36, clip=True, ema=True)
+def half_of_a_base_learns() -> Spec:
+    """ViT's base size; the first half of it stays."""
+    model = huggingface().ViTForImageClassification(huggingface().ViTConfig(num_labels=47))
+    early = list(model.parameters())
+    for parameter in early[: len(early) // 2]:
+        parameter.requires_grad_(False)
+    return Spec(model, labelled(3, 224, 224, classes=47), image_loss)
+
+
+@case("adamw", "amp_fp16", 10, clip=True)
+def second_windows_at_256() -> Spec:
+    """Swin's second form, its tiny size: cosines for scores, places by a perceptron."""
+    config = huggingface().Swinv2Config(image_size=256, window_size=8, num_labels=12)
+    return Spec(
+        huggingface().Swinv2ForImageClassification(config), labelled(3, 256, 256, classes=12), image_loss
+    )
+
+
+@case("sgdm", "fp32", 14)
+def hierarchy_without_windows() -> Spec:
+    """Hiera's tiny size: units of patches that are pooled on the way."""
+    config = huggingface().HieraConfig(depths=[1, 2, 7, 2], num_labels=33)
+    return Spec(
+        huggingface().HieraForImageClassification(config), labelled(3, 224, 224, classes=33), image_loss
+    )
+
+
+@case("adamw", "amp_bf16", 64)
+def fast_over_small_maps() -> Spec:
+    """LeViT: convolutions first, then attention with batch norms in place of layer norms."""
+    config = huggingface().LevitConfig(num_labels=65)
+    return Spec(
+        huggingface().LevitForImageClassification(config), labelled(3, 224, 224, classes=65), image_loss
+    )
+
+
+@case("adamw", "fp32", 6)
+def pictures_before_words() -> Spec:
+    """GIT: a picture's patches stand before the words that describe it."""
+    config = huggingface().GitConfig(
+        **transformer_sizes(512, 6, vocab_size=20000, use_cache=False), vision_config=transformer_sizes(512, 8, image_size=192, patch_size=16)
+    )  # fmt: skip
+
+    def loss(model: nn.Module, ids: Tensor, x: Tensor) -> Tensor:
+        told: Tensor = model(input_ids=ids, pixel_values=x, labels=ids).loss
+        return told
+
+    return Spec(
+        huggingface().GitForCausalLM(config), batch_of(integers(20000, 36), normal(3, 192, 192)), loss
+    )
+
+
+@case("adamw", "amp_fp16", 5, accumulate=2, clip=True)
+def half_minutes_written_down() -> Spec:
+    """Whisper's base size, all of it learns."""
+    config = huggingface().WhisperConfig(
+        d_model=512, encoder_layers=6, decoder_layers=6, encoder_attention_heads=8, decoder_attention_heads=8,
+        encoder_ffn_dim=2048, decoder_ffn_dim=2048, use_cache=False,
+    )  # fmt: skip
+    model = huggingface().WhisperForConditionalGeneration(config)
+    batch = batch_of(normal(80, 3000), integers(50000, 80))
+    return Spec(model, batch, lambda m, x, y: m(input_features=x, labels=y).loss)
+
+
+@case("adamw", "amp_bf16", 8)
+def voices_of_callers() -> Spec:
+    """UniSpeech-SAT over two seconds and a half; what hears the wave stays."""
+    config = huggingface().UniSpeechSatConfig(
+        **transformer_sizes(512, 6, num_labels=40),
+        mask_time_prob=0.0,
+        layerdrop=0.0,
+        apply_spec_augment=False,
+    )
+    model = huggingface().UniSpeechSatForSequenceClassification(config)
+    freeze(model.unispeech_sat.feature_extractor)
+    return Spec(model, labelled(40000, classes=40), lambda m, x, y: m(input_values=x, labels=y).loss)
+
+
+@case("radam", "amp_bf16", 6)
+def films_in_tubes() -> Spec:
+    """ViViT: sixteen frames of 112 in tubes of two frames."""
+    config = huggingface().VivitConfig(
+        **transformer_sizes(384, 8, num_labels=24), image_size=112, num_frames=16, tubelet_size=[2, 16, 16]
+    )
+    batch = labelled(16, 3, 112, 112, classes=24)
+    return Spec(huggingface().VivitForVideoClassification(config), batch, image_loss)

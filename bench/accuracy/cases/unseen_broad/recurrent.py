@@ -5,25 +5,25 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.accuracy.cases.case import CaseSet
-from bench.accuracy.cases.unseen_small.transformers import each_place
-from bench.lib.models.blocks import Attention, Taken, Turned
-from bench.lib.models.layers import Recurrent, joined
+from bench.lib.models.blocks import Attention, Select, Transpose
+from bench.lib.models.layers import Recurrent, sequential
 from bench.lib.models.parts import (
     Spec,
-    bits,
-    classified,
-    kinds,
+    batch_of,
+    classification_loss,
+    integers,
     labelled,
-    made,
-    numbers,
-    perceptron,
-    squared,
-    to_numbers,
+    mlp,
+    mse_loss,
+    normal,
+    token_loss,
     tokens,
+    with_targets,
+    zeros_or_ones,
 )
 
-SEVENTH_RECURRENT = CaseSet()
-case = SEVENTH_RECURRENT.case
+CASES = CaseSet()
+case = CASES.case
 
 
 # torch's layers.
@@ -33,29 +33,33 @@ case = SEVENTH_RECURRENT.case
 def notes_of_nurses() -> Spec:
     """Three layers of LSTM in both directions over 190 words, a tag for each."""
     read = Recurrent(nn.LSTM, 150, 208, num_layers=3, bidirectional=True, dropout=0.25)
-    model = joined(nn.Embedding(21000, 150), nn.Dropout(0.2), read, nn.Linear(416, 23))
-    return Spec(model, made(kinds(21000, 190), kinds(23, 190)), each_place)
+    model = sequential(nn.Embedding(21000, 150), nn.Dropout(0.2), read, nn.Linear(416, 23))
+    return Spec(model, batch_of(integers(21000, 190), integers(23, 190)), token_loss)
 
 
 @case("adam_fused", "amp_fp16", 72, clip=True)
 def letters_of_programs() -> Spec:
     """Two wide layers of GRU; the next of 97 letters."""
-    model = joined(nn.Embedding(97, 128), Recurrent(nn.GRU, 128, 576, num_layers=2), nn.Linear(576, 97))
-    return Spec(model, tokens(97, 241), lambda m, ids, _: each_place(m, ids[:, :-1], ids[:, 1:]))
+    model = sequential(nn.Embedding(97, 128), Recurrent(nn.GRU, 128, 576, num_layers=2), nn.Linear(576, 97))
+    return Spec(model, tokens(97, 241), lambda m, ids, _: token_loss(m, ids[:, :-1], ids[:, 1:]))
 
 
 @case("nadam", "fp32", 26)
 def narrow_between_frames() -> Spec:
     """Three layers of LSTM whose outputs are made narrow again, a sound for each frame of speech."""
-    model = joined(Recurrent(nn.LSTM, 80, 640, num_layers=3, proj_size=160), nn.Linear(160, 46))
-    return Spec(model, made(numbers(420, 80), kinds(46, 420)), each_place)
+    model = sequential(Recurrent(nn.LSTM, 80, 640, num_layers=3, proj_size=160), nn.Linear(160, 46))
+    return Spec(model, batch_of(normal(420, 80), integers(46, 420)), token_loss)
 
 
 @case("rmsprop", "fp32", 110, clip=True)
 def rectified_recurrence() -> Spec:
     """torch's simplest layer with rectifiers, twice, over 360 moments."""
     read = Recurrent(nn.RNN, 12, 288, num_layers=2, nonlinearity="relu")
-    return Spec(joined(read, Taken("last"), nn.Linear(288, 10)), labelled(360, 12, classes=10), classified)
+    return Spec(
+        sequential(read, Select("last"), nn.Linear(288, 10)),
+        labelled(360, 12, classes=10),
+        classification_loss,
+    )
 
 
 @case("adam", "fp32", 520, evaluate=True)
@@ -63,7 +67,7 @@ def water_of_wells() -> Spec:
     """Two layers of LSTM over 120 days, a week ahead."""
     read = Recurrent(nn.LSTM, 14, 112, num_layers=2, dropout=0.2)
     return Spec(
-        joined(read, Taken("last"), perceptron(112, 56, 7)), to_numbers(120, 14, outputs=(7,)), squared
+        sequential(read, Select("last"), mlp(112, 56, 7)), with_targets(120, 14, outputs=(7,)), mse_loss
     )
 
 
@@ -90,7 +94,7 @@ class _Pyramid(nn.Module):
 def fewer_moments_on_each_level() -> Spec:
     return Spec(
         _Pyramid(),
-        made(numbers(640, 80), kinds(60, 71)),
+        batch_of(normal(640, 80), integers(60, 71)),
         lambda m, sound, text: F.cross_entropy(m(sound, text[:, :-1]).transpose(1, 2), text[:, 1:]),
     )
 
@@ -115,7 +119,7 @@ class _LongAndShort(nn.Module):
 
 @case("adam", "fp32", 140, clip=True)
 def current_of_customers() -> Spec:
-    return Spec(_LongAndShort(), to_numbers(168, 300, outputs=(300,)), lambda m, x, y: F.l1_loss(m(x), y))
+    return Spec(_LongAndShort(), with_targets(168, 300, outputs=(300,)), lambda m, x, y: F.l1_loss(m(x), y))
 
 
 # Cells written out.
@@ -142,8 +146,8 @@ class _NormedCell(nn.Module):
 
 @case("adam", "amp_fp16", 80)
 def norms_within_cells() -> Spec:
-    model = joined(nn.Embedding(6000, 160), _NormedCell(160, 320), nn.Linear(320, 6000))
-    return Spec(model, made(kinds(6000, 56), kinds(6000, 56)), each_place)
+    model = sequential(nn.Embedding(6000, 160), _NormedCell(160, 320), nn.Linear(320, 6000))
+    return Spec(model, batch_of(integers(6000, 56), integers(6000, 56)), token_loss)
 
 
 class _Simple(nn.Module):
@@ -165,10 +169,10 @@ class _Simple(nn.Module):
 
 @case("adamw", "amp_bf16", 48)
 def steps_without_products() -> Spec:
-    model = joined(
-        nn.Embedding(9000, 448), *(_Simple(448) for _ in range(3)), Taken("mean"), nn.Linear(448, 30)
+    model = sequential(
+        nn.Embedding(9000, 448), *(_Simple(448) for _ in range(3)), Select("mean"), nn.Linear(448, 30)
     )
-    return Spec(model, made(kinds(9000, 110), kinds(30)), classified)
+    return Spec(model, batch_of(integers(9000, 110), integers(30)), classification_loss)
 
 
 class _Clouds(nn.Module):
@@ -192,7 +196,7 @@ class _Clouds(nn.Module):
 
 @case("adamw", "amp_bf16", 10, accumulate=2)
 def clouds_that_move() -> Spec:
-    return Spec(_Clouds(), to_numbers(8, 1, 72, 72, outputs=(4, 1, 72, 72)), squared)
+    return Spec(_Clouds(), with_targets(8, 1, 72, 72, outputs=(4, 1, 72, 72)), mse_loss)
 
 
 class _Decayed(nn.Module):
@@ -217,7 +221,7 @@ class _Decayed(nn.Module):
 def days_in_intensive_care() -> Spec:
     return Spec(
         _Decayed(),
-        made(numbers(48, 76), bits(48, 76), numbers(48, 76), bits()),
+        batch_of(normal(48, 76), zeros_or_ones(48, 76), normal(48, 76), zeros_or_ones()),
         lambda m, x, seen, since, y: F.binary_cross_entropy_with_logits(m(x, seen, since), y),
     )
 
@@ -242,5 +246,5 @@ class _TwoLines(nn.Module):
 @case("sgd", "fp32", 64, evaluate=True)
 def trends_of_traffic() -> Spec:
     """Eight hundred sensors, three hundred hours ahead."""
-    model = joined(Turned(), _TwoLines(336, 300), Turned())
-    return Spec(model, to_numbers(336, 800, outputs=(300, 800)), squared)
+    model = sequential(Transpose(), _TwoLines(336, 300), Transpose())
+    return Spec(model, with_targets(336, 800, outputs=(300, 800)), mse_loss)

@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from bench.accuracy.cases.case import CaseSet
 from bench.accuracy.cases.unseen_broad.pictures import Scales
-from bench.lib.models.blocks import Beside, Levels, Turned, in_time
-from bench.lib.models.layers import Recurrent, Residual, joined, normed
-from bench.lib.models.parts import Spec, alone, classified, labelled, made, numbers
+from bench.lib.models.blocks import Concat, Transpose, UNet, conv1d_norm
+from bench.lib.models.layers import Recurrent, Residual, conv_norm, sequential
+from bench.lib.models.parts import Spec, batch_of, classification_loss, labelled, normal, unlabelled
 
-SEVENTH_SIGNALS = CaseSet()
-case = SEVENTH_SIGNALS.case
+CASES = CaseSet()
+case = CASES.case
 
 
 @case("adam", "fp32", 72, evaluate=True)
@@ -25,15 +25,15 @@ def ways_to_walk() -> Spec:
             return nn.Conv1d(inputs, width, 1, bias=False)
 
         looks = [nn.Conv1d(width, width, size, padding=size // 2, bias=False) for size in (39, 19, 9)]
-        both = Beside(joined(thin(), Beside(*looks)), joined(nn.MaxPool1d(3, 1, 1), thin()))
+        both = Concat(sequential(thin(), Concat(*looks)), sequential(nn.MaxPool1d(3, 1, 1), thin()))
         return [both, nn.BatchNorm1d(4 * width), nn.ReLU()]
 
     def block(inputs: int) -> Residual:
         layers = lengths(inputs) + lengths(128) + lengths(128)
-        return Residual(*layers, short=joined(in_time(inputs, 128, 1)[:-1]), act=nn.ReLU())
+        return Residual(*layers, short=sequential(conv1d_norm(inputs, 128, 1)[:-1]), act=nn.ReLU())
 
-    model = joined(block(9), block(128), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(128, 13))
-    return Spec(model, labelled(9, 1100, classes=13), classified)
+    model = sequential(block(9), block(128), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(128, 13))
+    return Spec(model, labelled(9, 1100, classes=13), classification_loss)
 
 
 class _Channels(nn.Module):
@@ -41,7 +41,7 @@ class _Channels(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.weigh = joined(
+        self.weigh = sequential(
             nn.Conv1d(width, width // 4, 1), nn.ReLU(), nn.Conv1d(width // 4, width, 1), nn.Sigmoid()
         )
 
@@ -59,18 +59,20 @@ class _Callers(nn.Module):
 
         def block(apart: int) -> Residual:
             looks = (
-                joined(nn.Conv1d(few, few, 3, padding=apart, dilation=apart), nn.ReLU(), nn.BatchNorm1d(few))
+                sequential(
+                    nn.Conv1d(few, few, 3, padding=apart, dilation=apart), nn.ReLU(), nn.BatchNorm1d(few)
+                )
                 for _ in range(7)
             )
             return Residual(
-                *in_time(width, width, 1), Scales(*looks), *in_time(width, width, 1), _Channels(width)
+                *conv1d_norm(width, width, 1), Scales(*looks), *conv1d_norm(width, width, 1), _Channels(width)
             )
 
-        self.enter = joined(in_time(80, width, 5))
+        self.enter = sequential(conv1d_norm(80, width, 5))
         self.blocks = nn.ModuleList(block(apart) for apart in (2, 3, 4))
-        self.join = joined(nn.Conv1d(3 * width, 1024, 1), nn.ReLU())
-        self.weigh = joined(nn.Conv1d(1024, 128, 1), nn.Tanh(), nn.Conv1d(128, 1024, 1), nn.Softmax(2))
-        self.head = joined(
+        self.join = sequential(nn.Conv1d(3 * width, 1024, 1), nn.ReLU())
+        self.weigh = sequential(nn.Conv1d(1024, 128, 1), nn.Tanh(), nn.Conv1d(128, 1024, 1), nn.Softmax(2))
+        self.head = sequential(
             nn.BatchNorm1d(2048), nn.Linear(2048, 192), nn.BatchNorm1d(192), nn.Linear(192, speakers)
         )
 
@@ -89,7 +91,7 @@ class _Callers(nn.Module):
 
 @case("adam", "amp_fp16", 44, clip=True, accumulate=2)
 def who_is_on_the_line() -> Spec:
-    return Spec(_Callers(2600), labelled(80, 302, classes=2600), classified)
+    return Spec(_Callers(2600), labelled(80, 302, classes=2600), classification_loss)
 
 
 class _InCodes(nn.Module):
@@ -109,22 +111,22 @@ class _InCodes(nn.Module):
             )
 
         def remembered() -> list[nn.Module]:
-            return [Turned(), Recurrent(nn.LSTM, widths[-1], widths[-1], num_layers=2), Turned()]
+            return [Transpose(), Recurrent(nn.LSTM, widths[-1], widths[-1], num_layers=2), Transpose()]
 
-        self.enter = joined(
+        self.enter = sequential(
             nn.Conv1d(1, width, 7, padding=3),
             *(
-                joined(beside(a), nn.ELU(), nn.Conv1d(a, b, 2 * stride, stride, stride // 2 + stride % 2))
+                sequential(beside(a), nn.ELU(), nn.Conv1d(a, b, 2 * stride, stride, stride // 2 + stride % 2))
                 for (a, b), stride in steps
             ),
             remembered(),
             nn.Conv1d(widths[-1], 128, 7, padding=3),
         )
-        self.leave = joined(
+        self.leave = sequential(
             nn.Conv1d(128, widths[-1], 7, padding=3),
             remembered(),
             *(
-                joined(
+                sequential(
                     nn.ELU(),
                     nn.ConvTranspose1d(b, a, 2 * stride, stride, stride // 2 + stride % 2, stride % 2),
                     beside(a),
@@ -149,7 +151,7 @@ class _InCodes(nn.Module):
 
 @case("adamw", "fp32", 18, clip=True)
 def sound_in_few_codes() -> Spec:
-    return Spec(_InCodes(), alone(1, 16000), lambda m, x: m(x))
+    return Spec(_InCodes(), unlabelled(1, 16000), lambda m, x: m(x))
 
 
 class _Hiss(nn.Module):
@@ -159,11 +161,11 @@ class _Hiss(nn.Module):
         super().__init__()
         self.register_buffer("window", torch.hann_window(512))
         down = [
-            joined(normed(a, b, 5, 2 if a > 2 else 1, act=nn.PReLU))
+            sequential(conv_norm(a, b, 5, 2 if a > 2 else 1, act=nn.PReLU))
             for a, b in itertools.pairwise((2, *widths))
         ]
-        up = [joined(normed(a + b, b, act=nn.PReLU)) for a, b in itertools.pairwise(widths[::-1])]
-        self.keep = Levels(down, up, joined(nn.Conv2d(24, 2, 1), nn.Tanh()))
+        up = [sequential(conv_norm(a + b, b, act=nn.PReLU)) for a, b in itertools.pairwise(widths[::-1])]
+        self.keep = UNet(down, up, sequential(nn.Conv2d(24, 2, 1), nn.Tanh()))
 
     def seen(self, x: Tensor) -> Tensor:
         return torch.stft(x, 512, 160, window=self.window, return_complex=True)
@@ -182,4 +184,4 @@ def hiss_taken_away() -> Spec:
         told, wanted = model(mixed), model.seen(clean)
         return (told - wanted).abs().mean() + F.l1_loss(told.abs(), wanted.abs())
 
-    return Spec(_Hiss(), made(numbers(48000), numbers(48000)), loss)
+    return Spec(_Hiss(), batch_of(normal(48000), normal(48000)), loss)

@@ -1,4 +1,4 @@
-"""Tables of numbers and categories. Cases stand above the model they train."""
+"""x"""
 
 import math
 
@@ -7,12 +7,28 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.accuracy.cases.case import CaseSet
-from bench.lib.models import parts as parts
-from bench.lib.models.layers import Residual, joined, normed_lines
-from bench.lib.models.parts import Spec, alone, bits, classified, labelled, made, numbers, squared, to_numbers
+from bench.lib.models import parts
+from bench.lib.models.blocks import binary_loss
+from bench.lib.models.layers import Recurrent, Residual, linear_norm, sequential
+from bench.lib.models.parts import (
+    Spec,
+    batch_of,
+    classification_loss,
+    integers,
+    labelled,
+    mlp,
+    mse_loss,
+    normal,
+    unlabelled,
+    with_targets,
+    zeros_or_ones,
+)
 
-SEVENTH_TABLES = CaseSet()
-case = SEVENTH_TABLES.case
+CASES = CaseSet()
+case = CASES.case
+
+
+# Tables.
 
 
 @case("adamw_fused", "amp_bf16", 24000)
@@ -24,17 +40,17 @@ def sensors_of_a_plant() -> Spec:
             nn.BatchNorm1d(448), nn.Linear(448, 896), nn.ReLU(), nn.Dropout(0.2), nn.Linear(896, 448)
         )
 
-    model = joined(
+    model = sequential(
         nn.Linear(220, 448), *(block() for _ in range(6)), nn.BatchNorm1d(448), nn.ReLU(), nn.Linear(448, 9)
     )
-    return Spec(model, labelled(220, classes=9), classified)
+    return Spec(model, labelled(220, classes=9), classification_loss)
 
 
 @case("adam", "fp32", 12345, keep_grads=True)
 def rent_of_flats() -> Spec:
     """Normed lines, wide and then narrow, one number."""
-    model = joined(normed_lines(96, 768, 384, 192, 96, drop=0.15), nn.Linear(96, 1))
-    return Spec(model, to_numbers(96, outputs=(1,)), lambda m, x, y: F.smooth_l1_loss(m(x), y))
+    model = sequential(linear_norm(96, 768, 384, 192, 96, drop=0.15), nn.Linear(96, 1))
+    return Spec(model, with_targets(96, outputs=(1,)), lambda m, x, y: F.smooth_l1_loss(m(x), y))
 
 
 class _Trees(nn.Module):
@@ -72,7 +88,7 @@ def soft_trees() -> Spec:
             told = self.first(x)
             return torch.stack([told, self.second(torch.cat([x, told], 1))], 1).mean((1, 2)).unsqueeze(1)
 
-    return Spec(Forest(), to_numbers(54, outputs=(1,)), squared)
+    return Spec(Forest(), with_targets(54, outputs=(1,)), mse_loss)
 
 
 class _Gate(nn.Module):
@@ -81,7 +97,7 @@ class _Gate(nn.Module):
     def __init__(self, inputs: int, width: int, outputs: int) -> None:
         super().__init__()
         self.short = nn.Linear(inputs, outputs)
-        self.layers = joined(nn.Linear(inputs, width), nn.ELU(), nn.Linear(width, width), nn.Dropout(0.1))
+        self.layers = sequential(nn.Linear(inputs, width), nn.ELU(), nn.Linear(width, width), nn.Dropout(0.1))
         self.gate, self.norm = nn.Linear(width, 2 * outputs), nn.LayerNorm(outputs)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -108,7 +124,7 @@ class _Chosen(nn.Module):
 
 @case("adamax", "fp32", 3000, clip=True)
 def chosen_columns() -> Spec:
-    return Spec(_Chosen(), labelled(32, classes=3), classified)
+    return Spec(_Chosen(), labelled(32, classes=3), classification_loss)
 
 
 class _Waves(nn.Module):
@@ -127,8 +143,8 @@ class _Waves(nn.Module):
 
 @case("adamw", "fp32", 7000)
 def waves_for_numbers() -> Spec:
-    model = joined(_Waves(70), parts.perceptron(1400, 512, 512, 1))
-    return Spec(model, to_numbers(70, outputs=(1,)), squared)
+    model = sequential(_Waves(70), parts.mlp(1400, 512, 512, 1))
+    return Spec(model, with_targets(70, outputs=(1,)), mse_loss)
 
 
 @case("sgdm", "bf16", 9500)
@@ -139,7 +155,7 @@ def cells_swapped_between_rows() -> Spec:
         swapped = torch.where(torch.rand_like(x) < 0.15, x[torch.randperm(len(x), device=x.device)], x)
         return F.mse_loss(model(swapped), x)
 
-    return Spec(parts.perceptron(221, 1500, 1500, 1500, 221), alone(221), loss)
+    return Spec(parts.mlp(221, 1500, 1500, 1500, 221), unlabelled(221), loss)
 
 
 @case("adam_amsgrad", "fp32", 9000)
@@ -151,5 +167,121 @@ def months_until_they_leave() -> Spec:
         return -((risk - torch.logcumsumexp(risk, 0)) * left).sum() / (left.sum() + 1)
 
     return Spec(
-        joined(normed_lines(140, 640, 640, drop=0.4), nn.Linear(640, 1)), made(numbers(140), bits()), loss
+        sequential(linear_norm(140, 640, 640, drop=0.4), nn.Linear(640, 1)),
+        batch_of(normal(140), zeros_or_ones()),
+        loss,
     )
+
+
+# Recommenders.
+
+
+class _Sessions(nn.Module):
+    """A GRU over what was clicked; the others' next things are the wrong ones (GRU4Rec)."""
+
+    def __init__(self, things: int = 90000, width: int = 128) -> None:
+        super().__init__()
+        self.things, self.read = nn.Embedding(things, width), Recurrent(nn.GRU, width, 2 * width)
+        self.leave = nn.Linear(2 * width, width)
+
+    def forward(self, clicked: Tensor, following: Tensor) -> Tensor:
+        seen = self.leave(F.dropout(self.read(self.things(clicked)), 0.2)).transpose(0, 1)
+        near = seen @ self.things(following).transpose(0, 1).transpose(1, 2)
+        right = torch.arange(len(clicked), device=near.device).repeat(near.size(0))
+        return F.cross_entropy(near.flatten(0, 1), right)
+
+
+@case("adagrad", "fp32", 600)
+def sessions_of_clicks() -> Spec:
+    return Spec(_Sessions(), batch_of(integers(90000, 20), integers(90000, 20)), lambda m, *ids: m(*ids))
+
+
+class _Fields(nn.Module):
+    """Vectors for the words of many fields, all in one table."""
+
+    def __init__(self, fields: int, words: int, width: int) -> None:
+        super().__init__()
+        self.register_buffer("begins", torch.arange(fields) * words)
+        self.table = nn.Embedding(fields * words, width)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        out: Tensor = self.table(ids + self.begins)
+        return out
+
+
+class _Outer(nn.Module):
+    """Products of all fields with all, made few again by a kernel of one; again with the result (xDeepFM)."""
+
+    def __init__(self, fields: int = 22, width: int = 16, few: int = 64) -> None:
+        super().__init__()
+        self.fields = _Fields(fields, 15000, width)
+        self.few = nn.ModuleList(nn.Conv1d(fields * inputs, few, 1) for inputs in (fields, few, few))
+        self.deep, self.head = mlp(fields * width, 400, 400, 1), nn.Linear(3 * few, 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        first = self.fields(ids)
+        now, kept = first, []
+        for few in self.few:
+            now = few(torch.einsum("bid,bjd->bijd", first, now).flatten(1, 2)).relu()
+            kept.append(now.sum(2))
+        return (self.head(torch.cat(kept, 1)) + self.deep(first.flatten(1))).squeeze(1)
+
+
+@case("adam", "fp32", 1500)
+def fields_in_outer_products() -> Spec:
+    return Spec(_Outer(), batch_of(integers(15000, 22), zeros_or_ones()), binary_loss)
+
+
+class _Weighed(nn.Module):
+    """Products of all pairs of fields, each pair with a weight, beside a perceptron (FwFM)."""
+
+    def __init__(self, fields: int = 39, width: int = 12) -> None:
+        super().__init__()
+        self.fields, self.alone = _Fields(fields, 12000, width), _Fields(fields, 12000, 1)
+        self.register_buffer("pairs", torch.triu_indices(fields, fields, 1))
+        self.weigh = nn.Linear(fields * (fields - 1) // 2, 1)
+        self.deep = mlp(fields * width, 512, 256, 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        known = self.fields(ids)
+        products = (known[:, self.pairs[0]] * known[:, self.pairs[1]]).sum(2)
+        return (self.weigh(products) + self.deep(known.flatten(1)) + self.alone(ids).sum(1)).squeeze(1)
+
+
+@case("adam_loop", "amp_bf16", 6000)
+def weighed_pairs_of_fields() -> Spec:
+    return Spec(_Weighed(), batch_of(integers(12000, 39), zeros_or_ones()), binary_loss)
+
+
+class _Played(nn.Module):
+    """The last nine songs as a small picture: kernels of all heights, and some as high as it is (Caser)."""
+
+    def __init__(self, songs: int = 40000, width: int = 96, last: int = 9) -> None:
+        super().__init__()
+        self.songs, self.people = nn.Embedding(songs, width), nn.Embedding(60000, width)
+        self.over = nn.ModuleList(nn.Conv2d(1, 24, (high, width)) for high in range(1, last + 1))
+        self.along = nn.Conv2d(1, 6, (last, 1))
+        self.join, self.head = nn.Linear(24 * last + 6 * width, width), nn.Linear(2 * width, songs)
+
+    def forward(self, played: Tensor, person: Tensor) -> Tensor:
+        picture = self.songs(played).unsqueeze(1)
+        seen = [over(picture).relu().amax(2).flatten(1) for over in self.over]
+        known = self.join(F.dropout(torch.cat([*seen, self.along(picture).flatten(1)], 1), 0.4)).relu()
+        out: Tensor = self.head(torch.cat([known, self.people(person)], 1))
+        return out
+
+
+@case("adam", "amp_fp16", 1200)
+def songs_as_pictures() -> Spec:
+    return Spec(
+        _Played(),
+        batch_of(integers(40000, 9), integers(60000), integers(40000)),
+        lambda m, played, person, y: F.cross_entropy(m(played, person), y),
+    )
+
+
+@case("lion", "fp32", 8000)
+def one_of_all_shops() -> Spec:
+    """Bags of seventy words that a person searched; which of 3,000 shops comes next."""
+    model = sequential(nn.EmbeddingBag(110000, 80, mode="mean"), mlp(80, 320, 3000))
+    return Spec(model, batch_of(integers(110000, 70), integers(3000)), classification_loss)

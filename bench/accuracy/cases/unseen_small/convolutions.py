@@ -8,25 +8,42 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.accuracy.cases.case import CaseSet
-from bench.lib.models import parts as parts
-from bench.lib.models.blocks import Levels, Noise, against, bottleneck, in_time, noisy, told, yes_or_no
-from bench.lib.models.layers import Residual, basic, headed, joined, normed, pooled, stages
+from bench.lib.models import parts
+from bench.lib.models.blocks import (
+    DiffusionUNet,
+    UNet,
+    add_noise,
+    adversarial,
+    binary_loss,
+    bottleneck,
+    conv1d_norm,
+    pooled_head,
+)
+from bench.lib.models.layers import (
+    Residual,
+    basic_block,
+    conv_norm,
+    conv_pool,
+    resnet_stages,
+    sequential,
+    with_new_head,
+)
 from bench.lib.models.parts import (
     Spec,
-    alone,
-    bits,
-    classified,
-    kinds,
+    batch_of,
+    classification_loss,
+    integers,
     labelled,
-    made,
-    masks,
-    numbers,
-    perceptron,
-    squared,
+    mlp,
+    mse_loss,
+    normal,
+    segmentation,
+    unlabelled,
+    zeros_or_ones,
 )
 
-SIXTH_CONVOLUTIONS = CaseSet()
-case = SIXTH_CONVOLUTIONS.case
+CASES = CaseSet()
+case = CASES.case
 
 
 # Small pictures.
@@ -36,37 +53,41 @@ case = SIXTH_CONVOLUTIONS.case
 def leaves_by_sevens() -> Spec:
     """Pictures of 76 in residual blocks; seven at a time, four times a step."""
     widths = (3, 96, 96, 192, 192, 384)
-    blocks = [basic(a, b, 2 if a == b else 1) for a, b in itertools.pairwise(widths)]
-    return Spec(joined(*blocks, told(384, 19)), labelled(3, 76, 76, classes=19), classified)
+    blocks = [basic_block(a, b, 2 if a == b else 1) for a, b in itertools.pairwise(widths)]
+    return Spec(
+        sequential(*blocks, pooled_head(384, 19)), labelled(3, 76, 76, classes=19), classification_loss
+    )
 
 
 @case("nesterov", "fp32", 11, accumulate=3, clip=True)
 def wide_over_small() -> Spec:
     """Three stages of wide blocks over pictures of 36."""
-    blocks: list[nn.Module] = [*normed(3, 32)]
+    blocks: list[nn.Module] = [*conv_norm(3, 32)]
     for inputs, outputs, stride in ((32, 160, 1), (160, 320, 2), (320, 640, 2)):
-        blocks += [basic(inputs, outputs, stride), basic(outputs, outputs)]
-    return Spec(joined(blocks, told(640, 43)), labelled(3, 36, 36, classes=43), classified)
+        blocks += [basic_block(inputs, outputs, stride), basic_block(outputs, outputs)]
+    return Spec(
+        sequential(blocks, pooled_head(640, 43)), labelled(3, 36, 36, classes=43), classification_loss
+    )
 
 
 @case("adam", "fp32", 5, accumulate=6, evaluate=True)
 def coins() -> Spec:
     """Plain convolutions of five by five over grey pictures of 76, and a wide line."""
-    model = joined(pooled((1, 48, 96, 192), 5), nn.Flatten(), nn.Dropout(0.4), perceptron(192 * 81, 1024, 31))
-    return Spec(model, labelled(1, 76, 76, classes=31), classified)
+    model = sequential(conv_pool((1, 48, 96, 192), 5), nn.Flatten(), nn.Dropout(0.4), mlp(192 * 81, 1024, 31))
+    return Spec(model, labelled(1, 76, 76, classes=31), classification_loss)
 
 
 @case("adamw", "tf32", 45)
 def eleven_layers_at_72() -> Spec:
     """VGG-11 with norms, a small head."""
-    model = parts.zoo("vgg11_bn")
-    model.avgpool, model.classifier = nn.AdaptiveAvgPool2d(1), perceptron(512, 256, 50)
-    return Spec(model, labelled(3, 72, 72, classes=50), classified)
+    model = parts.torchvision_model("vgg11_bn")
+    model.avgpool, model.classifier = nn.AdaptiveAvgPool2d(1), mlp(512, 256, 50)
+    return Spec(model, labelled(3, 72, 72, classes=50), classification_loss)
 
 
 @case("sgdm", "fp32", 13, accumulate=2)
 def eighteen_at_88() -> Spec:
-    return Spec(headed("resnet18", 29), labelled(3, 88, 88, classes=29), classified)
+    return Spec(with_new_head("resnet18", 29), labelled(3, 88, 88, classes=29), classification_loss)
 
 
 @case("adam", "amp_bf16", 74)
@@ -78,7 +99,7 @@ def two_views_of_one() -> Spec:
         near = (seen @ seen.T / 0.2).fill_diagonal_(-1e4)
         return F.cross_entropy(near, torch.arange(len(near), device=near.device).roll(len(first)))
 
-    return Spec(headed("resnet18", 96), made(numbers(3, 60, 60), numbers(3, 60, 60)), loss)
+    return Spec(with_new_head("resnet18", 96), batch_of(normal(3, 60, 60), normal(3, 60, 60)), loss)
 
 
 # Larger pictures.
@@ -86,21 +107,29 @@ def two_views_of_one() -> Spec:
 
 @case("adamw", "amp_fp16", 45, channels_last=True)
 def phones_see_signs() -> Spec:
-    return Spec(headed("mobilenet_v3_small", 58, drop=0.2), labelled(3, 240, 240, classes=58), classified)
+    return Spec(
+        with_new_head("mobilenet_v3_small", 58, drop=0.2),
+        labelled(3, 240, 240, classes=58),
+        classification_loss,
+    )
 
 
 @case("adamw", "fp32", 9, clip=True)
 def modern_at_180() -> Spec:
-    return Spec(headed("convnext_tiny", 13), labelled(3, 180, 180, classes=13), classified)
+    return Spec(with_new_head("convnext_tiny", 13), labelled(3, 180, 180, classes=13), classification_loss)
 
 
 @case("rmsprop", "tf32", 21)
 def narrow_and_grouped() -> Spec:
     """Bottlenecks in eight groups over pictures of 150, many labels."""
-    blocks: list[nn.Module] = [*normed(3, 40, 5, 2)]
+    blocks: list[nn.Module] = [*conv_norm(3, 40, 5, 2)]
     for inputs, inner in ((40, 48), (96, 96), (192, 192)):
         blocks += [bottleneck(inputs, inner, 2 * inner, 2, groups=8), bottleneck(2 * inner, inner, 2 * inner, groups=8)]  # fmt: skip
-    return Spec(joined(blocks, told(384, 24)), made(numbers(3, 150, 150), bits(24)), yes_or_no)
+    return Spec(
+        sequential(blocks, pooled_head(384, 24)),
+        batch_of(normal(3, 150, 150), zeros_or_ones(24)),
+        binary_loss,
+    )
 
 
 # Masks and places.
@@ -109,34 +138,34 @@ def narrow_and_grouped() -> Spec:
 def _halving(widths: tuple[int, ...], inputs: int) -> tuple[list[nn.Module], list[nn.Module]]:
     """The ways down and up of a U-Net with two convolutions a level."""
     down = [
-        joined([nn.MaxPool2d(2)] if level else [], normed(a, b), normed(b, b))
+        sequential([nn.MaxPool2d(2)] if level else [], conv_norm(a, b), conv_norm(b, b))
         for level, (a, b) in enumerate(itertools.pairwise((inputs, *widths)))
     ]
-    up = [joined(normed(a + b, b), normed(b, b)) for a, b in itertools.pairwise(widths[::-1])]
+    up = [sequential(conv_norm(a + b, b), conv_norm(b, b)) for a, b in itertools.pairwise(widths[::-1])]
     return down, up
 
 
 @case("adam", "fp32", 3, accumulate=2)
 def roads_and_the_rest() -> Spec:
     down, up = _halving((32, 64, 128, 256, 512), 3)
-    return Spec(Levels(down, up, nn.Conv2d(32, 2, 1)), masks(3, 208, 272, 2), classified)
+    return Spec(UNet(down, up, nn.Conv2d(32, 2, 1)), segmentation(3, 208, 272, 2), classification_loss)
 
 
 @case("adamw", "amp_fp16", 5, evaluate=True)
 def edges_of_nuclei() -> Spec:
     """Grey pictures of 336, three kinds of place."""
     down, up = _halving((48, 96, 192, 384), 1)
-    return Spec(Levels(down, up, nn.Conv2d(48, 3, 1)), masks(1, 336, 336, 3), classified)
+    return Spec(UNet(down, up, nn.Conv2d(48, 3, 1)), segmentation(1, 336, 336, 3), classification_loss)
 
 
 @case("sgdm", "tf32", 6)
 def fields_and_rivers() -> Spec:
     """A ResNet-18 on the way down, six bands."""
-    body = stages("resnet18")
+    body = resnet_stages("resnet18")
     body[0][0] = nn.Conv2d(6, 64, 7, 2, 3, bias=False)
-    up = [joined(normed(a + b, b)) for a, b in itertools.pairwise((512, 256, 128, 64, 64))]
-    head = joined(nn.Conv2d(64, 9, 1), nn.Upsample(scale_factor=2, mode="bilinear"))
-    return Spec(Levels(body, up, head), masks(6, 288, 288, 9), classified)
+    up = [sequential(conv_norm(a + b, b)) for a, b in itertools.pairwise((512, 256, 128, 64, 64))]
+    head = sequential(nn.Conv2d(64, 9, 1), nn.Upsample(scale_factor=2, mode="bilinear"))
+    return Spec(UNet(body, up, head), segmentation(6, 288, 288, 9), classification_loss)
 
 
 @case("adam", "amp_bf16", 10)
@@ -145,8 +174,8 @@ def centres_of_cars() -> Spec:
     grown: list[nn.Module] = []
     for inputs, outputs in itertools.pairwise((512, 256, 128, 64)):
         grown += [nn.ConvTranspose2d(inputs, outputs, 4, 2, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]  # fmt: skip
-    model = joined(*stages("resnet34"), grown, nn.Conv2d(64, 5, 1))
-    return Spec(model, parts.to_numbers(3, 352, 352, outputs=(5, 88, 88)), squared)
+    model = sequential(*resnet_stages("resnet34"), grown, nn.Conv2d(64, 5, 1))
+    return Spec(model, parts.with_targets(3, 352, 352, outputs=(5, 88, 88)), mse_loss)
 
 
 # Drawn.
@@ -170,22 +199,22 @@ def _players(widths: tuple[int, ...], start: int) -> nn.ModuleDict:
         judge = [nn.Conv2d(b, a, 4, 2, 1), nn.LeakyReLU(0.2, True), *judge]
     make += [nn.Conv2d(widths[-1], 3, 3, padding=1), nn.Tanh()]
     judge = [nn.Conv2d(3, widths[-1], 3, padding=1), *judge, nn.Flatten(), nn.Linear(widths[0] * start**2, 1)]
-    return nn.ModuleDict({"make": joined(make), "judge": joined(judge)})
+    return nn.ModuleDict({"make": sequential(make), "judge": sequential(judge)})
 
 
-_TURNS = against(_from_code, _hinged, lambda judge, batch, drawn: -judge(drawn).mean())
+_TURNS = adversarial(_from_code, _hinged, lambda judge, batch, drawn: -judge(drawn).mean())
 
 
 @case("adam", "fp32", 63)
 def drawn_faces() -> Spec:
     """Pictures of 64 from a code (DCGAN)."""
-    return Spec(_players((512, 256, 128, 64, 32), 4), alone(3, 64, 64), parts.no_loss, _TURNS)
+    return Spec(_players((512, 256, 128, 64, 32), 4), unlabelled(3, 64, 64), parts.no_loss, _TURNS)
 
 
 @case("adam", "amp_bf16", 26)
 def drawn_sneakers() -> Spec:
     """Pictures of 112 from a code."""
-    return Spec(_players((384, 192, 96, 48, 24), 7), alone(3, 112, 112), parts.no_loss, _TURNS)
+    return Spec(_players((384, 192, 96, 48, 24), 7), unlabelled(3, 112, 112), parts.no_loss, _TURNS)
 
 
 @case("adamw", "tf32", 27, ema=True)
@@ -193,10 +222,10 @@ def noise_at_44() -> Spec:
     """A network of diffusion over pictures of 44."""
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
-        mixed, noise, time = noisy(x)
+        mixed, noise, time = add_noise(x)
         return F.mse_loss(model(mixed, time), noise)
 
-    return Spec(Noise(3, 48, (1, 2, 4)), alone(3, 44, 44), loss)
+    return Spec(DiffusionUNet(3, 48, (1, 2, 4)), unlabelled(3, 44, 44), loss)
 
 
 @case("adam", "fp32", 9)
@@ -208,8 +237,10 @@ def four_times_sharper() -> Spec:
 
     body = Residual(*(Residual(plain(), nn.ReLU(), plain()) for _ in range(12)), plain())
     larger = [part for _ in range(2) for part in (plain(320), nn.PixelShuffle(2))]
-    model = joined(nn.Conv2d(3, 80, 3, padding=1), body, larger, plain(3))
-    return Spec(model, parts.to_numbers(3, 44, 44, outputs=(3, 176, 176)), lambda m, x, y: F.l1_loss(m(x), y))
+    model = sequential(nn.Conv2d(3, 80, 3, padding=1), body, larger, plain(3))
+    return Spec(
+        model, parts.with_targets(3, 44, 44, outputs=(3, 176, 176)), lambda m, x, y: F.l1_loss(m(x), y)
+    )
 
 
 # Signals.
@@ -220,13 +251,15 @@ def twelve_leads() -> Spec:
     """Ten seconds of a heart in twelve leads, residual blocks with kernels of fifteen."""
 
     def block(inputs: int, outputs: int) -> Residual:
-        short = joined(in_time(inputs, outputs, 1, 4)[:-1])
-        layers = in_time(inputs, outputs, 15, 4) + in_time(outputs, outputs, 15)[:-1]
+        short = sequential(conv1d_norm(inputs, outputs, 1, 4)[:-1])
+        layers = conv1d_norm(inputs, outputs, 15, 4) + conv1d_norm(outputs, outputs, 15)[:-1]
         return Residual(*layers, nn.Dropout(0.2), short=short, act=nn.ReLU())
 
     blocks = [block(a, b) for a, b in itertools.pairwise((64, 128, 192, 256))]
-    model = joined(in_time(12, 64, 15), *blocks, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(256, 26))
-    return Spec(model, made(numbers(12, 5000), bits(26)), yes_or_no)
+    model = sequential(
+        conv1d_norm(12, 64, 15), *blocks, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(256, 26)
+    )
+    return Spec(model, batch_of(normal(12, 5000), zeros_or_ones(26)), binary_loss)
 
 
 @case("adamw", "amp_fp16", 61, accumulate=2)
@@ -234,9 +267,9 @@ def words_from_waves() -> Spec:
     """A second of sound as it is, a long first kernel (M5)."""
     layers: list[nn.Module] = [nn.Conv1d(1, 128, 80, 4), nn.BatchNorm1d(128), nn.ReLU(), nn.MaxPool1d(4)]
     for inputs, outputs in itertools.pairwise((128, 128, 256, 512)):
-        layers += [*in_time(inputs, outputs, 3), nn.MaxPool1d(4)]
-    model = joined(layers, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(512, 35))
-    return Spec(model, labelled(1, 16000, classes=35), classified)
+        layers += [*conv1d_norm(inputs, outputs, 3), nn.MaxPool1d(4)]
+    model = sequential(layers, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(512, 35))
+    return Spec(model, labelled(1, 16000, classes=35), classification_loss)
 
 
 class _Gated(nn.Module):
@@ -244,7 +277,10 @@ class _Gated(nn.Module):
 
     def __init__(self, width: int = 64, steps: int = 10, levels: int = 128) -> None:
         super().__init__()
-        self.words, self.head = nn.Embedding(levels, width), joined(nn.ReLU(), nn.Conv1d(width, levels, 1))
+        self.words, self.head = (
+            nn.Embedding(levels, width),
+            sequential(nn.ReLU(), nn.Conv1d(width, levels, 1)),
+        )
         self.looks = nn.ModuleList(nn.Conv1d(width, 2 * width, 2, dilation=2**step) for step in range(steps))
         self.leave = nn.ModuleList(nn.Conv1d(width, 2 * width, 1) for _ in range(steps))
 
@@ -261,7 +297,7 @@ class _Gated(nn.Module):
 
 @case("adam", "fp32", 5)
 def next_sample() -> Spec:
-    return Spec(_Gated(), made(kinds(128, 6000), kinds(128, 6000)), classified)
+    return Spec(_Gated(), batch_of(integers(128, 6000), integers(128, 6000)), classification_loss)
 
 
 # Volumes.
@@ -277,15 +313,15 @@ def spots_in_lungs() -> Spec:
     layers = [
         part for a, b in itertools.pairwise((1, 24, 48, 96)) for part in (*_solid(a, b), *_solid(b, b, 2))
     ]
-    model = joined(layers, nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(96, 2))
-    return Spec(model, labelled(1, 48, 72, 72, classes=2), classified)
+    model = sequential(layers, nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(96, 2))
+    return Spec(model, labelled(1, 48, 72, 72, classes=2), classification_loss)
 
 
 @case("sgdm", "amp_bf16", 3)
 def four_scans_of_a_head() -> Spec:
     """A U-Net in three dimensions over four kinds of scan."""
     widths = (20, 40, 80, 160)
-    down = [joined(_solid(a, b, 1 if a == 4 else 2), _solid(b, b)) for a, b in itertools.pairwise((4, *widths))]  # fmt: skip
-    up = [joined(_solid(a + b, b)) for a, b in itertools.pairwise(widths[::-1])]
-    batch = made(numbers(4, 64, 72, 64), kinds(4, 64, 72, 64))
-    return Spec(Levels(down, up, nn.Conv3d(20, 4, 1)), batch, classified)
+    down = [sequential(_solid(a, b, 1 if a == 4 else 2), _solid(b, b)) for a, b in itertools.pairwise((4, *widths))]  # fmt: skip
+    up = [sequential(_solid(a + b, b)) for a, b in itertools.pairwise(widths[::-1])]
+    batch = batch_of(normal(4, 64, 72, 64), integers(4, 64, 72, 64))
+    return Spec(UNet(down, up, nn.Conv3d(20, 4, 1)), batch, classification_loss)

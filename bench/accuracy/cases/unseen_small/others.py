@@ -8,27 +8,27 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.accuracy.cases.case import CaseSet
-from bench.accuracy.cases.unseen_small.transformers import each_place
-from bench.lib.models import parts as parts
-from bench.lib.models.blocks import Taken, Words, attending, yes_or_no
-from bench.lib.models.layers import Recurrent, Residual, joined, normed_lines
+from bench.lib.models import parts
+from bench.lib.models.blocks import Select, TokenEmbedding, binary_loss, transformer_layer
+from bench.lib.models.layers import Recurrent, Residual, linear_norm, sequential
 from bench.lib.models.parts import (
     Spec,
-    alone,
-    bits,
-    classified,
-    follow,
+    batch_of,
+    classification_loss,
+    ema_update,
     freeze,
-    kinds,
-    made,
+    integers,
+    mlp,
+    mse_loss,
     no_loss,
-    numbers,
-    perceptron,
-    squared,
+    normal,
+    token_loss,
+    unlabelled,
+    zeros_or_ones,
 )
 
-SIXTH_OTHERS = CaseSet()
-case = SIXTH_OTHERS.case
+CASES = CaseSet()
+case = CASES.case
 
 
 # Recurrent.
@@ -38,24 +38,26 @@ case = SIXTH_OTHERS.case
 def moods_of_messages() -> Spec:
     """An LSTM in both directions over 160 words."""
     read = Recurrent(nn.LSTM, 128, 224, bidirectional=True)
-    model = joined(nn.Embedding(25000, 128), read, nn.Dropout(0.3), Taken("mean"), nn.Linear(448, 7))
-    return Spec(model, parts.padded_texts(25000, 160, 7), classified)
+    model = sequential(nn.Embedding(25000, 128), read, nn.Dropout(0.3), Select("mean"), nn.Linear(448, 7))
+    return Spec(model, parts.padded_texts(25000, 160, 7), classification_loss)
 
 
 @case("sgd", "fp32", 30, clip=True)
 def encyclopedia_word_by_word() -> Spec:
     """Two layers of LSTM with dropout between 18,000 words and 18,000 words."""
     read = Recurrent(nn.LSTM, 512, 512, num_layers=2, dropout=0.5)
-    model = joined(nn.Embedding(18000, 512), nn.Dropout(0.5), read, nn.Dropout(0.5), nn.Linear(512, 18000))
-    batch = made(kinds(18000, 62), kinds(18000, 62))
-    return Spec(model, batch, each_place)
+    model = sequential(
+        nn.Embedding(18000, 512), nn.Dropout(0.5), read, nn.Dropout(0.5), nn.Linear(512, 18000)
+    )
+    batch = batch_of(integers(18000, 62), integers(18000, 62))
+    return Spec(model, batch, token_loss)
 
 
 @case("adamw", "amp_bf16", 260)
 def load_of_a_grid() -> Spec:
     """Three layers of GRU over two weeks of hours, the next day."""
-    model = joined(Recurrent(nn.GRU, 18, 144, num_layers=3), Taken("last"), nn.Linear(144, 24))
-    return Spec(model, parts.to_numbers(336, 18, outputs=(24,)), squared)
+    model = sequential(Recurrent(nn.GRU, 18, 144, num_layers=3), Select("last"), nn.Linear(144, 24))
+    return Spec(model, parts.with_targets(336, 18, outputs=(24,)), mse_loss)
 
 
 # Tables.
@@ -64,8 +66,8 @@ def load_of_a_grid() -> Spec:
 @case("adam", "fp32", 9001)
 def loans_paid_back() -> Spec:
     """A hundred and thirty numbers through normed lines."""
-    model = joined(normed_lines(130, 640, 640, 320, drop=0.3), nn.Linear(320, 4))
-    return Spec(model, parts.labelled(130, classes=4), classified)
+    model = sequential(linear_norm(130, 640, 640, 320, drop=0.3), nn.Linear(320, 4))
+    return Spec(model, parts.labelled(130, classes=4), classification_loss)
 
 
 class _Columns(nn.Module):
@@ -74,7 +76,9 @@ class _Columns(nn.Module):
     def __init__(self, columns: int = 60, width: int = 128) -> None:
         super().__init__()
         self.size, self.move = (nn.Parameter(torch.randn(columns, width) * 0.1) for _ in range(2))
-        self.look = joined(*(attending(width, 8, inner=256, drop=0.1) for _ in range(3)), nn.LayerNorm(width))
+        self.look = sequential(
+            *(transformer_layer(width, 8, inner=256, drop=0.1) for _ in range(3)), nn.LayerNorm(width)
+        )
         self.head = nn.Linear(width, 1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -84,7 +88,7 @@ class _Columns(nn.Module):
 
 @case("adamw", "tf32", 515)
 def numbers_as_words() -> Spec:
-    return Spec(_Columns(), parts.to_numbers(60, outputs=(1,)), squared)
+    return Spec(_Columns(), parts.with_targets(60, outputs=(1,)), mse_loss)
 
 
 # Recommenders.
@@ -93,10 +97,10 @@ def numbers_as_words() -> Spec:
 @case("adam", "fp32", 75)
 def next_film() -> Spec:
     """The last eighty films of each; which is next, at every place (SASRec)."""
-    layers = [attending(96, 2, causal=True, inner=96, drop=0.2) for _ in range(2)]
-    model = joined(Words(16000, 96, 80), *layers, nn.LayerNorm(96), nn.Linear(96, 16000))
-    batch = made(kinds(16000, 80), kinds(16000, 80))
-    return Spec(model, batch, each_place)
+    layers = [transformer_layer(96, 2, causal=True, inner=96, drop=0.2) for _ in range(2)]
+    model = sequential(TokenEmbedding(16000, 96, 80), *layers, nn.LayerNorm(96), nn.Linear(96, 16000))
+    batch = batch_of(integers(16000, 80), integers(16000, 80))
+    return Spec(model, batch, token_loss)
 
 
 class _Towers(nn.Module):
@@ -105,7 +109,7 @@ class _Towers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.readers, self.books = nn.Embedding(120000, 48), nn.Embedding(70000, 48)
-        self.up = nn.ModuleList(perceptron(48, 256, 64) for _ in range(2))
+        self.up = nn.ModuleList(mlp(48, 256, 64) for _ in range(2))
 
     def forward(self, reader: Tensor, book: Tensor) -> Tensor:
         near = self.up[0](self.readers(reader)) @ self.up[1](self.books(book)).T
@@ -114,7 +118,7 @@ class _Towers(nn.Module):
 
 @case("adagrad", "fp32", 5000)
 def readers_and_books() -> Spec:
-    return Spec(_Towers(), made(kinds(120000), kinds(70000)), lambda m, *ids: m(*ids))
+    return Spec(_Towers(), batch_of(integers(120000), integers(70000)), lambda m, *ids: m(*ids))
 
 
 class _Looked(nn.Module):
@@ -127,7 +131,7 @@ class _Looked(nn.Module):
             nn.Embedding(fields * words, width),
             nn.EmbeddingBag(fields * words, 1, mode="sum"),
         )
-        self.look = nn.Sequential(*(attending(width, 2, inner=64) for _ in range(3)))
+        self.look = nn.Sequential(*(transformer_layer(width, 2, inner=64) for _ in range(3)))
         self.head = nn.Linear(fields * width, 1)
 
     def forward(self, fields: Tensor) -> Tensor:
@@ -140,8 +144,8 @@ class _Looked(nn.Module):
 def fields_look_at_fields() -> Spec:
     return Spec(
         _Looked(),
-        made(kinds(20000, 26), bits()),
-        yes_or_no,
+        batch_of(integers(20000, 26), zeros_or_ones()),
+        binary_loss,
     )
 
 
@@ -165,7 +169,9 @@ class _Ranked(nn.Module):
 
 @case("adam", "fp32", 16384)
 def liked_before_others() -> Spec:
-    return Spec(_Ranked(), made(kinds(80000), kinds(50000), kinds(50000)), lambda m, *ids: m(*ids))
+    return Spec(
+        _Ranked(), batch_of(integers(80000), integers(50000), integers(50000)), lambda m, *ids: m(*ids)
+    )
 
 
 # Graphs.
@@ -219,7 +225,7 @@ def spread_by_steps() -> Spec:
     class Wandering(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first = joined(nn.Dropout(0.5), perceptron(500, 256, 24))
+            self.first = sequential(nn.Dropout(0.5), mlp(500, 256, 24))
 
         def forward(self, x: Tensor, ends: Tensor) -> Tensor:
             begin = told = self.first(x)
@@ -269,7 +275,7 @@ class _Dense(nn.Module):
     def __init__(self, width: int = 128, bonds: int = 4) -> None:
         super().__init__()
         self.atoms, self.lines = nn.Embedding(30, width), nn.Linear(width, bonds * width)
-        self.cell, self.head = nn.GRUCell(width, width), perceptron(width, width, 12)
+        self.cell, self.head = nn.GRUCell(width, width), mlp(width, width, 12)
 
     def forward(self, atoms: Tensor, bonds: Tensor) -> Tensor:
         x = self.atoms(atoms)
@@ -285,7 +291,7 @@ class _Dense(nn.Module):
 def molecules_as_tables() -> Spec:
     return Spec(
         _Dense(),
-        made(kinds(30, 38), bits(4, 38, 38), numbers(12)),
+        batch_of(integers(30, 38), zeros_or_ones(4, 38, 38), normal(12)),
         lambda m, atoms, bonds, y: F.mse_loss(m(atoms, bonds), y),
     )
 
@@ -293,7 +299,7 @@ def molecules_as_tables() -> Spec:
 # Control and physics.
 
 
-def _late(shop: parts.Workshop) -> Callable[[], Tensor]:
+def _late(shop: parts.StepParts) -> Callable[[], Tensor]:
     """Two judges learn every time, the actor every second time; slow copies follow (TD3)."""
     act, judge, slow_act, slow_judge = (
         shop.model[name] for name in ("act", "judge", "slow_act", "slow_judge")
@@ -318,7 +324,7 @@ def _late(shop: parts.Workshop) -> Callable[[], Tensor]:
                 of_act.zero_grad()
                 (-judge[0](torch.cat([state, act(state).tanh()], 1)).mean()).backward()
                 of_act.step()
-                follow(slow, fast, 0.005)
+                ema_update(slow, fast, 0.005)
         return loss.detach()
 
     return step
@@ -327,13 +333,13 @@ def _late(shop: parts.Workshop) -> Callable[[], Tensor]:
 @case("adam", "fp32", 4096)
 def arms_that_reach() -> Spec:
     act, judge = (
-        perceptron(60, 1024, 1024, 12),
-        nn.ModuleList(perceptron(72, 1024, 1024, 1) for _ in range(2)),
+        mlp(60, 1024, 1024, 12),
+        nn.ModuleList(mlp(72, 1024, 1024, 1) for _ in range(2)),
     )
     model = {"act": act, "judge": judge, "slow_act": copy.deepcopy(act), "slow_judge": copy.deepcopy(judge)}
     for name in ("slow_act", "slow_judge"):
         freeze(model[name])
-    return Spec(nn.ModuleDict(model), made(numbers(60), numbers(12), numbers(1), numbers(60)), no_loss, _late)
+    return Spec(nn.ModuleDict(model), batch_of(normal(60), normal(12), normal(1), normal(60)), no_loss, _late)
 
 
 class _Rays(nn.Module):
@@ -342,8 +348,8 @@ class _Rays(nn.Module):
     def __init__(self, waves: int = 8, width: int = 192) -> None:
         super().__init__()
         self.register_buffer("waves", 2.0 ** torch.arange(waves))
-        self.see = joined(
-            perceptron(6 * waves, width, width, width, width, last=True), Residual(perceptron(width, width))
+        self.see = sequential(
+            mlp(6 * waves, width, width, width, width, last=True), Residual(mlp(width, width))
         )
         self.colour, self.solid = nn.Linear(width, 3), nn.Linear(width, 1)
 
@@ -363,7 +369,7 @@ class _Rays(nn.Module):
 def rays_through_a_room() -> Spec:
     return Spec(
         _Rays(),
-        made(numbers(3), numbers(3), numbers(3)),
+        batch_of(normal(3), normal(3), normal(3)),
         lambda m, begin, way, y: F.mse_loss(m(begin, way), y),
     )
 
@@ -379,7 +385,7 @@ def beams_that_bend() -> Spec:
             (slope,) = torch.autograd.grad(slope.sum(), x, create_graph=True)
         return (slope + 1).pow(2).mean()
 
-    return Spec(perceptron(1, 64, 64, 64, 1, act=nn.Tanh), alone(1), loss)
+    return Spec(mlp(1, 64, 64, 64, 1, act=nn.Tanh), unlabelled(1), loss)
 
 
 class _Coupled(nn.Module):
@@ -388,7 +394,7 @@ class _Coupled(nn.Module):
     def __init__(self, columns: int = 64) -> None:
         super().__init__()
         self.half = columns // 2
-        self.layers = nn.ModuleList(perceptron(self.half, 512, 512, columns) for _ in range(10))
+        self.layers = nn.ModuleList(mlp(self.half, 512, 512, columns) for _ in range(10))
 
     def forward(self, x: Tensor) -> Tensor:
         total = x.new_zeros(len(x))
@@ -402,4 +408,4 @@ class _Coupled(nn.Module):
 
 @case("adamw", "fp32", 8192, clip=True)
 def how_likely_are_rows() -> Spec:
-    return Spec(_Coupled(), alone(64), lambda m, x: m(x))
+    return Spec(_Coupled(), unlabelled(64), lambda m, x: m(x))

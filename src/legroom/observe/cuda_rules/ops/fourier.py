@@ -1,7 +1,7 @@
 """Fourier transforms: copies of what cuFFT cannot read as it lies, and its workspace.
 
 Copies are torch's own (`_exec_fft` in ATen/native/cuda/SpectralOps.cpp). cuFFT does not publish when it works beside its results; the rules for that
-are read off 377 transforms measured on an H200 (`bench/rules/operations/fourier_probes.py`), in one, two and three dimensions.
+are read off 377 transforms measured on an H200 (`bench/rules/operations/fourier_list.py`), in one, two and three dimensions.
 """
 
 import itertools

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, hessian, vmap
 
 from bench.accuracy.cases.case import CaseSet
-from bench.lib.models.blocks import yes_or_no
-from bench.lib.models.parts import Spec, Workshop, alone, made, no_loss, numbers, perceptron, shares
+from bench.lib.models.blocks import binary_loss
+from bench.lib.models.parts import Spec, StepParts, batch_of, mlp, no_loss, normal, uniform, unlabelled
 
-SEVENTH_FUNCTIONS = CaseSet()
-case = SEVENTH_FUNCTIONS.case
+CASES = CaseSet()
+case = CASES.case
 
 
 def _slope(y: Tensor, x: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ def wake_of_a_cylinder() -> Spec:
             total = total + rest.square().mean()
         return total
 
-    return Spec(perceptron(3, *[80] * 7, 2, act=nn.Tanh), made(shares(3), numbers(2)), loss)
+    return Spec(mlp(3, *[80] * 7, 2, act=nn.Tanh), batch_of(uniform(3), normal(2)), loss)
 
 
 @case("adamw", "fp32", 3000)
@@ -57,7 +57,7 @@ def charges_by_curvature() -> Spec:
         bends = vmap(lambda point: torch.diagonal(hessian(told)(point)).sum())(points)
         return (bends + points.sin().sum(1)).square().mean()
 
-    return Spec(perceptron(5, 160, 160, 160, 1, act=nn.Tanh), alone(5), loss)
+    return Spec(mlp(5, 160, 160, 160, 1, act=nn.Tanh), unlabelled(5), loss)
 
 
 class _Energy(nn.Module):
@@ -65,7 +65,7 @@ class _Energy(nn.Module):
 
     def __init__(self, bodies: int = 12, width: int = 320) -> None:
         super().__init__()
-        self.still, self.moving = (perceptron(bodies, width, width, 1, act=nn.Softplus) for _ in range(2))
+        self.still, self.moving = (mlp(bodies, width, width, 1, act=nn.Softplus) for _ in range(2))
 
     def forward(self, place: Tensor, push: Tensor) -> tuple[Tensor, Tensor]:
         place, push = place.requires_grad_(True), push.requires_grad_(True)
@@ -81,7 +81,7 @@ def pendulums_in_a_row() -> Spec:
     def loss(model: nn.Module, place: Tensor, push: Tensor, later: Tensor) -> Tensor:
         return F.mse_loss(torch.cat(model(place, push), 1), later)
 
-    return Spec(_Energy(), made(numbers(12), numbers(12), numbers(24)), loss)
+    return Spec(_Energy(), batch_of(normal(12), normal(12), normal(24)), loss)
 
 
 class _Makers(nn.Module):
@@ -91,7 +91,7 @@ class _Makers(nn.Module):
         super().__init__()
         self.shapes = list(itertools.pairwise(sizes))
         count = sum((inputs + 1) * outputs for inputs, outputs in self.shapes)
-        self.make = perceptron(code, 512, 512, count)
+        self.make = mlp(code, 512, 512, count)
 
     def forward(self, code: Tensor, places: Tensor) -> Tensor:
         pieces = self.make(code).split([(inputs + 1) * outputs for inputs, outputs in self.shapes], 1)
@@ -106,7 +106,7 @@ class _Makers(nn.Module):
 def a_network_for_each_picture() -> Spec:
     return Spec(
         _Makers(),
-        made(numbers(96), shares(4096, 2), shares(4096, 3)),
+        batch_of(normal(96), uniform(4096, 2), uniform(4096, 3)),
         lambda m, code, places, colours: F.mse_loss(m(code, places), colours),
     )
 
@@ -130,11 +130,11 @@ def tasks_side_by_side() -> Spec:
 
         return vmap(task)(known, told, asked, wanted).mean()
 
-    batch = made(numbers(10, 24), numbers(10, 4), numbers(60, 24), numbers(60, 4))
-    return Spec(perceptron(24, 320, 320, 4), batch, loss)
+    batch = batch_of(normal(10, 24), normal(10, 4), normal(60, 24), normal(60, 4))
+    return Spec(mlp(24, 320, 320, 4), batch, loss)
 
 
-def _private(shop: Workshop) -> Callable[[], Tensor]:
+def _private(shop: StepParts) -> Callable[[], Tensor]:
     """Every example's slopes are cut to length one, summed, and noise is added (DP-SGD)."""
     model = shop.model
     optimizer = shop.optimizer(model.parameters())
@@ -157,12 +157,12 @@ def _private(shop: Workshop) -> Callable[[], Tensor]:
             parameter.grad = (total + 1.1 * torch.randn_like(total)) / len(x)
         optimizer.step()
         with torch.no_grad():
-            return yes_or_no(model, x, y)
+            return binary_loss(model, x, y)
 
     return step
 
 
 @case("sgdm", "fp32", 300)
 def private_records() -> Spec:
-    model = perceptron(200, 384, 384, 12, act=nn.Tanh)
-    return Spec(model, made(numbers(200), shares(12)), no_loss, _private)
+    model = mlp(200, 384, 384, 12, act=nn.Tanh)
+    return Spec(model, batch_of(normal(200), uniform(12)), no_loss, _private)

@@ -1,9 +1,8 @@
-"""Operations of ordinary training code, each as a small forward and backward pass: what do they allocate inside?
+"""Operations of ordinary training code, each as a small forward and backward pass.
 
-`SCRATCH_PROBES()` yields (name, function), the same list everywhere. `bench/accuracy/measure_cases.py scratch` runs them on a real GPU,
-`bench/rules/operations/compare.py` on a traced one, and holds both histories against each other. `probes` holds the earlier, longer list for
-convolutions and attention; this one is wide instead: losses, distances, sorting, scattering, cells, sampling, layers over
-strided tensors.
+`OPERATIONS()` yields (name, function) in a fixed order. `measure.py` runs them on a real GPU, `compare.py` on a traced one.
+The list covers losses, distances, sorting, scattering, recurrent cells, sampling, and layers over strided tensors.
+`bench.sweep` covers more operations in fewer shapes.
 """
 
 import itertools
@@ -14,20 +13,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.rules.operations.fourier_probes import transforms
+from bench.rules.operations.fourier_list import transforms
 
 TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-Probe = tuple[str, Callable[[], Any]]
+Operation = tuple[str, Callable[[], Any]]
 
 
-def SCRATCH_PROBES() -> Iterator[Probe]:  # noqa: N802  (a constant list, made on demand)
-    for part in (_distances, _norms, _losses, _order, _places, _pictures, _cells, _attention, _algebra, _sampling, _reductions):  # fmt: skip
+def OPERATIONS() -> Iterator[Operation]:  # noqa: N802  (a constant list, built on demand)
+    for part in (_distances, _norms, _losses, _sorting, _indexing, _pictures, _cells, _attention, _algebra, _sampling, _reductions):  # fmt: skip
         yield from part()
     yield from (_both(name, make) for name, make in transforms())
 
 
-def _both(name: str, make: Callable[[], Any]) -> Probe:
-    """The forward pass `make`, and a backward pass from its first result."""
+def _both(name: str, make: Callable[[], Any]) -> Operation:
+    """Return an operation that runs the forward pass `make` and a backward pass from its first result."""
 
     def run() -> None:
         out = make()
@@ -47,7 +46,7 @@ def _ints(high: int, *shape: int) -> Tensor:
     return torch.randint(0, high, shape, device="cuda")
 
 
-def _distances() -> Iterator[Probe]:
+def _distances() -> Iterator[Operation]:
     for rows, others, width, p in itertools.product(
         (20, 900, 4096, 40960), (16, 512, 2000), (3, 64), (1.0, 2.0)
     ):
@@ -77,7 +76,7 @@ def _distances() -> Iterator[Probe]:
         )
 
 
-def _norms() -> Iterator[Probe]:
+def _norms() -> Iterator[Operation]:
     shapes = [
         (64, 10), (200, 64), (4096, 64), (50176, 96), (12544, 192), (3136, 384), (784, 768), (200704, 96), (1000, 1024),
         (8192, 512), (16384, 256), (1024, 4096), (300, 5000), (100000, 128), (40000, 33), (32, 20000), (25088, 128), (6272, 1024),
@@ -134,7 +133,7 @@ def _norms() -> Iterator[Probe]:
         )
 
 
-def _losses() -> Iterator[Probe]:
+def _losses() -> Iterator[Operation]:
     for (rows, classes), dtype in itertools.product(
         ((128, 10), (4096, 1000), (2048, 30000)), ("fp32", "bf16")
     ):
@@ -181,7 +180,7 @@ def _dice(scores: Tensor, target: Tensor) -> Tensor:
     return 1 - (2 * (share * wanted).sum((2, 3)) / (share + wanted).sum((2, 3))).mean()
 
 
-def _order() -> Iterator[Probe]:
+def _sorting() -> Iterator[Operation]:
     for (rows, length), dtype in itertools.product(((1, 1000000), (64, 1000), (512, 5000), (16, 8400), (20000, 100), (4096, 16)), ("fp32", "bf16")):  # fmt: skip
 
         def values(r: int = rows, n: int = length, d: str = dtype) -> Tensor:
@@ -204,8 +203,8 @@ def _order() -> Iterator[Probe]:
         yield _both(f"masked_select {tag}", lambda v=values: v()[v() > 1])
 
 
-def _places() -> Iterator[Probe]:
-    """Graphs, tables, memories: rows fetched and added by their numbers."""
+def _indexing() -> Iterator[Operation]:
+    """Graphs, tables and replay buffers: rows gathered and scattered by index."""
     for nodes, edges, width in (
         (1000, 5000, 64),
         (10000, 200000, 32),
@@ -258,7 +257,7 @@ def _places() -> Iterator[Probe]:
         )
 
 
-def _pictures() -> Iterator[Probe]:
+def _pictures() -> Iterator[Operation]:
     for (count, channels, side), dtype, last in itertools.product(((8, 16, 64), (2, 96, 100), (32, 256, 14)), ("fp32", "bf16"), (False, True)):  # fmt: skip
 
         def picture(n: int = count, c: int = channels, s: int = side, d: str = dtype, last: bool = last) -> Tensor:  # fmt: skip
@@ -355,8 +354,8 @@ def _roi_align(picture: Tensor, side: int) -> Tensor:
     return out
 
 
-def _cells() -> Iterator[Probe]:
-    """Recurrent cells, as decoders and agents step through them."""
+def _cells() -> Iterator[Operation]:
+    """Recurrent cells in a loop, as decoders and agents use them."""
     for batch, inputs, hidden, dtype in ((32, 64, 128, "fp32"), (256, 512, 512, "fp32"), (64, 300, 1024, "fp32"), (64, 256, 256, "bf16")):  # fmt: skip
 
         def along(kind: str, b: int = batch, i: int = inputs, h: int = hidden, d: str = dtype) -> Tensor:
@@ -371,7 +370,7 @@ def _cells() -> Iterator[Probe]:
             yield _both(f"{kind} {batch} {inputs}->{hidden} {dtype}", lambda a=along, k=kind: a(k))
 
 
-def _attention() -> Iterator[Probe]:
+def _attention() -> Iterator[Operation]:
     for (batch, length, width, heads), dtype in itertools.product(((8, 100, 256, 8), (4, 333, 384, 6), (32, 49, 96, 3)), TYPES):  # fmt: skip
         tag = f"{batch}x{length}x{width} {dtype}"
 
@@ -430,7 +429,7 @@ def _rotary(q: Tensor) -> Tensor:
     return torch.view_as_real(turned).flatten(-2).to(q.dtype)
 
 
-def _algebra() -> Iterator[Probe]:
+def _algebra() -> Iterator[Operation]:
     for dtype in ("fp32", "bf16"):
         for name, action in {
             "einsum attention": lambda d: torch.einsum("bqhd,bkhd->bhqk", _x(4, 100, 8, 32, dtype=d), _x(4, 100, 8, 32, dtype=d)),
@@ -479,7 +478,7 @@ def _algebra() -> Iterator[Probe]:
         yield _both(f"solve {size}", lambda s=size: torch.linalg.solve(_x(4, s, s), _x(4, s, 3)))
 
 
-def _sampling() -> Iterator[Probe]:
+def _sampling() -> Iterator[Operation]:
     for rows, width in ((64, 6), (2048, 18), (512, 5000)):
         yield _both(
             f"categorical {rows}x{width}",
@@ -507,7 +506,7 @@ def _log_probability(distribution: Any) -> Tensor:
     return out
 
 
-def _reductions() -> Iterator[Probe]:
+def _reductions() -> Iterator[Operation]:
     for (rows, columns), dtype in itertools.product(((100, 100), (4096, 300), (70000, 17), (9, 500000), (1, 3000000), (600000, 3)), ("fp32", "bf16")):  # fmt: skip
 
         def values(r: int = rows, c: int = columns, d: str = dtype) -> Tensor:

@@ -8,12 +8,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.accuracy.cases.case import CaseSet
-from bench.lib.models.blocks import Levels, Noise, against, noisy
-from bench.lib.models.layers import Residual, joined, normed
-from bench.lib.models.parts import Spec, alone, freeze, labelled, made, no_loss, shares, to_numbers
+from bench.lib.models.blocks import DiffusionUNet, UNet, add_noise, adversarial
+from bench.lib.models.layers import Residual, conv_norm, sequential
+from bench.lib.models.parts import (
+    Spec,
+    batch_of,
+    freeze,
+    labelled,
+    no_loss,
+    uniform,
+    unlabelled,
+    with_targets,
+)
 
-SEVENTH_MAKERS = CaseSet()
-case = SEVENTH_MAKERS.case
+CASES = CaseSet()
+case = CASES.case
 
 
 @case("adamw", "amp_fp16", 30, ema=True, clip=True)
@@ -21,28 +30,28 @@ def mugs_from_noise() -> Spec:
     """Pictures of 56 and what they show, which is hidden from one in ten."""
 
     def loss(model: nn.Module, x: Tensor, kind: Tensor) -> Tensor:
-        mixed, noise, time = noisy(x)
+        mixed, noise, time = add_noise(x)
         hidden = torch.rand(len(x), device=x.device) < 0.1
         return F.mse_loss(model(mixed, time, kind.masked_fill(hidden, 24)).float(), noise)
 
-    return Spec(Noise(3, 64, (1, 2, 3), classes=25), labelled(3, 56, 56, classes=24), loss)
+    return Spec(DiffusionUNet(3, 64, (1, 2, 3), classes=25), labelled(3, 56, 56, classes=24), loss)
 
 
 @case("radam", "fp32", 14)
 def consistent_in_one_step() -> Spec:
     """Whatever its noise, a picture of 48 shall come out as from a little less, told by a slow copy (a consistency model)."""
-    now = Noise(3, 48, (1, 2, 2, 3))
+    now = DiffusionUNet(3, 48, (1, 2, 2, 3))
     slow = copy.deepcopy(now)
     freeze(slow)
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
-        mixed, _, time = noisy(x)
+        mixed, _, time = add_noise(x)
         with torch.no_grad():
             wanted = model["slow"](0.9 * mixed + 0.1 * x, 0.9 * time)
         apart = (model["now"](mixed, time) - wanted).pow(2).flatten(1).sum(1)
         return ((apart + 0.01).sqrt() - 0.1).mean()
 
-    return Spec(nn.ModuleDict({"now": now, "slow": slow}), alone(3, 48, 48), loss)
+    return Spec(nn.ModuleDict({"now": now, "slow": slow}), unlabelled(3, 48, 48), loss)
 
 
 class _FewNumbers(nn.Module):
@@ -51,16 +60,16 @@ class _FewNumbers(nn.Module):
     def __init__(self, widths: tuple[int, ...] = (3, 48, 96, 192, 256), codes: int = 16) -> None:
         super().__init__()
         pairs = list(itertools.pairwise(widths))
-        self.enter = joined(
-            *(joined(normed(a, b, 3, 2, act=nn.SiLU)) for a, b in pairs),
+        self.enter = sequential(
+            *(sequential(conv_norm(a, b, 3, 2, act=nn.SiLU)) for a, b in pairs),
             nn.Flatten(),
             nn.Linear(256 * 36, 2 * codes),
         )
         grown = [
-            joined(nn.Upsample(scale_factor=2), normed(b, max(a, 24), act=nn.SiLU))
+            sequential(nn.Upsample(scale_factor=2), conv_norm(b, max(a, 24), act=nn.SiLU))
             for a, b in reversed(pairs)
         ]
-        self.leave = joined(
+        self.leave = sequential(
             nn.Linear(codes, 256 * 36), nn.Unflatten(1, (256, 6, 6)), *grown, nn.Conv2d(24, 3, 1)
         )
 
@@ -73,7 +82,7 @@ class _FewNumbers(nn.Module):
 
 @case("adam", "amp_bf16", 110)
 def toys_as_few_numbers() -> Spec:
-    return Spec(_FewNumbers(), alone(3, 96, 96), lambda m, x: m(x))
+    return Spec(_FewNumbers(), unlabelled(3, 96, 96), lambda m, x: m(x))
 
 
 @case("adam", "fp32", 18)
@@ -84,24 +93,24 @@ def holes_in_facades() -> Spec:
         nn.Sequential(nn.Conv2d(a, b, 4, 2, 1), nn.BatchNorm2d(b), nn.LeakyReLU(0.2))
         for a, b in itertools.pairwise(widths)
     ]
-    judge = joined(*copy.deepcopy(down), nn.Flatten(), nn.Linear(384 * 81, 1))
+    judge = sequential(*copy.deepcopy(down), nn.Flatten(), nn.Linear(384 * 81, 1))
     up = [
         nn.Sequential(nn.ConvTranspose2d(b, a, 4, 2, 1), nn.BatchNorm2d(a), nn.ReLU())
         for a, b in reversed(list(itertools.pairwise((24, *widths[1:]))))
     ]
-    make = joined(*down, normed(384, 384), *up, nn.Conv2d(24, 3, 3, padding=1), nn.Sigmoid())
+    make = sequential(*down, conv_norm(384, 384), *up, nn.Conv2d(24, 3, 3, padding=1), nn.Sigmoid())
 
     def judged(judge: nn.Module, batch: list[Tensor], drawn: Tensor) -> Tensor:
         return F.softplus(-judge(batch[0])).mean() + F.softplus(judge(drawn)).mean()
 
-    turns = against(
+    turns = adversarial(
         lambda make, batch: make(
             F.pad(torch.zeros_like(batch[0][..., 36:108, 36:108]), (36, 36, 36, 36), value=1.0) * batch[0]
         ),
         judged,
         lambda judge, batch, drawn: 0.01 * F.softplus(-judge(drawn)).mean() + F.mse_loss(drawn, batch[0]),
     )
-    return Spec(nn.ModuleDict({"make": make, "judge": judge}), alone(3, 144, 144), no_loss, turns)
+    return Spec(nn.ModuleDict({"make": make, "judge": judge}), unlabelled(3, 144, 144), no_loss, turns)
 
 
 class _Between(nn.Module):
@@ -110,11 +119,11 @@ class _Between(nn.Module):
     def __init__(self, widths: tuple[int, ...] = (32, 64, 128, 256)) -> None:
         super().__init__()
         down = [
-            joined(normed(a, b, 5, 2 if a > 6 else 1, act=nn.PReLU), normed(b, b, act=nn.PReLU))
+            sequential(conv_norm(a, b, 5, 2 if a > 6 else 1, act=nn.PReLU), conv_norm(b, b, act=nn.PReLU))
             for a, b in itertools.pairwise((6, *widths))
         ]
-        up = [joined(normed(a + b, b, act=nn.PReLU)) for a, b in itertools.pairwise(widths[::-1])]
-        self.move = Levels(down, up, nn.Conv2d(32, 5, 3, padding=1))
+        up = [sequential(conv_norm(a + b, b, act=nn.PReLU)) for a, b in itertools.pairwise(widths[::-1])]
+        self.move = UNet(down, up, nn.Conv2d(32, 5, 3, padding=1))
 
     def forward(self, before: Tensor, after: Tensor) -> Tensor:
         ways, trust = self.move(torch.cat([before, after], 1)).float().split((4, 1), 1)
@@ -131,8 +140,8 @@ class _Between(nn.Module):
 
 @case("adamw", "amp_bf16", 10)
 def frames_between() -> Spec:
-    frame = shares(3, 192, 256)
-    return Spec(_Between(), made(frame, frame, frame), lambda m, a, b, y: (m(a, b) - y).abs().mean())
+    frame = uniform(3, 192, 256)
+    return Spec(_Between(), batch_of(frame, frame, frame), lambda m, a, b, y: (m(a, b) - y).abs().mean())
 
 
 class _Divided(nn.Module):
@@ -159,10 +168,16 @@ class _FewBits(nn.Module):
         def larger(outputs: int = width) -> nn.Module:
             return nn.ConvTranspose2d(width, outputs, 5, 2, 2, 1)
 
-        self.enter = joined(*(joined(smaller(a), _Divided(width)) for a in (3, width, width)), smaller(width))
-        self.leave = joined(*(joined(larger(), _Divided(width, back=True)) for _ in range(3)), larger(3))
-        self.squeeze = joined(smaller(width, 3, 1), nn.ReLU(), smaller(width), nn.ReLU(), smaller(width))
-        self.spread = joined(larger(), nn.ReLU(), larger(), nn.ReLU(), smaller(width, 3, 1), nn.Softplus())
+        self.enter = sequential(
+            *(sequential(smaller(a), _Divided(width)) for a in (3, width, width)), smaller(width)
+        )
+        self.leave = sequential(
+            *(sequential(larger(), _Divided(width, back=True)) for _ in range(3)), larger(3)
+        )
+        self.squeeze = sequential(smaller(width, 3, 1), nn.ReLU(), smaller(width), nn.ReLU(), smaller(width))
+        self.spread = sequential(
+            larger(), nn.ReLU(), larger(), nn.ReLU(), smaller(width, 3, 1), nn.Softplus()
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         code = self.enter(x)
@@ -178,7 +193,7 @@ class _FewBits(nn.Module):
 
 @case("adam", "fp32", 8, clip=True)
 def pictures_in_few_bits() -> Spec:
-    return Spec(_FewBits(), alone(3, 256, 256), lambda m, x: m(x))
+    return Spec(_FewBits(), unlabelled(3, 256, 256), lambda m, x: m(x))
 
 
 class _Thick(nn.Module):
@@ -206,8 +221,8 @@ def sharper_by_thick_blocks() -> Spec:
         return nn.Conv2d(48, outputs, 3, padding=1)
 
     body = Residual(*(Residual(_Thick(), _Thick(), _Thick()) for _ in range(4)), plain())
-    larger = [joined(nn.Upsample(scale_factor=2), plain(), nn.LeakyReLU(0.2)) for _ in range(2)]
-    model = joined(nn.Conv2d(3, 48, 3, padding=1), body, *larger, plain(3))
+    larger = [sequential(nn.Upsample(scale_factor=2), plain(), nn.LeakyReLU(0.2)) for _ in range(2)]
+    model = sequential(nn.Conv2d(3, 48, 3, padding=1), body, *larger, plain(3))
     return Spec(
-        model, to_numbers(3, 52, 52, outputs=(3, 208, 208)), lambda m, x, y: F.l1_loss(m(x).float(), y)
+        model, with_targets(3, 52, 52, outputs=(3, 208, 208)), lambda m, x, y: F.l1_loss(m(x).float(), y)
     )

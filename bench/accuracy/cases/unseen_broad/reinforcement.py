@@ -10,22 +10,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.accuracy.cases.case import CaseSet
-from bench.lib.models.layers import Recurrent, Residual, joined
+from bench.lib.models.layers import Recurrent, Residual, sequential
 from bench.lib.models.parts import (
     Spec,
-    Workshop,
-    follow,
+    StepParts,
+    batch_of,
+    ema_update,
     freeze,
-    kinds,
-    made,
+    integers,
+    mlp,
     no_loss,
-    numbers,
-    perceptron,
-    shares,
+    normal,
+    uniform,
 )
 
-SEVENTH_CONTROL = CaseSet()
-case = SEVENTH_CONTROL.case
+CASES = CaseSet()
+case = CASES.case
 
 
 class _NoisyLine(nn.Module):
@@ -61,7 +61,7 @@ def noise_on_the_weights() -> Spec:
         nn.Conv2d(64, 64, 3),
         nn.ReLU(),
     ]
-    model = joined(*see, nn.Flatten(), _NoisyLine(64 * 36, 512), nn.ReLU(), _NoisyLine(512, 9))
+    model = sequential(*see, nn.Flatten(), _NoisyLine(64 * 36, 512), nn.ReLU(), _NoisyLine(512, 9))
 
     def loss(model: nn.Module, screen: Tensor, move: Tensor, reward: Tensor, after: Tensor) -> Tensor:
         with torch.no_grad():
@@ -69,8 +69,8 @@ def noise_on_the_weights() -> Spec:
             wanted = reward + 0.97 * model["slow"](after).gather(1, best)
         return F.smooth_l1_loss(model["now"](screen).gather(1, move), wanted)
 
-    screen = shares(4, 80, 80)
-    return Spec(_with_slow_copy(model), made(screen, kinds(9, 1), numbers(1), screen), loss)
+    screen = uniform(4, 80, 80)
+    return Spec(_with_slow_copy(model), batch_of(screen, integers(9, 1), normal(1), screen), loss)
 
 
 class _LongGame(nn.Module):
@@ -88,10 +88,10 @@ class _LongGame(nn.Module):
                     nn.Conv2d(outputs, outputs, 3, padding=1),
                 )
 
-            return joined(nn.Conv2d(inputs, outputs, 3, padding=1), nn.MaxPool2d(3, 2, 1), bent(), bent())
+            return sequential(nn.Conv2d(inputs, outputs, 3, padding=1), nn.MaxPool2d(3, 2, 1), bent(), bent())
 
         blocks = [block(a, b) for a, b in itertools.pairwise(widths)]
-        self.see = joined(*blocks, nn.ReLU(), nn.Flatten(), nn.Linear(32 * 81, 256), nn.ReLU())
+        self.see = sequential(*blocks, nn.ReLU(), nn.Flatten(), nn.Linear(32 * 81, 256), nn.ReLU())
         self.read, self.moves, self.value = (
             Recurrent(nn.LSTM, 256, 256),
             nn.Linear(256, moves),
@@ -122,7 +122,7 @@ def long_games() -> Spec:
             -(trust * gain * chance).mean() + 0.5 * F.mse_loss(value, gain + value.detach()) + 0.01 * surprise
         )
 
-    return Spec(_LongGame(), made(shares(24, 3, 72, 72), kinds(15, 24), numbers(24), numbers(24)), loss)
+    return Spec(_LongGame(), batch_of(uniform(24, 3, 72, 72), integers(15, 24), normal(24), normal(24)), loss)
 
 
 def _moved(screen: Tensor, far: int = 4) -> Tensor:
@@ -134,7 +134,7 @@ def _moved(screen: Tensor, far: int = 4) -> Tensor:
     return F.grid_sample(screen, grid, padding_mode="border", align_corners=False)
 
 
-def _from_screens(shop: Workshop) -> Callable[[], Tensor]:
+def _from_screens(shop: StepParts) -> Callable[[], Tensor]:
     """A judge learns what moves are worth, and the eyes with it; then the actor, who only looks (DrQ)."""
     see, act, judge, slow = (shop.model[name] for name in ("see", "act", "judge", "slow"))
     of_judge = shop.optimizer([*see.parameters(), *judge.parameters()])
@@ -159,7 +159,7 @@ def _from_screens(shop: Workshop) -> Callable[[], Tensor]:
         of_act.zero_grad()
         (-pleased).backward()
         of_act.step()
-        follow(slow.parameters(), judge.parameters(), 0.01)
+        ema_update(slow.parameters(), judge.parameters(), 0.01)
         return loss.detach()
 
     return step
@@ -172,11 +172,11 @@ def arms_seen_by_a_camera() -> Spec:
         for inputs, stride in ((9, 2), (32, 1), (32, 1), (32, 1))
         for part in (nn.Conv2d(inputs, 32, 3, stride), nn.ReLU())
     ]
-    see = joined(*looks, nn.Flatten(), nn.Linear(32 * 35 * 35, 64), nn.LayerNorm(64), nn.Tanh())
-    both = _with_slow_copy(nn.ModuleList(perceptron(70, 1024, 1024, 1) for _ in range(2)))
-    model = {"see": see, "act": perceptron(64, 1024, 1024, 6), "judge": both["now"], "slow": both["slow"]}
-    screen = shares(9, 84, 84)
-    return Spec(nn.ModuleDict(model), made(screen, numbers(6), numbers(1), screen), no_loss, _from_screens)
+    see = sequential(*looks, nn.Flatten(), nn.Linear(32 * 35 * 35, 64), nn.LayerNorm(64), nn.Tanh())
+    both = _with_slow_copy(nn.ModuleList(mlp(70, 1024, 1024, 1) for _ in range(2)))
+    model = {"see": see, "act": mlp(64, 1024, 1024, 6), "judge": both["now"], "slow": both["slow"]}
+    screen = uniform(9, 84, 84)
+    return Spec(nn.ModuleDict(model), batch_of(screen, normal(6), normal(1), screen), no_loss, _from_screens)
 
 
 @case("adam", "fp32", 1024)
@@ -193,8 +193,8 @@ def cautious_after_logs() -> Spec:
         return F.mse_loss(known, wanted) + 5 * (judge(here).logsumexp(1) - known).mean()
 
     return Spec(
-        _with_slow_copy(perceptron(47, 384, 384, 384, 1)),
-        made(numbers(39), numbers(8), numbers(1), numbers(39)),
+        _with_slow_copy(mlp(47, 384, 384, 384, 1)),
+        batch_of(normal(39), normal(8), normal(1), normal(39)),
         loss,
     )
 
@@ -205,8 +205,8 @@ class _Team(nn.Module):
     def __init__(self, drones: int = 8, sees: int = 110, state: int = 240, moves: int = 14) -> None:
         super().__init__()
         self.enter, self.cell, self.leave = nn.Linear(sees, 128), nn.GRUCell(128, 128), nn.Linear(128, moves)
-        self.first, self.bias = perceptron(state, 128, drones * 64), nn.Linear(state, 64)
-        self.second, self.last = perceptron(state, 128, 64), perceptron(state, 64, 1)
+        self.first, self.bias = mlp(state, 128, drones * 64), nn.Linear(state, 64)
+        self.second, self.last = mlp(state, 128, 64), mlp(state, 64, 1)
 
     def forward(self, seen: Tensor, state: Tensor, move: Tensor) -> Tensor:
         memory, worth = seen.new_zeros(seen[:, 0, :, 0].numel(), 128), []
@@ -223,7 +223,7 @@ class _Team(nn.Module):
 def team_of_drones() -> Spec:
     return Spec(
         _Team(),
-        made(numbers(40, 8, 110), numbers(40, 240), kinds(14, 40, 8), numbers(40)),
+        batch_of(normal(40, 8, 110), normal(40, 240), integers(14, 40, 8), normal(40)),
         lambda m, seen, state, move, y: F.mse_loss(m(seen, state, move), y),
     )
 
@@ -245,11 +245,11 @@ def seven_models_of_one_world() -> Spec:
     """Where does a move lead? Seven answers with their spreads (a probabilistic ensemble)."""
     widths = (32, 400, 400, 400, 400)
     layers = [part for a, b in itertools.pairwise(widths) for part in (_Together(7, a, b), nn.SiLU())]
-    model = joined(*layers, _Together(7, 400, 2 * 26))
+    model = sequential(*layers, _Together(7, 400, 2 * 26))
 
     def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         mean, spread = model(x.expand(7, -1, -1)).chunk(2, 2)
         spread = -F.softplus(-spread - 4)
         return ((mean - y).pow(2) * torch.exp(-spread) + spread).mean()
 
-    return Spec(model, made(numbers(32), numbers(26)), loss)
+    return Spec(model, batch_of(normal(32), normal(26)), loss)

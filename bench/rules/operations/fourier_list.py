@@ -1,7 +1,7 @@
-"""Fourier transforms, each as a small forward and backward pass: cuFFT does not publish what it takes beside its results.
+"""Fourier transforms for `operation_list`: cuFFT does not document the size of its workspaces.
 
-Part of the list in `scratch_probes`: one, two and three dimensions, lengths made of small primes and of large ones, the last
-dimensions and others, two numbers of examples each.
+One, two and three dimensions; lengths with small and with large prime factors; the last dimensions and others; two
+batch sizes each.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Probe = tuple[str, Callable[[], Tensor]]
+Operation = tuple[str, Callable[[], Tensor]]
 
 LENGTHS = (64, 100, 128, 197, 200, 256, 400, 441, 512, 768, 1000, 1024, 2000, 2048, 4096, 5000, 8192, 10000, 16000, 16384, 22050, 65536, 131, 997)  # fmt: skip
 PLANES = (
@@ -18,11 +18,11 @@ PLANES = (
     (256, 256), (512, 512), (64, 128), (128, 64), (37, 37), (128, 768), (421, 421),
 )  # fmt: skip
 VALUES = (1 << 19, 1 << 21)
-"""About so many numbers are transformed at once."""
+"""Approximate number of values per transform."""
 
 
-def transforms() -> Iterator[Probe]:
-    """(name, forward pass)."""
+def transforms() -> Iterator[Operation]:
+    """Yield (name, forward pass)."""
     for values in VALUES:
         for length in LENGTHS:
             yield from _kinds((max(1, values // length), length), (1,))
@@ -43,7 +43,7 @@ def transforms() -> Iterator[Probe]:
             )  # fmt: skip
 
 
-def _kinds(shape: tuple[int, ...], dims: tuple[int, ...]) -> Iterator[Probe]:
+def _kinds(shape: tuple[int, ...], dims: tuple[int, ...]) -> Iterator[Operation]:
     tag = "x".join(map(str, shape)) + " over " + ",".join(map(str, dims))
     last = shape[dims[-1]]
     half = tuple(last // 2 + 1 if index == dims[-1] else size for index, size in enumerate(shape))
