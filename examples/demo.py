@@ -1,7 +1,7 @@
-"""`make demo`: a training run that does not fit its GPU, what Legroom says about it, and the same run mended.
+"""`make demo`: a training run that does not fit its GPU, Legroom's report, and the same run with the suggested fix.
 
-No GPU is needed: the script is written for CUDA, and a virtual GPU of the given size serves it. The second command is
-not made up here: it is the one that the report of the first ends with.
+The demo needs no GPU: it runs a CUDA script on a virtual GPU. The second command is the one that the report of the
+first run suggests.
 """
 
 import json
@@ -15,40 +15,38 @@ TOO_LARGE = "run --gpu 384MiB examples/digits_cnn.py --batch-size 256"
 
 
 def main() -> int:
-    print("A small CNN on handwritten digits, in batches of 256, on a GPU that is too small for them.")
+    print("Training a small CNN on handwritten digits with a batch size that does not fit the GPU.")
     first = legroom(TOO_LARGE, capture="demo.legroom")
     if first != 1:
-        return complain(f"the first run should have run out of memory and ended with 1, not {first}")
-    mended = next_command("demo.legroom")
-    if "--batch-size" not in mended or mended == TOO_LARGE:
-        return complain(f"the report should have ended with a smaller batch, not '{mended}'")
-    print("\nAnd now as the report says.")
-    second = legroom(mended, capture="demo-mended.legroom")
+        return fail(f"the first run should run out of memory and exit with 1, but it exited with {first}")
+    suggested = next_command("demo.legroom")
+    if "--batch-size" not in suggested or suggested == TOO_LARGE:
+        return fail(f"the report should suggest a smaller batch size, not '{suggested}'")
+    print("\nNow with the suggested batch size:")
+    second = legroom(suggested, capture="demo-fixed.legroom")
     if second != 0:
-        return complain(f"the second run should have trained to its end, not ended with {second}")
-    print(
-        "\nThat was the demo. Your own script, on a GPU of any size:  .venv/bin/legroom run --gpu 8GiB train.py"
-    )
+        return fail(f"the second run should succeed, but it exited with {second}")
+    print("\nDone. To run your own script on a virtual GPU:  .venv/bin/legroom run --gpu 8GiB train.py")
     return 0
 
 
-def legroom(words: str, *, capture: str) -> int:
-    """Run a command as a person would; the capture's name is kept out of what is shown."""
-    print(f"\n$ legroom {words}\n", flush=True)
-    verb, *rest = shlex.split(words)
+def legroom(arguments: str, *, capture: str) -> int:
+    """Run a legroom command. The printed command omits the name of the capture."""
+    print(f"\n$ legroom {arguments}\n", flush=True)
+    verb, *rest = shlex.split(arguments)
     command = [sys.executable, "-m", "legroom", verb, "-o", capture, "--force", *rest]
     return subprocess.run(command, cwd=ROOT, check=False).returncode
 
 
 def next_command(capture: str) -> str:
-    """What the report says to type next, without the program's name."""
+    """The next command that the report suggests, without the program name."""
     command = [sys.executable, "-m", "legroom", "report", capture, "--format", "json"]
     report = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout)
     return report["next"][0].removeprefix("legroom ")
 
 
-def complain(sentence: str) -> int:
-    print(f"\nThe demo did not go as meant: {sentence}.", file=sys.stderr)
+def fail(reason: str) -> int:
+    print(f"\nThe demo failed: {reason}.", file=sys.stderr)
     return 1
 
 

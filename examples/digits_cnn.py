@@ -1,4 +1,4 @@
-"""Train a small convolutional network on scikit-learn's handwritten digits, scaled up to 64 x 64 pixels."""
+"""Train a small convolutional network on scikit-learn's handwritten digits, upscaled to 64 x 64 pixels."""
 
 import argparse
 import time
@@ -77,11 +77,11 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr)
 
     for epoch in range(1, arguments.epochs + 1):
-        began = time.perf_counter()
+        start = time.perf_counter()
         loss = train_epoch(model, train_loader, optimizer, device)
         print(
             f"epoch {epoch}: loss {loss:.3f}, accuracy {accuracy(model, test_loader, device):.1%}, "
-            f"{time.perf_counter() - began:.1f} s on {device}",
+            f"{time.perf_counter() - start:.1f} s on {device}",
             flush=True,
         )
 

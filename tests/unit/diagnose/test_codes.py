@@ -39,7 +39,7 @@ def test_every_page_has_a_title_and_a_kind_and_those_of_rules_show_what_to_write
     for page in all_pages().values():
         assert page.title
         assert page.kind in KINDS.values()
-        assert not page.is_lint_rule or "\n# write\n" in page.body, page.code
+        assert not page.is_lint_rule or "\n## Use instead\n" in page.body, page.code
 
 
 def test_a_page_is_found_in_any_case() -> None:

@@ -54,7 +54,7 @@ class TestFigures:
 
     def test_causes_that_figures_decide_are_not_told_again(self) -> None:
         told = explain(next(row["text"] for row in TEXTS if "allocate 546" in row["text"]))
-        assert [cause.cause for cause in told.causes[2:]] == ["Something keeps tensors from step to step."]
+        assert [cause.cause for cause in told.causes[2:]] == ["Tensors are kept alive from step to step."]
 
     def test_much_reserved_and_little_allocated_is_fragmentation(self) -> None:
         told = explain(

@@ -280,7 +280,7 @@ def page_parts(code: str) -> tuple[str, tuple[Cause, ...]]:
     meaning, _, listed = find_page(code).body.partition("## Causes")
     causes = []
     for item in re.split(r"(?m)^\d+\. ", listed)[1:]:
-        cause, check, fix = re.split(r"\n\s+(?:Check|Fix): ", item.strip())
+        cause, check, fix = re.split(r"\n\s+- (?:Check|Fix): ", item.strip())
         causes.append(Cause(cause=_joined(cause), check=_joined(check), fix=_joined(fix)))
     return _joined(meaning), tuple(causes)
 

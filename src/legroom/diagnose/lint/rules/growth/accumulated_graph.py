@@ -1,31 +1,38 @@
 """LG101: Memory grows with every step
 
-Device memory rose at the end of each of the last steps, from the same lines. Something outlives its step: a
-list that collects losses or outputs, a running total that is still a tensor, a hook or cache that never lets
-go.
+## What it detects
+In a report: device memory or an autograd graph grew in each of the last steps, from the same lines. The report shows the
+line that allocates the memory, and the variable that keeps it alive if Legroom found one.
 
-A loss tensor is four bytes, but it holds the autograd graph behind it, and in evaluation (or with
-`retain_graph=True`) every activation of that step. The run ends in an out-of-memory error hours later, on
-whatever line is unlucky.
+In source code (`legroom lint`): a loop that trains or evaluates sums, appends or stores a loss or output that still has
+its graph, and nothing in the loop clears the container. The rule also covers objects that retain their arguments.
 
+The rule allows printing a loss, a `deque` with a limit, and a sum of several losses with one backward pass.
+
+## Why this is a problem
+A loss tensor has only four bytes, but it keeps the autograd graph of its step alive. In evaluation, or with
+`retain_graph=True`, the graph keeps every activation of the step. After some time the run fails with an out-of-memory
+error on an unrelated line.
+
+## Example
 ```python
-# instead of
 losses.append(loss)                      # keeps the graph of every step
 total = total + loss
-# write
-losses.append(loss.item())               # a number
-total += loss.item()
-outputs.append(output.detach().cpu())    # a tensor, on the host, without its history
+outputs.append(output)
 ```
 
-In a report, the line is where the growing memory is *made*; the variable that keeps it is named where
-Legroom could see it. Effect: all that has grown so far, less one step.
+## Use instead
+```python
+losses.append(loss.item())               # a Python number
+total += loss.item()
+outputs.append(output.detach().cpu())    # a tensor on the host, without its graph
+```
 
-**In code** (`legroom lint`): a loss or an output that still has its graph is added up, appended, put under a new key or
-given to an object that keeps it, in a loop that trains or evaluates, and nothing empties that place in the loop. Printing
-it, a `deque` with a limit, a sum over several losses that goes backward once, are fine.
+## Estimated saving
+All memory that has accumulated so far, except that of one step.
 
-**Fix**: safe. `.item()` where only the number is used afterwards, else `.detach()`.
+## Fix safety
+The fix is safe. It adds `.item()` if only the number is used later, and `.detach()` otherwise.
 """
 
 from collections.abc import Iterator

@@ -1,21 +1,27 @@
 """LG115: Every step adds a parameter group
 
-A parameter group stays in the optimizer, with the parameters in it and their state. Added in the loop, each step makes the optimizer
-larger and slower.
+## What it detects
+An unconditional call of `add_param_group` in a training loop.
 
+## Why this is a problem
+A parameter group stays in the optimizer, with its parameters and their state. If each step adds one, the optimizer uses more memory and
+time in every step.
+
+## Example
 ```python
-# instead of
 for batch in loader:
     optimizer.add_param_group({"params": head.parameters()})
-# write
+```
+
+## Use instead
+```python
 optimizer.add_param_group({"params": head.parameters()})
 for batch in loader:
     ...
 ```
 
-**In code**: `add_param_group` in a loop that trains, under no condition.
-
-**Fix**: none.
+## Fix safety
+No automatic fix is available.
 """
 
 from collections.abc import Iterator

@@ -1,22 +1,31 @@
-"""LG111: A cache keeps a tensor of every call
+"""LG111: A cache keeps the tensors of every call alive
 
-`functools.lru_cache` keeps the arguments and the result of every different call; tensors differ by identity, so that
-each call is a new one. On a method it keeps `self` as well: the whole model lives as long as the class.
+## What it detects
+`lru_cache` or `cache` in one of these places:
 
+- on a method of an `nn.Module`, or on a method that returns tensors;
+- without an explicit `maxsize`, on a function that takes tensors;
+- without a limit (`cache`, `maxsize=None`), on a function that returns tensors.
+
+## Why this is a problem
+`functools.lru_cache` stores the arguments and the result of every distinct call. Tensors are compared by identity, so every
+call is distinct. On a method, the cache also stores `self`, so the whole model stays alive as long as the class.
+
+If a mask or a table depends only on sizes, register it as a buffer or give the cache a small `maxsize`.
+
+## Example
 ```python
-# instead of
 @lru_cache(maxsize=None)
 def embed(self, tokens): ...
-# write
-self.cache = {}                          # of this object; key by values, keep results detached, empty it per epoch
 ```
 
-For a mask or a table that depends on sizes alone, register a buffer, or give the cache a small `maxsize`.
+## Use instead
+```python
+self.cache = {}                          # per object: use values as keys, store detached results, clear it per epoch
+```
 
-**In code**: `lru_cache` or `cache` on a method of a class that works with tensors, on a function that takes tensors and has no
-limit of its own, or without a limit on one that makes them.
-
-**Fix**: none.
+## Fix safety
+No automatic fix is available.
 """
 
 from collections.abc import Iterator

@@ -1,25 +1,34 @@
 """LG104: Activations of earlier steps are still alive
 
-What autograd saved in a step that is over has not been released. A backward pass releases it, so either there
-was none, or it was called with `retain_graph=True`, or a state carried from step to step (a recurrent
-network's) still has its history.
+## What it detects
+In a report: activations that autograd saved in an earlier step are still allocated.
 
+In source code (`legroom lint`): a model receives a state and returns it under the same name, in a loop with a backward pass
+or with gradients enabled, and nothing in the loop detaches or recreates the state. The rule allows a loop over the time
+steps within one training step.
+
+## Why this is a problem
+The backward pass releases saved activations. They stay allocated if there is no backward pass, if it uses
+`retain_graph=True`, or if a state carried from step to step (for example in a recurrent network) keeps its history.
+
+## Example
 ```python
-# instead of
 hidden = model(x, hidden)                # the graph reaches back to the first step
 loss.backward(retain_graph=True)
-# write
+```
+
+## Use instead
+```python
 hidden = model(x, hidden.detach())
 loss.backward()
 ```
 
-Effect: the bytes of those activations.
+## Estimated saving
+The size of these activations.
 
-**In code** (`legroom lint`): a state goes into a model and comes back under the same name, in a loop with a backward pass or one that evaluates
-with gradients on, and nothing in the loop detaches it or makes it anew. A loop over the time steps inside one step is fine.
-
-**Fix**: unsafe. `.detach()` on the state that goes in: gradients then stop at the step's beginning, which is what truncated
-back-propagation through time means; a tuple or list of states gets each of its parts detached, and a state that begins as `None` stays so.
+## Fix safety
+The fix is unsafe. It detaches the state that the model receives, so gradients stop at the beginning of the step, as in
+truncated backpropagation through time. In a tuple or list of states, every element is detached. An initial `None` stays `None`.
 """
 
 from collections.abc import Iterator

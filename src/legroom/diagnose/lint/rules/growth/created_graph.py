@@ -1,20 +1,27 @@
-"""LG109: backward() builds a graph of the gradients
+"""LG109: backward() creates a graph of the gradients
 
-With `create_graph=True` the gradients know how they were computed. Each parameter then holds its gradient, the gradient its
-graph, and the graph the parameter: a cycle that only the garbage collector frees, with all activations of the step in it.
+## What it detects
+`create_graph=True` in a call of `backward`. The argument is allowed in `torch.autograd.grad`.
 
+## Why this is a problem
+With `create_graph=True`, gradients have their own graph. Each parameter references its gradient, the gradient references its
+graph, and the graph references the parameter. Only the garbage collector can free this reference cycle, which keeps all
+activations of the step alive.
+
+## Example
 ```python
-# instead of
 loss.backward(create_graph=True)
 penalty = sum(p.grad.norm() for p in model.parameters())
-# write
-gradients = torch.autograd.grad(loss, model.parameters(), create_graph=True)
-penalty = sum(gradient.norm() for gradient in gradients)   # no parameter holds these
 ```
 
-**In code**: `create_graph=True` in a call of `backward`. In `torch.autograd.grad` it is fine.
+## Use instead
+```python
+gradients = torch.autograd.grad(loss, model.parameters(), create_graph=True)
+penalty = sum(gradient.norm() for gradient in gradients)   # no parameter references these gradients
+```
 
-**Fix**: none; if no second derivative is wanted, remove the argument.
+## Fix safety
+No automatic fix is available. If you do not need second derivatives, remove the argument.
 """
 
 from collections.abc import Iterator

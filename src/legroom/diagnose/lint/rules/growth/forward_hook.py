@@ -1,22 +1,28 @@
-"""LG110: A hook keeps what it is given
+"""LG110: A hook stores module outputs
 
-A hook is called with every forward pass. If it appends the output to a list, one more output is kept with each, and with it the graph of
-that step.
+## What it detects
+A function passed to `register_forward_hook` (or another hook) stores its arguments in a container that is never cleared.
 
+## Why this is a problem
+A hook runs in every forward pass. If it appends the output to a list, each pass adds one more output, and each output keeps the graph of
+its step alive.
+
+Clear the list after each step if you need all outputs of one step. Call `handle.remove()` on hooks that you no longer need.
+
+## Example
 ```python
-# instead of
 def hook(module, inputs, output):
     features.append(output)
-# write
-def hook(module, inputs, output):
-    features[module] = output.detach()   # the last one only
 ```
 
-Empty the list after each step if you need all of one step, and `handle.remove()` hooks that are no longer wanted.
+## Use instead
+```python
+def hook(module, inputs, output):
+    features[module] = output.detach()   # keeps only the latest output
+```
 
-**In code**: a function given to `register_forward_hook` (or another hook) puts what it is given into something that is never emptied.
-
-**Fix**: safe: `.detach()`, so that no graph is kept; what is appended still adds up until you empty it.
+## Fix safety
+The fix is safe. It adds `.detach()`, so no graph is kept. The container still grows until you clear it.
 """
 
 from collections.abc import Iterator

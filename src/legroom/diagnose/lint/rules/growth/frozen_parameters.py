@@ -1,20 +1,27 @@
-"""LG112: The optimizer is given frozen parameters
+"""LG112: The optimizer receives frozen parameters
 
-Parameters with `requires_grad = False` get no gradient, so an optimizer skips them; but it still lists them, keeps any state they had
-before they were frozen, moves a gradient left from before, and sharded optimizers reserve room for all of them.
+## What it detects
+Part of a model is frozen, nothing is unfrozen later, and an optimizer receives all parameters of the model.
 
+## Why this is a problem
+Parameters with `requires_grad = False` get no gradient, so the optimizer does not update them. But it still lists them and keeps any state from before they were
+frozen. It applies gradients that are left from before. Sharded optimizers reserve memory for all of them.
+
+## Example
 ```python
-# instead of
 for parameter in model.backbone.parameters():
     parameter.requires_grad = False
 optimizer = torch.optim.AdamW(model.parameters())
-# write
+```
+
+## Use instead
+```python
 optimizer = torch.optim.AdamW(p for p in model.parameters() if p.requires_grad)
 ```
 
-**In code**: parts of a model are frozen, nothing is unfrozen, and an optimizer is given all of that model's parameters.
-
-**Fix**: unsafe: only those that require gradients are given; an optimizer state saved before does not fit any more.
+## Fix safety
+The fix is unsafe. The optimizer receives only parameters that require gradients, so it cannot load an optimizer state that was
+saved before.
 """
 
 from collections.abc import Iterator

@@ -1,22 +1,26 @@
-"""LG116: One tensor is born larger with every step
+"""LG116: A tensor is concatenated to itself in every step
 
-A tensor is joined with what the step made and put back under its own name. Each round allocates the whole history
-again, so that memory and time grow with every step, and just before the old one is dropped both are alive. If
-gradients are on, the graph of all earlier steps hangs on it as well.
+## What it detects
+`x = torch.cat([x, ...])` (or `stack`, `hstack`, `vstack`) in a training loop that never truncates or recreates `x`.
 
+## Why this is a problem
+Each iteration allocates the whole history again, so memory use and time grow with every step. During the concatenation, the old and the
+new tensor are both allocated. If gradients are enabled, the tensor also keeps the graphs of all earlier steps alive.
+
+## Example
 ```python
-# instead of
 history = torch.cat([history, output])
-# write
-history.append(output.detach().cpu())    # a list; torch.cat(history) once, at the end
-history = torch.cat([history, output.detach()])[-1000:]   # or the last ones only
 ```
 
-**In code**: `x = torch.cat([x, ...])` (or `stack`, `hstack`, `vstack`) in a loop that trains, of an `x` that the loop never
-cuts or makes anew.
+## Use instead
+```python
+history.append(output.detach().cpu())    # a list; call torch.cat(history) once, at the end
+history = torch.cat([history, output.detach()])[-1000:]   # or keep only the latest elements
+```
 
-**Fix**: safe where what is joined has a graph and nothing goes backward through the history: `.detach()` takes the graph
-away; the history itself still grows until you bound it.
+## Fix safety
+The fix is safe if the added tensor has a graph and no backward pass goes through the history. It adds `.detach()`, so no graph is kept. The history still
+grows until you limit it.
 """
 
 from collections.abc import Iterator

@@ -1,22 +1,28 @@
 """LG113: Gradients are never cleared
 
-`backward()` adds to the gradients that are there. If nothing clears them, every step moves along the sum of all steps so far, and
-the gradients stay alive through each forward pass, beside its activations.
+## What it detects
+A loop calls `backward()` and `step()` of an optimizer, but neither the function nor a function of the same file that it
+calls uses `zero_grad` or assigns `.grad`.
 
+## Why this is a problem
+`backward()` adds to the existing gradients. If they are never cleared, each step uses the sum of the gradients of all steps so far. The
+gradients also stay allocated during each forward pass, together with its activations.
+
+## Example
 ```python
-# instead of
 loss.backward()
 optimizer.step()
-# write
+```
+
+## Use instead
+```python
 loss.backward()
 optimizer.step()
 optimizer.zero_grad(set_to_none=True)
 ```
 
-**In code**: a loop has `backward()` and an optimizer's `step()`, and neither the function nor one that it calls in this file has
-`zero_grad` or sets `.grad`.
-
-**Fix**: unsafe: the line is added after the step, and the training computes something else than before.
+## Fix safety
+The fix is unsafe. It adds `zero_grad` after the step, which changes the result of the training.
 """
 
 from collections.abc import Iterator

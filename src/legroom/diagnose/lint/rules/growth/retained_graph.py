@@ -1,22 +1,28 @@
 """LG108: Every backward pass retains the graph
 
-`backward()` frees what the forward pass saved, layer by layer, which is what makes room for the gradients. With
-`retain_graph=True` all of it stays until the last name of the loss is gone: the peak is higher in every step. It is needed only where
-a second backward pass goes through the same graph.
+## What it detects
+`retain_graph=True` in a loop, without another backward pass later in the same iteration.
 
+## Why this is a problem
+`backward()` frees the saved activations layer by layer, which makes room for the gradients. With `retain_graph=True`, all
+of them stay allocated until the loss is released, so the peak is higher in every step. The argument is needed only if a second backward
+pass goes through the same graph.
+
+If PyTorch then raises "Trying to backward through the graph a second time", a tensor is carried from step to step with its graph. Detach that
+tensor instead (LG104).
+
+## Example
 ```python
-# instead of
 loss.backward(retain_graph=True)
-# write
+```
+
+## Use instead
+```python
 loss.backward()
 ```
 
-If PyTorch then says "Trying to backward through the graph a second time", something carries its history from step to step: detach
-that instead (LG104).
-
-**In code**: `retain_graph=True` in a loop, with no other backward pass after it in the same round.
-
-**Fix**: unsafe: the argument is removed.
+## Fix safety
+The fix is unsafe. It removes the argument.
 """
 
 from collections.abc import Iterator

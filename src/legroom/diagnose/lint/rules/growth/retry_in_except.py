@@ -1,30 +1,36 @@
 """LG106: A retry runs inside the except block
 
-While an `except` block runs, the exception is alive, its traceback with it, and through that every frame of the
-failed attempt with all its tensors. A retry there has less memory than the attempt that failed; `empty_cache()` in
-that block frees nothing that matters.
+## What it detects
+An `except` block for out-of-memory errors (or `RuntimeError`) calls a model, `backward`, or the function that the `try`
+block called.
 
+## Why this is a problem
+During an `except` block the exception is alive. Its traceback keeps every frame of the failed attempt alive, with all its
+tensors. A retry inside the block has less memory than the failed attempt. `empty_cache()` inside the block cannot free
+these tensors.
+
+## Example
 ```python
-# instead of
 try:
     step(batch)
 except torch.OutOfMemoryError:
     torch.cuda.empty_cache()
-    step(batch[: len(batch) // 2])       # the failed attempt is still alive
-# write
+    step(batch[: len(batch) // 2])       # tensors of the failed attempt are still allocated
+```
+
+## Use instead
+```python
 failed = False
 try:
     step(batch)
 except torch.OutOfMemoryError:
     failed = True
-if failed:                               # outside: the exception is gone
+if failed:                               # outside the block, the exception is released
     step(batch[: len(batch) // 2])
 ```
 
-**In code**: an `except` block for out-of-memory errors (or `RuntimeError`) calls a model, `backward`, or again the function that
-the `try` block called.
-
-**Fix**: none; where the retry belongs is yours to say.
+## Fix safety
+No automatic fix is available, because the right place for the retry depends on your code.
 """
 
 from collections.abc import Iterator

@@ -1,19 +1,24 @@
-"""LG114: A custom function keeps tensors on its context
+"""LG114: An autograd function stores tensors as attributes of ctx
 
-What `ctx.save_for_backward` saves is freed by the backward pass. A tensor that is set as an attribute of `ctx` lives as long
-as the graph; an output set there forms a cycle with the graph that made it, which is never freed by counting references.
+## What it detects
+The `forward` method of a `torch.autograd.Function` assigns a tensor to an attribute of the context.
 
+## Why this is a problem
+The backward pass frees tensors saved with `ctx.save_for_backward`. A tensor stored as an attribute of `ctx` stays alive as long
+as the graph. If it is an output, it forms a reference cycle with its own graph, which reference counting never frees.
+
+## Example
 ```python
-# instead of
 ctx.input = input
-# write
-ctx.save_for_backward(input)             # and `input, = ctx.saved_tensors` in backward
 ```
 
-**In code**: in the `forward` of a `torch.autograd.Function`, a tensor that was computed there or that is used as one becomes an
-attribute of the context.
+## Use instead
+```python
+ctx.save_for_backward(input)             # in backward: input, = ctx.saved_tensors
+```
 
-**Fix**: none: `backward` must read it from `ctx.saved_tensors`.
+## Fix safety
+No automatic fix is available, because `backward` must read the tensor from `ctx.saved_tensors`.
 """
 
 from collections.abc import Iterator

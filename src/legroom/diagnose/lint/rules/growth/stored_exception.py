@@ -1,23 +1,29 @@
-"""LG107: A stored exception keeps the tensors of its step
+"""LG107: A stored exception keeps tensors alive
 
-An exception holds its traceback, the traceback every frame, and each frame its local variables: the batch, the
-outputs, the loss with its graph. Kept in a list or an attribute, an exception keeps all of them.
+## What it detects
+The name bound by `except ... as name` is stored in an object that outlives the block, and the `try` block (or a function
+of the same file that it calls) uses tensors.
 
+## Why this is a problem
+An exception references its traceback, the traceback references every frame, and each frame references its local
+variables: the batch, the outputs, and the loss with its graph. A stored exception keeps all of them alive.
+
+## Example
 ```python
-# instead of
 except RuntimeError as error:
     errors.append(error)
-# write
+```
+
+## Use instead
+```python
 except RuntimeError as error:
-    errors.append(str(error))                     # the text
+    errors.append(str(error))                     # only the message
     errors.append(error.with_traceback(None))     # or the exception without its frames
 ```
 
-**In code**: the name that `except ... as name` binds is stored in something that outlives the block, where the `try` block (or a function
-of this file that it calls) works with tensors.
-
-**Fix**: unsafe. `.with_traceback(None)` drops the frames: raised again, it shows another traceback. None where the exception has tensors
-of its own, or was raised from another one.
+## Fix safety
+The fix is unsafe. It adds `.with_traceback(None)`, so the exception shows a different traceback if it is raised again.
+No fix is available if the exception itself references tensors or was raised from another exception.
 """
 
 from collections.abc import Iterator

@@ -1,23 +1,30 @@
 """LG403: The backward pass runs under autocast
 
-Backward operations run in the type of their forward operations by themselves. Under autocast they gain nothing, and the copies of the
-weights in half precision, which autocast drops when its block ends, live through the whole backward pass, where memory is shortest.
+## What it detects
+`backward()` inside a `with` block of `autocast`.
 
+## Why this is a problem
+Backward operations automatically use the dtype of their forward operations, so autocast has no benefit for them. Autocast keeps half-precision
+copies of the weights until its block ends. If the backward pass is inside the block, these copies stay allocated when memory use is
+highest.
+
+## Example
 ```python
-# instead of
 with torch.autocast("cuda", dtype=torch.bfloat16):
     loss = criterion(model(x), y)
     loss.backward()
-# write
+```
+
+## Use instead
+```python
 with torch.autocast("cuda", dtype=torch.bfloat16):
     loss = criterion(model(x), y)
 loss.backward()
 ```
 
-**In code**: `backward()` inside a `with` block of `autocast`.
-
-**Fix**: the lines from `backward()` to the end of the block leave it. Safe where all of them are backward passes, optimizer, scaler
-and scheduler steps; else unsafe.
+## Fix safety
+The fix moves the lines from `backward()` to the end of the block out of it. It is safe if these lines only contain backward passes and optimizer,
+scaler and scheduler steps, and unsafe otherwise.
 """
 
 from collections.abc import Iterator

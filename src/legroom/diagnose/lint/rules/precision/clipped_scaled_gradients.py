@@ -1,23 +1,29 @@
-"""LG404: Gradients are clipped while they are scaled
+"""LG404: Gradients are clipped before they are unscaled
 
-A `GradScaler` multiplies the loss, and so the gradients, by a large factor. Clipped before they are unscaled, they are cut to a tiny fraction
-of what was meant, by a factor that changes during the run.
+## What it detects
+`clip_grad_norm_` or `clip_grad_value_` after `scaler.scale(...).backward()`, in a function without `unscale_`.
 
+## Why this is a problem
+`GradScaler` multiplies the loss, and with it the gradients, by a large factor. If the gradients are clipped before they are unscaled, they become
+much smaller than intended. The factor also changes during the run.
+
+## Example
 ```python
-# instead of
 scaler.scale(loss).backward()
 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
 scaler.step(optimizer)
-# write
+```
+
+## Use instead
+```python
 scaler.scale(loss).backward()
 scaler.unscale_(optimizer)
 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
 scaler.step(optimizer)
 ```
 
-**In code**: `clip_grad_norm_` or `clip_grad_value_` after `scaler.scale(...).backward()` in a function without `unscale_`.
-
-**Fix**: unsafe: `unscale_` is added before the clipping, and the training takes other steps than before.
+## Fix safety
+The fix is unsafe. It adds `unscale_` before the clipping, which changes the result of the training.
 """
 
 from collections.abc import Iterator

@@ -1,23 +1,31 @@
-"""LG406: .data goes behind autograd's back
+"""LG406: .data bypasses autograd
 
-`.data` shares the tensor's memory but not its count of changes: a change through it is invisible to autograd, and gradients can be
-silently wrong. `.detach()` gives the same tensor without a graph, and autograd notices when it is changed too late.
+## What it detects
+`.data` of a value that is known to be a tensor: an output, a parameter, a `.weight`, a `.grad`. The rule allows:
 
+- assigning a new tensor to change the dtype or device of a parameter (`p.data = p.data.to(torch.bfloat16)`);
+- initialization in `__init__`, `_init_weights` and similar methods;
+- reading metadata (`w.data.shape`).
+
+## Why this is a problem
+`.data` shares the memory of the tensor, but not its version counter. Autograd does not see a change through `.data`, and gradients can be silently
+wrong. `.detach()` also returns a tensor without a graph, and autograd raises an error if a change makes a gradient invalid.
+
+## Example
 ```python
-# instead of
 total += loss.data
 p.data -= lr * p.grad.data
-# write
+```
+
+## Use instead
+```python
 total += loss.detach()                   # or loss.item()
 with torch.no_grad():
     p -= lr * p.grad
 ```
 
-**In code**: `.data` of a value that is known to be a tensor: a result, a parameter, a `.weight`, a `.grad`. Giving a parameter another
-tensor (`p.data = p.data.to(torch.bfloat16)`) is how its type or device is changed, and is fine; so are first values given in `__init__`,
-`_init_weights` and the like, and asking for a form (`w.data.shape`).
-
-**Fix**: safe where it is only read: `.detach()`. Where something is changed through it, or it is assigned, none.
+## Fix safety
+The fix is safe. It replaces `.data` by `.detach()` if the value is only read. No fix is available if `.data` is assigned or changed.
 """
 
 import re

@@ -1,25 +1,31 @@
 """LG402: torch.cuda.amp is deprecated
 
-`torch.cuda.amp.autocast` and `torch.cuda.amp.GradScaler` warn with every use and will go. `torch.amp` has the same with the device as
-the first argument.
+## What it detects
+Names from `torch.cuda.amp` and `torch.cpu.amp`, imported or fully qualified. The rule ignores code that depends on the torch version, and
+fallbacks for a failed import of the new names.
 
+## Why this is a problem
+`torch.cuda.amp.autocast` and `torch.cuda.amp.GradScaler` issue a warning on every use and will be removed. `torch.amp` has the same classes, with
+the device as the first argument.
+
+On Ampere and newer GPUs, `torch.amp.autocast("cuda", dtype=torch.bfloat16)` needs no scaler.
+
+## Example
 ```python
-# instead of
 with torch.cuda.amp.autocast():
     loss = criterion(model(x), y)
 scaler = torch.cuda.amp.GradScaler()
-# write
+```
+
+## Use instead
+```python
 with torch.amp.autocast("cuda"):
     loss = criterion(model(x), y)
 scaler = torch.amp.GradScaler("cuda")
 ```
 
-On Ampere and newer, `torch.amp.autocast("cuda", dtype=torch.bfloat16)` needs no scaler at all.
-
-**In code**: names of `torch.cuda.amp` and `torch.cpu.amp`, imported or spelled out, unless they stand under a test of torch's version or where the new
-ones could not be imported.
-
-**Fix**: safe: the name and the device argument. `autocast` with arguments given by place is left to you.
+## Fix safety
+The fix is safe. It changes the name and adds the device argument. No fix is available for `autocast` with positional arguments.
 """
 
 import re

@@ -1,17 +1,23 @@
 """LG405: size_average and reduce are deprecated
 
-Losses took `size_average=` and `reduce=` once; together they say what `reduction=` says in one word, and they warn and will go.
+## What it detects
+`size_average=` or `reduce=`, passed as True or False to a loss of `torch.nn`.
 
+## Why this is a problem
+`reduction=` replaces both arguments. They issue a warning and will be removed.
+
+## Example
 ```python
-# instead of
 criterion = nn.MSELoss(size_average=False)
-# write
+```
+
+## Use instead
+```python
 criterion = nn.MSELoss(reduction="sum")
 ```
 
-**In code**: either argument, given as True or False to a loss of `torch.nn`.
-
-**Fix**: safe: the same reduction by its name.
+## Fix safety
+The fix is safe. It passes the equivalent `reduction=`.
 """
 
 from collections.abc import Iterator

@@ -1,22 +1,29 @@
-"""LG302: Pinned memory is copied from with waiting
+"""LG302: Copies from pinned memory are blocking
 
-`pin_memory=True` costs host memory and time so that the GPU can copy while the program goes on. Without `non_blocking=True` the program
-waits for each copy all the same.
+## What it detects
+A loader uses `pin_memory=True`, and one of its batches is moved to a device without `non_blocking=True`. The rule also applies to loaders that are
+created elsewhere.
 
+## Why this is a problem
+`pin_memory=True` uses host memory and time, so that the GPU can copy data while the program continues. Without `non_blocking=True`,
+the program still waits for each copy.
+
+## Example
 ```python
-# instead of
 loader = DataLoader(data, batch_size=64, pin_memory=True)
 for x, y in loader:
     x, y = x.to(device), y.to(device)
-# write
+```
+
+## Use instead
+```python
+loader = DataLoader(data, batch_size=64, pin_memory=True)
 for x, y in loader:
     x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
 ```
 
-**In code**: a loader with `pin_memory=True`, and a batch of it (or of a loader whose making is not in sight) goes to a device without
-`non_blocking`.
-
-**Fix**: safe: `non_blocking=True` is added. CUDA keeps the order of what uses the copy.
+## Fix safety
+The fix is safe. It adds `non_blocking=True`. CUDA runs operations that use the copy after the copy.
 """
 
 from collections.abc import Iterator

@@ -1,18 +1,24 @@
-"""LG501: DataParallel gathers everything on the first GPU
+"""LG501: DataParallel gathers all outputs on the first GPU
 
-`nn.DataParallel` copies the model to every GPU in each step, from one process, and collects all outputs on the first: that GPU runs out of memory
-first, the others wait. PyTorch's own documentation advises `DistributedDataParallel` even on one machine.
+## What it detects
+`nn.DataParallel(...)`.
 
+## Why this is a problem
+In each step, `nn.DataParallel` copies the model to every GPU from a single process and gathers all outputs on the first GPU. That GPU runs out of
+memory first, while the others wait. The PyTorch documentation recommends `DistributedDataParallel` even on a single machine.
+
+## Example
 ```python
-# instead of
 model = nn.DataParallel(model)
-# write
+```
+
+## Use instead
+```python
 model = nn.parallel.DistributedDataParallel(model, device_ids=[local_rank])   # torchrun --nproc-per-node=gpu train.py
 ```
 
-**In code**: `nn.DataParallel(...)`.
-
-**Fix**: none: one process for each GPU must be started.
+## Fix safety
+No automatic fix is available, because `DistributedDataParallel` needs one process per GPU.
 """
 
 from collections.abc import Iterator

@@ -1,24 +1,30 @@
-"""LG304: The cache is emptied with every step
+"""LG304: The cache is emptied in every step
 
-PyTorch keeps freed memory to give it out again at once. `empty_cache()` hands it back to the driver: the program waits for the GPU, and the next
-step asks the driver for all of it anew. It frees nothing that is in use, so it never makes a step fit that did not.
+## What it detects
+An unconditional call of `empty_cache()` in a loop over batches or steps, outside `except` blocks.
 
+## Why this is a problem
+PyTorch caches freed memory for later allocations. `empty_cache()` returns the cache to the driver. This waits for the GPU, and the
+next step must allocate the memory from the driver again. The call frees no memory that is in use, so it cannot make a step fit.
+
+The call is useful between phases with different memory use, such as training and evaluation, or after an out-of-memory error. Against
+fragmentation, set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.
+
+## Example
 ```python
-# instead of
 for batch in loader:
     train_step(batch)
     torch.cuda.empty_cache()
-# write
+```
+
+## Use instead
+```python
 for batch in loader:
     train_step(batch)
 ```
 
-Between phases of different sizes (after training, before evaluation), or after an out-of-memory error, it has its place. Against
-fragmentation use `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.
-
-**In code**: `empty_cache()` in a loop over batches or steps, under no condition and in no `except` block.
-
-**Fix**: safe: the line is removed.
+## Fix safety
+The fix is safe. It removes the line.
 """
 
 from collections.abc import Iterator

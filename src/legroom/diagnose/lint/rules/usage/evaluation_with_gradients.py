@@ -1,28 +1,42 @@
-"""LG201: Evaluation keeps activations
+"""LG201: Evaluation runs with gradients enabled
 
-Several batches went through the model without a backward pass, yet every operation saved what a backward pass
-would need. In evaluation no one will ask for it.
+## What it detects
+In a report: several batches went through the model without a backward pass, and every operation saved its activations.
 
+In source code (`legroom lint`): a model is called with gradients enabled
+
+- after `model.eval()`;
+- in a loop without a backward pass, if the function or the data has a name that indicates evaluation;
+- in any other loop without a backward pass whose results are not used in one later.
+
+The rule allows functions that are only called under `no_grad` in the file, and methods that frameworks call with gradients
+disabled (`validation_step`).
+
+## Why this is a problem
+Without `torch.no_grad()`, autograd saves activations for a backward pass that never runs. `model.eval()` changes dropout and batch
+normalization, but does not disable gradients.
+
+## Example
 ```python
-# instead of
-model.eval()                             # switches dropout and batch norm, not autograd
+model.eval()
 for x, y in loader:
     total += criterion(model(x), y)
-# write
+```
+
+## Use instead
+```python
 model.eval()
 with torch.no_grad():                    # or torch.inference_mode()
     for x, y in loader:
         total += criterion(model(x), y).item()
 ```
 
-Effect: all activations that were alive.
+## Estimated saving
+All activations that were allocated.
 
-**In code** (`legroom lint`): a model is called after `model.eval()`, or in a loop without a backward pass in a function or over data named for
-evaluation, or in any such loop whose results no one else gets to go backward through; and gradients are on. Functions whose every call in the file stands under `no_grad`, and methods that frameworks
-call with gradients off (`validation_step`), are fine.
-
-**Fix**: safe where the function returns no tensor with a graph: `@torch.no_grad()` on a function that only evaluates, else the loop goes
-under `with torch.no_grad():`. Unsafe where it returns one.
+## Fix safety
+The fix is safe if the function returns no tensor with a graph, and unsafe otherwise. It adds `@torch.no_grad()` to a function that only
+evaluates. In other functions, it puts the loop under `with torch.no_grad():`.
 """
 
 from collections.abc import Iterator

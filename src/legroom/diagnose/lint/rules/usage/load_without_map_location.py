@@ -1,19 +1,26 @@
-"""LG301: torch.load puts tensors where they were saved
+"""LG301: torch.load restores tensors to their original device
 
-A checkpoint remembers the device of each tensor. Without `map_location` every rank loads onto the GPU of the rank that saved it, usually
-`cuda:0`, which then holds one copy for each rank; on one GPU the weights are there twice until the loaded ones are dropped.
+## What it detects
+`torch.load` without `map_location`, in a file that uses several ranks, or if the result is passed to `load_state_dict` in a program
+that uses CUDA.
 
+## Why this is a problem
+A checkpoint stores the device of each tensor. Without `map_location`, every rank loads the tensors to the GPU of the rank that saved
+them, usually `cuda:0`. That GPU then holds one copy per rank. On a single GPU, the weights exist twice until the loaded copy is
+released.
+
+## Example
 ```python
-# instead of
 state = torch.load(path)
-# write
+```
+
+## Use instead
+```python
 state = torch.load(path, map_location="cpu")   # load_state_dict copies to the right device
 ```
 
-**In code**: `torch.load` without `map_location` in a file that works with several ranks, or whose result goes into `load_state_dict`
-of a program that uses CUDA.
-
-**Fix**: safe where the result is a state that `load_state_dict` copies, else unsafe: `map_location="cpu"`.
+## Fix safety
+The fix adds `map_location="cpu"`. It is safe if the result is a state that `load_state_dict` copies, and unsafe otherwise.
 """
 
 import re

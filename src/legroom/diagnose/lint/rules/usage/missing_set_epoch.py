@@ -1,21 +1,27 @@
-"""LG502: The sampler is never told the epoch
+"""LG502: set_epoch is never called on the sampler
 
-`DistributedSampler` shuffles by its epoch number. If nothing sets it, every epoch has the same order, and every rank sees the same part
-of the data again and again.
+## What it detects
+A `DistributedSampler` with shuffling, a loop over epochs around a loop over a loader, and no `set_epoch` in the file.
 
+## Why this is a problem
+`DistributedSampler` shuffles by its epoch number. Without `set_epoch`, every epoch has the same order, and each rank sees the same part of
+the data in every epoch.
+
+## Example
 ```python
-# instead of
 for epoch in range(epochs):
     for batch in loader: ...
-# write
+```
+
+## Use instead
+```python
 for epoch in range(epochs):
     sampler.set_epoch(epoch)
     for batch in loader: ...
 ```
 
-**In code**: a `DistributedSampler` that shuffles, a loop over epochs around a loop over a loader, and no `set_epoch` in the file.
-
-**Fix**: unsafe: the call is added at the beginning of the epoch; the order of the data changes.
+## Fix safety
+The fix is unsafe. It adds the call at the beginning of the epoch, which changes the order of the data.
 """
 
 from collections.abc import Iterator

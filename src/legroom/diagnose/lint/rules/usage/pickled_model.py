@@ -1,20 +1,26 @@
 """LG303: The whole model is pickled
 
-`torch.save(model)` stores the object with the paths of its classes: it breaks when the code moves, cannot be loaded with
-`weights_only=True`, and brings the model back on the device that it was on, all at once.
+## What it detects
+`torch.save` of a model.
 
+## Why this is a problem
+`torch.save(model)` stores the object and the import paths of its classes. The file cannot be loaded if the code moves, or with
+`weights_only=True`. Loading it restores the whole model at once to the device that it was on.
+
+## Example
 ```python
-# instead of
 torch.save(model, "model.pt")
 model = torch.load("model.pt", weights_only=False)
-# write
+```
+
+## Use instead
+```python
 torch.save(model.state_dict(), "model.pt")
 model.load_state_dict(torch.load("model.pt", map_location="cpu"))
 ```
 
-**In code**: `torch.save` of a model.
-
-**Fix**: unsafe: the state is saved instead, and what loads the file must change as well.
+## Fix safety
+The fix is unsafe. It saves the state dict instead, so code that loads the file must change as well.
 """
 
 from collections.abc import Iterator

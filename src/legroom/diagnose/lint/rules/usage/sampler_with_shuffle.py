@@ -1,17 +1,23 @@
-"""LG503: A loader has both a sampler and shuffle
+"""LG503: DataLoader receives both a sampler and shuffle=True
 
-The sampler decides the order; `DataLoader` refuses `shuffle=True` beside it with a `ValueError`.
+## What it detects
+`sampler=` (or `batch_sampler=`) and `shuffle=True` in the same call.
 
+## Why this is a problem
+The sampler determines the order of the data. `DataLoader` raises a `ValueError` if `shuffle=True` is passed as well.
+
+## Example
 ```python
-# instead of
 DataLoader(data, sampler=sampler, shuffle=True)
-# write
-DataLoader(data, sampler=sampler)        # DistributedSampler shuffles by itself
 ```
 
-**In code**: `sampler=` (or `batch_sampler=`) and `shuffle=True` in one call.
+## Use instead
+```python
+DataLoader(data, sampler=sampler)        # DistributedSampler shuffles on its own
+```
 
-**Fix**: safe: `shuffle=True` is removed.
+## Fix safety
+The fix is safe. It removes `shuffle=True`.
 """
 
 from collections.abc import Iterator
