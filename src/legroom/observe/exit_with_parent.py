@@ -1,4 +1,4 @@
-"""A process that nobody waits for any more goes with whoever started it."""
+"""Ends a helper process when its parent process exits."""
 
 import contextlib
 import ctypes
@@ -7,7 +7,7 @@ import signal
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
-    """Once the parent is gone, however it went, this process gets a signal. Elsewhere than on Linux it runs on."""
+def exit_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
+    """Have this process receive a signal when its parent exits for any reason. Works on Linux only; elsewhere the process keeps running."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, by)

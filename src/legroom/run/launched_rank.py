@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from legroom.errors import LegroomError
 from legroom.log import say
-from legroom.observe.exit_with_parent import die_with_parent
+from legroom.observe.exit_with_parent import exit_with_parent
 from legroom.observe.script import Ending, Outcome, Script, execute, installed
 from legroom.scale.launching.folder import RankEnding
 from legroom.scale.launching.rank_settings import Order, rank
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def main(words: list[str]) -> int:
     """Run the script that `words` name, as the environment says; its exit code."""
-    die_with_parent()
+    exit_with_parent()
     order = Order.from_environment()
     is_module = words[0] == "-m"
     script = Script(words[is_module], tuple(words[is_module + 1 :]), is_module=is_module)

@@ -116,7 +116,11 @@ def test_what_no_variable_reaches_is_held_by_the_call_that_made_it(monkeypatch: 
     monkeypatch.setattr(failures, "_measure", lambda tensor: None)
     ledger = run_out(Simulation(monkeypatch, limit=24 * MiB), rows=2048)
     (call,) = ledger.holders()
-    assert (call.path, call.bytes, call.frame.line) == ("(the call at work)", 16 * MiB, line("layer"))
+    assert (call.path, call.bytes, call.frame.line) == (
+        "(intermediate in a running call)",
+        16 * MiB,
+        line("layer"),
+    )
 
 
 def test_the_run_goes_on_after_an_error_that_was_caught(monkeypatch: pytest.MonkeyPatch) -> None:

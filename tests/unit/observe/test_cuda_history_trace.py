@@ -10,7 +10,7 @@ from legroom.observe.cuda.address_owners import Sighting
 from legroom.observe.cuda.history_events import Batch, DeviceHistory, Failure, Pending
 from legroom.observe.cuda.markers import BACKWARD, FORWARD, INFERENCE, OPTIMIZER, OTHER, Marks
 from legroom.observe.holders import autograd_graph
-from legroom.observe.holders.holders import Survey
+from legroom.observe.holders.holders import HolderSurvey
 from legroom.units import MiB
 
 STACK = [{"filename": "/home/me/train.py", "line": 7, "name": "main"}]
@@ -245,13 +245,13 @@ def test_a_failure_without_an_entry_is_told_all_the_same(program: Program) -> No
 def test_what_a_block_is_at_a_failure_follows_from_who_holds_it(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(autograd_graph, "tells_saved", lambda: True)
+    monkeypatch.setattr(autograd_graph, "saved_tensors_are_readable", lambda: True)
     program.marks.advance(FORWARD, "Net")
     for address in (4096, 8192, 12288, 16384, 20480):
         program.alloc(address, 512)
     program.note("oom", 0, 20 * MiB)
     program.free(20480, 512)  # with the operation that failed
-    held = Survey([], {4096: 512, 8192: 512}, {FRAME: {12288: 512}}, [FRAME], None, frozenset({4096}))
+    held = HolderSurvey([], {4096: 512, 8192: 512}, {FRAME: {12288: 512}}, [FRAME], None, frozenset({4096}))
     alive = ((address, 512) for address in (4096, 8192, 12288, 16384))
     assert categories(program.read(*alive, failure=FAILURE._replace(survey=held))) == [
         Category.ACTIVATION,

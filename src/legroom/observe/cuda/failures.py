@@ -21,7 +21,7 @@ from legroom.observe.cuda.address_owners import Sightings
 from legroom.observe.cuda.history_events import Failure
 from legroom.observe.cuda.torch_api import CudaCalls
 from legroom.observe.dispatch.backward_engine import current_node
-from legroom.observe.holders.holders import Survey, survey
+from legroom.observe.holders.holders import HolderSurvey, survey_holders
 
 
 class Failures:
@@ -87,14 +87,14 @@ class Failures:
         except Exception:  # as above: an error in an error would take its place
             return
 
-    def _look_around(self) -> Survey | None:
+    def _look_around(self) -> HolderSurvey | None:
         """Who holds what, where that is still asked."""
         if self._looks >= self.MOST_LOOKS:
             return None
         self._looks += 1
         frame = _script_frame()
         try:
-            return survey(frame, _measure)
+            return survey_holders(frame, _measure)
         finally:
             del frame
 

@@ -111,7 +111,7 @@ class CudaHistory:
 
     def __enter__(self) -> "CudaHistory":
         self._began = time.time()
-        self._unpacking.enter_context(autograd_graph.unpacking_what_was_not_packed())
+        self._unpacking.enter_context(autograd_graph.unpack_until_packed())
         self._modules.attach()
         self._clock.attach()
         _silence_in_children(self)

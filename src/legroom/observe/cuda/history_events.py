@@ -32,7 +32,7 @@ from legroom.observe.cuda.initial_state import (
 )
 from legroom.observe.cuda.markers import BACKWARD, FORWARD, INFERENCE, OPTIMIZER, OTHER, Mark, Marks
 from legroom.observe.cuda.stacks import NO_STACK, Stack, Stacks
-from legroom.observe.holders.holders import Made, Survey
+from legroom.observe.holders.holders import HolderSurvey, StepStorage
 
 
 class Batch(NamedTuple):
@@ -73,7 +73,7 @@ class Failure(NamedTuple):
     op: str
     """The autograd node at work, or the function called; "" where unknown."""
     message: str = ""
-    survey: Survey | None = None
+    survey: HolderSurvey | None = None
     """Who held what; None where it was not asked any more."""
     others: str = ""
     """Which other processes are on the device, in a sentence."""
@@ -156,7 +156,7 @@ class _Reading:
         """Whether a forward pass with gradients has begun, and no backward pass since."""
         self._failed_in: Phase | None = None
         """Where memory ran out, if it did."""
-        self._survey: Survey | None = None
+        self._survey: HolderSurvey | None = None
         """Who held what then."""
 
     # --- the state before the first entry
@@ -344,14 +344,14 @@ class _Reading:
         self._failed_in, self._survey = oom.phase, failure.survey
         if failure.survey is not None:
             made = [
-                Made(life.address, life.charged, life.frame, life.activity == BACKWARD)
+                StepStorage(life.address, life.charged, life.frame, life.activity == BACKWARD)
                 for life in self._history.lives.values()
                 if life.step == self._mark.step
             ]
             holders = failure.survey.holders(made, oom.module)
             for holder in holders.largest:
                 self._tell(holder)
-            self._tell(Note(self._time, "reached", str(holders.reached)))
+            self._tell(Note(self._time, "reached", str(holders.total_bytes)))
         if failure.others:
             self._tell(Note(self._time, "processes", failure.others))
 
@@ -366,7 +366,7 @@ class _Reading:
             see_holders(
                 history.lives.values(),
                 history.workspaces,
-                {} if self._survey is None else self._survey.roles(),
+                {} if self._survey is None else self._survey.categories(),
                 in_backward=self._failed_in is Phase.BACKWARD,
             )
         place_backward(self._passes, history.lines)

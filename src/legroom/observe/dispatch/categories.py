@@ -61,7 +61,7 @@ class Roles:
         for node in autograd_graph.nodes(roots):
             for tensor in autograd_graph.saved_by(node):
                 self.tag_tensor(tensor, Category.ACTIVATION, over=(Category.TEMPORARY,))
-            hidden = hidden or autograd_graph.hides_tensors(node)
+            hidden = hidden or autograd_graph.has_pack_hooks(node)
         if hidden:
             for storage in list(self.live.values()):
                 if storage.phase is Phase.FORWARD and storage.category is Category.TEMPORARY:

@@ -1,7 +1,7 @@
-"""What an autograd graph keeps alive: the tensors its nodes saved for the backward pass.
+"""The tensors that an autograd graph keeps alive because its nodes saved them for the backward pass.
 
-Reading must change nothing: a tensor packed by hooks (activation checkpointing, offloading) is not unpacked,
-since that would recompute it; whatever the hook stored is looked into instead. What was not packed can be unpacked at no cost.
+Reading must not change the program. A tensor packed by hooks (activation checkpointing, offloading) is not unpacked, because that
+would recompute it; the search looks at what the hook stored instead. A tensor that was not packed can be unpacked at no cost.
 """
 
 import contextlib
@@ -15,22 +15,24 @@ import torch.utils.checkpoint
 _saved_names: dict[type, tuple[str, ...]] = {}
 
 
-def _names_saved_by(kind: type) -> tuple[str, ...]:
-    names = _saved_names.get(kind)
+def _saved_attributes(node_type: type) -> tuple[str, ...]:
+    names = _saved_names.get(node_type)
     if names is None:
-        names = tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
-        _saved_names[kind] = names
+        names = tuple(name for name in dir(node_type) if name.startswith("_raw_saved_"))
+        _saved_names[node_type] = names
     return names
 
 
 _unpacks_freely = False
-"""Whether what a node saved can be had by unpacking it, since nothing was packed: see `unpacking_what_was_not_packed`."""
+"""Whether saved tensors may be unpacked because the program has packed none; see `unpack_until_packed`."""
 
 
 @contextlib.contextmanager
-def unpacking_what_was_not_packed() -> Iterator[None]:
-    """Inside, where this torch tells nothing without unpacking (before `SavedTensor.data`), saved tensors are unpacked all the same
-    until the program packs any for the first time. To be entered before it makes graphs: hooks that were there before are not known."""
+def unpack_until_packed() -> Iterator[None]:
+    """On a torch without `SavedTensor.data`, read saved tensors by unpacking them until the program uses a pack hook.
+
+    Enter it before the program builds graphs: hooks that were entered earlier are not noticed.
+    """
     global _unpacks_freely
     if can_read_saved():
         yield
@@ -53,7 +55,7 @@ def unpacking_what_was_not_packed() -> Iterator[None]:
 
 
 def nodes(roots: Iterable[Any], limit: int = 2_000_000) -> Iterator[Any]:
-    """Every node reachable from `roots` (nodes themselves), each once."""
+    """Every node reachable from the nodes `roots`, each once."""
     seen: set[Any] = set()
     stack = [root for root in roots if root is not None]
     while stack and len(seen) < limit:
@@ -66,38 +68,38 @@ def nodes(roots: Iterable[Any], limit: int = 2_000_000) -> Iterator[Any]:
 
 
 def saved_by(node: Any) -> Iterator[torch.Tensor]:
-    """The tensors one node saved, without unpacking any that was packed. Nothing if the graph was freed."""
+    """The tensors that one node saved, without unpacking packed ones. Empty if the graph was freed."""
     try:
         if _unpacks_freely:
-            for name in _names_saved_by(type(node)):
-                # `_saved_self`; of a custom Function `saved_tensors`.
+            for name in _saved_attributes(type(node)):
+                # `_saved_self`; for a custom Function, `saved_tensors`.
                 unpacked = name.removeprefix("_raw")
                 yield from _tensors_in(
                     getattr(node, unpacked if hasattr(node, unpacked) else unpacked[1:], None)
                 )
         else:
             for saved in _saved_variables(node):
-                yield from _tensors_in(_stored(saved))
-    except RuntimeError:  # freed by an earlier backward
+                yield from _tensors_in(_data_of(saved))
+    except RuntimeError:  # freed by an earlier backward pass
         return
-    attributes = getattr(node, "__dict__", None)  # a custom Function: ctx.anything = tensor
+    attributes = getattr(node, "__dict__", None)  # a custom Function: `ctx.attribute = tensor`
     if attributes:
         for value in attributes.values():
             yield from _tensors_in(value)
 
 
 def _saved_variables(node: Any) -> Iterator[Any]:
-    """What a node saved, still packed. Raises `RuntimeError` where the graph was freed."""
-    for name in _names_saved_by(type(node)):
+    """What a node saved, still packed. Raises `RuntimeError` if the graph was freed."""
+    for name in _saved_attributes(type(node)):
         raw = getattr(node, name)
         yield from raw if isinstance(raw, tuple | list) else (raw,)
 
 
-def _stored(saved: Any) -> Any:
-    """What a saved variable holds: the tensor itself, or whatever a pack hook made of it.
+def _data_of(saved: Any) -> Any:
+    """The contents of a saved variable: the tensor itself, or what a pack hook returned.
 
-    Before torch had `SavedTensor.data`, nothing can be read without unpacking: once a program packs anything, the fallback gives nothing,
-    and activations are then told by their lifetime alone.
+    Without `SavedTensor.data` (older torch) this is always None. Once a program uses a pack hook, activations are then
+    recognized only by their lifetime.
     """
     try:
         return saved.data
@@ -105,43 +107,43 @@ def _stored(saved: Any) -> Any:
         return None
 
 
-def kept_to_recompute(node: Any) -> Iterator[torch.Tensor]:
-    """The inputs of the checkpointed block that a node belongs to, and what was computed again of it and not used yet: they lie behind the
-    hook that would compute it again.
+def checkpoint_tensors(node: Any) -> Iterator[torch.Tensor]:
+    """The inputs of the checkpointed block that a node belongs to, and recomputed tensors that are not used yet.
 
-    torch keeps them in saved variables, and kept them before 2.13 with a node outside the graph. Where it keeps them otherwise, or does not
-    tell the hook (2.6), nothing is given: in a forward pass, what holds such an input then remains unknown at a failure.
+    The unpack hook of the checkpoint references them. torch stores the inputs in saved variables; before 2.13 it used a node
+    outside the graph. If torch stores them elsewhere or does not expose the hook (2.6), nothing is yielded, and the report of a
+    failed forward pass cannot name the holder of such an input.
     """
     try:
         for saved in _saved_variables(node):
-            for frame in _checkpoints_behind(getattr(saved, "unpack_hook", None)):
-                yield from _tensors_in([_stored(each) for each in getattr(frame, "saved_args", ())])
+            for frame in _checkpoint_frames(getattr(saved, "unpack_hook", None)):
+                yield from _tensors_in([_data_of(each) for each in getattr(frame, "saved_args", ())])
                 yield from saved_by(getattr(getattr(frame, "input_saver", None), "grad_fn", None))
                 for recomputed in getattr(frame, "recomputed", {}).values():
                     yield from _tensors_in(list(recomputed.values()))
-    except RuntimeError:  # freed by an earlier backward
+    except RuntimeError:  # freed by an earlier backward pass
         return
 
 
-def _checkpoints_behind(hook: Any, depth: int = 2) -> Iterator[Any]:
-    kind = getattr(torch.utils.checkpoint, "_CheckpointFrame", ())
-    for value in enclosed(hook) if isinstance(hook, FunctionType) else ():
-        if isinstance(value, kind):
+def _checkpoint_frames(hook: Any, depth: int = 2) -> Iterator[Any]:
+    frame_type = getattr(torch.utils.checkpoint, "_CheckpointFrame", ())
+    for value in closure_values(hook) if isinstance(hook, FunctionType) else ():
+        if isinstance(value, frame_type):
             yield value
         elif depth:
-            yield from _checkpoints_behind(value, depth - 1)
+            yield from _checkpoint_frames(value, depth - 1)
 
 
-def enclosed(function: FunctionType) -> Iterator[Any]:
-    """What the variables hold that a function took along from around it."""
+def closure_values(function: FunctionType) -> Iterator[Any]:
+    """The values of the variables in a function's closure."""
     for cell in function.__closure__ or ():
         with contextlib.suppress(ValueError):  # not yet set, or deleted
             yield cell.cell_contents
 
 
-def hides_tensors(node: Any) -> bool:
-    """Whether a pack hook stands between a node and what it saved (checkpointing, offloading)."""
-    for name in _names_saved_by(type(node)):
+def has_pack_hooks(node: Any) -> bool:
+    """Whether what a node saved is hidden by a pack hook (checkpointing, offloading)."""
+    for name in _saved_attributes(type(node)):
         try:
             raw = getattr(node, name)
         except RuntimeError:
@@ -153,13 +155,13 @@ def hides_tensors(node: Any) -> bool:
 
 
 def can_read_saved() -> bool:
-    """Whether this torch tells what a node saved without unpacking it."""
-    kind = getattr(torch._C._autograd, "SavedTensor", None)
-    return kind is not None and hasattr(kind, "data")
+    """Whether this torch exposes saved tensors without unpacking them."""
+    saved_type = getattr(torch._C._autograd, "SavedTensor", None)
+    return saved_type is not None and hasattr(saved_type, "data")
 
 
-def tells_saved() -> bool:
-    """Whether what graphs keep can be read now: where it cannot, a storage that no graph seems to save may be saved all the same."""
+def saved_tensors_are_readable() -> bool:
+    """Whether saved tensors can be read now. If not, a graph may save a storage without it being visible here."""
     return can_read_saved() or _unpacks_freely
 
 
@@ -172,9 +174,3 @@ def _tensors_in(value: Any, depth: int = 3) -> Iterator[torch.Tensor]:
     elif depth and isinstance(value, dict):
         for item in value.values():
             yield from _tensors_in(item, depth - 1)
-
-
-def saved_tensors(roots: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """Every tensor saved anywhere in the graphs below `roots`."""
-    for node in nodes(roots):
-        yield from saved_by(node)

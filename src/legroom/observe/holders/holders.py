@@ -1,12 +1,11 @@
-"""Who keeps memory alive, by the names in the user's own frames, or by the call that is still at work.
+"""Which variables in the user's frames, or which running calls, retain device memory.
 
-What a call of torch's has made so far may be in no variable of Python's yet: the layers of an LSTM, a block that is computed again.
-It is held by that call, so the user's line that made the call is named. That takes knowing where and when storages were made, which
-this module is told (`Made`).
+Tensors inside a running torch call (the layers of an LSTM, a recomputed block) may not be in any Python variable yet.
+That call retains them, so the report names the user's line that made the call. The callers pass where and when each
+storage was allocated (`StepStorage`).
 
-Looking must change nothing: no `repr`, no attribute access that could run user code (properties), no reference
-kept. Reading a running function's locals makes CPython (up to 3.12) keep a copy of them in the frame, which would
-pin the very tensors looked at, so that copy is emptied again.
+The search must not change the program: it calls no `repr` and no property, and it keeps no references. Up to Python 3.12,
+reading `f_locals` leaves a copy of the local variables in the frame, which would keep the tensors alive, so the copy is cleared.
 """
 
 import inspect
@@ -22,112 +21,121 @@ from legroom.memory.events import Category, Frame, Holder
 from legroom.observe.dispatch.attribution import is_user_file, user_lines
 from legroom.observe.holders import autograd_graph
 from legroom.observe.holders.python_names import CONTAINERS, attributes_of, file_of
-from legroom.observe.holders.retained_size import Measure, Reach
+from legroom.observe.holders.retained_size import Measure, RetainedStorages
 
-_OURS = __file__.rpartition("observe")[0]
+_LEGROOM = __file__.rpartition("observe")[0]
 _COPIES_LOCALS = sys.version_info < (3, 13)
 
 
-class Made(NamedTuple):
-    """A storage that was made in the step at work."""
+class StepStorage(NamedTuple):
+    """A storage that was allocated in the current step."""
 
     key: int
-    """As `Measure` gives it."""
+    """The key that `Measure` returns for it."""
     bytes: int
     frame: Frame | None
-    """The user's line at which it was made."""
+    """The user's line that allocated it."""
     in_backward: bool
 
 
-class Holders(NamedTuple):
-    """Who holds device memory."""
+class LargestHolders(NamedTuple):
+    """The holders that retain the most device memory."""
 
     largest: list[Holder]
-    """The variables that reach most, largest first."""
-    reached: int
-    """Bytes that all variables and calls at work hold together, each storage counted once."""
+    """Largest first."""
+    total_bytes: int
+    """Bytes that all variables and running calls retain together. Each storage counts once."""
 
 
-class Survey(NamedTuple):
-    """Who held what at one moment. Of the program's objects it keeps none."""
+class HolderSurvey(NamedTuple):
+    """What each variable and running call retained at one moment. Keeps no reference to the program's objects."""
 
     variables: list[Holder]
-    named: dict[int, int]
-    """Storage key → bytes, of all that the user's variables reach."""
-    at_work: dict[Frame, dict[int, int]]
-    """The same for each line of the user's, of what variables of a library's functions reach that were called there."""
+    by_variables: dict[int, int]
+    """Storage key → bytes of everything that the user's variables retain."""
+    by_calls: dict[Frame, dict[int, int]]
+    """The user's line → storage key → bytes of what local variables of the library functions called there retain."""
     lines: list[Frame]
-    """The user's lines at work, innermost first."""
+    """The user's lines on the call stack, innermost first."""
     backward_line: Frame | None
-    """The one that called the backward pass at work."""
+    """The line that called the running backward pass."""
     saved: frozenset[int] = frozenset()
-    """Storage keys of what graphs keep that any of these variables reach."""
+    """Keys of the storages that autograd graphs reachable from these variables saved."""
 
-    def roles(self) -> dict[int, Category]:
-        """Storage key → what it is for, by who holds it: an activation if a graph saves it, whoever else holds it; otherwise a result or
-        temporary, if the forward pass made it."""
-        roles: dict[int, Category] = {}
-        if autograd_graph.tells_saved():
-            for storages in self.at_work.values():
-                roles.update(dict.fromkeys(storages, Category.TEMPORARY))
-            roles.update(dict.fromkeys(self.named, Category.RESULT))
-        roles.update(dict.fromkeys(self.saved, Category.ACTIVATION))
-        return roles
+    def categories(self) -> dict[int, Category]:
+        """Storage key → category, derived from the holder: an activation if a graph saved it, otherwise a result or a temporary
+        tensor of the forward pass."""
+        categories: dict[int, Category] = {}
+        if autograd_graph.saved_tensors_are_readable():
+            for storages in self.by_calls.values():
+                categories.update(dict.fromkeys(storages, Category.TEMPORARY))
+            categories.update(dict.fromkeys(self.by_variables, Category.RESULT))
+        categories.update(dict.fromkeys(self.saved, Category.ACTIVATION))
+        return categories
 
-    def holders(self, made: Iterable[Made] = (), module: str = "", most: int = 24) -> Holders:
-        """Those that hold most. Of what was `made` in this step, what no variable reaches is held by the call that made it, if that
-        is still at work, in `module`; or else by the graph that the backward pass at work goes through."""
-        at_work = {line: dict(storages) for line, storages in self.at_work.items()}
-        seen = self.named.keys() | {key for storages in at_work.values() for key in storages}
-        for each in made:
-            made_at_work = not each.in_backward and each.frame in self.lines
-            line = each.frame if made_at_work else self.backward_line
-            if each.key not in seen and line is not None:
-                at_work.setdefault(line, {})[each.key] = each.bytes
-        together = dict(self.named)
-        found = list(self.variables)
-        for line, storages in at_work.items():
-            passing = {key: size for key, size in storages.items() if key not in together}
-            if passing:
-                together.update(passing)
-                found.append(Holder(self._call(line, module), sum(passing.values()), len(passing), line))
-        found.sort(key=lambda holder: -holder.bytes)
-        return Holders(found[:most], sum(together.values()))
+    def holders(
+        self, allocated: Iterable[StepStorage] = (), module: str = "", most: int = 24
+    ) -> LargestHolders:
+        """The largest holders.
 
-    def _call(self, line: Frame, module: str) -> str:
-        """In the place of a name."""
-        call = "the backward pass at work" if line == self.backward_line else "the call at work"
-        return f"({call}, in {module})" if module and line == self.lines[0] else f"({call})"
+        A storage in `allocated` that no variable retains belongs to the call that allocated it, if that call is still running
+        (in `module`), otherwise to the graph of the running backward pass.
+        """
+        by_calls = {line: dict(storages) for line, storages in self.by_calls.items()}
+        known = self.by_variables.keys() | {key for storages in by_calls.values() for key in storages}
+        for storage in allocated:
+            by_running_call = not storage.in_backward and storage.frame in self.lines
+            line = storage.frame if by_running_call else self.backward_line
+            if storage.key not in known and line is not None:
+                by_calls.setdefault(line, {})[storage.key] = storage.bytes
+        total = dict(self.by_variables)
+        holders = list(self.variables)
+        for line, storages in by_calls.items():
+            added = {key: size for key, size in storages.items() if key not in total}
+            if added:
+                total.update(added)
+                holders.append(
+                    Holder(self._describe_call(line, module), sum(added.values()), len(added), line)
+                )
+        holders.sort(key=lambda holder: -holder.bytes)
+        return LargestHolders(holders[:most], sum(total.values()))
+
+    def _describe_call(self, line: Frame, module: str) -> str:
+        """The text shown instead of a variable name."""
+        where = module if module and line == self.lines[0] else ""
+        if line == self.backward_line:
+            return f"(intermediate in the backward pass of {where})" if where else "(intermediate in the backward pass)"  # fmt: skip
+        return f"(intermediate in {where})" if where else "(intermediate in a running call)"
 
 
 def find_holders(frame: FrameType | None, measure: Measure, most: int = 8) -> list[Holder]:
-    """The user's variables that reach most device memory, from `frame` outwards, largest first."""
-    return survey(frame, measure).holders(most=most).largest
+    """The user's variables that retain the most device memory, in `frame` and its callers, largest first."""
+    return survey_holders(frame, measure).holders(most=most).largest
 
 
-def survey(frame: FrameType | None, measure: Measure) -> Survey:
-    """What the variables of all functions at work reach, from `frame` outwards."""
-    found: list[Holder] = []
-    together: dict[int, int] = {}
-    at_work: dict[Frame, dict[int, int]] = {}
+def survey_holders(frame: FrameType | None, measure: Measure) -> HolderSurvey:
+    """What the variables of all functions on the call stack retain, from `frame` outwards."""
+    holders: list[Holder] = []
+    by_variables: dict[int, int] = {}
+    by_calls: dict[Frame, dict[int, int]] = {}
     lines, backward_line = user_lines(frame)
-    reach = Reach(measure)
+    retained = RetainedStorages(measure)
     for user_frame, variables, is_library in _user_variables(frame):
         where = Frame(user_frame.f_code.co_filename, user_frame.f_lineno or 0, user_frame.f_code.co_name)
-        for name, value in _named(variables, with_parts=not is_library):
-            storages = reach.of(value)
+        for name, value in _named_values(variables, with_attributes=not is_library):
+            storages = retained.by(value)
             if is_library:
-                at_work.setdefault(where, {}).update(storages)
+                by_calls.setdefault(where, {}).update(storages)
             elif storages:
-                together.update(storages)
-                found.append(Holder(name + _describe(value), sum(storages.values()), len(storages), where))
+                by_variables.update(storages)
+                holders.append(Holder(name + _describe(value), sum(storages.values()), len(storages), where))
         value = None
-        _forget(user_frame, variables, is_library)
-    return Survey(found, together, at_work, lines, backward_line, reach.saved)
+        _clear_locals_copy(user_frame, variables, is_library)
+    return HolderSurvey(holders, by_variables, by_calls, lines, backward_line, retained.saved)
 
 
 def tensors_in_frames(frame: FrameType | None) -> Iterator[torch.Tensor]:
-    """The tensors that local variables of any frame at or above `frame` hold, directly or in a container."""
+    """The tensors in local variables of `frame` and its callers, directly or in a list or tuple."""
     while frame is not None:
         variables = frame.f_locals
         for value in list(variables.values()):
@@ -136,13 +144,13 @@ def tensors_in_frames(frame: FrameType | None) -> Iterator[torch.Tensor]:
             elif isinstance(value, tuple | list) and len(value) < 1000:
                 yield from (item for item in value if isinstance(item, torch.Tensor))
         value = None
-        _forget(frame, variables)
+        _clear_locals_copy(frame, variables)
         frame = frame.f_back
 
 
 def _user_variables(frame: FrameType | None) -> Iterator[tuple[FrameType, Any, bool]]:
-    """The variables of the user's functions and modules; and those of a library's functions, as of the user's frame that
-    called them (True)."""
+    """Yields (frame, variables, is_library) for the user's functions and modules. Variables of library functions are
+    yielded with the user's frame that called them."""
     seen_modules: set[int] = set()
     library: list[FrameType] = []
     while frame is not None:
@@ -152,13 +160,13 @@ def _user_variables(frame: FrameType | None) -> Iterator[tuple[FrameType, Any, b
             continue
         for inner in library:
             if inner.f_code.co_flags & inspect.CO_OPTIMIZED and not inner.f_code.co_filename.startswith(
-                _OURS
+                _LEGROOM
             ):
                 yield frame, inner.f_locals, True
         library.clear()
         variables = frame.f_locals
         is_function = variables is not frame.f_globals
-        yield frame, variables, False  # asking for them again afterwards would fill the copy that was emptied
+        yield frame, variables, False  # reading `f_locals` again later would refill the cleared copy
         if id(frame.f_globals) not in seen_modules and is_function:
             seen_modules.add(id(frame.f_globals))
             if frame.f_back is None or frame.f_back.f_globals is not frame.f_globals:
@@ -166,23 +174,25 @@ def _user_variables(frame: FrameType | None) -> Iterator[tuple[FrameType, Any, b
         frame = frame.f_back
 
 
-def _named(variables: Any, *, with_parts: bool) -> Iterator[tuple[str, Any]]:
-    """What variables hold. In the place of an object of the user's own, its attributes (`trainer.history`); beside a model, what
-    the model gathers in containers."""
+def _named_values(variables: Any, *, with_attributes: bool) -> Iterator[tuple[str, Any]]:
+    """Names and values. An instance of a user's class is replaced by its attributes (`trainer.history`). A model is
+    followed by the containers among its attributes."""
     for name, value in variables.items():
         if not isinstance(name, str) or name.startswith("__"):
             continue
-        file = file_of(type(value)) if with_parts else None
+        file = file_of(type(value)) if with_attributes else None
         attributes = attributes_of(value) if file is not None and is_user_file(file) else None
         if attributes is None or isinstance(value, nn.Module):
             yield name, value
-        for part, held in list((attributes or {}).items()):
-            if not isinstance(value, nn.Module) or (type(held) in CONTAINERS and not part.startswith("_")):
-                yield f"{name}.{part}", held
+        for attribute, held in list((attributes or {}).items()):
+            if not isinstance(value, nn.Module) or (
+                type(held) in CONTAINERS and not attribute.startswith("_")
+            ):
+                yield f"{name}.{attribute}", held
 
 
-def _forget(frame: FrameType, variables: Any, is_library: bool = False) -> None:
-    """Empty the copy of a function's locals that looking at them made (not a module's or class's own names)."""
+def _clear_locals_copy(frame: FrameType, variables: Any, is_library: bool = False) -> None:
+    """Clear the copy of a function's local variables that reading `f_locals` created (not the namespace of a module or class)."""
     if (
         _COPIES_LOCALS
         and variables is not frame.f_globals

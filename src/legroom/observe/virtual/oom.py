@@ -9,7 +9,7 @@ from legroom.memory.allocator.allocator import AllocationFailed, Allocator
 from legroom.memory.events import Note, Oom, Phase
 from legroom.observe.dispatch.attribution import Place
 from legroom.observe.dispatch.recorder import Recorder
-from legroom.observe.holders.holders import Made, survey, tensors_in_frames
+from legroom.observe.holders.holders import StepStorage, survey_holders, tensors_in_frames
 from legroom.observe.virtual.torch_api.memory import out_of_memory as tell_observers
 from legroom.units import GiB, KiB, MiB
 
@@ -30,8 +30,8 @@ def report_out_of_memory(
     tell_observers(device.index, failure.segment_bytes, device.allocator.limit or device.capacity, free)
     frame = sys._getframe(1)
     try:
-        holding = survey(frame, recorder.measure)
-        recorder.discover(tensors_in_frames(frame), holding.roles())
+        holding = survey_holders(frame, recorder.measure)
+        recorder.discover(tensors_in_frames(frame), holding.categories())
         allocator = device.allocator
         recorder.emit(
             Oom(
@@ -41,10 +41,10 @@ def report_out_of_memory(
                 recorder.clock.step, place.phase, place.module, place.frame, op, message,
             )
         )  # fmt: skip
-        holders = holding.holders(_made_in_this_step(recorder), place.module)
+        holders = holding.holders(_allocated_in_this_step(recorder), place.module)
         for holder in holders.largest:
             recorder.emit(holder)
-        recorder.emit(Note(recorder.charges.seconds, "reached", str(holders.reached)))
+        recorder.emit(Note(recorder.charges.seconds, "reached", str(holders.total_bytes)))
         if place.phase is Phase.FORWARD and recorder.modules.progress is not None:
             recorder.emit(Note(recorder.charges.seconds, "progress", f"{recorder.modules.progress:.3f}"))
     finally:
@@ -52,9 +52,9 @@ def report_out_of_memory(
     return torch.OutOfMemoryError(message)
 
 
-def _made_in_this_step(recorder: Recorder) -> list[Made]:
+def _allocated_in_this_step(recorder: Recorder) -> list[StepStorage]:
     return [
-        Made(key, live.block.size, live.frame, live.phase is Phase.BACKWARD)
+        StepStorage(key, live.block.size, live.frame, live.phase is Phase.BACKWARD)
         for key, live in list(recorder.live.items())  # a storage may die meanwhile
         if live.block is not None and live.step == recorder.clock.step
     ]

@@ -32,7 +32,7 @@ from legroom.gpus.machine import processors
 from legroom.memory.capture.capture import CaptureWriter
 from legroom.memory.events import Frame
 from legroom.observe.dispatch.attribution import user_frame
-from legroom.observe.exit_with_parent import die_with_parent
+from legroom.observe.exit_with_parent import exit_with_parent
 from legroom.observe.fake.hidden_gpus import hide_real_gpus
 from legroom.observe.script import Script, execute, installed
 from legroom.observe.virtual.gpu import VirtualGPU
@@ -131,7 +131,7 @@ class TracingProcess:
                 request = waiting.pop(0)
                 child = os.fork()
                 if child == 0:
-                    die_with_parent()
+                    exit_with_parent()
                     self._go_on(request)
                     return
                 running[child] = request["number"]

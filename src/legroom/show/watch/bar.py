@@ -1,73 +1,73 @@
-"""The line of `legroom.watch`: how far, how fast, how much memory, and whether it grows."""
+"""The progress line of `legroom.watch`: progress, speed, memory in use and its trend."""
 
 from dataclasses import dataclass
 
 from legroom.units import format_size
 
-BAR = 10
+BAR_WIDTH = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """What the line shows."""
+class ProgressStats:
+    """The values that the line shows."""
 
     description: str
     done: int
     total: int | None
     seconds: float
     allocated: int
-    """Device bytes now; 0 where there is no device."""
+    """Allocated device bytes; 0 without a device."""
     peak: int
     host: int
-    """The process's own memory."""
+    """Resident memory of the process."""
     bytes_per_step: int | None
-    """The trend; None while it is too early to tell."""
+    """The trend; None if there are too few readings."""
 
 
-def bar_text(figures: Figures, columns: int) -> str:
-    """One line no longer than `columns`: the bar gives way first, then the pace; memory and its trend stay."""
-    parts = _parts(figures)
-    for without in (
+def bar_text(stats: ProgressStats, columns: int) -> str:
+    """One line of at most `columns` characters. The bar is dropped first, then the speed; memory and its trend stay."""
+    parts = _parts(stats)
+    for dropped in (
         (),
         ("bar",),
         ("bar", "clock"),
-        ("bar", "clock", "pace"),
-        ("bar", "clock", "pace", "peak"),
+        ("bar", "clock", "speed"),
+        ("bar", "clock", "speed", "peak"),
     ):
-        text = "  ".join(text for name, text in parts if text and name not in without)
+        text = "  ".join(text for name, text in parts if text and name not in dropped)
         if len(text) <= columns:
             return text
     return text[:columns]
 
 
-def plain_text(figures: Figures) -> str:
-    """The same for a log."""
-    return ", ".join(text for name, text in _parts(figures) if text and name != "bar")
+def plain_text(stats: ProgressStats) -> str:
+    """The same values for a log file."""
+    return ", ".join(text for name, text in _parts(stats) if text and name != "bar")
 
 
-def _parts(figures: Figures) -> list[tuple[str, str]]:
-    done, total, seconds = figures.done, figures.total, max(figures.seconds, 1e-9)
-    pace = done / seconds
-    counted = f"{done:,}/{total:,}" if total else f"{done:,}"
-    filled = min(int(BAR * done / total), BAR) if total else 0
-    left = f"<{_clock((total - done) / pace)}" if total and 0 < done < total else ""
-    if figures.allocated or figures.peak:
-        memory, peak = f"{format_size(figures.allocated)} allocated", f"peak {format_size(figures.peak)}"
+def _parts(stats: ProgressStats) -> list[tuple[str, str]]:
+    done, total, seconds = stats.done, stats.total, max(stats.seconds, 1e-9)
+    speed = done / seconds
+    count = f"{done:,}/{total:,}" if total else f"{done:,}"
+    filled = min(int(BAR_WIDTH * done / total), BAR_WIDTH) if total else 0
+    remaining = f"<{_clock((total - done) / speed)}" if total and 0 < done < total else ""
+    if stats.allocated or stats.peak:
+        memory, peak = f"{format_size(stats.allocated)} allocated", f"peak {format_size(stats.peak)}"
     else:
-        memory, peak = f"host {format_size(figures.host)}", ""
+        memory, peak = f"host {format_size(stats.host)}", ""
     return [
-        ("what", figures.description),
-        ("count", counted),
-        ("bar", "█" * filled + "░" * (BAR - filled) if total else ""),
-        ("clock", f"{_clock(seconds)}{left}"),
-        ("pace", (f"{pace:.1f}/s" if pace >= 1 else f"{1 / pace:.1f} s each") if done else ""),
+        ("description", stats.description),
+        ("count", count),
+        ("bar", "█" * filled + "░" * (BAR_WIDTH - filled) if total else ""),
+        ("clock", f"{_clock(seconds)}{remaining}"),
+        ("speed", (f"{speed:.1f} it/s" if speed >= 1 else f"{1 / speed:.1f} s/it") if done else ""),
         ("memory", memory),
         ("peak", peak),
-        ("trend", trend_words(figures.bytes_per_step)),
+        ("trend", trend_text(stats.bytes_per_step)),
     ]
 
 
-def trend_words(bytes_per_step: int | None) -> str:
+def trend_text(bytes_per_step: int | None) -> str:
     if bytes_per_step is None:
         return ""
     if bytes_per_step == 0:
@@ -77,6 +77,5 @@ def trend_words(bytes_per_step: int | None) -> str:
 
 
 def _clock(seconds: float) -> str:
-    whole = int(seconds)
-    hours, rest = divmod(whole, 3600)
+    hours, rest = divmod(int(seconds), 3600)
     return (f"{hours}:" if hours else "") + f"{rest // 60:02}:{rest % 60:02}"

@@ -1,10 +1,10 @@
-"""`legroom.watch(loader)`: like tqdm around a loop, with memory and a leak alarm.
+"""`legroom.watch(loader)`: a loop like tqdm's, with memory use and leak warnings.
 
-On a terminal one line is repainted; a pipe, a CI log or a notebook gets a plain line now and then. A leak is told once,
-with who keeps it and the line that stores it. Nothing of a batch is kept: what the loader gives is handed straight on.
+A terminal shows one updating line. A pipe, a CI log or a notebook gets a plain line from time to time. Each leak is
+reported once, with the variable that retains the memory and the line that stores it. `watch` passes items on and keeps no reference to them.
 
-One detector serves all loops of a process, so that what it knows lasts from epoch to epoch; it is at work only while some
-loop is being watched.
+All loops of a process share one leak detector, so its knowledge lasts from epoch to epoch. It is attached only while a
+loop is watched.
 """
 
 import os
@@ -25,13 +25,13 @@ from legroom.observe.leaks.watcher import Watcher
 from legroom.show.common.live_line import can_repaint
 from legroom.show.common.terminal import print_to
 from legroom.show.report.run_report import leak_words
-from legroom.show.watch.bar import Figures, bar_text, plain_text
+from legroom.show.watch.bar import ProgressStats, bar_text, plain_text
 
 Item = TypeVar("Item")
 REPAINT_SECONDS = 0.15
 FIRST_PLAIN_SECONDS = 10.0
 PLAIN_SECONDS = 30.0
-TREND_STEPS = 8
+TREND_READINGS = 8
 
 
 def watch(
@@ -43,16 +43,17 @@ def watch(
     quiet: bool = False,
     on_leak: Callable[[Leak], None] | None = None,
 ) -> "Watched[Item]":
-    """Loop over `loader` with a progress line and a leak alarm.
+    """Loop over `loader` with a progress line and leak warnings.
 
-    `total`: how many items, where `len(loader)` does not say. `file`: where the line goes (stderr). `quiet`: no line, only
-    alarms. `on_leak` is called with each leak instead of printing it; all are in `.leaks` afterwards.
+    `total`: number of items, if `len(loader)` is not available. `file`: where the line is written (default: stderr).
+    `quiet`: no progress line, only leak warnings. `on_leak`: called with each `Leak` instead of printing it; `.leaks`
+    contains all of them.
     """
     return Watched(loader, total=total, description=description, file=file, quiet=quiet, on_leak=on_leak)
 
 
 class Watched(Generic[Item]):
-    """An iterable that watches what is done with its items."""
+    """An iterable that shows progress and reports leaks while it is iterated."""
 
     def __init__(
         self,
@@ -66,7 +67,8 @@ class Watched(Generic[Item]):
     ) -> None:
         if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
             raise UsageError(
-                f"watch needs something to loop over, such as a DataLoader, and got a {type(loader).__name__}"
+                f"watch() requires an iterable such as a DataLoader, got {type(loader).__name__}. "
+                "Example: `for batch in legroom.watch(loader):`"
             )
         self.leaks: list[Leak] = []
         self._loader = loader
@@ -87,9 +89,9 @@ class Watched(Generic[Item]):
             except (TypeError, NotImplementedError):
                 total = None
         line = _Line(self._file or sys.stderr, self._description, total, self._quiet)
-        return _Turns(iter(self._loader), id(self._loader), line, self._tell)
+        return _WatchedIterator(iter(self._loader), id(self._loader), line, self._report)
 
-    def _tell(self, kept: Kept, line: "_Line") -> None:
+    def _report(self, kept: Kept, line: "_Line") -> None:
         (leak,) = leaks_from([kept], [], kept.step, 0)
         known = any(
             (each.name, each.file, each.line) == (leak.name, leak.file, leak.line) for each in self.leaks
@@ -100,59 +102,59 @@ class Watched(Generic[Item]):
         if self._on_leak is not None:
             self._on_leak(leak)
         else:
-            line.interrupt(leak)
+            line.print_leak(leak)
 
 
-class _Turns(Iterator[Item]):
-    """Hands items on one by one; holds none."""
+class _WatchedIterator(Iterator[Item]):
+    """Passes items on one by one and keeps no reference to them."""
 
     def __init__(
-        self, items: Iterator[Item], loop: int, line: "_Line", tell: Callable[[Kept, "_Line"], None]
+        self, items: Iterator[Item], loop_id: int, line: "_Line", report: Callable[[Kept, "_Line"], None]
     ) -> None:
         self._items = items
         self._line = line
-        self._over = False
-        self._tell: Callable[[Kept], None] = lambda kept: tell(kept, line)
-        _detector.begin(self._tell, loop)
+        self._finished = False
+        self._report: Callable[[Kept], None] = lambda kept: report(kept, line)
+        _detector.begin(self._report, loop_id)
 
     def __next__(self) -> Item:
-        if self._over:
+        if self._finished:
             raise StopIteration
         _detector.watcher.ticks.batch()
         self._line.advance()
         try:
             return next(self._items)
         except BaseException:
-            self._end()
+            self._finish()
             raise
 
-    def __del__(self) -> None:  # a loop left by `break`
-        if not self._over and _detector is not None:
-            self._end()
+    def __del__(self) -> None:  # the loop was left by `break`
+        if not self._finished and _detector is not None:
+            self._finish()
 
-    def _end(self) -> None:
-        self._over = True
-        _detector.end(self._tell)
+    def _finish(self) -> None:
+        self._finished = True
+        _detector.end(self._report)
         self._line.close()
 
 
-class _Detector:
-    """The one watcher of this process, at work while a loop is."""
+class _SharedDetector:
+    """The leak detector of this process, attached while at least one loop is watched."""
 
     def __init__(self) -> None:
-        self.watcher = Watcher(self._leaks)
+        self.watcher = Watcher(self._report)
         self._listeners: list[Callable[[Kept], None]] = []
-        self._owner = os.getpid()
-        self._loop = 0
+        self._pid = os.getpid()
+        self._loop_id = 0
 
-    def begin(self, listener: Callable[[Kept], None], loop: int) -> None:
-        """`loop`: the same number for the same loader, epoch after epoch."""
-        if self._owner != os.getpid():  # a forked worker has a loop of its own
+    def begin(self, listener: Callable[[Kept], None], loop_id: int) -> None:
+        """`loop_id`: the same number for the same loader in every epoch."""
+        if self._pid != os.getpid():  # a forked worker watches its own loops
             self.__init__()  # type: ignore[misc]
         self._listeners.append(listener)
         if len(self._listeners) == 1:
-            if loop != self._loop:
-                self._loop = loop
+            if loop_id != self._loop_id:
+                self._loop_id = loop_id
                 self.watcher.begin_loop()
             self.watcher.attach()
 
@@ -162,16 +164,16 @@ class _Detector:
             if not self._listeners:
                 self.watcher.detach()
 
-    def _leaks(self, kept: Kept) -> None:
+    def _report(self, kept: Kept) -> None:
         if self._listeners:
             self._listeners[-1](kept)
 
 
-_detector = _Detector()
+_detector = _SharedDetector()
 
 
 class _Line:
-    """The progress line, and the alarms above it."""
+    """The progress line, and the leak warnings above it."""
 
     def __init__(self, stream: TextIO, description: str, total: int | None, quiet: bool) -> None:
         self._stream = stream
@@ -180,54 +182,52 @@ class _Line:
         self._quiet = quiet
         self._repaints = can_repaint(stream)
         self._done = -1
-        self._began = time.perf_counter()
-        self._next = self._began + (REPAINT_SECONDS if self._repaints else FIRST_PLAIN_SECONDS)
-        self._recent: list[tuple[int, int]] = []
+        self._started = time.perf_counter()
+        self._next = self._started + (REPAINT_SECONDS if self._repaints else FIRST_PLAIN_SECONDS)
+        self._readings: list[tuple[int, int]] = []
         self._painted = False
-        self._told = 0
-        """How far the last plain line told."""
+        self._last_logged = 0
+        """The number of items in the last plain line."""
 
     def advance(self) -> None:
-        """Another item is asked for: the one before it, if any, is done."""
+        """The next item is requested, so the previous one, if any, is done."""
         self._done += 1
         now = time.perf_counter()
         if now >= self._next and not self._quiet:
             self._next = now + (REPAINT_SECONDS if self._repaints else PLAIN_SECONDS)
             self._show(now)
 
-    def interrupt(self, leak: Leak) -> None:
+    def print_leak(self, leak: Leak) -> None:
         self._clear()
-        print_to(
-            self._stream, Text("legroom: memory grows with every step", style="bold red"), leak_words(leak)
-        )
+        print_to(self._stream, Text("legroom: memory leak detected", style="bold red"), leak_words(leak))
 
     def close(self) -> None:
-        if self._quiet or self._done <= self._told:
+        if self._quiet or self._done <= self._last_logged:
             return
         self._clear()
-        self._write(plain_text(self._figures(time.perf_counter())) + "\n")
+        self._write(plain_text(self._stats(time.perf_counter())) + "\n")
 
     def _show(self, now: float) -> None:
-        figures = self._figures(now)
+        stats = self._stats(now)
         if self._repaints:
-            self._write(f"\r\x1b[2K{bar_text(figures, _columns(self._stream) - 1)}")
+            self._write(f"\r\x1b[2K{bar_text(stats, _columns(self._stream) - 1)}")
             self._painted = True
         else:
-            self._write(f"legroom: {plain_text(figures)}\n")
-            self._told = self._done
+            self._write(f"legroom: {plain_text(stats)}\n")
+            self._last_logged = self._done
 
-    def _figures(self, now: float) -> Figures:
+    def _stats(self, now: float) -> ProgressStats:
         allocated, peak = cuda_allocated_and_peak()
-        self._recent = [*self._recent[-TREND_STEPS:], (self._done, allocated)]
-        return Figures(
+        self._readings = [*self._readings[-TREND_READINGS:], (self._done, allocated)]
+        return ProgressStats(
             description=self._description,
             done=self._done,
             total=self._total,
-            seconds=now - self._began,
+            seconds=now - self._started,
             allocated=allocated,
             peak=peak,
-            host=0 if peak else resident_bytes(),  # shown only where no device has anything
-            bytes_per_step=_trend(self._recent) if allocated else None,
+            host=0 if peak else resident_bytes(),  # shown only if no device memory is used
+            bytes_per_step=_trend(self._readings) if allocated else None,
         )
 
     def _clear(self) -> None:
@@ -239,17 +239,17 @@ class _Line:
         try:
             self._stream.write(text)
             self._stream.flush()
-        except (OSError, ValueError):  # the terminal is gone; the loop goes on
+        except (OSError, ValueError):  # the terminal was closed; the loop continues
             self._quiet = True
 
 
-def _trend(recent: list[tuple[int, int]]) -> int | None:
-    """Bytes a step, if each figure is above (or below) the one before; else 0: it comes and goes."""
-    if len(recent) < 3:
+def _trend(readings: list[tuple[int, int]]) -> int | None:
+    """Bytes per step if every reading is above (or below) the previous one; otherwise 0, because memory fluctuates."""
+    if len(readings) < 3:
         return None
-    changes = [after - before for (_, before), (_, after) in pairwise(recent)]
+    changes = [after - before for (_, before), (_, after) in pairwise(readings)]
     if all(change > 0 for change in changes) or all(change < 0 for change in changes):
-        return int((recent[-1][1] - recent[0][1]) / max(recent[-1][0] - recent[0][0], 1))
+        return int((readings[-1][1] - readings[0][1]) / max(readings[-1][0] - readings[0][0], 1))
     return 0
 
 

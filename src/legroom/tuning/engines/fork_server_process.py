@@ -15,7 +15,7 @@ import sys
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
-from legroom.observe.exit_with_parent import die_with_parent
+from legroom.observe.exit_with_parent import exit_with_parent
 from legroom.tuning.engines.fork_server import End
 from legroom.tuning.memory.tracer import TraceOrder
 from legroom.tuning.trial.process import Order, live
@@ -73,7 +73,7 @@ class _Server:
 
 
 def main(order: str, number: str) -> NoReturn:
-    die_with_parent(signal.SIGTERM)
+    exit_with_parent(signal.SIGTERM)
     told = json.loads(order)
     sys.path[:] = told["path"]
     gc.disable()  # it would look at all that was imported so far again and again: a fifth of the time

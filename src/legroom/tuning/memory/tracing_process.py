@@ -22,7 +22,7 @@ import torch
 
 from legroom.gpus.catalog import Gpu, find_gpu
 from legroom.observe.cuda_rules import optimizers
-from legroom.observe.exit_with_parent import die_with_parent
+from legroom.observe.exit_with_parent import exit_with_parent
 from legroom.observe.fake.fake_tensors import StandIns
 from legroom.observe.fake.hidden_gpus import hide_real_gpus
 from legroom.observe.virtual.gpu import VirtualGPU
@@ -45,7 +45,7 @@ PIECES = 2
 
 def trace(order: TraceOrder, pipe: Connection) -> NoReturn:
     """The whole life of a process that traces and does nothing else. It is asked through the pipe, and ends with it."""
-    die_with_parent()
+    exit_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the study's to handle
     print_to(Path(order.printed))
     try:
@@ -84,7 +84,7 @@ class _Tracing:
                 with tempfile.TemporaryDirectory(prefix="legroom-") as folder:
                     child = os.fork()
                     if child == 0:
-                        die_with_parent()
+                        exit_with_parent()
                         self._serve(request, Path(folder), train, device)
                     self._say({"done": True, **self._awaited(child, request.patience)})
 

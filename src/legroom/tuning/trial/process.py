@@ -21,7 +21,7 @@ from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.gpus.machine import named_gpus
-from legroom.observe.exit_with_parent import die_with_parent
+from legroom.observe.exit_with_parent import exit_with_parent
 from legroom.tuning.engines.cpu_share import Threads
 from legroom.tuning.memory.admission import Place
 from legroom.tuning.schedule.schedulers import Action
@@ -124,7 +124,7 @@ def called(train: Train, config: Config, trial: Trial) -> Any:
 
 def live(order: Order, pipe: Connection) -> None:
     """The whole life of a process that runs one rank of a trial and nothing else."""
-    die_with_parent()
+    exit_with_parent()
     threading.Thread(target=_leave_with, args=(pipe,), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the engine's to handle
     settle_in(order)

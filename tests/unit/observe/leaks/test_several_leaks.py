@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from tests.unit.observe.watching.loops import leaks_of
+from tests.unit.observe.leaks.loops import leaks_of
 from torch import nn
 
 from legroom.memory.leak import Kept

@@ -6,7 +6,7 @@ from collections import deque
 from typing import Any
 
 import torch
-from tests.unit.observe.watching.loops import leaks_of
+from tests.unit.observe.leaks.loops import leaks_of
 from torch import nn
 
 from legroom.observe.leaks import watcher as watcher_module

@@ -5,7 +5,7 @@ import weakref
 from typing import Any
 
 import torch
-from tests.unit.observe.watching.loops import leaks_of
+from tests.unit.observe.leaks.loops import leaks_of
 
 from legroom.observe.leaks.storing_trace import StoringTrace
 

@@ -1,4 +1,4 @@
-"""Who holds device memory at one moment: variables, graphs, and calls that are still at work."""
+"""Which variables, graphs and running calls retain device memory at one moment."""
 
 import sys
 from typing import Any
@@ -11,25 +11,23 @@ from torch.utils.checkpoint import checkpoint
 from legroom.memory.events import Category, Event, Frame, Holder, Note
 from legroom.memory.ledger import Ledger
 from legroom.observe.holders import autograd_graph
-from legroom.observe.holders.holders import Made, Survey, find_holders
+from legroom.observe.holders.holders import HolderSurvey, StepStorage, find_holders
 from legroom.observe.virtual.gpu import VirtualGPU
 from legroom.units import MiB
 
 ELSEWHERE = Frame("train.py", 3, "main")
 HERE = Frame("train.py", 7, "main")
-reads_graphs = pytest.mark.skipif(
-    not autograd_graph.can_read_saved(), reason="this torch does not tell what graphs save"
-)
+reads_graphs = pytest.mark.skipif(not autograd_graph.can_read_saved(), reason="requires SavedTensor.data")
 
 
 def held_at_failure(events: list[Event]) -> tuple[dict[str, Holder], float]:
-    """Who held what, and the share of all that was alive."""
+    """The holders by path, and the fraction of live memory that they explain."""
     reached = next(int(event.text) for event in events if isinstance(event, Note) and event.kind == "reached")
     alive = sum(each.block_bytes for each in Ledger(events).at_oom().live)
     return {event.path: event for event in events if isinstance(event, Holder)}, reached / alive
 
 
-def test_what_a_call_has_made_so_far_is_held_by_the_call() -> None:
+def test_intermediate_tensors_are_attributed_to_the_running_call() -> None:
     events: list[Event] = []
 
     def forward() -> None:
@@ -39,14 +37,14 @@ def test_what_a_call_has_made_so_far_is_held_by_the_call() -> None:
     with VirtualGPU("40MiB", sink=events.append), pytest.raises(torch.OutOfMemoryError):
         forward()
     held, share = held_at_failure(events)
-    call = held["(the call at work, in LSTM)"]
+    call = held["(intermediate in LSTM)"]
     assert call.bytes > 4 * MiB
     assert call.frame is not None
     assert (call.frame.function, call.frame.line) == ("forward", forward.__code__.co_firstlineno + 2)
     assert share > 0.98
 
 
-def test_what_is_computed_again_is_held_by_its_graph_or_the_pass_through_it() -> None:
+def test_recomputed_tensors_are_attributed_to_the_graph_or_the_backward_pass() -> None:
     events: list[Event] = []
     block = nn.Sequential(
         *(nn.Sequential(nn.Linear(64, 1024), nn.GELU(), nn.Linear(1024, 64)) for _ in range(6))
@@ -60,14 +58,16 @@ def test_what_is_computed_again_is_held_by_its_graph_or_the_pass_through_it() ->
     with VirtualGPU("40MiB", sink=events.append), pytest.raises(torch.OutOfMemoryError):
         train()
     held, share = held_at_failure(events)
-    holding = [each for path, each in held.items() if path.startswith(("loss", "(the backward pass at work"))]
+    holding = [
+        each for path, each in held.items() if path.startswith(("loss", "(intermediate in the backward pass"))
+    ]
     assert sum(each.bytes for each in holding) > 8 * MiB
     assert {each.frame.line for each in holding if each.frame} == {train.__code__.co_firstlineno + 3}
     assert share > 0.98
 
 
 @reads_graphs
-def test_the_inputs_of_a_checkpointed_block_are_held_by_the_graph_behind_it() -> None:
+def test_inputs_of_a_checkpointed_block_are_attributed_to_its_output() -> None:
     def measure(tensor: torch.Tensor) -> tuple[int, int]:
         return tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes()
 
@@ -80,32 +80,32 @@ def test_the_inputs_of_a_checkpointed_block_are_held_by_the_graph_behind_it() ->
     assert out.bytes >= 2 * 8 * 4 * 4
 
 
-def test_who_watches_holds_nothing() -> None:
-    """A script may have its watcher in a variable."""
+def test_legroom_objects_are_never_holders() -> None:
+    """A script may store the virtual GPU in a variable."""
     events: list[Event] = []
 
     def forward() -> None:
-        kept = torch.ones(MiB, device="cuda")
-        torch.ones(64 * MiB, device="cuda") + kept
+        held = torch.ones(MiB, device="cuda")
+        torch.ones(64 * MiB, device="cuda") + held
 
     with VirtualGPU("40MiB", sink=events.append) as gpu, pytest.raises(torch.OutOfMemoryError):
-        watchers = [gpu]
+        variable = [gpu]
         forward()
-    assert len(watchers) == 1
+    assert len(variable) == 1
     held, share = held_at_failure(events)
-    assert list(held) == ["kept (Tensor)"]
+    assert list(held) == ["held (Tensor)"]
     assert share == 1.0
 
 
 @reads_graphs
-def test_the_output_of_the_step_before_is_a_result() -> None:
+def test_the_output_of_the_previous_step_is_a_result() -> None:
     events: list[Event] = []
 
     def train() -> None:
         model = nn.Sequential(nn.Linear(64, 64), nn.Tanh()).cuda()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for rows in (1024, 4096, 65536):
-            out = model(torch.ones(rows, 64, device="cuda"))  # saved by its own Tanh
+        for samples in (1024, 4096, 65536):
+            out = model(torch.ones(samples, 64, device="cuda"))  # saved by its own Tanh
             out.square().mean().backward()
             optimizer.step()
 
@@ -117,16 +117,16 @@ def test_the_output_of_the_step_before_is_a_result() -> None:
     assert by_step == {(Category.RESULT, 1)}
 
 
-def test_a_graph_that_a_list_keeps_is_no_result() -> None:
+def test_a_graph_retained_by_a_list_is_not_a_result() -> None:
     events: list[Event] = []
 
     def train() -> None:
         model = nn.Sequential(nn.Linear(64, 64), nn.Tanh()).cuda()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        kept = []
+        outputs = []
         while True:
             out = model(torch.ones(8192, 64, device="cuda"))
-            kept.append({"output": out})
+            outputs.append({"output": out})
             out.mean().backward(retain_graph=True)
             optimizer.step()
 
@@ -140,40 +140,45 @@ def test_a_graph_that_a_list_keeps_is_no_result() -> None:
     }
 
 
-def test_what_a_graph_keeps_is_held_by_the_backward_pass_that_goes_through_it() -> None:
-    held = survey(lines=[HERE], backward_line=HERE).holders([Made(1, 512, ELSEWHERE, False)])
-    assert held.largest == [Holder("(the backward pass at work)", 512, 1, HERE)]
+def test_saved_tensors_are_attributed_to_the_running_backward_pass() -> None:
+    held = survey(lines=[HERE], backward_line=HERE).holders([StepStorage(1, 512, ELSEWHERE, False)])
+    assert held.largest == [Holder("(intermediate in the backward pass)", 512, 1, HERE)]
 
 
-def survey(**changes: Any) -> Survey:
-    return Survey([], {}, {}, [HERE], None)._replace(**changes)
+def survey(**changes: Any) -> HolderSurvey:
+    return HolderSurvey([], {}, {}, [HERE], None)._replace(**changes)
 
 
-def test_a_call_that_is_done_holds_nothing() -> None:
-    assert survey().holders([Made(1, 512, ELSEWHERE, False)]).reached == 0
+def test_a_finished_call_retains_nothing() -> None:
+    assert survey().holders([StepStorage(1, 512, ELSEWHERE, False)]).total_bytes == 0
 
 
-def test_what_a_variable_reaches_is_not_told_of_the_call_as_well() -> None:
-    assert survey(named={1: 512}).holders([Made(1, 512, HERE, False)]).largest == []
+def test_a_storage_of_a_variable_is_not_counted_for_the_call() -> None:
+    assert survey(by_variables={1: 512}).holders([StepStorage(1, 512, HERE, False)]).largest == []
 
 
-def test_what_the_backward_pass_made_is_no_call_s_when_the_pass_is_over() -> None:
-    assert survey().holders([Made(1, 512, HERE, True)]).reached == 0
+def test_storages_of_a_finished_backward_pass_have_no_holder() -> None:
+    assert survey().holders([StepStorage(1, 512, HERE, True)]).total_bytes == 0
 
 
-def test_what_a_library_s_variables_reach_and_what_its_call_made_are_one_row() -> None:
-    held = survey(at_work={HERE: {1: 512}}).holders([Made(1, 512, HERE, False), Made(2, 1024, HERE, False)])
-    assert held.largest == [Holder("(the call at work)", 1536, 2, HERE)]
-
-
-def test_only_the_innermost_line_is_in_the_module_at_work() -> None:
-    held = survey(lines=[HERE, ELSEWHERE]).holders(
-        [Made(1, 512, HERE, False), Made(2, 1024, ELSEWHERE, False)], "encoder"
+def test_local_variables_of_a_library_and_intermediates_of_its_call_are_one_holder() -> None:
+    held = survey(by_calls={HERE: {1: 512}}).holders(
+        [StepStorage(1, 512, HERE, False), StepStorage(2, 1024, HERE, False)]
     )
-    assert [each.path for each in held.largest] == ["(the call at work)", "(the call at work, in encoder)"]
+    assert held.largest == [Holder("(intermediate in a running call)", 1536, 2, HERE)]
 
 
-def test_an_object_of_the_users_is_told_by_its_attributes() -> None:
+def test_only_the_innermost_line_names_the_module() -> None:
+    held = survey(lines=[HERE, ELSEWHERE]).holders(
+        [StepStorage(1, 512, HERE, False), StepStorage(2, 1024, ELSEWHERE, False)], "encoder"
+    )
+    assert [each.path for each in held.largest] == [
+        "(intermediate in a running call)",
+        "(intermediate in encoder)",
+    ]
+
+
+def test_an_instance_of_a_user_class_is_listed_by_attribute() -> None:
     events: list[Event] = []
 
     class Trainer:
