@@ -4,8 +4,8 @@
 In a report: device memory or an autograd graph grew in each of the last steps, from the same lines. The report shows the
 line that allocates the memory, and the variable that keeps it alive if Legroom found one.
 
-In source code (`legroom lint`): a loop that trains or evaluates sums, appends or stores a loss or output that still has
-its graph, and nothing in the loop clears the container. The rule also covers objects that retain their arguments.
+In source code (`legroom lint`): in a training or evaluation loop, a loss or output that still has its graph is summed,
+appended or stored, and nothing in the loop clears the container. The rule also covers objects that retain their arguments.
 
 The rule allows printing a loss, a `deque` with a limit, and a sum of several losses with one backward pass.
 
