@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from legroom.diagnose.report.exit_status import RunEnding, as_notes
+from legroom.diagnose.report.exit_status import ExitStatus, as_notes
 from legroom.diagnose.report.run_report import RunReport, run_report
 from legroom.diagnose.report.source_lines import as_note
 from legroom.findings import Finding
@@ -134,7 +134,7 @@ class Run:
         self, exit_code: int, ended: str, error: str = "", traceback: str = "", seconds: float = 12.0
     ) -> None:
         self.events += as_notes(
-            RunEnding(exit_code=exit_code, ended=ended, error=error, traceback=traceback, seconds=seconds)
+            ExitStatus(exit_code=exit_code, ended=ended, error=error, traceback=traceback, seconds=seconds)
         )
 
     def source(self, lines: dict[int, str]) -> None:

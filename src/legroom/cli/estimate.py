@@ -65,7 +65,7 @@ def estimate(
     started = start(target, gpu, steps=steps)  # it loads torch and the script while we load ours
 
     from legroom.predict.script_estimate import estimate_script
-    from legroom.show.common.progress import said_on
+    from legroom.show.common.progress import progress_line
     from legroom.show.common.terminal import print_to
     from legroom.show.estimate.estimate import further_words, verdict_words
 
@@ -74,7 +74,7 @@ def estimate(
             say("")
             print_to(sys.stdout, verdict_words(now))
 
-    with said_on(sys.stderr, quiet=format == Format.JSON) as say:
+    with progress_line(sys.stderr, quiet=format == Format.JSON) as say:
         told = estimate_script(
             target,
             gpu,

@@ -32,7 +32,7 @@ def explain(
 
     if _CODE.fullmatch(what) and not Path(what).exists():
         from legroom.diagnose.codes import find_page
-        from legroom.show.explain.explanation import page_words
+        from legroom.show.explain.explanation import render_page
 
         page = find_page(what)
         if format == Format.JSON:
@@ -42,25 +42,25 @@ def explain(
                 )
             )
         else:
-            print_to(sys.stdout, page_words(page))
+            print_to(sys.stdout, render_page(page))
         return 0
 
     from legroom.diagnose.explain.explain import explain_file
-    from legroom.diagnose.explain.machine_checks import looked_up
-    from legroom.show.common.progress import said_on
-    from legroom.show.explain.explanation import explanation_words
+    from legroom.diagnose.explain.machine_checks import check_machine
+    from legroom.show.common.progress import progress_line
+    from legroom.show.explain.explanation import render_explanation
     from legroom.units import format_size
 
     if what == "-" and sys.stdin.isatty() and format == Format.TEXT:
         print("legroom: paste the error, then press Ctrl-D", file=sys.stderr)
-    with said_on(sys.stderr, quiet=format == Format.JSON) as say:
+    with progress_line(sys.stderr, quiet=format == Format.JSON) as say:
         told = explain_file(
             what,
-            here=looked_up if checks else None,
+            here=check_machine if checks else None,
             progress=lambda done: say(f"read {format_size(done)}") if done > 1 << 24 else None,
         )
     if format == Format.JSON:
         print(json.dumps(told.as_json(), indent=2))
     else:
-        print_to(sys.stdout, explanation_words(told))
+        print_to(sys.stdout, render_explanation(told))
     return 0

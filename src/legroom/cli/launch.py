@@ -139,21 +139,21 @@ def launch(
 
 def _foretell(plan: "LaunchPlan", *, as_json: bool) -> int:
     from legroom.scale.launching.memory_prediction import foretell
-    from legroom.show.common.progress import said_on
+    from legroom.show.common.progress import progress_line
     from legroom.show.common.terminal import print_to
-    from legroom.show.launch.launch_report import opening_words
-    from legroom.show.launch.memory_table import forecast_words
+    from legroom.show.launch.launch_report import render_launch_start
+    from legroom.show.launch.memory_table import render_predictions
 
     if not as_json:
-        print_to(sys.stdout, opening_words(plan, None))
-    with said_on(sys.stderr, quiet=as_json) as say:
+        print_to(sys.stdout, render_launch_start(plan, None))
+    with progress_line(sys.stderr, quiet=as_json) as say:
         forecasts = foretell(plan, say)
     if as_json:
         document = {"world_size": plan.world_size, "torchrun": plan.torchrun}
         ranks = [forecast.as_json() for forecast in forecasts]
         print(json.dumps({"schema": SCHEMA, **document, "ranks": ranks}, indent=2))
     else:
-        print_to(sys.stdout, forecast_words(forecasts))
+        print_to(sys.stdout, render_predictions(forecasts))
     verdicts = [forecast.estimate.verdict if forecast.estimate else "uncertain" for forecast in forecasts]
     return max((EXIT_CODES[verdict] for verdict in verdicts), key=_WORST.index, default=0)
 
@@ -168,14 +168,14 @@ def _run(plan: "LaunchPlan", logs: Path | None, *, as_json: bool) -> int:
     from legroom.scale.launching.ray_engine import run_ray
     from legroom.scale.launching.rendezvous import check_place
     from legroom.show.common.terminal import print_to
-    from legroom.show.launch.launch_report import ending_words, opening_words, restart_words
+    from legroom.show.launch.launch_report import render_launch_end, render_launch_start, render_restart
     from legroom.show.launch.output_lines import RankLines
 
     if plan.rendezvous is not None:
         check_place(plan.rendezvous)
     folder = make_folder(logs, plan.script.stem)
     if not as_json:
-        print_to(sys.stderr, opening_words(plan, folder))
+        print_to(sys.stderr, render_launch_start(plan, folder))
     lines = RankLines(sys.stderr if as_json else sys.stdout, sys.stderr)
 
     def starting(attempt: int, ranks: Mapping[int, int]) -> None:
@@ -185,7 +185,7 @@ def _run(plan: "LaunchPlan", logs: Path | None, *, as_json: bool) -> int:
     def over(attempt: "Attempt") -> None:
         lines.drain()
         if not as_json and attempt.number < plan.max_restarts and attempt.cause is not None:
-            print_to(sys.stderr, restart_words(attempt, plan.max_restarts))
+            print_to(sys.stderr, render_restart(attempt, plan.max_restarts))
 
     lines.start()
     try:
@@ -201,7 +201,7 @@ def _run(plan: "LaunchPlan", logs: Path | None, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps(_as_json(end, plan, folder), indent=2))
     else:
-        print_to(sys.stderr, ending_words(end, plan, folder, _memory_report(end)))
+        print_to(sys.stderr, render_launch_end(end, plan, folder, _memory_report(end)))
     return end.exit_code
 
 

@@ -52,10 +52,10 @@ def lint(
 ) -> int:
     """Find memory bugs in code: kept graphs, evaluation with gradients, slow copies. Exit code 0 clean, 1 findings, 2 not all checked."""
     from legroom.show.common.terminal import print_to
-    from legroom.show.lint.formats import rules_words, told
+    from legroom.show.lint.formats import render_lint_report, render_rules
 
     if rules:
-        print_to(sys.stdout, rules_words())
+        print_to(sys.stdout, render_rules())
         return 0
     if not paths:
         raise UsageError("nothing to lint: name files or folders, such as `legroom lint .`")
@@ -82,7 +82,7 @@ def lint(
     if diff:
         stream.write(report.diff)
         return 1 if report.diff else 0
-    print_to(stream, told(report, str(format), fixing=fix))
+    print_to(stream, render_lint_report(report, str(format), fixing=fix))
     if report.findings:
         return 1
     return 2 if any(trouble.sentence.startswith(("not", "cannot")) for trouble in report.troubles) else 0

@@ -26,8 +26,8 @@ def report(
     from legroom.memory.capture.capture import read_capture
     from legroom.memory.compare import compare_captures
     from legroom.show.common.terminal import print_to
-    from legroom.show.report.comparison import difference_words
-    from legroom.show.report.run_report import report_words
+    from legroom.show.report.comparison import render_comparison
+    from legroom.show.report.run_report import render_report
 
     capture = read_capture(file)
     told = run_report(capture, path=str(file))
@@ -39,7 +39,7 @@ def report(
         compared = {"compared": comparison.as_dict(difference)} if difference is not None else {}
         print(json.dumps({**told.as_json(), **compared}, indent=2))
         return 0
-    print_to(sys.stdout, report_words(told))
+    print_to(sys.stdout, render_report(told))
     if difference is not None:
-        print_to(sys.stdout, difference_words(difference, before=str(compare)))
+        print_to(sys.stdout, render_comparison(difference, before=str(compare)))
     return 0

@@ -18,7 +18,7 @@ from legroom.observe.exit_with_parent import exit_with_parent
 from legroom.observe.script import Ending, Outcome, Script, execute, installed
 from legroom.scale.launching.folder import RankEnding
 from legroom.scale.launching.rank_settings import Order, rank
-from legroom.show.report.tracebacks import headline, without_ours
+from legroom.show.report.tracebacks import format_error_line, format_traceback
 
 if TYPE_CHECKING:
     from legroom.observe.session import Status
@@ -58,10 +58,10 @@ def _run_watched(script: Script, order: Order, speaker: "Record") -> int:
 def _run(script: Script, speaker: "Record") -> int:
     def uncaught(error: BaseException, hooked: bool) -> tuple[str, str]:
         sys.stdout.flush()
-        text = headline(error)
+        text = format_error_line(error)
         if isinstance(error, KeyboardInterrupt):
             return text, ""
-        traceback = without_ours(error)
+        traceback = format_traceback(error)
         speaker.failing(text, traceback)
         if not hooked:
             sys.stderr.write(traceback)

@@ -25,8 +25,8 @@ import torch
 from legroom.diagnose.oom.recognize import is_oom
 from legroom.diagnose.report import exit_status as endings
 from legroom.diagnose.report import source_lines, spilled
-from legroom.diagnose.report.command import Command
-from legroom.diagnose.report.exit_status import RunEnding
+from legroom.diagnose.report.command import RunCommand
+from legroom.diagnose.report.exit_status import ExitStatus
 from legroom.diagnose.report.run_report import RunReport, report_of
 from legroom.diagnose.report.spilled import Spilled
 from legroom.errors import LegroomError
@@ -39,11 +39,16 @@ from legroom.observe.script import Ending, Outcome, Script, before_os_exit, exec
 from legroom.observe.session import Session, Status
 from legroom.run.capture_path import CapturePlace, open_capture
 from legroom.run.json_stdout import JsonStdout
-from legroom.show.common.background_thread import Beat
+from legroom.show.common.background_thread import PeriodicThread
 from legroom.show.common.live_line import LiveLine
 from legroom.show.common.terminal import print_to
-from legroom.show.report.run_report import closing_words, oom_words, run_words
-from legroom.show.report.tracebacks import headline, innermost_place, shortened, without_ours
+from legroom.show.report.run_report import render_footer, render_oom, render_run
+from legroom.show.report.tracebacks import (
+    format_error_line,
+    format_short_traceback,
+    format_traceback,
+    innermost_user_location,
+)
 from legroom.train.spilling.spill import Spill
 from legroom.units import format_size
 
@@ -98,7 +103,7 @@ class Recording:
         self._run: dict[str, Any] = {}
         self._ledger = Ledger(remember=REMEMBERED)
         self._live: LiveLine | None = None
-        self._flushing: Beat | None = None
+        self._flushing: PeriodicThread | None = None
         self._json: JsonStdout | None = None
         self._outcome: Outcome | None = None
         self._told: RunReport | None = None
@@ -142,7 +147,7 @@ class Recording:
         self._as_main.enter_context(installed(self._script))
         _follow_forks(self)
         # What is recorded reaches the file even while the script is busy with something else, or stuck.
-        self._flushing = Beat(self._place.writer.flush, repeat(1.0), name="legroom-flush")
+        self._flushing = PeriodicThread(self._place.writer.flush, repeat(1.0), name="legroom-flush")
         self._flushing.start()
         if self._as_json:
             self._json = JsonStdout()
@@ -154,7 +159,7 @@ class Recording:
     def _header(self) -> dict[str, Any]:
         assert self._session is not None
         script = self._script
-        command = Command(
+        command = RunCommand(
             tuple(self._options), tuple(script.words[: 2 if script.is_module else 1]), script.arguments
         )
         return {
@@ -202,18 +207,18 @@ class Recording:
         """Show an exception that left the script, and give its text."""
         if os.getpid() != self._owner:
             if not hooked:
-                sys.stderr.write(without_ours(error))
-            return headline(error), ""
+                sys.stderr.write(format_traceback(error))
+            return format_error_line(error), ""
         if self._live is not None:
             self._live.stop()
         _flush(sys.stdout)
         if isinstance(error, KeyboardInterrupt):
-            return f"KeyboardInterrupt at {innermost_place(error, is_user_file)}", ""
-        text = headline(error)
+            return f"KeyboardInterrupt at {innermost_user_location(error, is_user_file)}", ""
+        text = format_error_line(error)
         if not is_oom(error):
-            traceback = without_ours(error)
+            traceback = format_traceback(error)
         else:
-            traceback = shortened(error, is_user_file)
+            traceback = format_short_traceback(error, is_user_file)
             _guarded(lambda: self._explain(text, traceback))
         if self._speaker is not None:
             self._speaker.failing(text, traceback)
@@ -231,7 +236,7 @@ class Recording:
         if report.oom is not None:
             self._told = report
             if self._speaker is None:
-                print_to(sys.stderr, "", oom_words(report), "")
+                print_to(sys.stderr, "", render_oom(report), "")
 
     def _leaving(self, status: int) -> None:
         """The script calls `os._exit`: the process is about to vanish."""
@@ -270,9 +275,9 @@ class Recording:
             return
         _flush(sys.stdout)
         if told is None:
-            print_to(sys.stderr, "", oom_words(report) if report.died_of_memory else run_words(report))
+            print_to(sys.stderr, "", render_oom(report) if report.died_of_memory else render_run(report))
         print_to(
-            sys.stderr, closing_words(report, complaint=self._place.writer.failed or self._place.complaint)
+            sys.stderr, render_footer(report, complaint=self._place.writer.failed or self._place.complaint)
         )
 
     def _conclude_in_silence(self, outcome: Outcome, speaker: Speaker) -> None:
@@ -298,7 +303,7 @@ class Recording:
         return replace(report, sources=lines)
 
     def _write_ending(self, outcome: Outcome) -> None:
-        ending = RunEnding(
+        ending = ExitStatus(
             exit_code=outcome.exit_code,
             ended=str(outcome.ended),
             error=outcome.error,

@@ -73,9 +73,9 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
 def _machine(monkeypatch: pytest.MonkeyPatch, shared: int) -> None:
     facts = TorchFacts(version="2.13.0", devices=(DeviceResult(device="cpu"),))
     monkeypatch.setattr(
-        doctoring, "look", lambda: Machine(torch="2.13.0", shared_total=shared, shared_free=shared)
+        doctoring, "inspect_machine", lambda: Machine(torch="2.13.0", shared_total=shared, shared_free=shared)
     )
-    monkeypatch.setattr(doctoring, "ask_torch", lambda: facts)
+    monkeypatch.setattr(doctoring, "check_torch", lambda: facts)
 
 
 def test_a_sound_machine_ends_with_0(

@@ -8,9 +8,9 @@ import pytest
 
 from legroom.diagnose.doctor import checks
 from legroom.diagnose.doctor.doctor import diagnose
-from legroom.diagnose.doctor.machine import GpuState, Machine, look
-from legroom.diagnose.doctor.torch_check import DeviceResult, TorchFacts, ask_torch, compute
-from legroom.diagnose.explain.machine_checks import looked_up
+from legroom.diagnose.doctor.machine import GpuState, Machine, inspect_machine
+from legroom.diagnose.doctor.torch_check import DeviceResult, TorchFacts, check_torch, compute
+from legroom.diagnose.explain.machine_checks import check_machine
 from legroom.gpus.machine import NA, Gpu, GpuProcess, Host
 from legroom.observe.virtual.gpu import VirtualGPU
 from legroom.units import GiB, MiB
@@ -138,7 +138,7 @@ def test_a_hang_is_told_with_the_device_where_it_was() -> None:
         "import json, time; print(json.dumps({'version': '2.13'}), flush=True);"
         "print(json.dumps({'device': 'cuda:1', 'name': 'X', 'trouble': 'begun'}), flush=True); time.sleep(60)"
     )
-    told = ask_torch(seconds=3, command=[sys.executable, "-S", "-c", program])
+    told = check_torch(seconds=3, command=[sys.executable, "-S", "-c", program])
     assert told.hung
     assert [(device.device, device.trouble) for device in told.devices] == [
         ("cuda:1", "no answer within 3 s")
@@ -146,7 +146,9 @@ def test_a_hang_is_told_with_the_device_where_it_was() -> None:
 
 
 def test_a_crash_before_anything_was_said_is_torchs_trouble() -> None:
-    told = ask_torch(command=[sys.executable, "-S", "-c", "raise ImportError('libcudnn.so.9: cannot open')"])
+    told = check_torch(
+        command=[sys.executable, "-S", "-c", "raise ImportError('libcudnn.so.9: cannot open')"]
+    )
     assert told.trouble == "ImportError: libcudnn.so.9: cannot open"
 
 
@@ -160,15 +162,15 @@ def test_a_sound_gpu_computes_right():
 
 
 def test_what_bears_on_an_error_is_looked_up() -> None:
-    told = looked_up("LG703", replace(SOUND, shared_free=64 * MiB))
+    told = check_machine("LG703", replace(SOUND, shared_free=64 * MiB))
     assert told[0] == "/dev/shm: 64.0 MiB free of 64.00 GiB"
     assert told[1].startswith("LG915: ")
 
 
 def test_without_a_gpu_that_is_said_instead() -> None:
-    assert looked_up("LG725", Machine()) != ()
-    assert looked_up("LG714", SOUND) == ()
+    assert check_machine("LG725", Machine()) != ()
+    assert check_machine("LG714", SOUND) == ()
 
 
 def test_this_machine_can_be_looked_at() -> None:
-    assert look().torch
+    assert inspect_machine().torch

@@ -2,16 +2,16 @@
 
 import pytest
 
-from legroom.diagnose.explain.cuda_statuses import STATUSES, Status
+from legroom.diagnose.explain.cuda_statuses import STATUSES, CudaStatus
 from legroom.diagnose.explain.explain import explain
 from legroom.diagnose.explain.headlines import Headline
-from legroom.diagnose.explain.python_errors import family_of
+from legroom.diagnose.explain.python_errors import classify_python_error
 
 
 @pytest.mark.parametrize(
     ("code", "status"), [(code, each) for code, all_ in STATUSES.items() for each in all_]
 )
-def test_every_status_of_cuda_is_told_by_its_name_and_by_its_words(code: str, status: Status) -> None:
+def test_every_status_of_cuda_is_told_by_its_name_and_by_its_words(code: str, status: CudaStatus) -> None:
     for text in (f"terminated: cudaError{status.name}", f"RuntimeError: CUDA error: {status.words}"):
         told = explain(text)
         assert (told.kind, told.code) == ("not-memory", code), text
@@ -41,7 +41,7 @@ def test_a_sentence_never_seen_is_told_by_its_words_and_only_likely(text: str, c
 
 def test_a_mistake_of_the_program_has_no_family_whatever_words_it_uses() -> None:
     error = Headline(line=1, kind="TypeError", text="TypeError: forward() got an unexpected argument 'size'")
-    assert family_of(error) == ("not-memory", "")
+    assert classify_python_error(error) == ("not-memory", "")
 
 
 def test_an_unknown_error_that_speaks_of_memory_stays_unknown() -> None:

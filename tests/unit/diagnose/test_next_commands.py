@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from legroom.diagnose.report.command import Command
+from legroom.diagnose.report.command import RunCommand
 from legroom.diagnose.report.run_report import RunReport
 
 NO_GPU = "AssertionError: Torch not compiled with CUDA enabled"
@@ -11,7 +11,7 @@ NO_GPU = "AssertionError: Torch not compiled with CUDA enabled"
 def report_of(make_run, error: str, *options: str) -> RunReport:
     run = make_run()
     run.ends(1, "raised", error)
-    command = Command(options=options, target=("train.py",), arguments=("--epochs", "3"))
+    command = RunCommand(options=options, target=("train.py",), arguments=("--epochs", "3"))
     return replace(run.report(), command=command)
 
 

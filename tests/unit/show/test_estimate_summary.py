@@ -11,7 +11,7 @@ from legroom.predict.estimate import Estimate, judge
 from legroom.predict.largest_batch import Search
 from legroom.predict.options.plan import Option
 from legroom.predict.script_estimate import Told
-from legroom.show.common.terminal import rendered
+from legroom.show.common.terminal import render_to_string
 from legroom.show.estimate.estimate import further_words, verdict_words
 from legroom.units import MiB, format_size
 
@@ -33,7 +33,7 @@ def words(
         options=options,
         planned=planned,
     )
-    return rendered(Group(verdict_words(told.estimate), further_words(told)), width=80)
+    return render_to_string(Group(verdict_words(told.estimate), further_words(told)), width=80)
 
 
 def test_the_first_line_is_the_verdict() -> None:
@@ -50,7 +50,7 @@ def test_what_is_needed_and_what_is_free_add_up_to_the_gpu_where_the_cache_grows
     now = estimated("8GiB")
     later = replace(now, peak_reserved=now.peak_reserved + 512 * MiB, peak_device=now.peak_device + 512 * MiB)
     free = format_size(now.gpu.memory - later.peak_device)
-    assert f"  free                 {free:>9}" in rendered(verdict_words(later), width=80)
+    assert f"  free                 {free:>9}" in render_to_string(verdict_words(later), width=80)
 
 
 def test_where_the_batch_is_an_argument_its_name_is_said() -> None:
@@ -61,7 +61,9 @@ def test_where_the_batch_is_an_argument_its_name_is_said() -> None:
         options=(),
         batch_argument="--batch_size",
     )
-    assert "Largest `--batch_size` that fits: 512 (today: 64)" in rendered(further_words(told), width=80)
+    assert "Largest `--batch_size` that fits: 512 (today: 64)" in render_to_string(
+        further_words(told), width=80
+    )
 
 
 def test_means_have_their_peak_their_price_and_what_to_change() -> None:
@@ -100,7 +102,7 @@ def test_what_fits_by_giving_back_its_cache_is_not_said_to_need_more_than_there_
     assert "batch of 32   1.00 GiB  fits, by giving back its cache" in words("1GiB", options=(option,))
 
     now = replace(estimated("8GiB"), peak_device=9 << 30)
-    assert rendered(verdict_words(now), width=200).startswith(
+    assert render_to_string(verdict_words(now), width=200).startswith(
         "Fits into 8.00 GiB because PyTorch gives back its cache in time; where there is more it takes 9.00 GiB"
     )
 

@@ -8,8 +8,8 @@ from legroom.observe.script import Script
 from legroom.scale.launching.folder import RankEnding, RunFolder
 from legroom.scale.launching.outcome import Attempt, LaunchEnd, RankResult
 from legroom.scale.launching.plan import LaunchPlan
-from legroom.show.common.terminal import rendered
-from legroom.show.launch.launch_report import ending_words, opening_words
+from legroom.show.common.terminal import render_to_string
+from legroom.show.launch.launch_report import render_launch_end, render_launch_start
 
 FOLDER = RunFolder(Path("train.launch"))
 LOST = "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:2978"
@@ -37,7 +37,7 @@ def rank(number: int, *, code: int = 0, error: str = "", ending: bool = True, **
 
 def said(*ranks: RankResult, **options) -> str:
     end = LaunchEnd(attempts=(Attempt(number=0, seconds=4.0, ranks=ranks),))
-    return " ".join(rendered(ending_words(end, plan(**options), FOLDER, None)).split())
+    return " ".join(render_to_string(render_launch_end(end, plan(**options), FOLDER, None)).split())
 
 
 def test_the_fullest_rank_is_named():
@@ -96,4 +96,4 @@ def test_an_exit_without_python_is_told_by_its_code():
     ],
 )
 def test_the_opening_says_what_starts(options, words):
-    assert words in " ".join(rendered(opening_words(plan(**options), FOLDER)).split())
+    assert words in " ".join(render_to_string(render_launch_start(plan(**options), FOLDER)).split())

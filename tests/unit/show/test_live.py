@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from legroom.show.common.live_line import LiveLine, fitted, status_text
+from legroom.show.common.live_line import LiveLine, fit_status, format_status
 from legroom.units import GiB, MiB
 
 
@@ -156,7 +156,7 @@ def test_a_pipe_gets_a_plain_line_now_and_then(monkeypatch):
         line = os.read(read, 1000)
         live.stop()
     os.close(read)
-    assert line == b"legroom: " + status_text(Figures()).encode() + b"\n"
+    assert line == b"legroom: " + format_status(Figures()).encode() + b"\n"
 
 
 def test_a_stream_without_a_file_gets_nothing():
@@ -169,12 +169,12 @@ def test_a_stream_without_a_file_gets_nothing():
 
 @pytest.mark.parametrize("columns", range(20, 120, 7))
 def test_the_line_never_wraps(columns):
-    assert len(fitted(Figures(), columns)) <= columns
+    assert len(fit_status(Figures(), columns)) <= columns
 
 
 def test_the_peak_is_the_last_to_go():
-    assert fitted(Figures(), 40) == "legroom  peak 512.0 MiB of 8.00 GiB"
+    assert fit_status(Figures(), 40) == "legroom  peak 512.0 MiB of 8.00 GiB"
 
 
 def test_the_first_step_has_no_pace_yet():
-    assert "first step" in status_text(Figures(step=0, seconds_per_step=0.0))
+    assert "first step" in format_status(Figures(step=0, seconds_per_step=0.0))

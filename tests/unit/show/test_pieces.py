@@ -6,22 +6,25 @@ import pytest
 
 from legroom.memory.compare import Change, Difference
 from legroom.memory.events import Step
-from legroom.show.common.background_thread import Beat
-from legroom.show.common.terminal import rendered, verbatim
+from legroom.show.common.background_thread import PeriodicThread
+from legroom.show.common.terminal import render_to_string, verbatim
 from legroom.show.report.code_frame import code_frame, source_line
-from legroom.show.report.comparison import difference_words
-from legroom.show.report.step_history import HistoryLine, squeezed
+from legroom.show.report.comparison import render_comparison
+from legroom.show.report.step_history import StepSparkline, downsample_max
 from legroom.units import MiB
 
 SOURCES = {"a.py": {1: "def f():", 2: "\tif x:", 3: "        return g(x)", 4: ""}}
 
 
 def test_a_code_frame_marks_its_line_and_loses_common_indentation():
-    assert rendered(code_frame({"a.py": {2: "    b", 3: "    c"}}, "a.py", 3)) == "    2 │ b\n  ❱ 3 │ c\n"
+    assert (
+        render_to_string(code_frame({"a.py": {2: "    b", 3: "    c"}}, "a.py", 3))
+        == "    2 │ b\n  ❱ 3 │ c\n"
+    )
 
 
 def test_tabs_are_opened():
-    assert "❱ 2 │     if x:" in rendered(code_frame(SOURCES, "a.py", 2))
+    assert "❱ 2 │     if x:" in render_to_string(code_frame(SOURCES, "a.py", 2))
 
 
 def test_a_line_that_was_not_kept_has_no_frame():
@@ -37,18 +40,18 @@ def test_a_source_line_stands_alone_without_indentation():
 @pytest.mark.parametrize("count", [1, 7, 30, 31, 1000])
 def test_squeezing_keeps_the_highest(count):
     values = list(range(count))
-    assert max(squeezed(values, 30)) == count - 1
-    assert len(squeezed(values, 30)) <= 30
+    assert max(downsample_max(values, 30)) == count - 1
+    assert len(downsample_max(values, 30)) <= 30
 
 
 def test_a_flat_history_is_one_figure():
     steps = [Step(1.0, number, 0.02, 0, 0, 0, 5 * MiB, 0) for number in range(3)]
-    assert rendered(HistoryLine(steps)) == "  ▄▄▄  3 steps, 5.0 MiB, 20 ms each\n"
+    assert render_to_string(StepSparkline(steps)) == "  ▄▄▄  3 steps, 5.0 MiB, 20 ms each\n"
 
 
 def test_a_command_is_never_broken():
     command = "legroom run " + "x" * 200
-    assert rendered(verbatim(command)) == f"{command}\n"
+    assert render_to_string(verbatim(command)) == f"{command}\n"
 
 
 def difference(before: int, after: int) -> Difference:
@@ -58,7 +61,7 @@ def difference(before: int, after: int) -> Difference:
 
 
 def test_a_fall_is_told_as_one():
-    text = rendered(difference_words(difference(12, 8), before="old.legroom"))
+    text = render_to_string(render_comparison(difference(12, 8), before="old.legroom"))
     assert text.splitlines()[1:3] == [
         "Since old.legroom the peak fell by 4.0 MiB, from 12.0 MiB to 8.0 MiB, most of it",
         "activation.",
@@ -67,19 +70,19 @@ def test_a_fall_is_told_as_one():
 
 
 def test_no_change_is_told_as_none():
-    text = rendered(difference_words(difference(8, 8), before="old.legroom"))
+    text = render_to_string(render_comparison(difference(8, 8), before="old.legroom"))
     assert "The peak is as it was in old.legroom: 8.0 MiB." in text
     assert "By line" not in text
 
 
 def test_a_beat_is_no_thread_of_the_program():
     """Whatever stands in for `Thread.run` to follow a program's threads does not reach it."""
-    assert Beat.run is not threading.Thread.run
+    assert PeriodicThread.run is not threading.Thread.run
 
 
 def test_a_beat_works_after_each_pause_and_no_more_once_stopped():
     worked = threading.Event()
-    beat = Beat(worked.set, iter([0.0, 1000.0]), name="test")
+    beat = PeriodicThread(worked.set, iter([0.0, 1000.0]), name="test")
     beat.start()
     assert worked.wait(10)
     beat.stop()

@@ -7,8 +7,8 @@ import pytest
 from rich.console import RenderableType
 
 from legroom.memory.events import Category, Note, Phase
-from legroom.show.common.terminal import rendered
-from legroom.show.report.run_report import oom_words, report_words, run_words
+from legroom.show.common.terminal import render_to_string
+from legroom.show.report.run_report import render_oom, render_report, render_run
 
 SNAPSHOTS = Path(__file__).parents[2] / "snapshots"
 CODE = {
@@ -21,7 +21,7 @@ CODE = {
 
 
 def agrees(name: str, *parts: RenderableType) -> None:
-    text = rendered(*parts)
+    text = render_to_string(*parts)
     file = SNAPSHOTS / f"{name}.txt"
     if os.environ.get("UPDATE_SNAPSHOTS"):
         file.write_text(text, encoding="utf-8")
@@ -53,7 +53,7 @@ def trained(make_run):
 
 def test_a_run_that_ended_well(trained):
     trained.ends(0, "finished")
-    agrees("finished", report_words(trained.report()))
+    agrees("finished", render_report(trained.report()))
 
 
 def test_a_run_that_died_of_memory(trained):
@@ -70,7 +70,7 @@ def test_a_run_that_died_of_memory(trained):
     trained.ends(
         1, "raised", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 150.00 MiB.", traceback
     )
-    agrees("out_of_memory", report_words(trained.report()))
+    agrees("out_of_memory", render_report(trained.report()))
 
 
 def test_a_run_that_leaks(make_run):
@@ -80,25 +80,25 @@ def test_a_run_that_leaks(make_run):
         run.alloc(30, Category.ACTIVATION, line=11)
         run.end_step()
     run.ends(0, "finished")
-    agrees("leak", run_words(run.report()))
+    agrees("leak", render_run(run.report()))
 
 
 def test_a_run_that_put_nothing_on_the_device_is_asked_why(make_run):
     run = make_run()
     run.ends(0, "finished")
-    assert "Was anything moved to the device?" in rendered(run_words(run.report()), width=80)
+    assert "Was anything moved to the device?" in render_to_string(render_run(run.report()), width=80)
 
 
 def test_a_run_that_was_interrupted_before_it_used_memory(make_run):
     run = make_run()
     run.ends(130, "interrupted", "KeyboardInterrupt at train.py:3")
-    agrees("interrupted", report_words(run.report()))
+    agrees("interrupted", render_report(run.report()))
 
 
 def test_a_run_that_got_over_it(trained):
     trained.oom(900, line=11)
     trained.ends(0, "finished")
-    agrees("caught", report_words(trained.report()))
+    agrees("caught", render_report(trained.report()))
 
 
 def test_on_a_shared_device_with_a_limit(make_run):
@@ -106,7 +106,7 @@ def test_on_a_shared_device_with_a_limit(make_run):
     run.alloc(7000, Category.ACTIVATION, line=11)
     run.oom(1500, line=11, limit=8000, fragmented=700)
     run.ends(1, "raised", "torch.OutOfMemoryError: …")
-    agrees("shared_device", oom_words(run.report()))
+    agrees("shared_device", render_oom(run.report()))
 
 
 def test_the_bar_adds_up_to_the_device(make_run):
@@ -124,20 +124,22 @@ def test_a_strangers_capture_cannot_command_the_terminal(make_run):
     run.oom(2000, line=11, op="\x1b]0;x\x07")
     run.holder("\x1b[2J", 10)
     run.ends(1, "raised", "\x1b[2J: x", "\x1b[2J")
-    assert "\x1b" not in rendered(report_words(run.report()))
+    assert "\x1b" not in render_to_string(render_report(run.report()))
 
 
 def test_plain_ascii_where_the_stream_knows_no_more(trained):
     trained.oom(900, line=11)
     trained.ends(1, "raised")
-    assert rendered(report_words(trained.report()), ascii_only=True).isascii()
+    assert render_to_string(render_report(trained.report()), ascii_only=True).isascii()
 
 
 def test_no_line_is_wider_than_the_terminal(trained):
     trained.ends(0, "finished")
     for width in (60, 80, 100):
         assert (
-            max(len(line) for line in rendered(run_words(trained.report()), width=width).splitlines())
+            max(
+                len(line) for line in render_to_string(render_run(trained.report()), width=width).splitlines()
+            )
             <= width
         )
 
@@ -145,7 +147,7 @@ def test_no_line_is_wider_than_the_terminal(trained):
 def test_what_the_watcher_could_not_see_is_said(trained):
     trained.events.append(Note(1.0, "trouble", "watching the GPU ended early"))
     trained.ends(0, "finished")
-    assert "Watching the GPU ended early.\n" in rendered(report_words(trained.report()))
+    assert "Watching the GPU ended early.\n" in render_to_string(render_report(trained.report()))
 
 
 def test_an_unknown_line_is_left_out_of_the_sentence(make_run):
@@ -154,7 +156,7 @@ def test_an_unknown_line_is_left_out_of_the_sentence(make_run):
     run.oom(200)
     run.events[-1] = run.events[-1]._replace(frame=None, op="")
     run.ends(1, "raised")
-    first = rendered(oom_words(run.report())).splitlines()[0]
+    first = render_to_string(render_oom(run.report())).splitlines()[0]
     assert first.startswith("Out of memory at step 0, in the forward pass: 200.0 MiB were asked for")
 
 
@@ -166,6 +168,6 @@ def test_variables_that_reach_the_same_share_a_row(make_run):
         run.holder(f"{name} (Tensor)", 900)
     run.holder("model (Net)", 900)
     run.ends(1, "raised", "torch.OutOfMemoryError: CUDA out of memory.")
-    text = rendered(oom_words(run.report()))
+    text = render_to_string(render_oom(run.report()))
     assert "x, images, batch (Tensor)" in text
     assert "900.0 MiB model (Net)" in text

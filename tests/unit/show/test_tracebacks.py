@@ -6,7 +6,12 @@ import re
 import pytest
 import torch
 
-from legroom.show.report.tracebacks import headline, innermost_place, shortened, without_ours
+from legroom.show.report.tracebacks import (
+    format_error_line,
+    format_short_traceback,
+    format_traceback,
+    innermost_user_location,
+)
 
 
 def is_mine(file: str) -> bool:
@@ -24,17 +29,21 @@ def caught(function) -> BaseException:
 
 
 def test_frames_of_libraries_are_counted_not_shown():
-    text = shortened(caught(failing), is_mine)
+    text = format_short_traceback(caught(failing), is_mine)
     assert re.search(r"in failing\n    torch.nn.Linear.*\n(?:.*\^.*\n)?  … \d+ frames in torch\n", text)
     assert "modules/linear.py" not in text
 
 
 def test_the_standard_library_is_called_python():
-    assert re.search(r"  … \d+ frames in Python\n", shortened(caught(lambda: json.loads("{")), is_mine))
+    assert re.search(
+        r"  … \d+ frames in Python\n", format_short_traceback(caught(lambda: json.loads("{")), is_mine)
+    )
 
 
 def test_the_message_stays():
-    assert shortened(caught(failing), is_mine).rstrip().endswith(headline(caught(failing)))
+    assert (
+        format_short_traceback(caught(failing), is_mine).rstrip().endswith(format_error_line(caught(failing)))
+    )
 
 
 def test_causes_are_shortened_too():
@@ -44,7 +53,7 @@ def test_causes_are_shortened_too():
         except RuntimeError as error:
             raise ValueError("wrapped") from error
 
-    text = shortened(caught(wrapping), is_mine)
+    text = format_short_traceback(caught(wrapping), is_mine)
     assert text.count("Traceback (most recent call last)") == 2
     assert "modules/linear.py" not in text
 
@@ -53,13 +62,13 @@ def test_groups_are_shortened_too():
     def grouping():
         raise ExceptionGroup("several", [caught(failing)])
 
-    assert "modules/linear.py" not in shortened(caught(grouping), is_mine)
+    assert "modules/linear.py" not in format_short_traceback(caught(grouping), is_mine)
 
 
 def test_only_our_own_frames_are_left_out_of_the_full_traceback():
     from legroom.units import parse_size
 
-    text = without_ours(caught(lambda: parse_size("x")))
+    text = format_traceback(caught(lambda: parse_size("x")))
     assert "units.py" not in text
     assert "test_tracebacks.py" in text
 
@@ -67,18 +76,18 @@ def test_only_our_own_frames_are_left_out_of_the_full_traceback():
 def test_the_headline_is_one_line():
     error = caught(failing)
     error.add_note("a note")
-    assert headline(error).startswith("RuntimeError: ")
-    assert "\n" not in headline(error)
+    assert format_error_line(error).startswith("RuntimeError: ")
+    assert "\n" not in format_error_line(error)
 
 
 def test_the_headline_of_a_syntax_error_says_what_is_wrong():
-    assert headline(caught(lambda: compile("f(:", "x", "exec"))).startswith("SyntaxError:")
+    assert format_error_line(caught(lambda: compile("f(:", "x", "exec"))).startswith("SyntaxError:")
 
 
 def test_the_innermost_line_of_the_user_is_found():
     line = failing.__code__.co_firstlineno + 1
-    assert innermost_place(caught(failing), is_mine).endswith(f"test_tracebacks.py:{line}")
+    assert innermost_user_location(caught(failing), is_mine).endswith(f"test_tracebacks.py:{line}")
 
 
 def test_without_a_frame_of_the_users_the_line_is_unknown():
-    assert innermost_place(caught(failing), lambda file: False) == "an unknown line"
+    assert innermost_user_location(caught(failing), lambda file: False) == "an unknown line"

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from legroom.show.common.terminal import rendered
+from legroom.show.common.terminal import render_to_string
 from legroom.show.tune.live_table import LiveTable, live_view, shown
 from legroom.tuning.trial.records import TrialRecord, TrialState
 from made_studies import failed, finished, never_fits
@@ -23,7 +23,7 @@ def begun(stream: io.StringIO, *records: TrialRecord, mode: str = "min", **optio
 
 def test_the_first_line_says_how_far_the_study_is() -> None:
     records = [finished(0), finished(1, state=TrialState.RUNNING, ended=None), never_fits(2), failed(3)]
-    assert rendered(live_view(records, SEARCHED, "loss", "min", trials=10)).splitlines()[0] == (
+    assert render_to_string(live_view(records, SEARCHED, "loss", "min", trials=10)).splitlines()[0] == (
         "2 of 10 trials over, 1 running, 1 cannot fit, best loss 0.25 (trial 0)"
     )
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from legroom.show.common.terminal import rendered
+from legroom.show.common.terminal import render_to_string
 from legroom.show.tune.study_summary import summary
 from legroom.tuning.memory.admission import Place
 from legroom.tuning.space.space import read_space
@@ -17,7 +17,7 @@ SPACE = read_space({"lr": {"log": [1e-4, 1e-1]}, "batch_size": [2, 16], "epochs"
 def told(*trials: TrialRecord, **facts: object) -> list[str]:
     about: dict[str, object] = {"metric": "loss", "mode": "min", "folder": Path("study"), "space": SPACE}
     study = Study(trials=trials, seconds=612.0, **{**about, **facts})  # type: ignore[arg-type]
-    return rendered(*summary(study, ["legroom", "tune", "train.py:train", "space.toml"])).splitlines()
+    return render_to_string(*summary(study, ["legroom", "tune", "train.py:train", "space.toml"])).splitlines()
 
 
 def ran(number: int, loss: float, **changes: object) -> TrialRecord:

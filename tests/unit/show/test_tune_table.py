@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from legroom.show.common.terminal import rendered
+from legroom.show.common.terminal import render_to_string
 from legroom.show.tune.trial_table import trial_table
 from legroom.tuning.trial.records import Report, TrialMemory, TrialRecord, TrialState
 from legroom.units import MiB
@@ -10,7 +10,7 @@ from made_studies import failed, finished, never_fits
 
 
 def table(records: list[TrialRecord], searched: Sequence[str] = ("lr", "batch_size")) -> str:
-    return rendered(trial_table(records, searched, "loss", "min"))
+    return render_to_string(trial_table(records, searched, "loss", "min"))
 
 
 def split(number: int) -> TrialRecord:

@@ -19,7 +19,7 @@ from legroom.units import GiB, format_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class DoctorCheck:
     """One thing looked at."""
 
     name: str
@@ -28,9 +28,9 @@ class Check:
     findings: tuple[Finding, ...] = ()
 
 
-def driver(machine: Machine) -> Check:
+def driver(machine: Machine) -> DoctorCheck:
     if machine.driver_trouble:
-        return Check(
+        return DoctorCheck(
             name="driver",
             value="does not answer",
             findings=(
@@ -42,9 +42,9 @@ def driver(machine: Machine) -> Check:
             ),
         )
     if isinstance(machine.driver, NotAvailable):
-        return Check(name="driver", value="none: no NVIDIA GPU is used here")
+        return DoctorCheck(name="driver", value="none: no NVIDIA GPU is used here")
     serves = f", serves CUDA up to {_dotted(machine.driver_cuda)}" if machine.driver_cuda else ""
-    return Check(name="driver", value=f"{machine.driver}{serves}", findings=tuple(_driver_age(machine)))
+    return DoctorCheck(name="driver", value=f"{machine.driver}{serves}", findings=tuple(_driver_age(machine)))
 
 
 def _driver_age(machine: Machine) -> Iterator[Finding]:
@@ -58,7 +58,7 @@ def _driver_age(machine: Machine) -> Iterator[Finding]:
     )
 
 
-def torch_build(machine: Machine, torch: TorchFacts | None = None) -> Check:
+def torch_build(machine: Machine, torch: TorchFacts | None = None) -> DoctorCheck:
     findings = []
     version = torch.version if torch is not None and torch.version else machine.torch
     built = (torch.cuda if torch is not None else "") or machine.torch_cuda
@@ -88,14 +88,14 @@ def torch_build(machine: Machine, torch: TorchFacts | None = None) -> Check:
             )
         )
     kind = f"CUDA {built}" if built else (f"ROCm {torch.hip}" if torch is not None and hip else "no CUDA")
-    return Check(
+    return DoctorCheck(
         name="torch",
         value=f"{version}, built for {kind}" if built or hip else f"{version or 'not installed'} ({kind})",
         findings=tuple(findings),
     )
 
 
-def libraries(machine: Machine, torch: TorchFacts) -> Check:
+def libraries(machine: Machine, torch: TorchFacts) -> DoctorCheck:
     findings = []
     if torch.cuda and torch.device_count and not torch.cudnn:
         findings.append(
@@ -116,7 +116,9 @@ def libraries(machine: Machine, torch: TorchFacts) -> Check:
     told = [
         f"{name} {value}" for name, value in (("cuDNN", _cudnn(torch.cudnn)), ("NCCL", torch.nccl)) if value
     ]
-    return Check(name="libraries", value=", ".join(told) or "no cuDNN, no NCCL", findings=tuple(findings))
+    return DoctorCheck(
+        name="libraries", value=", ".join(told) or "no cuDNN, no NCCL", findings=tuple(findings)
+    )
 
 
 def _cudnn(number: str) -> str:
@@ -128,15 +130,17 @@ def _cudnn(number: str) -> str:
     return f"{whole // scale}.{whole % scale // 100}.{whole % 100}"
 
 
-def shadowing(machine: Machine) -> Check:
+def shadowing(machine: Machine) -> DoctorCheck:
     """Libraries that are found before torch's own."""
     path = machine.environ.get("LD_LIBRARY_PATH", "")
     found = sorted(
         {name for folder in path.split(os.pathsep) if folder for name in _cuda_libraries(Path(folder))}
     )
     if not found:
-        return Check(name="library path", value="nothing before torch's own libraries" if path else "not set")
-    return Check(
+        return DoctorCheck(
+            name="library path", value="nothing before torch's own libraries" if path else "not set"
+        )
+    return DoctorCheck(
         name="library path",
         value=", ".join(found),
         findings=(
@@ -172,18 +176,18 @@ def _cuda_libraries(folder: Path) -> Iterator[str]:
             yield library
 
 
-def visible(machine: Machine) -> Check:
+def visible(machine: Machine) -> DoctorCheck:
     words = named_gpus(machine.environ)
     count = len(machine.gpus)
     if words is None:
         shown = ", ".join(f"{gpu.index}: {gpu.name}, {_size(gpu.total)}" for gpu in machine.gpus)
-        return Check(name="GPUs", value=shown or "none")
+        return DoctorCheck(name="GPUs", value=shown or "none")
     named = machine.environ["CUDA_VISIBLE_DEVICES"]
     value = f"{_counted(count, 'GPU')}; CUDA_VISIBLE_DEVICES={named or '(empty)'}"
     if not count:
-        return Check(name="GPUs", value=f"none; CUDA_VISIBLE_DEVICES={named or '(empty)'}")
+        return DoctorCheck(name="GPUs", value=f"none; CUDA_VISIBLE_DEVICES={named or '(empty)'}")
     if not words or words[0] == "-1":
-        return Check(
+        return DoctorCheck(
             name="GPUs", value=value, findings=(_hidden(f"CUDA_VISIBLE_DEVICES={named} hides all GPUs"),)
         )
     for word in words:
@@ -191,7 +195,7 @@ def visible(machine: Machine) -> Check:
             continue
         if not word.isdecimal() or int(word) >= count:
             numbers = "0" if count == 1 else f"0 to {count - 1}"
-            return Check(
+            return DoctorCheck(
                 name="GPUs",
                 value=value,
                 findings=(
@@ -200,7 +204,7 @@ def visible(machine: Machine) -> Check:
                     ),
                 ),
             )
-    return Check(name="GPUs", value=value)
+    return DoctorCheck(name="GPUs", value=value)
 
 
 def _hidden(message: str) -> Finding:
@@ -211,12 +215,12 @@ def _hidden(message: str) -> Finding:
     )
 
 
-def divided(machine: Machine) -> Check:
+def divided(machine: Machine) -> DoctorCheck:
     mig = [gpu for gpu in machine.gpus if gpu.is_mig is True]
     if not mig:
-        return Check(name="MIG", value="no GPU is divided" if machine.gpus else "no GPU")
+        return DoctorCheck(name="MIG", value="no GPU is divided" if machine.gpus else "no GPU")
     which = ", ".join(str(gpu.index) for gpu in mig)
-    return Check(
+    return DoctorCheck(
         name="MIG",
         value=f"GPU {which} divided into instances",
         findings=(
@@ -229,7 +233,7 @@ def divided(machine: Machine) -> Check:
     )
 
 
-def others(machine: Machine) -> Check:
+def others(machine: Machine) -> DoctorCheck:
     findings = []
     told = []
     for gpu in machine.gpus:
@@ -251,10 +255,10 @@ def others(machine: Machine) -> Check:
                     evidence={"pids": [process.pid for process in foreign]},
                 )
             )
-    return Check(name="other processes", value="; ".join(told) or "no GPU", findings=tuple(findings))
+    return DoctorCheck(name="other processes", value="; ".join(told) or "no GPU", findings=tuple(findings))
 
 
-def health(machine: Machine) -> Check:
+def health(machine: Machine) -> DoctorCheck:
     findings = []
     for gpu, state in zip(machine.gpus, machine.states, strict=False):
         if not isinstance(state.uncorrected_errors, NotAvailable) and state.uncorrected_errors:
@@ -278,16 +282,16 @@ def health(machine: Machine) -> Check:
         if not machine.gpus
         else ("see the findings" if findings else "no memory errors, open to all")
     )
-    return Check(name="GPU health", value=value, findings=tuple(findings))
+    return DoctorCheck(name="GPU health", value=value, findings=tuple(findings))
 
 
-def container(machine: Machine) -> Check:
+def container(machine: Machine) -> DoctorCheck:
     host = machine.host
     memory = f"{_size(host.available)} free of {_size(host.total)}"
     if isinstance(host.limit, NotAvailable) or (
         not isinstance(host.total, NotAvailable) and host.limit >= host.total
     ):
-        return Check(name="host memory", value=f"{memory}, no limit below that")
+        return DoctorCheck(name="host memory", value=f"{memory}, no limit below that")
     value = f"{memory}; this process may use {format_size(host.limit)}"
     largest = max((gpu.total for gpu in machine.gpus if not isinstance(gpu.total, NotAvailable)), default=0)
     if host.limit < max(largest, 4 * GiB):
@@ -296,7 +300,7 @@ def container(machine: Machine) -> Check:
             if host.limit < largest
             else "little for training"
         )
-        return Check(
+        return DoctorCheck(
             name="host memory",
             value=value,
             findings=(
@@ -308,16 +312,16 @@ def container(machine: Machine) -> Check:
                 ),
             ),
         )
-    return Check(name="host memory", value=value)
+    return DoctorCheck(name="host memory", value=value)
 
 
-def shared_memory(machine: Machine) -> Check:
+def shared_memory(machine: Machine) -> DoctorCheck:
     if isinstance(machine.shared_total, NotAvailable) or isinstance(machine.shared_free, NotAvailable):
-        return Check(name="/dev/shm", value="none on this system")
+        return DoctorCheck(name="/dev/shm", value="none on this system")
     value = f"{format_size(machine.shared_free)} free of {format_size(machine.shared_total)}"
     if machine.shared_free >= GiB:
-        return Check(name="/dev/shm", value=value)
-    return Check(
+        return DoctorCheck(name="/dev/shm", value=value)
+    return DoctorCheck(
         name="/dev/shm",
         value=value,
         findings=(
@@ -331,12 +335,12 @@ def shared_memory(machine: Machine) -> Check:
     )
 
 
-def limits(machine: Machine) -> Check:
+def limits(machine: Machine) -> DoctorCheck:
     files = machine.open_files
     value = f"{_plain(files)} open files, {_plain(machine.locked, size=True)} of locked memory"
     if isinstance(files, NotAvailable) or files == UNLIMITED or files >= 1024:
-        return Check(name="limits", value=value)
-    return Check(
+        return DoctorCheck(name="limits", value=value)
+    return DoctorCheck(
         name="limits",
         value=value,
         findings=(
@@ -349,7 +353,7 @@ def limits(machine: Machine) -> Check:
     )
 
 
-def allocator(machine: Machine) -> Check:
+def allocator(machine: Machine) -> DoctorCheck:
     """As torch reads it: of several names the first that is set counts."""
     told = [(name, machine.environ[name]) for name in ENVIRONMENT_NAMES if name in machine.environ]
     findings = []
@@ -392,7 +396,7 @@ def allocator(machine: Machine) -> Check:
                     )
                 )
     value = ", ".join(f"{name}={text}" for name, text in told) or "torch's defaults"
-    return Check(name="allocator", value=value, findings=tuple(findings))
+    return DoctorCheck(name="allocator", value=value, findings=tuple(findings))
 
 
 _SLOW = {
@@ -402,10 +406,10 @@ _SLOW = {
 }
 
 
-def leftovers(machine: Machine) -> Check:
+def leftovers(machine: Machine) -> DoctorCheck:
     """Settings for debugging that make training slow."""
     on = [name for name in _SLOW if machine.environ.get(name, "0") not in ("0", "")]
-    return Check(
+    return DoctorCheck(
         name="debug settings",
         value=", ".join(f"{name}={machine.environ[name]}" for name in on) or "none",
         findings=tuple(
@@ -419,7 +423,7 @@ def leftovers(machine: Machine) -> Check:
     )
 
 
-def computation(torch: TorchFacts) -> Check:
+def computation(torch: TorchFacts) -> DoctorCheck:
     findings = []
     told = []
     for device in torch.devices:
@@ -443,7 +447,7 @@ def computation(torch: TorchFacts) -> Check:
                     fix="install a torch build that knows this GPU (pytorch.org)",
                 )
             )
-    return Check(name="computation", value=", ".join(told) or "not tried", findings=tuple(findings))
+    return DoctorCheck(name="computation", value=", ".join(told) or "not tried", findings=tuple(findings))
 
 
 def _has_kernels(capability: tuple[int, int] | None, architectures: tuple[str, ...]) -> bool:
@@ -463,7 +467,7 @@ def _has_kernels(capability: tuple[int, int] | None, architectures: tuple[str, .
     return False
 
 
-MACHINE_CHECKS: tuple[Callable[[Machine], Check], ...] = (
+MACHINE_CHECKS: tuple[Callable[[Machine], DoctorCheck], ...] = (
     driver, visible, divided, others, health, shadowing, container, shared_memory, limits, allocator, leftovers,
 )  # fmt: skip
 

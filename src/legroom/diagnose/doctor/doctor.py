@@ -3,9 +3,9 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from legroom.diagnose.doctor.checks import MACHINE_CHECKS, Check, computation, libraries, torch_build
-from legroom.diagnose.doctor.machine import Machine, look
-from legroom.diagnose.doctor.torch_check import TorchFacts, ask_torch
+from legroom.diagnose.doctor.checks import MACHINE_CHECKS, DoctorCheck, computation, libraries, torch_build
+from legroom.diagnose.doctor.machine import Machine, inspect_machine
+from legroom.diagnose.doctor.torch_check import TorchFacts, check_torch
 from legroom.findings import Finding
 
 
@@ -13,7 +13,7 @@ from legroom.findings import Finding
 class Diagnosis:
     """What was looked at, and what was found."""
 
-    checks: tuple[Check, ...]
+    checks: tuple[DoctorCheck, ...]
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -34,8 +34,8 @@ class Diagnosis:
 
 def diagnose(machine: Machine | None = None, torch: TorchFacts | None = None) -> Diagnosis:
     """Look at everything. Takes as long as importing torch and one CUDA context per GPU."""
-    seen = machine if machine is not None else look()
-    asked = torch if torch is not None else ask_torch()
+    seen = machine if machine is not None else inspect_machine()
+    asked = torch if torch is not None else check_torch()
     return Diagnosis(
         checks=(
             torch_build(seen, asked),

@@ -55,7 +55,7 @@ class Machine:
     """The CUDA version that it was built with; "" for none."""
 
 
-def look() -> Machine:
+def inspect_machine() -> Machine:
     """The facts of this machine, now."""
     found = tuple(gpus())
     shared_total, shared_free = _shared_memory()

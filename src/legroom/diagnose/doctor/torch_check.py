@@ -45,7 +45,7 @@ class TorchFacts:
     hung: bool = False
 
 
-def ask_torch(*, seconds: float = SECONDS, command: list[str] | None = None) -> TorchFacts:
+def check_torch(*, seconds: float = SECONDS, command: list[str] | None = None) -> TorchFacts:
     """What torch says, or why it says nothing."""
     words = command or [sys.executable, "-m", "legroom.diagnose.doctor.torch_check"]
     try:

@@ -10,7 +10,7 @@ import re
 from typing import NamedTuple
 
 
-class Status(NamedTuple):
+class CudaStatus(NamedTuple):
     """One status of CUDA."""
 
     number: int
@@ -26,94 +26,98 @@ _OWN_WORDS = 3
 """Words of CUDA's that are at least so many are nobody else's."""
 
 _FAULT = (
-    Status(700, "IllegalAddress", "an illegal memory access was encountered"),
-    Status(715, "IllegalInstruction", "an illegal instruction was encountered"),
-    Status(716, "MisalignedAddress", "misaligned address"),
-    Status(717, "InvalidAddressSpace", "operation not supported on global/shared address space"),
-    Status(718, "InvalidPc", "invalid program counter"),
-    Status(719, "LaunchFailure", "unspecified launch failure", "LAUNCH_FAILED"),
+    CudaStatus(700, "IllegalAddress", "an illegal memory access was encountered"),
+    CudaStatus(715, "IllegalInstruction", "an illegal instruction was encountered"),
+    CudaStatus(716, "MisalignedAddress", "misaligned address"),
+    CudaStatus(717, "InvalidAddressSpace", "operation not supported on global/shared address space"),
+    CudaStatus(718, "InvalidPc", "invalid program counter"),
+    CudaStatus(719, "LaunchFailure", "unspecified launch failure", "LAUNCH_FAILED"),
 )
 _ASSERT = (
-    Status(59, "Assert", "device-side assert triggered"),
-    Status(710, "Assert", "device-side assert triggered"),
+    CudaStatus(59, "Assert", "device-side assert triggered"),
+    CudaStatus(710, "Assert", "device-side assert triggered"),
 )
 _HARDWARE = (
-    Status(214, "ECCUncorrectable", "uncorrectable ECC error encountered", "ECC_UNCORRECTABLE"),
-    Status(220, "NvlinkUncorrectable", "uncorrectable NVLink error detected during the execution"),
-    Status(702, "LaunchTimeout", "the launch timed out and was terminated"),
-    Status(714, "HardwareStackError", "hardware stack error"),
-    Status(910, "ExternalDevice", "the async operation in another process or external device failed"),
-    Status(721, "TensorMemoryLeak", "tensor memory leak detected"),
-    Status(226, "Contained", "invalid access of peer GPU memory over nvlink or a hardware error"),
+    CudaStatus(214, "ECCUncorrectable", "uncorrectable ECC error encountered", "ECC_UNCORRECTABLE"),
+    CudaStatus(220, "NvlinkUncorrectable", "uncorrectable NVLink error detected during the execution"),
+    CudaStatus(702, "LaunchTimeout", "the launch timed out and was terminated"),
+    CudaStatus(714, "HardwareStackError", "hardware stack error"),
+    CudaStatus(910, "ExternalDevice", "the async operation in another process or external device failed"),
+    CudaStatus(721, "TensorMemoryLeak", "tensor memory leak detected"),
+    CudaStatus(226, "Contained", "invalid access of peer GPU memory over nvlink or a hardware error"),
 )
 _TOO_LARGE = (
-    Status(7, "LaunchOutOfResources", "too many resources requested for launch"),
-    Status(701, "LaunchOutOfResources", "too many resources requested for launch"),
-    Status(720, "CooperativeLaunchTooLarge", "too many blocks in cooperative launch"),
+    CudaStatus(7, "LaunchOutOfResources", "too many resources requested for launch"),
+    CudaStatus(701, "LaunchOutOfResources", "too many resources requested for launch"),
+    CudaStatus(720, "CooperativeLaunchTooLarge", "too many blocks in cooperative launch"),
 )
 _NO_KERNELS = (
-    Status(98, "InvalidDeviceFunction", "invalid device function"),
-    Status(200, "InvalidKernelImage", "device kernel image is invalid", "INVALID_IMAGE"),
-    Status(209, "NoKernelImageForDevice", "no kernel image is available for execution", "NO_BINARY_FOR_GPU"),
-    Status(218, "InvalidPtx", "a PTX JIT compilation failed"),
-    Status(221, "JitCompilerNotFound", "PTX JIT compiler library not found"),
-    Status(222, "UnsupportedPtxVersion", "the provided PTX was compiled with an unsupported toolchain"),
-    Status(223, "JitCompilationDisabled", "PTX JIT compilation was disabled"),
-    Status(300, "InvalidSource", "device kernel image is invalid"),
+    CudaStatus(98, "InvalidDeviceFunction", "invalid device function"),
+    CudaStatus(200, "InvalidKernelImage", "device kernel image is invalid", "INVALID_IMAGE"),
+    CudaStatus(
+        209, "NoKernelImageForDevice", "no kernel image is available for execution", "NO_BINARY_FOR_GPU"
+    ),
+    CudaStatus(218, "InvalidPtx", "a PTX JIT compilation failed"),
+    CudaStatus(221, "JitCompilerNotFound", "PTX JIT compiler library not found"),
+    CudaStatus(222, "UnsupportedPtxVersion", "the provided PTX was compiled with an unsupported toolchain"),
+    CudaStatus(223, "JitCompilationDisabled", "PTX JIT compilation was disabled"),
+    CudaStatus(300, "InvalidSource", "device kernel image is invalid"),
 )
 _DRIVER = (
-    Status(34, "StubLibrary", "CUDA driver is a stub library"),
-    Status(35, "InsufficientDriver", "CUDA driver version is insufficient for CUDA runtime version"),
-    Status(36, "CallRequiresNewerDriver", "API call is not supported in the installed CUDA driver"),
-    Status(803, "SystemDriverMismatch", "system has unsupported display driver / cuda driver combination"),
-    Status(804, "CompatNotSupportedOnDevice", "forward compatibility was attempted on non supported HW"),
+    CudaStatus(34, "StubLibrary", "CUDA driver is a stub library"),
+    CudaStatus(35, "InsufficientDriver", "CUDA driver version is insufficient for CUDA runtime version"),
+    CudaStatus(36, "CallRequiresNewerDriver", "API call is not supported in the installed CUDA driver"),
+    CudaStatus(
+        803, "SystemDriverMismatch", "system has unsupported display driver / cuda driver combination"
+    ),
+    CudaStatus(804, "CompatNotSupportedOnDevice", "forward compatibility was attempted on non supported HW"),
 )
 _NO_GPU = (
-    Status(3, "InitializationError", "initialization error", "NOT_INITIALIZED"),
-    Status(
+    CudaStatus(3, "InitializationError", "initialization error", "NOT_INITIALIZED"),
+    CudaStatus(
         46, "DevicesUnavailable", "CUDA-capable device(s) is/are busy or unavailable", "DEVICE_UNAVAILABLE"
     ),
-    Status(100, "NoDevice", "no CUDA-capable device is detected"),
-    Status(101, "InvalidDevice", "invalid device ordinal"),
-    Status(216, "DeviceAlreadyInUse", "exclusive-thread device already in use by a different thread"),
-    Status(802, "SystemNotReady", "system not yet initialized"),
-    Status(805, "MpsConnectionFailed", "MPS client failed to connect to the MPS control daemon"),
-    Status(999, "Unknown", "unknown error"),
+    CudaStatus(100, "NoDevice", "no CUDA-capable device is detected"),
+    CudaStatus(101, "InvalidDevice", "invalid device ordinal"),
+    CudaStatus(216, "DeviceAlreadyInUse", "exclusive-thread device already in use by a different thread"),
+    CudaStatus(802, "SystemNotReady", "system not yet initialized"),
+    CudaStatus(805, "MpsConnectionFailed", "MPS client failed to connect to the MPS control daemon"),
+    CudaStatus(999, "Unknown", "unknown error"),
 )
 _LIBRARY = (
-    Status(302, "SharedObjectSymbolNotFound", "shared object symbol not found"),
-    Status(303, "SharedObjectInitFailed", "shared object initialization failed"),
-    Status(500, "SymbolNotFound", "named symbol not found", "NOT_FOUND"),
+    CudaStatus(302, "SharedObjectSymbolNotFound", "shared object symbol not found"),
+    CudaStatus(303, "SharedObjectInitFailed", "shared object initialization failed"),
+    CudaStatus(500, "SymbolNotFound", "named symbol not found", "NOT_FOUND"),
 )
 _REFUSED = (
-    Status(1, "InvalidValue", "invalid argument"),
-    Status(4, "CudartUnloading", "driver shutting down", "DEINITIALIZED"),
-    Status(9, "InvalidConfiguration", "invalid configuration argument"),
-    Status(11, "InvalidValue", "invalid argument"),
-    Status(12, "InvalidPitchValue", "invalid pitch argument"),
-    Status(13, "InvalidSymbol", "invalid device symbol"),
-    Status(201, "DeviceUninitialized", "invalid device context", "INVALID_CONTEXT"),
-    Status(304, "OperatingSystem", "OS call failed or operation not supported on this OS"),
-    Status(400, "InvalidResourceHandle", "invalid resource handle", "INVALID_HANDLE"),
-    Status(401, "IllegalState", "the operation cannot be performed in the present state"),
-    Status(600, "NotReady", "device not ready"),
-    Status(704, "PeerAccessAlreadyEnabled", "peer access is already enabled"),
-    Status(709, "ContextIsDestroyed", "context is destroyed"),
-    Status(712, "HostMemoryAlreadyRegistered", "part or all of the requested memory range is already mapped"),
-    Status(800, "NotPermitted", "operation not permitted"),
-    Status(801, "NotSupported", "operation not supported"),
-    Status(900, "StreamCaptureUnsupported", "operation not permitted when stream is capturing"),
-    Status(901, "StreamCaptureInvalidated", "operation failed due to a previous error during capture"),
-    Status(904, "StreamCaptureUnjoined", "operation failed on a capturing stream with unjoined work"),
-    Status(906, "StreamCaptureImplicit", "operation would make the legacy stream depend on a capturing blocking stream"),
-    Status(908, "StreamCaptureWrongThread", "attempt to terminate a thread-local capture sequence from another thread"),
+    CudaStatus(1, "InvalidValue", "invalid argument"),
+    CudaStatus(4, "CudartUnloading", "driver shutting down", "DEINITIALIZED"),
+    CudaStatus(9, "InvalidConfiguration", "invalid configuration argument"),
+    CudaStatus(11, "InvalidValue", "invalid argument"),
+    CudaStatus(12, "InvalidPitchValue", "invalid pitch argument"),
+    CudaStatus(13, "InvalidSymbol", "invalid device symbol"),
+    CudaStatus(201, "DeviceUninitialized", "invalid device context", "INVALID_CONTEXT"),
+    CudaStatus(304, "OperatingSystem", "OS call failed or operation not supported on this OS"),
+    CudaStatus(400, "InvalidResourceHandle", "invalid resource handle", "INVALID_HANDLE"),
+    CudaStatus(401, "IllegalState", "the operation cannot be performed in the present state"),
+    CudaStatus(600, "NotReady", "device not ready"),
+    CudaStatus(704, "PeerAccessAlreadyEnabled", "peer access is already enabled"),
+    CudaStatus(709, "ContextIsDestroyed", "context is destroyed"),
+    CudaStatus(712, "HostMemoryAlreadyRegistered", "part or all of the requested memory range is already mapped"),
+    CudaStatus(800, "NotPermitted", "operation not permitted"),
+    CudaStatus(801, "NotSupported", "operation not supported"),
+    CudaStatus(900, "StreamCaptureUnsupported", "operation not permitted when stream is capturing"),
+    CudaStatus(901, "StreamCaptureInvalidated", "operation failed due to a previous error during capture"),
+    CudaStatus(904, "StreamCaptureUnjoined", "operation failed on a capturing stream with unjoined work"),
+    CudaStatus(906, "StreamCaptureImplicit", "operation would make the legacy stream depend on a capturing blocking stream"),
+    CudaStatus(908, "StreamCaptureWrongThread", "attempt to terminate a thread-local capture sequence from another thread"),
 )  # fmt: skip
 _PEERS = (
-    Status(217, "PeerAccessUnsupported", "peer access is not supported between these two devices"),
-    Status(711, "TooManyPeers", "peer mapping resources exhausted"),
+    CudaStatus(217, "PeerAccessUnsupported", "peer access is not supported between these two devices"),
+    CudaStatus(711, "TooManyPeers", "peer mapping resources exhausted"),
 )
 
-STATUSES: dict[str, tuple[Status, ...]] = {
+STATUSES: dict[str, tuple[CudaStatus, ...]] = {
     "LG710": _ASSERT,
     "LG711": _FAULT,
     "LG725": _HARDWARE,
@@ -128,7 +132,7 @@ STATUSES: dict[str, tuple[Status, ...]] = {
 """By the code of the page that explains the family."""
 
 
-def pattern_of(statuses: tuple[Status, ...]) -> str:
+def pattern_of(statuses: tuple[CudaStatus, ...]) -> str:
     """What a log says where one of these was returned."""
     ways = []
     for status in statuses:

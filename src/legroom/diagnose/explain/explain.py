@@ -24,14 +24,14 @@ from typing import Any, Literal, Protocol
 
 from legroom.diagnose.codes import find_page
 from legroom.diagnose.explain.headlines import Headline
-from legroom.diagnose.explain.log_reader import Found, Sighting, pieces_of, search_log
-from legroom.diagnose.explain.plain_text import printed_pieces
-from legroom.diagnose.explain.python_errors import family_of
+from legroom.diagnose.explain.log_reader import LogMatch, LogResult, chunks_of, search_log
+from legroom.diagnose.explain.plain_text import printed_chunks
+from legroom.diagnose.explain.python_errors import classify_python_error
 from legroom.diagnose.explain.rules import CAUSES_SAID
 from legroom.diagnose.explain.sizes import causes_from_figures, sentence_of_figures, sentence_of_sizes
 from legroom.diagnose.oom.messages import Certainty
-from legroom.diagnose.oom.recognize import Failure, classify
-from legroom.diagnose.oom.sizes import Figures, read_figures
+from legroom.diagnose.oom.recognize import ErrorClassification, classify
+from legroom.diagnose.oom.sizes import ReportedSizes, parse_sizes
 from legroom.diagnose.report.exit_status import from_notes
 from legroom.errors import UsageError
 
@@ -95,7 +95,7 @@ def explain(
         return _with_checks(_of_exception(error), here)
     if not isinstance(error, str):
         raise UsageError(f"give an exception or a text to explain, not a {type(error).__name__}")
-    return _with_checks(_of_pieces(pieces_of(error), is_log=error.count("\n") > 3), here)
+    return _with_checks(_of_pieces(chunks_of(error), is_log=error.count("\n") > 3), here)
 
 
 def explain_file(
@@ -117,7 +117,7 @@ def explain_file(
             if start[:2] == b"\x1f\x8b":
                 if file.suffix == ".legroom":
                     text = _error_of_capture(file)
-                    return _with_checks(_of_log(search_log(pieces_of(text)), is_log=False), here)
+                    return _with_checks(_of_log(search_log(chunks_of(text)), is_log=False), here)
                 with gzip.open(stream) as unpacked:
                     return _with_checks(_of_pieces(_decoded(unpacked, path, progress)), here)
             return _with_checks(_of_pieces(_decoded(stream, path, progress)), here)
@@ -138,7 +138,7 @@ def explain_file(
 
 def _of_pieces(pieces: Iterable[str], *, is_log: bool = True) -> Explanation:
     """What a log tells; lines of what a notebook's cells put out have no number in its file."""
-    printed, is_notebook = printed_pieces(pieces)
+    printed, is_notebook = printed_chunks(pieces)
     rest = iter(printed)
     first = next(rest, "")
     found = search_log(chain([first], rest))
@@ -153,7 +153,7 @@ _A_PASTE = 4000
 """Characters of a text that someone pasted."""
 
 
-def _of_log(found: Found, *, is_log: bool = True) -> Explanation:
+def _of_log(found: LogResult, *, is_log: bool = True) -> Explanation:
     earlier = _earlier(found.first)
     if found.error is not None:
         return _of_sighting(found.error, found.error.line if is_log else None, earlier)
@@ -171,10 +171,10 @@ def _of_log(found: Found, *, is_log: bool = True) -> Explanation:
 
 def _of_headline(last: Headline, line: int | None, earlier: Earlier | None) -> Explanation:
     """An error that no table knows: its family, if its words tell that."""
-    kind, code = family_of(last)
+    kind, code = classify_python_error(last)
     name = last.kind.rpartition(".")[2]
     if code:
-        return _built(code, kind, "likely", last.text, Figures(), line=line, earlier=earlier)
+        return _built(code, kind, "likely", last.text, ReportedSizes(), line=line, earlier=earlier)
     if kind == "not-memory" and earlier is not None and earlier.code in _OF_MEMORY:
         kind = "unknown"  # it may have come of that
     if kind == "unknown":
@@ -201,14 +201,14 @@ _OF_PROGRAM = (
 _OF_MEMORY = frozenset(f"LG70{number}" for number in range(7))
 
 
-def _earlier(seen: Sighting | None) -> Earlier | None:
+def _earlier(seen: LogMatch | None) -> Earlier | None:
     if seen is None:
         return None
     return Earlier(code=seen.code, title=find_page(seen.code).title, line=seen.line, message=seen.text)
 
 
-def _of_sighting(seen: Sighting, line: int | None, earlier: Earlier | None) -> Explanation:
-    figures = read_figures(seen.around) if seen.spelling is not None else Figures()
+def _of_sighting(seen: LogMatch, line: int | None, earlier: Earlier | None) -> Explanation:
+    figures = parse_sizes(seen.around) if seen.spelling is not None else ReportedSizes()
     certainty = seen.spelling.certainty if seen.spelling is not None else Certainty.NOT_MEMORY
     sure: Sureness = "likely" if seen.weak else "sure"
     return _built(
@@ -236,7 +236,7 @@ def _built(
     kind: Kind,
     certainty: Sureness,
     message: str,
-    figures: Figures,
+    figures: ReportedSizes,
     *,
     reason: str = "",
     line: int | None = None,
@@ -297,10 +297,10 @@ def _of_exception(error: BaseException) -> Explanation:
     if failure.certainty is not Certainty.NOT_MEMORY:
         return _of_failure(failure)
     text = "\n".join(_headlines(error))
-    found = search_log(pieces_of(text))
+    found = search_log(chunks_of(text))
     # `oom` judged the exception, not only its words.
     if found.error is not None and found.error.spelling is not None:
-        found = Found(error=None, unknown=None, first=None, lines=found.lines)
+        found = LogResult(error=None, unknown=None, first=None, lines=found.lines)
     told = _of_log(found, is_log=False)
     if told.kind == "unknown" and isinstance(error, _PROGRAM):
         name = type(error).__name__
@@ -319,8 +319,8 @@ _PROGRAM = (
 )  # fmt: skip
 
 
-def _of_failure(failure: Failure) -> Explanation:
-    figures = Figures(**{each.name: getattr(failure, each.name) for each in fields(Figures)})
+def _of_failure(failure: ErrorClassification) -> Explanation:
+    figures = ReportedSizes(**{each.name: getattr(failure, each.name) for each in fields(ReportedSizes)})
     code = _code_of(failure)
     kind = _KINDS[failure.certainty]
     certainty: Sureness = "sure"
@@ -329,7 +329,7 @@ def _of_failure(failure: Failure) -> Explanation:
     return _built(code, kind, certainty, failure.message, figures, reason=failure.reason)
 
 
-def _code_of(failure: Failure) -> str:
+def _code_of(failure: ErrorClassification) -> str:
     if failure.certainty is Certainty.DISGUISED:
         return "LG706" if failure.source == "NCCL" else "LG701"
     if failure.certainty is Certainty.HOST:

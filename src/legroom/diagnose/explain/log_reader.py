@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from legroom.diagnose.explain.headlines import TRACEBACK, Headline, last_of_tracebacks, lone_headline, shown
-from legroom.diagnose.explain.plain_text import lines_before, undressed
-from legroom.diagnose.explain.python_errors import family_of, says_nothing
+from legroom.diagnose.explain.plain_text import lines_before, strip_log_formatting
+from legroom.diagnose.explain.python_errors import classify_python_error, is_uninformative
 from legroom.diagnose.explain.rules import RULES, memory_code
 from legroom.diagnose.oom.messages import SPELLINGS, Certainty, Spelling
 
@@ -25,7 +25,7 @@ _CHAIN_REACH = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sighting:
+class LogMatch:
     """A known spelling at one place of a log."""
 
     code: str
@@ -41,20 +41,20 @@ class Sighting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class LogResult:
     """What a log is about."""
 
-    error: Sighting | None
+    error: LogMatch | None
     unknown: Headline | None
     """An error of Python that no table knows, where that is the last one."""
-    first: Sighting | None
+    first: LogMatch | None
     """The first error of another kind, where there was one earlier."""
     lines: int
     is_cut: bool = False
     """Nothing was found, and it ends inside a traceback."""
 
 
-def search_log(pieces: Iterable[str]) -> Found:
+def search_log(pieces: Iterable[str]) -> LogResult:
     """Look through a log, piece by piece."""
     search = _Search()
     for piece in pieces:
@@ -62,7 +62,7 @@ def search_log(pieces: Iterable[str]) -> Found:
     return search.found()
 
 
-def pieces_of(text: str) -> Iterator[str]:
+def chunks_of(text: str) -> Iterator[str]:
     for begin in range(0, len(text), _PIECE):
         yield text[begin : begin + _PIECE]
 
@@ -115,14 +115,14 @@ class _Search:
         self._carried = ""
         self._before = 0
         """Lines before the carried text."""
-        self._first: dict[int, Sighting] = {}
-        self._last: dict[int, Sighting] = {}
+        self._first: dict[int, LogMatch] = {}
+        self._last: dict[int, LogMatch] = {}
         self._headline: Headline | None = None
         self._chain = -1
         self._lines = 0
 
     def feed(self, piece: str) -> None:
-        text = (self._carried + undressed(piece)).replace("\r\n", "\n")
+        text = (self._carried + strip_log_formatting(piece)).replace("\r\n", "\n")
         lowered = text.lower()
         if len(lowered) != len(text):  # a few letters are longer in lower case; positions must agree
             text = lowered
@@ -150,7 +150,7 @@ class _Search:
             if order not in self._last or self._last[order].line <= seen.line:
                 self._last[order] = seen
 
-    def found(self) -> Found:
+    def found(self) -> LogResult:
         latest = [seen for seen in self._last.values() if _counts(seen, self._lines)]
         strong = [seen for seen in latest if not seen.weak or _is_said_as_an_error(seen)]
         if self._headline is None and self._lines < 2000 and not strong:
@@ -161,13 +161,15 @@ class _Search:
         error = self._cause_of(error) or error
         unknown = self._unknown(error, latest)
         if unknown is not None and error is not None and not error.weak:
-            return Found(error=None, unknown=unknown, first=self._earliest(None), lines=self._lines)
+            return LogResult(error=None, unknown=unknown, first=self._earliest(None), lines=self._lines)
         if unknown is not None:
-            return Found(error=None, unknown=unknown, first=None, lines=self._lines)
+            return LogResult(error=None, unknown=unknown, first=None, lines=self._lines)
         is_cut = error is None and TRACEBACK in self._carried.lower()
-        return Found(error=error, unknown=None, first=self._earliest(error), lines=self._lines, is_cut=is_cut)
+        return LogResult(
+            error=error, unknown=None, first=self._earliest(error), lines=self._lines, is_cut=is_cut
+        )
 
-    def _cause_of(self, error: Sighting | None) -> Sighting | None:
+    def _cause_of(self, error: LogMatch | None) -> LogMatch | None:
         """What a library's failure is the consequence of: after a kernel has failed, every call of CUDA fails, in words that hide the
         cause; and where NCCL says that a call of CUDA failed, or only that it failed, it has said shortly before why."""
         if error is not None and error.code == _NCCL:
@@ -190,7 +192,7 @@ class _Search:
             ]
         return max(faults, key=lambda seen: (seen.line, -seen.order), default=None)
 
-    def _unknown(self, error: Sighting | None, latest: list[Sighting]) -> Headline | None:
+    def _unknown(self, error: LogMatch | None, latest: list[LogMatch]) -> Headline | None:
         """The last headline, where nothing that is known explains it."""
         last = self._headline
         if last is None:
@@ -200,18 +202,18 @@ class _Search:
         if error is None or (error.weak and not _is_said_as_an_error(error)):
             if latest and last.kind.endswith("Warning"):
                 return None
-            if error is not None and error.code == _IN_A_WORKER and not family_of(last)[1]:
+            if error is not None and error.code == _IN_A_WORKER and not classify_python_error(last)[1]:
                 return None  # the error of a worker, and where it was is all that is known of it
             if any(seen.line >= last.line and not _counts_the_dead(seen, last) for seen in latest):
                 return None  # a wrapper and nothing more: that is what the log tells
             return last
-        if _is_memory(error) and last.line - error.line <= _SOON and says_nothing(last):
+        if _is_memory(error) and last.line - error.line <= _SOON and is_uninformative(last):
             return None
         chained = error.line < self._chain <= last.line and self._chain - error.line < _CHAIN_REACH
         wraps = any(seen.weak and seen.line >= last.line for seen in latest)
         return None if chained or wraps else last
 
-    def _earliest(self, error: Sighting | None) -> Sighting | None:
+    def _earliest(self, error: LogMatch | None) -> LogMatch | None:
         others = [
             seen
             for seen in self._first.values()
@@ -227,14 +229,14 @@ def _hides_a_fault(spelling: Spelling) -> bool:
     return spelling.certainty is Certainty.DISGUISED or spelling.source in _LIBRARIES
 
 
-def _is_memory(seen: Sighting) -> bool:
+def _is_memory(seen: LogMatch) -> bool:
     """Whether memory ran out beyond doubt, and nobody says that it was dealt with."""
     if seen.spelling is None or seen.spelling.certainty is Certainty.DISGUISED:
         return False
     return _DEALT_WITH.search(seen.around[seen.around.find(seen.text) :][:600]) is None
 
 
-def _counts(seen: Sighting, lines: int) -> bool:
+def _counts(seen: LogMatch, lines: int) -> bool:
     """Whether words that only mention memory are those of an error."""
     if any(words in seen.text for words in _NO_ERROR):
         return False
@@ -245,7 +247,7 @@ def _counts(seen: Sighting, lines: int) -> bool:
     return lines <= 3 and _IN_PASSING.search(seen.text) is None
 
 
-def _is_said_as_an_error(seen: Sighting) -> bool:
+def _is_said_as_an_error(seen: LogMatch) -> bool:
     """Whether words name the memory that is short, on a line that looks bad."""
     spelling = seen.spelling
     if spelling is None or not spelling.in_words or spelling.certainty is Certainty.DISGUISED:
@@ -253,12 +255,12 @@ def _is_said_as_an_error(seen: Sighting) -> bool:
     return _LOOKS_BAD.search(seen.text) is not None
 
 
-def _counts_the_dead(seen: Sighting, error: Headline) -> bool:
+def _counts_the_dead(seen: LogMatch, error: Headline) -> bool:
     """Whether a launcher only says that the process ended whose traceback stands above."""
     return seen.code == _ENDED[0] and seen.line > error.line and bool(error.frames)
 
 
-def _says_more(seen: Sighting) -> int:
+def _says_more(seen: LogMatch) -> int:
     return _ENDED.index(seen.code) if seen.code in _ENDED else len(_ENDED)
 
 
@@ -327,10 +329,10 @@ class _Window:
     def number(self, position: int) -> int:
         return self._before + lines_before(self._text, position) + 1
 
-    def sighting(self, match: re.Match[str], entry: _Entry) -> Sighting:
+    def sighting(self, match: re.Match[str], entry: _Entry) -> LogMatch:
         begin, end = self._line_at(max(match.end() - 1, match.start()))
         opening, _ = self._line_at(match.start())
-        return Sighting(
+        return LogMatch(
             code=entry.code,
             line=self.number(match.end() - 1),
             text=shown(self._text[begin:end]),

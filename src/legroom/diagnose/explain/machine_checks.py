@@ -6,7 +6,7 @@ Nothing here imports torch, so that `legroom explain` answers at once.
 from collections.abc import Callable, Iterator
 
 from legroom.diagnose.doctor.checks import (
-    Check,
+    DoctorCheck,
     allocator,
     container,
     divided,
@@ -19,23 +19,23 @@ from legroom.diagnose.doctor.checks import (
     torch_build,
     visible,
 )
-from legroom.diagnose.doctor.machine import Machine, look
+from legroom.diagnose.doctor.machine import Machine, inspect_machine
 from legroom.gpus.machine import NotAvailable
 from legroom.units import format_size
 
 
-def looked_up(code: str, machine: Machine | None = None) -> tuple[str, ...]:
+def check_machine(code: str, machine: Machine | None = None) -> tuple[str, ...]:
     """What this machine says about the causes of an error, in sentences."""
     wanted = _ABOUT.get(code, ())
     if not wanted:
         return ()
-    seen = machine if machine is not None else look()
+    seen = machine if machine is not None else inspect_machine()
     if not seen.gpus and not seen.driver_trouble and all(check in _ONLY_GPU for check in wanted):
         return ("No NVIDIA GPU is here, so nothing about one could be checked.",)
     return tuple(_sentences(seen, wanted))
 
 
-def _sentences(machine: Machine, wanted: tuple[Callable[[Machine], Check], ...]) -> Iterator[str]:
+def _sentences(machine: Machine, wanted: tuple[Callable[[Machine], DoctorCheck], ...]) -> Iterator[str]:
     for check in wanted:
         if check in _ONLY_GPU and not machine.gpus:
             continue
@@ -45,19 +45,19 @@ def _sentences(machine: Machine, wanted: tuple[Callable[[Machine], Check], ...])
             yield f"{finding.code}: {finding.message}. {finding.fix[:1].upper()}{finding.fix[1:]}."
 
 
-def free_memory(machine: Machine) -> Check:
+def free_memory(machine: Machine) -> DoctorCheck:
     told = [
         f"GPU {gpu.index} {format_size(gpu.total - gpu.used)} of {format_size(gpu.total)}"
         for gpu in machine.gpus
         if not isinstance(gpu.total, NotAvailable) and not isinstance(gpu.used, NotAvailable)
     ]
-    return Check(name="free now", value=", ".join(told) or "not told")
+    return DoctorCheck(name="free now", value=", ".join(told) or "not told")
 
 
 _ONLY_GPU = (free_memory, divided, others, health)
 _FULL = (free_memory, others, divided, allocator)
 _LIBRARIES = (driver, torch_build, shadowing)
-_ABOUT: dict[str, tuple[Callable[[Machine], Check], ...]] = {
+_ABOUT: dict[str, tuple[Callable[[Machine], DoctorCheck], ...]] = {
     "LG700": _FULL,
     "LG701": (*_FULL, *_LIBRARIES),
     "LG702": (container,),

@@ -18,7 +18,7 @@ _MEANING = {r"\n": INNER, r"\t": "\t", r"\r": "", r"\"": '"'}
 _LARGEST_NOTEBOOK = 100_000_000
 
 
-def undressed(text: str) -> str:
+def strip_log_formatting(text: str) -> str:
     """A piece of a log as the program printed it."""
     if "\x1b" in text or "\\u001b" in text or "\\x1b" in text or "\\033" in text:
         text = _COLOURS.sub("", text)
@@ -32,7 +32,7 @@ def lines_before(text: str, position: int) -> int:
     return text.count("\n", 0, position) - text.count(INNER, 0, position)
 
 
-def printed_pieces(pieces: Iterable[str]) -> tuple[Iterable[str], bool]:
+def printed_chunks(pieces: Iterable[str]) -> tuple[Iterable[str], bool]:
     """The pieces of a log, or of a notebook's file what its cells put out; and whether it is a notebook."""
     rest = iter(pieces)
     read = [next(rest, "")]

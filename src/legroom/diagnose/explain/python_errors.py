@@ -15,7 +15,7 @@ Told = tuple[Literal["oom", "host-oom", "not-memory", "unknown"], str]
 """What can be said of an error, and the page of its family, "" where it has none."""
 
 
-def family_of(error: Headline) -> Told:
+def classify_python_error(error: Headline) -> Told:
     """By its class, then by its words, then by the library that raised it."""
     name = error.kind.rpartition(".")[2]
     words = _NOT_ABOUT_ROOM.sub("", error.text)
@@ -33,11 +33,11 @@ def family_of(error: Headline) -> Told:
     return "not-memory", told or _library_of(error)
 
 
-def says_nothing(error: Headline) -> bool:
+def is_uninformative(error: Headline) -> bool:
     """Whether neither its class nor its words tell what went wrong."""
-    return family_of(error) in (("not-memory", ""), ("unknown", "")) and error.kind.rpartition(".")[
-        2
-    ] not in (_SAYS_ENOUGH)
+    return classify_python_error(error) in (("not-memory", ""), ("unknown", "")) and error.kind.rpartition(
+        "."
+    )[2] not in (_SAYS_ENOUGH)
 
 
 def _library_of(error: Headline) -> str:

@@ -3,14 +3,14 @@
 import re
 from collections.abc import Iterator
 
-from legroom.diagnose.oom.sizes import Figures
+from legroom.diagnose.oom.sizes import ReportedSizes
 from legroom.units import GiB, format_size
 
 _CONTEXT = 3 * GiB // 2
 """What CUDA's context and libraries take at most; more than that, beside PyTorch's own, is another process."""
 
 
-def sentence_of_figures(figures: Figures) -> str:
+def sentence_of_figures(figures: ReportedSizes) -> str:
     """`GPU 1 ran out of memory: 546.0 MiB were asked for and 514.2 MiB of 15.77 GiB were free.`"""
     if figures.requested is None:
         return ""
@@ -21,7 +21,7 @@ def sentence_of_figures(figures: Figures) -> str:
     return f"{asked} and {format_size(figures.free)} of {format_size(figures.capacity)} were free."
 
 
-def causes_from_figures(figures: Figures) -> Iterator[dict[str, str]]:
+def causes_from_figures(figures: ReportedSizes) -> Iterator[dict[str, str]]:
     """Causes that the figures show, the plainest first, as cause, check and fix."""
     room = figures.allowed if figures.allowed is not None else figures.capacity
     if room is None or figures.requested is None:
@@ -61,7 +61,7 @@ def causes_from_figures(figures: Figures) -> Iterator[dict[str, str]]:
         }
 
 
-def _others(figures: Figures) -> int | None:
+def _others(figures: ReportedSizes) -> int | None:
     if figures.others is not None:
         return figures.others
     if figures.capacity is None or figures.free is None:
@@ -73,7 +73,7 @@ def _others(figures: Figures) -> int | None:
     return rest if rest > 0 else None
 
 
-def _unused(figures: Figures) -> int | None:
+def _unused(figures: ReportedSizes) -> int | None:
     if figures.reserved is None or figures.allocated is None:
         return None
     return figures.reserved - figures.allocated

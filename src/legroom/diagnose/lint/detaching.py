@@ -6,7 +6,7 @@ import libcst as cst
 
 from legroom.diagnose.lint.edits import Edit, append_to
 from legroom.diagnose.lint.flow.call_results import names_a_loss
-from legroom.diagnose.lint.flow.facts import Store
+from legroom.diagnose.lint.flow.facts import StoreFact
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import (
     dotted,
@@ -17,7 +17,7 @@ from legroom.diagnose.lint.flow.syntax import (
     receiver,
     walk,
 )
-from legroom.diagnose.lint.flow.values import Kind
+from legroom.diagnose.lint.flow.values import ValueKind
 
 _LOSS_NAME = re.compile(r"loss|err[DG]?$|penalty", re.IGNORECASE)
 
@@ -56,10 +56,10 @@ def parts_with_graph(
     return [expression] if program.value(expression).carries_graph else []
 
 
-def detached(program: Program, store: Store, target: str) -> tuple[str, list[Edit], bool]:
+def detached(program: Program, store: StoreFact, target: str) -> tuple[str, list[Edit], bool]:
     """What to append to each part (`.item()`, ...), the edits, and whether they are safe."""
     parts = parts_with_graph(program, store.expression, but=target if store.uses_itself else "")
-    if not parts or any(program.value(part).kind is not Kind.GRAPH for part in parts):
+    if not parts or any(program.value(part).kind is not ValueKind.GRAPH for part in parts):
         return ".detach()", [], False
     if any(_is_one_of_several(part, store) for part in parts):
         return ".detach()", [], False
@@ -72,7 +72,7 @@ def detached(program: Program, store: Store, target: str) -> tuple[str, list[Edi
     return suffix, [edit for part in parts for edit in append_to(program, part, suffix)], safe
 
 
-def _is_one_of_several(part: cst.BaseExpression, store: Store) -> bool:
+def _is_one_of_several(part: cst.BaseExpression, store: StoreFact) -> bool:
     """Whether a name goes through things that the code lists, not all of which need be tensors."""
     return any(
         isinstance(loop.node, cst.For)
@@ -82,19 +82,21 @@ def _is_one_of_several(part: cst.BaseExpression, store: Store) -> bool:
     )
 
 
-def is_scalar(program: Program, expression: cst.BaseExpression, store: Store, depth: int = 0) -> bool:
+def is_scalar(program: Program, expression: cst.BaseExpression, store: StoreFact, depth: int = 0) -> bool:
     """Whether a value is one number, as a loss is."""
     if isinstance(expression, cst.BinaryOperation):
         sides = [expression.left, expression.right]
         return all(
-            is_scalar(program, side, store, depth) for side in sides if program.value(side).kind is Kind.GRAPH
+            is_scalar(program, side, store, depth)
+            for side in sides
+            if program.value(side).kind is ValueKind.GRAPH
         )
     if isinstance(expression, cst.Call):
         method = method_name(expression)
         if method in {"mean", "sum", "norm"} and not expression.args:
             return True
         name = dotted(expression.func) or method or ""
-        return names_a_loss(name) or program.value(expression.func).kind is Kind.CRITERION
+        return names_a_loss(name) or program.value(expression.func).kind is ValueKind.CRITERION
     path = dotted(expression)
     if path is None:
         return False
@@ -107,7 +109,7 @@ def is_scalar(program: Program, expression: cst.BaseExpression, store: Store, de
     return False
 
 
-def is_used_as_tensor(program: Program, store: Store, target: str) -> bool:
+def is_used_as_tensor(program: Program, store: StoreFact, target: str) -> bool:
     """Whether something that only a tensor can do is done with what is stored, as far as this file shows."""
     name = last_name(target)
     local = store.function.owns(target) and not isinstance(store.function.node, cst.Module)
@@ -125,7 +127,12 @@ def is_used_as_tensor(program: Program, store: Store, target: str) -> bool:
             continue
         of = receiver(node)
         adds = method_name(node) in {"append", "extend", "items", "values"}
-        if of is not None and not adds and _reads(of, names) and program.value(of).kind is not Kind.CONTAINER:
+        if (
+            of is not None
+            and not adds
+            and _reads(of, names)
+            and program.value(of).kind is not ValueKind.CONTAINER
+        ):
             return True
         called = program.imports.qualified(node.func) or ""
         if called.startswith("torch.") and any(_reads(each.value, names) for each in node.args):

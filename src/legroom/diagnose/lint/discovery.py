@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from legroom.diagnose.lint.finding import Trouble
+from legroom.diagnose.lint.finding import FileError
 from legroom.diagnose.lint.settings import settings_for
 from legroom.errors import UsageError
 
@@ -35,7 +35,7 @@ NEVER = {
 """Folders that are left out unless they are given themselves."""
 
 
-def find_files(paths: Sequence[str], troubles: list[Trouble]) -> Iterator[Path]:
+def find_files(paths: Sequence[str], troubles: list[FileError]) -> Iterator[Path]:
     """Every file that the paths mean, once. A file that is given itself is always meant."""
     seen: set[tuple[int, int]] = set()
     for given in paths:
@@ -45,7 +45,7 @@ def find_files(paths: Sequence[str], troubles: list[Trouble]) -> Iterator[Path]:
         if path.is_dir():
             found = list(_inside(path, seen, troubles))
             if not found:
-                troubles.append(Trouble(file=given, sentence="no Python files or notebooks in it"))
+                troubles.append(FileError(file=given, sentence="no Python files or notebooks in it"))
             yield from found
         elif path.exists() or path.is_symlink():
             if _is_new(path, seen):
@@ -54,7 +54,7 @@ def find_files(paths: Sequence[str], troubles: list[Trouble]) -> Iterator[Path]:
             raise UsageError(f"there is no file or folder {given}")
 
 
-def _inside(folder: Path, seen: set[tuple[int, int]], troubles: list[Trouble]) -> Iterator[Path]:
+def _inside(folder: Path, seen: set[tuple[int, int]], troubles: list[FileError]) -> Iterator[Path]:
     pending = [folder]
     while pending:
         current = pending.pop()
@@ -64,7 +64,7 @@ def _inside(folder: Path, seen: set[tuple[int, int]], troubles: list[Trouble]) -
             entries = sorted(os.scandir(current), key=lambda entry: entry.name)
         except OSError as error:
             sentence = f"cannot be read: {(error.strerror or str(error)).lower()}"
-            troubles.append(Trouble(file=str(current), sentence=sentence))
+            troubles.append(FileError(file=str(current), sentence=sentence))
             continue
         folders = []
         for entry in entries:

@@ -40,7 +40,7 @@ class Document(Protocol):
 
 
 @dataclass(frozen=True)
-class Script:
+class PythonFile:
     text: str
     encoding: str = "utf-8"
     mark: bytes = b""
@@ -49,7 +49,7 @@ class Script:
     def place(self, line: int) -> tuple[int | None, int]:
         return None, line
 
-    def edited(self, edits: Sequence[Edit]) -> "Script":
+    def edited(self, edits: Sequence[Edit]) -> "PythonFile":
         return replace(self, text=apply(self.text, edits))
 
     def encoded(self) -> bytes:
@@ -126,7 +126,7 @@ def document_of(data: bytes, *, is_notebook: bool) -> Document:
             raise Unreadable(f"not a notebook: {error}") from None
     try:
         encoding = "utf-8" if mark else tokenize.detect_encoding(io.BytesIO(body).readline)[0]
-        return Script(body.decode(encoding), encoding, mark)
+        return PythonFile(body.decode(encoding), encoding, mark)
     except (UnicodeDecodeError, SyntaxError, LookupError):
         raise Unreadable(
             "not text in the encoding it declares (UTF-8 where it declares none), not checked"

@@ -14,14 +14,14 @@ import libcst as cst
 from legroom.diagnose.lint.discovery import find_files
 from legroom.diagnose.lint.document import (
     Document,
-    Script,
+    PythonFile,
     Unreadable,
     document_of,
     looks_like_python_2,
     read_document,
 )
 from legroom.diagnose.lint.edits import Edit, overlap
-from legroom.diagnose.lint.finding import LintFinding, LintReport, TextEdit, Trouble
+from legroom.diagnose.lint.finding import FileError, LintFinding, LintReport, TextEdit
 from legroom.diagnose.lint.flow.analysis import follow
 from legroom.diagnose.lint.flow.program import NEWLINE, Program
 from legroom.diagnose.lint.rule import Problem
@@ -49,7 +49,7 @@ def lint_paths(
 ) -> LintReport:
     """Check every file that the paths mean; with `fix`, mend what can be mended, or with `diff` show it only."""
     Settings().chosen(select, ignore)  # a mistyped code is told before any work
-    troubles: list[Trouble] = []
+    troubles: list[FileError] = []
     files = list(find_files(paths, troubles))
     work = partial(_work_on, select=tuple(select), ignore=tuple(ignore), fix=fix, unsafe=unsafe, diff=diff)
     reports = list(_mapped(work, files))
@@ -65,13 +65,13 @@ def lint_paths(
 def lint_text(text: str, *, file: str = "-", settings: Settings | None = None) -> list[LintFinding]:
     """Check a text of Python code."""
     codes = (settings or Settings()).codes_for(Path(file))
-    return [finding for finding, _ in _check(Script(text), file, codes)]
+    return [finding for finding, _ in _check(PythonFile(text), file, codes)]
 
 
 def fix_text(text: str, *, unsafe: bool = False, settings: Settings | None = None) -> str:
     """A text of Python code with what can be mended mended."""
     codes = (settings or Settings()).codes_for(Path("-"))
-    return _lint_document(Script(text), "-", codes, fix=True, unsafe=unsafe)[1].text
+    return _lint_document(PythonFile(text), "-", codes, fix=True, unsafe=unsafe)[1].text
 
 
 def lint_standard_input(
@@ -82,7 +82,7 @@ def lint_standard_input(
     try:
         document = document_of(data, is_notebook=data.lstrip()[:1] == b"{" and b'"cells"' in data)
     except Unreadable as reason:
-        return LintReport(findings=[], troubles=[Trouble(file="-", sentence=str(reason))], files=1), data
+        return LintReport(findings=[], troubles=[FileError(file="-", sentence=str(reason))], files=1), data
     report, changed = _lint_document(
         document, "-", settings.codes_for(Path("stdin.py")), fix=fix or diff, unsafe=unsafe
     )
@@ -98,7 +98,7 @@ def _work_on(
     try:
         document = read_document(file)
     except Unreadable as reason:
-        return LintReport(findings=[], troubles=[Trouble(file=name, sentence=str(reason))], files=1)
+        return LintReport(findings=[], troubles=[FileError(file=name, sentence=str(reason))], files=1)
     codes = settings_for(file).chosen(select, ignore).codes_for(file)
     report, changed = _lint_document(document, name, codes, fix=fix or diff, unsafe=unsafe)
     if diff:
@@ -109,7 +109,7 @@ def _work_on(
         except OSError as error:
             sentence = f"cannot be written: {(error.strerror or str(error)).lower()}"
             return LintReport(
-                findings=report.findings, troubles=[Trouble(file=name, sentence=sentence)], files=1
+                findings=report.findings, troubles=[FileError(file=name, sentence=sentence)], files=1
             )
     return report
 
@@ -124,7 +124,7 @@ def _lint_document(
             found = _check(document, name, codes)
         except Unreadable as reason:
             return LintReport(
-                findings=[], troubles=[Trouble(file=name, sentence=str(reason))], files=1
+                findings=[], troubles=[FileError(file=name, sentence=str(reason))], files=1
             ), document
         chosen: list[Edit] = []
         mended = 0

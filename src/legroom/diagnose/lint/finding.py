@@ -66,7 +66,7 @@ class LintFinding(Finding):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
+class FileError:
     """A file that could not be checked, and why, in one sentence."""
 
     file: str
@@ -78,7 +78,7 @@ class LintReport:
     """What came of all files."""
 
     findings: Sequence[LintFinding]
-    troubles: Sequence[Trouble] = ()
+    troubles: Sequence[FileError] = ()
     files: int = 0
     fixed: int = 0
     """How many problems were mended."""

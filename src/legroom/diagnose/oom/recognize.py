@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from legroom.diagnose.oom.messages import Certainty, find_spelling
-from legroom.diagnose.oom.sizes import Figures, read_figures
+from legroom.diagnose.oom.sizes import ReportedSizes, parse_sizes
 from legroom.units import MiB, format_size
 
 FreeMemory = Callable[[int | None], tuple[int, int] | None]
@@ -30,7 +30,7 @@ Link = Literal["itself", "cause", "context", "group"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure(Figures):
+class ErrorClassification(ReportedSizes):
     """What an error has to do with memory, and the figures that it tells."""
 
     certainty: Certainty
@@ -73,7 +73,9 @@ def device_memory(index: int | None = None) -> tuple[int, int] | None:
         return None
 
 
-def classify(error: BaseException | str, *, free_memory: FreeMemory | None = device_memory) -> Failure:
+def classify(
+    error: BaseException | str, *, free_memory: FreeMemory | None = device_memory
+) -> ErrorClassification:
     """What `error` has to do with memory. `free_memory` is asked only for a disguised exception; a text may be from
     another machine, so it is asked for a text only where it is given."""
     if isinstance(error, str):
@@ -95,7 +97,7 @@ def low_memory(total: int) -> int:
     return max(total // 20, min(512 * MiB, total // 4))
 
 
-def _judged(failure: Failure, memory: tuple[int, int] | None) -> Failure:
+def _judged(failure: ErrorClassification, memory: tuple[int, int] | None) -> ErrorClassification:
     if memory is None:
         return replace(failure, reason=f"{failure.reason} How much memory was free is not known.")
     free, total = memory
@@ -117,13 +119,13 @@ _MISTAKES = (
 )  # fmt: skip
 """Errors of these kinds speak of the program, whatever words they use; what they came from may still be memory."""
 _SURE_FIRST = (Certainty.SURE, Certainty.PINNED, Certainty.HOST, Certainty.DISGUISED)
-_NOTHING = Failure(certainty=Certainty.NOT_MEMORY, reason="Nothing in it speaks of memory.")
+_NOTHING = ErrorClassification(certainty=Certainty.NOT_MEMORY, reason="Nothing in it speaks of memory.")
 
 
-def _walk(error: BaseException) -> Failure:
+def _walk(error: BaseException) -> ErrorClassification:
     """The failure that the chain of `error` tells: a sure one before any other, otherwise the outermost."""
-    found: list[Failure] = []
-    first: Failure | None = None
+    found: list[ErrorClassification] = []
+    first: ErrorClassification | None = None
     seen: set[int] = set()
     how: Link = "itself"
     link: BaseException | None = error
@@ -143,7 +145,7 @@ def _walk(error: BaseException) -> Failure:
     return next(iter(sure or found), first or _NOTHING)
 
 
-def _group(group: BaseExceptionGroup[Any]) -> Failure:
+def _group(group: BaseExceptionGroup[Any]) -> ErrorClassification:
     members = [_walk(member) for member in group.exceptions]
     others = [member for member in members if member.certainty is Certainty.NOT_MEMORY]
     if others:
@@ -154,7 +156,7 @@ def _group(group: BaseExceptionGroup[Any]) -> Failure:
     return replace(worst, link="group")
 
 
-def _read_exception(error: BaseException) -> Failure:
+def _read_exception(error: BaseException) -> ErrorClassification:
     text = _text(error)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(error, torch.OutOfMemoryError):
@@ -166,7 +168,7 @@ def _read_exception(error: BaseException) -> Failure:
             "CUDA",
             "It is PyTorch's own out-of-memory error.",
             _line(text),
-            read_figures(text),
+            parse_sizes(text),
         )
     if isinstance(error, MemoryError):
         failure = _read(text)
@@ -179,18 +181,18 @@ def _read_exception(error: BaseException) -> Failure:
                 type(error).__module__.partition(".")[0],
                 reason,
                 _line(text),
-                read_figures(text),
+                parse_sizes(text),
             )
         return _built(
             Certainty.HOST,
             "Python",
             "Python could not allocate host memory.",
             _line(text),
-            read_figures(text),
+            parse_sizes(text),
         )
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return _built(
-            Certainty.HOST, "system", "The system could not give host memory.", _line(text), Figures()
+            Certainty.HOST, "system", "The system could not give host memory.", _line(text), ReportedSizes()
         )
     if isinstance(error, _MISTAKES):
         return _NOTHING
@@ -232,22 +234,24 @@ def _text(error: BaseException) -> str:
 # --- a text
 
 
-def _read(text: str) -> Failure:
+def _read(text: str) -> ErrorClassification:
     found = find_spelling(text)
     if found is None:
         return _NOTHING
     spelling, line, around = found
-    return _built(spelling.certainty, spelling.source, spelling.reason, line, read_figures(around))
+    return _built(spelling.certainty, spelling.source, spelling.reason, line, parse_sizes(around))
 
 
 def _line(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
-def _built(certainty: Certainty, source: str, reason: str, line: str, figures: Figures) -> Failure:
+def _built(
+    certainty: Certainty, source: str, reason: str, line: str, figures: ReportedSizes
+) -> ErrorClassification:
     if certainty is Certainty.NOT_MEMORY:
-        return Failure(certainty=certainty, reason=reason, message=line)
-    return Failure(
+        return ErrorClassification(certainty=certainty, reason=reason, message=line)
+    return ErrorClassification(
         certainty=certainty,
         source=source,
         reason=reason,

@@ -15,7 +15,7 @@ _NONSENSE = 1 << 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class ReportedSizes:
     """What was told, sizes in bytes; None where nothing was."""
 
     device: int | None = None
@@ -35,7 +35,7 @@ class Figures:
     """By other processes."""
 
 
-def read_figures(text: str) -> Figures:
+def parse_sizes(text: str) -> ReportedSizes:
     """The figures in the text of an error."""
     allocated = _first(
         text,
@@ -51,7 +51,7 @@ def read_figures(text: str) -> Figures:
     )
     if unused is not None and allocated is not None:
         reserved = allocated + unused
-    return Figures(
+    return ReportedSizes(
         device=_device(text),
         requested=_first(
             text,

@@ -9,7 +9,7 @@ from legroom.units import GiB
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class RunCommand:
     """`legroom run OPTIONS TARGET ARGUMENTS`, or `legroom launch ...`."""
 
     options: tuple[str, ...] = ()
@@ -24,14 +24,14 @@ class Command:
     def text(self) -> str:
         return shlex.join(["legroom", self.verb, *self.options, *self.target, *self.arguments])
 
-    def with_arguments(self, arguments: Sequence[str]) -> "Command":
+    def with_arguments(self, arguments: Sequence[str]) -> "RunCommand":
         return replace(self, arguments=tuple(arguments))
 
     @property
     def has_virtual_gpu(self) -> bool:
         return "--gpu" in self.options
 
-    def on_virtual_gpu(self, size: str) -> "Command":
+    def on_virtual_gpu(self, size: str) -> "RunCommand":
         return replace(self, options=("--gpu", size, *self.options))
 
     def estimate(self, capacity: int) -> str:
@@ -50,7 +50,7 @@ class Command:
         }
 
     @classmethod
-    def from_run(cls, run: Mapping[str, Any]) -> "Command":
+    def from_run(cls, run: Mapping[str, Any]) -> "RunCommand":
         """From a capture's header, which may come from a stranger: words that are no words are left out."""
         verb = "launch" if run.get("verb") == "launch" else "run"
         return cls(_words(run.get("options")), _words(run.get("target")), _words(run.get("arguments")), verb)

@@ -16,7 +16,7 @@ TOP_LINES = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class MemoryShare:
     """A part of the device's memory."""
 
     label: str
@@ -27,7 +27,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
+class MemorySnapshot:
     """Memory of one device at one moment."""
 
     device: int
@@ -37,7 +37,7 @@ class Picture:
     time: float
     allocated: int
     reserved: int
-    shares: tuple[Share, ...]
+    shares: tuple[MemoryShare, ...]
     by_category: dict[str, int]
     top: tuple[Holding, ...]
     """Lines by the bytes that they hold, largest first."""
@@ -54,11 +54,11 @@ class Picture:
             "allocated_bytes": self.allocated,
             "reserved_bytes": self.reserved,
             "by_category": dict(self.by_category),
-            "top": [row_as_dict(row) for row in self.top],
+            "top": [holding_as_dict(row) for row in self.top],
         }
 
 
-def row_as_dict(row: Holding) -> dict[str, Any]:
+def holding_as_dict(row: Holding) -> dict[str, Any]:
     """A line of `top` as programs read it."""
     return {
         "file": row.file or None,
@@ -71,9 +71,9 @@ def row_as_dict(row: Holding) -> dict[str, Any]:
     }
 
 
-def picture_at_peak(
+def snapshot_at_peak(
     ledger: Ledger, device: int, capacity: int, *, other: int = 0, reserved: int = 0, rest: str = "free"
-) -> Picture | None:
+) -> MemorySnapshot | None:
     """The moment of most live bytes; None where the device never held any.
 
     `reserved`: what PyTorch takes from the device in the end, where that may be more than at that moment. `rest` is
@@ -85,9 +85,9 @@ def picture_at_peak(
     state = ledger.at(peak.index, device)
     reserved = max(reserved, state.reserved)
     shares = [
-        Share("not PyTorch's", other),
+        MemoryShare("not PyTorch's", other),
         *_category_shares(state),
-        Share("reserved, not in use", max(reserved - state.allocated, 0)),
+        MemoryShare("reserved, not in use", max(reserved - state.allocated, 0)),
     ]
     return _picture(
         state,
@@ -102,17 +102,17 @@ def picture_at_peak(
     )
 
 
-def picture_at_oom(state: State, oom: Oom) -> Picture:
+def snapshot_at_oom(state: State, oom: Oom) -> MemorySnapshot:
     """The moment when an allocation failed."""
     barred = (
         max(oom.capacity - oom.other - max(oom.limit, oom.reserved), 0) if oom.limit < oom.capacity else 0
     )
     shares = [
-        Share("not PyTorch's", oom.other),
+        MemoryShare("not PyTorch's", oom.other),
         *_category_shares(state),
-        Share("cached, reusable", oom.cached),
-        Share("fragmented", oom.fragmented),
-        Share("beyond the set fraction", barred),
+        MemoryShare("cached, reusable", oom.cached),
+        MemoryShare("fragmented", oom.fragmented),
+        MemoryShare("beyond the set fraction", barred),
     ]
     return _picture(
         state,
@@ -136,26 +136,26 @@ def free_at(oom: Oom) -> int:
     return max(budget_of(oom) - oom.reserved, 0) + oom.cached
 
 
-def _category_shares(state: State) -> list[Share]:
-    return [Share(str(category), size, category) for category, size in state.by_category().items()]
+def _category_shares(state: State) -> list[MemoryShare]:
+    return [MemoryShare(str(category), size, category) for category, size in state.by_category().items()]
 
 
 def _picture(
     state: State,
     device: int,
     capacity: int,
-    shares: list[Share],
+    shares: list[MemoryShare],
     *,
     step: int,
     phase: str,
     time: float,
     reserved: int | None = None,
     rest: str = "free",
-) -> Picture:
+) -> MemorySnapshot:
     told = sum(share.bytes for share in shares)
     if capacity > told:
-        shares = [*shares, Share(rest, capacity - told, is_free=True)]
-    return Picture(
+        shares = [*shares, MemoryShare(rest, capacity - told, is_free=True)]
+    return MemorySnapshot(
         device=device,
         capacity=max(capacity, told),
         step=step,

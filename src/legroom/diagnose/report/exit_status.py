@@ -8,7 +8,7 @@ from legroom.memory.events import Note
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunEnding:
+class ExitStatus:
     """The last words of a run."""
 
     exit_code: int | None = None
@@ -21,7 +21,7 @@ class RunEnding:
     seconds: float = 0.0
 
 
-def as_notes(ending: RunEnding) -> list[Note]:
+def as_notes(ending: ExitStatus) -> list[Note]:
     facts = {
         "exit_code": ending.exit_code,
         "ended": ending.ended,
@@ -34,7 +34,7 @@ def as_notes(ending: RunEnding) -> list[Note]:
     return notes
 
 
-def from_notes(notes: Sequence[Note]) -> RunEnding:
+def from_notes(notes: Sequence[Note]) -> ExitStatus:
     """What the notes say; of several, the last."""
     traceback = next((note.text for note in reversed(notes) if note.kind == "traceback"), "")
     facts: object = None
@@ -46,9 +46,9 @@ def from_notes(notes: Sequence[Note]) -> RunEnding:
                 facts = None
             break
     if not isinstance(facts, dict):
-        return RunEnding(traceback=traceback, seconds=notes[-1].time if notes else 0.0)
+        return ExitStatus(traceback=traceback, seconds=notes[-1].time if notes else 0.0)
     code, seconds = facts.get("exit_code"), facts.get("seconds")
-    return RunEnding(
+    return ExitStatus(
         exit_code=code if isinstance(code, int) else None,
         ended=str(facts.get("ended", "unknown")),
         error=str(facts.get("error", "")),

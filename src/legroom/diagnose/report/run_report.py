@@ -13,15 +13,15 @@ from legroom.diagnose.oom.evidence import Evidence, block_of
 from legroom.diagnose.oom.recognize import is_oom
 from legroom.diagnose.report import exit_status as endings
 from legroom.diagnose.report import source_lines, spilled
-from legroom.diagnose.report.command import Command
+from legroom.diagnose.report.command import RunCommand
 from legroom.diagnose.report.device_memory import (
-    Picture,
+    MemorySnapshot,
     free_at,
-    picture_at_oom,
-    picture_at_peak,
-    row_as_dict,
+    holding_as_dict,
+    snapshot_at_oom,
+    snapshot_at_peak,
 )
-from legroom.diagnose.report.exit_status import RunEnding
+from legroom.diagnose.report.exit_status import ExitStatus
 from legroom.diagnose.report.growing_lines import Leak, find_leaks
 from legroom.diagnose.report.leaks import leaks_from
 from legroom.diagnose.report.source_lines import Sources
@@ -44,7 +44,7 @@ _REMARKS = ("history", "retry", "trouble", "processes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class DeviceSummary:
     """One device as the run had it."""
 
     index: int
@@ -70,7 +70,7 @@ class OomReport:
     """An out-of-memory error: what was asked for, who held the rest, what to change."""
 
     event: Oom
-    picture: Picture
+    picture: MemorySnapshot
     holders: tuple[Holder, ...]
     advice: tuple[Finding, ...]
     ended_run: bool
@@ -91,17 +91,17 @@ class OomReport:
 class RunReport:
     """A run, ended or not."""
 
-    command: Command
+    command: RunCommand
     """As it was started."""
     started: str
-    devices: tuple[Device, ...]
-    device: Device | None
+    devices: tuple[DeviceSummary, ...]
+    device: DeviceSummary | None
     """The one that `peak` and `history` are about: where memory ran out, else the fullest."""
-    ending: RunEnding
+    ending: ExitStatus
     seconds: float
     steps: int
     history: tuple[Step, ...]
-    peak: Picture | None
+    peak: MemorySnapshot | None
     oom: OomReport | None
     oom_count: int
     leaks: tuple[Leak, ...]
@@ -233,7 +233,7 @@ def report_of(
     device = _device_of_interest(devices, ooms)
     holders = _named_once(ledger.holders(len(ooms) - 1)) if ooms else []
     leaks = _leaks(ledger, devices, device, notes, holders)
-    command = Command.from_run(run)
+    command = RunCommand.from_run(run)
     rank = run.get("rank")
     return RunReport(
         command=command,
@@ -260,8 +260,8 @@ def report_of(
 
 def _leaks(
     ledger: Ledger,
-    devices: Sequence[Device],
-    device: Device | None,
+    devices: Sequence[DeviceSummary],
+    device: DeviceSummary | None,
     notes: Sequence[Note],
     holders: Sequence[Holder],
 ) -> tuple[Leak, ...]:
@@ -274,18 +274,18 @@ def _leaks(
     return tuple(leaks_from(kept, measured, steps, device.index if device else 0))
 
 
-def _peak(ledger: Ledger, device: Device) -> Picture | None:
+def _peak(ledger: Ledger, device: DeviceSummary) -> MemorySnapshot | None:
     # Only a virtual device is known to hold nothing else: who else is on a real one was not asked at that moment.
     rest = "free" if device.kind == "virtual" else "free, or not PyTorch's"
-    return picture_at_peak(ledger, device.index, device.capacity, other=device.other, rest=rest)
+    return snapshot_at_peak(ledger, device.index, device.capacity, other=device.other, rest=rest)
 
 
 def _last_oom(
     ledger: Ledger,
-    ending: RunEnding,
+    ending: ExitStatus,
     holders: Sequence[Holder],
     leaks: Sequence[Leak],
-    command: Command,
+    command: RunCommand,
 ) -> OomReport:
     last = len(ledger.ooms()) - 1
     event, state = ledger.ooms()[last], ledger.at_oom(last)
@@ -300,14 +300,14 @@ def _last_oom(
     )
     return OomReport(
         event=event,
-        picture=picture_at_oom(state, event),
+        picture=snapshot_at_oom(state, event),
         holders=tuple(holders),
         advice=advise(evidence),
         ended_run=_died_of_memory(ending),
     )
 
 
-def _died_of_memory(ending: RunEnding) -> bool:
+def _died_of_memory(ending: ExitStatus) -> bool:
     """By the error that left the script, or one that it came from: the lines of a traceback that are not indented."""
     chain = [line for line in ending.traceback.splitlines() if not line.startswith(" ")]
     return is_oom(ending.error) or is_oom("\n".join(chain))
@@ -321,7 +321,7 @@ def _named_once(holders: Sequence[Holder]) -> list[Holder]:
     return sorted(named.values(), key=lambda holder: -holder.bytes)
 
 
-def _devices(run: Mapping[str, Any], ledger: Ledger) -> tuple[Device, ...]:
+def _devices(run: Mapping[str, Any], ledger: Ledger) -> tuple[DeviceSummary, ...]:
     """The devices that the capture's header names. It may come from a stranger: anything odd is left out."""
     listed = run.get("devices")
     devices = []
@@ -331,7 +331,7 @@ def _devices(run: Mapping[str, Any], ledger: Ledger) -> tuple[Device, ...]:
             continue
         allocated, reserved = ledger.peak_of_steps(index)
         devices.append(
-            Device(
+            DeviceSummary(
                 index=index,
                 name=str(row.get("name", "")),
                 kind=str(row.get("kind", "")),
@@ -349,7 +349,7 @@ def _size(value: object) -> int:
     return value if isinstance(value, int) and value > 0 else 0
 
 
-def _device_of_interest(devices: Sequence[Device], ooms: Sequence[Oom]) -> Device | None:
+def _device_of_interest(devices: Sequence[DeviceSummary], ooms: Sequence[Oom]) -> DeviceSummary | None:
     if ooms:
         return next((device for device in devices if device.index == ooms[-1].device), None)
     return max(devices, key=lambda device: device.peak_reserved / max(device.capacity, 1), default=None)
@@ -363,7 +363,7 @@ def _oom_as_dict(oom: OomReport) -> dict[str, Any]:
         "op": event.op,
         "requested_bytes": event.requested,
         "by_category": dict(oom.picture.by_category),
-        "top": [row_as_dict(row) for row in oom.picture.top],
+        "top": [holding_as_dict(row) for row in oom.picture.top],
         "holders": [
             {
                 "path": holder.path,

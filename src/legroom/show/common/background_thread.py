@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 
-class Beat(threading.Thread):
+class PeriodicThread(threading.Thread):
     """Does `work` after each of `pauses` (in seconds) until stopped. A daemon: it never keeps a process alive.
 
     It has a `run` of its own, so that whatever follows the threads of a watched program does not take it for one.

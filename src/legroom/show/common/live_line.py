@@ -17,11 +17,11 @@ from collections.abc import Callable
 from itertools import chain, repeat
 from typing import Any, Protocol, TextIO
 
-from legroom.show.common.background_thread import Beat
+from legroom.show.common.background_thread import PeriodicThread
 from legroom.units import format_size
 
 
-class Status(Protocol):
+class LiveStatus(Protocol):
     """What the line shows: figures that a session has at hand."""
 
     @property
@@ -45,7 +45,7 @@ class LiveLine:
     FIRST_PLAIN_SECONDS = 10.0
     PLAIN_SECONDS = 30.0
 
-    def __init__(self, status: Callable[[], Status], *, stream: TextIO | None = None) -> None:
+    def __init__(self, status: Callable[[], LiveStatus], *, stream: TextIO | None = None) -> None:
         self._status = status
         self._stream = sys.stderr if stream is None else stream
         self._repaints = can_repaint(self._stream)
@@ -56,7 +56,7 @@ class LiveLine:
         self._paused = 0
         self._at_line_start = True
         self._over = False
-        self._beat: Beat | None = None
+        self._beat: PeriodicThread | None = None
         self._undo: list[Callable[[], None]] = []
 
     def start(self) -> None:
@@ -64,10 +64,10 @@ class LiveLine:
             return
         if self._repaints:
             self._shadow_writes()
-            self._beat = Beat(self.paint, repeat(self.REPAINT_SECONDS), name="legroom-live")
+            self._beat = PeriodicThread(self.paint, repeat(self.REPAINT_SECONDS), name="legroom-live")
         else:
             pauses = chain([self.FIRST_PLAIN_SECONDS], repeat(self.PLAIN_SECONDS))
-            self._beat = Beat(self._print, pauses, name="legroom-live")
+            self._beat = PeriodicThread(self._print, pauses, name="legroom-live")
         self._beat.start()
 
     def stop(self) -> None:
@@ -94,7 +94,7 @@ class LiveLine:
 
     def paint(self) -> None:
         """Repaint now, if the terminal's cursor stands at the start of a line."""
-        text = fitted(self._status(), _columns(self._descriptor) - 1)
+        text = fit_status(self._status(), _columns(self._descriptor) - 1)
         with self._lock:
             if self._at_line_start and not self._paused and not self._over:
                 # The cursor goes back to the first column, so that output past our hooks (a subprocess) overwrites.
@@ -102,7 +102,7 @@ class LiveLine:
                 self._painted = True
 
     def _print(self) -> None:
-        self._put(f"legroom: {status_text(self._status())}\n")
+        self._put(f"legroom: {format_status(self._status())}\n")
 
     def _clear(self) -> None:
         if self._painted:
@@ -179,12 +179,12 @@ def can_repaint(stream: TextIO) -> bool:
         return False
 
 
-def status_text(status: Status) -> str:
+def format_status(status: LiveStatus) -> str:
     """`step 41, 0.35 s/step, 1.20 GiB allocated, 1.50 GiB reserved, peak 1.62 GiB of 8.00 GiB`."""
     return ", ".join(_parts(status))
 
 
-def fitted(status: Status, columns: int) -> str:
+def fit_status(status: LiveStatus, columns: int) -> str:
     """The same cut down to a width: the rightmost figures give way first, the peak last."""
     parts = _parts(status)
     for keep in ((0, 1, 2, 3, 4), (0, 1, 2, 4), (0, 2, 4), (0, 4), (4,)):
@@ -194,7 +194,7 @@ def fitted(status: Status, columns: int) -> str:
     return ""
 
 
-def _parts(status: Status) -> list[str]:
+def _parts(status: LiveStatus) -> list[str]:
     pace = f"{_seconds(status.seconds_per_step)}/step" if status.seconds_per_step > 0 else "first step"
     total = f" of {format_size(status.capacity)}" if status.capacity else ""
     return [

@@ -6,7 +6,7 @@ from typing import TextIO
 
 
 @contextlib.contextmanager
-def said_on(stream: TextIO, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
+def progress_line(stream: TextIO, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
     """Gives a function that shows a sentence in the place of the one before, or with "" nothing."""
     shows = not quiet and stream.isatty()
 

@@ -8,7 +8,7 @@ from typing import TextIO
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from legroom.show.common.wording import clean
+from legroom.show.common.formatting import clean
 
 PLAIN_WIDTH = 80
 WIDEST = 100
@@ -16,7 +16,7 @@ WIDEST = 100
 
 def print_to(stream: TextIO, *parts: RenderableType) -> None:
     """Write `parts` below one another, in one piece, so that other output cannot come between."""
-    text = rendered(
+    text = render_to_string(
         *parts, width=_width(stream), colour=_is_terminal(stream), ascii_only=not _speaks_unicode(stream)
     )
     try:
@@ -26,7 +26,7 @@ def print_to(stream: TextIO, *parts: RenderableType) -> None:
         return
 
 
-def rendered(
+def render_to_string(
     *parts: RenderableType, width: int = PLAIN_WIDTH, colour: bool = False, ascii_only: bool = False
 ) -> str:
     """The same as a string, without blanks at the ends of lines."""

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from legroom.diagnose.report.device_memory import picture_at_peak
+from legroom.diagnose.report.device_memory import snapshot_at_peak
 from legroom.diagnose.report.source_lines import read_sources
 from legroom.gpus.catalog import GPUS, Gpu
 from legroom.memory.events import Frame
@@ -15,9 +15,9 @@ from legroom.predict.estimate import Estimate
 from legroom.predict.largest_batch import MOST
 from legroom.predict.options.plan import Option
 from legroom.predict.script_estimate import Told
-from legroom.show.common.sections import by_line, section
+from legroom.show.common.formatting import clean, format_count, format_location
+from legroom.show.common.sections import section, top_lines
 from legroom.show.common.terminal import verbatim
-from legroom.show.common.wording import clean, counted, place
 from legroom.show.report.memory_bar import MemoryBar
 from legroom.units import GiB, MiB, format_size
 
@@ -38,14 +38,14 @@ def _verdict_parts(now: Estimate) -> Iterator[RenderableType]:
     yield Text(_verdict(now), style=STYLES[now.verdict])
     whole = max(now.gpu.memory, now.peak_device)
     other = now.peak_device - now.peak_reserved
-    picture = picture_at_peak(Ledger(now.trace.events), 0, whole, other=other, reserved=now.peak_reserved)
+    picture = snapshot_at_peak(Ledger(now.trace.events), 0, whole, other=other, reserved=now.peak_reserved)
     if picture is not None:
         yield from section("Who holds the memory at the peak", _gpu_words(now))
         yield MemoryBar(picture)
         frames = [
             Frame(row.file, row.line, row.function or "") for row in picture.top if row.file and row.line
         ]
-        yield from by_line(picture.top, read_sources(frames))
+        yield from top_lines(picture.top, read_sources(frames))
 
 
 def _further_parts(told: Told) -> Iterator[RenderableType]:
@@ -61,7 +61,7 @@ def _further_parts(told: Told) -> Iterator[RenderableType]:
         yield Text(f"{clean(note).rstrip('.')}.", style="yellow")
     if now.mode == "fake" and now.trace.made_up:
         yield Text(
-            f"The script read {counted(now.trace.made_up, 'value')} from the device: made up (1, or False).",
+            f"The script read {format_count(now.trace.made_up, 'value')} from the device: made up (1, or False).",
             style="dim",
         )
     yield from _next(told)
@@ -77,7 +77,7 @@ def _verdict(now: Estimate) -> str:
     sizes = f"{format_size(now.peak_device)} of {format_size(now.gpu.memory)}"
     bound = f"at most {format_size(now.safe)}"
     top = next((row for row in now.state.top(5) if row.file), None)
-    where = "" if top is None else f", the largest part from {place(top.file, top.line)}"
+    where = "" if top is None else f", the largest part from {format_location(top.file, top.line)}"
     match now.verdict:
         case "fits" if now.peak_device > now.gpu.memory:
             return (

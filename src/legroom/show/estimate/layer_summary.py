@@ -14,8 +14,8 @@ from torch import nn
 from legroom.errors import UsageError
 from legroom.predict.layers.shape_mismatch import Mismatch, shape_words
 from legroom.predict.layers.summary import LayerSummary, Row, summarize
-from legroom.show.common.terminal import rendered
-from legroom.show.common.wording import clean, place
+from legroom.show.common.formatting import clean, format_location
+from legroom.show.common.terminal import render_to_string
 from legroom.units import format_size
 
 
@@ -65,7 +65,7 @@ class Summary(LayerSummary):
     """A model, layer by layer; prints as a table."""
 
     def __repr__(self) -> str:
-        return rendered(summary_words(self)).rstrip()
+        return render_to_string(summary_words(self)).rstrip()
 
     def _repr_html_(self) -> str:
         cells = "".join(
@@ -78,7 +78,7 @@ class Summary(LayerSummary):
             for row in self.rows
         )
         head = "".join(f"<th>{title}</th>" for title in _TITLES)
-        below = html.escape(rendered(Group(*_totals(self))).strip())
+        below = html.escape(render_to_string(Group(*_totals(self))).strip())
         return f"<table><thead><tr>{head}</tr></thead><tbody>{cells}</tbody></table><pre>{below}</pre>"
 
 
@@ -138,7 +138,7 @@ def _totals(told: LayerSummary) -> Iterator[RenderableType]:
 
 def _mismatch_words(told: Mismatch) -> Iterator[RenderableType]:
     layer = f"{told.kind} {told.layer}".strip()
-    where = f", {place(told.file, told.line)}" if told.file else ""
+    where = f", {format_location(told.file, told.line)}" if told.file else ""
     wants = f", and wants {told.wants}" if told.wants else ""
     did = "cannot take what it is given" if told.wants else "failed"
     yield Text(f"{clean(layer)} {did}{where}: it got {told.got}{wants}.", style="bold red")

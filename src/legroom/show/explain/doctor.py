@@ -8,12 +8,12 @@ from rich.table import Table
 from rich.text import Text
 
 from legroom.diagnose.doctor.doctor import Diagnosis
+from legroom.show.common.formatting import clean, format_count
 from legroom.show.common.sections import section
 from legroom.show.common.terminal import verbatim
-from legroom.show.common.wording import clean, counted
 
 
-def diagnosis_words(told: Diagnosis) -> RenderableType:
+def render_diagnosis(told: Diagnosis) -> RenderableType:
     return Group(*_parts(told))
 
 
@@ -21,7 +21,7 @@ def _parts(told: Diagnosis) -> Iterator[RenderableType]:
     if told.is_sound:
         yield Text("This set-up is sound.", style="bold green")
     else:
-        yield Text(f"{counted(len(told.findings), 'thing')} to look at.", style="bold yellow")
+        yield Text(f"{format_count(len(told.findings), 'thing')} to look at.", style="bold yellow")
     for finding in told.findings:
         head = Text("\n")
         head.append(f"{finding.code}  ", style="bold")

@@ -12,9 +12,9 @@ from rich.text import Text
 from legroom.diagnose.codes import CodePage
 from legroom.diagnose.explain import explain as explaining
 from legroom.diagnose.explain.explain import Explanation
+from legroom.show.common.formatting import clean
 from legroom.show.common.sections import section
-from legroom.show.common.terminal import rendered, verbatim
-from legroom.show.common.wording import clean
+from legroom.show.common.terminal import render_to_string, verbatim
 
 _STYLES = {
     "oom": "bold red",
@@ -38,9 +38,9 @@ def explain(error: BaseException | str) -> "ShownExplanation":
     Ask inside `except`: whether a library failed for want of memory is judged by what is free at that moment. Nothing of the
     exception is kept.
     """
-    from legroom.diagnose.explain.machine_checks import looked_up
+    from legroom.diagnose.explain.machine_checks import check_machine
 
-    told = explaining.explain(error, here=looked_up)
+    told = explaining.explain(error, here=check_machine)
     return ShownExplanation(**{part.name: getattr(told, part.name) for part in fields(told)})
 
 
@@ -49,14 +49,14 @@ class ShownExplanation(Explanation):
     """An explanation that reads well wherever Python shows it."""
 
     def __repr__(self) -> str:
-        return rendered(explanation_words(self)).rstrip()
+        return render_to_string(render_explanation(self)).rstrip()
 
 
-def explanation_words(told: Explanation) -> RenderableType:
+def render_explanation(told: Explanation) -> RenderableType:
     return Group(*_parts(told))
 
 
-def page_words(page: CodePage) -> RenderableType:
+def render_page(page: CodePage) -> RenderableType:
     """A code's page."""
     return Group(Text(f"{page.code}: {page.title}", style="bold"), Text(""), Markdown(_narrowed(page.body)))
 

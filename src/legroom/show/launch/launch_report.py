@@ -16,16 +16,16 @@ from legroom.scale.launching.folder import RunFolder
 from legroom.scale.launching.hints import hint
 from legroom.scale.launching.outcome import Attempt, LaunchEnd, RankResult, crowded
 from legroom.scale.launching.plan import LaunchPlan
+from legroom.show.common.formatting import clean, format_count, format_duration
 from legroom.show.common.terminal import verbatim
-from legroom.show.common.wording import clean, counted, seconds_words
-from legroom.show.report.run_report import closing_words, oom_words
+from legroom.show.report.run_report import render_footer, render_oom
 from legroom.units import format_size
 
 MOST_RANKS = 16
 """More are not listed one by one."""
 
 
-def opening_words(plan: LaunchPlan, folder: RunFolder | None) -> RenderableType:
+def render_launch_start(plan: LaunchPlan, folder: RunFolder | None) -> RenderableType:
     """What is about to start, and the same as a torchrun command."""
     whose = "its" if plan.world_size == 1 else "their"
     kept = f"; {whose} output is kept in {folder.path}" if folder is not None else ""
@@ -36,10 +36,10 @@ def opening_words(plan: LaunchPlan, folder: RunFolder | None) -> RenderableType:
 
 
 def _ranks_words(plan: LaunchPlan) -> str:
-    words = f"{counted(plan.nproc, 'rank')}{_gpu_words(plan)}"
+    words = f"{format_count(plan.nproc, 'rank')}{_gpu_words(plan)}"
     fewest, most = plan.nodes
     if plan.rendezvous is not None:
-        nodes = counted(most, "node") if fewest == most else f"{fewest} to {most} nodes"
+        nodes = format_count(most, "node") if fewest == most else f"{fewest} to {most} nodes"
         return f"{words}; {nodes} meet at {plan.rendezvous}"
     return f"{words} on each of {most} nodes" if most > 1 else words
 
@@ -56,14 +56,14 @@ def _gpu_words(plan: LaunchPlan) -> str:
     return " on the CPU (no GPU here; --gpu 8GiB gives virtual ones)"
 
 
-def restart_words(attempt: Attempt, allowed: int) -> RenderableType:
+def render_restart(attempt: Attempt, allowed: int) -> RenderableType:
     """An attempt failed and another begins."""
     cause = attempt.cause
     why = "another node came or went" if cause is None else _what_happened(cause, attempt)
     return Text(f"legroom: {why}; all ranks start again ({attempt.number + 1} of {allowed}).", style="yellow")
 
 
-def ending_words(
+def render_launch_end(
     end: LaunchEnd, plan: LaunchPlan, folder: RunFolder, report: RunReport | None
 ) -> RenderableType:
     """How it ended. `report`: of the rank that ran out of memory first, where one did."""
@@ -89,7 +89,7 @@ def _ending_parts(
     yield from _follower_parts(last)
     yield from _crowd_parts(last)
     if report is not None:
-        yield closing_words(report)
+        yield render_footer(report)
         return
     yield Text("")
     yield Text("The whole output of that rank is in")
@@ -103,7 +103,7 @@ def _cause_parts(
     cause: RankResult, last: Attempt, plan: LaunchPlan, end: LaunchEnd, report: RunReport | None
 ) -> Iterator[RenderableType]:
     if report is not None and report.oom is not None:
-        yield oom_words(report)
+        yield render_oom(report)
     elif last.left_early:
         gone = _rank_words([rank.rank for rank in last.left_early])
         yield Text(
@@ -141,7 +141,7 @@ def _what_happened(rank: RankResult, attempt: Attempt) -> str:
 
 
 def _after(rank: RankResult, attempt: Attempt) -> str:
-    return f" after {seconds_words(rank.failure.seconds if rank.failure else attempt.seconds)}"
+    return f" after {format_duration(rank.failure.seconds if rank.failure else attempt.seconds)}"
 
 
 def _follower_parts(last: Attempt) -> Iterator[RenderableType]:
@@ -186,7 +186,7 @@ def _success_parts(
     end: LaunchEnd, last: Attempt, plan: LaunchPlan, folder: RunFolder
 ) -> Iterator[RenderableType]:
     restarts = len(end.attempts) - 1
-    again = f", after {counted(restarts, 'restart')}" if restarts else ""
+    again = f", after {format_count(restarts, 'restart')}" if restarts else ""
     watched = [rank for rank in last.ranks if rank.ending is not None and rank.ending.device is not None]
     fullest = max(watched, key=_fullness, default=None)
     peak = ""
@@ -197,7 +197,7 @@ def _success_parts(
             f"{format_size(fullest.ending.capacity)}{on}"
         )
     yield Text(
-        f"Finished in {seconds_words(last.seconds)}{again}: {_all_ranks(len(last.ranks), plan)}{peak}.",
+        f"Finished in {format_duration(last.seconds)}{again}: {_all_ranks(len(last.ranks), plan)}{peak}.",
         style="bold",
     )
     if len(watched) > 1:
@@ -239,7 +239,7 @@ def _peak_table(ranks: Sequence[RankResult]) -> RenderableType:
         )
     if len(ranks) <= MOST_RANKS:
         return table
-    return Group(table, Text(f"  and {counted(len(ranks) - MOST_RANKS, 'rank')} with less", style="dim"))
+    return Group(table, Text(f"  and {format_count(len(ranks) - MOST_RANKS, 'rank')} with less", style="dim"))
 
 
 # --- words -------------------------------------------------------------------------------------------------------

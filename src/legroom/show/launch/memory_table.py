@@ -7,15 +7,15 @@ from rich.table import Table
 from rich.text import Text
 
 from legroom.scale.launching.memory_prediction import Forecast
+from legroom.show.common.formatting import clean
 from legroom.show.common.sections import section
-from legroom.show.common.wording import clean
 from legroom.show.estimate.estimate import STYLES
 from legroom.units import format_size
 
 _VERDICTS = {"fits": "fits", "uncertain": "may not fit", "does-not-fit": "does not fit"}
 
 
-def forecast_words(forecasts: Sequence[Forecast]) -> RenderableType:
+def render_predictions(forecasts: Sequence[Forecast]) -> RenderableType:
     """The predicted memory of each rank, or why there is none."""
     return Group(*_parts(forecasts))
 

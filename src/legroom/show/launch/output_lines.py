@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TextIO
 
 from legroom.scale.launching.folder import RankFiles, read_ending
-from legroom.show.common.wording import clean
+from legroom.show.common.formatting import clean
 
 LOOK_SECONDS = 0.1
 REPAINT_SECONDS = 3.0

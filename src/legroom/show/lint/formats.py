@@ -12,13 +12,13 @@ from rich.text import Text
 
 from legroom.diagnose.codes import all_pages, find_page
 from legroom.diagnose.lint.finding import LintFinding, LintReport
+from legroom.show.common.formatting import clean, format_count
 from legroom.show.common.terminal import verbatim
-from legroom.show.common.wording import clean, counted
 
 _SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
-def told(report: LintReport, format: str, *, fixing: bool = False) -> RenderableType:
+def render_lint_report(report: LintReport, format: str, *, fixing: bool = False) -> RenderableType:
     """The report in one of the formats that `legroom lint --format` takes."""
     if format == "json":
         return verbatim(json.dumps([finding.as_json() for finding in report.findings], indent=2))
@@ -34,7 +34,7 @@ def told(report: LintReport, format: str, *, fixing: bool = False) -> Renderable
     return Group(*(part for each in report.findings for part in _full(each)), _summary(report, fixing=fixing))
 
 
-def rules_words() -> RenderableType:
+def render_rules() -> RenderableType:
     """Every rule with its title, by kind."""
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
@@ -103,13 +103,15 @@ def _mark(finding: LintFinding) -> str:
 
 def _summary(report: LintReport, *, fixing: bool) -> Text:
     found, files = len(report.findings), len({each.file for each in report.findings})
-    mended = f"Mended {counted(report.fixed, 'problem')}. " if fixing else ""
+    mended = f"Mended {format_count(report.fixed, 'problem')}. " if fixing else ""
     if not found:
         return Text(
-            f"{mended}No problems{' left' if fixing and report.fixed else ''} in {counted(report.files, 'file')}."
+            f"{mended}No problems{' left' if fixing and report.fixed else ''} in {format_count(report.files, 'file')}."
         )
     by = Counter(each.applicability for each in report.findings)
-    text = Text(f"{mended}Found {counted(found, 'problem')} in {files:,} of {counted(report.files, 'file')}")
+    text = Text(
+        f"{mended}Found {format_count(found, 'problem')} in {files:,} of {format_count(report.files, 'file')}"
+    )
     ways = []
     if by["safe"] and not fixing:
         ways.append(f"{by['safe']:,} can be mended with `--fix`")

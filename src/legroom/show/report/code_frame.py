@@ -3,7 +3,7 @@
 from rich.text import Text
 
 from legroom.diagnose.report.source_lines import AROUND, Sources
-from legroom.show.common.wording import clean
+from legroom.show.common.formatting import clean
 
 
 def source_line(sources: Sources, file: str | None, line: int | None) -> str:

@@ -7,13 +7,13 @@ from rich.table import Table
 from rich.text import Text
 
 from legroom.memory.compare import Change, Difference
-from legroom.show.common.wording import clean, place
+from legroom.show.common.formatting import clean, format_location
 from legroom.units import format_size
 
 TOP_ROWS = 8
 
 
-def difference_words(difference: Difference, *, before: str) -> RenderableType:
+def render_comparison(difference: Difference, *, before: str) -> RenderableType:
     """`before` names the older capture."""
     return Group(*_parts(difference, before))
 
@@ -56,4 +56,4 @@ def _table(rows: Sequence[tuple[str, Change]]) -> Table:
 
 def _line(what: str) -> str:
     file, _, line = what.rpartition(":")
-    return place(file, int(line)) if file and line.isdecimal() else "unknown line"
+    return format_location(file, int(line)) if file and line.isdecimal() else "unknown line"

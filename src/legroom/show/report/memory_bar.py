@@ -7,11 +7,11 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from legroom.diagnose.report.device_memory import Picture, Share
+from legroom.diagnose.report.device_memory import MemoryShare, MemorySnapshot
 from legroom.memory.events import Category
 from legroom.units import format_size
 
-COLOURS = {
+CATEGORY_COLORS = {
     Category.PARAMETER: "blue",
     Category.GRADIENT: "magenta",
     Category.OPTIMIZER_STATE: "yellow",
@@ -29,7 +29,7 @@ class MemoryBar:
 
     MOST_COLUMNS = 40
 
-    def __init__(self, picture: Picture) -> None:
+    def __init__(self, picture: MemorySnapshot) -> None:
         self._picture = picture
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -56,9 +56,9 @@ class MemoryBar:
         yield table
 
 
-def _style(share: Share) -> str:
+def _style(share: MemoryShare) -> str:
     if share.category is not None:
-        return COLOURS[share.category]
+        return CATEGORY_COLORS[share.category]
     return "bright_black" if share.is_free else "bright_white"
 
 
@@ -67,7 +67,7 @@ def _percent(size: int, total: int) -> str:
     return "<1%" if 0 < percent < 1 else f"{percent:.0f}%"
 
 
-def _bar(before: int, share: Share, total: int, width: int) -> str:
+def _bar(before: int, share: MemoryShare, total: int, width: int) -> str:
     """Blank up to `before`, then as much as the share is of `total`; something is always visible."""
     start = min(int(before / total * width), width - 1)
     end = min(max(round((before + share.bytes) / total * width), start + 1), width)

@@ -12,16 +12,23 @@ from rich.table import Table
 from rich.text import Text
 
 from legroom.diagnose.report.growing_lines import Leak
-from legroom.diagnose.report.run_report import Device, OomReport, RunReport
+from legroom.diagnose.report.run_report import DeviceSummary, OomReport, RunReport
 from legroom.diagnose.report.spilled import Spilled
 from legroom.findings import Finding
 from legroom.memory.events import Holder
-from legroom.show.common.sections import by_line, section
+from legroom.show.common.formatting import (
+    clean,
+    format_count,
+    format_duration,
+    format_frame,
+    format_location,
+    format_phase,
+)
+from legroom.show.common.sections import section, top_lines
 from legroom.show.common.terminal import verbatim
-from legroom.show.common.wording import clean, counted, frame_place, phase_words, place, seconds_words
 from legroom.show.report.code_frame import code_frame
 from legroom.show.report.memory_bar import MemoryBar
-from legroom.show.report.step_history import HistoryLine
+from legroom.show.report.step_history import StepSparkline
 from legroom.units import format_size
 
 TOP_HOLDERS = 6
@@ -29,28 +36,28 @@ TOP_FINDINGS = 4
 TOP_REMARKS = 3
 
 
-def report_words(report: RunReport) -> RenderableType:
+def render_report(report: RunReport) -> RenderableType:
     """All of a report, as `legroom report` shows it."""
     if report.died_of_memory:
-        parts = [oom_words(report)]
+        parts = [render_oom(report)]
         if report.ending.traceback:
             parts.append(verbatim(f"\n{report.ending.traceback.rstrip()}"))
-        return Group(*parts, closing_words(report))
-    return Group(run_words(report), closing_words(report))
+        return Group(*parts, render_footer(report))
+    return Group(render_run(report), render_footer(report))
 
 
-def run_words(report: RunReport) -> RenderableType:
+def render_run(report: RunReport) -> RenderableType:
     """A run that did not die of memory."""
     return Group(*_run_parts(report))
 
 
-def oom_words(report: RunReport) -> RenderableType:
+def render_oom(report: RunReport) -> RenderableType:
     """A run that died of memory: what was asked for, who held the rest, what to change."""
     assert report.oom is not None
     return Group(*_oom_parts(report, report.oom))
 
 
-def closing_words(report: RunReport, *, complaint: str = "") -> RenderableType:
+def render_footer(report: RunReport, *, complaint: str = "") -> RenderableType:
     """Where the record is, and the exact next command."""
     return Group(*_closing_parts(report, complaint))
 
@@ -70,7 +77,7 @@ def _run_parts(report: RunReport) -> Iterator[RenderableType]:
         return
     yield from section("Who held the memory at the peak", _device_words(report.device))
     yield MemoryBar(report.peak)
-    yield from by_line(report.peak.top, report.sources)
+    yield from top_lines(report.peak.top, report.sources)
     yield from _history(report)
     yield from _leaks(report)
     yield from _other_devices(report)
@@ -90,7 +97,7 @@ def _oom_parts(report: RunReport, oom: OomReport) -> Iterator[RenderableType]:
     yield from section("Who held the memory", _device_words(report.device))
     yield MemoryBar(oom.picture)
     yield from _fragments(oom)
-    yield from by_line(oom.picture.top, report.sources)
+    yield from top_lines(oom.picture.top, report.sources)
     if oom.holders:
         yield from section("By variable", "what each reaches; two may reach the same")
         yield _holder_table(_told_together(oom.holders)[:TOP_HOLDERS])
@@ -126,14 +133,14 @@ def _closing_parts(report: RunReport, complaint: str) -> Iterator[RenderableType
 
 def _sentence(report: RunReport) -> str:
     how = f"{_ending_words(report)}{_on_rank(report.rank)}"
-    steps = f" after {counted(report.steps, 'step')}" if report.steps else ""
-    duration = f" in {seconds_words(report.seconds)}" if report.seconds else ""
+    steps = f" after {format_count(report.steps, 'step')}" if report.steps else ""
+    duration = f" in {format_duration(report.seconds)}" if report.seconds else ""
     if report.peak is None or report.device is None:
         return f"{how}{steps}{duration}: no tensor ever lived on the device."
     peak = report.peak
     top = next((row for row in peak.top if row.file), None)
     part = "most of it" if top and top.bytes > peak.allocated / 2 else "the largest part"
-    most = f", {part} from {place(top.file, top.line)}" if top else ""
+    most = f", {part} from {format_location(top.file, top.line)}" if top else ""
     growth = sum(leak.bytes_per_step for leak in report.leaks if not leak.on_host)
     grows = f"; it grows by {format_size(growth)} with every step" if growth else ""
     if report.leaks and not growth:
@@ -142,7 +149,7 @@ def _sentence(report: RunReport) -> str:
         grows = f"; {what} with every step"
     return (
         f"{how}{steps}{duration}: memory peaked at {format_size(peak.allocated)} of {format_size(peak.capacity)} "
-        f"at step {peak.step}, {phase_words(peak.phase)}{most}{grows}."
+        f"at step {peak.step}, {format_phase(peak.phase)}{most}{grows}."
     )
 
 
@@ -168,12 +175,12 @@ def _on_rank(rank: int | None) -> str:
 
 def _oom_sentence(oom: OomReport, rank: int | None) -> str:
     event = oom.event
-    where = f", on {frame_place(event.frame)}" if event.frame else ""
+    where = f", on {format_frame(event.frame)}" if event.frame else ""
     block = ""
     if oom.free >= event.requested:  # then the figures alone would not say why
         block = f", which takes a block of {format_size(oom.block)},"
     return (
-        f"Out of memory{_on_rank(rank)} at step {event.step}, {phase_words(event.phase)}{where}: "
+        f"Out of memory{_on_rank(rank)} at step {event.step}, {format_phase(event.phase)}{where}: "
         f"{format_size(event.requested)} were asked for{block} and {format_size(oom.free)} of "
         f"{format_size(event.capacity)} were free."
     )
@@ -183,7 +190,7 @@ def _caught_sentence(report: RunReport, oom: OomReport) -> str:
     times = "once" if report.oom_count == 1 else f"{report.oom_count} times"
     return (
         f"Memory ran out {times} and the script went on; last at step {oom.event.step} on "
-        f"{frame_place(oom.event.frame)}, for want of {format_size(oom.event.requested)}."
+        f"{format_frame(oom.event.frame)}, for want of {format_size(oom.event.requested)}."
     )
 
 
@@ -199,12 +206,12 @@ def _spill_sentence(spilled: Spilled, seconds: float) -> str:
     share = f" ({spilled.seconds / seconds:.0%} of the run)" if seconds else ""
     return (
         f"Spilled {format_size(spilled.moved_bytes)} of saved activations to host memory, at most "
-        f"{format_size(spilled.peak_host_bytes)}{budget} at a time, at the price of {seconds_words(spilled.seconds)}{share}"
+        f"{format_size(spilled.peak_host_bytes)}{budget} at a time, at the price of {format_duration(spilled.seconds)}{share}"
         f"{'; ' + left if left else ''}."
     )
 
 
-def _device_words(device: Device | None) -> str:
+def _device_words(device: DeviceSummary | None) -> str:
     return f"{device.title}, {format_size(device.capacity)}" if device else ""
 
 
@@ -231,7 +238,7 @@ def _holder_table(holders: list[Holder]) -> Table:
     table.add_column(overflow="ellipsis", no_wrap=True)
     table.add_column(overflow="ellipsis", no_wrap=True, style="dim")
     for holder in holders:
-        where = frame_place(holder.frame) if holder.frame else ""
+        where = format_frame(holder.frame) if holder.frame else ""
         table.add_row(format_size(holder.bytes), Text(clean(holder.path)), where)
     return table
 
@@ -254,7 +261,7 @@ def _finding(number: int, finding: Finding) -> RenderableType:
     if finding.saves:
         head.append(f"  frees about {format_size(finding.saves)}", style="green")
     if finding.file:
-        head.append(f"  {place(finding.file, finding.line)}", style="dim")
+        head.append(f"  {format_location(finding.file, finding.line)}", style="dim")
     return Group(
         head,
         Padding(Text(clean(finding.message)), (0, 0, 0, 5)),
@@ -265,7 +272,7 @@ def _finding(number: int, finding: Finding) -> RenderableType:
 def _history(report: RunReport) -> Iterator[RenderableType]:
     if len(report.history) >= 2:
         yield from section("Peak of each step")
-        yield HistoryLine(report.history)
+        yield StepSparkline(report.history)
 
 
 def _leaks(report: RunReport) -> Iterator[RenderableType]:
@@ -273,16 +280,16 @@ def _leaks(report: RunReport) -> Iterator[RenderableType]:
         return
     yield from section("Memory grows with every step")
     for leak in report.leaks[:TOP_FINDINGS]:
-        yield leak_words(leak)
+        yield render_leak(leak)
 
 
-def leak_words(leak: Leak) -> RenderableType:
+def render_leak(leak: Leak) -> RenderableType:
     """One leak: how much, where, by whom, what to do."""
-    head = Text(f"{_rate(leak)}, {counted(leak.steps, 'step')} in a row, ")
+    head = Text(f"{_rate(leak)}, {format_count(leak.steps, 'step')} in a row, ")
     head.append("stored on " if leak.name else "made on ")
-    head.append(place(leak.file, leak.line), style="bold")
+    head.append(format_location(leak.file, leak.line), style="bold")
     if leak.lines > 1:
-        head.append(f" and {counted(leak.lines - 1, 'line')} more")
+        head.append(f" and {format_count(leak.lines - 1, 'line')} more")
     title = Table.grid(padding=(0, 2, 0, 0))
     title.add_column(no_wrap=True)
     title.add_column(ratio=1)
@@ -297,7 +304,7 @@ def leak_words(leak: Leak) -> RenderableType:
 def _rate(leak: Leak) -> str:
     if leak.bytes_per_step:
         return f"{format_size(leak.bytes_per_step)} a step{' on the host' if leak.on_host else ''}"
-    return f"{counted(leak.nodes_per_step or 0, 'graph node')} a step on the host"
+    return f"{format_count(leak.nodes_per_step or 0, 'graph node')} a step on the host"
 
 
 def _other_devices(report: RunReport) -> Iterator[RenderableType]:

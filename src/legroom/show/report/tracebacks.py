@@ -11,34 +11,34 @@ from itertools import groupby
 from pathlib import Path
 from traceback import FrameSummary, StackSummary, TracebackException
 
-from legroom.show.common.wording import place
+from legroom.show.common.formatting import format_location
 
 _LEGROOM = os.path.join(str(Path(__file__).resolve().parents[2]), "")
 _PACKAGES = ("/site-packages/", "/dist-packages/")
 _FOLDED = "\0folded"
 
 
-def shortened(error: BaseException, is_user_file: Callable[[str], bool]) -> str:
+def format_short_traceback(error: BaseException, is_user_file: Callable[[str], bool]) -> str:
     """The traceback with every run of frames that are not the user's folded into one line."""
     return _render(error, lambda stack: _fold(stack, is_user_file))
 
 
-def without_ours(error: BaseException) -> str:
+def format_traceback(error: BaseException) -> str:
     """The traceback as Python prints it, less the frames of Legroom."""
     return _render(error, lambda stack: (frame for frame in stack if not _is_ours(frame)))
 
 
-def headline(error: BaseException) -> str:
+def format_error_line(error: BaseException) -> str:
     """`torch.OutOfMemoryError: CUDA out of memory. …`: the last line that Python prints, notes left out."""
     lines = list(TracebackException.from_exception(error, limit=0, compact=True).format_exception_only())
     return lines[-1].strip() if isinstance(error, SyntaxError) else lines[0].strip()
 
 
-def innermost_place(error: BaseException, is_user_file: Callable[[str], bool]) -> str:
+def innermost_user_location(error: BaseException, is_user_file: Callable[[str], bool]) -> str:
     """`train.py:31`: the user's line where the exception struck."""
     for frame in reversed(TracebackException.from_exception(error, lookup_lines=False, compact=True).stack):
         if is_user_file(frame.filename):
-            return place(frame.filename, frame.lineno)
+            return format_location(frame.filename, frame.lineno)
     return "an unknown line"
 
 

@@ -14,9 +14,9 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from legroom.show.common.formatting import clean, format_count
 from legroom.show.common.live_line import can_repaint
 from legroom.show.common.terminal import PLAIN_WIDTH
-from legroom.show.common.wording import clean, counted
 from legroom.show.tune.trial_table import best_of, config_words, is_better, state_words, trial_table
 from legroom.tuning.engines.engine import Job
 from legroom.tuning.trial.records import Mode, TrialRecord, TrialState
@@ -148,7 +148,7 @@ def _headline(
     over = sum(record.state.is_final for record in records) - rejected
     running = sum(record.state is TrialState.RUNNING for record in records)
     parts = [
-        f"{over} of {trials} trials over" if trials else f"{counted(over, 'trial')} over",
+        f"{over} of {trials} trials over" if trials else f"{format_count(over, 'trial')} over",
         f"{running} running",
     ]
     if rejected:

@@ -8,9 +8,9 @@ from rich.console import RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from legroom.show.common.formatting import clean, format_count, format_duration
 from legroom.show.common.sections import section
 from legroom.show.common.terminal import verbatim
-from legroom.show.common.wording import clean, counted, seconds_words
 from legroom.show.tune.trial_table import config_words, trial_table
 from legroom.tuning.study import Study
 from legroom.tuning.trial.records import TrialState
@@ -56,8 +56,8 @@ def _second_sentence(study: Study) -> str:
     counts = study.counted()
     over = [trial for trial in study.trials if trial.state.is_final]
     ran = sum(trial.state is not TrialState.NEVER_FITS for trial in over)
-    took = seconds_words(study.seconds)
-    parts = [f"{counted(ran, 'trial')} in {took}" if ran else f"No trial was over after {took}"]
+    took = format_duration(study.seconds)
+    parts = [f"{format_count(ran, 'trial')} in {took}" if ran else f"No trial was over after {took}"]
     parts += [f"{counts[state]} {words}" for state, words in _ENDS.items() if state in counts]
     split = sum(trial.memory.micro_batch is not None for trial in study.trials if trial.attempts)
     if split:
@@ -68,7 +68,7 @@ def _second_sentence(study: Study) -> str:
     sentence = f"{', '.join(parts)}{_left_words(study)}."
     rejected = counts.get(TrialState.NEVER_FITS, 0)
     return sentence + (
-        f" {counted(rejected, 'proposal')} can never fit and did not start." if rejected else ""
+        f" {format_count(rejected, 'proposal')} can never fit and did not start." if rejected else ""
     )
 
 

@@ -6,8 +6,8 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from legroom.show.common.formatting import clean
 from legroom.show.common.terminal import PLAIN_WIDTH
-from legroom.show.common.wording import clean
 from legroom.tuning.trial.records import Mode, TrialRecord, TrialState
 from legroom.units import format_size
 

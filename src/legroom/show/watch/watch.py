@@ -24,7 +24,7 @@ from legroom.observe.leaks.counters import cuda_allocated_and_peak, resident_byt
 from legroom.observe.leaks.watcher import Watcher
 from legroom.show.common.live_line import can_repaint
 from legroom.show.common.terminal import print_to
-from legroom.show.report.run_report import leak_words
+from legroom.show.report.run_report import render_leak
 from legroom.show.watch.bar import ProgressStats, bar_text, plain_text
 
 Item = TypeVar("Item")
@@ -199,7 +199,7 @@ class _Line:
 
     def print_leak(self, leak: Leak) -> None:
         self._clear()
-        print_to(self._stream, Text("legroom: memory leak detected", style="bold red"), leak_words(leak))
+        print_to(self._stream, Text("legroom: memory leak detected", style="bold red"), render_leak(leak))
 
     def close(self) -> None:
         if self._quiet or self._done <= self._last_logged:

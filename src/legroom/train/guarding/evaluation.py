@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from legroom.diagnose.oom.recognize import Failure
+from legroom.diagnose.oom.recognize import ErrorClassification
 from legroom.log import log
 from legroom.train.guarding.batches.splitting import Batch, joined, moved
 from legroom.train.guarding.batches.weighting import spans
@@ -92,7 +92,7 @@ class Evaluation:
 
     def _attempt(
         self, function: Callable[..., Any], batch: Batch, sizes: list[int], chunks: int, ranks: AgreedRanks
-    ) -> tuple[list[Any], Failure | None, int | None]:
+    ) -> tuple[list[Any], ErrorClassification | None, int | None]:
         """The results; or what failed here; or the size that was agreed because an error here came of a failure elsewhere."""
         results: list[Any] = []
         edges = spans(sizes)
@@ -155,7 +155,7 @@ class Evaluation:
 
     def _piece(
         self, function: Callable[..., Any], batch: Batch, start: int, stop: int, *, keep_error: bool
-    ) -> tuple[Any, Failure | None, Exception | None]:
+    ) -> tuple[Any, ErrorClassification | None, Exception | None]:
         try:
             arguments, named = batch.piece(start, stop)
             return function(*arguments, **named), None, None

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from legroom.diagnose.oom.recognize import Failure
+from legroom.diagnose.oom.recognize import ErrorClassification
 from legroom.errors import UsageError
 from legroom.train.guarding.batches.splitting import Batch
 from legroom.train.guarding.batches.weighting import spans
@@ -50,7 +50,7 @@ class Passes:
     void: int | None = None
     """Another rank's failure made this attempt void: the size that was agreed."""
 
-    def run(self) -> Failure | None:
+    def run(self) -> ErrorClassification | None:
         """The remaining pieces; what failed, or None when all are done."""
         try:
             with self.around():

@@ -5,10 +5,10 @@ import traceback
 
 import torch
 
-from legroom.diagnose.oom.recognize import Failure, classify
+from legroom.diagnose.oom.recognize import ErrorClassification, classify
 
 
-def read_failure(error: BaseException) -> Failure:
+def read_failure(error: BaseException) -> ErrorClassification:
     """What an error in flight says of memory. Call it in `except`; recover after it.
 
     Where memory ran out, the frames that failed are emptied: whoever keeps the exception (a logger, a notebook, a

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from legroom.diagnose.oom.recognize import Failure
+from legroom.diagnose.oom.recognize import ErrorClassification
 from legroom.errors import LegroomError, UsageError
 from legroom.train.guarding.checkpointing import checkpointed
 from legroom.train.spilling.spill import Spill
@@ -101,7 +101,7 @@ _RUNGS: dict[str, Callable[[nn.Module, torch.device], Rung]] = {
 
 def does_not_fit(
     what: str,
-    failure: Failure | None,
+    failure: ErrorClassification | None,
     phase: str,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,

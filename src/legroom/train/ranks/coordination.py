@@ -5,7 +5,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from legroom.diagnose.oom.recognize import Failure
+from legroom.diagnose.oom.recognize import ErrorClassification
 
 T = TypeVar("T")
 
@@ -50,10 +50,10 @@ class Alone:
     def chunk(self, index: int, count: int, kind: Hashable = None) -> AbstractContextManager[Any]:
         return _NOTHING
 
-    def failed(self, failure: Failure) -> None:
+    def failed(self, failure: ErrorClassification) -> None:
         pass
 
-    def settle(self, failure: Failure | None, proposal: int) -> int | None:
+    def settle(self, failure: ErrorClassification | None, proposal: int) -> int | None:
         return None if failure is None else proposal
 
     def raised(self, error: BaseException) -> int | None:

@@ -33,8 +33,8 @@ from legroom.diagnose.lint.flow.values import (
     PLAIN,
     TENSOR,
     UNKNOWN,
-    Kind,
     Value,
+    ValueKind,
     by_name,
     container,
     joined,
@@ -118,21 +118,26 @@ class _Walker(Assignments):
             value = given[0] if given else UNKNOWN
             for each in given[1:]:
                 value = joined(value, each)
-            self.names[name] = value if value.kind is not Kind.UNKNOWN or value.class_name else by_name(name)
+            self.names[name] = (
+                value if value.kind is not ValueKind.UNKNOWN or value.class_name else by_name(name)
+            )
             for path in [path for path in self.names if path.startswith(f"{name}.")]:
                 del self.names[path]
         if function.class_name is not None and function.parameters[:1] in (("self",), ("cls",)):
             known = self.program.classes[function.class_name]
             is_module = self.program.is_module_class(known.name)
             self.names[function.parameters[0]] = Value(
-                Kind.MODEL if is_module else Kind.UNKNOWN, class_name=known.name
+                ValueKind.MODEL if is_module else ValueKind.UNKNOWN, class_name=known.name
             )
             self.names.update(known.attributes)
             if function.parameters[0] == "cls":
                 self.names.update({f"cls.{path[5:]}": value for path, value in known.attributes.items()})
             if is_module and function.name == "forward" and isinstance(function.node, cst.FunctionDef):
                 for parameter in function.node.params.params[1:]:
-                    if parameter.default is None and self.names[parameter.name.value].kind is Kind.UNKNOWN:
+                    if (
+                        parameter.default is None
+                        and self.names[parameter.name.value].kind is ValueKind.UNKNOWN
+                    ):
                         self.names[parameter.name.value] = self.given_to_models  # by other layers
 
     # Statements ----------------------------------------------------------------------------------------------------
@@ -174,7 +179,7 @@ class _Walker(Assignments):
         elif isinstance(node, cst.Del):
             self.delete(node.target)
         elif isinstance(node, cst.FunctionDef):
-            self.names[node.name.value] = Value(Kind.UNKNOWN, function=self._place(node.name.value))
+            self.names[node.name.value] = Value(ValueKind.UNKNOWN, function=self._place(node.name.value))
         elif isinstance(node, cst.ClassDef):
             self._class_body(node)
         elif isinstance(node, cst.Match):

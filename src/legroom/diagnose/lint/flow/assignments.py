@@ -9,7 +9,7 @@ import libcst as cst
 
 from legroom.diagnose.lint.flow.call_results import computed_from, element_of
 from legroom.diagnose.lint.flow.facts import CallFact, Function
-from legroom.diagnose.lint.flow.observations import ADDING, Notes, kept_names
+from legroom.diagnose.lint.flow.observations import ADDING, FactRecorder, kept_names
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import (
     dotted,
@@ -31,8 +31,8 @@ from legroom.diagnose.lint.flow.values import (
     PARAMETER,
     PLAIN,
     UNKNOWN,
-    Kind,
     Value,
+    ValueKind,
     by_name,
     container,
     with_element,
@@ -43,7 +43,7 @@ _GRAD_SWITCHES = {"no_grad", "inference_mode", "set_grad_enabled", "enable_grad"
 _ALL_OF_IT = {"parameters", "named_parameters"}
 
 
-class Assignments(Notes):
+class Assignments(FactRecorder):
     """Follows what names are given. A subclass goes through the statements."""
 
     def __init__(self, program: Program, function: Function, *, recording: bool) -> None:
@@ -69,11 +69,11 @@ class Assignments(Notes):
             return
         if path is None:
             return
-        if value.kind is Kind.UNKNOWN and path in self.trained and not self.no_grad:
+        if value.kind is ValueKind.UNKNOWN and path in self.trained and not self.no_grad:
             value = GRAPH
-        if value.kind is Kind.UNKNOWN and not value.class_name and not value.function:
+        if value.kind is ValueKind.UNKNOWN and not value.class_name and not value.function:
             guess = by_name(last_name(path))
-            value = guess if guess.kind in (Kind.MODEL, Kind.LOADER, Kind.OPTIMIZER) else value
+            value = guess if guess.kind in (ValueKind.MODEL, ValueKind.LOADER, ValueKind.OPTIMIZER) else value
         read = live_names(expression)
         through = {each for name in read for each in self.made_from.get(name, ())}
         uses_itself = path in names_in(expression) or path in through
@@ -125,11 +125,11 @@ class Assignments(Notes):
         model = dotted(of) if of is not None else None
         if model is not None:
             known = self.names.get(model, MODEL)
-            self.names[model] = replace(known, frozen=known.kind is Kind.MODEL and frozen)
+            self.names[model] = replace(known, frozen=known.kind is ValueKind.MODEL and frozen)
 
     def note_call(self, call: CallFact) -> None:
         super().note_call(call)
-        if call.method == "requires_grad_" and call.receiver.kind is Kind.PARAMETER and call.node.args:
+        if call.method == "requires_grad_" and call.receiver.kind is ValueKind.PARAMETER and call.node.args:
             self._freeze_iterated(frozen=is_false(call.node.args[0]))
 
     def assign_item(
@@ -146,7 +146,7 @@ class Assignments(Notes):
         if taker is not None and not _appends(taker):
             return
         varying = any(not _is_constant(each.slice) for each in target.slice)
-        if any(_is_from_the_start(each.slice) for each in target.slice) and value.kind is not Kind.GRAPH:
+        if any(_is_from_the_start(each.slice) for each in target.slice) and value.kind is not ValueKind.GRAPH:
             self.note_release(target, path, "shrink")  # losses[:] = losses[-10:]
         through = {each for name in live_names(expression) for each in self.made_from.get(name, ())}
         for each in target.slice:
@@ -162,7 +162,7 @@ class Assignments(Notes):
             varying_key=varying,
         )
         known = self.names.get(path)
-        if known is not None and known.kind is Kind.CONTAINER:
+        if known is not None and known.kind is ValueKind.CONTAINER:
             self.names[path] = _with_item_at(known, keys_of(target), value)
 
     def augment(self, node: cst.AugAssign) -> None:
@@ -180,7 +180,7 @@ class Assignments(Notes):
         if taker is not None and not taker.keeps:
             return
         adds_items = isinstance(node.value, (cst.List, cst.ListComp)) or (
-            value.kind is Kind.CONTAINER and isinstance(node.operator, (cst.AddAssign, cst.BitOrAssign))
+            value.kind is ValueKind.CONTAINER and isinstance(node.operator, (cst.AddAssign, cst.BitOrAssign))
         )
         added = value if adds_items else computed_from([value], no_grad=self.no_grad)
         self.note_store(
@@ -190,10 +190,10 @@ class Assignments(Notes):
         keys = keys_of(node.target)
         if adds_items:
             self.names[path] = with_element(known, element_of(value), keys)
-        elif known.kind is Kind.CONTAINER and keys:
+        elif known.kind is ValueKind.CONTAINER and keys:
             sum_of = [self.quietly(node.target), value]
             self.names[path] = _with_item_at(known, keys, computed_from(sum_of, no_grad=self.no_grad))
-        elif known.kind is Kind.CONTAINER:
+        elif known.kind is ValueKind.CONTAINER:
             self.names[path] = with_element(known, value)
         else:
             self.names[path] = computed_from([known, value], no_grad=self.no_grad)
@@ -267,9 +267,9 @@ class Assignments(Notes):
 
 def _part(value: Value) -> Value:
     """What unpacking gives where the places are not known apart."""
-    if value.kind in (Kind.GRAPH, Kind.TENSOR, Kind.CONTAINER):
+    if value.kind in (ValueKind.GRAPH, ValueKind.TENSOR, ValueKind.CONTAINER):
         return element_of(value)
-    return MODEL if value.kind is Kind.MODEL else UNKNOWN
+    return MODEL if value.kind is ValueKind.MODEL else UNKNOWN
 
 
 def _with_item_at(known: Value, keys: list[str | None], value: Value) -> Value:

@@ -5,7 +5,7 @@ import libcst as cst
 from legroom.diagnose.lint.flow.facts import CallFact
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import dotted, innermost_iterable, is_true, keyword, root
-from legroom.diagnose.lint.flow.values import Kind
+from legroom.diagnose.lint.flow.values import ValueKind
 
 _PASSES = {"torch.autograd.backward", "torch.autograd.grad"}
 
@@ -41,7 +41,7 @@ def spread_over_calls(program: Program) -> None:
 
 
 def _runs_a_model(call: CallFact) -> bool:
-    return call.receiver.kind is Kind.MODEL and call.result.carries_graph
+    return call.receiver.kind is ValueKind.MODEL and call.result.carries_graph
 
 
 def _is_backward(call: CallFact) -> bool:
@@ -51,4 +51,4 @@ def _is_backward(call: CallFact) -> bool:
 
 
 def _is_step(call: CallFact) -> bool:
-    return call.method == "step" and call.receiver.kind in (Kind.OPTIMIZER, Kind.SCALER)
+    return call.method == "step" and call.receiver.kind in (ValueKind.OPTIMIZER, ValueKind.SCALER)

@@ -25,8 +25,8 @@ from legroom.diagnose.lint.flow.values import (
     TENSOR_FACTORIES,
     UNKNOWN,
     VALUE_AND_INDEX_METHODS,
-    Kind,
     Value,
+    ValueKind,
     container,
     words,
 )
@@ -88,22 +88,22 @@ def builtin_result(name: str, arguments: Sequence[Value]) -> Value | None:
         return PLAIN
     if name in {"sum", "max", "min", "next", "abs"} and arguments:
         first = arguments[0]
-        return element_of(first) if first.kind is Kind.CONTAINER else first
+        return element_of(first) if first.kind is ValueKind.CONTAINER else first
     if name == "functools.partial" and arguments:
-        return Value(Kind.CONTAINER, items=tuple(arguments))
+        return Value(ValueKind.CONTAINER, items=tuple(arguments))
     if name == "asyncio.gather":
-        given = [element_of(each) if each.kind is Kind.CONTAINER else each for each in arguments]
-        return Value(Kind.CONTAINER, items=tuple(given))
+        given = [element_of(each) if each.kind is ValueKind.CONTAINER else each for each in arguments]
+        return Value(ValueKind.CONTAINER, items=tuple(given))
     if name in {"asyncio.run", "asyncio.create_task"} and arguments:
         return arguments[0]
     if name.startswith("weakref.Weak"):
         return container(bounded=True, mapping=name.endswith("Dictionary"))  # keeps nothing alive
     if name in {"zip", "enumerate", "iter", "tqdm", "map", "filter"} and arguments:
-        return container(GRAPH) if arguments[0].kind is Kind.GRAPH else arguments[0]
+        return container(GRAPH) if arguments[0].kind is ValueKind.GRAPH else arguments[0]
     if last in _CONTAINERS and (name == last or name.startswith("collections.")):
         if arguments and arguments[0].mapping and last in {"dict", "OrderedDict"}:
             return arguments[0]
-        if arguments and arguments[0].kind in (Kind.CONTAINER, Kind.GRAPH):
+        if arguments and arguments[0].kind in (ValueKind.CONTAINER, ValueKind.GRAPH):
             return container(element_of(arguments[0]), mapping=arguments[0].mapping)
         if last == "dict" and any(each.carries_graph for each in arguments):
             return container(next(each for each in arguments if each.carries_graph), mapping=True)
@@ -117,24 +117,28 @@ def builtin_result(name: str, arguments: Sequence[Value]) -> Value | None:
 def method_result(receiver: Value, method: str, arguments: Sequence[Value], *, no_grad: bool) -> Value | None:
     """What a method gives back, by what it belongs to; None where nothing is known."""
     kind = receiver.kind
-    if kind in (Kind.GRAPH, Kind.PARAMETER, Kind.TENSOR):
+    if kind in (ValueKind.GRAPH, ValueKind.PARAMETER, ValueKind.TENSOR):
         return _tensor_method(receiver, method, arguments, no_grad=no_grad)
-    if kind is Kind.MODEL:
+    if kind is ValueKind.MODEL:
         return _model_method(receiver, method, arguments, no_grad=no_grad)
-    if kind is Kind.SCALER and method == "scale" and arguments:
+    if kind is ValueKind.SCALER and method == "scale" and arguments:
         return arguments[0]
-    if kind is Kind.CONTAINER:
-        if method in SELF_METHODS and receiver.element is not None and receiver.element.kind is Kind.MODEL:
+    if kind is ValueKind.CONTAINER:
+        if (
+            method in SELF_METHODS
+            and receiver.element is not None
+            and receiver.element.kind is ValueKind.MODEL
+        ):
             return receiver  # nn.ModuleList
         if method == "items" and receiver.mapping:
-            return container(Value(Kind.CONTAINER, items=(PLAIN, element_of(receiver))))
+            return container(Value(ValueKind.CONTAINER, items=(PLAIN, element_of(receiver))))
         if method in {"values", "copy", "items", "keys"}:
             return receiver if method != "keys" else container(PLAIN)
         if method in {"pop", "get", "setdefault", "popleft"}:
             return element_of(receiver)
         if method in {"mean", "sum"}:
             return element_of(receiver)
-    if kind is Kind.LOADER and method in {"dataset", "sampler"}:
+    if kind is ValueKind.LOADER and method in {"dataset", "sampler"}:
         return UNKNOWN
     return None
 
@@ -143,15 +147,15 @@ def model_call(model: Value, arguments: Sequence[Value], *, no_grad: bool) -> Va
     """A frozen model gives a graph only to what had one."""
     if no_grad:
         return TENSOR
-    if model.frozen and not any(each.carries_graph or each.kind is Kind.PARAMETER for each in arguments):
+    if model.frozen and not any(each.carries_graph or each.kind is ValueKind.PARAMETER for each in arguments):
         return TENSOR
     return GRAPH
 
 
 def loss_call(arguments: Sequence[Value], *, no_grad: bool) -> Value:
     """A loss of what has no graph has none either; of what is unknown it has one."""
-    known = [each for each in arguments if each.kind is not Kind.PLAIN]
-    if no_grad or (known and all(each.kind is Kind.TENSOR for each in known)):
+    known = [each for each in arguments if each.kind is not ValueKind.PLAIN]
+    if no_grad or (known and all(each.kind is ValueKind.TENSOR for each in known)):
         return TENSOR
     return GRAPH
 
@@ -162,15 +166,15 @@ def names_a_loss(name: str) -> bool:
 
 def element_of(value: Value) -> Value:
     """What one gets by going through a value."""
-    if value.kind is Kind.CONTAINER:
+    if value.kind is ValueKind.CONTAINER:
         return value.under(None) or UNKNOWN
-    if value.kind is Kind.LOADER:
+    if value.kind is ValueKind.LOADER:
         return TENSOR
-    if value.kind is Kind.PARAMETER:
+    if value.kind is ValueKind.PARAMETER:
         return GRAPH
-    if value.kind in (Kind.GRAPH, Kind.TENSOR):
+    if value.kind in (ValueKind.GRAPH, ValueKind.TENSOR):
         return value
-    if value.kind is Kind.MODEL:  # nn.Sequential, nn.ModuleList
+    if value.kind is ValueKind.MODEL:  # nn.Sequential, nn.ModuleList
         return MODEL
     return UNKNOWN
 
@@ -219,7 +223,7 @@ def _torch_function(
         return loss_call(arguments, no_grad=no_grad)
     found = _computed(arguments, no_grad=no_grad)
     if last in VALUE_AND_INDEX_METHODS and len(arguments) > 1 and found.is_tensor:
-        return Value(Kind.CONTAINER, items=(found, TENSOR))
+        return Value(ValueKind.CONTAINER, items=(found, TENSOR))
     return found
 
 
@@ -231,15 +235,15 @@ def _tensor_method(receiver: Value, method: str, arguments: Sequence[Value], *, 
     if method in GRAPHLESS_METHODS:
         return HOST_TENSOR if receiver.host else TENSOR
     has_graph = not no_grad and (
-        receiver.kind in (Kind.GRAPH, Kind.PARAMETER)
+        receiver.kind in (ValueKind.GRAPH, ValueKind.PARAMETER)
         or (method not in MADE_LIKE_METHODS and any(each.carries_graph for each in arguments))
     )
     if not has_graph:
         return HOST_TENSOR if method == "cpu" or receiver.host else TENSOR
     if method in VALUE_AND_INDEX_METHODS and arguments:
-        return Value(Kind.CONTAINER, items=(GRAPH, TENSOR))
+        return Value(ValueKind.CONTAINER, items=(GRAPH, TENSOR))
     if method == "items":  # a dict of losses that a model gave
-        return container(Value(Kind.CONTAINER, items=(PLAIN, GRAPH)))
+        return container(Value(ValueKind.CONTAINER, items=(PLAIN, GRAPH)))
     return GRAPH
 
 
@@ -249,7 +253,7 @@ def _model_method(receiver: Value, method: str, arguments: Sequence[Value], *, n
     if method == "parameters":
         return container(PARAMETER)
     if method == "named_parameters":
-        return container(Value(Kind.CONTAINER, items=(PLAIN, PARAMETER)))
+        return container(Value(ValueKind.CONTAINER, items=(PLAIN, PARAMETER)))
     if method in {"children", "modules"}:
         return container(MODEL)
     if method in {"state_dict", "load_state_dict", "zero_grad", "buffers", "named_buffers"}:
@@ -262,12 +266,12 @@ def _model_method(receiver: Value, method: str, arguments: Sequence[Value], *, n
 
 
 def _computed(values: Sequence[Value], *, no_grad: bool) -> Value:
-    inside = [element_of(each) if each.kind is Kind.CONTAINER else each for each in values]
-    inside = [element_of(each) if each.kind is Kind.CONTAINER else each for each in inside]
-    if any(each.kind in (Kind.GRAPH, Kind.PARAMETER) for each in inside):
+    inside = [element_of(each) if each.kind is ValueKind.CONTAINER else each for each in values]
+    inside = [element_of(each) if each.kind is ValueKind.CONTAINER else each for each in inside]
+    if any(each.kind in (ValueKind.GRAPH, ValueKind.PARAMETER) for each in inside):
         return TENSOR if no_grad else GRAPH
-    tensors = [each for each in inside if each.kind is Kind.TENSOR]
-    if any(each.kind is Kind.UNKNOWN for each in inside):
+    tensors = [each for each in inside if each.kind is ValueKind.TENSOR]
+    if any(each.kind is ValueKind.UNKNOWN for each in inside):
         return UNKNOWN
     if tensors:
         return HOST_TENSOR if all(each.host for each in tensors) else TENSOR

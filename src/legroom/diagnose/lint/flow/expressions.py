@@ -14,7 +14,7 @@ from legroom.diagnose.lint.flow.call_results import (
     names_a_loss,
     torch_result,
 )
-from legroom.diagnose.lint.flow.facts import CallFact, Function, Surroundings
+from legroom.diagnose.lint.flow.facts import CallFact, FactContext, Function
 from legroom.diagnose.lint.flow.narrowing import without_tensors
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import (
@@ -38,8 +38,8 @@ from legroom.diagnose.lint.flow.values import (
     PLAIN,
     TENSOR,
     UNKNOWN,
-    Kind,
     Value,
+    ValueKind,
     by_name,
     container,
     joined,
@@ -63,7 +63,7 @@ class Expressions:
     def note_call(self, call: CallFact) -> None:
         raise NotImplementedError
 
-    def around(self, node: cst.CSTNode) -> Surroundings:
+    def around(self, node: cst.CSTNode) -> FactContext:
         raise NotImplementedError
 
     def bind_iteration(self, target: cst.BaseExpression, source: cst.BaseExpression, iterated: Value) -> None:
@@ -99,7 +99,7 @@ class Expressions:
             return self._subscript(node)
         if isinstance(node, (cst.Tuple, cst.List, cst.Set)):
             items = tuple(pruned(self.value_of(each.value)) for each in node.elements)
-            return Value(Kind.CONTAINER, items=items) if items else container()
+            return Value(ValueKind.CONTAINER, items=items) if items else container()
         if isinstance(node, cst.Dict):
             return self._dict(node)
         if isinstance(node, (cst.ListComp, cst.SetComp, cst.GeneratorExp, cst.DictComp)):
@@ -131,7 +131,7 @@ class Expressions:
             return self.value_of(node.expression)
         if isinstance(node, cst.Lambda):  # what its defaults hold, it holds
             given = [self.value_of(each.default) for each in node.params.params if each.default is not None]
-            return Value(Kind.CONTAINER, items=tuple(given)) if given else UNKNOWN
+            return Value(ValueKind.CONTAINER, items=tuple(given)) if given else UNKNOWN
         if isinstance(node, cst.Yield):
             return self.value_of(node.value) if isinstance(node.value, cst.BaseExpression) else UNKNOWN
         self._inside(node)
@@ -165,7 +165,7 @@ class Expressions:
             return PLAIN
         local = self.program.function_named(name, self.function)
         if local is not None:
-            return Value(Kind.UNKNOWN, function=local.place)
+            return Value(ValueKind.UNKNOWN, function=local.place)
         return by_name(name)
 
     def _attribute(self, node: cst.Attribute) -> Value:
@@ -180,28 +180,28 @@ class Expressions:
         """Whether a path leads into an imported module: `requests.head` is no model, whatever it is called."""
         first = root(path or "")
         known = self.names.get(first, UNKNOWN) if first in self.names else by_name(first)
-        return first in self.program.imports.meaning and known.kind is Kind.UNKNOWN
+        return first in self.program.imports.meaning and known.kind is ValueKind.UNKNOWN
 
     def _attribute_of(self, of: Value, name: str, *, of_library: bool = False) -> Value:
-        if of.kind is Kind.EXCEPTION:
+        if of.kind is ValueKind.EXCEPTION:
             return (
                 of
                 if name in {"__traceback__", "__context__", "__cause__", "tb_frame", "tb_next"}
                 else UNKNOWN
             )
-        if of.kind in (Kind.GRAPH, Kind.PARAMETER, Kind.TENSOR):
+        if of.kind in (ValueKind.GRAPH, ValueKind.PARAMETER, ValueKind.TENSOR):
             if name in NUMBER_ATTRIBUTES:
                 return PLAIN
             return TENSOR if name in GRAPHLESS_ATTRIBUTES else of
         if of.items is not None and len(of.items) == 2 and name in _VALUES_AND_INDICES:
             return of.items[_VALUES_AND_INDICES.index(name)]  # q.max(1).values
-        if of.kind is Kind.OPTIMIZER and name == "param_groups":
+        if of.kind is ValueKind.OPTIMIZER and name == "param_groups":
             return container(container(PLAIN, mapping=True, keyed=(("params", container(PARAMETER)),)))
         if of.class_name is not None:
             known = self.program.classes[of.class_name].attributes.get(f"self.{name}")
             if known is not None:
                 return known
-        if of.kind is Kind.MODEL:
+        if of.kind is ValueKind.MODEL:
             if name in {"weight", "bias"}:
                 return PARAMETER
             return (
@@ -216,9 +216,9 @@ class Expressions:
         for each in node.slice:
             if isinstance(each.slice, cst.Index):
                 self.value_of(each.slice.value)
-        if of.kind is Kind.UNKNOWN and any(_is_text(each.slice, "params") for each in node.slice):
+        if of.kind is ValueKind.UNKNOWN and any(_is_text(each.slice, "params") for each in node.slice):
             return container(PARAMETER)  # of an optimizer's group
-        if of.kind is Kind.CONTAINER:
+        if of.kind is ValueKind.CONTAINER:
             if of.items is not None and len(node.slice) == 1 and isinstance(node.slice[0].slice, cst.Index):
                 index = node.slice[0].slice.value
                 if isinstance(index, cst.Integer) and int(index.value) < len(of.items):
@@ -226,9 +226,9 @@ class Expressions:
             if any(isinstance(each.slice, cst.Slice) for each in node.slice):
                 return of
             return of.under(written_key(node)) or UNKNOWN
-        if of.kind is Kind.PARAMETER:
+        if of.kind is ValueKind.PARAMETER:
             return TENSOR if self.no_grad else GRAPH
-        if of.is_tensor or of.kind is Kind.MODEL:
+        if of.is_tensor or of.kind is ValueKind.MODEL:
             return of
         return UNKNOWN
 
@@ -240,7 +240,7 @@ class Expressions:
                 self.value_of(each.key)
                 made = with_item(made, string_value(each.key), value)
             else:
-                made = joined(made, value) if value.kind is Kind.CONTAINER else with_element(made, value)
+                made = joined(made, value) if value.kind is ValueKind.CONTAINER else with_element(made, value)
         return made
 
     def _comprehension(self, node: cst.ListComp | cst.SetComp | cst.GeneratorExp | cst.DictComp) -> Value:
@@ -261,7 +261,7 @@ class Expressions:
 
     def _computed(self, parts: Sequence[cst.BaseExpression]) -> Value:
         values = [self.value_of(each) for each in parts]
-        lists = [each for each in values if each.kind is Kind.CONTAINER]
+        lists = [each for each in values if each.kind is ValueKind.CONTAINER]
         if lists and len(parts) > 1:  # two lists joined
             return joined(values[0], values[1]) if len(lists) > 1 else lists[0]
         return computed_from(values, no_grad=self.no_grad)
@@ -277,8 +277,8 @@ class Expressions:
         called = self._called_value(node.func, of)
         local = self._local_function(node, of, called)
         result = self._result(node, name, of, called, arguments, local)
-        is_model = called.kind in (Kind.MODEL, Kind.CRITERION)
-        if is_model and of.kind in (Kind.UNKNOWN, Kind.PLAIN):
+        is_model = called.kind in (ValueKind.MODEL, ValueKind.CRITERION)
+        if is_model and of.kind in (ValueKind.UNKNOWN, ValueKind.PLAIN):
             of = called
         self.note_call(
             CallFact(
@@ -322,9 +322,9 @@ class Expressions:
         made = dotted(node.func)
         if made in self.program.classes and made not in self.names:
             return self.program.method(made, "__init__")
-        if called.kind is Kind.MODEL and called.class_name is not None:
+        if called.kind is ValueKind.MODEL and called.class_name is not None:
             return self.program.method(called.class_name, "forward")
-        if called.class_name is not None and called.kind is Kind.UNKNOWN:
+        if called.class_name is not None and called.kind is ValueKind.UNKNOWN:
             return self.program.method(called.class_name, "__call__")
         return None
 
@@ -340,30 +340,30 @@ class Expressions:
         no_grad = self.no_grad
         path = dotted(node.func)
         if path is not None and path in self.program.classes and path not in self.names:
-            kind = Kind.MODEL if self.program.is_module_class(path) else Kind.UNKNOWN
+            kind = ValueKind.MODEL if self.program.is_module_class(path) else ValueKind.UNKNOWN
             return Value(kind, class_name=path, items=self._held_by(path, arguments))
         if name is not None:
             requires_grad = is_true(keyword(node, "requires_grad"))
             known = torch_result(name, arguments, requires_grad=requires_grad, no_grad=no_grad)
             if name.endswith("autograd.grad") and is_true(keyword(node, "create_graph")):
                 return container(GRAPH)
-            if known is None and (of.kind is Kind.UNKNOWN or name.startswith("collections.")):
+            if known is None and (of.kind is ValueKind.UNKNOWN or name.startswith("collections.")):
                 known = self._builtin(node, name, arguments)
             if known is not None:
                 return known
         is_other_method = local is not None and local.name not in {"forward", "__call__"}
-        is_part = of.kind is not Kind.MODEL or local is not None or self._is_submodule(node)
-        if called.kind is Kind.MODEL and is_part and not is_other_method:
+        is_part = of.kind is not ValueKind.MODEL or local is not None or self._is_submodule(node)
+        if called.kind is ValueKind.MODEL and is_part and not is_other_method:
             return _parts_as_returned(model_call(called, arguments, no_grad=no_grad), local)
-        if called.kind is Kind.CRITERION:
+        if called.kind is ValueKind.CRITERION:
             return loss_call(arguments, no_grad=no_grad)
         if local is not None and local is not self.function:
             returned = local.returns
-            if returned.kind is Kind.UNKNOWN and not returned.function and names_a_loss(local.name):
+            if returned.kind is ValueKind.UNKNOWN and not returned.function and names_a_loss(local.name):
                 return loss_call(arguments, no_grad=no_grad)
-            return TENSOR if no_grad and returned.kind is Kind.GRAPH else returned
+            return TENSOR if no_grad and returned.kind is ValueKind.GRAPH else returned
         if isinstance(node.func, cst.Attribute):
-            if of.kind is Kind.MODEL and node.func.attr.value == "requires_grad_":
+            if of.kind is ValueKind.MODEL and node.func.attr.value == "requires_grad_":
                 return self._frozen(node, of)
             if of.mapping and arguments and node.func.attr.value in {"get", "pop", "setdefault"}:
                 held = of.under(written_key(node)) or UNKNOWN
@@ -373,12 +373,12 @@ class Expressions:
                 return found
             # A future of what is computed from these.
             if node.func.attr.value == "submit" and len(arguments) > 1:
-                return Value(Kind.CONTAINER, items=arguments[1:])
+                return Value(ValueKind.CONTAINER, items=arguments[1:])
             if node.func.attr.value == "prepare" and len(arguments) > 1:  # accelerate, fabric
-                return Value(Kind.CONTAINER, items=arguments)
+                return Value(ValueKind.CONTAINER, items=arguments)
             if node.func.attr.value == "prepare" and arguments:
                 return arguments[0]
-            if of.kind is Kind.MODEL and self._is_submodule(node):
+            if of.kind is ValueKind.MODEL and self._is_submodule(node):
                 return model_call(of, arguments, no_grad=no_grad)
         if name is not None and names_a_loss(name) and any(each.carries_graph for each in arguments):
             return loss_call(arguments, no_grad=no_grad)
@@ -404,8 +404,8 @@ class Expressions:
         """Whether `model.encoder(x)` calls a part of the model rather than a method of it."""
         path = dotted(node.func)
         if path is not None and path in self.names:
-            return self.names[path].kind is Kind.MODEL
-        return path is not None and by_name(last_name(path)).kind is Kind.MODEL
+            return self.names[path].kind is ValueKind.MODEL
+        return path is not None and by_name(last_name(path)).kind is ValueKind.MODEL
 
     def _builtin(self, node: cst.Call, name: str, arguments: tuple[Value, ...]) -> Value | None:
         known = builtin_result(name, arguments)
@@ -414,14 +414,14 @@ class Expressions:
             for argument, value in zip(node.args, arguments, strict=True):
                 if argument.keyword is not None:
                     known = with_item(known, argument.keyword.value, value)
-                elif argument.star == "**" and value.kind is Kind.CONTAINER:
+                elif argument.star == "**" and value.kind is ValueKind.CONTAINER:
                     known = joined(known, value)
             return known
         if known is not None and name.endswith("defaultdict") and node.args:
             made = dotted(node.args[0].value)
             if made in self.program.classes:
-                return container(Value(Kind.UNKNOWN, class_name=made), mapping=True)
-        if known is not None and known.kind is Kind.CONTAINER and name.endswith("deque"):
+                return container(Value(ValueKind.UNKNOWN, class_name=made), mapping=True)
+        if known is not None and known.kind is ValueKind.CONTAINER and name.endswith("deque"):
             limit = keyword(node, "maxlen") or (node.args[1] if len(node.args) > 1 else None)
             if limit is not None and not (isinstance(limit.value, cst.Name) and limit.value.value == "None"):
                 return container(known.element, bounded=True)
@@ -430,11 +430,11 @@ class Expressions:
 
 def _parts_as_returned(result: Value, forward: Function | None) -> Value:
     """Of several things that a model of this file gives back, those that it detaches have no graph."""
-    if result.kind is not Kind.GRAPH or forward is None or not forward.returns.items:
+    if result.kind is not ValueKind.GRAPH or forward is None or not forward.returns.items:
         return result
-    detached = (Kind.TENSOR, Kind.PLAIN)
+    detached = (ValueKind.TENSOR, ValueKind.PLAIN)
     items = tuple(each if each.kind in detached else result for each in forward.returns.items)
-    return Value(Kind.CONTAINER, items=items)
+    return Value(ValueKind.CONTAINER, items=items)
 
 
 _VALUES_AND_INDICES = ("values", "indices")

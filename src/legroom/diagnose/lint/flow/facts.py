@@ -35,7 +35,7 @@ class Function:
     sites: "list[CallSite]" = field(default_factory=list)
     returns: Value = UNKNOWN
     returned_nodes: list[cst.BaseExpression] = field(default_factory=list)
-    keeps: dict[str, "Store"] = field(default_factory=dict)
+    keeps: dict[str, "StoreFact"] = field(default_factory=dict)
     """Parameters that it puts into something that outlives the call."""
     environment: dict[str, Value] = field(default_factory=dict)
     """What its names were at its end."""
@@ -104,7 +104,7 @@ class CallSite:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Surroundings:
+class FactContext:
     """Where in the program something happens."""
 
     order: int
@@ -121,7 +121,7 @@ class Surroundings:
 @dataclass(slots=True, eq=False, kw_only=True)
 class Fact:
     node: cst.CSTNode
-    at: Surroundings
+    at: FactContext
 
     @property
     def order(self) -> int:
@@ -165,7 +165,7 @@ class CallFact(Fact):
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Store(Fact):
+class StoreFact(Fact):
     """Something is put somewhere."""
 
     target: str
@@ -188,7 +188,7 @@ class Store(Fact):
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Release(Fact):
+class ReleaseFact(Fact):
     """What a path held is let go: emptied, replaced, cut, deleted."""
 
     target: str

@@ -2,7 +2,7 @@
 
 import libcst as cst
 
-from legroom.diagnose.lint.flow.facts import CallSite, Fact, Function, LoopFact, Store
+from legroom.diagnose.lint.flow.facts import CallSite, Fact, Function, LoopFact, StoreFact
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import (
     dotted,
@@ -14,7 +14,7 @@ from legroom.diagnose.lint.flow.syntax import (
     root,
     walk,
 )
-from legroom.diagnose.lint.flow.values import EVALUATION_NAMES, Kind
+from legroom.diagnose.lint.flow.values import EVALUATION_NAMES, ValueKind
 
 STEP_FUNCTIONS = frozenset(
     {
@@ -44,7 +44,9 @@ def is_step_loop(loop: LoopFact) -> bool:
 def is_of_data(loop: LoopFact) -> bool:
     """A loop that trains, or that goes through a data set or evaluates by what it is called."""
     return (
-        loop.trains or loop.iterates.kind is Kind.LOADER or bool(EVALUATION_NAMES.search(loop.function.name))
+        loop.trains
+        or loop.iterates.kind is ValueKind.LOADER
+        or bool(EVALUATION_NAMES.search(loop.function.name))
     )
 
 
@@ -69,7 +71,7 @@ def _is_repeated_site(
     return repeats(program, site.caller, seen | {function})
 
 
-def outlives_its_step(program: Program, store: Store) -> LoopFact | Function | None:
+def outlives_its_step(program: Program, store: StoreFact) -> LoopFact | Function | None:
     """The loop (or the function called with every step) after each round of which one more is kept; None if let go."""
     if store.bounded or is_limited(program, store):
         return None
@@ -87,7 +89,7 @@ def outlives_its_step(program: Program, store: Store) -> LoopFact | Function | N
     return store.function if _is_kept_by_callers(program, store) else None
 
 
-def _is_kept_by_callers(program: Program, store: Store) -> bool:
+def _is_kept_by_callers(program: Program, store: StoreFact) -> bool:
     """Whether a container that a function was given stays: `select(state, log_probs)` with a list of that episode does not."""
     function, first = store.function, store.target.partition(".")[0]
     if first not in function.parameters or first == "cls" or not function.sites:
@@ -126,7 +128,7 @@ def _stays(program: Program, site: CallSite, path: str | None) -> bool:
     return not site.caller.owns(path)
 
 
-def _is_within_a_step(program: Program, store: Store, loop: LoopFact) -> bool:
+def _is_within_a_step(program: Program, store: StoreFact, loop: LoopFact) -> bool:
     """Whether all rounds of a loop are parts of one step: the loop around it goes backward once, behind it, and lets go what is stored
     (`parts[task] = loss` beside `total = total + loss`)."""
     step = loop.outer
@@ -140,7 +142,7 @@ def _is_within_a_step(program: Program, store: Store, loop: LoopFact) -> bool:
     )
 
 
-def _is_handed_back(program: Program, store: Store, loop: LoopFact) -> bool:
+def _is_handed_back(program: Program, store: StoreFact, loop: LoopFact) -> bool:
     """Whether a function that neither trains nor evaluates gives its results, with their graph, to its caller."""
     if is_of_data(loop):
         return False
@@ -177,7 +179,7 @@ def _is_looked_at(program: Program, function: Function, node: cst.CSTNode, depth
 _LOOKING = {"print", "float", "int", "str", "round", "format", "repr"}
 
 
-def is_own(store: Store) -> bool:
+def is_own(store: StoreFact) -> bool:
     """Whether what is stored dies with the call: a name that is bound anew is the function's, a parameter as well."""
     if store.how in {"assign", "augment"} and "." not in store.target:
         return store.target not in store.function.declared_outside
@@ -229,7 +231,7 @@ def _is_called_in(function: Function, loop: LoopFact) -> bool:
     return any(loop in site.loops for site in function.sites)
 
 
-def is_first_making(program: Program, store: Store) -> bool:
+def is_first_making(program: Program, store: StoreFact) -> bool:
     """`if history is None: history = output`: made once, not made anew."""
     for each in program.ancestors(store.node):
         if isinstance(each, cst.If):
@@ -243,11 +245,11 @@ def is_first_making(program: Program, store: Store) -> bool:
     return False
 
 
-def is_cut(store: Store) -> bool:
+def is_cut(store: StoreFact) -> bool:
     """`history = history[-100:]`, `h = h.detach()`: made from itself, but not more than it was."""
     expression = store.expression
     if isinstance(expression, cst.Subscript):
-        return store.value.kind is not Kind.GRAPH  # a part of a tensor has the graph of all of it
+        return store.value.kind is not ValueKind.GRAPH  # a part of a tensor has the graph of all of it
     if isinstance(expression, (cst.ListComp, cst.DictComp, cst.SetComp)) and expression.for_in.ifs:
         return True  # those that are still wanted
     if isinstance(expression, cst.Call) and method_name(expression) in {"detach", "clone", "data", "cpu"}:
@@ -260,14 +262,14 @@ def is_cut(store: Store) -> bool:
     )
 
 
-def _is_handed_over(program: Program, store: Store) -> bool:
+def _is_handed_over(program: Program, store: StoreFact) -> bool:
     """`hidden = repackage(hidden)`: it detaches, or is not in sight and may well do so."""
     if not isinstance(store.expression, cst.Call) or store.value.carries_graph:
         return False
     return not (program.imports.qualified(store.expression.func) or "").startswith("torch.")
 
 
-def is_limited(program: Program, store: Store) -> bool:
+def is_limited(program: Program, store: StoreFact) -> bool:
     """Whether it is stored under a condition on the container's length."""
     for each in program.ancestors(store.node):
         if isinstance(each, cst.If):
@@ -280,7 +282,7 @@ def is_limited(program: Program, store: Store) -> bool:
     return False
 
 
-def is_let_go_elsewhere(program: Program, store: Store) -> bool:
+def is_let_go_elsewhere(program: Program, store: StoreFact) -> bool:
     return is_let_go(program, store.target, store.function)
 
 
@@ -409,7 +411,7 @@ def _returned_to_backward(program: Program, function: Function, wanted: set[str]
     return False
 
 
-def _reaches(program: Program, store: Store, later: Fact) -> bool:
+def _reaches(program: Program, store: StoreFact, later: Fact) -> bool:
     """Whether what is stored may still be there later: `loss` of a validation is not what an earlier loop went backward from."""
     in_order = store.order < later.order
     shared = [loop for loop in store.loops if loop in later.loops]

@@ -3,7 +3,7 @@
 import libcst as cst
 
 from legroom.diagnose.lint.flow.syntax import dotted, last_name, names_in, string_value
-from legroom.diagnose.lint.flow.values import PLAIN, Kind, Value
+from legroom.diagnose.lint.flow.values import PLAIN, Value, ValueKind
 
 _OF_TENSORS = {"item", "detach", "requires_grad", "grad_fn", "backward", "cpu", "numpy"}
 """Attributes by which people ask whether something is a tensor."""
@@ -14,7 +14,7 @@ def without_tensors(test: cst.BaseExpression, names: dict[str, Value], *, holds:
     found: dict[str, Value] = {}
     for path in _tested(test, holds=not holds):
         known = names.get(path)
-        if known is None or known.kind in (Kind.GRAPH, Kind.TENSOR, Kind.UNKNOWN):
+        if known is None or known.kind in (ValueKind.GRAPH, ValueKind.TENSOR, ValueKind.UNKNOWN):
             found[path] = PLAIN
     return found
 

@@ -9,11 +9,11 @@ from legroom.diagnose.lint.flow.expressions import Expressions
 from legroom.diagnose.lint.flow.facts import (
     CallFact,
     CallSite,
+    FactContext,
     Function,
     LoopFact,
-    Release,
-    Store,
-    Surroundings,
+    ReleaseFact,
+    StoreFact,
 )
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import (
@@ -29,7 +29,15 @@ from legroom.diagnose.lint.flow.syntax import (
     receiver,
     root,
 )
-from legroom.diagnose.lint.flow.values import GRAPH, UNKNOWN, Kind, Value, joined, with_element, with_item
+from legroom.diagnose.lint.flow.values import (
+    GRAPH,
+    UNKNOWN,
+    Value,
+    ValueKind,
+    joined,
+    with_element,
+    with_item,
+)
 
 ADDING = {"append", "appendleft", "extend", "insert", "add", "put", "put_nowait"}
 _ADDING_IN_PLACE = {
@@ -53,7 +61,7 @@ _TAKING = {"get", "get_nowait"}
 _REMOVING = {"clear": "empty", "pop": "shrink", "popleft": "shrink", "popitem": "shrink", "remove": "shrink"}
 
 
-class Notes(Expressions):
+class FactRecorder(Expressions):
     """Notes facts into the program while `recording`. A subclass goes through the statements."""
 
     def __init__(self, program: Program, function: Function, *, recording: bool) -> None:
@@ -88,7 +96,7 @@ class Notes(Expressions):
         mapping: bool = False,
     ) -> None:
         value = self._with_attributes(expression, value)
-        store = Store(
+        store = StoreFact(
             node=node,
             at=self.around(node),
             target=target,
@@ -107,7 +115,11 @@ class Notes(Expressions):
             return
         grows = (
             how == "append"
-            or (how == "item" and varying_key and (store.mapping or store.into.kind is not Kind.CONTAINER))
+            or (
+                how == "item"
+                and varying_key
+                and (store.mapping or store.into.kind is not ValueKind.CONTAINER)
+            )
             or (how in {"augment", "assign"} and uses_itself)
         )
         rebound = how in {"assign", "augment"} and "." not in target
@@ -122,16 +134,21 @@ class Notes(Expressions):
     def _with_attributes(self, expression: cst.BaseExpression, value: Value) -> Value:
         """An object holds what its attributes hold: `episodes.append(episode)` after `episode.log_probs.append(...)`."""
         path = dotted(expression)
-        if path is None or value.kind is not Kind.UNKNOWN or value.carries_graph or path in {"self", "cls"}:
+        if (
+            path is None
+            or value.kind is not ValueKind.UNKNOWN
+            or value.carries_graph
+            or path in {"self", "cls"}
+        ):
             return value
         below = [known for name, known in self.names.items() if name.startswith(f"{path}.")]
-        return replace(value, kind=Kind.CONTAINER, items=tuple(below)) if below else value
+        return replace(value, kind=ValueKind.CONTAINER, items=tuple(below)) if below else value
 
     def note_release(self, node: cst.CSTNode, target: str, how: str) -> None:
         if not self.recording:
             return
         for path in {target, self.part_of.get(target, target)}:
-            self.program.releases.append(Release(node=node, at=self.around(node), target=path, how=how))
+            self.program.releases.append(ReleaseFact(node=node, at=self.around(node), target=path, how=how))
 
     def note_call(self, call: CallFact) -> None:
         node, name, method, of, arguments, local = (
@@ -151,7 +168,7 @@ class Notes(Expressions):
         adder = self.adders.get(dotted(node.func) or "")
         if adder is not None and (path := path_of(adder.value)) is not None:
             self._note_adding(node, adder.attr.value, path, self.names.get(path, UNKNOWN), arguments)
-        adds_module = bool(arguments) and arguments[0].kind is Kind.MODEL  # nn.ModuleList.append
+        adds_module = bool(arguments) and arguments[0].kind is ValueKind.MODEL  # nn.ModuleList.append
         of_library = target is not None and root(target) in self.program.imports.meaning  # torch.add
         if method in ADDING and target is not None and not (adds_module or of_library) and local is None:
             self._note_adding(node, method, target, of, arguments)
@@ -208,7 +225,7 @@ class Notes(Expressions):
         for argument, value in zip(node.args, arguments, strict=True):
             if argument.keyword is not None:
                 into = with_item(into, argument.keyword.value, value)
-            elif value.kind is Kind.CONTAINER:
+            elif value.kind is ValueKind.CONTAINER:
                 into = joined(into, value)
         if dotted(receiver(node)) == target:
             self.names[target] = into
@@ -250,9 +267,9 @@ class Notes(Expressions):
             values[name] = joined(values[name], value) if name in values else value
         return values
 
-    def around(self, node: cst.CSTNode) -> Surroundings:
+    def around(self, node: cst.CSTNode) -> FactContext:
         order = self.program.order.get(node, 0)
-        return Surroundings(order, self.function, self.loops, self.no_grad, self.handler, self.contexts)
+        return FactContext(order, self.function, self.loops, self.no_grad, self.handler, self.contexts)
 
 
 def _has_new_keys(node: cst.BaseExpression) -> bool:

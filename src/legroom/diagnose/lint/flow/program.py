@@ -12,7 +12,7 @@ from functools import cached_property
 import libcst as cst
 from libcst.metadata import CodeRange, MetadataWrapper, PositionProvider
 
-from legroom.diagnose.lint.flow.facts import CallFact, Function, LoopFact, Release, Store
+from legroom.diagnose.lint.flow.facts import CallFact, Function, LoopFact, ReleaseFact, StoreFact
 from legroom.diagnose.lint.flow.syntax import Imports, children, walk
 from legroom.diagnose.lint.flow.values import UNKNOWN, Value
 
@@ -44,8 +44,8 @@ class Program:
         self.functions: dict[str, Function] = {"": self.top}
         self.classes: dict[str, Class] = {}
         self.calls: list[CallFact] = []
-        self.stores: list[Store] = []
-        self.releases: list[Release] = []
+        self.stores: list[StoreFact] = []
+        self.releases: list[ReleaseFact] = []
         self.loops: list[LoopFact] = []
         self.values: dict[cst.CSTNode, Value] = {}
         """What each expression was when it was last reached."""

@@ -15,7 +15,7 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-class Kind(Enum):
+class ValueKind(Enum):
     UNKNOWN = auto()
     PLAIN = auto()
     """A number, a text, a shape: no tensor."""
@@ -39,7 +39,7 @@ class Kind(Enum):
 class Value:
     """What is known of a value."""
 
-    kind: Kind
+    kind: ValueKind
     element: "Value | None" = None
     """What a container holds; of a dict, what is not in `keyed`."""
     items: "tuple[Value, ...] | None" = None
@@ -64,9 +64,9 @@ class Value:
     @property
     def carries_graph(self) -> bool:
         """Whether keeping it keeps a graph."""
-        if self.kind is Kind.GRAPH:
+        if self.kind is ValueKind.GRAPH:
             return True
-        if self.kind is Kind.CONTAINER or self.class_name is not None:
+        if self.kind is ValueKind.CONTAINER or self.class_name is not None:
             return any(each.carries_graph for each in self.inside)
         return False
 
@@ -84,22 +84,22 @@ class Value:
 
     @property
     def is_tensor(self) -> bool:
-        return self.kind in (Kind.TENSOR, Kind.GRAPH, Kind.PARAMETER)
+        return self.kind in (ValueKind.TENSOR, ValueKind.GRAPH, ValueKind.PARAMETER)
 
 
-UNKNOWN = Value(Kind.UNKNOWN)
-PLAIN = Value(Kind.PLAIN)
-TENSOR = Value(Kind.TENSOR)
-HOST_TENSOR = Value(Kind.TENSOR, host=True)
-GRAPH = Value(Kind.GRAPH)
-PARAMETER = Value(Kind.PARAMETER)
-MODEL = Value(Kind.MODEL)
-CRITERION = Value(Kind.CRITERION)
-OPTIMIZER = Value(Kind.OPTIMIZER)
-SCALER = Value(Kind.SCALER)
-LOADER = Value(Kind.LOADER)
-SAMPLER = Value(Kind.SAMPLER)
-EXCEPTION = Value(Kind.EXCEPTION)
+UNKNOWN = Value(ValueKind.UNKNOWN)
+PLAIN = Value(ValueKind.PLAIN)
+TENSOR = Value(ValueKind.TENSOR)
+HOST_TENSOR = Value(ValueKind.TENSOR, host=True)
+GRAPH = Value(ValueKind.GRAPH)
+PARAMETER = Value(ValueKind.PARAMETER)
+MODEL = Value(ValueKind.MODEL)
+CRITERION = Value(ValueKind.CRITERION)
+OPTIMIZER = Value(ValueKind.OPTIMIZER)
+SCALER = Value(ValueKind.SCALER)
+LOADER = Value(ValueKind.LOADER)
+SAMPLER = Value(ValueKind.SAMPLER)
+EXCEPTION = Value(ValueKind.EXCEPTION)
 
 
 def container(
@@ -109,7 +109,7 @@ def container(
     mapping: bool = False,
     keyed: tuple[tuple[str, Value], ...] = (),
 ) -> Value:
-    return Value(Kind.CONTAINER, element=element, bounded=bounded, mapping=mapping, keyed=keyed)
+    return Value(ValueKind.CONTAINER, element=element, bounded=bounded, mapping=mapping, keyed=keyed)
 
 
 def with_element(known: Value, element: Value, keys: Sequence[str | None] = ()) -> Value:
@@ -139,7 +139,7 @@ _DEEPEST = 2
 
 def pruned(value: Value, levels: int = _DEEPEST) -> Value:
     """A value of which only so many levels of containers are told apart: one that is put into itself would have no end."""
-    if value.kind is not Kind.CONTAINER or not value.inside:
+    if value.kind is not ValueKind.CONTAINER or not value.inside:
         return value
     if levels == 0:
         return container(GRAPH if value.carries_graph else None, bounded=value.bounded, mapping=value.mapping)
@@ -174,9 +174,9 @@ def joined(first: Value, second: Value) -> Value:
     """What a value may be that is the one or the other."""
     if first == second:
         return first
-    if first.kind is second.kind is Kind.CONTAINER:
+    if first.kind is second.kind is ValueKind.CONTAINER:
         return _joined_containers(first, second)
-    if first.kind is second.kind is Kind.UNKNOWN:
+    if first.kind is second.kind is ValueKind.UNKNOWN:
         return first if first.class_name or first.function else second
     for kind in _STRONGEST:
         for value in (first, second):
@@ -198,18 +198,18 @@ def _joined_containers(first: Value, second: Value) -> Value:
 
 
 _STRONGEST = (
-    Kind.GRAPH,
-    Kind.MODEL,
-    Kind.LOADER,
-    Kind.OPTIMIZER,
-    Kind.CRITERION,
-    Kind.SCALER,
-    Kind.SAMPLER,
-    Kind.CONTAINER,
-    Kind.PARAMETER,
-    Kind.TENSOR,
-    Kind.UNKNOWN,
-    Kind.EXCEPTION,
+    ValueKind.GRAPH,
+    ValueKind.MODEL,
+    ValueKind.LOADER,
+    ValueKind.OPTIMIZER,
+    ValueKind.CRITERION,
+    ValueKind.SCALER,
+    ValueKind.SAMPLER,
+    ValueKind.CONTAINER,
+    ValueKind.PARAMETER,
+    ValueKind.TENSOR,
+    ValueKind.UNKNOWN,
+    ValueKind.EXCEPTION,
 )
 
 

@@ -4,7 +4,7 @@ import re
 from html import escape
 from typing import Any
 
-from legroom.show.common.wording import counted, seconds_words
+from legroom.show.common.formatting import format_count, format_duration
 from legroom.tuning.report.figures import StudyFigures, TrialFigures
 from legroom.units import format_size
 
@@ -15,7 +15,7 @@ SMALLEST_SHARE = 0.005
 def lead(study: StudyFigures) -> str:
     """The first sentence: what came of it."""
     best = study.best
-    ran = counted(_ran(study), "trial")
+    ran = format_count(_ran(study), "trial")
     if best is None:
         return f"{ran}, and none reported {study.metric}: see below what was lost and why."
     return f"The best of {ran} reached {study.metric} {figure(best.value)}{_lost_words(study)}."
@@ -46,7 +46,7 @@ def facts(study: StudyFigures) -> str:
         ("Search", study.search),
         ("Scheduler", study.scheduler),
         ("Engine", study.engine),
-        ("Time", seconds_words(study.seconds)),
+        ("Time", format_duration(study.seconds)),
     ]
     return "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in told)
 
@@ -71,7 +71,7 @@ def importance_bars(study: StudyFigures) -> str:
     if not study.importance:
         return "<p>Too few trials have a value to tell, or no parameter had two.</p>"
     if max(study.importance.values()) < SMALLEST_SHARE:
-        count = counted(sum(trial.value is not None for trial in study.trials), "trial")
+        count = format_count(sum(trial.value is not None for trial in study.trials), "trial")
         return f"<p>Of {escape(study.metric)}, by rank, no parameter alone explains more than chance would in {count}.</p>"
     rows = "".join(
         f'<span>{escape(name)}</span><i style="width:{share * 100:.1f}%"></i><span class="number">{share:.0%}</span>'
@@ -170,7 +170,7 @@ def _row(trial: TrialFigures, names: list[str]) -> str:
         _cell(str(len(trial.curve)), len(trial.curve)),
         _cell(format_size(trial.predicted) if trial.predicted is not None else "–", trial.predicted),
         _cell(format_size(trial.peak) if trial.peak is not None else "–", trial.peak),
-        _cell(seconds_words(trial.seconds) if trial.seconds is not None else "–", trial.seconds),
+        _cell(format_duration(trial.seconds) if trial.seconds is not None else "–", trial.seconds),
         f"<td class=why>{escape(trial.why)}</td>",
     ]
     return f'<tr data-trial="{trial.number}">{"".join(cells)}</tr>'

@@ -41,7 +41,7 @@ import libcst as cst
 
 from legroom.diagnose.lint.detaching import detached, is_scalar, is_used_as_tensor, parts_with_graph
 from legroom.diagnose.lint.edits import append_to
-from legroom.diagnose.lint.flow.facts import CallFact, Function, LoopFact, Store
+from legroom.diagnose.lint.flow.facts import CallFact, Function, LoopFact, StoreFact
 from legroom.diagnose.lint.flow.lifetimes import (
     goes_backward_anywhere,
     is_in_step_code,
@@ -63,7 +63,7 @@ from legroom.diagnose.lint.flow.syntax import (
     root,
     walk,
 )
-from legroom.diagnose.lint.flow.values import UNKNOWN, Kind
+from legroom.diagnose.lint.flow.values import UNKNOWN, ValueKind
 from legroom.diagnose.lint.rule import Problem
 from legroom.diagnose.lint.rules.growth.forward_hook import is_hook
 from legroom.diagnose.lint.rules.growth.growing_tensor import is_joined_to_itself
@@ -83,7 +83,7 @@ def check(program: Program) -> Iterator[Problem]:
         yield from _given_to_a_keeper(program, call)
 
 
-def _collects_graph(program: Program, store: Store) -> bool:
+def _collects_graph(program: Program, store: StoreFact) -> bool:
     if not store.value.carries_graph or is_hook(program, store.function):
         return False
     if _is_given_by_the_caller(program, store):
@@ -93,13 +93,13 @@ def _collects_graph(program: Program, store: Store) -> bool:
     if store.how == "item":
         if store.into.is_tensor:  # writing into a tensor adds to its graph, whatever the place
             given = root(store.target) in store.function.parameters and root(store.target) != "self"
-            return store.into.kind is not Kind.PARAMETER and not given
-        into = (Kind.CONTAINER, Kind.UNKNOWN)
+            return store.into.kind is not ValueKind.PARAMETER and not given
+        into = (ValueKind.CONTAINER, ValueKind.UNKNOWN)
         return _averages_itself(store) or (store.varying_key and (store.mapping or store.into.kind in into))
     return adds_to_itself(program, store)
 
 
-def _averages_itself(store: Store) -> bool:
+def _averages_itself(store: StoreFact) -> bool:
     """`shadow[name] = 0.9 * shadow[name] + 0.1 * parameter`: the graph of every step hangs on the one before."""
     return (
         store.uses_itself
@@ -119,7 +119,7 @@ def _is_operand(expression: cst.CSTNode, wanted: cst.CSTNode) -> bool:
     return expression is wanted
 
 
-def adds_to_itself(program: Program, store: Store) -> bool:
+def adds_to_itself(program: Program, store: StoreFact) -> bool:
     """Made from itself by arithmetic alone; what goes through a model is a state."""
     if store.how != "assign" or not store.uses_itself or is_joined_to_itself(program, store):
         return False
@@ -132,7 +132,7 @@ def adds_to_itself(program: Program, store: Store) -> bool:
     return store.target in live_names(store.expression) and _is_arithmetic(program, store)
 
 
-def _is_arithmetic(program: Program, store: Store) -> bool:
+def _is_arithmetic(program: Program, store: StoreFact) -> bool:
     """`torch.stack([total, loss]).sum()`, `torch.cat([queue, keys])[-size:]`: only operations of torch are in between."""
     made = store.expression
     while isinstance(made, cst.Subscript):
@@ -146,7 +146,7 @@ def _is_arithmetic(program: Program, store: Store) -> bool:
     )
 
 
-def _is_given_by_the_caller(program: Program, store: Store) -> bool:
+def _is_given_by_the_caller(program: Program, store: StoreFact) -> bool:
     names = [name for name, each in store.function.keeps.items() if each.node is store.node]
     return not _holds_graph_itself(store) and any(_is_given_as_it_is(store.function, name) for name in names)
 
@@ -183,7 +183,7 @@ def _is_sum_with(program: Program, expression: cst.BaseExpression, target: str) 
     return dotted(expression) == target
 
 
-def _key_is_new(program: Program, store: Store, kept: LoopFact | Function) -> bool:
+def _key_is_new(program: Program, store: StoreFact, kept: LoopFact | Function) -> bool:
     """Whether each step has a key of its own: one that goes through the same few names again replaces them."""
     if store.how != "item" or _averages_itself(store):
         return True
@@ -231,7 +231,7 @@ def _counts_data(loop: LoopFact, names: set[str], kept: LoopFact) -> bool:
     return False
 
 
-def _key_of(store: Store) -> list[cst.CSTNode]:
+def _key_of(store: StoreFact) -> list[cst.CSTNode]:
     """What the place is called that something is put under: in brackets, or as `setattr` has it."""
     if isinstance(store.node, cst.Call):  # setattr(recorder, name, value), model.register_buffer(name, value)
         return [store.node.args[0 if method_name(store.node) else 1].value]
@@ -247,7 +247,7 @@ def _goes_round(program: Program, key: cst.CSTNode) -> bool:
     return any(each.target in names and has_remainder(each.expression) for each in program.stores)
 
 
-def _stored(program: Program, store: Store) -> Problem:
+def _stored(program: Program, store: StoreFact) -> Problem:
     suffix, edits, safe = detached(program, store, store.target)
     if goes_backward_anywhere(program, store.target):
         edits, remedy = [], f"Empty `{store.target}` once its step is over"
@@ -270,7 +270,7 @@ def _stored(program: Program, store: Store) -> Problem:
     )
 
 
-def _collected_at_once(program: Program, store: Store) -> Iterator[Problem]:
+def _collected_at_once(program: Program, store: StoreFact) -> Iterator[Problem]:
     """`losses = [step(batch) for batch in loader]`, `losses = list(steps(loader))`, where each step trains and gives its loss back."""
     expression = store.expression
     yield from _summed_at_once(program, store)
@@ -292,12 +292,12 @@ def _collected_at_once(program: Program, store: Store) -> Iterator[Problem]:
                 message=f"`{store.target}` collects what every step returns with its graph",
                 help=f"Keep it without: add `{suffix}`" + ("" if edits_it else " where it is given out"),
                 edits=tuple(append_to(program, made, suffix))
-                if edits_it and program.value(made).kind is Kind.GRAPH
+                if edits_it and program.value(made).kind is ValueKind.GRAPH
                 else (),
             )
 
 
-def _mapped(program: Program, store: Store, made: cst.BaseExpression) -> Iterator[Problem]:
+def _mapped(program: Program, store: StoreFact, made: cst.BaseExpression) -> Iterator[Problem]:
     """`list(map(step, loader))`."""
     if isinstance(made, cst.Call) and dotted(made.func) == "map" and made.args:
         step = program.function_named(dotted(made.args[0].value) or "", store.function)
@@ -309,7 +309,7 @@ def _mapped(program: Program, store: Store, made: cst.BaseExpression) -> Iterato
             )
 
 
-def _summed_at_once(program: Program, store: Store) -> Iterator[Problem]:
+def _summed_at_once(program: Program, store: StoreFact) -> Iterator[Problem]:
     """`total = sum(loss_fn(model(x), y) for x, y in loader)` with gradients on, and nothing goes backward through it."""
     call = store.expression
     if not isinstance(call, cst.Call) or dotted(call.func) != "sum" or not call.args or store.no_grad:
@@ -317,10 +317,10 @@ def _summed_at_once(program: Program, store: Store) -> Iterator[Problem]:
     made = call.args[0].value
     if not isinstance(made, (cst.GeneratorExp, cst.ListComp)):
         return
-    over = program.value(made.for_in.iter).kind is Kind.LOADER
+    over = program.value(made.for_in.iter).kind is ValueKind.LOADER
     if (
         over
-        and program.value(made.elt).kind is Kind.GRAPH
+        and program.value(made.elt).kind is ValueKind.GRAPH
         and not goes_backward_anywhere(program, store.target)
     ):
         yield Problem(
@@ -352,7 +352,7 @@ def _given_to_a_keeper(program: Program, call: CallFact) -> Iterator[Problem]:
             continue
         if is_let_go_elsewhere(program, store) or is_limited(program, store) or _holds_graph_itself(store):
             continue
-        if store.value.kind in (Kind.PLAIN, Kind.TENSOR) or _replaces(program, call, store):
+        if store.value.kind in (ValueKind.PLAIN, ValueKind.TENSOR) or _replaces(program, call, store):
             continue
         if root(store.target) == "self" and not object_stays(program, site):
             continue
@@ -382,7 +382,9 @@ def _given_to_a_keeper(program: Program, call: CallFact) -> Iterator[Problem]:
             edits=tuple(
                 edit
                 for part in parts
-                if program.value(part).kind is Kind.GRAPH and not call.result.carries_graph and not needed
+                if program.value(part).kind is ValueKind.GRAPH
+                and not call.result.carries_graph
+                and not needed
                 for edit in append_to(program, part, suffix)
             ),
         )
@@ -393,7 +395,7 @@ def _is_forward(program: Program, function: Function) -> bool:
     return function.name == "forward" and program.is_module_class(function.class_name)
 
 
-def _is_passed_on(program: Program, function: Function, store: Store) -> bool:
+def _is_passed_on(program: Program, function: Function, store: StoreFact) -> bool:
     """Whether what a function gives to a keeper is given to it with its graph; what a model keeps is the model's affair."""
     return not _is_forward(program, function) and any(
         each.node is store.node
@@ -402,7 +404,7 @@ def _is_passed_on(program: Program, function: Function, store: Store) -> bool:
     )
 
 
-def _replaces(program: Program, call: CallFact, store: Store) -> bool:
+def _replaces(program: Program, call: CallFact, store: StoreFact) -> bool:
     """`recorder.record("loss", loss)`: under a name that this call gives, and gives again."""
     if store.how != "item" or _averages_itself(store) or call.local is None:
         return False
@@ -416,7 +418,7 @@ def _replaces(program: Program, call: CallFact, store: Store) -> bool:
     )
 
 
-def _holds_graph_itself(store: Store) -> bool:
+def _holds_graph_itself(store: StoreFact) -> bool:
     """Told already where it is stored."""
     return store.value.carries_graph and store.function.name == "forward"
 

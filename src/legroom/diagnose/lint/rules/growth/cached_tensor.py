@@ -35,7 +35,7 @@ import libcst as cst
 from legroom.diagnose.lint.flow.facts import Function
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import dotted, keyword, last_name, positional, walk
-from legroom.diagnose.lint.flow.values import Kind
+from legroom.diagnose.lint.flow.values import ValueKind
 from legroom.diagnose.lint.rule import Problem
 
 CODE = "LG111"
@@ -109,7 +109,7 @@ def _makes_tensors(program: Program, function: Function) -> bool:
     if any(each.is_tensor for each in (function.returns, *function.returns.inside)):
         return True
     returned = {each for node in function.returned_nodes for each in walk(node)}
-    return function.returns.kind is Kind.UNKNOWN and any(
+    return function.returns.kind is ValueKind.UNKNOWN and any(
         call.node in returned and call.result.is_tensor for call in program.calls
     )
 

@@ -37,7 +37,7 @@ import libcst as cst
 
 from legroom.diagnose.lint.edits import Edit, append_to, replace
 from legroom.diagnose.lint.flow.call_results import names_a_loss
-from legroom.diagnose.lint.flow.facts import Store
+from legroom.diagnose.lint.flow.facts import StoreFact
 from legroom.diagnose.lint.flow.lifetimes import is_let_go_elsewhere, is_own, repeats, survives
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import (
@@ -50,7 +50,7 @@ from legroom.diagnose.lint.flow.syntax import (
     path_of,
     walk,
 )
-from legroom.diagnose.lint.flow.values import Kind, by_name
+from legroom.diagnose.lint.flow.values import ValueKind, by_name
 from legroom.diagnose.lint.rule import Problem
 from legroom.diagnose.lint.rules.growth.accumulated_graph import adds_to_itself
 from legroom.diagnose.lint.rules.growth.growing_tensor import is_joined_to_itself
@@ -82,7 +82,7 @@ def check(program: Program) -> Iterator[Problem]:
             )
 
 
-def _carries_itself_on(program: Program, store: Store) -> bool:
+def _carries_itself_on(program: Program, store: StoreFact) -> bool:
     """`hidden = model(x, hidden)`, also by way of another name; sums and joined tensors are other matters."""
     if not store.uses_itself or not store.value.carries_graph or is_joined_to_itself(program, store):
         return False
@@ -94,7 +94,7 @@ def _carries_itself_on(program: Program, store: Store) -> bool:
         return _state_argument(store) is not None or store.target not in names_in(store.expression)
     if store.how != "assign" or adds_to_itself(program, store):
         return False
-    if by_name(last_name(store.target)).kind is Kind.MODEL:  # self.model = wrapped
+    if by_name(last_name(store.target)).kind is ValueKind.MODEL:  # self.model = wrapped
         return False
     if isinstance(store.expression, cst.DictComp):  # of what was there before
         return False
@@ -109,7 +109,7 @@ def _carries_itself_on(program: Program, store: Store) -> bool:
     return _reads_with_history(program, store.expression, store.target)
 
 
-def _is_given_back(program: Program, store: Store) -> bool:
+def _is_given_back(program: Program, store: StoreFact) -> bool:
     """`state = train_step(state, batch)`, where `train_step` returns the very object that it was given."""
     call = next((each for each in program.calls if each.node is store.expression), None)
     if call is None or call.local is None or not call.local.returned_nodes:
@@ -123,7 +123,7 @@ def _is_given_back(program: Program, store: Store) -> bool:
 
 def _reads_with_history(program: Program, node: cst.CSTNode, target: str) -> bool:
     """Whether an expression reads a state with its graph: not by way of a function of this file that detaches it."""
-    if isinstance(node, cst.Call) and program.value(node).kind in (Kind.TENSOR, Kind.PLAIN):
+    if isinstance(node, cst.Call) and program.value(node).kind in (ValueKind.TENSOR, ValueKind.PLAIN):
         return False
     if isinstance(node, cst.BinaryOperation) and not program.value(node).carries_graph:
         return False  # state.step + 1
@@ -137,7 +137,7 @@ def _reads_with_history(program: Program, node: cst.CSTNode, target: str) -> boo
     )
 
 
-def _state_argument(store: Store) -> cst.BaseExpression | None:
+def _state_argument(store: StoreFact) -> cst.BaseExpression | None:
     """The state where it goes into a call as it is."""
     for call in walk(store.expression):
         if not isinstance(call, cst.Call) or dotted(call.func) in NUMBER_FUNCTIONS:
@@ -152,12 +152,12 @@ def _state_argument(store: Store) -> cst.BaseExpression | None:
     return None
 
 
-def _is_kept_by_module(program: Program, store: Store) -> bool:
+def _is_kept_by_module(program: Program, store: StoreFact) -> bool:
     """`self.hidden` in a model's forward, a global state in a step, that no one resets or detaches."""
     return not is_own(store) and repeats(program, store.function) and not is_let_go_elsewhere(program, store)
 
 
-def _fix(program: Program, store: Store, argument: cst.BaseExpression | None) -> tuple[Edit, ...]:
+def _fix(program: Program, store: StoreFact, argument: cst.BaseExpression | None) -> tuple[Edit, ...]:
     if argument is None or dotted(argument) is None or _is_object(store):
         return ()
     state = store.target
@@ -171,13 +171,13 @@ def _fix(program: Program, store: Store, argument: cst.BaseExpression | None) ->
     return (replace(program, argument, detached),) if detached else ()
 
 
-def _detached(state: str, begins: list[Store]) -> str:
+def _detached(state: str, begins: list[StoreFact]) -> str:
     """How to detach a state, by the forms in which it begins; "" where that cannot be said in a line."""
     if all(each.value.is_tensor for each in begins):
         return f"{state}.detach()"
     if any(each.value.mapping or _is_object(each) for each in begins):
         return ""
-    if not all(each.value.kind is Kind.CONTAINER for each in begins):
+    if not all(each.value.kind is ValueKind.CONTAINER for each in begins):
         return _of_any_form(state)
     if not all(part.is_tensor for each in begins for part in each.value.inside):
         return ""
@@ -186,7 +186,7 @@ def _detached(state: str, begins: list[Store]) -> str:
     return f"tuple(part.detach() for part in {state})"
 
 
-def _is_object(store: Store) -> bool:
+def _is_object(store: StoreFact) -> bool:
     """`state = StreamState(...)`: only its class knows how it is detached."""
     made = store.expression.func if isinstance(store.expression, cst.Call) else None
     return store.value.class_name is not None or last_name(dotted(made) or "")[:1].isupper()

@@ -30,7 +30,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from legroom.diagnose.lint.edits import append_to
-from legroom.diagnose.lint.flow.facts import CallFact, Function, Store
+from legroom.diagnose.lint.flow.facts import CallFact, Function, StoreFact
 from legroom.diagnose.lint.flow.lifetimes import (
     is_let_go,
     is_let_go_elsewhere,
@@ -41,7 +41,7 @@ from legroom.diagnose.lint.flow.lifetimes import (
 )
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import dotted, method_name, names_in, path_of, receiver, walk
-from legroom.diagnose.lint.flow.values import UNKNOWN, Kind
+from legroom.diagnose.lint.flow.values import UNKNOWN, ValueKind
 from legroom.diagnose.lint.rule import Problem
 
 CODE = "LG110"
@@ -65,7 +65,7 @@ def check(program: Program) -> Iterator[Problem]:
             yield from _lambda(program, call, given)
         elif isinstance(given, cst.Attribute) and given.attr.value in _ADDING and call.loops:
             yield from _adding_method(program, call, given)
-        on_module = call.receiver.kind is Kind.MODEL
+        on_module = call.receiver.kind is ValueKind.MODEL
         if on_module and any(loop.trains for loop in call.loops[-1:]) and not program.mentions("remove"):
             yield Problem(
                 node=call.node,
@@ -109,7 +109,7 @@ def _is_removed(program: Program, call: CallFact) -> bool:
     )
 
 
-def _adds(program: Program, store: Store) -> bool:
+def _adds(program: Program, store: StoreFact) -> bool:
     """Whether each call makes the store larger: it appends, or puts something under a key that counts."""
     if store.how != "item":
         return store.how in {"append", "augment"} or (store.how == "assign" and store.uses_itself)
@@ -183,5 +183,5 @@ def _is_number(expression: cst.BaseExpression) -> bool:
     )
 
 
-def _is_plain(store: Store) -> bool:
+def _is_plain(store: StoreFact) -> bool:
     return isinstance(store.expression, (cst.Name, cst.Subscript))

@@ -31,7 +31,7 @@ import libcst as cst
 from legroom.diagnose.lint.edits import replace
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import dotted, is_false, method_name, positional, receiver, root, walk
-from legroom.diagnose.lint.flow.values import Kind
+from legroom.diagnose.lint.flow.values import ValueKind
 from legroom.diagnose.lint.rule import Problem
 
 CODE = "LG112"
@@ -42,7 +42,7 @@ def check(program: Program) -> Iterator[Problem]:
         return
     frozen, thawed = _frozen_models(program)
     for call in program.calls:
-        if call.result.kind is not Kind.OPTIMIZER or not positional(call.node):
+        if call.result.kind is not ValueKind.OPTIMIZER or not positional(call.node):
             continue
         given = positional(call.node)[0].value
         of = receiver(given) if isinstance(given, cst.Call) and method_name(given) == "parameters" else None
@@ -81,13 +81,20 @@ def _frozen_models(program: Program) -> tuple[list[tuple[str, int]], bool]:
         else:
             thawed = True
     for call in program.calls:
-        if call.method != "requires_grad_" or call.receiver.kind not in (Kind.MODEL, Kind.PARAMETER):
+        if call.method != "requires_grad_" or call.receiver.kind not in (
+            ValueKind.MODEL,
+            ValueKind.PARAMETER,
+        ):
             continue
         path = dotted(receiver(call.node))
         if not call.node.args or not is_false(call.node.args[0]):
-            thawed = thawed or call.receiver.kind is Kind.PARAMETER or bool(path)
+            thawed = thawed or call.receiver.kind is ValueKind.PARAMETER or bool(path)
         elif path is not None:
-            named = [path] if call.receiver.kind is Kind.MODEL else _models_of(program, root(path), call.node)
+            named = (
+                [path]
+                if call.receiver.kind is ValueKind.MODEL
+                else _models_of(program, root(path), call.node)
+            )
             frozen.extend((each, call.order) for each in named)
     return frozen, thawed
 

@@ -28,11 +28,11 @@ from collections.abc import Iterator
 import libcst as cst
 
 from legroom.diagnose.lint.edits import append_to
-from legroom.diagnose.lint.flow.facts import LoopFact, Store
+from legroom.diagnose.lint.flow.facts import LoopFact, StoreFact
 from legroom.diagnose.lint.flow.lifetimes import outlives_its_step
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import dotted, keyword, method_name, path_of, positional, receiver
-from legroom.diagnose.lint.flow.values import Kind
+from legroom.diagnose.lint.flow.values import ValueKind
 from legroom.diagnose.lint.rule import Problem
 
 CODE = "LG116"
@@ -49,7 +49,9 @@ def check(program: Program) -> Iterator[Problem]:
             continue
         others = [each for each in _joined(program, store.expression) if path_of(each) != store.target]
         detached = isinstance(store.expression, cst.Call) and method_name(store.expression) == "detach"
-        with_graph = [] if detached else [each for each in others if program.value(each).kind is Kind.GRAPH]
+        with_graph = (
+            [] if detached else [each for each in others if program.value(each).kind is ValueKind.GRAPH]
+        )
         yield Problem(
             node=store.expression,
             message=f"`{store.target}` is born anew and larger with every step"
@@ -59,7 +61,7 @@ def check(program: Program) -> Iterator[Problem]:
         )
 
 
-def is_joined_to_itself(program: Program, store: Store) -> bool:
+def is_joined_to_itself(program: Program, store: StoreFact) -> bool:
     """`x = torch.cat([x, ...])`, also under one key: `cache["k"] = torch.cat([cache["k"], ...])`."""
     parts = _joined(program, store.expression)
     if store.how == "item":

@@ -33,7 +33,7 @@ from legroom.diagnose.lint.edits import Edit, line_after
 from legroom.diagnose.lint.flow.facts import Function, LoopFact
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import dotted, method_name, receiver, walk
-from legroom.diagnose.lint.flow.values import Kind
+from legroom.diagnose.lint.flow.values import ValueKind
 from legroom.diagnose.lint.rule import Problem
 
 CODE = "LG113"
@@ -42,7 +42,7 @@ CODE = "LG113"
 def check(program: Program) -> Iterator[Problem]:
     told: set[LoopFact | Function] = set()
     for call in program.calls:
-        if call.method != "step" or call.receiver.kind is not Kind.OPTIMIZER:
+        if call.method != "step" or call.receiver.kind is not ValueKind.OPTIMIZER:
             continue
         loop = next((each for each in reversed(call.loops) if each.backward), None)
         if loop is None and not (call.function.backward and call.function.sites):

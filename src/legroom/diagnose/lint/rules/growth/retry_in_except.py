@@ -40,7 +40,7 @@ import libcst as cst
 from legroom.diagnose.lint.flow.facts import CallFact
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import dotted, last_name, names_in, walk
-from legroom.diagnose.lint.flow.values import Kind
+from legroom.diagnose.lint.flow.values import ValueKind
 from legroom.diagnose.lint.rule import Problem
 
 CODE = "LG106"
@@ -86,7 +86,7 @@ def _may_be_memory(handler: cst.ExceptHandler) -> bool:
 def _tries_again(program: Program, call: CallFact, attempt: cst.Try) -> bool:
     if call.method == "backward":
         return True
-    if call.receiver.kind is Kind.MODEL and call.result.carries_graph:
+    if call.receiver.kind is ValueKind.MODEL and call.result.carries_graph:
         return True
     tried = {dotted(each.func) for each in walk(attempt.body) if isinstance(each, cst.Call)}
     name = dotted(call.node.func)

@@ -25,10 +25,10 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from legroom.diagnose.lint.flow.facts import Store
+from legroom.diagnose.lint.flow.facts import StoreFact
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import dotted, method_name, receiver, root, walk
-from legroom.diagnose.lint.flow.values import Kind
+from legroom.diagnose.lint.flow.values import ValueKind
 from legroom.diagnose.lint.rule import Problem
 
 CODE = "LG114"
@@ -86,8 +86,8 @@ def _is_autograd_function(program: Program, class_name: str | None) -> bool:
     )
 
 
-def _is_tensor(program: Program, store: Store) -> bool:
-    if store.value.is_tensor or store.value.kind is Kind.PLAIN:
+def _is_tensor(program: Program, store: StoreFact) -> bool:
+    if store.value.is_tensor or store.value.kind is ValueKind.PLAIN:
         return store.value.is_tensor
     path = dotted(store.expression)
     if isinstance(store.expression, cst.Call) and _is_operation(program, store.expression):

@@ -31,11 +31,11 @@ from collections.abc import Iterator
 import libcst as cst
 
 from legroom.diagnose.lint.edits import append_to
-from legroom.diagnose.lint.flow.facts import CallFact, Store
+from legroom.diagnose.lint.flow.facts import CallFact, StoreFact
 from legroom.diagnose.lint.flow.lifetimes import is_in_step_code, is_own
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import held_parts, names_in, walk
-from legroom.diagnose.lint.flow.values import Kind
+from legroom.diagnose.lint.flow.values import ValueKind
 from legroom.diagnose.lint.rule import Problem
 
 CODE = "LG107"
@@ -45,7 +45,7 @@ def check(program: Program) -> Iterator[Problem]:
     for store in program.stores:
         if store.handler is None and store.how not in {"append", "item"}:
             continue
-        kept = [each for each in _parts(store.expression) if program.value(each).kind is Kind.EXCEPTION]
+        kept = [each for each in _parts(store.expression) if program.value(each).kind is ValueKind.EXCEPTION]
         if not kept:
             continue
         attempt = program.parent.get(store.handler) if store.handler is not None else None
@@ -99,7 +99,7 @@ def _touches_tensors(program: Program, attempt: cst.Try) -> bool:
     return any(call.node in inside for call in _work(program))
 
 
-def _goes_on(program: Program, store: Store) -> bool:
+def _goes_on(program: Program, store: StoreFact) -> bool:
     """Whether the function computes again while it holds the exception; at its end it lets go by itself."""
     if isinstance(store.function.node, cst.Module):
         return True
@@ -116,7 +116,7 @@ def _work(program: Program) -> Iterator[CallFact]:
         for each in program.calls
         if each.result.is_tensor
         or each.method in {"backward", "to", "cuda"}
-        or each.receiver.kind is Kind.MODEL
+        or each.receiver.kind is ValueKind.MODEL
     }
     for call in program.calls:
         if (
@@ -124,6 +124,6 @@ def _work(program: Program) -> Iterator[CallFact]:
             or call.method == "backward"
             or call.local in working
             or any(each.is_tensor for each in call.arguments)
-            or call.receiver.kind is Kind.MODEL
+            or call.receiver.kind is ValueKind.MODEL
         ):
             yield call

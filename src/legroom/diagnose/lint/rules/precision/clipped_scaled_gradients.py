@@ -34,7 +34,7 @@ from legroom.diagnose.lint.edits import Edit, line_before
 from legroom.diagnose.lint.flow.facts import CallFact
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import dotted, last_name, method_name, positional, receiver
-from legroom.diagnose.lint.flow.values import Kind
+from legroom.diagnose.lint.flow.values import ValueKind
 from legroom.diagnose.lint.rule import Problem
 
 CODE = "LG404"
@@ -76,7 +76,11 @@ def _unscales(program: Program, call: CallFact) -> bool:
 def _fix(program: Program, call: CallFact, scaler: str) -> tuple[Edit, ...]:
     line = program.statement_line(call.node)
     for other in program.calls:
-        if other.function is call.function and other.method == "step" and other.receiver.kind is Kind.SCALER:
+        if (
+            other.function is call.function
+            and other.method == "step"
+            and other.receiver.kind is ValueKind.SCALER
+        ):
             given = positional(other.node)
             optimizer = dotted(given[0].value) if given else None
             if optimizer is not None and line is not None:

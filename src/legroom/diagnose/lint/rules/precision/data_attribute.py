@@ -36,7 +36,7 @@ import libcst as cst
 from legroom.diagnose.lint.edits import Edit
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import dotted
-from legroom.diagnose.lint.flow.values import NUMBER_ATTRIBUTES, Kind
+from legroom.diagnose.lint.flow.values import NUMBER_ATTRIBUTES, ValueKind
 from legroom.diagnose.lint.rule import Problem
 
 CODE = "LG406"
@@ -68,7 +68,7 @@ def check(program: Program) -> Iterator[Problem]:
 
 def _is_tensor(program: Program, node: cst.BaseExpression) -> bool:
     kind = program.value(node).kind
-    if kind in (Kind.GRAPH, Kind.PARAMETER):
+    if kind in (ValueKind.GRAPH, ValueKind.PARAMETER):
         return True
     return isinstance(node, cst.Attribute) and node.attr.value in {"grad", "weight", "bias"}
 

@@ -44,7 +44,7 @@ from legroom.diagnose.lint.flow.syntax import (
     root,
     string_value,
 )
-from legroom.diagnose.lint.flow.values import Kind
+from legroom.diagnose.lint.flow.values import ValueKind
 from legroom.diagnose.lint.rule import Problem
 
 CODE = "LG302"
@@ -62,7 +62,7 @@ def check(program: Program) -> Iterator[Problem]:
             continue
         batch = path_of(receiver(call.node))
         loop = next((each for each in reversed(call.loops) if batch and root(batch) in each.bound), None)
-        if loop is None or loop.iterates.kind is not Kind.LOADER:
+        if loop is None or loop.iterates.kind is not ValueKind.LOADER:
             continue
         if loop.iterated in others and loop.iterated not in pinned:
             continue

@@ -36,7 +36,7 @@ from legroom.diagnose.lint.flow.facts import CallFact, Function, LoopFact
 from legroom.diagnose.lint.flow.lifetimes import is_step_loop, repeats
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import walk
-from legroom.diagnose.lint.flow.values import Kind
+from legroom.diagnose.lint.flow.values import ValueKind
 from legroom.diagnose.lint.rule import Problem
 
 CODE = "LG304"
@@ -64,10 +64,10 @@ def check(program: Program) -> Iterator[Problem]:
 
 def _is_innermost_step_loop(program: Program, loop: LoopFact) -> bool:
     """Steps, not epochs: no loop of steps inside it."""
-    if not (is_step_loop(loop) or loop.iterates.kind is Kind.LOADER) or _recovers(program, loop):
+    if not (is_step_loop(loop) or loop.iterates.kind is ValueKind.LOADER) or _recovers(program, loop):
         return False
     return not any(
-        other.outer is loop and (is_step_loop(other) or other.iterates.kind is Kind.LOADER)
+        other.outer is loop and (is_step_loop(other) or other.iterates.kind is ValueKind.LOADER)
         for other in program.loops
     ) and not any(
         call.local is not None and loop in call.loops and _has_step_loop(program, call.local)

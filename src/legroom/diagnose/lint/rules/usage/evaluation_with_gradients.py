@@ -48,7 +48,7 @@ from legroom.diagnose.lint.flow.facts import CallFact, Function, LoopFact
 from legroom.diagnose.lint.flow.lifetimes import feeds_backward
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import is_false, last_name, live_names, names_in, receiver, walk
-from legroom.diagnose.lint.flow.values import EVALUATION_NAMES, Kind
+from legroom.diagnose.lint.flow.values import EVALUATION_NAMES, ValueKind
 from legroom.diagnose.lint.rule import Problem
 
 CODE = "LG201"
@@ -102,14 +102,14 @@ def _runs_a_model(program: Program, call: CallFact) -> bool:
     """Whether a call runs a model with gradients on, itself or in a function of this file."""
     if not call.result.carries_graph or call.function.name in _BY_FRAMEWORKS:
         return False
-    if call.receiver.kind is Kind.MODEL:
+    if call.receiver.kind is ValueKind.MODEL:
         if _is_only_called_like_one(program, call):
             return False
-        return any(each.kind is not Kind.PARAMETER for each in call.arguments)  # on data
+        return any(each.kind is not ValueKind.PARAMETER for each in call.arguments)  # on data
     if call.local is None or call.local.grad_is_chosen:
         return False
     return bool(call.loops) and any(
-        each.function is call.local and each.receiver.kind is Kind.MODEL and each.result.carries_graph
+        each.function is call.local and each.receiver.kind is ValueKind.MODEL and each.result.carries_graph
         for each in program.calls
     )
 
@@ -118,13 +118,13 @@ def _model_call(program: Program, call: CallFact) -> CallFact:
     """Where the model is called: in the function that the evaluation calls, if it is one of this file that only it calls."""
     function = call.local
     if (
-        call.receiver.kind is Kind.MODEL
+        call.receiver.kind is ValueKind.MODEL
         or function is None
         or len({site.call for site in function.sites}) != 1
     ):
         return call
     inside = (
-        each for each in program.calls if each.function is function and each.receiver.kind is Kind.MODEL
+        each for each in program.calls if each.function is function and each.receiver.kind is ValueKind.MODEL
     )
     return next((each for each in inside if each.result.carries_graph), call)
 
@@ -134,7 +134,7 @@ def _is_only_called_like_one(program: Program, call: CallFact) -> bool:
     of = receiver(call.node)
     return (
         of is not None
-        and program.value(of).kind is Kind.UNKNOWN
+        and program.value(of).kind is ValueKind.UNKNOWN
         and program.value(of).class_name is None
         and isinstance(program.parent.get(call.node), cst.Expr)
     )
@@ -167,7 +167,7 @@ def _is_evaluation(program: Program, call: CallFact, loop: LoopFact | None) -> b
     )
     if switched or over_test_data or (named and switched is None):
         return loop.computes
-    if isinstance(loop.node, cst.For) and program.value(_begins_with(loop.node.iter)).kind is Kind.MODEL:
+    if isinstance(loop.node, cst.For) and program.value(_begins_with(loop.node.iter)).kind is ValueKind.MODEL:
         return False  # over a model's own parts
     return loop.computes and switched is None and not _gives_graph_away(program, call, loop)
 
@@ -207,7 +207,7 @@ def _gives_graph_away(program: Program, call: CallFact, loop: LoopFact) -> bool:
         other.function is function
         and loop.first <= other.order <= loop.last
         and other.local is None
-        and other.receiver.kind is not Kind.CRITERION
+        and other.receiver.kind is not ValueKind.CRITERION
         and not (other.name or "").startswith("torch.")
         and (other.name or "") not in _HARMLESS
         and other.method not in _HARMLESS_METHODS
@@ -235,7 +235,7 @@ def _is_switched_to_evaluation(
             continue
         if within is not None and other.order < within.first:
             continue
-        if other.receiver.kind is Kind.MODEL:
+        if other.receiver.kind is ValueKind.MODEL:
             is_eval = other.method == "eval" or bool(other.node.args and is_false(other.node.args[0]))
             last = is_eval
     return last

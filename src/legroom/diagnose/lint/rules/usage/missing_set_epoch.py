@@ -32,7 +32,7 @@ from legroom.diagnose.lint.edits import Edit, line_before
 from legroom.diagnose.lint.flow.facts import CallFact
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import dotted, is_false, keyword
-from legroom.diagnose.lint.flow.values import Kind
+from legroom.diagnose.lint.flow.values import ValueKind
 from legroom.diagnose.lint.rule import Problem
 
 CODE = "LG502"
@@ -44,7 +44,7 @@ def check(program: Program) -> Iterator[Problem]:
     epochs = [
         loop.outer
         for loop in program.loops
-        if loop.outer is not None and (loop.iterates.kind is Kind.LOADER or loop.trains)
+        if loop.outer is not None and (loop.iterates.kind is ValueKind.LOADER or loop.trains)
     ]
     epochs += [
         call.loops[-1]

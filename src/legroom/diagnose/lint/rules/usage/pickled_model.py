@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from legroom.diagnose.lint.edits import append_to
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import dotted, positional
-from legroom.diagnose.lint.flow.values import Kind
+from legroom.diagnose.lint.flow.values import ValueKind
 from legroom.diagnose.lint.rule import Problem
 
 CODE = "LG303"
@@ -39,7 +39,7 @@ def check(program: Program) -> Iterator[Problem]:
         if call.name != "torch.save" or not positional(call.node):
             continue
         given = positional(call.node)[0].value
-        if program.value(given).kind is Kind.MODEL and dotted(given) is not None:
+        if program.value(given).kind is ValueKind.MODEL and dotted(given) is not None:
             yield Problem(
                 node=given,
                 message=f"`{dotted(given)}` is saved as an object, bound to its code and its device",

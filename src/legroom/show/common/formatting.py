@@ -15,12 +15,12 @@ _PHASES = {
 }
 
 
-def phase_words(phase: str) -> str:
+def format_phase(phase: str) -> str:
     """`in the forward pass`, ..."""
     return _PHASES[Phase(phase)] if phase in set(Phase) else phase
 
 
-def place(file: str | None, line: int | None, *, longest: int = 44) -> str:
+def format_location(file: str | None, line: int | None, *, longest: int = 44) -> str:
     """`train.py:31`, from the current folder where that is shorter, its beginning cut off where it is long."""
     if not file:
         return "unknown line"
@@ -34,11 +34,11 @@ def place(file: str | None, line: int | None, *, longest: int = 44) -> str:
     return shown + number
 
 
-def frame_place(frame: Frame | None) -> str:
-    return place(frame.file, frame.line) if frame else "unknown line"
+def format_frame(frame: Frame | None) -> str:
+    return format_location(frame.file, frame.line) if frame else "unknown line"
 
 
-def seconds_words(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """`0.4 s`, `42 s`, `3 min 05 s`, `2 h 10 min`."""
     if seconds < 10:
         return f"{seconds:.1f} s"
@@ -51,7 +51,7 @@ def seconds_words(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min"
 
 
-def counted(number: int, one: str) -> str:
+def format_count(number: int, one: str) -> str:
     """`1 step`, `2 steps`, `12,000 steps`."""
     return f"{number:,} {one}{'' if number == 1 else 's'}"
 
