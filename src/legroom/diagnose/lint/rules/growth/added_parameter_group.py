@@ -1,7 +1,7 @@
 """LG115: Every step adds a parameter group
 
 ## What it detects
-An unconditional call of `add_param_group` in a training loop.
+Checks for unconditional calls of `add_param_group` in a training loop.
 
 ## Why this is a problem
 A parameter group stays in the optimizer, with its parameters and their state. If each step adds one, the optimizer uses more memory and

@@ -1,7 +1,7 @@
 """LG111: A cache keeps the tensors of every call alive
 
 ## What it detects
-`lru_cache` or `cache` in one of these places:
+Checks for `lru_cache` or `cache` in one of these places:
 
 - on a method of an `nn.Module`, or on a method that returns tensors;
 - without an explicit `maxsize`, on a function that takes tensors;

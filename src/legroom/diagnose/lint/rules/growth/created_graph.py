@@ -1,7 +1,7 @@
 """LG109: backward() creates a graph of the gradients
 
 ## What it detects
-`create_graph=True` in a call of `backward`. The argument is allowed in `torch.autograd.grad`.
+Checks for `create_graph=True` in a call of `backward`. The argument is allowed in `torch.autograd.grad`.
 
 ## Why this is a problem
 With `create_graph=True`, gradients have their own graph. Each parameter references its gradient, the gradient references its

@@ -1,7 +1,8 @@
 """LG110: A hook stores module outputs
 
 ## What it detects
-A function passed to `register_forward_hook` (or another hook) stores its arguments in a container that is never cleared.
+Checks for functions passed to `register_forward_hook` (or another hook) that store their arguments in a container that is
+never cleared.
 
 ## Why this is a problem
 A hook runs in every forward pass. If it appends the output to a list, each pass adds one more output, and each output keeps the graph of

@@ -1,7 +1,7 @@
 """LG112: The optimizer receives frozen parameters
 
 ## What it detects
-Part of a model is frozen, nothing is unfrozen later, and an optimizer receives all parameters of the model.
+Checks for optimizers that receive all parameters of a model, although part of the model is frozen and not unfrozen later.
 
 ## Why this is a problem
 Parameters with `requires_grad = False` get no gradient, so the optimizer does not update them. But it still lists them and keeps any state from before they were

@@ -1,7 +1,7 @@
 """LG116: A tensor is concatenated to itself in every step
 
 ## What it detects
-`x = torch.cat([x, ...])` (or `stack`, `hstack`, `vstack`) in a training loop that never truncates or recreates `x`.
+Checks for `x = torch.cat([x, ...])` (or `stack`, `hstack`, `vstack`) in a training loop that never truncates or recreates `x`.
 
 ## Why this is a problem
 Each iteration allocates the whole history again, so memory use and time grow with every step. During the concatenation, the old and the

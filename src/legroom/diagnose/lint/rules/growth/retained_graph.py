@@ -1,7 +1,7 @@
 """LG108: Every backward pass retains the graph
 
 ## What it detects
-`retain_graph=True` in a loop, without another backward pass later in the same iteration.
+Checks for `retain_graph=True` in a loop, without another backward pass later in the same iteration.
 
 ## Why this is a problem
 `backward()` frees the saved activations layer by layer, which makes room for the gradients. With `retain_graph=True`, all

@@ -1,7 +1,7 @@
 """LG114: An autograd function stores tensors as attributes of ctx
 
 ## What it detects
-The `forward` method of a `torch.autograd.Function` assigns a tensor to an attribute of the context.
+Checks for tensors that the `forward` method of a `torch.autograd.Function` assigns to an attribute of the context.
 
 ## Why this is a problem
 The backward pass frees tensors saved with `ctx.save_for_backward`. A tensor stored as an attribute of `ctx` stays alive as long

@@ -1,7 +1,7 @@
 """LG404: Gradients are clipped before they are unscaled
 
 ## What it detects
-`clip_grad_norm_` or `clip_grad_value_` after `scaler.scale(...).backward()`, in a function without `unscale_`.
+Checks for `clip_grad_norm_` or `clip_grad_value_` after `scaler.scale(...).backward()`, in a function without `unscale_`.
 
 ## Why this is a problem
 `GradScaler` multiplies the loss, and with it the gradients, by a large factor. If the gradients are clipped before they are unscaled, they become

@@ -1,7 +1,7 @@
 """LG402: torch.cuda.amp is deprecated
 
 ## What it detects
-Names from `torch.cuda.amp` and `torch.cpu.amp`, imported or fully qualified. The rule ignores code that depends on the torch version, and
+Checks for names from `torch.cuda.amp` and `torch.cpu.amp`, imported or fully qualified. The rule ignores code that depends on the torch version, and
 fallbacks for a failed import of the new names.
 
 ## Why this is a problem

@@ -1,7 +1,7 @@
 """LG405: size_average and reduce are deprecated
 
 ## What it detects
-`size_average=` or `reduce=`, passed as True or False to a loss of `torch.nn`.
+Checks for `size_average=` or `reduce=`, passed as True or False to a loss of `torch.nn`.
 
 ## Why this is a problem
 `reduction=` replaces both arguments. They issue a warning and will be removed.

@@ -1,7 +1,7 @@
 """LG302: Copies from pinned memory are blocking
 
 ## What it detects
-A loader uses `pin_memory=True`, and one of its batches is moved to a device without `non_blocking=True`. The rule also applies to loaders that are
+Checks for batches of a loader with `pin_memory=True` that are moved to a device without `non_blocking=True`. The rule also applies to loaders that are
 created elsewhere.
 
 ## Why this is a problem

@@ -1,7 +1,7 @@
 """LG501: DataParallel gathers all outputs on the first GPU
 
 ## What it detects
-`nn.DataParallel(...)`.
+Checks for `nn.DataParallel(...)`.
 
 ## Why this is a problem
 In each step, `nn.DataParallel` copies the model to every GPU from a single process and gathers all outputs on the first GPU. That GPU runs out of

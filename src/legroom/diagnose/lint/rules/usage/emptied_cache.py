@@ -1,7 +1,7 @@
 """LG304: The cache is emptied in every step
 
 ## What it detects
-An unconditional call of `empty_cache()` in a loop over batches or steps, outside `except` blocks.
+Checks for unconditional calls of `empty_cache()` in a loop over batches or steps, outside `except` blocks.
 
 ## Why this is a problem
 PyTorch caches freed memory for later allocations. `empty_cache()` returns the cache to the driver. This waits for the GPU, and the

@@ -1,7 +1,7 @@
 """LG301: torch.load restores tensors to their original device
 
 ## What it detects
-`torch.load` without `map_location`, in a file that uses several ranks, or if the result is passed to `load_state_dict` in a program
+Checks for `torch.load` without `map_location`, in a file that uses several ranks, or if the result is passed to `load_state_dict` in a program
 that uses CUDA.
 
 ## Why this is a problem

@@ -1,7 +1,8 @@
 """LG502: set_epoch is never called on the sampler
 
 ## What it detects
-A `DistributedSampler` with shuffling, a loop over epochs around a loop over a loader, and no `set_epoch` in the file.
+Checks for files with a shuffling `DistributedSampler` and a loop over epochs around a loop over a loader, but without
+`set_epoch`.
 
 ## Why this is a problem
 `DistributedSampler` shuffles by its epoch number. Without `set_epoch`, every epoch has the same order, and each rank sees the same part of

@@ -1,7 +1,7 @@
 """LG303: The whole model is pickled
 
 ## What it detects
-`torch.save` of a model.
+Checks for calls of `torch.save` on a model.
 
 ## Why this is a problem
 `torch.save(model)` stores the object and the import paths of its classes. The file cannot be loaded if the code moves, or with
