@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from legroom.diagnose.report.exit_status import ExitStatus, as_notes
 from legroom.diagnose.report.run_report import RunReport, run_report
-from legroom.diagnose.report.source_lines import as_note
+from legroom.diagnose.report.source_lines import to_annotations
 from legroom.findings import Finding
+from legroom.memory.annotations import ExitReason, RunEnded
 from legroom.memory.capture.capture import Capture
 from legroom.memory.events import (
     Alloc,
@@ -131,14 +131,12 @@ class Run:
         self.events.append(Holder(path, size * MiB, 1, Frame(TRAIN, 30, "train")))
 
     def ends(
-        self, exit_code: int, ended: str, error: str = "", traceback: str = "", seconds: float = 12.0
+        self, exit_code: int, reason: str, error: str = "", traceback: str = "", seconds: float = 12.0
     ) -> None:
-        self.events += as_notes(
-            ExitStatus(exit_code=exit_code, ended=ended, error=error, traceback=traceback, seconds=seconds)
-        )
+        self.events.append(RunEnded(seconds, exit_code, ExitReason(reason), error, traceback))
 
     def source(self, lines: dict[int, str]) -> None:
-        self.events.append(as_note({TRAIN: lines}, 0.0))
+        self.events += to_annotations({TRAIN: lines}, 0.0)
 
     def report(self) -> RunReport:
         header = {

@@ -25,7 +25,7 @@ from tests.corpus.programs import FOLDER, ROUNDS, Program, programs
 from torch.utils.data import dataloader
 
 from bench.lib.table import print_table
-from legroom.memory.leak import Kept
+from legroom.memory.annotations import DetectedLeak
 from legroom.observe.leaks.watcher import Watcher
 
 
@@ -120,7 +120,7 @@ def _answer(program: Program, writing: int) -> NoReturn:
 
 
 def _watched(program: Program) -> dict[str, Any]:
-    leaks: dict[Any, Kept] = {}
+    leaks: dict[Any, DetectedLeak] = {}
     watcher = Watcher(lambda kept: leaks.setdefault(kept.identity, kept) and None)
     _follow_loaders(watcher)
     watcher.attach()

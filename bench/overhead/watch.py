@@ -35,7 +35,8 @@ from torch.utils.checkpoint import checkpoint
 
 import legroom
 from bench.lib.table import print_table
-from legroom.memory.events import Category, Note, Oom
+from legroom.memory.annotations import HolderCoverage
+from legroom.memory.events import Category, Oom
 from legroom.memory.ledger import Ledger
 from legroom.observe.holders.paths import find_path
 from legroom.observe.holders.python_names import Variables
@@ -291,7 +292,7 @@ def coverage(device: str, program: Callable[[], None]) -> dict[str, Any]:
     ledger = Ledger(events)
     oom: Oom = ledger.ooms()[-1]
     state = ledger.at_oom(len(ledger.ooms()) - 1)
-    reached = max((int(e.text) for e in events if isinstance(e, Note) and e.kind == "reached"), default=0)
+    reached = max((event.bytes for event in events if isinstance(event, HolderCoverage)), default=0)
     total = sum(each.block_bytes for each in state.live)
     in_hand = sum(
         each.block_bytes

@@ -34,8 +34,8 @@ def main(words: list[str]) -> int:
                 for what, right, figures in checks:
                     wrong += not right
                     print(f"{'pass' if right else 'FAIL'}  {what}: {figures}")
-                for note in run.notes:
-                    print(f"note  {note.kind}: {note.text[:200]}")
+                for annotation in run.annotations:
+                    print(f"annotation  {str(annotation)[:200]}")
                 print("said ", *run.output.strip().splitlines()[-2:], sep=" | ")
             except Exception:
                 wrong += 1

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from legroom.memory.annotations import Annotation, GapStarted, HistoryUnavailable, RecordingFailed
 from legroom.memory.capture.capture import read_capture
-from legroom.memory.events import Alloc, Category, Note, Phase
+from legroom.memory.events import Alloc, Category, Phase
 from legroom.memory.ledger import Ledger
 from legroom.memory.state import State
 from legroom.units import MiB, format_size
@@ -31,7 +32,7 @@ class Run:
     script: Path
     exit_code: int
     output: str
-    notes: list[Note]
+    annotations: list[Annotation]
     ledger: Ledger
     allocs: list[Alloc]
     report: dict[str, Any] | None = None
@@ -87,7 +88,7 @@ def _run(name: str, done: "subprocess.CompletedProcess[str]", capture: Path) -> 
         SCRIPTS / f"{name}.py",
         done.returncode,
         output,
-        [event for event in events if isinstance(event, Note)],
+        [event for event in events if isinstance(event, Annotation)],
         Ledger(events),
         [event for event in events if isinstance(event, Alloc)],
     )
@@ -98,7 +99,9 @@ def _run(name: str, done: "subprocess.CompletedProcess[str]", capture: Path) -> 
 
 def sound(run: Run) -> Check:
     """The record agrees with torch's own figures, and accounts for what was there at the peak."""
-    trouble = [note.text for note in run.notes if note.kind in ("trouble", "history")]
+    trouble = [
+        str(each) for each in run.annotations if isinstance(each, RecordingFailed | HistoryUnavailable)
+    ]
     yield "nothing went wrong in watching", not trouble, "; ".join(trouble)
     steps = run.ledger.steps(0)
     ooms = run.ledger.ooms()
@@ -115,7 +118,7 @@ def sound(run: Run) -> Check:
             run.ledger.peak(of="reserved").bytes == reserved,
             f"{run.ledger.peak(of='reserved').bytes:,} against {reserved:,}",
         )
-    whole = not any(note.kind == "dropped" for note in run.notes)
+    whole = not any(isinstance(each, GapStarted) for each in run.annotations)
     for step in steps if whole else steps[-3:]:
         state = run.ledger.at_step(step.step)
         if state.allocated != step.allocated:

@@ -1,10 +1,11 @@
 """A script under `legroom run` lives and dies as under `python`."""
 
-import json
 import os
 import signal
 import time
+from dataclasses import asdict
 
+from legroom.memory.annotations import RunEnded
 from legroom.memory.capture.capture import read_capture
 from legroom.memory.events import Alloc
 
@@ -13,8 +14,8 @@ GPU = ("--gpu", "64MiB")
 
 def exit_facts(tmp_path, name="train.legroom"):
     capture = read_capture(tmp_path / name)
-    facts = [json.loads(event.text) for event in capture.events if getattr(event, "kind", "") == "exit"]
-    return {**facts[-1], "truncated": capture.truncated}
+    endings = [event for event in capture.events if isinstance(event, RunEnded)]
+    return {**asdict(endings[-1]), "truncated": capture.truncated}
 
 
 def test_os_exit_is_closed_properly(write, legroom, tmp_path):
@@ -147,7 +148,7 @@ def test_ctrl_c_reaches_the_script_first_and_ends_with_a_summary(write, start, t
     assert out == "cleaning up\n"
     assert "Interrupted at train.py:" in err
     assert "Traceback" not in err
-    assert exit_facts(tmp_path)["ended"] == "interrupted"
+    assert exit_facts(tmp_path)["reason"] == "interrupted"
 
 
 def test_a_run_that_was_killed_can_still_be_reported(write, start, legroom, tmp_path):

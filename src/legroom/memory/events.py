@@ -11,6 +11,8 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import NamedTuple
 
+from legroom.memory.annotations import Annotation
+
 
 class Category(StrEnum):
     """What a piece of memory is for."""
@@ -157,14 +159,6 @@ class Holder(NamedTuple):
     """Where the variable lives: the frame's current line."""
 
 
-class Note(NamedTuple):
-    """Something else worth a line in the record: `empty_cache`, `fork`, `exit`, `dropped`."""
-
-    time: float
-    kind: str
-    text: str
-
-
-Event = Alloc | Free | Tag | Segment | Step | Oom | Holder | Note
+Event = Alloc | Free | Tag | Segment | Step | Oom | Holder | Annotation
 Sink = Callable[[Event], None]
 """Where a producer puts events: a capture writer, a ledger, a list's `append`."""

@@ -9,7 +9,6 @@ said from the totals that it carries on, and of very many steps it keeps every s
 What a storage is may become known after its birth: its last tag counts for its whole life.
 """
 
-import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -19,14 +18,14 @@ from threading import Lock
 from typing import Literal
 
 from legroom.errors import UsageError
-from legroom.memory.events import Alloc, Category, Event, Free, Holder, Note, Oom, Phase, Segment, Step, Tag
+from legroom.memory.annotations import Annotation, ForwardProgress, GapEnded, GapStarted
+from legroom.memory.events import Alloc, Category, Event, Free, Holder, Oom, Phase, Segment, Step, Tag
 from legroom.memory.growth import Growth, GrowthWatch, Line
 from legroom.memory.interrupts import later_interrupts
 from legroom.memory.state import Moment, State
 from legroom.memory.timeline import Sample, TimelineBuilder
 
 _BATCH = 4096
-_PART = re.compile(r"0\.\d{1,6}")
 _SPAN = 1 << 15
 _MOST_STEPS = 20_000
 """Step ends that a ledger keeps which does not keep everything."""
@@ -52,7 +51,7 @@ class Ledger:
         self._steps: list[_StepEnd] = []
         self._every_step = 1
         self._ooms: list[_Failure] = []
-        self._notes: list[Note] = []
+        self._annotations: list[Annotation] = []
         self._in_gap = False
         remaining = iter(events)
         while batch := list(islice(remaining, _BATCH)):
@@ -143,9 +142,9 @@ class Ledger:
         with self._up_to_date():
             return list(self._failure(number).holders)
 
-    def notes(self) -> list[Note]:
+    def annotations(self) -> list[Annotation]:
         with self._up_to_date():
-            return list(self._notes)
+            return list(self._annotations)
 
     def births_before_oom(self, number: int = 0) -> Iterator[Alloc]:
         """Storages born on the failing device before that out-of-memory event, counted from 0: the newest first, as far back as is
@@ -163,10 +162,9 @@ class Ledger:
             until = span.start
 
     def progress(self, number: int = 0) -> float | None:
-        """Which part of its forward pass was over at that out-of-memory event, about; None where nobody knows."""
+        """The fraction of the forward pass that was complete at that out-of-memory event; None if unknown."""
         with self._up_to_date():
-            text = self._failure(number).progress
-        return float(text) if _PART.fullmatch(text) else None
+            return self._failure(number).progress
 
     def timeline(self, samples: int = 600, device: int = 0) -> list[Sample]:
         """The device's memory over time, as far as it is remembered, in at most about so many samples; every peak is among them."""
@@ -228,18 +226,18 @@ class Ledger:
         self._time = max(self._time, time)
         self._end_span_if_full()
 
-    def _fold_rare(self, index: int, event: Segment | Step | Oom | Holder | Note) -> None:
+    def _fold_rare(self, index: int, event: Segment | Step | Oom | Holder | Annotation) -> None:
         if isinstance(event, Holder):
             if self._ooms:
                 self._ooms[-1].holders.append(event)
             return
         self._time = max(self._time, event.time)
-        if isinstance(event, Note):
-            self._notes.append(event)
-            if event.kind == "progress" and self._ooms:
-                self._ooms[-1].progress = event.text
-            if event.kind in ("dropped", "resumed"):
-                self._in_gap = event.kind == "dropped"
+        if isinstance(event, Annotation):
+            self._annotations.append(event)
+            if isinstance(event, ForwardProgress) and self._ooms and 0 <= event.fraction < 1:
+                self._ooms[-1].progress = event.fraction
+            if isinstance(event, GapStarted | GapEnded):
+                self._in_gap = isinstance(event, GapStarted)
                 for gauge in self._gauges.values():
                     gauge.note_peaks(index, event.time)
             return
@@ -298,7 +296,7 @@ class Ledger:
         for event in islice(span.events, index - span.start + 1):
             if isinstance(event, Tag | Holder):
                 continue
-            time = max(time, event[0])
+            time = max(time, event.time)
             if isinstance(event, Alloc):
                 live.pop(event.id, None)
                 live[event.id] = event
@@ -422,4 +420,4 @@ class _Failure:
     index: int
     event: Oom
     holders: list[Holder]
-    progress: str = ""
+    progress: float | None = None

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from math import inf
 from typing import NamedTuple
 
+from legroom.memory.annotations import GapEnded, GapStarted
 from legroom.memory.events import Alloc, Category, Event, Free, Holder, Oom, Segment, Step, Tag
 
 
@@ -74,7 +75,7 @@ class TimelineBuilder:
         for event in events:
             if isinstance(event, (Tag, Step, Oom, Holder)):
                 continue
-            time = max(event[0], now)
+            time = max(event.time, now)
             if time >= self._edge:
                 if high >= 0:
                     self._last = (number, now, allocated, reserved, tuple(sums))
@@ -104,8 +105,8 @@ class TimelineBuilder:
                 if event[1] != device:
                     continue
                 reserved += event[2]
-            elif event.kind in ("dropped", "resumed"):
-                in_gap = event.kind == "dropped"
+            elif isinstance(event, GapStarted | GapEnded):
+                in_gap = isinstance(event, GapStarted)
             else:
                 continue
             if in_gap:

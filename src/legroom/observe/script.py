@@ -18,12 +18,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import NoReturn
 
 from legroom.errors import UsageError
+from legroom.memory.annotations import ExitReason
 from legroom.observe.warned_lines import warned_where_they_arise
 
 
@@ -55,25 +55,12 @@ class Script:
             _check_file(self.name)
 
 
-class Ending(StrEnum):
-    """How a script ended."""
-
-    FINISHED = "finished"
-    EXITED = "exited"
-    """`sys.exit` or `SystemExit`, with whatever code."""
-    RAISED = "raised"
-    INTERRUPTED = "interrupted"
-    """Ctrl-C that the script did not handle."""
-    LEFT = "left"
-    """`os._exit`: no exit handlers, no flushing."""
-
-
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How a script ended, in plain data."""
 
     exit_code: int
-    ended: Ending
+    reason: ExitReason
     error: str = ""
     """The uncaught exception as its one-line text; "" for none."""
     traceback: str = ""
@@ -96,14 +83,14 @@ def execute(script: Script, *, uncaught: Describe) -> Outcome:
         code = _load(script)
         exec(code, sys.modules["__main__"].__dict__)
     except SystemExit as exit_request:
-        return Outcome(_exit_code(exit_request.code), Ending.EXITED)
+        return Outcome(_exit_code(exit_request.code), ExitReason.EXITED)
     except UsageError as error:
         if error.__traceback__ is not None and not _reached_script(error.__traceback__):
             raise
         return _raised(error, uncaught, hook)
     except BaseException as error:
         return _raised(error, uncaught, hook)
-    return Outcome(0, Ending.FINISHED)
+    return Outcome(0, ExitReason.FINISHED)
 
 
 @contextmanager
@@ -159,8 +146,8 @@ def _raised(error: BaseException, uncaught: Describe, original_hook: Callable[..
     if hooked:
         _call_hook(error)
     if interrupted:
-        return Outcome(130, Ending.INTERRUPTED, text, traceback)
-    return Outcome(1, Ending.RAISED, text, traceback)
+        return Outcome(130, ExitReason.INTERRUPTED, text, traceback)
+    return Outcome(1, ExitReason.RAISED, text, traceback)
 
 
 def _call_hook(error: BaseException) -> None:

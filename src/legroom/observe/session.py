@@ -1,50 +1,51 @@
-"""One watched run: chooses the producer of events for this machine and gives the figures of the moment.
+"""A recorded run: selects the producer of events for this machine and reports current memory figures.
 
-virtual GPUs asked for          → the recorder over a virtual GPU
-a real CUDA device              → the CUDA allocator's own history
-neither                         → the recorder over the host's memory
+with virtual GPUs       → the dispatch recorder over the virtual GPUs
+with a CUDA device      → the history of the CUDA allocator
+otherwise               → the dispatch recorder over host memory
 """
 
 import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Protocol
 
 import psutil
 import torch
 
 from legroom.gpus.machine import visible_gpus
-from legroom.memory.events import Event, Note, Sink, Step
-from legroom.memory.leak import Kept
+from legroom.memory.annotations import DetectedLeak, LoopWatched, RecordingFailed
+from legroom.memory.events import Event, Sink, Step
 from legroom.observe.cuda.history import CudaHistory
 from legroom.observe.dispatch.host_memory import HostMemory
 from legroom.observe.dispatch.recorder import Recorder
 from legroom.observe.leaks.watcher import Watcher
+from legroom.observe.producer import MemoryStats, Producer
 from legroom.observe.training import TrainingClock
 from legroom.observe.virtual.gpu import VirtualGPU
 
-Kind = Literal["virtual", "cuda", "host"]
+DeviceKind = Literal["virtual", "cuda", "host"]
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """A device whose memory is watched."""
+    """A device whose memory is recorded."""
 
     index: int
     name: str
-    kind: Kind
+    kind: DeviceKind
     capacity: int
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The figures of the moment, of one device."""
+    """The current figures of one device."""
 
     step: int
-    """Steps completed."""
+    """The number of completed steps."""
     seconds_per_step: float
-    """Of the last step; 0 before the first has ended."""
+    """Of the last step; 0 before the first step ends."""
     device: int
     allocated: int
     reserved: int
@@ -54,27 +55,28 @@ class Status:
 
 
 class Session:
-    """Watches what runs inside it and sends every event to `sink`."""
+    """Records what runs inside it and sends every event to `sink`."""
 
     def __init__(self, sink: Sink, *, gpus: Sequence[int] | None = None) -> None:
-        """`gpus`: sizes in bytes of virtual GPUs; None for what the machine has."""
+        """`gpus`: sizes of virtual GPUs in bytes; None uses the devices of this machine."""
         self._sink = sink
-        self._progress = 0, 0.0
-        self._told_watched = False
+        self._watching_reported = False
         self._exit = contextlib.ExitStack()
-        self._producer: VirtualGPU | CudaHistory | _HostProducer
+        self._producer: Producer
         self.devices: list[DeviceInfo]
         if gpus is not None:
-            self._producer = virtual = VirtualGPU(*gpus, sink=self._pass_on)
-            self.devices = [DeviceInfo(d.index, d.name, "virtual", d.capacity) for d in virtual.devices]
+            self._producer = virtual = _VirtualProducer(sink, gpus)
+            self.devices = [DeviceInfo(d.index, d.name, "virtual", d.capacity) for d in virtual.gpu.devices]
         elif real := visible_gpus():
-            self._producer = CudaHistory(self._pass_on)
+            self._producer = CudaHistory(sink)
             self.devices = [DeviceInfo(gpu.index, gpu.name, "cuda", gpu.total) for gpu in real]
         else:
-            self._producer = _HostProducer(self._pass_on)
+            self._producer = _HostProducer(sink)
             self.devices = [DeviceInfo(0, "host memory", "host", psutil.virtual_memory().total)]
         self._began = time.perf_counter()
-        self._watcher = Watcher(self._leaks, allocated=self._allocated, on_device=self._is_on_device)
+        self._watcher = Watcher(
+            self._record_leak, allocated=self._allocated, on_device=self._producer.is_on_device
+        )
 
     def __enter__(self) -> "Session":
         self._began = time.perf_counter()
@@ -91,74 +93,119 @@ class Session:
         self._exit.close()
 
     def finish(self) -> None:
-        """Send what is still on its way (a CUDA history is read at the end). Safe to call twice."""
-        if isinstance(self._producer, CudaHistory):
-            self._producer.finish()
-        if self._watcher.turn and not self._told_watched:
-            self._told_watched = True
-            self._sink(Note(self._seconds, *self._watcher_words()))
-
-    def _watcher_words(self) -> tuple[str, str]:
-        if self._watcher.trouble:
-            return "trouble", f"the search for leaks was given up ({self._watcher.trouble})"
-        return "watched", f"{self._watcher.turn} turns of the loop were watched for leaks"
+        """Send the events that are still pending: a CUDA history is read at the end. May be called twice."""
+        self._producer.finish()
+        if self._watcher.turn and not self._watching_reported:
+            self._watching_reported = True
+            if self._watcher.trouble:
+                message = f"the search for leaks stopped with an internal error ({self._watcher.trouble})"
+                self._sink(RecordingFailed(self._seconds, message))
+            else:
+                self._sink(LoopWatched(self._seconds, self._watcher.turn))
 
     def status(self) -> Status:
-        """Of the device that holds most now."""
-        return self._status_of(max(self.devices, key=lambda device: self._figures(device.index)[0]))
+        """The status of the device with the most allocated memory now."""
+        return self._status_of(
+            max(self.devices, key=lambda device: self._producer.memory_stats(device.index).allocated)
+        )
 
     def fullest(self) -> Status:
-        """Of the device that held most of its memory at some moment; of two that reserved alike, by what was allocated."""
+        """The status of the device with the highest peak relative to its capacity."""
 
-        def fullness(device: DeviceInfo) -> tuple[float, int]:
-            _, _, allocated, reserved = self._figures(device.index)
-            return reserved / max(device.capacity, 1), allocated
+        def peak(device: DeviceInfo) -> tuple[float, int]:
+            stats = self._producer.memory_stats(device.index)
+            return stats.peak_reserved / max(device.capacity, 1), stats.peak_allocated
 
-        return self._status_of(max(self.devices, key=fullness))
+        return self._status_of(max(self.devices, key=peak))
 
     def _status_of(self, device: DeviceInfo) -> Status:
-        steps, seconds = (
-            self._producer.progress if isinstance(self._producer, CudaHistory) else self._progress
-        )
-        return Status(steps, seconds, device.index, *self._figures(device.index), device.capacity)
-
-    def _figures(self, index: int) -> tuple[int, int, int, int]:
-        """allocated, reserved and their peaks over the run."""
-        if isinstance(self._producer, CudaHistory):
-            return self._producer.figures(index)
-        memory = self._producer.devices[index].allocator
-        return memory.allocated, memory.reserved, memory.peak_allocated, memory.peak_reserved
+        steps, seconds = self._producer.progress
+        stats = self._producer.memory_stats(device.index)
+        return Status(steps, seconds, device.index, *stats, device.capacity)
 
     @property
     def _seconds(self) -> float:
         return time.perf_counter() - self._began
 
-    def _leaks(self, kept: Kept) -> None:
-        self._sink(replace(kept, step=self.status().step).as_note(self._seconds))
+    def _record_leak(self, leak: DetectedLeak) -> None:
+        self._sink(replace(leak, step=self.status().step, time=self._seconds))
 
     def _allocated(self) -> int:
-        return sum(self._figures(device.index)[0] for device in self.devices)
+        return sum(self._producer.memory_stats(device.index).allocated for device in self.devices)
 
-    def _is_on_device(self, tensor: torch.Tensor) -> bool:
-        if isinstance(self._producer, VirtualGPU):
-            return self._producer.recorder.measure(tensor) is not None
-        return tensor.device.type not in ("cpu", "meta")
 
-    def _pass_on(self, event: Event) -> None:
+class _AllocatorFigures(Protocol):
+    @property
+    def allocated(self) -> int: ...
+    @property
+    def reserved(self) -> int: ...
+    @property
+    def peak_allocated(self) -> int: ...
+    @property
+    def peak_reserved(self) -> int: ...
+
+
+class _DispatchProducer:
+    """The parts that recording over a virtual GPU and over host memory share."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self.progress = 0, 0.0
+
+    def finish(self) -> None:
+        """Every event was sent when it happened."""
+
+    def memory_stats(self, device: int) -> MemoryStats:
+        allocator = self._allocator(device)
+        return MemoryStats(
+            allocator.allocated, allocator.reserved, allocator.peak_allocated, allocator.peak_reserved
+        )
+
+    def _allocator(self, device: int) -> _AllocatorFigures:
+        raise NotImplementedError
+
+    def _send(self, event: Event) -> None:
         if type(event) is Step:
-            self._progress = event.step + 1, event.seconds
+            self.progress = event.step + 1, event.seconds
         self._sink(event)
 
 
-class _HostProducer:
-    """The recorder over the host's own memory: every storage counts, nothing limits it."""
+class _VirtualProducer(_DispatchProducer):
+    """Records over virtual GPUs."""
+
+    def __init__(self, sink: Sink, gpus: Sequence[int]) -> None:
+        super().__init__(sink)
+        self.gpu = VirtualGPU(*gpus, sink=self._send)
+
+    def __enter__(self) -> None:
+        self.gpu.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self.gpu.__exit__(*error)
+
+    def is_on_device(self, tensor: torch.Tensor) -> bool:
+        return self.gpu.recorder.measure(tensor) is not None
+
+    def _allocator(self, device: int) -> _AllocatorFigures:
+        return self.gpu.devices[device].allocator
+
+
+class _HostProducer(_DispatchProducer):
+    """Records over host memory: every storage counts, and there is no limit."""
 
     def __init__(self, sink: Sink) -> None:
-        self.devices = [HostMemory()]
-        self._recorder = Recorder(sink, self.devices, everywhere=True)
+        super().__init__(sink)
+        self._memory = HostMemory()
+        self._recorder = Recorder(self._send, [self._memory], everywhere=True)
 
     def __enter__(self) -> None:
         self._recorder.attach()
 
     def __exit__(self, *error: object) -> None:
         self._recorder.detach()
+
+    def is_on_device(self, tensor: torch.Tensor) -> bool:
+        return tensor.device.type not in ("cpu", "meta")
+
+    def _allocator(self, device: int) -> _AllocatorFigures:
+        return self._memory

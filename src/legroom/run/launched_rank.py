@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from legroom.errors import LegroomError
 from legroom.log import say
+from legroom.memory.annotations import ExitReason
 from legroom.observe.exit_with_parent import exit_with_parent
-from legroom.observe.script import Ending, Outcome, Script, execute, installed
+from legroom.observe.script import Outcome, Script, execute, installed
 from legroom.scale.launching.folder import RankEnding
 from legroom.scale.launching.rank_settings import Order, rank
 from legroom.show.report.tracebacks import format_error_line, format_traceback
@@ -94,7 +95,7 @@ class Record:
         sys.stderr.flush()
         self._failed_at, self._log_size = time.time(), os.fstat(2).st_size
         self._text, self._traceback = text, traceback
-        self._write(Outcome(1, Ending.RAISED, text, traceback), None)
+        self._write(Outcome(1, ExitReason.RAISED, text, traceback), None)
 
     def ended(self, outcome: Outcome, figures: "Status | None" = None) -> None:
         self._write(outcome, figures)
@@ -105,7 +106,7 @@ class Record:
             rank=rank(),
             time=at,
             exit_code=outcome.exit_code,
-            ended=str(outcome.ended),
+            ended=str(outcome.reason),
             error=outcome.error or self._text,
             traceback=outcome.traceback or self._traceback,
             log_size=self._log_size,

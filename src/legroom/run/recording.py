@@ -23,19 +23,17 @@ from typing import Any, Protocol
 import torch
 
 from legroom.diagnose.oom.recognize import is_oom
-from legroom.diagnose.report import exit_status as endings
-from legroom.diagnose.report import source_lines, spilled
+from legroom.diagnose.report import source_lines
 from legroom.diagnose.report.command import RunCommand
-from legroom.diagnose.report.exit_status import ExitStatus
 from legroom.diagnose.report.run_report import RunReport, report_of
-from legroom.diagnose.report.spilled import Spilled
 from legroom.errors import LegroomError
 from legroom.log import say
+from legroom.memory.annotations import ExitReason, RunEnded, SpillTotals
 from legroom.memory.events import Event
 from legroom.memory.ledger import Ledger
 from legroom.observe.dispatch.attribution import is_user_file
 from legroom.observe.dispatch.index_checks import IndexChecks
-from legroom.observe.script import Ending, Outcome, Script, before_os_exit, execute, installed
+from legroom.observe.script import Outcome, Script, before_os_exit, execute, installed
 from legroom.observe.session import Session, Status
 from legroom.run.capture_path import CapturePlace, open_capture
 from legroom.run.json_stdout import JsonStdout
@@ -232,7 +230,7 @@ class Recording:
         """The report of an out-of-memory error, above its traceback."""
         if self._as_json:
             return
-        report = self._report(Outcome(1, Ending.RAISED, text, traceback))
+        report = self._report(Outcome(1, ExitReason.RAISED, text, traceback))
         if report.oom is not None:
             self._told = report
             if self._speaker is None:
@@ -240,7 +238,7 @@ class Recording:
 
     def _leaving(self, status: int) -> None:
         """The script calls `os._exit`: the process is about to vanish."""
-        self._outcome = Outcome(status & 0xFF, Ending.LEFT)
+        self._outcome = Outcome(status & 0xFF, ExitReason.OS_EXIT)
         self._close()
 
     # --- after ------------------------------------------------------------------------------------------------
@@ -252,7 +250,7 @@ class Recording:
         self._closed = True
         self._stop_beats()
         _guarded(self._conclude)
-        left = self._outcome is not None and self._outcome.ended is Ending.LEFT
+        left = self._outcome is not None and self._outcome.reason is ExitReason.OS_EXIT
         # Where another thread called os._exit, modes stay as they are: they are left on the thread that entered them.
         if not left:
             _guarded(self._open.close)
@@ -261,7 +259,7 @@ class Recording:
 
     def _conclude(self) -> None:
         assert self._place is not None
-        outcome = self._outcome or Outcome(1, Ending.RAISED)
+        outcome = self._outcome or Outcome(1, ExitReason.RAISED)
         if self._speaker is not None:
             self._conclude_in_silence(outcome, self._speaker)
             return
@@ -299,21 +297,15 @@ class Recording:
         writer.flush()
         report = report_of(self._ledger, self._run, path=self._place.name, dropped=writer.dropped)
         lines = source_lines.read_sources(report.frames())
-        writer.write(source_lines.as_note(lines, self._seconds))
+        for annotation in source_lines.to_annotations(lines, self._seconds):
+            writer.write(annotation)
         return replace(report, sources=lines)
 
     def _write_ending(self, outcome: Outcome) -> None:
-        ending = ExitStatus(
-            exit_code=outcome.exit_code,
-            ended=str(outcome.ended),
-            error=outcome.error,
-            traceback=outcome.traceback,
-            seconds=self._seconds,
-        )
+        now = self._seconds
         if self._spill is not None:
-            self._write(spilled.as_note(_account(self._spill), self._seconds))
-        for note in endings.as_notes(ending):
-            self._write(note)
+            self._write(_spill_totals(self._spill, now))
+        self._write(RunEnded(now, outcome.exit_code, outcome.reason, outcome.error, outcome.traceback))
 
     @property
     def _seconds(self) -> float:
@@ -355,8 +347,9 @@ def _in_child() -> None:
         recording.abandon()
 
 
-def _account(spill: Spill) -> Spilled:
-    return Spilled(
+def _spill_totals(spill: Spill, time: float) -> SpillTotals:
+    return SpillTotals(
+        time,
         moved_bytes=spill.moved_bytes,
         moved_tensors=spill.moved_tensors,
         peak_host_bytes=spill.peak_host_bytes,

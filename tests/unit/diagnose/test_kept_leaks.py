@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 
-from legroom.diagnose.report.leaks import advice_on, holder_sentence, leaks_from
-from legroom.memory.events import Note
-from legroom.memory.leak import Kept, from_notes
+from legroom.diagnose.report.leaks import advice_on, holder_sentence, latest_leaks, leaks_from
+from legroom.memory.annotations import DetectedLeak, LoopWatched
 from legroom.units import MiB
 
-LOSSES = Kept(
+LOSSES = DetectedLeak(
     kind="graph", how="container", name="losses", described="list, 412 items", file="/home/u/train.py", line=41,
     function="train", bytes_per_step=MiB + MiB // 5, nodes_per_step=37, storages_per_step=0, step=9, steps=5,
 )  # fmt: skip
@@ -33,18 +32,9 @@ def test_each_cause_has_its_page(changes: dict[str, Any], code: str) -> None:
     assert advice_on(replace(LOSSES, **changes))[0] == code
 
 
-def test_a_verdict_survives_the_capture() -> None:
-    assert from_notes([LOSSES.as_note(1.0)]) == [LOSSES]
-
-
 def test_of_the_same_leak_the_last_verdict_counts() -> None:
     later = replace(LOSSES, described="list, 900 items", step=40)
-    assert from_notes([LOSSES.as_note(1.0), later.as_note(2.0)]) == [later]
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"kind": 3}', "null", "\x00"])
-def test_a_strangers_note_is_left_out(text: str) -> None:
-    assert from_notes([Note(0.0, "leak", text)]) == []
+    assert latest_leaks([LOSSES, later]) == [later]
 
 
 def test_growth_is_counted_to_the_end_of_the_run() -> None:
@@ -60,13 +50,13 @@ def test_a_watched_run_without_verdict_has_no_leaks(make_run) -> None:
     for _ in range(6):
         run.alloc(30, Category.ACTIVATION, line=11)
         run.end_step()
-    run.events.append(Note(1.0, "watched", "6 turns"))
+    run.events.append(LoopWatched(1.0, 6))
     assert run.report().leaks == ()
 
 
 def test_the_report_tells_the_detectors_verdict(make_run) -> None:
     run = make_run()
     run.end_step()
-    run.events.append(LOSSES.as_note(1.0))
+    run.events.append(LOSSES)
     (leak,) = run.report().leaks
     assert (leak.file, leak.line, leak.nodes_per_step) == ("/home/u/train.py", 41, 37)

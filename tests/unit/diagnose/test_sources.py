@@ -1,7 +1,7 @@
 """Lines of the user's code travel in the capture."""
 
-from legroom.diagnose.report.source_lines import as_note, from_notes, read_sources
-from legroom.memory.events import Frame, Note
+from legroom.diagnose.report.source_lines import from_annotations, read_sources, to_annotations
+from legroom.memory.events import Frame
 
 
 def test_a_line_comes_with_its_neighbours(tmp_path):
@@ -22,11 +22,6 @@ def test_a_file_that_is_gone_is_left_out():
     assert read_sources([Frame("/nowhere/train.py", 3, "f")]) == {}
 
 
-def test_they_come_back_from_a_note():
-    lines = {"a.py": {1: "x", 12: "y"}}
-    assert from_notes([as_note(lines, 0.0)]) == lines
-
-
-def test_a_strangers_nonsense_is_left_out():
-    notes = [Note(0.0, "source", text) for text in ("{", "[]", '{"a": 3}', '{"a": {"x": "t", "2": 5}}')]
-    assert from_notes(notes) == {}
+def test_source_lines_are_read_back_from_annotations():
+    lines = {"a.py": {1: "x", 12: "y"}, "b.py": {3: "z"}}
+    assert from_annotations(to_annotations(lines, 0.0)) == lines

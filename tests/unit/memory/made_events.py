@@ -1,9 +1,12 @@
 """Events for tests: a few made by hand, a training run made by a loop, and any at all made by hypothesis."""
 
 from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any, get_args
 
 from hypothesis import strategies as st
 
+from legroom.memory.annotations import Annotation, ExitReason, LeakHolder, LeakKind
 from legroom.memory.events import (
     Alloc,
     Category,
@@ -11,7 +14,6 @@ from legroom.memory.events import (
     Frame,
     Free,
     Holder,
-    Note,
     Oom,
     Phase,
     Segment,
@@ -106,6 +108,22 @@ allocs = st.builds(
     Alloc, _times, _ids, _sizes, _sizes, _devices, st.integers(0, 1 << 50), _categories, _phases,
     st.integers(0, 10**6), _texts, _frames, _texts,
 )  # fmt: skip
+_values: dict[Any, st.SearchStrategy[Any]] = {
+    int: _sizes,
+    float: st.floats(0, 1e6),
+    str: _texts,
+    bool: st.booleans(),
+    int | None: st.none() | _sizes,
+    str | None: st.none() | _texts,
+    tuple[tuple[int, str], ...]: st.lists(st.tuples(_sizes, _texts), max_size=3).map(tuple),
+    LeakKind: st.sampled_from(get_args(LeakKind)),
+    LeakHolder: st.sampled_from(get_args(LeakHolder)),
+    ExitReason: st.sampled_from(ExitReason),
+}
+annotations: st.SearchStrategy[Annotation] = st.one_of(
+    st.builds(kind, **{field.name: _values[field.type] for field in fields(kind)} | {"time": _times})
+    for kind in Annotation.__subclasses__()
+)
 events: st.SearchStrategy[Event] = st.one_of(
     allocs,
     st.builds(Free, _times, _ids),
@@ -119,5 +137,5 @@ events: st.SearchStrategy[Event] = st.one_of(
         st.integers(0, 10**6), _phases, _texts, _frames, _texts, _texts,
     ),
     st.builds(Holder, _texts, _sizes, st.integers(0, 10**6), _frames),
-    st.builds(Note, _times, _texts, _texts),
+    annotations,
 )  # fmt: skip

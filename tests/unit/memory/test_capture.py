@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from made_events import alloc, events, oom, step, training
 
 from legroom.errors import CaptureError, UsageError
+from legroom.memory.annotations import LoopWatched
 from legroom.memory.capture import chunks
 from legroom.memory.capture.capture import CaptureWriter, read_capture
-from legroom.memory.events import Category, Event, Free, Holder, Note, Tag
+from legroom.memory.events import Category, Event, Free, Holder, Tag
 
 RUN = {"script": "train.py", "argv": ["--epochs", "3"], "devices": [{"name": "virtual", "capacity": 8 << 30}]}
 
@@ -136,7 +137,8 @@ def test_a_killed_process_leaves_what_it_flushed(tmp_path: Path) -> None:
             if number == 30_000:
                 print("well under way", flush=True)
     """
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     child = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(program), str(path)], stdout=subprocess.PIPE, env=environment
     )
@@ -152,7 +154,7 @@ def test_a_killed_process_leaves_what_it_flushed(tmp_path: Path) -> None:
     assert all(event == next(expected) for event in capture.events)
 
 
-@pytest.mark.parametrize("event", [step(0), oom(), Note(0.0, "empty_cache", "")])
+@pytest.mark.parametrize("event", [step(0), oom(), LoopWatched(0.0, 5)])
 def test_rare_events_are_on_disk_at_once(tmp_path: Path, event: Event) -> None:
     writer = CaptureWriter(tmp_path / "run.legroom", run={})
     writer.write(alloc(1))

@@ -8,10 +8,11 @@ import pytest
 from made_events import alloc, oom, step, training
 
 from legroom.errors import UsageError
+from legroom.memory.annotations import Annotation, GapEnded, GapStarted
 from legroom.memory.capture import chunks
 from legroom.memory.capture.capture import Capture, CaptureWriter, read_capture
 from legroom.memory.capture.trim import Chunk, choose
-from legroom.memory.events import Alloc, Category, Event, Free, Note, Oom, Segment, Step, Tag
+from legroom.memory.events import Alloc, Category, Event, Free, Oom, Segment, Step, Tag
 from legroom.units import MiB
 
 STEPS = 700
@@ -90,22 +91,21 @@ def test_the_first_and_the_last_events_survive(bounded: tuple[Capture, list[Even
     assert not capture.truncated
 
 
-def test_a_note_says_what_is_missing(bounded: tuple[Capture, list[Event], int]) -> None:
+def test_gaps_are_marked_with_the_number_of_missing_events(
+    bounded: tuple[Capture, list[Event], int],
+) -> None:
     capture, _, _ = bounded
-    notes = [event for event in capture.events if isinstance(event, Note)]
-    assert [note.kind for note in notes] == ["dropped", "resumed"] * (len(notes) // 2)
-    assert "were dropped to keep the capture small; their steps are kept" in notes[0].text
+    marks = [event for event in capture.events if isinstance(event, Annotation)]
+    assert [type(mark) for mark in marks] == [GapStarted, GapEnded] * (len(marks) // 2)
+    gaps = [mark for mark in marks if isinstance(mark, GapStarted)]
+    assert all(gap.events and gap.every == 1 for gap in gaps)
 
 
 def test_across_gaps_what_is_alive_is_right(bounded: tuple[Capture, list[Event], int]) -> None:
     """After each gap the storages alive are those that were alive there in the whole run."""
     capture, written, _ = bounded
     position = {event: index for index, event in enumerate(written)}
-    resumed = [
-        index
-        for index, event in enumerate(capture.events)
-        if isinstance(event, Note) and event.kind == "resumed"
-    ]
+    resumed = [index for index, event in enumerate(capture.events) if isinstance(event, GapEnded)]
     assert resumed
     for index in resumed:
         following = position[capture.events[index + 1]]
@@ -142,7 +142,7 @@ def test_steps_are_thinned_when_even_they_outgrow_the_bound(tmp_path: Path) -> N
     steps = [event.step for event in capture.events if isinstance(event, Step)]
     assert steps[:1] == [0]
     assert steps[-1000:] == list(range(59_000, 60_000))
-    assert any("one in " in event.text for event in capture.events if isinstance(event, Note))
+    assert any(event.every > 1 for event in capture.events if isinstance(event, GapStarted))
 
 
 def test_when_there_is_no_room_to_trim_recording_stops_and_the_file_stays(

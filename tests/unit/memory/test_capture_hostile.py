@@ -14,13 +14,15 @@ from hypothesis import strategies as st
 from made_events import training
 
 from legroom.errors import CaptureError, CaptureVersionError
+from legroom.memory.annotations import GapStarted
 from legroom.memory.capture.capture import Capture, CaptureWriter, read_capture
-from legroom.memory.events import Free, Note
+from legroom.memory.capture.lines import VERSION
+from legroom.memory.events import Free
 from legroom.units import MiB
 
 HEADER = {
     "format": "legroom capture",
-    "version": 1,
+    "version": VERSION,
     "run": {},
     "chunk": 0,
     "holds": "events",
@@ -84,8 +86,17 @@ def test_rows_made_by_hand_are_read(tmp_path: Path) -> None:
         ["o", 5, *[0] * 10, 0, "lunch", "net", None, "op", "message"],
         ["h", "losses", 0, 0, [1]],
         ["h", 3, 0, 0, None],
-        ["n", 5, "exit", None],
-        ["n", "5", "exit", ""],
+        ["n", 5, "GapEnded", None],
+        ["n", "5", "GapEnded"],
+        ["n", 5, "Rumour"],
+        ["n", 5, ["GapEnded"]],
+        ["n", 5, "LibraryRetries", "2"],
+        ["n", 5, "LibraryRetries"],
+        ["n", 5, "ForwardProgress", float("nan")],
+        ["n", 5, "RunEnded", "x", "raised", "", ""],
+        ["n", 5, "RunEnded", 1, "vanished", "", ""],
+        ["n", 5, "SourceLines", "a.py", {"1": "x"}],
+        ["n", 5, "SourceLines", "a.py", [[1, 2]]],
         ["s", 0, 0, "input", "forward", "net", 3, 3, "main", "aten.mm"],
         ["s", 0, 0, "input", "forward", {}, None, None, None, "aten.mm"],
         ["s", 0],
@@ -199,14 +210,15 @@ def test_an_empty_file_is_named(tmp_path: Path) -> None:
 
 
 def test_a_newer_version_names_the_remedy(tmp_path: Path) -> None:
-    path = make(tmp_path / "run.legroom", header={**HEADER, "version": 2})
+    path = make(tmp_path / "run.legroom", header={**HEADER, "version": VERSION + 1})
     with pytest.raises(
-        CaptureVersionError, match=r"newer Legroom .its format is 2, this one reads 1.: upgrade with pip"
+        CaptureVersionError,
+        match=rf"newer Legroom .its format is {VERSION + 1}, this one reads {VERSION}.: upgrade with pip",
     ):
         read_capture(path)
 
 
-@pytest.mark.parametrize("version", [0, "1", None, [1]])
+@pytest.mark.parametrize("version", [VERSION - 1, "2", None, [2]])
 def test_another_version_names_the_remedy(tmp_path: Path, version: Any) -> None:
     path = make(tmp_path / "run.legroom", header={**HEADER, "version": version})
     with pytest.raises(CaptureVersionError, match="record the run again with this one"):
@@ -237,9 +249,9 @@ def test_a_chunk_that_was_cut_out_is_noticed(tmp_path: Path) -> None:
     capture = read_capture(path)
     assert capture.dropped == 3
     assert [type(event).__name__ for event in capture.events] == [
-        "Alloc", "Note", "Free", "Alloc", "Segment", "Note", "Free",
+        "Alloc", "GapStarted", "Free", "Alloc", "Segment", "GapEnded", "Free",
     ]  # fmt: skip
-    assert capture.events[1] == Note(9e-6, "dropped", "3 events are missing before 0.0 s")
+    assert capture.events[1] == GapStarted(9e-6, 3)
 
 
 def test_a_chunk_that_goes_back_in_time_ends_the_reading(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from made_events import HERE, alloc, events, oom, step, training
 
 from legroom.errors import UsageError
 from legroom.memory import ledger as ledger_module
-from legroom.memory.events import Alloc, Category, Event, Frame, Free, Holder, Note, Phase, Segment, Step, Tag
+from legroom.memory.annotations import GapEnded, GapStarted
+from legroom.memory.events import Alloc, Category, Event, Frame, Free, Holder, Phase, Segment, Step, Tag
 from legroom.memory.ledger import Ledger
 
 ACTIVATION, GRADIENT, INPUT = Category.ACTIVATION, Category.GRADIENT, Category.INPUT
@@ -45,7 +46,7 @@ class Reference:
 
 # No gaps: what a gap means to a ledger has tests of its own.
 streams = st.lists(
-    events.filter(lambda event: not isinstance(event, Note) or event.kind not in ("dropped", "resumed")),
+    events.filter(lambda event: not isinstance(event, GapStarted | GapEnded)),
     max_size=40,
 )
 
@@ -234,11 +235,11 @@ def test_devices_are_apart() -> None:
 def test_in_a_gap_nothing_is_a_peak_and_a_step_has_only_its_totals() -> None:
     stream = [
         alloc(1, 100),
-        Note(1.0, "dropped", ""),
+        GapStarted(1.0),
         step(0, time=1.5),
         alloc(2, 500),
         Free(2.0, 1),
-        Note(2.0, "resumed", ""),
+        GapEnded(2.0),
         step(1, time=2.5),
     ]
     ledger = Ledger(stream)
@@ -386,8 +387,8 @@ def test_growth_follows_a_tag() -> None:
 
 def test_growth_bridges_a_gap() -> None:
     stream = growing([10, 20, 30])
-    stream += [Note(1.0, "dropped", ""), *(step(number) for number in range(3, 8))]
-    stream += [Free(1.0, 2), alloc(7, 80), Note(1.0, "resumed", "")]
+    stream += [GapStarted(1.0), *(step(number) for number in range(3, 8))]
+    stream += [Free(1.0, 2), alloc(7, 80), GapEnded(1.0)]
     stream += [alloc(8, 90), Free(1.0, 7), step(8), alloc(9, 100), Free(1.0, 8), step(9)]
     (row,) = Ledger(stream).growth()
     assert (row.steps, row.bytes_per_step) == (5, 10)

@@ -4,7 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_events import alloc, training
 
-from legroom.memory.events import Alloc, Category, Event, Free, Note, Segment, Tag
+from legroom.memory.annotations import GapEnded, GapStarted
+from legroom.memory.events import Alloc, Category, Event, Free, Segment, Tag
 from legroom.memory.ledger import Ledger
 from legroom.memory.timeline import Sample
 
@@ -77,9 +78,9 @@ def test_time_never_runs_backward() -> None:
     """After a gap, storages come with the time of their birth."""
     stream: list[Event] = [
         alloc(1, 10, time=1.0),
-        Note(5.0, "dropped", ""),
+        GapStarted(5.0),
         alloc(2, 20, time=2.0),
-        Note(6.0, "resumed", ""),
+        GapEnded(6.0),
         alloc(3, 5, time=7.0),
     ]
     samples = Ledger(stream).timeline(100)

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
-from legroom.memory.events import Alloc, Category, Event, Frame, Note, Phase, Step
+from legroom.memory.annotations import RecordingFailed
+from legroom.memory.events import Alloc, Category, Event, Frame, Phase, Step
 from legroom.memory.ledger import Ledger
 from legroom.observe.cuda.history import CudaHistory
 from legroom.observe.cuda.step_peaks import Peaks
@@ -329,7 +330,7 @@ def test_a_compiled_step_passes_through_without_a_break() -> None:
         model = torch.compile(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), backend="eager", fullgraph=True)
         for _ in range(3):
             F.mse_loss(model(torch.randn(4, 8)), torch.zeros(4, 8)).backward()
-    assert not [event for event in events if isinstance(event, Note) and event.kind == "trouble"]
+    assert not [event for event in events if isinstance(event, RecordingFailed)]
 
 
 def test_modules_are_called_as_before_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

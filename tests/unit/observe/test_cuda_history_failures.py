@@ -8,7 +8,13 @@ import torch
 from simulated_cuda import CAPACITY, SimulatedCuda, Simulation
 from torch import nn
 
-from legroom.memory.events import Category, Event, Note, Oom, Phase
+from legroom.memory.annotations import (
+    Annotation,
+    HistoryUnavailable,
+    LibraryRetries,
+    RecordingFailed,
+)
+from legroom.memory.events import Category, Event, Oom, Phase
 from legroom.memory.ledger import Ledger
 from legroom.observe.cuda import failures
 from legroom.observe.cuda.failures import operation_at
@@ -165,8 +171,9 @@ def test_a_failure_that_a_library_swallows_is_no_error(monkeypatch: pytest.Monke
         simulation.cuda.fail(2 * MiB)
         torch.zeros(5)
     assert not [event for event in simulation.events if isinstance(event, Oom)]
-    (note,) = [event for event in simulation.events if isinstance(event, Note)]
-    assert (note.kind, note.text.split(",")[0]) == ("retry", "2 allocations failed inside a library")
+    (retries,) = [event for event in simulation.events if isinstance(event, Annotation)]
+    assert isinstance(retries, LibraryRetries)
+    assert retries.count == 2
 
 
 def test_an_error_that_no_failure_preceded_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,8 +193,7 @@ def test_swallowed_failures_before_an_error_are_counted_apart(monkeypatch: pytes
             torch.zeros(MiB)
     ledger = Ledger(simulation.events)
     assert [oom.requested for oom in ledger.ooms()] == [4 * MiB]
-    notes = [event for event in simulation.events if isinstance(event, Note) and event.kind != "reached"]
-    assert [note.text[0] for note in notes] == ["1"]
+    assert [event.count for event in simulation.events if isinstance(event, LibraryRetries)] == [1]
 
 
 def test_the_class_of_errors_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,9 +217,9 @@ def test_trouble_of_ours_ends_the_watching_and_not_the_script(monkeypatch: pytes
         model = Wide()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         step(model, optimizer, 8)
-    notes = [event for event in simulation.events if isinstance(event, Note)]
-    assert [note.kind for note in notes] == ["trouble"]
-    assert "ZeroDivisionError: ours" in notes[0].text
+    (failed,) = [event for event in simulation.events if isinstance(event, Annotation)]
+    assert isinstance(failed, RecordingFailed)
+    assert "ZeroDivisionError: ours" in failed.message
 
 
 def test_without_a_history_the_steps_remain() -> None:
@@ -228,8 +234,14 @@ def test_without_a_history_the_steps_remain() -> None:
         for _ in range(3):
             step(model, optimizer, 8)
         assert len(events) == 4
-    assert [type(event).__name__ for event in events] == ["Note", "Step", "Step", "Step"]
-    assert "cudaMallocAsync keeps none" in events[0].text
+    assert [type(event).__name__ for event in events] == [
+        "HistoryUnavailable",
+        "Step",
+        "Step",
+        "Step",
+    ]
+    assert isinstance(events[0], HistoryUnavailable)
+    assert events[0].reason == "cudaMallocAsync keeps none"
 
 
 def calling(source: str) -> str:

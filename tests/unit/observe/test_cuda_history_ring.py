@@ -7,7 +7,8 @@ import torch
 from simulated_cuda import SimulatedCuda, Simulation
 from torch import nn
 
-from legroom.memory.events import Alloc, Category, Event, Note, Step
+from legroom.memory.annotations import Annotation
+from legroom.memory.events import Alloc, Category, Event, Step
 from legroom.memory.ledger import Ledger
 from legroom.observe.cuda.history import CudaHistory
 from legroom.observe.cuda.step_peaks import Peaks
@@ -35,7 +36,7 @@ def entries_of_a_step(monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 def notes(events: list[Event]) -> list[str]:
-    return [event.kind for event in events if isinstance(event, Note)]
+    return [type(event).__name__ for event in events if isinstance(event, Annotation)]
 
 
 def test_a_short_run_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +63,7 @@ def test_steps_that_were_overwritten_keep_their_figures(monkeypatch: pytest.Monk
     train(simulation, [8, 8, 500, *[8] * 60])
     assert [event.step for event in simulation.events if isinstance(event, Step)] == list(range(63))
     gaps = notes(simulation.events)
-    assert gaps == ["dropped", "resumed"] * (len(gaps) // 2)
+    assert gaps == ["GapStarted", "GapEnded"] * (len(gaps) // 2)
     assert gaps
 
 
@@ -133,7 +134,7 @@ def test_the_progress_of_the_run_is_known_at_once(monkeypatch: pytest.MonkeyPatc
         steps, seconds = simulation.history.progress
         assert steps == 3
         assert seconds > 0
-        allocated, reserved, peak_allocated, peak_reserved = simulation.history.figures(0)
+        allocated, reserved, peak_allocated, peak_reserved = simulation.history.memory_stats(0)
         assert 0 <= allocated <= peak_allocated <= peak_reserved
         assert reserved == peak_reserved
 
@@ -162,7 +163,7 @@ def test_before_cuda_is_initialised_nothing_is_asked_of_it() -> None:
     cuda = Untouched()
     with CudaHistory(events.append, cuda, Peaks(cuda)) as history:
         loop([8, 8])
-        assert history.figures(0) == (0, 0, 0, 0)
+        assert history.memory_stats(0) == (0, 0, 0, 0)
     assert [event.step for event in events if isinstance(event, Step)] == [0, 1]
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from legroom.errors import UsageError
-from legroom.observe.script import Ending, Outcome, Script, before_os_exit, execute, installed
+from legroom.memory.annotations import ExitReason
+from legroom.observe.script import Outcome, Script, before_os_exit, execute, installed
 
 
 def silent(error: BaseException, hooked: bool) -> tuple[str, str]:
@@ -51,7 +52,7 @@ def compare_with_python(words: list[str], script: Script) -> None:
     """The same program run both ways sees the same."""
     subprocess.run([sys.executable, *words], check=True)
     expected = Path("seen.json").read_text()
-    assert run(script) == Outcome(0, Ending.FINISHED)
+    assert run(script) == Outcome(0, ExitReason.FINISHED)
     assert Path("seen.json").read_text() == expected
 
 
@@ -107,7 +108,7 @@ def test_byte_code_runs(write):
     ids=["coding line", "byte order mark", "windows line ends"],
 )
 def test_the_source_is_decoded_as_python_does(write, source):
-    assert run(Script(write("train.py", source))).ended is Ending.FINISHED
+    assert run(Script(write("train.py", source))).reason is ExitReason.FINISHED
 
 
 @pytest.mark.parametrize(
@@ -132,7 +133,7 @@ def test_a_text_given_to_exit_goes_to_stderr(write, capsys):
 
 def test_an_uncaught_exception_is_described_and_dropped(write):
     outcome = run(Script(write("train.py", "1 / 0")))
-    assert outcome == Outcome(1, Ending.RAISED, "ZeroDivisionError: division by zero")
+    assert outcome == Outcome(1, ExitReason.RAISED, "ZeroDivisionError: division by zero")
 
 
 def test_no_frame_of_an_uncaught_exception_survives(write):
@@ -172,12 +173,12 @@ def test_the_traceback_begins_at_the_script(write):
 
 def test_a_syntax_error_is_the_scripts_own(write):
     outcome = run(Script(write("train.py", "def f(:\n")))
-    assert (outcome.exit_code, outcome.ended) == (1, Ending.RAISED)
+    assert (outcome.exit_code, outcome.reason) == (1, ExitReason.RAISED)
 
 
 def test_ctrl_c_gives_130(write):
     outcome = run(Script(write("train.py", "raise KeyboardInterrupt")))
-    assert (outcome.exit_code, outcome.ended) == (130, Ending.INTERRUPTED)
+    assert (outcome.exit_code, outcome.reason) == (130, ExitReason.INTERRUPTED)
 
 
 def test_the_scripts_own_excepthook_is_called(write, monkeypatch):

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from rich.console import RenderableType
 
-from legroom.memory.events import Category, Note, Phase
+from legroom.memory.annotations import RecordingFailed
+from legroom.memory.events import Category, Phase
 from legroom.show.common.terminal import render_to_string
 from legroom.show.report.run_report import render_oom, render_report, render_run
 
@@ -145,7 +146,7 @@ def test_no_line_is_wider_than_the_terminal(trained):
 
 
 def test_what_the_watcher_could_not_see_is_said(trained):
-    trained.events.append(Note(1.0, "trouble", "watching the GPU ended early"))
+    trained.events.append(RecordingFailed(1.0, "watching the GPU ended early"))
     trained.ends(0, "finished")
     assert "Watching the GPU ended early.\n" in render_to_string(render_report(trained.report()))
 

@@ -32,7 +32,6 @@ from legroom.diagnose.explain.sizes import causes_from_figures, sentence_of_figu
 from legroom.diagnose.oom.messages import Certainty
 from legroom.diagnose.oom.recognize import ErrorClassification, classify
 from legroom.diagnose.oom.sizes import ReportedSizes, parse_sizes
-from legroom.diagnose.report.exit_status import from_notes
 from legroom.errors import UsageError
 
 Kind = Literal["oom", "disguised-oom", "host-oom", "not-memory", "unknown"]
@@ -359,11 +358,10 @@ def _headlines(error: BaseException) -> Iterator[str]:
 
 
 def _error_of_capture(file: Path) -> str:
+    from legroom.memory.annotations import Annotation, find_ending
     from legroom.memory.capture.capture import read_capture
-    from legroom.memory.events import Note
 
-    notes = [event for event in read_capture(file).events if isinstance(event, Note)]
-    ending = from_notes(notes)
+    ending = find_ending([event for event in read_capture(file).events if isinstance(event, Annotation)])
     if not ending.error:
         raise UsageError(f"the run in {file} ended without an error: legroom report {file} says what it held")
     return f"{ending.traceback}\n{ending.error}"

@@ -4,16 +4,25 @@ The detector looked at the objects themselves, so it knows the holder, the line 
 device memory. Where it was at work its word stands; the ledger only adds how many device bytes the growth has cost.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 
 from legroom.diagnose.report.growing_lines import Leak
-from legroom.memory.leak import Kept
+from legroom.memory.annotations import Annotation, DetectedLeak
 from legroom.units import format_size
 
 
-def leaks_from(kept: Sequence[Kept], measured: Sequence[Leak], steps: int, device: int) -> list[Leak]:
+def latest_leaks(annotations: Iterable[Annotation]) -> list[DetectedLeak]:
+    """The detected leaks in the order in which they were first reported, each with its newest figures."""
+    leaks: dict[object, DetectedLeak] = {}
+    for annotation in annotations:
+        if isinstance(annotation, DetectedLeak):
+            leaks[annotation.identity] = annotation
+    return list(leaks.values())
+
+
+def leaks_from(kept: Sequence[DetectedLeak], measured: Sequence[Leak], steps: int, device: int) -> list[Leak]:
     """`measured`: what the ledger says grows; `steps`: how many the run took."""
     leaks = [_leak(each, steps, device) for each in kept]
     if len(leaks) == 1 and measured:
@@ -26,7 +35,7 @@ def leaks_from(kept: Sequence[Kept], measured: Sequence[Leak], steps: int, devic
     return sorted(leaks, key=lambda leak: -leak.bytes_per_step)
 
 
-def holder_sentence(kept: Kept) -> str:
+def holder_sentence(kept: DetectedLeak) -> str:
     """`train.py:41 losses (list, 412 items) → tensor → graph of 37 nodes → 1.2 MiB a step`."""
     place = f"{PurePath(kept.file).name}:{kept.line} " if kept.file and kept.line else ""
     name = kept.name or "no variable of yours"
@@ -46,7 +55,7 @@ def holder_sentence(kept: Kept) -> str:
     return " → ".join(parts)
 
 
-def _leak(kept: Kept, steps: int, device: int) -> Leak:
+def _leak(kept: DetectedLeak, steps: int, device: int) -> Leak:
     seen = kept.steps + max(steps - kept.step, 0)
     code, advice = advice_on(kept)
     return Leak(
@@ -67,7 +76,7 @@ def _leak(kept: Kept, steps: int, device: int) -> Leak:
     )
 
 
-def advice_on(kept: Kept) -> tuple[str, str]:
+def advice_on(kept: DetectedLeak) -> tuple[str, str]:
     """The code of the leak's page, and what to change."""
     name = f"`{kept.name}`" if kept.name else "Something"
     if kept.how == "exception":

@@ -5,14 +5,13 @@ Nothing here prints and nothing here is torch's. `RunReport.as_json()` is what `
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from legroom.diagnose.oom.advice import advise
 from legroom.diagnose.oom.evidence import Evidence, block_of
 from legroom.diagnose.oom.recognize import is_oom
-from legroom.diagnose.report import exit_status as endings
-from legroom.diagnose.report import source_lines, spilled
+from legroom.diagnose.report import source_lines
 from legroom.diagnose.report.command import RunCommand
 from legroom.diagnose.report.device_memory import (
     MemorySnapshot,
@@ -21,16 +20,24 @@ from legroom.diagnose.report.device_memory import (
     snapshot_at_oom,
     snapshot_at_peak,
 )
-from legroom.diagnose.report.exit_status import ExitStatus
 from legroom.diagnose.report.growing_lines import Leak, find_leaks
-from legroom.diagnose.report.leaks import leaks_from
+from legroom.diagnose.report.leaks import latest_leaks, leaks_from
 from legroom.diagnose.report.source_lines import Sources
-from legroom.diagnose.report.spilled import Spilled
 from legroom.findings import Finding
+from legroom.memory.annotations import (
+    Annotation,
+    HistoryUnavailable,
+    LibraryRetries,
+    LoopWatched,
+    OtherProcesses,
+    RecordingFailed,
+    RunEnded,
+    SpillTotals,
+    find_ending,
+)
 from legroom.memory.capture.capture import Capture
-from legroom.memory.events import Frame, Holder, Note, Oom, Step
+from legroom.memory.events import Frame, Holder, Oom, Step
 from legroom.memory.garbage_collection import no_garbage_collection
-from legroom.memory.leak import from_notes as kept_from_notes
 from legroom.memory.ledger import Ledger
 from legroom.observe.source.batch_argument import find_batch_argument
 from legroom.units import GiB
@@ -39,8 +46,6 @@ SCHEMA = "legroom.run/1"
 LEAST_TO_ESTIMATE = 2 * GiB
 """An estimate counts a CUDA context and the workspaces of libraries: on a toy of a virtual GPU nothing would fit."""
 A_COMMON_SIZE = "8GiB"
-_REMARKS = ("history", "retry", "trouble", "processes")
-"""Kinds of notes that a person should see."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +102,7 @@ class RunReport:
     devices: tuple[DeviceSummary, ...]
     device: DeviceSummary | None
     """The one that `peak` and `history` are about: where memory ran out, else the fullest."""
-    ending: ExitStatus
+    ending: RunEnded
     seconds: float
     steps: int
     history: tuple[Step, ...]
@@ -110,7 +115,7 @@ class RunReport:
     dropped: int
     remarks: tuple[str, ...]
     """What the watcher had to say of itself: what it could not see, and why."""
-    spilled: Spilled | None = None
+    spilled: SpillTotals | None = None
     """What went to host memory, where that was asked for."""
     sources: Sources = field(default_factory=dict)
     """Lines of the user's code that the report speaks of."""
@@ -131,14 +136,14 @@ class RunReport:
             **({"rank": self.rank} if self.rank is not None else {}),
             "command": self.command.text,
             "next": [command for command, _ in self.next_commands],
-            "ended": self.ending.ended,
+            "ended": self.ending.reason,
             "error": self.ending.error or None,
             "seconds": round(self.seconds, 3),
             "oom_count": self.oom_count,
             "truncated": self.truncated,
             "dropped_events": self.dropped,
             "remarks": list(self.remarks),
-            "spill": self.spilled.as_dict() if self.spilled else None,
+            "spill": _spill_as_dict(self.spilled) if self.spilled else None,
             "peak": self.peak.as_dict() if self.peak else None,
             "devices": [
                 {
@@ -225,14 +230,15 @@ def report_of(
 ) -> RunReport:
     """The report of a run that was folded as it went, or read back. `run`: what its capture's header says of it;
     `dropped`: how many events its capture is without."""
-    notes = ledger.notes()
-    ending = endings.from_notes(notes)
+    annotations = ledger.annotations()
+    ending = find_ending(annotations)
+    spills = [each for each in annotations if isinstance(each, SpillTotals)]
     steps = ledger.steps()
     devices = _devices(run, ledger)
     ooms = ledger.ooms()
     device = _device_of_interest(devices, ooms)
     holders = _named_once(ledger.holders(len(ooms) - 1)) if ooms else []
-    leaks = _leaks(ledger, devices, device, notes, holders)
+    leaks = _leaks(ledger, devices, device, annotations, holders)
     command = RunCommand.from_run(run)
     rank = run.get("rank")
     return RunReport(
@@ -241,7 +247,7 @@ def report_of(
         devices=devices,
         device=device,
         ending=ending,
-        seconds=ending.seconds or ledger.seconds,
+        seconds=ending.time or ledger.seconds,
         steps=max((step.step + 1 for step in steps), default=0),
         history=tuple(step for step in steps if device is not None and step.device == device.index),
         peak=_peak(ledger, device) if device else None,
@@ -251,9 +257,9 @@ def report_of(
         capture=path,
         truncated=truncated,
         dropped=dropped,
-        remarks=tuple(dict.fromkeys(note.text for note in notes if note.kind in _REMARKS)),
-        spilled=spilled.from_notes(notes),
-        sources=source_lines.from_notes(notes),
+        remarks=tuple(dict.fromkeys(filter(None, map(_remark, annotations)))),
+        spilled=spills[-1] if spills else None,
+        sources=source_lines.from_annotations(annotations),
         rank=rank if isinstance(rank, int) else None,
     )
 
@@ -262,16 +268,29 @@ def _leaks(
     ledger: Ledger,
     devices: Sequence[DeviceSummary],
     device: DeviceSummary | None,
-    notes: Sequence[Note],
+    annotations: Sequence[Annotation],
     holders: Sequence[Holder],
 ) -> tuple[Leak, ...]:
     """What the detector saw; where it was not at work to the end, what the ledger says grew."""
     measured = [leak for each in devices for leak in find_leaks(ledger, each.index, holders)]
-    kept = kept_from_notes(notes)
-    if not kept and not any(note.kind == "watched" for note in notes):
+    kept = latest_leaks(annotations)
+    if not kept and not any(isinstance(each, LoopWatched) for each in annotations):
         return tuple(measured)
     steps = max((step.step + 1 for step in ledger.steps()), default=0)
     return tuple(leaks_from(kept, measured, steps, device.index if device else 0))
+
+
+def _remark(annotation: Annotation) -> str | None:
+    """What the user should know about how the run was recorded."""
+    match annotation:
+        case HistoryUnavailable(reason=reason):
+            return f"{reason}, so only memory totals per step were recorded"
+        case LibraryRetries(count=count):
+            allocations = "1 allocation" if count == 1 else f"{count:,} allocations"
+            return f"{allocations} failed inside a library (for example cuDNN testing algorithms), which continued with less memory"
+        case RecordingFailed(message=text) | OtherProcesses(description=text):
+            return text
+    return None
 
 
 def _peak(ledger: Ledger, device: DeviceSummary) -> MemorySnapshot | None:
@@ -282,7 +301,7 @@ def _peak(ledger: Ledger, device: DeviceSummary) -> MemorySnapshot | None:
 
 def _last_oom(
     ledger: Ledger,
-    ending: ExitStatus,
+    ending: RunEnded,
     holders: Sequence[Holder],
     leaks: Sequence[Leak],
     command: RunCommand,
@@ -307,7 +326,7 @@ def _last_oom(
     )
 
 
-def _died_of_memory(ending: ExitStatus) -> bool:
+def _died_of_memory(ending: RunEnded) -> bool:
     """By the error that left the script, or one that it came from: the lines of a traceback that are not indented."""
     chain = [line for line in ending.traceback.splitlines() if not line.startswith(" ")]
     return is_oom(ending.error) or is_oom("\n".join(chain))
@@ -353,6 +372,12 @@ def _device_of_interest(devices: Sequence[DeviceSummary], ooms: Sequence[Oom]) -
     if ooms:
         return next((device for device in devices if device.index == ooms[-1].device), None)
     return max(devices, key=lambda device: device.peak_reserved / max(device.capacity, 1), default=None)
+
+
+def _spill_as_dict(spilled: SpillTotals) -> dict[str, Any]:
+    totals = asdict(spilled)
+    del totals["time"]
+    return totals
 
 
 def _oom_as_dict(oom: OomReport) -> dict[str, Any]:

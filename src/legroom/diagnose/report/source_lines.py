@@ -4,14 +4,12 @@ They are kept in the capture, so that a report can be read on another machine, a
 a viewer ever opening a file that a stranger's capture names.
 """
 
-import json
 import linecache
 from collections.abc import Iterable, Mapping
 
-from legroom.memory.events import Frame, Note
+from legroom.memory.annotations import Annotation, SourceLines
+from legroom.memory.events import Frame
 
-KIND = "source"
-"""The kind of Note that holds them."""
 AROUND = 2
 """Lines before and after each."""
 _LONGEST, _MOST = 300, 200
@@ -30,22 +28,13 @@ def read_sources(frames: Iterable[Frame]) -> Sources:
     return found
 
 
-def as_note(sources: Sources, time: float) -> Note:
-    return Note(time, KIND, json.dumps(sources))
+def to_annotations(sources: Sources, time: float) -> list[SourceLines]:
+    return [SourceLines(time, file, tuple(lines.items())) for file, lines in sources.items()]
 
 
-def from_notes(notes: Iterable[Note]) -> Sources:
-    """What notes of this kind hold; anything that is not as it should be is left out."""
+def from_annotations(annotations: Iterable[Annotation]) -> Sources:
     found: dict[str, dict[int, str]] = {}
-    for note in notes:
-        if note.kind != KIND:
-            continue
-        try:
-            files = json.loads(note.text)
-        except ValueError:
-            continue
-        for file, lines in files.items() if isinstance(files, dict) else ():
-            for number, text in lines.items() if isinstance(lines, dict) else ():
-                if number.isdecimal() and isinstance(text, str):
-                    found.setdefault(file, {})[int(number)] = text
+    for annotation in annotations:
+        if isinstance(annotation, SourceLines):
+            found.setdefault(annotation.file, {}).update(annotation.lines)
     return found

@@ -3,7 +3,7 @@
 A capture is a series of chunks. A chunk is one gzip member of JSON lines that needs no other chunk to be
 understood:
 
-    {"format": "legroom capture", "version": 1, ...}    the header
+    {"format": "legroom capture", "version": 2, ...}    the header
     ["s", device, stream, category, phase, module, file, line, function, op]
                                                         a site: where storages are born; numbered from 0 as they come
     ["l", time, id, bytes, block bytes, step, site]     a storage that was alive when the chunk began
@@ -12,7 +12,8 @@ understood:
     ["a", time, id, bytes, block bytes - bytes, step, site]     Alloc
     ["f", time, id]                                             Free
     ["t", id, category]                                         Tag
-    ["g", ...] ["p", ...] ["o", ...] ["h", ...] ["n", ...]      Segment, Step, Oom, Holder, Note: their fields in order
+    ["g", ...] ["p", ...] ["o", ...] ["h", ...]                 Segment, Step, Oom, Holder: their fields in order
+    ["n", time, class name, ...]                                Annotation: its other fields in order
     ["e"]                                                       the run ended, nothing is missing
 
 Times are whole microseconds. The time of an "a" or "f" row counts from the "a" or "f" row before it (the first,
@@ -28,9 +29,11 @@ Nothing is trusted on the way back: a capture may come from a stranger.
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 from math import isfinite
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
+from legroom.memory.annotations import Annotation, ExitReason, LeakHolder, LeakKind
 from legroom.memory.events import (
     Alloc,
     Category,
@@ -38,7 +41,6 @@ from legroom.memory.events import (
     Frame,
     Free,
     Holder,
-    Note,
     Oom,
     Phase,
     Segment,
@@ -47,7 +49,7 @@ from legroom.memory.events import (
 )
 
 FORMAT = "legroom capture"
-VERSION = 1
+VERSION = 2
 
 Site = tuple[int, int, Category, Phase, str, Frame | None, str]
 """Device, stream, category, phase, module, frame, operation: what the allocations of one line have in common."""
@@ -140,12 +142,18 @@ class RowEncoder:
         self.events += len(events)
         return rows
 
-    def _encode_rare(self, event: Segment | Step | Oom | Holder | Note, add: Callable[[str], None]) -> None:
+    def _encode_rare(
+        self, event: Segment | Step | Oom | Holder | Annotation, add: Callable[[str], None]
+    ) -> None:
         if isinstance(event, Holder):
             add(to_json(["h", *event]))
             return
         now = round(event.time * 1e6)
         self.time = max(self.time, now)
+        if isinstance(event, Annotation):
+            kind = type(event)
+            add(to_json(["n", now, kind.__name__, *(getattr(event, name) for name, _ in _FIELDS[kind])]))
+            return
         row = to_json([_LETTERS[type(event)], now, *event[1:]])
         add(row)
         if isinstance(event, Segment):
@@ -170,7 +178,7 @@ class RowEncoder:
             del self._tags[id]
 
 
-_LETTERS: dict[type[Event], str] = {Segment: "g", Step: "p", Oom: "o", Note: "n"}
+_LETTERS: dict[type[Event], str] = {Segment: "g", Step: "p", Oom: "o"}
 
 
 def to_json(value: Any) -> str:
@@ -311,8 +319,10 @@ def _decode_rare(row: list[Any]) -> Event:
             return Oom._make((_time(time), *map(_whole, sizes), *where))
         case ["h", path, size, count, frame]:
             return Holder(_text(path), _whole(size), _whole(count), _frame(frame))
-        case ["n", time, kind, text]:
-            return Note(_time(time), _text(kind), _text(text))
+        case ["n", time, name, *values]:
+            kind = _ANNOTATIONS[name]
+            checked = {name: check(value) for (name, check), value in zip(_FIELDS[kind], values, strict=True)}
+            return kind(time=_time(time), **checked)
     raise BadRow
 
 
@@ -357,5 +367,44 @@ def _frame(value: Any) -> Frame | None:
     return Frame(_text(file), _whole(line), _text(function))
 
 
+def _flag(value: Any) -> bool:
+    if type(value) is not bool:
+        _refuse()
+    return value
+
+
+def _numbered_lines(value: Any) -> tuple[tuple[int, str], ...]:
+    return tuple((_whole(number), _text(text)) for number, text in value)
+
+
+def _optional(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else check(value)
+
+
+def _one_of(choices: Any) -> Callable[[Any], Any]:
+    names = {str(choice): choice for choice in choices}
+    return lambda value: names[value]
+
+
 def _refuse() -> NoReturn:
     raise BadRow
+
+
+_CHECKS: dict[Any, Callable[[Any], Any]] = {
+    int: _whole,
+    float: _number,
+    str: _text,
+    bool: _flag,
+    int | None: _optional(_whole),
+    str | None: _optional(_text),
+    tuple[tuple[int, str], ...]: _numbered_lines,
+    LeakKind: _one_of(get_args(LeakKind)),
+    LeakHolder: _one_of(get_args(LeakHolder)),
+    ExitReason: _one_of(ExitReason),
+}
+_ANNOTATIONS = {kind.__name__: kind for kind in Annotation.__subclasses__()}
+_FIELDS = {
+    kind: [(field.name, _CHECKS[field.type]) for field in fields(kind) if field.name != "time"]
+    for kind in _ANNOTATIONS.values()
+}
+"""The fields of each annotation in the order of the file, with the check that a value must pass."""

@@ -1,8 +1,8 @@
 """Reads a capture file back, whoever wrote it and however it ended.
 
 A file that breaks off, as after a crash, is read up to where it breaks. Where chunks were dropped to keep it small,
-the events go on from the state in which the next chunk found the run: between a Note "dropped" and a Note "resumed"
-stand the steps of the dropped chunks, then the births, deaths and tags that make up the difference.
+the events go on from the state in which the next chunk found the run: between a `GapStarted` and a `GapEnded`
+are the steps of the dropped chunks, then the allocations, frees and tags that lead to that state.
 
 A capture may come from a stranger: every value is checked, and what unpacks to absurd sizes is refused.
 """
@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from legroom.errors import CaptureError, CaptureVersionError
+from legroom.memory.annotations import GapEnded, GapStarted
 from legroom.memory.capture.lines import FORMAT, VERSION, BadRow, RowDecoder, Site
-from legroom.memory.events import Alloc, Category, Event, Free, Note, Segment, Tag
+from legroom.memory.events import Alloc, Category, Event, Free, Segment, Tag
 from legroom.memory.garbage_collection import no_garbage_collection
 from legroom.units import MiB
 
@@ -126,9 +127,9 @@ class _Reader:
             if not (type(number) is type(until) is type(every) is int):
                 raise BadRow
             missing += number
-            self._enter_gap(time, _what_was_dropped(missing, time, until, every))
+            self._enter_gap(time, missing, every)
         elif missing:
-            self._enter_gap(time, f"{missing:,} events are missing before {time / 1e6:.1f} s")
+            self._enter_gap(time, missing)
         self._dropped += missing
         self._position += missing
 
@@ -145,16 +146,16 @@ class _Reader:
                     self._leave_gap()
             self._events += fresh
 
-    def _enter_gap(self, microseconds: int, text: str) -> None:
+    def _enter_gap(self, microseconds: int, missing: int, every: int = 1) -> None:
         if not self._in_gap:
             self._alive.fold(self._events)
-            self._events.append(Note(microseconds / 1e6, "dropped", text))
+            self._events.append(GapStarted(microseconds / 1e6, missing, every))
         self._in_gap = True
 
     def _leave_gap(self) -> None:
         time = self._decoder.time / 1e6
         self._events += self._alive.changes_to(self._decoder.live, self._decoder.reserved, time)
-        self._events.append(Note(time, "resumed", f"the record goes on with event {self._position:,}"))
+        self._events.append(GapEnded(time))
         self._in_gap = False
 
 
@@ -261,14 +262,6 @@ def _parse_all(lines: list[bytes]) -> tuple[list[Any], bool]:
             for line in lines:
                 rows.append(_parse(line))
         return rows, False
-
-
-def _what_was_dropped(events: int, begin: int, end: int, every: int) -> str:
-    steps = "their steps" if every == 1 else f"one in {every:,} of their steps"
-    return (
-        f"{events:,} events between {begin / 1e6:.1f} s and {end / 1e6:.1f} s were dropped to keep the capture small; "
-        f"{steps} are kept"
-    )
 
 
 def _why_no_capture(path: Path, start: bytes) -> str:

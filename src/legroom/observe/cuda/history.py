@@ -30,7 +30,15 @@ import torch
 from torch import nn
 
 from legroom.memory.allocator.settings import AllocatorSettings
-from legroom.memory.events import Event, Note, Sink, Step
+from legroom.memory.annotations import (
+    Annotation,
+    ForwardProgress,
+    GapStarted,
+    HistoryUnavailable,
+    LibraryRetries,
+    RecordingFailed,
+)
+from legroom.memory.events import Event, Sink, Step
 from legroom.memory.garbage_collection import no_garbage_collection
 from legroom.observe.cuda.address_owners import Sightings, tensors_in
 from legroom.observe.cuda.failures import Failures
@@ -40,6 +48,7 @@ from legroom.observe.cuda.module_markers import StampedModules
 from legroom.observe.cuda.step_peaks import Peaks
 from legroom.observe.cuda.torch_api import CudaCalls, Figures
 from legroom.observe.holders import autograd_graph
+from legroom.observe.producer import MemoryStats
 from legroom.observe.training import TrainingClock
 
 FIRST_ENTRIES = 20_000
@@ -131,18 +140,20 @@ class CudaHistory:
         """Steps completed, and how many seconds the last one took. (`Step` events come later.)"""
         return self._progress
 
-    def figures(self, device: int) -> tuple[int, int, int, int]:
-        """Allocated and reserved bytes now, and their peaks over the run."""
+    def memory_stats(self, device: int) -> MemoryStats:
         if not self._is_ready:
-            return 0, 0, 0, 0
+            return MemoryStats(0, 0, 0, 0)
         figures = self._calls.figures_of(self._peaks.statistics(device))
         ring = self._rings.get(device) or _Ring()
-        return (
+        return MemoryStats(
             figures.allocated,
             figures.reserved,
             max(figures.peak_allocated, ring.peak_allocated),
             max(figures.peak_reserved, ring.peak_reserved),
         )
+
+    def is_on_device(self, tensor: torch.Tensor) -> bool:
+        return tensor.device.type not in ("cpu", "meta")
 
     # --- starting and stopping
 
@@ -152,9 +163,7 @@ class CudaHistory:
         reason = self._calls.start(self._entries)
         self._records = reason is None
         if reason is not None:
-            self._later(
-                0, Note(self._seconds, "history", f"{reason}: only the figures of each step are recorded")
-            )
+            self._later(0, HistoryUnavailable(self._seconds, reason))
         else:
             self._marks.start(self._calls.stamper())
             self._failures.watch()
@@ -186,7 +195,7 @@ class CudaHistory:
         text = f"watching the GPU ended early, in {where.strip('_')}: {type(error).__name__}: {error}"
         self._turn_off()
         self._flush_pending()
-        self._tell(Note(self._seconds, "trouble", text))
+        self._tell(RecordingFailed(self._seconds, text))
 
     def silence(self) -> None:
         """In a forked child, nothing is watched and nothing is told."""
@@ -313,7 +322,7 @@ class CudaHistory:
     def _begin_gap(self) -> None:
         if not self._in_gap:
             self._in_gap = True
-            self._tell(Note(self._told_until, "dropped", _gap_words(self._entries)))
+            self._tell(GapStarted(self._told_until))
 
     # --- reading
 
@@ -321,7 +330,7 @@ class CudaHistory:
         progress = self._modules.progress
         self._read(failure)
         if progress is not None:
-            self._tell(Note(self._seconds, "progress", f"{progress:.3f}"))
+            self._tell(ForwardProgress(self._seconds, progress))
         if self._clock.in_optimizer:
             self._clock.interrupted()
             self._marks.advance(OTHER)
@@ -332,7 +341,7 @@ class CudaHistory:
         moments = self._moments()
         swallowed = self._failures.take_swallowed()
         if swallowed:
-            moments.append(Pending(self._marks.tick, Note(self._seconds, "retry", _retry_words(swallowed))))
+            moments.append(Pending(self._marks.tick, LibraryRetries(self._seconds, swallowed)))
         with no_garbage_collection():  # it would look through a million small objects, again and again
             snapshot = self._calls.snapshot(self._next_entries)
             told = self._events_of(snapshot, moments, failure)
@@ -399,7 +408,7 @@ class CudaHistory:
             history = self._histories[device] = DeviceHistory(device, self._marks, self._numbers, sizes)
         return history
 
-    def _later(self, entries: int, event: Step | Note) -> None:
+    def _later(self, entries: int, event: Step | Annotation) -> None:
         self._pending.append((entries, Pending(self._marks.tick, event)))
 
     def _flush_pending(self) -> None:
@@ -465,15 +474,6 @@ def settings_of(said: dict[str, Any]) -> AllocatorSettings:
 def _concerns(moment: Moment, device: int) -> bool:
     """Addresses differ between devices; events name theirs, or none and then belong to the first."""
     return not isinstance(moment, Pending) or getattr(moment.event, "device", 0) == device
-
-
-def _gap_words(entries: int) -> str:
-    return f"the allocator's history holds {entries:,} entries: of some steps before the last, only figures are known"
-
-
-def _retry_words(number: int) -> str:
-    what = "allocation" if number == 1 else "allocations"
-    return f"{number:,} {what} failed inside a library, such as cuDNN trying faster algorithms, which went on with less"
 
 
 def _silence_in_children(history: CudaHistory) -> None:

@@ -11,7 +11,8 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from legroom.memory.allocator.settings import AllocatorSettings
-from legroom.memory.events import Alloc, Category, Event, Frame, Free, Note, Oom, Phase, Segment, Tag
+from legroom.memory.annotations import GapEnded, HolderCoverage, OtherProcesses
+from legroom.memory.events import Alloc, Category, Event, Frame, Free, Oom, Phase, Segment, Tag
 from legroom.observe.cuda.address_owners import Sighting
 from legroom.observe.cuda.block_lifetimes import (
     Life,
@@ -185,7 +186,7 @@ class _Reading:
             self._moments = [moment for moment in self._moments if not self._is_stale(moment)]
         self._pass_moments(self._mark.tick)
         if after_gap:
-            self._tell(Note(self._time, "resumed", f"the record goes on in step {self._mark.step}"))
+            self._tell(GapEnded(self._time))
 
     def _is_stale(self, moment: Moment) -> bool:
         """Whether it is about blocks that came and went among the lost entries."""
@@ -351,9 +352,9 @@ class _Reading:
             holders = failure.survey.holders(made, oom.module)
             for holder in holders.largest:
                 self._tell(holder)
-            self._tell(Note(self._time, "reached", str(holders.total_bytes)))
+            self._tell(HolderCoverage(self._time, holders.total_bytes))
         if failure.others:
-            self._tell(Note(self._time, "processes", failure.others))
+            self._tell(OtherProcesses(self._time, failure.others))
 
     # --- what the lives were
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from legroom.memory.leak import How, Kept, Kind
+from legroom.memory.annotations import DetectedLeak, LeakHolder, LeakKind
 from legroom.observe.dispatch.attribution import is_user_file
 from legroom.observe.holders.descriptions import NO_ONE, HolderPath, StoredName
 from legroom.observe.holders.paths import find_path, held_by_python
@@ -36,7 +36,7 @@ TURNS_KEPT = 4
 class Suspect:
     """What a look found: a leak, or (where `warming`) a cache that may only be filling."""
 
-    kept: Kept
+    kept: DetectedLeak
     warming: bool
     length: int
     unplaced: int = 0
@@ -113,7 +113,7 @@ class Holders:
         return held_by_python(tensors, variables)
 
 
-def suspects_of(found: Found, *, kind: Kind, **figures: Any) -> Iterator[Suspect]:
+def suspects_of(found: Found, *, kind: LeakKind, **figures: Any) -> Iterator[Suspect]:
     path, stored, _ = found
     # Four states may be at hand and yet each have the graph of all before it.
     carries_on = kind == "graph" and path.length > 0 and figures["steps"] > path.length + 2
@@ -143,7 +143,7 @@ def suspects_of(found: Found, *, kind: Kind, **figures: Any) -> Iterator[Suspect
         )
     )
     traceable = path.container and path.how in ("container", "variable", "closure", "generator")
-    kept = Kept(
+    kept = DetectedLeak(
         kind=kind,
         how=how,
         name=path.name,
@@ -166,7 +166,7 @@ def suspects_of(found: Found, *, kind: Kind, **figures: Any) -> Iterator[Suspect
     )
 
 
-def _how(path: HolderPath, stored: Stored) -> How:
+def _how(path: HolderPath, stored: Stored) -> LeakHolder:
     if path.how == "variable" or (path.how == "container" and path.length < TURNS_KEPT):
         carried = any(each.feeds_itself and not each.adds and not each.joins for each in stored.statements)
         return "carried" if carried else "variable"

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import torch
 
-from legroom.memory.leak import Kept
+from legroom.memory.annotations import DetectedLeak
 from legroom.observe.leaks.counters import Counters
 from legroom.observe.leaks.graph_ages import Roots, StepMarks
 from legroom.observe.leaks.iterations import Ticks
@@ -51,12 +51,12 @@ WARMING_TURNS = 13
 class Watcher:
     """Tells `on_leak` of each thing that is kept; `attach` and `detach` begin and end it.
 
-    The same leak may be told again later, with newer figures: `Kept.identity` says that it is the same.
+    The same leak may be told again later, with newer figures: `DetectedLeak.identity` says that it is the same.
     """
 
     def __init__(
         self,
-        on_leak: Callable[[Kept], None],
+        on_leak: Callable[[DetectedLeak], None],
         *,
         allocated: Callable[[], int] | None = None,
         on_device: Callable[[torch.Tensor], bool] | None = None,
@@ -64,7 +64,7 @@ class Watcher:
     ) -> None:
         """`allocated`, `on_device`: where another than the CUDA allocator knows of device memory. `share`: the most that
         it may take of the time while nothing grows."""
-        self.leaks: dict[tuple[object, ...], Kept] = {}
+        self.leaks: dict[tuple[object, ...], DetectedLeak] = {}
         self.turn = 0
         self.seconds_looking = 0.0
         """Spent in windows, for the curious."""
@@ -90,7 +90,7 @@ class Watcher:
         self._next_by_chance = FIRST_LOOK
         self._not_before = dict.fromkeys(_SIGNS, 0)
         self._warming: dict[tuple[object, ...], tuple[int, int]] = {}
-        self._traced: tuple[Kept, StoringTrace, int] | None = None
+        self._traced: tuple[DetectedLeak, StoringTrace, int] | None = None
         self._places: dict[tuple[str, str | None], Place] = {}
         """By holder and its file, what tracing has shown."""
 
@@ -223,13 +223,13 @@ class Watcher:
         self._tell(kept)
         return True
 
-    def _tell(self, kept: Kept) -> None:
+    def _tell(self, kept: DetectedLeak) -> None:
         self.leaks[kept.identity] = kept
         self._on_leak(kept)
 
     # --- where the source does not say which line stores
 
-    def _trace(self, kept: Kept, suspect: Suspect, turns: int) -> bool:
+    def _trace(self, kept: DetectedLeak, suspect: Suspect, turns: int) -> bool:
         """For so many turns at most. True once it is told, or will be."""
         place = self._places.get((kept.name, kept.file))
         if place is not None:
@@ -263,13 +263,13 @@ class Watcher:
         self._tell(kept)
 
 
-def _is_limited(kept: Kept, place: Place) -> bool:
+def _is_limited(kept: DetectedLeak, place: Place) -> bool:
     """Whether the source limits what is stored there, by the name that it has there."""
     found = find_at(place.file, place.line)
     return found.limited or (found.emptied and kept.kind != "graph")
 
 
-def _placed(kept: Kept, place: Place) -> Kept:
+def _placed(kept: DetectedLeak, place: Place) -> DetectedLeak:
     return replace(kept, file=place.file, line=place.line, function=place.function)
 
 

@@ -16,7 +16,7 @@ from itertools import pairwise
 
 import torch
 
-from legroom.memory.leak import Kept, Kind
+from legroom.memory.annotations import DetectedLeak, LeakKind
 from legroom.observe.dispatch.storages import storage_of
 from legroom.observe.leaks.census import Followed, accounted_for, look_around, of_trained
 from legroom.observe.leaks.graph_ages import Births, Share, StepMarks, roots
@@ -96,7 +96,7 @@ class Window:
         """Nothing odd was seen at the last look."""
         self.searched = False
         """Someone who holds something was found at the last look."""
-        self.told: set[Kind] = set()
+        self.told: set[LeakKind] = set()
         """Signs that were judged to be leaks: not followed again, so that the other signs can still show theirs."""
         self._marks = marks
         self._ticks = ticks
@@ -131,7 +131,7 @@ class Window:
             self.searched = holders.found
         return [each for each in suspects if each.warming or self._is_first(each.kept)]
 
-    def _is_first(self, kept: Kept) -> bool:
+    def _is_first(self, kept: DetectedLeak) -> bool:
         """A list of tensors that hold graphs shows two signs; the first, of the graph, has the fuller figures."""
         known = kept.identity in self._named
         self._named.add(kept.identity)
@@ -334,7 +334,7 @@ class Window:
             if not named.is_attribute and belongs_to_a_call(named):
                 continue
             if statement is not None and not stored.shrinks and not starts_anew and not statement.guarded:
-                kept = Kept(
+                kept = DetectedLeak(
                     kind="larger", how="variable", name=named.name, described="tensor", file=statement.file,
                     line=statement.line, function=statement.function, nodes_per_step=0, storages_per_step=0,
                     bytes_per_step=(series[-1] - series[0]) // (len(series) - 1), step=turn, steps=len(series),

@@ -6,7 +6,8 @@ from typing import Protocol
 import torch
 
 from legroom.memory.allocator.allocator import AllocationFailed, Allocator
-from legroom.memory.events import Note, Oom, Phase
+from legroom.memory.annotations import ForwardProgress, HolderCoverage
+from legroom.memory.events import Oom, Phase
 from legroom.observe.dispatch.attribution import Place
 from legroom.observe.dispatch.recorder import Recorder
 from legroom.observe.holders.holders import StepStorage, survey_holders, tensors_in_frames
@@ -44,9 +45,9 @@ def report_out_of_memory(
         holders = holding.holders(_allocated_in_this_step(recorder), place.module)
         for holder in holders.largest:
             recorder.emit(holder)
-        recorder.emit(Note(recorder.charges.seconds, "reached", str(holders.total_bytes)))
+        recorder.emit(HolderCoverage(recorder.charges.seconds, holders.total_bytes))
         if place.phase is Phase.FORWARD and recorder.modules.progress is not None:
-            recorder.emit(Note(recorder.charges.seconds, "progress", f"{recorder.modules.progress:.3f}"))
+            recorder.emit(ForwardProgress(recorder.charges.seconds, recorder.modules.progress))
     finally:
         del frame
     return torch.OutOfMemoryError(message)

@@ -83,7 +83,7 @@ class RankEnding:
     """When it happened, in seconds since the epoch: what comes first is the cause."""
     exit_code: int
     ended: str
-    """As `legroom.observe.script.Ending` says it."""
+    """An `ExitReason` of `legroom.memory.annotations`."""
     error: str = ""
     """The uncaught exception in one line."""
     traceback: str = ""

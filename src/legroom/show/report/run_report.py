@@ -13,8 +13,8 @@ from rich.text import Text
 
 from legroom.diagnose.report.growing_lines import Leak
 from legroom.diagnose.report.run_report import DeviceSummary, OomReport, RunReport
-from legroom.diagnose.report.spilled import Spilled
 from legroom.findings import Finding
+from legroom.memory.annotations import ExitReason, SpillTotals
 from legroom.memory.events import Holder
 from legroom.show.common.formatting import (
     clean,
@@ -155,16 +155,16 @@ def _sentence(report: RunReport) -> str:
 
 def _ending_words(report: RunReport) -> str:
     ending = report.ending
-    match ending.ended:
-        case "finished":
+    match ending.reason:
+        case ExitReason.FINISHED:
             return "Finished"
-        case "exited":
+        case ExitReason.EXITED:
             return "Finished" if ending.exit_code == 0 else f"Exited with code {ending.exit_code}"
-        case "left":
+        case ExitReason.OS_EXIT:
             return f"Left by os._exit({ending.exit_code})"
-        case "interrupted":
+        case ExitReason.INTERRUPTED:
             return "Interrupted" + clean(ending.error).removeprefix("KeyboardInterrupt")
-        case "raised":
+        case ExitReason.RAISED:
             return f"Stopped by {clean(ending.error).partition(':')[0]}"
     return "Broken off (killed, or still running)" if report.truncated else "Ended"
 
@@ -194,7 +194,7 @@ def _caught_sentence(report: RunReport, oom: OomReport) -> str:
     )
 
 
-def _spill_sentence(spilled: Spilled, seconds: float) -> str:
+def _spill_sentence(spilled: SpillTotals, seconds: float) -> str:
     left = (
         f"{format_size(spilled.left_bytes)} stayed on the GPU for want of host memory"
         if spilled.left_bytes

@@ -19,7 +19,7 @@ from rich.text import Text
 from legroom.diagnose.report.growing_lines import Leak
 from legroom.diagnose.report.leaks import leaks_from
 from legroom.errors import UsageError
-from legroom.memory.leak import Kept
+from legroom.memory.annotations import DetectedLeak
 from legroom.observe.leaks.counters import cuda_allocated_and_peak, resident_bytes
 from legroom.observe.leaks.watcher import Watcher
 from legroom.show.common.live_line import can_repaint
@@ -91,7 +91,7 @@ class Watched(Generic[Item]):
         line = _Line(self._file or sys.stderr, self._description, total, self._quiet)
         return _WatchedIterator(iter(self._loader), id(self._loader), line, self._report)
 
-    def _report(self, kept: Kept, line: "_Line") -> None:
+    def _report(self, kept: DetectedLeak, line: "_Line") -> None:
         (leak,) = leaks_from([kept], [], kept.step, 0)
         known = any(
             (each.name, each.file, each.line) == (leak.name, leak.file, leak.line) for each in self.leaks
@@ -109,12 +109,16 @@ class _WatchedIterator(Iterator[Item]):
     """Passes items on one by one and keeps no reference to them."""
 
     def __init__(
-        self, items: Iterator[Item], loop_id: int, line: "_Line", report: Callable[[Kept, "_Line"], None]
+        self,
+        items: Iterator[Item],
+        loop_id: int,
+        line: "_Line",
+        report: Callable[[DetectedLeak, "_Line"], None],
     ) -> None:
         self._items = items
         self._line = line
         self._finished = False
-        self._report: Callable[[Kept], None] = lambda kept: report(kept, line)
+        self._report: Callable[[DetectedLeak], None] = lambda kept: report(kept, line)
         _detector.begin(self._report, loop_id)
 
     def __next__(self) -> Item:
@@ -143,11 +147,11 @@ class _SharedDetector:
 
     def __init__(self) -> None:
         self.watcher = Watcher(self._report)
-        self._listeners: list[Callable[[Kept], None]] = []
+        self._listeners: list[Callable[[DetectedLeak], None]] = []
         self._pid = os.getpid()
         self._loop_id = 0
 
-    def begin(self, listener: Callable[[Kept], None], loop_id: int) -> None:
+    def begin(self, listener: Callable[[DetectedLeak], None], loop_id: int) -> None:
         """`loop_id`: the same number for the same loader in every epoch."""
         if self._pid != os.getpid():  # a forked worker watches its own loops
             self.__init__()  # type: ignore[misc]
@@ -158,13 +162,13 @@ class _SharedDetector:
                 self.watcher.begin_loop()
             self.watcher.attach()
 
-    def end(self, listener: Callable[[Kept], None]) -> None:
+    def end(self, listener: Callable[[DetectedLeak], None]) -> None:
         if listener in self._listeners:
             self._listeners.remove(listener)
             if not self._listeners:
                 self.watcher.detach()
 
-    def _report(self, kept: Kept) -> None:
+    def _report(self, kept: DetectedLeak) -> None:
         if self._listeners:
             self._listeners[-1](kept)
 

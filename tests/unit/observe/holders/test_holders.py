@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from legroom.memory.events import Category, Event, Frame, Holder, Note
+from legroom.memory.annotations import HolderCoverage
+from legroom.memory.events import Category, Event, Frame, Holder
 from legroom.memory.ledger import Ledger
 from legroom.observe.holders import autograd_graph
 from legroom.observe.holders.holders import HolderSurvey, StepStorage, find_holders
@@ -22,7 +23,7 @@ reads_graphs = pytest.mark.skipif(not autograd_graph.can_read_saved(), reason="r
 
 def held_at_failure(events: list[Event]) -> tuple[dict[str, Holder], float]:
     """The holders by path, and the fraction of live memory that they explain."""
-    reached = next(int(event.text) for event in events if isinstance(event, Note) and event.kind == "reached")
+    reached = next(event.bytes for event in events if isinstance(event, HolderCoverage))
     alive = sum(each.block_bytes for each in Ledger(events).at_oom().live)
     return {event.path: event for event in events if isinstance(event, Holder)}, reached / alive
 

@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from legroom.memory.leak import Kept
+from legroom.memory.annotations import DetectedLeak
 from legroom.observe.leaks.watcher import Watcher
 
 
 def leaks_of(
     turn: Callable[[int, Any, Any], None], turns: int = 14, *, allocated: Callable[[], int] | None = None
-) -> list[Kept]:
+) -> list[DetectedLeak]:
     """What a watcher tells of a loop that calls `turn(step, loss, output)` after each optimizer step. `allocated`: a device's bytes."""
-    found: dict[tuple[object, ...], Kept] = {}
+    found: dict[tuple[object, ...], DetectedLeak] = {}
     watcher = Watcher(
         lambda kept: found.setdefault(kept.identity, kept) and None, allocated=allocated, share=1e6
     )  # every turn is attended, however busy the machine

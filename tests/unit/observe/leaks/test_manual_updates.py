@@ -9,13 +9,13 @@ import pytest
 import torch
 from loops import leaks_of
 
-from legroom.memory.leak import Kept
+from legroom.memory.annotations import DetectedLeak
 from legroom.observe.leaks.watcher import Watcher
 
 
-def _watched_by_hand(*, grad: bool, turns: int = 16) -> list[Kept]:
+def _watched_by_hand(*, grad: bool, turns: int = 16) -> list[DetectedLeak]:
     """A loop without optimizer and loader that keeps its losses."""
-    found: dict[tuple[object, ...], Kept] = {}
+    found: dict[tuple[object, ...], DetectedLeak] = {}
     watcher = Watcher(lambda kept: found.setdefault(kept.identity, kept) and None, share=1.0)
     weight, losses = torch.randn(4, 2, requires_grad=True), []
     watcher.attach()

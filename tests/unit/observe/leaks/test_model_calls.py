@@ -8,12 +8,12 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from legroom.memory.leak import Kept
+from legroom.memory.annotations import DetectedLeak
 from legroom.observe.leaks.watcher import Watcher
 
 
-def _watched(loop: Callable[[], None]) -> tuple[list[Kept], Watcher]:
-    found: dict[tuple[object, ...], Kept] = {}
+def _watched(loop: Callable[[], None]) -> tuple[list[DetectedLeak], Watcher]:
+    found: dict[tuple[object, ...], DetectedLeak] = {}
     watcher = Watcher(lambda kept: found.setdefault(kept.identity, kept) and None, share=1.0)
     watcher.attach()
     try:

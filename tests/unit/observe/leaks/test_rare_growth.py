@@ -8,7 +8,7 @@ import torch
 from tests.unit.observe.leaks.loops import leaks_of
 from torch import nn
 
-from legroom.memory.leak import Kept
+from legroom.memory.annotations import DetectedLeak
 from legroom.observe.leaks import counters
 from legroom.observe.leaks.watcher import Watcher
 
@@ -80,7 +80,7 @@ def test_a_tensor_joined_once_in_an_epoch_is_told() -> None:
 
 
 def test_models_that_were_trained_may_gather() -> None:
-    told: list[Kept] = []
+    told: list[DetectedLeak] = []
     watcher, members = Watcher(told.append), []
     watcher.attach()
     try:

@@ -6,7 +6,7 @@ import torch
 from tests.unit.observe.leaks.loops import leaks_of
 from torch import nn
 
-from legroom.memory.leak import Kept
+from legroom.memory.annotations import DetectedLeak
 from legroom.observe.leaks.watcher import Watcher
 
 
@@ -38,7 +38,7 @@ def test_plain_tensors_are_named_beside_a_graph_that_is_seen_sooner() -> None:
 
 
 def test_labels_gathered_on_the_host_beside_a_leak_of_an_evaluation_are_no_leak() -> None:
-    found: dict[tuple[object, ...], Kept] = {}
+    found: dict[tuple[object, ...], DetectedLeak] = {}
     # the host's tensors are those of whole numbers, for this test
     watcher = Watcher(lambda kept: found.setdefault(kept.identity, kept) and None,
                       on_device=lambda tensor: tensor.is_floating_point(), share=1.0)  # fmt: skip

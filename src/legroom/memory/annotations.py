@@ -1,0 +1,185 @@
+"""The rare events of a run: leaks that were found, gaps in the recording, how the run ended.
+
+Each kind is a frozen dataclass with typed fields. A capture file stores the class name and the fields in order
+(see `capture.lines`), so a change to either requires a new capture version. They have no `slots`: that would create
+a second class of each, and `Annotation.__subclasses__()` would list both.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Annotation:
+    """The base of every rare event."""
+
+    time: float
+    """Seconds since the run started."""
+
+
+@dataclass(frozen=True)
+class GapStarted(Annotation):
+    """Events are missing from here to the next `GapEnded`. Only the steps in between are known."""
+
+    events: int | None = None
+    """How many events are missing; None if unknown."""
+    every: int = 1
+    """One in `every` steps of the gap is kept."""
+
+
+@dataclass(frozen=True)
+class GapEnded(Annotation):
+    """The recording is complete again."""
+
+
+@dataclass(frozen=True)
+class ForwardProgress(Annotation):
+    """How far the forward pass was when memory ran out. Follows its `Oom`."""
+
+    fraction: float
+    """From 0 to 1."""
+
+
+@dataclass(frozen=True)
+class HolderCoverage(Annotation):
+    """How much memory the `Holder` events of an `Oom` account for together."""
+
+    bytes: int
+    """Each storage counts once."""
+
+
+@dataclass(frozen=True)
+class OtherProcesses(Annotation):
+    """Other processes used the GPU on which memory ran out."""
+
+    description: str
+
+
+@dataclass(frozen=True)
+class HistoryUnavailable(Annotation):
+    """The CUDA allocator records no history, so only memory totals per step are known."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class LibraryRetries(Annotation):
+    """Allocations failed inside a library, which continued with less memory."""
+
+    count: int
+
+
+@dataclass(frozen=True)
+class RecordingFailed(Annotation):
+    """Legroom stopped recording, or searching for leaks, because of an error of its own."""
+
+    message: str
+
+
+@dataclass(frozen=True)
+class LoopWatched(Annotation):
+    """The leak detector watched the training loop to its end."""
+
+    iterations: int
+
+
+LeakKind = Literal["graph", "tensor", "larger"]
+"""`graph`: an autograd graph grows. `tensor`: tensors accumulate. `larger`: a tensor grows with each iteration."""
+LeakHolder = Literal[
+    "container", "variable", "carried", "cache", "exception", "closure", "generator", "cycle", "unknown"
+]
+"""What retains the memory. `variable`: a variable computed from its own last value. `carried`: a recurrent state."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectedLeak(Annotation):
+    """Memory that a training loop retains, more of it in each iteration."""
+
+    time: float = 0.0
+    kind: LeakKind
+    how: LeakHolder
+    name: str
+    """The variable, as written in the user's code: `losses`, `trainer.history`; "" if unknown."""
+    described: str
+    """The type and size of the variable: `list, 412 items`."""
+    file: str | None
+    line: int | None
+    """The line that stores the tensors; if unknown, the line that creates them."""
+    function: str
+    bytes_per_step: int
+    nodes_per_step: int
+    storages_per_step: int
+    step: int
+    """The step in which the leak was detected."""
+    steps: int
+    """How many steps it had grown by then."""
+    evaluation: bool = False
+    """Whether the loop ran no backward pass."""
+    on_host: bool = False
+    """Whether host memory grows while the computation runs on a GPU."""
+
+    @property
+    def identity(self) -> tuple[str, str | None, int | None]:
+        """Equal for the same leak detected again with newer figures."""
+        return self.name, self.file, self.line
+
+
+@dataclass(frozen=True)
+class SpillTotals(Annotation):
+    """What `legroom run --spill` moved to host memory over the whole run."""
+
+    moved_bytes: int
+    moved_tensors: int
+    peak_host_bytes: int
+    left_bytes: int
+    """Not moved because host memory ran out."""
+    budget_bytes: int
+    """The allowed host memory; 0 if there was no limit."""
+    seconds: float
+    """The time spent waiting for copies."""
+
+
+@dataclass(frozen=True)
+class SourceLines(Annotation):
+    """Lines of one file of the user's code, as they were during the run."""
+
+    file: str
+    lines: tuple[tuple[int, str], ...]
+    """Line numbers with their text."""
+
+
+class ExitReason(StrEnum):
+    """How a script ended."""
+
+    FINISHED = "finished"
+    EXITED = "exited"
+    """`sys.exit` or `SystemExit`, with any exit code."""
+    RAISED = "raised"
+    INTERRUPTED = "interrupted"
+    """Ctrl-C that the script did not handle."""
+    OS_EXIT = "os._exit"
+    """`os._exit`, which runs no exit handlers."""
+    UNKNOWN = "unknown"
+    """The capture has no end: the process was killed, or is still running."""
+
+
+@dataclass(frozen=True)
+class RunEnded(Annotation):
+    """How the run ended."""
+
+    exit_code: int | None
+    """None if the reason is `unknown`."""
+    reason: ExitReason
+    error: str = ""
+    """The uncaught exception in one line."""
+    traceback: str = ""
+
+
+def find_ending(annotations: Sequence[Annotation]) -> RunEnded:
+    """The last `RunEnded`; without one, a `RunEnded` whose reason is unknown."""
+    for annotation in reversed(annotations):
+        if isinstance(annotation, RunEnded):
+            return annotation
+    return RunEnded(annotations[-1].time if annotations else 0.0, None, ExitReason.UNKNOWN)

@@ -1,0 +1,37 @@
+"""What a session requires of a producer of events.
+
+Two exist: the dispatch recorder, over a virtual GPU or host memory, and the history of the CUDA allocator.
+"""
+
+from typing import NamedTuple, Protocol
+
+import torch
+
+
+class MemoryStats(NamedTuple):
+    """The memory of one device in bytes, now and at its highest."""
+
+    allocated: int
+    reserved: int
+    peak_allocated: int
+    peak_reserved: int
+
+
+class Producer(Protocol):
+    """A context manager that records memory events while it is active."""
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def finish(self) -> None:
+        """Send the events that are still pending. May be called more than once."""
+
+    @property
+    def progress(self) -> tuple[int, float]:
+        """The number of completed steps, and the seconds that the last step took."""
+
+    def memory_stats(self, device: int) -> MemoryStats: ...
+
+    def is_on_device(self, tensor: torch.Tensor) -> bool:
+        """Whether `tensor` uses memory of a recorded device."""
