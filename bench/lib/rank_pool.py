@@ -1,9 +1,10 @@
-"""Processes that form one job and live on: each task runs on all of them, and one that hangs is found out.
+"""Worker processes that form one distributed job and run many tasks.
 
     with RankPool(2) as pool:
         results = pool.run(task, 1, 2)      # task(1, 2) on every rank; a list with each rank's result
 
-Starting a rank takes seconds (importing torch), a task a fraction of one: hundreds of failures fit into one life.
+Starting a rank takes seconds, because it imports torch; a task takes a fraction of a second. A rank that does not answer
+in time raises `Hang`.
 """
 
 import gc
@@ -17,7 +18,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 virtual_gpu: Any = None
-"""In a rank: the virtual GPU it was given."""
+"""In a rank: its virtual GPU."""
 
 
 class Hang(AssertionError):  # noqa: N818
@@ -25,10 +26,10 @@ class Hang(AssertionError):  # noqa: N818
 
 
 class RankPool:
-    """`ranks` processes with a gloo group among them."""
+    """`ranks` processes with a gloo group."""
 
     def __init__(self, ranks: int, *, gpu: str | None = None) -> None:
-        """`gpu`: sizes of virtual GPUs, one per rank, as "64MiB,32MiB"; every rank sees its own as cuda:0."""
+        """`gpu`: sizes of virtual GPUs, one per rank, as "64MiB,32MiB". Every rank sees its own as cuda:0."""
         spawn = multiprocessing.get_context("spawn")
         port = _free_port()
         sizes = gpu.split(",") if gpu else [None] * ranks
@@ -38,16 +39,16 @@ class RankPool:
             ours, theirs = spawn.Pipe()
             process = spawn.Process(target=_live, args=(theirs, rank, ranks, port, size), daemon=True)
             process.start()
-            theirs.close()  # the rank has it now; if it dies, our end must notice
+            theirs.close()  # close our copy, so that a rank's death is noticed
             self._pipes.append(ours)
             self._processes.append(process)
 
     def run(
         self, task: Callable[..., Any], *arguments: Any, timeout: float = 60.0, may_die: bool = False
     ) -> list[Any]:
-        """`task(*arguments)` on every rank. An error on a rank comes back as its traceback, in a RuntimeError.
+        """Run `task(*arguments)` on every rank. An error on a rank is raised as a RuntimeError with its traceback.
 
-        `may_die`: a rank whose process ends counts as one that returned None.
+        `may_die`: treat a rank whose process exits as one that returned None.
         """
         for pipe in self._pipes:
             pipe.send((task, arguments))
@@ -59,7 +60,7 @@ class RankPool:
             for pipe in ready:
                 answers[waiting[pipe]] = _answer(pipe, may_die)
             for rank, (fine, result) in answers.items():
-                if not fine:  # the others may wait for it for ever
+                if not fine:  # the other ranks may wait for it forever
                     self.close()
                     raise RuntimeError(f"rank {rank}:\n{result}")
             if not ready:
@@ -69,7 +70,7 @@ class RankPool:
         return [answers[rank][1] for rank in range(len(self._pipes))]
 
     def close(self) -> None:
-        """End the processes."""
+        """Terminate the processes."""
         for process in self._processes:
             process.kill()
         for process in self._processes:
@@ -86,7 +87,7 @@ def _answer(pipe: Any, may_die: bool) -> tuple[bool, Any]:
     try:
         return pipe.recv()
     except EOFError:
-        return (may_die, None if may_die else "its process ended")
+        return (may_die, None if may_die else "its process exited")
 
 
 def _live(pipe: Connection, rank: int, ranks: int, port: int, size: str | None) -> None:
@@ -98,19 +99,19 @@ def _live(pipe: Connection, rank: int, ranks: int, port: int, size: str | None) 
 
     import legroom
 
-    os.environ["LEGROOM_CACHE"] = "off"  # sizes of the last trial must not be remembered in the next
+    os.environ["LEGROOM_CACHE"] = "off"  # do not reuse sizes learned in the previous trial
     global virtual_gpu
     torch.set_num_threads(1)
     with legroom.VirtualGPU(size) if size else contextlib.nullcontext() as virtual_gpu:
         dist.init_process_group("nccl" if size else "gloo")
         gc.collect()
-        gc.freeze()  # recovery collects garbage each time: not through all of torch
+        gc.freeze()  # recovery collects garbage each time; keep torch's own objects out of it
         while True:
             try:
                 task, arguments = pipe.recv()
             except EOFError:
                 return
-            gc.collect()  # wrapped models are cycles: the last task's would fill the GPU
+            gc.collect()  # wrapped models are reference cycles: without this the previous task's would fill the GPU
             try:
                 pipe.send((True, task(*arguments)))
             except BaseException:

@@ -1,4 +1,4 @@
-"""Models whose largest batch was measured and that no kept case trains."""
+"""Models whose largest batch was measured and that no case of a set trains."""
 
 import itertools
 from collections.abc import Callable
@@ -46,7 +46,7 @@ def qwen2() -> Spec:
 
 
 class _Translator(nn.Module):
-    """An encoder and a decoder of LSTMs with dot-product attention between them."""
+    """An LSTM encoder and decoder with dot-product attention."""
 
     def __init__(self, words: int = 12000, width: int = 512) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ def super_resolution() -> Spec:
 
 
 class _VolumeNet(nn.Module):
-    """A small U-Net over volumes, as for medical scans."""
+    """A small 3D U-Net, as for medical scans."""
 
     def __init__(self, width: int = 24) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ def volume_net() -> Spec:
 
 @model
 def sick_plants() -> Spec:
-    """A residual network of nine layers over pictures of 256, pooled by four."""
+    """A nine-layer residual network on 256-pixel images."""
 
     def twice(width: int) -> nn.Module:
         return Residual(*conv_norm(width, width), *conv_norm(width, width))
@@ -160,8 +160,8 @@ def sick_plants() -> Spec:
     return Spec(model, labelled(3, 256, 256, classes=38), classification_loss)
 
 
-def _grown(codes: int, widths: tuple[int, ...], channels: int) -> nn.Sequential:
-    """From a code to a picture, by transposed convolutions."""
+def _generator(codes: int, widths: tuple[int, ...], channels: int) -> nn.Sequential:
+    """Build a generator from transposed convolutions."""
     layers: list[nn.Module] = [
         nn.ConvTranspose2d(codes, widths[0], 4, bias=False),
         nn.BatchNorm2d(widths[0]),
@@ -176,55 +176,58 @@ def _grown(codes: int, widths: tuple[int, ...], channels: int) -> nn.Sequential:
     return nn.Sequential(*layers, nn.ConvTranspose2d(widths[-1], channels, 4, 2, 1, bias=False), nn.Tanh())
 
 
-def _judged(channels: int, widths: tuple[int, ...], norm: Callable[[int], nn.Module]) -> nn.Sequential:
-    """From a picture to one number."""
+def _discriminator(channels: int, widths: tuple[int, ...], norm: Callable[[int], nn.Module]) -> nn.Sequential:
+    """Build a convolutional discriminator."""
     layers: list[nn.Module] = [nn.Conv2d(channels, widths[0], 4, 2, 1), nn.LeakyReLU(0.2, True)]
     for inputs, outputs in itertools.pairwise(widths):
         layers += [nn.Conv2d(inputs, outputs, 4, 2, 1), norm(outputs), nn.LeakyReLU(0.2, True)]
     return nn.Sequential(*layers, nn.Conv2d(widths[-1], 1, 4), nn.Flatten())
 
 
-def _classic(shop: StepParts) -> Callable[[], Tensor]:
-    """The judge learns from real and made pictures one after the other, then the maker from the judge."""
-    make, judge = shop.model["make"], shop.model["judge"]
-    of_judge, of_make = shop.optimizer(judge.parameters()), shop.optimizer(make.parameters())
-    tell = nn.BCEWithLogitsLoss()
+def _dcgan_step(parts: StepParts) -> Callable[[], Tensor]:
+    """DCGAN step: the discriminator learns from real, then from generated images; then the generator learns."""
+    generator, discriminator = parts.model["generator"], parts.model["discriminator"]
+    discriminator_optimizer, generator_optimizer = (
+        parts.optimizer(discriminator.parameters()),
+        parts.optimizer(generator.parameters()),
+    )
+    criterion = nn.BCEWithLogitsLoss()
 
     def step() -> Tensor:
-        (real,) = shop.batch()
+        (real,) = parts.batch()
         label = torch.full((len(real), 1), 1.0, device=real.device)
-        judge.zero_grad()
-        with shop.precision():
-            seen = tell(judge(real), label)
-        seen.backward()
-        with shop.precision():
-            fake = make(torch.randn(len(real), 100, 1, 1, device=real.device))
-            caught = tell(judge(fake.detach()), label.fill_(0.0))
-        caught.backward()
-        of_judge.step()
-        make.zero_grad()
-        with shop.precision():
-            fooled = tell(judge(fake), label.fill_(1.0))
-        fooled.backward()
-        of_make.step()
-        return fooled.detach()
+        discriminator.zero_grad()
+        with parts.precision():
+            real_loss = criterion(discriminator(real), label)
+        real_loss.backward()
+        with parts.precision():
+            fake = generator(torch.randn(len(real), 100, 1, 1, device=real.device))
+            fake_loss = criterion(discriminator(fake.detach()), label.fill_(0.0))
+        fake_loss.backward()
+        discriminator_optimizer.step()
+        generator.zero_grad()
+        with parts.precision():
+            generator_loss = criterion(discriminator(fake), label.fill_(1.0))
+        generator_loss.backward()
+        generator_optimizer.step()
+        return generator_loss.detach()
 
     return step
 
 
 @model
 def famous_faces() -> Spec:
-    """The tutorial's adversaries at 64."""
+    """DCGAN of the PyTorch tutorial at 64 pixels."""
     model = {
-        "make": _grown(100, (512, 256, 128, 64), 3),
-        "judge": _judged(3, (64, 128, 256, 512), nn.BatchNorm2d),
+        "generator": _generator(100, (512, 256, 128, 64), 3),
+        "discriminator": _discriminator(3, (64, 128, 256, 512), nn.BatchNorm2d),
     }
-    return Spec(nn.ModuleDict(model), unlabelled(3, 64, 64), no_loss, _classic)
+    return Spec(nn.ModuleDict(model), unlabelled(3, 64, 64), no_loss, _dcgan_step)
 
 
 @model
 def emotions_in_voices() -> Spec:
-    """HuBERT over four seconds; its convolutions are frozen."""
+    """HuBERT on four seconds of audio; its convolutions are frozen."""
     config = huggingface().HubertConfig(
         **transformer_sizes(512, 6, num_labels=8), mask_time_prob=0.0, layerdrop=0.0
     )
@@ -234,7 +237,7 @@ def emotions_in_voices() -> Spec:
 
 
 def _in_time(inputs: int, outputs: int, kernel: int, stride: int = 1, dilation: int = 1) -> list[nn.Module]:
-    """A convolution in time that keeps the length but for its stride, a norm and a rectifier."""
+    """Return a 1D convolution that keeps the length except for its stride, a norm and a ReLU."""
     return [
         nn.Conv1d(inputs, outputs, kernel, stride, dilation * (kernel // 2), dilation, bias=False), nn.BatchNorm1d(outputs), nn.ReLU()
     ]  # fmt: skip
@@ -242,7 +245,7 @@ def _in_time(inputs: int, outputs: int, kernel: int, stride: int = 1, dilation: 
 
 @model
 def hearts_in_detail() -> Spec:
-    """Twelve leads at 500 Hz through an 18-layer residual network in time, several findings each."""
+    """A 1D ResNet-18 on twelve-lead ECGs at 500 Hz, multi-label."""
 
     def block(inputs: int, outputs: int, stride: int) -> nn.Module:
         layers = _in_time(inputs, outputs, 7, stride) + _in_time(outputs, outputs, 7)[:-1]
@@ -260,25 +263,28 @@ def hearts_in_detail() -> Spec:
     )
 
 
-def _steady(inputs: int, outputs: int) -> list[nn.Module]:
+def _conv_group_norm(inputs: int, outputs: int) -> list[nn.Module]:
     return [nn.Conv2d(inputs, outputs, 3, padding=1), nn.GroupNorm(8, outputs), nn.SiLU()]
 
 
 @model
 def wounds() -> Spec:
-    """Four levels with group norms, pictures of 320."""
+    """A U-Net with group norms on 320-pixel images."""
     widths = (24, 48, 96, 192, 384)
     down = [
-        sequential([nn.AvgPool2d(2)] if a > 3 else [], _steady(a, b), _steady(b, b))
+        sequential([nn.AvgPool2d(2)] if a > 3 else [], _conv_group_norm(a, b), _conv_group_norm(b, b))
         for a, b in itertools.pairwise((3, *widths))
     ]
-    up = [sequential(_steady(a + b, b), _steady(b, b)) for a, b in itertools.pairwise(widths[::-1])]
+    up = [
+        sequential(_conv_group_norm(a + b, b), _conv_group_norm(b, b))
+        for a, b in itertools.pairwise(widths[::-1])
+    ]
     return Spec(UNet(down, up, nn.Conv2d(24, 4, 1)), segmentation(3, 320, 320, 4), classification_loss)
 
 
 @model
 def sounds_of_a_city() -> Spec:
-    """Ten seconds as 64 pitches over 1,000 moments, pairs of convolutions, many labels (PANNs)."""
+    """A CNN on log-mel spectrograms of ten seconds, multi-label (PANNs)."""
     layers: list[nn.Module] = []
     for inputs, outputs in itertools.pairwise((1, 64, 128, 256, 512)):
         layers += [
@@ -296,7 +302,7 @@ def sounds_of_a_city() -> Spec:
 
 @model
 def questions_from_texts() -> Spec:
-    """T5's first form, its small size."""
+    """T5-small."""
     config = huggingface().T5Config(decoder_start_token_id=0, use_cache=False)
     return Spec(
         huggingface().T5ForConditionalGeneration(config),
@@ -307,7 +313,7 @@ def questions_from_texts() -> Spec:
 
 @model
 def hotel_reviews() -> Spec:
-    """Two layers of GRU in both directions over 220 words, the mean of all."""
+    """A two-layer bidirectional GRU over 220 tokens, mean-pooled."""
     read = Recurrent(nn.GRU, 200, 192, num_layers=2, bidirectional=True, dropout=0.3)
     model = sequential(nn.Embedding(30000, 200, padding_idx=0), read, Select("mean"), mlp(384, 96, 5))
     return Spec(model, parts.padded_texts(30000, 220, 5), classification_loss)
@@ -315,7 +321,7 @@ def hotel_reviews() -> Spec:
 
 @model
 def insurance() -> Spec:
-    """Eighty columns through five wide layers with norms and dropout."""
+    """A five-layer MLP with norms and dropout on 80 columns."""
     layers: list[nn.Module] = []
     for inputs, outputs in ((80, 512), (512, 512), (512, 512), (512, 256), (256, 128)):
         layers += [nn.Linear(inputs, outputs), nn.BatchNorm1d(outputs), nn.SiLU(), nn.Dropout(0.25)]

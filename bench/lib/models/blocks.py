@@ -1,4 +1,4 @@
-"""Larger blocks of which sets of cases build their networks: attention, levels that meet again, layers side by side, turns."""
+"""Larger blocks that the models of the cases share: attention, U-Nets, adversarial training, diffusion."""
 
 import contextlib
 import itertools
@@ -15,31 +15,31 @@ from bench.lib.models.parts import StepParts, huggingface, transformer_sizes
 
 
 class Attention(nn.Module):
-    """Every place looks at all others, at those before it, or at what another network saw."""
+    """Multi-head attention: over all positions, causal, or over another sequence."""
 
     def __init__(self, width: int, heads: int, *, causal: bool = False, few: int = 0, seen: int = 0) -> None:
         super().__init__()
         self.each, self.causal = width // heads, causal
-        self.ask, self.leave = nn.Linear(width, width), nn.Linear(width, width)
-        self.known = nn.Linear(seen or width, 2 * self.each * (few or heads))
+        self.query, self.leave = nn.Linear(width, width), nn.Linear(width, width)
+        self.keys_values = nn.Linear(seen or width, 2 * self.each * (few or heads))
 
     def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
-        asked = self.ask(x).unflatten(-1, (-1, self.each)).transpose(1, 2)
+        queries = self.query(x).unflatten(-1, (-1, self.each)).transpose(1, 2)
         keys, values = (
             part.unflatten(-1, (-1, self.each)).transpose(1, 2)
-            for part in self.known(x if other is None else other).chunk(2, -1)
+            for part in self.keys_values(x if other is None else other).chunk(2, -1)
         )
-        looked = F.scaled_dot_product_attention(
-            asked, keys, values, is_causal=self.causal, enable_gqa=keys.size(1) != asked.size(1)
+        attended = F.scaled_dot_product_attention(
+            queries, keys, values, is_causal=self.causal, enable_gqa=keys.size(1) != queries.size(1)
         )
-        out: Tensor = self.leave(looked.transpose(1, 2).flatten(2))
+        out: Tensor = self.leave(attended.transpose(1, 2).flatten(2))
         return out
 
 
 def transformer_layer(
     width: int, heads: int, *, causal: bool = False, few: int = 0, inner: int = 0, drop: float = 0.0
 ) -> nn.Sequential:
-    """A layer of a transformer: attention, then two lines for each place, both after a norm and beside a shortcut."""
+    """A pre-norm transformer layer: attention and a two-layer MLP, each with a residual connection."""
     inner = inner or 4 * width
     look = [nn.LayerNorm(width), Attention(width, heads, causal=causal, few=few), nn.Dropout(drop)]
     think = [nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width), nn.Dropout(drop)]
@@ -47,7 +47,7 @@ def transformer_layer(
 
 
 class Checkpointed(nn.Sequential):
-    """Layers that are computed again on the way back."""
+    """Layers with activation checkpointing."""
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self:
@@ -56,7 +56,7 @@ class Checkpointed(nn.Sequential):
 
 
 class TokenEmbedding(nn.Module):
-    """Vectors for words and for their places."""
+    """Token and position embeddings."""
 
     def __init__(self, words: int, width: int, length: int) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class TokenEmbedding(nn.Module):
 
 
 class PatchEmbedding(nn.Module):
-    """Pieces of a picture (or of a sound) in a row, a learnt word before them, and places."""
+    """Image patches or audio frames as a sequence, with a class token and position embeddings."""
 
     def __init__(self, cut: nn.Module, count: int, width: int) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class PatchEmbedding(nn.Module):
 
 
 class Select(nn.Module):
-    """Some places of what came in: the first, the last, or the mean of all."""
+    """Selects the first position, the last position, or the mean over positions."""
 
     def __init__(self, which: str) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class Select(nn.Module):
 
 
 class Transpose(nn.Module):
-    """Two dimensions exchanged."""
+    """Swaps two dimensions."""
 
     def __init__(self, first: int = 1, second: int = 2) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class Transpose(nn.Module):
 
 
 class Concat(nn.Module):
-    """What several layers make of the same, joined by channels."""
+    """Applies several layers to the same input and concatenates the results along channels."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class Concat(nn.Module):
 
 
 class UNet(nn.Module):
-    """Layers that make something smaller, and others that make it larger again beside what was seen on the way (a U-Net)."""
+    """A U-Net: `down` layers shrink the input; `up` layers grow it again and receive the matching `down` output."""
 
     def __init__(
         self, down: Iterable[nn.Module], up: Iterable[nn.Module], head: nn.Module, *, added: bool = False
@@ -128,9 +128,9 @@ class UNet(nn.Module):
         kept = outputs_of(self.down, x)
         x = kept.pop()
         for layer in self.up:
-            beside = kept.pop()
-            larger = F.interpolate(x, size=beside.shape[2:])
-            x = layer(larger + beside if self.added else torch.cat([larger, beside], 1))
+            skip = kept.pop()
+            larger = F.interpolate(x, size=skip.shape[2:])
+            x = layer(larger + skip if self.added else torch.cat([larger, skip], 1))
         out: Tensor = self.head(x)
         return out
 
@@ -144,13 +144,13 @@ def conv1d_norm(
     groups: int = 1,
     act: type[nn.Module] = nn.ReLU,
 ) -> list[nn.Module]:
-    """`normed` for series."""
+    """`conv_norm` for series."""
     look = nn.Conv1d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
     return [look, nn.BatchNorm1d(outputs), act()]
 
 
 def bottleneck(inputs: int, inner: int, outputs: int, stride: int = 1, *, groups: int = 1) -> Residual:
-    """A residual block that is narrow (or wide) in its middle."""
+    """A residual bottleneck block."""
     layers = [*conv_norm(inputs, inner, 1), *conv_norm(inner, inner, 3, stride, groups=groups)]
     short = None
     if inputs != outputs or stride > 1:
@@ -159,26 +159,30 @@ def bottleneck(inputs: int, inner: int, outputs: int, stride: int = 1, *, groups
 
 
 def pooled_head(width: int, classes: int, *, drop: float = 0.0) -> list[nn.Module]:
-    """Places pooled to one and a line."""
+    """Global average pooling and a linear layer."""
     return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(drop), nn.Linear(width, classes)]
 
 
 def binary_loss(model: nn.Module, *rows: Tensor) -> Tensor:
-    """Answers that may hold together; the last of a batch's tensors says which do."""
-    *seen, wanted = rows
-    return F.binary_cross_entropy_with_logits(model(*seen), wanted)
+    """Binary cross-entropy with logits; the last tensor of the batch is the target."""
+    *seen, target = rows
+    return F.binary_cross_entropy_with_logits(model(*seen), target)
 
 
 def adversarial(
     fake: Callable[[nn.Module, list[Tensor]], Tensor],
-    judged: Callable[[nn.Module, list[Tensor], Tensor], Tensor],
-    made: Callable[[nn.Module, list[Tensor], Tensor], Tensor],
+    discriminator_loss: Callable[[nn.Module, list[Tensor], Tensor], Tensor],
+    generator_loss: Callable[[nn.Module, list[Tensor], Tensor], Tensor],
 ) -> Callable[[StepParts], Callable[[], Tensor]]:
-    """A judge learns from what a maker makes of a batch (`judged`), then the maker from the judge (`made`)."""
+    """Return an adversarial step: first the discriminator learns from generated samples, then the generator from the
+    discriminator."""
 
-    def training(shop: StepParts) -> Callable[[], Tensor]:
-        make, judge = shop.model["make"], shop.model["judge"]
-        of_make, of_judge = shop.optimizer(make.parameters()), shop.optimizer(judge.parameters())
+    def training(parts: StepParts) -> Callable[[], Tensor]:
+        generator, discriminator = parts.model["generator"], parts.model["discriminator"]
+        generator_optimizer, discriminator_optimizer = (
+            parts.optimizer(generator.parameters()),
+            parts.optimizer(discriminator.parameters()),
+        )
 
         def learn(optimizer: torch.optim.Optimizer, precision: contextlib.AbstractContextManager[object], loss: Callable[[], Tensor]) -> Tensor:  # fmt: skip
             optimizer.zero_grad()
@@ -189,11 +193,19 @@ def adversarial(
             return found.detach()
 
         def step() -> Tensor:
-            batch = shop.batch()
-            with shop.precision():
-                drawn = fake(make, batch)
-            learn(of_judge, shop.precision(), lambda: judged(judge, batch, drawn.detach()))
-            return learn(of_make, shop.precision(), lambda: made(judge, batch, drawn))
+            batch = parts.batch()
+            with parts.precision():
+                generated = fake(generator, batch)
+            learn(
+                discriminator_optimizer,
+                parts.precision(),
+                lambda: discriminator_loss(discriminator, batch, generated.detach()),
+            )
+            return learn(
+                generator_optimizer,
+                parts.precision(),
+                lambda: generator_loss(discriminator, batch, generated),
+            )
 
         return step
 
@@ -201,7 +213,7 @@ def adversarial(
 
 
 class _DiffusionBlock(nn.Module):
-    """A residual block that is told the time, and after it, where asked for, attention over all places and a text's words."""
+    """A residual block conditioned on the time step, optionally followed by self- or cross-attention."""
 
     def __init__(self, inputs: int, outputs: int, time: int, *, heads: int = 0, words: int = 0) -> None:
         super().__init__()
@@ -212,7 +224,7 @@ class _DiffusionBlock(nn.Module):
         self.time, self.heads = nn.Linear(time, outputs), heads
         self.short = nn.Conv2d(inputs, outputs, 1) if inputs != outputs else nn.Identity()
         if heads:
-            self.norm, self.ask, self.leave = (
+            self.norm, self.query, self.leave = (
                 nn.GroupNorm(16, outputs),
                 nn.Linear(outputs, outputs),
                 nn.Linear(outputs, outputs),
@@ -224,26 +236,26 @@ class _DiffusionBlock(nn.Module):
         if not self.heads:
             return y
         places = self.norm(y).flatten(2).transpose(1, 2)
-        known = self.answer(places if words is None else words)
+        keys_values = self.answer(places if words is None else words)
         q, k, v = (
             one.unflatten(2, (self.heads, -1)).transpose(1, 2)
-            for one in (self.ask(places), *known.chunk(2, 2))
+            for one in (self.query(places), *keys_values.chunk(2, 2))
         )
-        looked = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-        return y + self.leave(looked).transpose(1, 2).reshape(y.shape)
+        attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return y + self.leave(attended).transpose(1, 2).reshape(y.shape)
 
 
 class DiffusionUNet(nn.Module):
-    """A U-Net that tells the noise of a picture; two blocks on each level, attention on the last ones."""
+    """A diffusion U-Net: two blocks on each level, attention on the last levels."""
 
     def __init__(
-        self, channels: int, width: int, times: tuple[int, ...], *, told: int = 0, looking: int = 1, classes: int = 0, words: int = 0
+        self, channels: int, width: int, times: tuple[int, ...], *, output_channels: int = 0, attention_levels: int = 1, classes: int = 0, words: int = 0
     ) -> None:  # fmt: skip
         super().__init__()
         time, widths = 4 * width, [width * more for more in times]
-        self.width, self.kinds = width, nn.Embedding(classes, time) if classes else None
+        self.width, self.classes_embedding = width, nn.Embedding(classes, time) if classes else None
         self.time = nn.Sequential(nn.Linear(width, time), nn.SiLU(), nn.Linear(time, time))
-        self.enter, self.leave = nn.Conv2d(channels, width, 3, padding=1), sequential(nn.GroupNorm(16, width), nn.SiLU(), nn.Conv2d(width, told or channels, 3, padding=1))  # fmt: skip
+        self.enter, self.leave = nn.Conv2d(channels, width, 3, padding=1), sequential(nn.GroupNorm(16, width), nn.SiLU(), nn.Conv2d(width, output_channels or channels, 3, padding=1))  # fmt: skip
         levels = list(enumerate(itertools.pairwise((width, *widths))))
 
         def step(level: int, inputs: int, outputs: int) -> _DiffusionBlock:
@@ -251,7 +263,7 @@ class DiffusionUNet(nn.Module):
                 inputs,
                 outputs,
                 time,
-                heads=outputs // 32 if level >= len(times) - looking else 0,
+                heads=outputs // 32 if level >= len(times) - attention_levels else 0,
                 words=words,
             )
 
@@ -269,20 +281,20 @@ class DiffusionUNet(nn.Module):
         self, x: Tensor, time: Tensor, kind: Tensor | None = None, words: Tensor | None = None
     ) -> Tensor:
         half = self.width // 2
-        turned = time[:, None] * torch.exp(torch.arange(half, device=x.device) * (-math.log(10000) / half))
-        known = self.time(torch.cat([turned.cos(), turned.sin()], 1))
-        if self.kinds is not None:
-            known = known + self.kinds(kind)
+        angles = time[:, None] * torch.exp(torch.arange(half, device=x.device) * (-math.log(10000) / half))
+        condition = self.time(torch.cat([angles.cos(), angles.sin()], 1))
+        if self.classes_embedding is not None:
+            condition = condition + self.classes_embedding(kind)
         x, kept = self.enter(x), []
         for level, blocks in enumerate(self.down):
             x = self.smaller[level - 1](x) if level else x
             for block in blocks:
-                x = block(x, known, words)
+                x = block(x, condition, words)
                 kept.append(x)
-        x = self.middle(x, known, words)
+        x = self.middle(x, condition, words)
         for level in reversed(range(len(self.up))):
             for block in self.up[level]:
-                x = block(torch.cat([x, kept.pop()], 1), known, words)
+                x = block(torch.cat([x, kept.pop()], 1), condition, words)
             if level:
                 x = self.larger[level - 1](F.interpolate(x, scale_factor=2))
         out: Tensor = self.leave(x)
@@ -290,7 +302,7 @@ class DiffusionUNet(nn.Module):
 
 
 def add_noise(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A picture with noise, the noise, and the time that says how much of it there is."""
+    """Return a noisy image, its noise, and the time step that sets the amount of noise."""
     time, noise = torch.rand(len(x), device=x.device), torch.randn_like(x)
     angle = (time * math.pi / 2).view(-1, 1, 1, 1)
     return angle.cos() * x + angle.sin() * noise, noise, time * 1000

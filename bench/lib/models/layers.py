@@ -1,17 +1,16 @@
-"""Layers and ways to change a finished network that the later sets of cases share."""
+"""Layers that the models of the cases share, and changes to finished networks: new heads, LoRA."""
 
 import itertools
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from bench.lib.models.parts import freeze, torchvision_model
 
 
 def sequential(*layers: nn.Module | list[nn.Module]) -> nn.Sequential:
-    """One network of layers and lists of layers."""
+    """Build one network from layers and lists of layers."""
     flat: list[nn.Module] = []
     for layer in layers:
         flat += layer if isinstance(layer, list) else [layer]
@@ -27,7 +26,7 @@ def conv_norm(
     groups: int = 1,
     act: type[nn.Module] = nn.ReLU,
 ) -> list[nn.Module]:
-    """A convolution that keeps the size but for its stride, a batch norm, and what bends."""
+    """Return a convolution that keeps the size except for its stride, a batch norm, and an activation."""
     return [
         nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False),
         nn.BatchNorm2d(outputs),
@@ -36,7 +35,7 @@ def conv_norm(
 
 
 def conv_pool(widths: tuple[int, ...], kernel: int = 3, *, drop: float = 0.0) -> list[nn.Module]:
-    """Plain convolutions that keep the size, each followed by a pool."""
+    """Return plain convolutions that keep the size, each followed by a pooling layer."""
     layers: list[nn.Module] = []
     for inputs, outputs in itertools.pairwise(widths):
         layers += [nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2), nn.ReLU(), nn.MaxPool2d(2)]
@@ -46,7 +45,7 @@ def conv_pool(widths: tuple[int, ...], kernel: int = 3, *, drop: float = 0.0) ->
 
 
 def linear_norm(*widths: int, drop: float) -> list[nn.Module]:
-    """Lines, each with a batch norm, a rectifier and a dropout."""
+    """Return linear layers, each with batch norm, ReLU and dropout."""
     layers: list[nn.Module] = []
     for inputs, outputs in itertools.pairwise(widths):
         layers += [nn.Linear(inputs, outputs), nn.BatchNorm1d(outputs), nn.ReLU(), nn.Dropout(drop)]
@@ -54,20 +53,12 @@ def linear_norm(*widths: int, drop: float) -> list[nn.Module]:
 
 
 def outputs_of(layers: nn.ModuleList, x: Tensor) -> list[Tensor]:
-    """What each of some layers makes of what the one before made."""
+    """Return the outputs of all layers, each applied to the previous one's output."""
     return list(itertools.accumulate(layers, lambda y, layer: layer(y), initial=x))[1:]
 
 
-def brought_up(kept: list[Tensor], grow: nn.ModuleList, layers: nn.ModuleList) -> Tensor:
-    """The way up of a U-Net: what is lowest grows, and a layer joins it to what was kept on the way down."""
-    y = kept.pop()
-    for larger, layer in zip(grow, layers, strict=True):
-        y = layer(torch.cat([larger(y), kept.pop()], 1))
-    return y
-
-
 class Residual(nn.Module):
-    """What comes in, plus what layers make of it."""
+    """Adds the output of its layers to their input."""
 
     def __init__(
         self, *layers: nn.Module, short: nn.Module | None = None, act: nn.Module | None = None
@@ -82,7 +73,7 @@ class Residual(nn.Module):
 
 
 def basic_block(inputs: int, outputs: int, stride: int = 1) -> Residual:
-    """A residual block of two convolutions."""
+    """Return a residual block of two convolutions."""
     short = None
     if inputs != outputs or stride != 1:
         short = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
@@ -91,7 +82,7 @@ def basic_block(inputs: int, outputs: int, stride: int = 1) -> Residual:
 
 
 class Recurrent(nn.Module):
-    """A recurrent layer of torch's, of which only the outputs go on."""
+    """A recurrent layer that returns only its outputs."""
 
     def __init__(self, kind: type[Any], *sizes: int, **options: Any) -> None:
         super().__init__()
@@ -103,7 +94,7 @@ class Recurrent(nn.Module):
 
 
 def with_new_head(name: str, classes: int, *, frozen: bool = False, drop: float = 0.0) -> Any:
-    """A network of torchvision's whose last line is exchanged; all before it frozen where asked for."""
+    """Return a torchvision network with a new last layer; with `frozen`, only that layer is trained."""
     model = torchvision_model(name)
     if frozen:
         freeze(model)
@@ -117,7 +108,7 @@ def with_new_head(name: str, classes: int, *, frozen: bool = False, drop: float 
 
 
 def resnet_stages(name: str) -> nn.ModuleList:
-    """A ResNet of torchvision's, cut where it halves its picture."""
+    """Return a torchvision ResNet, split where it halves the image."""
     body = torchvision_model(name)
     first = nn.Sequential(body.conv1, body.bn1, body.relu)
     return nn.ModuleList(
@@ -126,7 +117,7 @@ def resnet_stages(name: str) -> nn.ModuleList:
 
 
 class LoRA(nn.Module):
-    """A frozen line with a low path beside it."""
+    """A frozen linear layer with a trainable low-rank update."""
 
     def __init__(self, line: nn.Linear, rank: int) -> None:
         super().__init__()
@@ -148,7 +139,7 @@ def add_lora(
     rank: int,
     path: Callable[[nn.Linear, int], nn.Module] = LoRA,
 ) -> nn.Module:
-    """All is frozen but low paths (of another kind where asked for) beside lines of these names."""
+    """Freeze the model and add a low-rank update (or another `path`) to the linear layers with these names."""
     freeze(model)
     for module in list(model.modules()):
         for name in names:

@@ -1,4 +1,4 @@
-"""What builders of models share: the `Spec` they return, libraries that may be missing, common batches and losses."""
+"""What builders of models share: the `Spec` that they return, optional libraries, common batches and losses."""
 
 import contextlib
 import itertools
@@ -13,46 +13,47 @@ from torch import Tensor, nn
 
 @dataclass
 class Spec:
-    """What a training step needs to know of a model."""
+    """A model, a function that makes a batch, and a loss."""
 
     model: Any
     batch: Callable[[int, str], list[Tensor]]
     loss: Callable[..., Tensor]
     training: Callable[["StepParts"], Any] | None = None
-    """Makes the step where it is not the common one (gradients cleared, loss, backward, one optimizer's step): adversaries
-    that take turns, rollouts before an update, gradients of gradients."""
+    """Builds the step if it is not the usual one (clear gradients, loss, backward, one optimizer step): adversarial training,
+    rollouts before an update, gradients of gradients.
+    """
 
 
 @dataclass
 class StepParts:
-    """What a step of its own is made from."""
+    """What a custom step is built from."""
 
     model: Any
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-    """The case's kind of optimizer, for these parameters."""
+    """Creates the case's optimizer for these parameters."""
     batch: Callable[[], list[Tensor]]
     precision: Callable[[], contextlib.AbstractContextManager[Any]]
-    """The case's autocast, or nothing."""
+    """The case's autocast context, or a null context."""
 
 
 _definitions: list[Any] = []
 
 
 def torchvision() -> Any:
-    """torchvision, of which only models are needed: it imports beside a torch that its own operations were not built for
-    once two of those are declared."""
+    """Import torchvision for its models. If its operators were built for another torch, declare the two that its
+    import needs."""
     try:
         import torchvision as found
     except RuntimeError:
         declared = torch.library.Library("torchvision", "DEF")
         for name in ("nms", "qnms"):
             declared.define(f"{name}(Tensor boxes, Tensor scores, float threshold) -> Tensor")
-        _definitions.append(declared)  # what is declared lives as long as this
+        _definitions.append(declared)  # keep the declaration alive
         import torchvision as found
     return found
 
 
-with contextlib.suppress(ImportError):  # transformers imports it too, so it is made importable first
+with contextlib.suppress(ImportError):  # transformers imports torchvision too, so make it importable first
     torchvision()
 
 
@@ -72,7 +73,7 @@ def image_classifier(name: str, *, size: int = 224, classes: int = 1000) -> Spec
 
 
 def labelled(*shape: int, classes: int) -> Callable[[int, str], list[Tensor]]:
-    """Pictures (or other arrays) and a class for each, made on the host as a DataLoader does."""
+    """Return images or other arrays with one class each, created on the host as a DataLoader does."""
 
     def batch(count: int, device: str) -> list[Tensor]:
         return [torch.randn(count, *shape).to(device), torch.randint(0, classes, (count,)).to(device)]
@@ -81,7 +82,7 @@ def labelled(*shape: int, classes: int) -> Callable[[int, str], list[Tensor]]:
 
 
 def with_targets(*shape: int, outputs: tuple[int, ...]) -> Callable[[int, str], list[Tensor]]:
-    """Arrays and numbers between 0 and 1 to be told for each."""
+    """Return arrays with regression targets between 0 and 1."""
     return lambda count, device: [
         torch.randn(count, *shape).to(device),
         torch.rand(count, *outputs).to(device),
@@ -89,7 +90,7 @@ def with_targets(*shape: int, outputs: tuple[int, ...]) -> Callable[[int, str], 
 
 
 def unlabelled(*shape: int) -> Callable[[int, str], list[Tensor]]:
-    """Arrays without labels, between 0 and 1."""
+    """Return arrays between 0 and 1 without labels."""
     return lambda count, device: [torch.rand(count, *shape).to(device)]
 
 
@@ -103,18 +104,18 @@ def mse_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 @torch.no_grad()
 def ema_update(slow: Iterable[Tensor], fast: Iterable[Tensor], share: float) -> None:
-    """Slow parameters come nearer to the fast ones by a share of the way."""
+    """Update an exponential moving average: move `slow` towards `fast` by `share`."""
     for old, new in zip(slow, fast, strict=True):
         old.lerp_(new, share)
 
 
 def no_loss(*_: object) -> Tensor:
-    """For models with a step of their own."""
-    raise NotImplementedError("this model has a step of its own")
+    """Placeholder loss for models with a custom step."""
+    raise NotImplementedError("this model has a custom step")
 
 
 def mlp(*widths: int, last: bool = False, act: type[nn.Module] = nn.ReLU) -> nn.Sequential:
-    """A perceptron; what bends stands after the last layer too where asked for."""
+    """Build a multilayer perceptron; with `last`, the activation also follows the last layer."""
     layers: list[nn.Module] = []
     for inputs, outputs in itertools.pairwise(widths):
         layers += [nn.Linear(inputs, outputs), act()]
@@ -122,7 +123,7 @@ def mlp(*widths: int, last: bool = False, act: type[nn.Module] = nn.ReLU) -> nn.
 
 
 def torchvision_model(name: str) -> Any:
-    """A classifier of torchvision's, before its head is exchanged."""
+    """Return a torchvision classifier with random weights."""
     return getattr(torchvision().models, name)(weights=None)
 
 
@@ -132,14 +133,14 @@ def freeze(module: nn.Module) -> None:
 
 
 def huggingface() -> Any:
-    """transformers, which takes seconds to import."""
+    """Import transformers, which takes seconds."""
     import transformers
 
     return transformers
 
 
 def padded_texts(vocabulary: int, length: int, classes: int) -> Callable[[int, str], list[Tensor]]:
-    """Texts padded with zeros at the end, and a class for each."""
+    """Return texts padded with zeros at the end, with one class each."""
 
     def batch(count: int, device: str) -> list[Tensor]:
         used = torch.arange(length) < torch.randint(length // 4, length + 1, (count, 1))
@@ -152,7 +153,7 @@ def padded_texts(vocabulary: int, length: int, classes: int) -> Callable[[int, s
 def padded_to_longest(
     lengths: tuple[int, ...], vocabulary: int, classes: int, *, per_token: bool = False
 ) -> Callable[[int, str], list[Tensor]]:
-    """Texts, their masks and labels. Every batch is as long as its longest text: `lengths`, one batch after another."""
+    """Return texts, attention masks and labels. Batches cycle through `lengths`, the length of their longest text."""
     longest = itertools.cycle(lengths)
 
     def batch(count: int, device: str) -> list[Tensor]:
@@ -174,7 +175,7 @@ def masked_text_loss(model: nn.Module, ids: Tensor, mask: Tensor, labels: Tensor
 
 
 def tokens(vocabulary: int, length: int) -> Callable[[int, str], list[Tensor]]:
-    """Token ids that are their own labels."""
+    """Return token ids that are their own labels."""
 
     def batch(count: int, device: str) -> list[Tensor]:
         ids = torch.randint(0, vocabulary, (count, length), device=device)
@@ -199,7 +200,7 @@ def language_model_loss(model: nn.Module, ids: Tensor, labels: Tensor) -> Tensor
 
 
 def causal_lm(family: str, length: int, **sizes: Any) -> Spec:
-    """A language model of one of transformers' families, which learns the next word of texts of one length."""
+    """Build a causal language model of a transformers family."""
     config = getattr(huggingface(), f"{family}Config")(use_cache=False, **sizes)
     model = getattr(huggingface(), f"{family}ForCausalLM")(config)
     return Spec(model, tokens(config.vocab_size, length), language_model_loss)
@@ -211,7 +212,7 @@ def masked_loss(model: nn.Module, ids: Tensor, labels: Tensor) -> Tensor:
 
 
 def batch_of(*makers: Callable[[int], Tensor]) -> Callable[[int, str], list[Tensor]]:
-    """A batch of several tensors, each made on the host for so many examples."""
+    """Return a batch of several tensors, each created on the host."""
     return lambda count, device: [maker(count).to(device) for maker in makers]
 
 
@@ -220,7 +221,7 @@ def normal(*shape: int) -> Callable[[int], Tensor]:
 
 
 def uniform(*shape: int) -> Callable[[int], Tensor]:
-    """Numbers between 0 and 1."""
+    """Uniform values between 0 and 1."""
     return lambda count: torch.rand(count, *shape)
 
 
@@ -229,7 +230,7 @@ def integers(classes: int, *shape: int) -> Callable[[int], Tensor]:
 
 
 def zeros_or_ones(*shape: int) -> Callable[[int], Tensor]:
-    """Yes or no as 1.0 or 0.0."""
+    """Random 0.0 and 1.0."""
     return lambda count: torch.randint(0, 2, (count, *shape)).float()
 
 
@@ -240,7 +241,7 @@ def segmentation(channels: int, height: int, width: int, classes: int) -> Callab
 def source_and_target(
     vocabulary: int, lengths: tuple[tuple[int, int], ...]
 ) -> Callable[[int, str], list[Tensor]]:
-    """Padded texts and what is to be written for each, in batches of these lengths."""
+    """Return padded source texts, masks and target texts. Batches cycle through `lengths`."""
     sizes = itertools.cycle(lengths)
 
     def batch(count: int, device: str) -> list[Tensor]:
@@ -257,20 +258,13 @@ def source_and_target(
     return batch
 
 
-def dice_loss(told: Tensor, wanted: Tensor) -> Tensor:
-    """One minus the share that both have in common."""
-    told = told.float().sigmoid().flatten(1)
-    wanted = wanted.flatten(1)
-    return 1 - ((2 * (told * wanted).sum(1) + 1) / (told.sum(1) + wanted.sum(1) + 1)).mean()
-
-
 def image_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     loss: Tensor = model(pixel_values=x, labels=y).loss
     return loss
 
 
 def transformer_sizes(width: int, layers: int, **more: Any) -> dict[str, Any]:
-    """What most configurations call their sizes."""
+    """Return the common arguments of a transformers configuration."""
     return {
         "hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": width // 64, "intermediate_size": 4 * width, **more,
     }  # fmt: skip

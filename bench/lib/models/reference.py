@@ -1,7 +1,7 @@
-"""The models that the measured training steps use: the real ones where a library has them, small honest ones else.
+"""The models of the reference cases: from torchvision or transformers where they exist, small ones of our own elsewhere.
 
-Each builder returns a `Spec`: a model with random weights, a function that makes a batch, and the loss. Text
-models (`reference_sequences`) are made from a configuration, never downloaded.
+Each builder returns a `Spec`: a model with random weights, a function that makes a batch, and the loss. Text models
+(`reference_sequences`) are built from a configuration; nothing is downloaded.
 """
 
 import itertools
@@ -88,7 +88,7 @@ def _mlp() -> Spec:
 
 
 class _ResidualBlock(nn.Module):
-    """Of a diffusion U-Net: group norm, SiLU, convolution, and the time step added in the middle."""
+    """A diffusion U-Net's block: group norm, SiLU, convolution; the time step is added in the middle."""
 
     def __init__(self, inputs: int, outputs: int, time: int) -> None:
         super().__init__()

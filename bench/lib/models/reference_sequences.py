@@ -1,4 +1,4 @@
-"""Texts, sounds and series among the models of the first measured steps: transformers' own, and small honest ones."""
+"""Text, audio and sequence models of the reference cases."""
 
 from collections.abc import Callable
 

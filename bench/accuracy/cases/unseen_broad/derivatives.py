@@ -1,5 +1,4 @@
-"""Derivatives inside the loss, and functions of whole networks: physics, motion, weights made by networks, learning to learn,
-private steps. Cases stand above the model they train."""
+"""Derivatives inside the loss and `torch.func`: physics, hypernetworks, meta-learning, differential privacy."""
 
 import itertools
 from collections.abc import Callable
@@ -17,25 +16,25 @@ CASES = CaseSet()
 case = CASES.case
 
 
-def _slope(y: Tensor, x: Tensor) -> Tensor:
+def _gradient(y: Tensor, x: Tensor) -> Tensor:
     (found,) = torch.autograd.grad(y.sum(), x, create_graph=True)
     return found
 
 
 @case("adam", "fp32", 9000)
 def wake_of_a_cylinder() -> Spec:
-    """Flow in a plane from one stream function: third derivatives, and speeds that were measured."""
+    """Navier-Stokes PINN with a stream function: third derivatives, and measured velocities."""
 
     def loss(model: nn.Module, points: Tensor, speeds: Tensor) -> Tensor:
         points = points.requires_grad_(True)
         stream, pressure = model(points).unbind(1)
-        along = _slope(stream, points)
-        press = _slope(pressure, points)
+        along = _gradient(stream, points)
+        press = _gradient(pressure, points)
         u, v = along[:, 1], -along[:, 0]
         total = F.mse_loss(torch.stack([u, v], 1), speeds)
         for axis, speed in enumerate((u, v)):
-            first = _slope(speed, points)
-            bent = _slope(first[:, 0], points)[:, 0] + _slope(first[:, 1], points)[:, 1]
+            first = _gradient(speed, points)
+            bent = _gradient(first[:, 0], points)[:, 0] + _gradient(first[:, 1], points)[:, 1]
             rest = first[:, 2] + u * first[:, 0] + v * first[:, 1] + press[:, axis] - 0.01 * bent
             total = total + rest.square().mean()
         return total
@@ -45,23 +44,23 @@ def wake_of_a_cylinder() -> Spec:
 
 @case("adamw", "fp32", 3000)
 def charges_by_curvature() -> Spec:
-    """Poisson's equation in five dimensions; each point's whole Hessian at once."""
+    """Poisson's equation in five dimensions, with the full Hessian of every point."""
 
     def loss(model: nn.Module, points: Tensor) -> Tensor:
         weights = dict(model.named_parameters())
 
-        def told(point: Tensor) -> Tensor:
+        def output(point: Tensor) -> Tensor:
             found: Tensor = functional_call(model, weights, (point,))
             return found.squeeze(0)
 
-        bends = vmap(lambda point: torch.diagonal(hessian(told)(point)).sum())(points)
+        bends = vmap(lambda point: torch.diagonal(hessian(output)(point)).sum())(points)
         return (bends + points.sin().sum(1)).square().mean()
 
     return Spec(mlp(5, 160, 160, 160, 1, act=nn.Tanh), unlabelled(5), loss)
 
 
-class _Energy(nn.Module):
-    """What keeps its energy moves by that energy's slopes, in steps that keep it too (a Hamiltonian network)."""
+class _Hamiltonian(nn.Module):
+    """A Hamiltonian network with a symplectic integrator."""
 
     def __init__(self, bodies: int = 12, width: int = 320) -> None:
         super().__init__()
@@ -70,9 +69,9 @@ class _Energy(nn.Module):
     def forward(self, place: Tensor, push: Tensor) -> tuple[Tensor, Tensor]:
         place, push = place.requires_grad_(True), push.requires_grad_(True)
         for _ in range(6):
-            push = push - 0.05 * _slope(self.still(place), place)
-            place = place + 0.1 * _slope(self.moving(push), push)
-            push = push - 0.05 * _slope(self.still(place), place)
+            push = push - 0.05 * _gradient(self.still(place), place)
+            place = place + 0.1 * _gradient(self.moving(push), push)
+            push = push - 0.05 * _gradient(self.still(place), place)
         return place, push
 
 
@@ -81,11 +80,11 @@ def pendulums_in_a_row() -> Spec:
     def loss(model: nn.Module, place: Tensor, push: Tensor, later: Tensor) -> Tensor:
         return F.mse_loss(torch.cat(model(place, push), 1), later)
 
-    return Spec(_Energy(), batch_of(normal(12), normal(12), normal(24)), loss)
+    return Spec(_Hamiltonian(), batch_of(normal(12), normal(12), normal(24)), loss)
 
 
-class _Makers(nn.Module):
-    """A network makes the weights of one small network for each picture, which tells colours for places."""
+class _Hypernetwork(nn.Module):
+    """A hypernetwork that generates one small coordinate network per image."""
 
     def __init__(self, code: int = 96, sizes: tuple[int, ...] = (2, 48, 48, 48, 3)) -> None:
         super().__init__()
@@ -105,7 +104,7 @@ class _Makers(nn.Module):
 @case("adamw", "tf32", 40, clip=True)
 def a_network_for_each_picture() -> Spec:
     return Spec(
-        _Makers(),
+        _Hypernetwork(),
         batch_of(normal(96), uniform(4096, 2), uniform(4096, 3)),
         lambda m, code, places, colours: F.mse_loss(m(code, places), colours),
     )
@@ -113,47 +112,49 @@ def a_network_for_each_picture() -> Spec:
 
 @case("adam", "fp32", 160)
 def tasks_side_by_side() -> Spec:
-    """Every task learns two steps from ten examples; all tasks go through one vectorized function (MAML)."""
+    """MAML: two inner steps on ten samples per task, vectorized over tasks."""
 
-    def loss(model: nn.Module, known: Tensor, told: Tensor, asked: Tensor, wanted: Tensor) -> Tensor:
+    def loss(
+        model: nn.Module, support: Tensor, output: Tensor, query: Tensor, query_target: Tensor
+    ) -> Tensor:
         first = dict(model.named_parameters())
 
-        def wrong(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        def loss_of(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
             return F.mse_loss(functional_call(model, weights, (x,)), y)
 
         def task(x: Tensor, y: Tensor, later: Tensor, right: Tensor) -> Tensor:
             weights = first
             for _ in range(2):
-                slopes = grad(wrong)(weights, x, y)
-                weights = {name: old - 0.01 * slopes[name] for name, old in weights.items()}
-            return wrong(weights, later, right)
+                gradients = grad(loss_of)(weights, x, y)
+                weights = {name: old - 0.01 * gradients[name] for name, old in weights.items()}
+            return loss_of(weights, later, right)
 
-        return vmap(task)(known, told, asked, wanted).mean()
+        return vmap(task)(support, output, query, query_target).mean()
 
     batch = batch_of(normal(10, 24), normal(10, 4), normal(60, 24), normal(60, 4))
     return Spec(mlp(24, 320, 320, 4), batch, loss)
 
 
-def _private(shop: StepParts) -> Callable[[], Tensor]:
-    """Every example's slopes are cut to length one, summed, and noise is added (DP-SGD)."""
-    model = shop.model
-    optimizer = shop.optimizer(model.parameters())
+def _dp_sgd(parts: StepParts) -> Callable[[], Tensor]:
+    """DP-SGD: per-sample gradients are clipped to norm one, summed, and noise is added."""
+    model = parts.model
+    optimizer = parts.optimizer(model.parameters())
     names = [name for name, _ in model.named_parameters()]
 
-    def wrong(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        told = functional_call(model, weights, (x.unsqueeze(0),))
-        return F.binary_cross_entropy_with_logits(told, y.unsqueeze(0))
+    def loss_of(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        output = functional_call(model, weights, (x.unsqueeze(0),))
+        return F.binary_cross_entropy_with_logits(output, y.unsqueeze(0))
 
-    each = vmap(grad(wrong), in_dims=(None, 0, 0))
+    each = vmap(grad(loss_of), in_dims=(None, 0, 0))
 
     def step() -> Tensor:
-        x, y = shop.batch()
+        x, y = parts.batch()
         weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-        slopes = each(weights, x, y)
-        lengths = torch.stack([slopes[name].flatten(1).norm(dim=1) for name in names], 1).norm(dim=1)
+        gradients = each(weights, x, y)
+        lengths = torch.stack([gradients[name].flatten(1).norm(dim=1) for name in names], 1).norm(dim=1)
         factor = (1 / (lengths + 1e-6)).clamp(max=1)
         for name, parameter in model.named_parameters():
-            total = torch.einsum("n,n...->...", factor, slopes[name])
+            total = torch.einsum("n,n...->...", factor, gradients[name])
             parameter.grad = (total + 1.1 * torch.randn_like(total)) / len(x)
         optimizer.step()
         with torch.no_grad():
@@ -165,4 +166,4 @@ def _private(shop: StepParts) -> Callable[[], Tensor]:
 @case("sgdm", "fp32", 300)
 def private_records() -> Spec:
     model = mlp(200, 384, 384, 12, act=nn.Tanh)
-    return Spec(model, batch_of(normal(200), uniform(12)), no_loss, _private)
+    return Spec(model, batch_of(normal(200), uniform(12)), no_loss, _dp_sgd)

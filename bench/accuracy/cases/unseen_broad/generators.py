@@ -1,4 +1,4 @@
-"""Networks that draw, squeeze, mend and move pictures. Cases stand above the model they train."""
+"""Image generation, compression, inpainting, frame interpolation and super-resolution."""
 
 import copy
 import itertools
@@ -27,7 +27,7 @@ case = CASES.case
 
 @case("adamw", "amp_fp16", 30, ema=True, clip=True)
 def mugs_from_noise() -> Spec:
-    """Pictures of 56 and what they show, which is hidden from one in ten."""
+    """Class-conditional diffusion on 56-pixel images; the class is dropped for one sample in ten."""
 
     def loss(model: nn.Module, x: Tensor, kind: Tensor) -> Tensor:
         mixed, noise, time = add_noise(x)
@@ -39,7 +39,7 @@ def mugs_from_noise() -> Spec:
 
 @case("radam", "fp32", 14)
 def consistent_in_one_step() -> Spec:
-    """Whatever its noise, a picture of 48 shall come out as from a little less, told by a slow copy (a consistency model)."""
+    """A consistency model on 48-pixel images with an EMA teacher."""
     now = DiffusionUNet(3, 48, (1, 2, 2, 3))
     slow = copy.deepcopy(now)
     freeze(slow)
@@ -47,15 +47,15 @@ def consistent_in_one_step() -> Spec:
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         mixed, _, time = add_noise(x)
         with torch.no_grad():
-            wanted = model["slow"](0.9 * mixed + 0.1 * x, 0.9 * time)
-        apart = (model["now"](mixed, time) - wanted).pow(2).flatten(1).sum(1)
+            target = model["slow"](0.9 * mixed + 0.1 * x, 0.9 * time)
+        apart = (model["now"](mixed, time) - target).pow(2).flatten(1).sum(1)
         return ((apart + 0.01).sqrt() - 0.1).mean()
 
     return Spec(nn.ModuleDict({"now": now, "slow": slow}), unlabelled(3, 48, 48), loss)
 
 
-class _FewNumbers(nn.Module):
-    """A picture of 96 as sixteen numbers and back (a variational autoencoder)."""
+class _VAE(nn.Module):
+    """A variational autoencoder on 96-pixel images with 16 latent values."""
 
     def __init__(self, widths: tuple[int, ...] = (3, 48, 96, 192, 256), codes: int = 16) -> None:
         super().__init__()
@@ -75,46 +75,53 @@ class _FewNumbers(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         mean, spread = self.enter(x).float().chunk(2, 1)
-        drawn = self.leave(mean + torch.randn_like(mean) * (0.5 * spread).exp())
+        generated = self.leave(mean + torch.randn_like(mean) * (0.5 * spread).exp())
         apart = 0.5 * (mean.pow(2) + spread.exp() - spread - 1).sum(1).mean()
-        return F.binary_cross_entropy_with_logits(drawn.float(), x, reduction="sum") / len(x) + 4 * apart
+        return F.binary_cross_entropy_with_logits(generated.float(), x, reduction="sum") / len(x) + 4 * apart
 
 
 @case("adam", "amp_bf16", 110)
 def toys_as_few_numbers() -> Spec:
-    return Spec(_FewNumbers(), unlabelled(3, 96, 96), lambda m, x: m(x))
+    return Spec(_VAE(), unlabelled(3, 96, 96), lambda m, x: m(x))
 
 
 @case("adam", "fp32", 18)
 def holes_in_facades() -> Spec:
-    """Houses of 144 without their middle, drawn again; a judge looks at the whole (a context encoder)."""
+    """Inpainting with a discriminator on 144-pixel images (a context encoder)."""
     widths = (3, 48, 96, 192, 384)
     down = [
         nn.Sequential(nn.Conv2d(a, b, 4, 2, 1), nn.BatchNorm2d(b), nn.LeakyReLU(0.2))
         for a, b in itertools.pairwise(widths)
     ]
-    judge = sequential(*copy.deepcopy(down), nn.Flatten(), nn.Linear(384 * 81, 1))
+    discriminator = sequential(*copy.deepcopy(down), nn.Flatten(), nn.Linear(384 * 81, 1))
     up = [
         nn.Sequential(nn.ConvTranspose2d(b, a, 4, 2, 1), nn.BatchNorm2d(a), nn.ReLU())
         for a, b in reversed(list(itertools.pairwise((24, *widths[1:]))))
     ]
-    make = sequential(*down, conv_norm(384, 384), *up, nn.Conv2d(24, 3, 3, padding=1), nn.Sigmoid())
+    generator = sequential(*down, conv_norm(384, 384), *up, nn.Conv2d(24, 3, 3, padding=1), nn.Sigmoid())
 
-    def judged(judge: nn.Module, batch: list[Tensor], drawn: Tensor) -> Tensor:
-        return F.softplus(-judge(batch[0])).mean() + F.softplus(judge(drawn)).mean()
+    def discriminator_loss(discriminator: nn.Module, batch: list[Tensor], generated: Tensor) -> Tensor:
+        return F.softplus(-discriminator(batch[0])).mean() + F.softplus(discriminator(generated)).mean()
 
     turns = adversarial(
-        lambda make, batch: make(
+        lambda generator, batch: generator(
             F.pad(torch.zeros_like(batch[0][..., 36:108, 36:108]), (36, 36, 36, 36), value=1.0) * batch[0]
         ),
-        judged,
-        lambda judge, batch, drawn: 0.01 * F.softplus(-judge(drawn)).mean() + F.mse_loss(drawn, batch[0]),
+        discriminator_loss,
+        lambda discriminator, batch, generated: (
+            0.01 * F.softplus(-discriminator(generated)).mean() + F.mse_loss(generated, batch[0])
+        ),
     )
-    return Spec(nn.ModuleDict({"make": make, "judge": judge}), unlabelled(3, 144, 144), no_loss, turns)
+    return Spec(
+        nn.ModuleDict({"generator": generator, "discriminator": discriminator}),
+        unlabelled(3, 144, 144),
+        no_loss,
+        turns,
+    )
 
 
-class _Between(nn.Module):
-    """Two frames; where each place comes from in both, and which of them to believe."""
+class _FrameInterpolation(nn.Module):
+    """Frame interpolation: predicts the flow from both frames and a blending mask."""
 
     def __init__(self, widths: tuple[int, ...] = (32, 64, 128, 256)) -> None:
         super().__init__()
@@ -141,11 +148,13 @@ class _Between(nn.Module):
 @case("adamw", "amp_bf16", 10)
 def frames_between() -> Spec:
     frame = uniform(3, 192, 256)
-    return Spec(_Between(), batch_of(frame, frame, frame), lambda m, a, b, y: (m(a, b) - y).abs().mean())
+    return Spec(
+        _FrameInterpolation(), batch_of(frame, frame, frame), lambda m, a, b, y: (m(a, b) - y).abs().mean()
+    )
 
 
-class _Divided(nn.Module):
-    """Every channel divided (or, on the way back, multiplied) by what stands in all of its place."""
+class _DivisiveNorm(nn.Module):
+    """Generalized divisive normalization, or its inverse."""
 
     def __init__(self, width: int, *, back: bool = False) -> None:
         super().__init__()
@@ -156,8 +165,8 @@ class _Divided(nn.Module):
         return x * (size.sqrt() if self.back else size.rsqrt())
 
 
-class _FewBits(nn.Module):
-    """Pictures squeezed and drawn again; how many bits it took, told by a smaller code beside (a scale hyperprior)."""
+class _Compression(nn.Module):
+    """Learned image compression with a scale hyperprior."""
 
     def __init__(self, width: int = 112) -> None:
         super().__init__()
@@ -169,10 +178,10 @@ class _FewBits(nn.Module):
             return nn.ConvTranspose2d(width, outputs, 5, 2, 2, 1)
 
         self.enter = sequential(
-            *(sequential(smaller(a), _Divided(width)) for a in (3, width, width)), smaller(width)
+            *(sequential(smaller(a), _DivisiveNorm(width)) for a in (3, width, width)), smaller(width)
         )
         self.leave = sequential(
-            *(sequential(larger(), _Divided(width, back=True)) for _ in range(3)), larger(3)
+            *(sequential(larger(), _DivisiveNorm(width, back=True)) for _ in range(3)), larger(3)
         )
         self.squeeze = sequential(smaller(width, 3, 1), nn.ReLU(), smaller(width), nn.ReLU(), smaller(width))
         self.spread = sequential(
@@ -181,8 +190,8 @@ class _FewBits(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         code = self.enter(x)
-        beside = self.squeeze(code.abs())
-        spread = self.spread(beside + torch.rand_like(beside) - 0.5) + 0.1
+        hyper = self.squeeze(code.abs())
+        spread = self.spread(hyper + torch.rand_like(hyper) - 0.5) + 0.1
         code = code + torch.rand_like(code) - 0.5
         chance = torch.special.ndtr((code.abs() + 0.5) / spread) - torch.special.ndtr(
             (code.abs() - 0.5) / spread
@@ -193,11 +202,11 @@ class _FewBits(nn.Module):
 
 @case("adam", "fp32", 8, clip=True)
 def pictures_in_few_bits() -> Spec:
-    return Spec(_FewBits(), unlabelled(3, 256, 256), lambda m, x: m(x))
+    return Spec(_Compression(), unlabelled(3, 256, 256), lambda m, x: m(x))
 
 
-class _Thick(nn.Module):
-    """Five convolutions, each of which sees all before it, a fifth of them added."""
+class _DenseBlock(nn.Module):
+    """A residual dense block of five convolutions."""
 
     def __init__(self, width: int = 48, grow: int = 24) -> None:
         super().__init__()
@@ -215,12 +224,12 @@ class _Thick(nn.Module):
 
 @case("adam", "amp_fp16", 9, channels_last=True)
 def sharper_by_thick_blocks() -> Spec:
-    """Pictures of 52 to 208 by blocks within blocks (ESRGAN's maker)."""
+    """Super-resolution from 52 to 208 pixels (ESRGAN's generator)."""
 
     def plain(outputs: int = 48) -> nn.Module:
         return nn.Conv2d(48, outputs, 3, padding=1)
 
-    body = Residual(*(Residual(_Thick(), _Thick(), _Thick()) for _ in range(4)), plain())
+    body = Residual(*(Residual(_DenseBlock(), _DenseBlock(), _DenseBlock()) for _ in range(4)), plain())
     larger = [sequential(nn.Upsample(scale_factor=2), plain(), nn.LeakyReLU(0.2)) for _ in range(2)]
     model = sequential(nn.Conv2d(3, 48, 3, padding=1), body, *larger, plain(3))
     return Spec(

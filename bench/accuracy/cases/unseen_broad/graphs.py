@@ -1,4 +1,4 @@
-"""Graphs, molecules and sensors that stand near each other. Cases stand above the model they train."""
+"""Graph networks, molecules, knowledge graphs and sensor networks."""
 
 from collections.abc import Callable
 
@@ -25,23 +25,23 @@ case = CASES.case
 
 
 def _edges(degree: int) -> Callable[[int], Tensor]:
-    """Where edges of a graph begin and end; the batch counts its nodes."""
+    """Return random edges; the batch size is the number of nodes."""
     return lambda count: torch.randint(0, count, (2, degree * count))
 
 
-def _each_node(model: nn.Module, *graph: Tensor) -> Tensor:
-    """A kind for every node; the last of a graph's tensors says which."""
-    *seen, wanted = graph
-    return F.cross_entropy(model(*seen), wanted)
+def _node_loss(model: nn.Module, *graph: Tensor) -> Tensor:
+    """Cross-entropy over nodes; the last tensor of the batch is the target."""
+    *seen, target = graph
+    return F.cross_entropy(model(*seen), target)
 
 
-def _added(sent: Tensor, ends: Tensor, nodes: int) -> Tensor:
-    """What is sent along edges, added where they end."""
-    return sent.new_zeros(nodes, *sent.shape[1:]).index_add(0, ends, sent)
+def _sum_messages(messages: Tensor, ends: Tensor, nodes: int) -> Tensor:
+    """Sum messages at their target nodes."""
+    return messages.new_zeros(nodes, *messages.shape[1:]).index_add(0, ends, messages)
 
 
-class _FourSums(nn.Module):
-    """Mean, least, largest and spread of what neighbours send (PNA)."""
+class _PNALayer(nn.Module):
+    """Mean, minimum, maximum and standard deviation of the neighbors' messages (PNA)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -49,15 +49,17 @@ class _FourSums(nn.Module):
         self.take = sequential(nn.Linear(5 * width, width), nn.BatchNorm1d(width), nn.ReLU())
 
     def forward(self, x: Tensor, ends: Tensor) -> Tensor:
-        sent = self.send(torch.cat([x[ends[0]], x[ends[1]]], 1))
-        where = ends[1].unsqueeze(1).expand_as(sent)
+        messages = self.send(torch.cat([x[ends[0]], x[ends[1]]], 1))
+        where = ends[1].unsqueeze(1).expand_as(messages)
 
         def over(what: Tensor, how: str) -> Tensor:
             return torch.zeros_like(x).scatter_reduce(0, where, what, how, include_self=False)
 
-        mean = over(sent, "mean")
-        spread = F.relu(over(sent * sent, "mean") - mean * mean).add(1e-5).sqrt()
-        out: Tensor = x + self.take(torch.cat([x, mean, over(sent, "amin"), over(sent, "amax"), spread], 1))
+        mean = over(messages, "mean")
+        spread = F.relu(over(messages * messages, "mean") - mean * mean).add(1e-5).sqrt()
+        out: Tensor = x + self.take(
+            torch.cat([x, mean, over(messages, "amin"), over(messages, "amax"), spread], 1)
+        )
         return out
 
 
@@ -67,7 +69,7 @@ def four_ways_to_add() -> Spec:
         def __init__(self) -> None:
             super().__init__()
             self.enter, self.head = nn.Linear(75, 96), nn.Linear(96, 10)
-            self.layers = nn.ModuleList(_FourSums(96) for _ in range(3))
+            self.layers = nn.ModuleList(_PNALayer(96) for _ in range(3))
 
         def forward(self, x: Tensor, ends: Tensor) -> Tensor:
             x = self.enter(x)
@@ -76,11 +78,11 @@ def four_ways_to_add() -> Spec:
             out: Tensor = self.head(x)
             return out
 
-    return Spec(Graph(), batch_of(normal(75), _edges(5), integers(10)), _each_node)
+    return Spec(Graph(), batch_of(normal(75), _edges(5), integers(10)), _node_loss)
 
 
-class _Deep(nn.Module):
-    """Sixteen layers; each goes on with some of the first and only a little of its own line (GCNII)."""
+class _GCNII(nn.Module):
+    """Sixteen layers with initial residuals and identity mapping (GCNII)."""
 
     def __init__(self, inputs: int, width: int, classes: int, depth: int = 16) -> None:
         super().__init__()
@@ -91,7 +93,7 @@ class _Deep(nn.Module):
         first = x = F.dropout(self.enter(x).relu(), 0.5, self.training)
         for place, line in enumerate(self.lines):
             share = 0.5 / (place + 1)
-            x = 0.9 * _added(x[ends[0]] * weight.view(-1, 1) / 3, ends[1], len(x)) + 0.1 * first
+            x = 0.9 * _sum_messages(x[ends[0]] * weight.view(-1, 1) / 3, ends[1], len(x)) + 0.1 * first
             x = F.dropout(((1 - share) * x + share * line(x)).relu(), 0.5, self.training)
         out: Tensor = self.head(x)
         return out
@@ -99,11 +101,11 @@ class _Deep(nn.Module):
 
 @case("adam", "fp32", 13000)
 def sixteen_layers_of_neighbours() -> Spec:
-    return Spec(_Deep(300, 128, 18), batch_of(normal(300), _edges(6), uniform(6), integers(18)), _each_node)
+    return Spec(_GCNII(300, 128, 18), batch_of(normal(300), _edges(6), uniform(6), integers(18)), _node_loss)
 
 
-class _ByRelation(nn.Module):
-    """Lines for forty kinds of edge, mixed of six (R-GCN)."""
+class _RelationalConv(nn.Module):
+    """Relational convolution: weights of forty relations as mixtures of six bases (R-GCN)."""
 
     def __init__(self, inputs: int, outputs: int, relations: int = 40, few: int = 6) -> None:
         super().__init__()
@@ -112,20 +114,20 @@ class _ByRelation(nn.Module):
 
     def forward(self, x: Tensor, ends: Tensor, kind: Tensor) -> Tensor:
         moved = torch.einsum("ni,fio->nfo", x, self.few)
-        sent = (moved[ends[0]] * self.mix[kind].unsqueeze(2)).sum(1)
-        out: Tensor = self.own(x) + _added(sent, ends[1], len(x)) / 4
+        messages = (moved[ends[0]] * self.mix[kind].unsqueeze(2)).sum(1)
+        out: Tensor = self.own(x) + _sum_messages(messages, ends[1], len(x)) / 4
         return out
 
 
 @case("adamw_loop", "fp32", 20000)
 def forty_kinds_of_edges() -> Spec:
-    """The nodes have nothing but a vector that is learnt."""
+    """Nodes have only a learned embedding."""
 
     class Graph(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.nodes, self.head = nn.Embedding(20000, 64), _ByRelation(64, 8)
-            self.layer = _ByRelation(64, 64)
+            self.nodes, self.head = nn.Embedding(20000, 64), _RelationalConv(64, 8)
+            self.layer = _RelationalConv(64, 64)
 
         def forward(self, ids: Tensor, ends: Tensor, kind: Tensor) -> Tensor:
             out: Tensor = self.head(
@@ -133,11 +135,11 @@ def forty_kinds_of_edges() -> Spec:
             )
             return out
 
-    return Spec(Graph(), batch_of(integers(20000), _edges(4), integers(40, 4), integers(8)), _each_node)
+    return Spec(Graph(), batch_of(integers(20000), _edges(4), integers(40, 4), integers(8)), _node_loss)
 
 
-class _Places(nn.Module):
-    """Atoms of a molecule tell all others how near they are, and move each other (EGNN)."""
+class _EGNN(nn.Module):
+    """Equivariant message passing over atom positions (EGNN)."""
 
     def __init__(self, width: int = 96, layers: int = 4) -> None:
         super().__init__()
@@ -153,9 +155,9 @@ class _Places(nn.Module):
         for send, take, move in zip(self.send, self.take, self.move, strict=True):
             apart = places.unsqueeze(2) - places.unsqueeze(1)
             pair = x.unsqueeze(2).expand(-1, -1, x.size(1), -1)
-            sent = send(torch.cat([pair, pair.transpose(1, 2), apart.pow(2).sum(3, keepdim=True)], 3))
-            places = places + (apart * move(sent)).mean(2)
-            x = x + take(torch.cat([x, sent.sum(2)], 2))
+            messages = send(torch.cat([pair, pair.transpose(1, 2), apart.pow(2).sum(3, keepdim=True)], 3))
+            places = places + (apart * move(messages)).mean(2)
+            x = x + take(torch.cat([x, messages.sum(2)], 2))
         out: Tensor = self.head(x.sum(1)).squeeze(1)
         return out
 
@@ -163,14 +165,14 @@ class _Places(nn.Module):
 @case("adamw", "tf32", 64, ema=True)
 def atoms_that_move_each_other() -> Spec:
     return Spec(
-        _Places(),
+        _EGNN(),
         batch_of(integers(12, 29), normal(29, 3), normal()),
         lambda m, atoms, places, y: F.l1_loss(m(atoms, places), y),
     )
 
 
-class _Facts(nn.Module):
-    """A thing and a relation as one small picture; a convolution asks all other things (ConvE)."""
+class _ConvE(nn.Module):
+    """Knowledge graph completion: subject and relation as a small image for a convolution (ConvE)."""
 
     def __init__(self, things: int = 15000, relations: int = 470, width: int = 200) -> None:
         super().__init__()
@@ -198,14 +200,14 @@ class _Facts(nn.Module):
 @case("adam", "tf32", 512)
 def facts_as_pictures() -> Spec:
     return Spec(
-        _Facts(),
+        _ConvE(),
         batch_of(integers(15000), integers(470), zeros_or_ones(15000)),
         lambda m, thing, relation, y: F.binary_cross_entropy_with_logits(m(thing, relation), y * 0.9 + 1e-4),
     )
 
 
-class _Roads(nn.Module):
-    """Gated kernels in time, then what neighbouring sensors saw, then time again, twice (STGCN)."""
+class _STGCN(nn.Module):
+    """Gated temporal convolutions and graph convolutions over road sensors (STGCN)."""
 
     def __init__(self, sensors: int = 325, width: int = 64) -> None:
         super().__init__()
@@ -229,4 +231,4 @@ class _Roads(nn.Module):
 
 @case("rmsprop_momentum", "amp_bf16", 72)
 def sensors_on_roads() -> Spec:
-    return Spec(_Roads(), with_targets(12, 325, 2, outputs=(12, 325)), mse_loss)
+    return Spec(_STGCN(), with_targets(12, 325, 2, outputs=(12, 325)), mse_loss)

@@ -1,4 +1,4 @@
-"""How likely is it? Flows, energies, noise over tables, and masses that are moved. Cases stand above the model they train."""
+"""Normalizing flows, energy models, diffusion on tables, optimal transport."""
 
 import math
 from collections.abc import Callable
@@ -25,8 +25,8 @@ CASES = CaseSet()
 case = CASES.case
 
 
-class _Masked(nn.Linear):
-    """A line in which outputs see only inputs of lower rank."""
+class _MaskedLinear(nn.Linear):
+    """A masked linear layer: outputs depend only on inputs of lower order."""
 
     def __init__(self, before: Tensor, after: Tensor, *, strict: bool = False) -> None:
         super().__init__(len(before), len(after))
@@ -37,8 +37,8 @@ class _Masked(nn.Linear):
         return F.linear(x, self.weight * self.seen, self.bias)
 
 
-class _Ordered(nn.Module):
-    """Each column is moved and stretched by what the columns before it say, eight times, turned round in between (MAF)."""
+class _MAF(nn.Module):
+    """Eight masked autoregressive layers (MAF)."""
 
     def __init__(self, columns: int = 48, width: int = 768) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class _Ordered(nn.Module):
         inner = torch.arange(width) % (columns - 1)
         self.layers = nn.ModuleList(
             nn.Sequential(
-                _Masked(order, inner), nn.ReLU(), _Masked(inner, inner), nn.ReLU(), _Masked(inner, order.repeat(2), strict=True)
+                _MaskedLinear(order, inner), nn.ReLU(), _MaskedLinear(inner, inner), nn.ReLU(), _MaskedLinear(inner, order.repeat(2), strict=True)
             )
             for _ in range(8)
         )  # fmt: skip
@@ -63,11 +63,11 @@ class _Ordered(nn.Module):
 
 @case("adam", "fp32", 6000, clip=True)
 def columns_in_order() -> Spec:
-    return Spec(_Ordered(), unlabelled(48), lambda m, x: m(x))
+    return Spec(_MAF(), unlabelled(48), lambda m, x: m(x))
 
 
-class _Streaming(nn.Module):
-    """Rows stream to where they are likely; how much they crowd on the way is guessed with one random direction (FFJORD)."""
+class _ContinuousFlow(nn.Module):
+    """A continuous normalizing flow with Hutchinson's trace estimator (FFJORD)."""
 
     def __init__(self, columns: int = 32, width: int = 256) -> None:
         super().__init__()
@@ -91,22 +91,22 @@ class _Streaming(nn.Module):
 
 @case("adamw", "fp32", 3000)
 def rows_that_stream() -> Spec:
-    return Spec(_Streaming(), unlabelled(32), lambda m, x: m(x))
+    return Spec(_ContinuousFlow(), unlabelled(32), lambda m, x: m(x))
 
 
-def _walked(shop: StepParts) -> Callable[[], Tensor]:
-    """Made-up rows walk down the energy for twelve noisy steps; then real ones shall lie lower than they (an energy model)."""
-    model = shop.model
-    optimizer = shop.optimizer(model.parameters())
+def _langevin_step(parts: StepParts) -> Callable[[], Tensor]:
+    """Energy-based model: twelve Langevin steps produce negative samples."""
+    model = parts.model
+    optimizer = parts.optimizer(model.parameters())
 
     def step() -> Tensor:
-        (real,) = shop.batch()
-        with shop.precision():
+        (real,) = parts.batch()
+        with parts.precision():
             made_up = torch.rand_like(real)
             for _ in range(12):
                 made_up = made_up.detach().requires_grad_(True)
-                (slope,) = torch.autograd.grad(model(made_up).sum(), made_up)
-                made_up = made_up - 10 * slope + 0.005 * torch.randn_like(slope)
+                (gradient,) = torch.autograd.grad(model(made_up).sum(), made_up)
+                made_up = made_up - 10 * gradient + 0.005 * torch.randn_like(gradient)
             high, low = model(made_up.detach().clamp(0, 1)), model(real)
             loss = (low - high + 0.1 * (low.square() + high.square())).mean()
         optimizer.zero_grad()
@@ -121,11 +121,11 @@ def _walked(shop: StepParts) -> Callable[[], Tensor]:
 @case("adam", "amp_bf16", 3000)
 def lower_where_real() -> Spec:
     model = mlp(1024, 2048, 2048, 1024, 1, act=nn.SiLU)
-    return Spec(model, unlabelled(1024), no_loss, _walked)
+    return Spec(model, unlabelled(1024), no_loss, _langevin_step)
 
 
-class _Cleaned(nn.Module):
-    """Numbers and kinds of a row, both noisy; what they were, told by lines beside which the time stands (TabDDPM)."""
+class _TabularDenoiser(nn.Module):
+    """Diffusion on tables: denoises numeric and categorical columns (TabDDPM)."""
 
     def __init__(self, columns: int, kinds_of: int, width: int = 768) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class _Cleaned(nn.Module):
 
 @case("adamw", "fp32", 5000, ema=True)
 def noise_over_tables() -> Spec:
-    """Thirty numbers, and six columns of nine kinds each."""
+    """30 numeric columns and 6 categorical columns with 9 categories each."""
 
     def loss(model: nn.Module, x: Tensor, kind: Tensor) -> Tensor:
         time, noise = torch.rand(len(x), device=x.device), torch.randn_like(x)
@@ -153,16 +153,16 @@ def noise_over_tables() -> Spec:
             torch.rand(kind.shape, device=x.device) < time.unsqueeze(1), kind.roll(1, 0), kind
         )
         spread = (strange.unsqueeze(2) == torch.arange(9, device=x.device)).to(x.dtype).flatten(1)
-        told, odds = model(torch.cat([angle.cos() * x + angle.sin() * noise, spread], 1), time).split(
+        output, odds = model(torch.cat([angle.cos() * x + angle.sin() * noise, spread], 1), time).split(
             (30, 54), 1
         )
-        return F.mse_loss(told, noise) + F.cross_entropy(odds.reshape(-1, 9), kind.flatten())
+        return F.mse_loss(output, noise) + F.cross_entropy(odds.reshape(-1, 9), kind.flatten())
 
-    return Spec(_Cleaned(30, 54), batch_of(normal(30), integers(9, 6)), loss)
+    return Spec(_TabularDenoiser(30, 54), batch_of(normal(30), integers(9, 6)), loss)
 
 
-def _cost_of_moving(a: Tensor, b: Tensor, rounds: int = 24, blur: float = 0.05) -> Tensor:
-    """What it costs to move one heap of points onto another (Sinkhorn's rounds, all of them remembered)."""
+def _sinkhorn_cost(a: Tensor, b: Tensor, rounds: int = 24, blur: float = 0.05) -> Tensor:
+    """Entropic optimal transport with Sinkhorn iterations; all iterations stay in the graph."""
     cost = torch.cdist(a, b).square()
     here, there = torch.zeros_like(cost[:, 0]), torch.zeros_like(cost[0])
     for _ in range(rounds):
@@ -174,9 +174,9 @@ def _cost_of_moving(a: Tensor, b: Tensor, rounds: int = 24, blur: float = 0.05) 
 
 @case("rmsprop", "fp32", 1600)
 def heaps_of_sand() -> Spec:
-    """A code for each point; all points together shall lie as those of the batch."""
+    """A generator of points, trained with the transport cost to the batch."""
 
     def loss(model: nn.Module, code: Tensor, points: Tensor) -> Tensor:
-        return _cost_of_moving(model(code), points)
+        return _sinkhorn_cost(model(code), points)
 
     return Spec(mlp(32, 512, 512, 3, act=nn.LeakyReLU), batch_of(normal(32), uniform(3)), loss)

@@ -1,5 +1,4 @@
-"""Losses that need more than one answer: contrast, teachers, several tasks, preferences, words moved to hurt. Cases stand above
-the model they train."""
+"""Losses over several outputs: contrastive learning, distillation, adversarial text, preferences, multi-task learning."""
 
 import copy
 from collections.abc import Callable
@@ -34,59 +33,59 @@ CASES = CaseSet()
 case = CASES.case
 
 
-def _same_place(near: Tensor) -> Tensor:
-    """The right answer of each row stands in the column of the same number."""
+def _diagonal_loss(near: Tensor) -> Tensor:
+    """Cross-entropy in which the right answer of row i is column i."""
     return F.cross_entropy(near, torch.arange(len(near), device=near.device))
 
 
-# Contrast.
+# Contrastive learning.
 
 
 @case("adamw", "amp_fp16", 32)
 def same_sentence_twice() -> Spec:
-    """BERT's base size reads each sentence twice; only its dropout differs (SimCSE)."""
+    """BERT-base embeds each sentence twice with different dropout (SimCSE)."""
     return Spec(
         SentenceEncoder(768, 12),
         batch_of(integers(30522, 40)),
-        lambda m, ids: _same_place(m(ids) @ m(ids).T / 0.05),
+        lambda m, ids: _diagonal_loss(m(ids) @ m(ids).T / 0.05),
     )
 
 
 @case("adam", "fp32", 4000)
 def rows_with_strange_values() -> Spec:
-    """A row shall be near itself when six of ten values are another row's (SCARF)."""
+    """Contrastive learning on tables: 60% of the values are replaced by another sample's (SCARF)."""
     model = sequential(linear_norm(180, 1024, 1024, 1024, 1024, drop=0.1), mlp(1024, 512, 128))
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         others = x.gather(0, torch.randint(len(x), x.shape, device=x.device))
         strange = torch.where(torch.rand_like(x) < 0.6, others, x)
         a, b = (F.normalize(model(rows), dim=1) for rows in (x, strange))
-        return _same_place(a @ b.T)
+        return _diagonal_loss(a @ b.T)
 
     return Spec(model, unlabelled(180), loss)
 
 
-def _in_pieces(shop: StepParts) -> Callable[[], Tensor]:
-    """All sentences are read without a graph, their slopes found, and read again piece by piece (GradCache)."""
-    model = shop.model
-    optimizer = shop.optimizer(model.parameters())
+def _grad_cache(parts: StepParts) -> Callable[[], Tensor]:
+    """GradCache: embed without a graph, compute the gradients of the embeddings, then backpropagate chunk by chunk."""
+    model = parts.model
+    optimizer = parts.optimizer(model.parameters())
 
     def read(ids: Tensor) -> Tensor:
-        with shop.precision():
+        with parts.precision():
             found: Tensor = model(ids)
         return found
 
     def step() -> Tensor:
         optimizer.zero_grad()
-        texts = [ids.split(40) for ids in shop.batch()]
+        texts = [ids.split(40) for ids in parts.batch()]
         with torch.no_grad():
             known = [torch.cat([read(piece) for piece in pieces]) for pieces in texts]
         leaves = [found.detach().requires_grad_(True) for found in known]
-        loss = _same_place(leaves[0] @ leaves[1].T * 20)
+        loss = _diagonal_loss(leaves[0] @ leaves[1].T * 20)
         loss.backward()
         for pieces, leaf in zip(texts, leaves, strict=True):
-            for piece, slope in zip(pieces, leaf.grad.split(40), strict=True):
-                (read(piece) * slope).sum().backward()
+            for piece, gradient in zip(pieces, leaf.grad.split(40), strict=True):
+                (read(piece) * gradient).sum().backward()
         optimizer.step()
         return loss.detach()
 
@@ -96,15 +95,15 @@ def _in_pieces(shop: StepParts) -> Callable[[], Tensor]:
 @case("adamw", "amp_bf16", 120)
 def large_batches_in_pieces() -> Spec:
     return Spec(
-        SentenceEncoder(512, 4), batch_of(integers(30522, 24), integers(30522, 128)), no_loss, _in_pieces
+        SentenceEncoder(512, 4), batch_of(integers(30522, 24), integers(30522, 128)), no_loss, _grad_cache
     )
 
 
-# Teachers.
+# Distillation.
 
 
-class _Taught(nn.Module):
-    """A large reader that stays, a small one that shall find the same and the same likenesses."""
+class _Distillation(nn.Module):
+    """A frozen large encoder and a small one that matches its embeddings and similarities."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,21 +116,21 @@ class _Taught(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         with torch.no_grad():
-            wanted = self.large(ids)
+            target = self.large(ids)
         found = F.normalize(self.wide(self.small(ids)).float(), dim=1)
         alike = F.kl_div(
-            (found @ found.T * 20).log_softmax(1), (wanted @ wanted.T * 20).softmax(1), reduction="batchmean"
+            (found @ found.T * 20).log_softmax(1), (target @ target.T * 20).softmax(1), reduction="batchmean"
         )
-        return F.mse_loss(found, wanted) + alike
+        return F.mse_loss(found, target) + alike
 
 
 @case("adamw", "tf32", 48, evaluate=True)
 def larger_reader_teaches() -> Spec:
-    return Spec(_Taught(), batch_of(integers(30522, 72)), lambda m, ids: m(ids))
+    return Spec(_Distillation(), batch_of(integers(30522, 72)), lambda m, ids: m(ids))
 
 
-class _Seen(nn.Module):
-    """Patches, of which only some may be looked at, and what the first word became."""
+class _ProjectedViT(nn.Module):
+    """A vision transformer over all or some patches; returns the projected class token."""
 
     def __init__(self, width: int = 320) -> None:
         super().__init__()
@@ -147,23 +146,23 @@ class _Seen(nn.Module):
         return out
 
 
-def _own_teacher(shop: StepParts) -> Callable[[], Tensor]:
-    """A slow copy sees two whole views; the network sees both, and four times a quarter of them (DINO)."""
-    model = shop.model
+def _dino_step(parts: StepParts) -> Callable[[], Tensor]:
+    """Self-distillation: an EMA teacher sees two views, the student both views and four crops (DINO)."""
+    model = parts.model
     slow = copy.deepcopy(model).requires_grad_(False)
-    optimizer = shop.optimizer(model.parameters())
+    optimizer = parts.optimizer(model.parameters())
     centre = torch.zeros(8192, device=next(model.parameters()).device)
 
     def step() -> Tensor:
-        views = shop.batch()
-        with shop.precision():
+        views = parts.batch()
+        with parts.precision():
             with torch.no_grad():
-                told = [slow(view).float() for view in views]
-                wanted = [((one - centre) / 0.04).softmax(1) for one in told]
+                output = [slow(view).float() for view in views]
+                target = [((one - centre) / 0.04).softmax(1) for one in output]
             found = [model(view) for view in views]
             quarters = [torch.randperm(144, device=centre.device)[:36] for _ in range(4)]
             found += [model(views[0], places) for places in quarters]
-            pairs = [(a, b) for i, a in enumerate(wanted) for j, b in enumerate(found) if i != j]
+            pairs = [(a, b) for i, a in enumerate(target) for j, b in enumerate(found) if i != j]
             loss = -torch.stack(
                 [(a * (b.float() / 0.1).log_softmax(1)).sum(1).mean() for a, b in pairs]
             ).mean()
@@ -172,7 +171,7 @@ def _own_teacher(shop: StepParts) -> Callable[[], Tensor]:
         nn.utils.clip_grad_norm_(model.parameters(), 3.0)
         optimizer.step()
         with torch.no_grad():
-            centre.lerp_(torch.cat(told).mean(0), 0.1)
+            centre.lerp_(torch.cat(output).mean(0), 0.1)
         ema_update(slow.parameters(), model.parameters(), 0.004)
         return loss.detach()
 
@@ -181,56 +180,56 @@ def _own_teacher(shop: StepParts) -> Callable[[], Tensor]:
 
 @case("adamw", "amp_bf16", 20)
 def parts_and_wholes() -> Spec:
-    return Spec(_Seen(), batch_of(uniform(3, 144, 144), uniform(3, 144, 144)), no_loss, _own_teacher)
+    return Spec(_ProjectedViT(), batch_of(uniform(3, 144, 144), uniform(3, 144, 144)), no_loss, _dino_step)
 
 
-# Words that deceive.
+# Adversarial text.
 
 
-class _Replaced(nn.Module):
-    """A small network fills hidden words; a larger one tells which words it filled (ELECTRA's whole training)."""
+class _Electra(nn.Module):
+    """A small generator fills masked tokens; a larger discriminator detects them (ELECTRA)."""
 
     def __init__(self, words: int = 16000, width: int = 384) -> None:
         super().__init__()
         self.words = TokenEmbedding(words, width, 192)
         self.narrow = sequential(nn.Linear(width, 128), *(transformer_layer(128, 2) for _ in range(6)))
         self.fill = sequential(nn.LayerNorm(128), nn.Linear(128, words))
-        self.judge = sequential(
+        self.discriminator = sequential(
             *(transformer_layer(width, 6, drop=0.1) for _ in range(8)), nn.Linear(width, 1)
         )
 
     def forward(self, ids: Tensor) -> Tensor:
         hidden = torch.rand(ids.shape, device=ids.device) < 0.15
-        told = self.fill(self.narrow(self.words(ids.masked_fill(hidden, 0)))).float()
-        guessed = F.cross_entropy(told.flatten(0, 1), ids.flatten(), reduction="none").view_as(hidden)
+        output = self.fill(self.narrow(self.words(ids.masked_fill(hidden, 0)))).float()
+        guessed = F.cross_entropy(output.flatten(0, 1), ids.flatten(), reduction="none").view_as(hidden)
         with torch.no_grad():
-            chance = -torch.empty_like(told).exponential_().log()
-            filled = torch.where(hidden, (told + chance).argmax(2), ids)
-        found = self.judge(self.words(filled)).squeeze(2).float()
-        judged = F.binary_cross_entropy_with_logits(found, (filled != ids).float())
-        return (guessed * hidden).sum() / hidden.sum().clamp(min=1) + 50 * judged
+            chance = -torch.empty_like(output).exponential_().log()
+            filled = torch.where(hidden, (output + chance).argmax(2), ids)
+        found = self.discriminator(self.words(filled)).squeeze(2).float()
+        discriminator_loss = F.binary_cross_entropy_with_logits(found, (filled != ids).float())
+        return (guessed * hidden).sum() / hidden.sum().clamp(min=1) + 50 * discriminator_loss
 
 
 @case("adamw", "amp_fp16", 14, clip=True)
 def filled_and_found_out() -> Spec:
-    return Spec(_Replaced(), batch_of(integers(16000, 192)), lambda m, ids: m(ids))
+    return Spec(_Electra(), batch_of(integers(16000, 192)), lambda m, ids: m(ids))
 
 
-def _moved_words(shop: StepParts) -> Callable[[], Tensor]:
-    """After the slopes are known, words move a little where it hurts, and the slopes there count too (FGM)."""
-    model = shop.model
-    optimizer = shop.optimizer(model.parameters())
+def _fgm_step(parts: StepParts) -> Callable[[], Tensor]:
+    """Adversarial training: embeddings are perturbed along their gradient and gradients accumulate (FGM)."""
+    model = parts.model
+    optimizer = parts.optimizer(model.parameters())
     words = model.get_input_embeddings().weight
 
     def step() -> Tensor:
-        batch = shop.batch()
+        batch = parts.batch()
         optimizer.zero_grad()
         for moved in (False, True):
             if moved:
                 kept = words.detach().clone()
                 with torch.no_grad():
                     words.add_(words.grad / (words.grad.norm() + 1e-8))
-            with shop.precision():
+            with parts.precision():
                 loss = masked_text_loss(model, *batch)
             loss.backward()
         with torch.no_grad():
@@ -244,24 +243,24 @@ def _moved_words(shop: StepParts) -> Callable[[], Tensor]:
 
 @case("adamw", "amp_bf16", 16)
 def words_moved_to_hurt() -> Spec:
-    """RoBERTa's base size with nine layers."""
+    """RoBERTa-base with nine layers."""
     config = huggingface().RobertaConfig(vocab_size=50265, num_hidden_layers=9, max_position_embeddings=514, num_labels=4)  # fmt: skip
     model = huggingface().RobertaForSequenceClassification(config)
-    return Spec(model, padded_to_longest((128, 110, 140), 50265, 4), no_loss, _moved_words)
+    return Spec(model, padded_to_longest((128, 110, 140), 50265, 4), no_loss, _fgm_step)
 
 
-# Preferences and several tasks.
+# Preferences and multi-task learning.
 
 
 @case("adamw", "bf16", 3, clip=True, accumulate=2)
 def liked_without_an_older_copy() -> Spec:
-    """Liked and disliked answers in one pass; odds take the place of an older copy (ORPO)."""
+    """Preference tuning without a reference model: odds ratios of chosen and rejected answers (ORPO)."""
     sizes = transformer_sizes(768, 10, vocab_size=30000, intermediate_size=2048, num_key_value_heads=4)
 
     def loss(model: nn.Module, liked: Tensor, other: Tensor) -> Tensor:
         ids = torch.cat([liked, other])
-        told = model(input_ids=ids).logits[:, :-1].float().log_softmax(2)
-        each = told.gather(2, ids[:, 1:].unsqueeze(2)).squeeze(2).mean(1)
+        output = model(input_ids=ids).logits[:, :-1].float().log_softmax(2)
+        each = output.gather(2, ids[:, 1:].unsqueeze(2)).squeeze(2).mean(1)
         odds = each - torch.log1p(-each.exp())
         good, bad = odds.chunk(2)
         return -each[: len(liked)].mean() - 0.1 * F.logsigmoid(good - bad).mean()
@@ -271,32 +270,32 @@ def liked_without_an_older_copy() -> Spec:
     )
 
 
-def _peaceful(shop: StepParts) -> Callable[[], Tensor]:
-    """Each task's slopes lose what goes against another's (PCGrad)."""
-    body, heads = shop.model["body"], shop.model["heads"]
-    optimizer = shop.optimizer(shop.model.parameters())
+def _pcgrad_step(parts: StepParts) -> Callable[[], Tensor]:
+    """Gradient surgery: conflicting components of the tasks' gradients are removed (PCGrad)."""
+    body, heads = parts.model["body"], parts.model["heads"]
+    optimizer = parts.optimizer(parts.model.parameters())
     shared = list(body.parameters())
 
     def step() -> Tensor:
-        x, *wanted = shop.batch()
+        x, *target = parts.batch()
         optimizer.zero_grad()
         seen = body(x)
-        losses = [F.mse_loss(head(seen), y) for head, y in zip(heads, wanted, strict=True)]
-        slopes = []
+        losses = [F.mse_loss(head(seen), y) for head, y in zip(heads, target, strict=True)]
+        gradients = []
         for head, loss in zip(heads, losses, strict=True):
             own = list(head.parameters())
             found = torch.autograd.grad(loss, shared + own, retain_graph=True)
-            for parameter, slope in zip(own, found[len(shared) :], strict=True):
-                parameter.grad = slope
-            slopes.append(torch.cat([slope.flatten() for slope in found[: len(shared)]]))
+            for parameter, gradient in zip(own, found[len(shared) :], strict=True):
+                parameter.grad = gradient
+            gradients.append(torch.cat([gradient.flatten() for gradient in found[: len(shared)]]))
         kept = []
-        for slope in slopes:
-            for other in slopes:
-                slope = slope - (slope @ other).clamp(max=0) / (other @ other + 1e-12) * other
-            kept.append(slope)
+        for gradient in gradients:
+            for other in gradients:
+                gradient = gradient - (gradient @ other).clamp(max=0) / (other @ other + 1e-12) * other
+            kept.append(gradient)
         whole = torch.stack(kept).sum(0).split([parameter.numel() for parameter in shared])
-        for parameter, slope in zip(shared, whole, strict=True):
-            parameter.grad = slope.view_as(parameter)
+        for parameter, gradient in zip(shared, whole, strict=True):
+            parameter.grad = gradient.view_as(parameter)
         optimizer.step()
         return torch.stack(losses).sum().detach()
 
@@ -305,8 +304,8 @@ def _peaceful(shop: StepParts) -> Callable[[], Tensor]:
 
 @case("adam", "fp32", 5000)
 def tasks_in_peace() -> Spec:
-    """Four questions about 240 numbers."""
+    """Four regression tasks on 240 columns."""
     heads = nn.ModuleList(mlp(1024, 256, size) for size in (1, 3, 8, 20))
     model = nn.ModuleDict({"body": mlp(240, 1536, 1536, 1536, 1024, last=True), "heads": heads})
     batch = batch_of(normal(240), *(normal(size) for size in (1, 3, 8, 20)))
-    return Spec(model, batch, no_loss, _peaceful)
+    return Spec(model, batch, no_loss, _pcgrad_step)

@@ -1,4 +1,5 @@
-"""x"""
+"""Images, video and volumes: classification, segmentation, detection, tracking; image, speech and video models of
+transformers."""
 
 import itertools
 
@@ -41,7 +42,7 @@ case = CASES.case
 # Convolutional networks.
 
 
-# What is it?
+# Classification.
 
 
 @case("sgdm", "amp_fp16", 36, channels_last=True, accumulate=2)
@@ -51,7 +52,7 @@ def tiles_and_bricks() -> Spec:
 
 @case("adamw", "amp_bf16", 25, ema=True)
 def moths_on_a_sheet() -> Spec:
-    """EfficientNet's fifth size, pictures of 190."""
+    """EfficientNet-B5 on 190-pixel images."""
     return Spec(
         with_new_head("efficientnet_b4", 280, drop=0.4),
         labelled(3, 190, 190, classes=280),
@@ -66,29 +67,29 @@ def minerals() -> Spec:
 
 @case("adam", "fp32", 52, frozen=True, evaluate=True)
 def lichens() -> Spec:
-    """The first three quarters of a DenseNet's tensors stay."""
+    """DenseNet with the first three quarters of its tensors frozen."""
     return Spec(with_new_head("densenet121", 17), labelled(3, 136, 136, classes=17), classification_loss)
 
 
 @case("adam", "fp32", 56, evaluate=True)
 def loaves_and_rolls() -> Spec:
-    """Four plain convolutions over pictures of 96 by 128."""
+    """Four plain convolutions on 96 × 128 images."""
     model = sequential(conv_pool((3, 40, 80, 80, 160)), nn.Flatten(), nn.Dropout(0.3), mlp(160 * 48, 320, 14))
     return Spec(model, labelled(3, 96, 128, classes=14), classification_loss)
 
 
 @case("adamw", "amp_bf16", 66, clip=True)
 def patches_stay_patches() -> Spec:
-    """Patches of seven keep their number; depthwise kernels of nine beside shortcuts (ConvMixer)."""
+    """Patches and depthwise convolutions with residual connections (ConvMixer)."""
 
-    def bent(layer: nn.Module) -> list[nn.Module]:
+    def residual(layer: nn.Module) -> list[nn.Module]:
         return [layer, nn.GELU(), nn.BatchNorm2d(320)]
 
-    layers = bent(nn.Conv2d(3, 320, 7, 7))
+    layers = residual(nn.Conv2d(3, 320, 7, 7))
     for _ in range(8):
         layers += [
-            Residual(*bent(nn.Conv2d(320, 320, 9, padding=4, groups=320))),
-            *bent(nn.Conv2d(320, 320, 1)),
+            Residual(*residual(nn.Conv2d(320, 320, 9, padding=4, groups=320))),
+            *residual(nn.Conv2d(320, 320, 1)),
         ]
     return Spec(
         sequential(layers, pooled_head(320, 90)), labelled(3, 196, 196, classes=90), classification_loss
@@ -96,7 +97,7 @@ def patches_stay_patches() -> Spec:
 
 
 class Scales(nn.Module):
-    """Channels in pieces: the first goes on as it is, each other with what was made of the one before (Res2Net)."""
+    """Channels in groups; each group also receives the previous group's output (Res2Net)."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
@@ -122,12 +123,12 @@ def scales_within_a_block() -> Spec:
     )
 
 
-# Where is it?
+# Segmentation, detection, tracking.
 
 
 @case("adam", "amp_fp16", 15, channels_last=True, clip=True)
 def gardens_from_drones() -> Spec:
-    """A U-Net whose way down is a ResNet-50; eight kinds of ground."""
+    """A U-Net with a ResNet-50 encoder, eight classes."""
     up = [
         sequential(conv_norm(a + b, c), conv_norm(c, c))
         for a, b, c in ((2048, 1024, 256), (256, 512, 128), (128, 256, 64), (64, 64, 32))
@@ -138,7 +139,7 @@ def gardens_from_drones() -> Spec:
 
 @case("sgd_fused", "fp32", 8)
 def four_pools_over_a_scene() -> Spec:
-    """What a ResNet-18 sees, pooled to one, two, three and six places and laid beside it (PSPNet)."""
+    """Pyramid pooling over a ResNet-18 (PSPNet)."""
     pools = [
         sequential(
             nn.AdaptiveAvgPool2d(places), conv_norm(512, 128, 1), nn.Upsample(size=(10, 14), mode="bilinear")
@@ -155,8 +156,8 @@ def four_pools_over_a_scene() -> Spec:
     return Spec(model, segmentation(3, 320, 448, 21), classification_loss)
 
 
-class _OnFourMaps(nn.Module):
-    """Plain convolutions; from four sizes of map on, each place tells six boxes and their kinds (SSD)."""
+class _SSD(nn.Module):
+    """Single-shot detection: six boxes per position on four feature maps (SSD)."""
 
     def __init__(self, classes: int = 11, shapes: int = 6) -> None:
         super().__init__()
@@ -173,14 +174,14 @@ class _OnFourMaps(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         seen = outputs_of(self.maps, self.enter(x))
 
-        def told_by(heads: nn.ModuleList, each: int) -> Tensor:
+        def predictions(heads: nn.ModuleList, each: int) -> Tensor:
             rows = [
                 head(level).permute(0, 2, 3, 1).reshape(len(x), -1, each)
                 for head, level in zip(heads, seen, strict=True)
             ]
             return torch.cat(rows, 1)
 
-        return told_by(self.kinds, self.classes), told_by(self.boxes, 4)
+        return predictions(self.kinds, self.classes), predictions(self.boxes, 4)
 
 
 @case("sgdm", "fp32", 20, clip=True)
@@ -192,11 +193,11 @@ def boxes_on_four_maps() -> Spec:
         near = F.smooth_l1_loss(boxes_told, box, reduction="none").sum(2) * (kind > 0)
         return F.cross_entropy(kinds_told.flatten(0, 1), kind.flatten()) + near.mean()
 
-    return Spec(_OnFourMaps(), batch_of(normal(3, 320, 320), integers(11, count), normal(count, 4)), loss)
+    return Spec(_SSD(), batch_of(normal(3, 320, 320), integers(11, count), normal(count, 4)), loss)
 
 
-class _Followed(nn.Module):
-    """What was seen of a thing is the kernel that looks for it in the next scene (SiamFC)."""
+class _SiamFC(nn.Module):
+    """Siamese tracking: features of the template are the kernel over the scene (SiamFC)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -218,31 +219,33 @@ class _Followed(nn.Module):
 @case("sgd_loop", "fp32", 24)
 def followed_in_films() -> Spec:
     return Spec(
-        _Followed(),
+        _SiamFC(),
         batch_of(normal(3, 127, 127), normal(3, 255, 255), zeros_or_ones(25, 25)),
         lambda m, thing, scene, y: F.binary_cross_entropy_with_logits(m(thing, scene), y),
     )
 
 
-# Films and volumes.
+# Video and volumes.
 
 
-def _moving(inputs: int, outputs: int, stride: int, depth: int = 3) -> list[nn.Module]:
+def _conv3d_norm(inputs: int, outputs: int, stride: int, depth: int = 3) -> list[nn.Module]:
     look = nn.Conv3d(inputs, outputs, (depth, 3, 3), (1, stride, stride), (depth // 2, 1, 1), bias=False)
     return [look, nn.BatchNorm3d(outputs), nn.ReLU(True)]
 
 
-class _SlowAndFast(nn.Module):
-    """Few frames by many channels beside many frames by few; the second tell the first (SlowFast)."""
+class _SlowFast(nn.Module):
+    """A slow pathway with many channels and a fast one with many frames (SlowFast)."""
 
     def __init__(self, classes: int, widths: tuple[int, ...] = (3, 64, 128, 256, 384)) -> None:
         super().__init__()
         thin = (3, *(width // 8 for width in widths[1:]))
         pairs, thin_pairs = list(itertools.pairwise(widths)), list(itertools.pairwise(thin))
-        self.fast = nn.ModuleList(sequential(_moving(a, b, 2)) for a, b in thin_pairs)
+        self.fast = nn.ModuleList(sequential(_conv3d_norm(a, b, 2)) for a, b in thin_pairs)
         self.side = nn.ModuleList(nn.Conv3d(a, 2 * a, (5, 1, 1), (4, 1, 1), (2, 0, 0)) for a in thin[1:])
         self.slow = nn.ModuleList(
-            sequential(_moving(a + (2 * c if a > 3 else 0), b, 2, 1), _moving(b, b, 1, 3 if b > 128 else 1))
+            sequential(
+                _conv3d_norm(a + (2 * c if a > 3 else 0), b, 2, 1), _conv3d_norm(b, b, 1, 3 if b > 128 else 1)
+            )
             for (a, b), (c, _) in zip(pairs, thin_pairs, strict=True)
         )
         self.head = nn.Linear(widths[-1] + 2 * thin[-1], classes)
@@ -258,23 +261,25 @@ class _SlowAndFast(nn.Module):
 
 @case("sgdm", "amp_fp16", 22)
 def slow_and_fast_frames() -> Spec:
-    return Spec(_SlowAndFast(44), labelled(3, 32, 128, 128, classes=44), classification_loss)
+    return Spec(_SlowFast(44), labelled(3, 32, 128, 128, classes=44), classification_loss)
 
 
 @case("adamw", "bf16", 3, accumulate=4)
 def hippocampi() -> Spec:
-    """Kernels of five in three dimensions beside shortcuts, all in bfloat16 (V-Net)."""
+    """A 3D U-Net with 5 × 5 × 5 kernels and residual connections, all in bfloat16 (V-Net)."""
     widths = (16, 32, 64, 128)
 
-    def beside(width: int) -> Residual:
+    def residual_block(width: int) -> Residual:
         return Residual(nn.Conv3d(width, width, 5, padding=2), nn.BatchNorm3d(width), nn.PReLU(width))
 
     down = [
-        sequential(nn.Conv3d(a, b, 2, 2) if a > 1 else nn.Conv3d(a, b, 5, padding=2), nn.PReLU(b), beside(b))
+        sequential(
+            nn.Conv3d(a, b, 2, 2) if a > 1 else nn.Conv3d(a, b, 5, padding=2), nn.PReLU(b), residual_block(b)
+        )
         for a, b in itertools.pairwise((1, *widths))
     ]
     up = [
-        sequential(nn.Conv3d(a + b, b, 5, padding=2), nn.PReLU(b), beside(b))
+        sequential(nn.Conv3d(a + b, b, 5, padding=2), nn.PReLU(b), residual_block(b))
         for a, b in itertools.pairwise(widths[::-1])
     ]
     model = UNet(down, up, nn.Conv3d(16, 1, 1))
@@ -287,7 +292,7 @@ def hippocampi() -> Spec:
 
 @case("adamw", "amp_bf16", 36, clip=True, ema=True)
 def half_of_a_base_learns() -> Spec:
-    """ViT's base size; the first half of it stays."""
+    """ViT-base with its first half frozen."""
     model = huggingface().ViTForImageClassification(huggingface().ViTConfig(num_labels=47))
     early = list(model.parameters())
     for parameter in early[: len(early) // 2]:
@@ -297,7 +302,7 @@ def half_of_a_base_learns() -> Spec:
 
 @case("adamw", "amp_fp16", 10, clip=True)
 def second_windows_at_256() -> Spec:
-    """Swin's second form, its tiny size: cosines for scores, places by a perceptron."""
+    """Swin V2 tiny."""
     config = huggingface().Swinv2Config(image_size=256, window_size=8, num_labels=12)
     return Spec(
         huggingface().Swinv2ForImageClassification(config), labelled(3, 256, 256, classes=12), image_loss
@@ -306,7 +311,7 @@ def second_windows_at_256() -> Spec:
 
 @case("sgdm", "fp32", 14)
 def hierarchy_without_windows() -> Spec:
-    """Hiera's tiny size: units of patches that are pooled on the way."""
+    """Hiera tiny."""
     config = huggingface().HieraConfig(depths=[1, 2, 7, 2], num_labels=33)
     return Spec(
         huggingface().HieraForImageClassification(config), labelled(3, 224, 224, classes=33), image_loss
@@ -315,7 +320,7 @@ def hierarchy_without_windows() -> Spec:
 
 @case("adamw", "amp_bf16", 64)
 def fast_over_small_maps() -> Spec:
-    """LeViT: convolutions first, then attention with batch norms in place of layer norms."""
+    """LeViT: convolutions, then attention with batch norms."""
     config = huggingface().LevitConfig(num_labels=65)
     return Spec(
         huggingface().LevitForImageClassification(config), labelled(3, 224, 224, classes=65), image_loss
@@ -324,14 +329,14 @@ def fast_over_small_maps() -> Spec:
 
 @case("adamw", "fp32", 6)
 def pictures_before_words() -> Spec:
-    """GIT: a picture's patches stand before the words that describe it."""
+    """GIT: image patches precede the caption's tokens."""
     config = huggingface().GitConfig(
         **transformer_sizes(512, 6, vocab_size=20000, use_cache=False), vision_config=transformer_sizes(512, 8, image_size=192, patch_size=16)
     )  # fmt: skip
 
     def loss(model: nn.Module, ids: Tensor, x: Tensor) -> Tensor:
-        told: Tensor = model(input_ids=ids, pixel_values=x, labels=ids).loss
-        return told
+        output: Tensor = model(input_ids=ids, pixel_values=x, labels=ids).loss
+        return output
 
     return Spec(
         huggingface().GitForCausalLM(config), batch_of(integers(20000, 36), normal(3, 192, 192)), loss
@@ -340,7 +345,7 @@ def pictures_before_words() -> Spec:
 
 @case("adamw", "amp_fp16", 5, accumulate=2, clip=True)
 def half_minutes_written_down() -> Spec:
-    """Whisper's base size, all of it learns."""
+    """Whisper-base, fully trained."""
     config = huggingface().WhisperConfig(
         d_model=512, encoder_layers=6, decoder_layers=6, encoder_attention_heads=8, decoder_attention_heads=8,
         encoder_ffn_dim=2048, decoder_ffn_dim=2048, use_cache=False,
@@ -352,7 +357,7 @@ def half_minutes_written_down() -> Spec:
 
 @case("adamw", "amp_bf16", 8)
 def voices_of_callers() -> Spec:
-    """UniSpeech-SAT over two seconds and a half; what hears the wave stays."""
+    """UniSpeech-SAT on 2.5 seconds of audio; the feature extractor is frozen."""
     config = huggingface().UniSpeechSatConfig(
         **transformer_sizes(512, 6, num_labels=40),
         mask_time_prob=0.0,
@@ -366,7 +371,7 @@ def voices_of_callers() -> Spec:
 
 @case("radam", "amp_bf16", 6)
 def films_in_tubes() -> Spec:
-    """ViViT: sixteen frames of 112 in tubes of two frames."""
+    """ViViT: sixteen 112-pixel frames in tubelets of two."""
     config = huggingface().VivitConfig(
         **transformer_sizes(384, 8, num_labels=24), image_size=112, num_frames=16, tubelet_size=[2, 16, 16]
     )

@@ -1,4 +1,4 @@
-"""Recurrent layers, cells written out, and series without either. Cases stand above the model they train."""
+"""Recurrent layers, hand-written cells, and linear models of series."""
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +31,7 @@ case = CASES.case
 
 @case("adam", "amp_bf16", 44, clip=True)
 def notes_of_nurses() -> Spec:
-    """Three layers of LSTM in both directions over 190 words, a tag for each."""
+    """A three-layer bidirectional LSTM tagger over 190 tokens."""
     read = Recurrent(nn.LSTM, 150, 208, num_layers=3, bidirectional=True, dropout=0.25)
     model = sequential(nn.Embedding(21000, 150), nn.Dropout(0.2), read, nn.Linear(416, 23))
     return Spec(model, batch_of(integers(21000, 190), integers(23, 190)), token_loss)
@@ -39,21 +39,21 @@ def notes_of_nurses() -> Spec:
 
 @case("adam_fused", "amp_fp16", 72, clip=True)
 def letters_of_programs() -> Spec:
-    """Two wide layers of GRU; the next of 97 letters."""
+    """A two-layer GRU character model with 97 symbols."""
     model = sequential(nn.Embedding(97, 128), Recurrent(nn.GRU, 128, 576, num_layers=2), nn.Linear(576, 97))
     return Spec(model, tokens(97, 241), lambda m, ids, _: token_loss(m, ids[:, :-1], ids[:, 1:]))
 
 
 @case("nadam", "fp32", 26)
 def narrow_between_frames() -> Spec:
-    """Three layers of LSTM whose outputs are made narrow again, a sound for each frame of speech."""
+    """A three-layer LSTM with projections, one label per speech frame."""
     model = sequential(Recurrent(nn.LSTM, 80, 640, num_layers=3, proj_size=160), nn.Linear(160, 46))
     return Spec(model, batch_of(normal(420, 80), integers(46, 420)), token_loss)
 
 
 @case("rmsprop", "fp32", 110, clip=True)
 def rectified_recurrence() -> Spec:
-    """torch's simplest layer with rectifiers, twice, over 360 moments."""
+    """A two-layer ReLU RNN over 360 time steps."""
     read = Recurrent(nn.RNN, 12, 288, num_layers=2, nonlinearity="relu")
     return Spec(
         sequential(read, Select("last"), nn.Linear(288, 10)),
@@ -64,15 +64,15 @@ def rectified_recurrence() -> Spec:
 
 @case("adam", "fp32", 520, evaluate=True)
 def water_of_wells() -> Spec:
-    """Two layers of LSTM over 120 days, a week ahead."""
+    """A two-layer LSTM over 120 days, seven days ahead."""
     read = Recurrent(nn.LSTM, 14, 112, num_layers=2, dropout=0.2)
     return Spec(
         sequential(read, Select("last"), mlp(112, 56, 7)), with_targets(120, 14, outputs=(7,)), mse_loss
     )
 
 
-class _Pyramid(nn.Module):
-    """Each level reads two moments as one; a second LSTM writes, and looks back at what was read (listen, attend and spell)."""
+class _ListenAttendSpell(nn.Module):
+    """A pyramidal LSTM encoder and an LSTM decoder with attention (Listen, Attend and Spell)."""
 
     def __init__(self, letters: int = 60, width: int = 192) -> None:
         super().__init__()
@@ -93,14 +93,14 @@ class _Pyramid(nn.Module):
 @case("adadelta", "tf32", 28, clip=True)
 def fewer_moments_on_each_level() -> Spec:
     return Spec(
-        _Pyramid(),
+        _ListenAttendSpell(),
         batch_of(normal(640, 80), integers(60, 71)),
         lambda m, sound, text: F.cross_entropy(m(sound, text[:, :-1]).transpose(1, 2), text[:, 1:]),
     )
 
 
-class _LongAndShort(nn.Module):
-    """Kernels over three hundred series, a GRU over what they see, another over every 24th moment, a line beside (LSTNet)."""
+class _LSTNet(nn.Module):
+    """Convolution, GRU, skip-GRU over seasons, and a linear part, for 300 series (LSTNet)."""
 
     def __init__(self, series: int = 300, width: int = 100, season: int = 24) -> None:
         super().__init__()
@@ -119,14 +119,14 @@ class _LongAndShort(nn.Module):
 
 @case("adam", "fp32", 140, clip=True)
 def current_of_customers() -> Spec:
-    return Spec(_LongAndShort(), with_targets(168, 300, outputs=(300,)), lambda m, x, y: F.l1_loss(m(x), y))
+    return Spec(_LSTNet(), with_targets(168, 300, outputs=(300,)), lambda m, x, y: F.l1_loss(m(x), y))
 
 
-# Cells written out.
+# Hand-written cells.
 
 
-class _NormedCell(nn.Module):
-    """An LSTM's cell with a norm on both of its sums and on its state."""
+class _LayerNormLSTM(nn.Module):
+    """An LSTM cell with layer norms."""
 
     def __init__(self, inputs: int, width: int) -> None:
         super().__init__()
@@ -135,23 +135,23 @@ class _NormedCell(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         out = state = x.new_zeros(len(x), self.own.in_features)
-        told = []
+        outputs = []
         for now in self.norms[0](self.of_input(x)).unbind(1):
             keep, enter, leave, new = (now + self.norms[1](self.own(out))).chunk(4, 1)
             state = keep.sigmoid() * state + enter.sigmoid() * new.tanh()
             out = leave.sigmoid() * self.last(state).tanh()
-            told.append(out)
-        return torch.stack(told, 1)
+            outputs.append(out)
+        return torch.stack(outputs, 1)
 
 
 @case("adam", "amp_fp16", 80)
 def norms_within_cells() -> Spec:
-    model = sequential(nn.Embedding(6000, 160), _NormedCell(160, 320), nn.Linear(320, 6000))
+    model = sequential(nn.Embedding(6000, 160), _LayerNormLSTM(160, 320), nn.Linear(320, 6000))
     return Spec(model, batch_of(integers(6000, 56), integers(6000, 56)), token_loss)
 
 
-class _Simple(nn.Module):
-    """All products at once; what is left to do step by step has none (SRU)."""
+class _SRU(nn.Module):
+    """A simple recurrent unit: matrix products for all steps at once, then an elementwise recurrence (SRU)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -170,13 +170,13 @@ class _Simple(nn.Module):
 @case("adamw", "amp_bf16", 48)
 def steps_without_products() -> Spec:
     model = sequential(
-        nn.Embedding(9000, 448), *(_Simple(448) for _ in range(3)), Select("mean"), nn.Linear(448, 30)
+        nn.Embedding(9000, 448), *(_SRU(448) for _ in range(3)), Select("mean"), nn.Linear(448, 30)
     )
     return Spec(model, batch_of(integers(9000, 110), integers(30)), classification_loss)
 
 
-class _Clouds(nn.Module):
-    """A GRU's cell of convolutions goes over eight maps, then tells four more from its own answers."""
+class _ConvGRU(nn.Module):
+    """A convolutional GRU over eight maps that predicts four more from its own outputs."""
 
     def __init__(self, width: int = 48) -> None:
         super().__init__()
@@ -184,23 +184,23 @@ class _Clouds(nn.Module):
         self.gates, self.new = (nn.Conv2d(2 * width, times * width, 5, padding=2) for times in (2, 1))
 
     def forward(self, maps: Tensor, ahead: int = 4) -> Tensor:
-        state, told = torch.zeros_like(self.enter(maps[:, 0])), []
+        state, outputs = torch.zeros_like(self.enter(maps[:, 0])), []
         for moment in range(maps.size(1) + ahead - 1):
-            now = self.enter(maps[:, moment] if moment < maps.size(1) else told[-1])
+            now = self.enter(maps[:, moment] if moment < maps.size(1) else outputs[-1])
             keep, forget = self.gates(torch.cat([now, state], 1)).sigmoid().chunk(2, 1)
             new = self.new(torch.cat([now, forget * state], 1)).tanh()
             state = keep * state + (1 - keep) * new
-            told.append(self.leave(state))
-        return torch.stack(told[-ahead:], 1)
+            outputs.append(self.leave(state))
+        return torch.stack(outputs[-ahead:], 1)
 
 
 @case("adamw", "amp_bf16", 10, accumulate=2)
 def clouds_that_move() -> Spec:
-    return Spec(_Clouds(), with_targets(8, 1, 72, 72, outputs=(4, 1, 72, 72)), mse_loss)
+    return Spec(_ConvGRU(), with_targets(8, 1, 72, 72, outputs=(4, 1, 72, 72)), mse_loss)
 
 
-class _Decayed(nn.Module):
-    """What was not measured decays to a mean, and so does the state, the longer ago it was (GRU-D)."""
+class _GRUD(nn.Module):
+    """A GRU cell with decay for missing values (GRU-D)."""
 
     def __init__(self, columns: int = 76, width: int = 256) -> None:
         super().__init__()
@@ -220,17 +220,17 @@ class _Decayed(nn.Module):
 @case("adam", "fp32", 256)
 def days_in_intensive_care() -> Spec:
     return Spec(
-        _Decayed(),
+        _GRUD(),
         batch_of(normal(48, 76), zeros_or_ones(48, 76), normal(48, 76), zeros_or_ones()),
         lambda m, x, seen, since, y: F.binary_cross_entropy_with_logits(m(x, seen, since), y),
     )
 
 
-# Series without either.
+# Linear models of series.
 
 
-class _TwoLines(nn.Module):
-    """A line over the moving mean of a series, another over what is left (DLinear)."""
+class _DLinear(nn.Module):
+    """One linear layer over the moving average, another over the remainder (DLinear)."""
 
     def __init__(self, past: int, ahead: int) -> None:
         super().__init__()
@@ -245,6 +245,6 @@ class _TwoLines(nn.Module):
 
 @case("sgd", "fp32", 64, evaluate=True)
 def trends_of_traffic() -> Spec:
-    """Eight hundred sensors, three hundred hours ahead."""
-    model = sequential(Transpose(), _TwoLines(336, 300), Transpose())
+    """800 sensors, 300 hours ahead."""
+    model = sequential(Transpose(), _DLinear(336, 300), Transpose())
     return Spec(model, with_targets(336, 800, outputs=(300, 800)), mse_loss)

@@ -1,4 +1,4 @@
-"""Players, arms and teams that learn what to do. Cases stand above the model they train."""
+"""Reinforcement learning: value-based, actor-critic, offline, multi-agent, model-based."""
 
 import copy
 import itertools
@@ -28,8 +28,8 @@ CASES = CaseSet()
 case = CASES.case
 
 
-class _NoisyLine(nn.Module):
-    """A line with learnt noise on every weight, drawn anew at each use."""
+class _NoisyLinear(nn.Module):
+    """A linear layer with learned noise on its weights (NoisyNet)."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -43,8 +43,8 @@ class _NoisyLine(nn.Module):
         return F.linear(x, weight, self.line.bias + self.spread.bias * first)
 
 
-def _with_slow_copy(model: nn.Module) -> nn.ModuleDict:
-    """A network beside a copy of it that stays."""
+def _with_target_copy(model: nn.Module) -> nn.ModuleDict:
+    """Return a network and a frozen target copy."""
     slow = copy.deepcopy(model)
     freeze(slow)
     return nn.ModuleDict({"now": model, "slow": slow})
@@ -52,7 +52,7 @@ def _with_slow_copy(model: nn.Module) -> nn.ModuleDict:
 
 @case("adam", "fp32", 192, clip=True)
 def noise_on_the_weights() -> Spec:
-    """Screens of 80 in grey, four at a time; a player that tries things by its own noise."""
+    """A DQN with noisy layers on four stacked 80-pixel screens."""
     see = [
         nn.Conv2d(4, 32, 8, 4),
         nn.ReLU(),
@@ -61,26 +61,26 @@ def noise_on_the_weights() -> Spec:
         nn.Conv2d(64, 64, 3),
         nn.ReLU(),
     ]
-    model = sequential(*see, nn.Flatten(), _NoisyLine(64 * 36, 512), nn.ReLU(), _NoisyLine(512, 9))
+    model = sequential(*see, nn.Flatten(), _NoisyLinear(64 * 36, 512), nn.ReLU(), _NoisyLinear(512, 9))
 
     def loss(model: nn.Module, screen: Tensor, move: Tensor, reward: Tensor, after: Tensor) -> Tensor:
         with torch.no_grad():
             best = model["now"](after).argmax(1, keepdim=True)
-            wanted = reward + 0.97 * model["slow"](after).gather(1, best)
-        return F.smooth_l1_loss(model["now"](screen).gather(1, move), wanted)
+            target = reward + 0.97 * model["slow"](after).gather(1, best)
+        return F.smooth_l1_loss(model["now"](screen).gather(1, move), target)
 
     screen = uniform(4, 80, 80)
-    return Spec(_with_slow_copy(model), batch_of(screen, integers(9, 1), normal(1), screen), loss)
+    return Spec(_with_target_copy(model), batch_of(screen, integers(9, 1), normal(1), screen), loss)
 
 
-class _LongGame(nn.Module):
-    """Residual convolutions over 24 screens in a row, an LSTM along them, moves and values (IMPALA)."""
+class _Impala(nn.Module):
+    """A residual CNN and an LSTM over 24 screens, with policy and value heads (IMPALA)."""
 
     def __init__(self, widths: tuple[int, ...] = (3, 16, 32, 32), moves: int = 15) -> None:
         super().__init__()
 
         def block(inputs: int, outputs: int) -> nn.Module:
-            def bent() -> Residual:
+            def residual() -> Residual:
                 return Residual(
                     nn.ReLU(),
                     nn.Conv2d(outputs, outputs, 3, padding=1),
@@ -88,7 +88,9 @@ class _LongGame(nn.Module):
                     nn.Conv2d(outputs, outputs, 3, padding=1),
                 )
 
-            return sequential(nn.Conv2d(inputs, outputs, 3, padding=1), nn.MaxPool2d(3, 2, 1), bent(), bent())
+            return sequential(
+                nn.Conv2d(inputs, outputs, 3, padding=1), nn.MaxPool2d(3, 2, 1), residual(), residual()
+            )
 
         blocks = [block(a, b) for a, b in itertools.pairwise(widths)]
         self.see = sequential(*blocks, nn.ReLU(), nn.Flatten(), nn.Linear(32 * 81, 256), nn.ReLU())
@@ -122,11 +124,11 @@ def long_games() -> Spec:
             -(trust * gain * chance).mean() + 0.5 * F.mse_loss(value, gain + value.detach()) + 0.01 * surprise
         )
 
-    return Spec(_LongGame(), batch_of(uniform(24, 3, 72, 72), integers(15, 24), normal(24), normal(24)), loss)
+    return Spec(_Impala(), batch_of(uniform(24, 3, 72, 72), integers(15, 24), normal(24), normal(24)), loss)
 
 
-def _moved(screen: Tensor, far: int = 4) -> Tensor:
-    """Each screen moved by a few places."""
+def _random_shift(screen: Tensor, far: int = 4) -> Tensor:
+    """Shift each screen by a few pixels."""
     count, size = len(screen), screen.size(2)
     still = torch.eye(2, 3, device=screen.device).repeat(count, 1, 1)
     still[:, :, 2] = (torch.rand(count, 2, device=screen.device) * 2 - 1) * 2 * far / size
@@ -134,32 +136,32 @@ def _moved(screen: Tensor, far: int = 4) -> Tensor:
     return F.grid_sample(screen, grid, padding_mode="border", align_corners=False)
 
 
-def _from_screens(shop: StepParts) -> Callable[[], Tensor]:
-    """A judge learns what moves are worth, and the eyes with it; then the actor, who only looks (DrQ)."""
-    see, act, judge, slow = (shop.model[name] for name in ("see", "act", "judge", "slow"))
-    of_judge = shop.optimizer([*see.parameters(), *judge.parameters()])
-    of_act = shop.optimizer(act.parameters())
+def _drq_step(parts: StepParts) -> Callable[[], Tensor]:
+    """Actor-critic from pixels: the critic also trains the encoder, the actor does not (DrQ)."""
+    see, act, critic, slow = (parts.model[name] for name in ("see", "act", "critic", "slow"))
+    of_judge = parts.optimizer([*see.parameters(), *critic.parameters()])
+    of_act = parts.optimizer(act.parameters())
 
     def step() -> Tensor:
-        screen, move, reward, after = shop.batch()
-        with shop.precision():
-            seen = see(_moved(screen))
+        screen, move, reward, after = parts.batch()
+        with parts.precision():
+            seen = see(_random_shift(screen))
             with torch.no_grad():
-                later = see(_moved(after))
+                later = see(_random_shift(after))
                 ahead = torch.cat([later, act(later).tanh()], 1)
-                wanted = reward + 0.99 * torch.min(slow[0](ahead), slow[1](ahead))
+                target = reward + 0.99 * torch.min(slow[0](ahead), slow[1](ahead))
             worth = torch.cat([seen, move], 1)
-            loss = sum(F.mse_loss(one(worth).float(), wanted.float()) for one in judge)
+            loss = sum(F.mse_loss(one(worth).float(), target.float()) for one in critic)
         of_judge.zero_grad()
         loss.backward()
         of_judge.step()
-        with shop.precision():
+        with parts.precision():
             seen = seen.detach()
-            pleased = judge[0](torch.cat([seen, act(seen).tanh()], 1)).mean()
+            pleased = critic[0](torch.cat([seen, act(seen).tanh()], 1)).mean()
         of_act.zero_grad()
         (-pleased).backward()
         of_act.step()
-        ema_update(slow.parameters(), judge.parameters(), 0.01)
+        ema_update(slow.parameters(), critic.parameters(), 0.01)
         return loss.detach()
 
     return step
@@ -173,34 +175,34 @@ def arms_seen_by_a_camera() -> Spec:
         for part in (nn.Conv2d(inputs, 32, 3, stride), nn.ReLU())
     ]
     see = sequential(*looks, nn.Flatten(), nn.Linear(32 * 35 * 35, 64), nn.LayerNorm(64), nn.Tanh())
-    both = _with_slow_copy(nn.ModuleList(mlp(70, 1024, 1024, 1) for _ in range(2)))
-    model = {"see": see, "act": mlp(64, 1024, 1024, 6), "judge": both["now"], "slow": both["slow"]}
+    both = _with_target_copy(nn.ModuleList(mlp(70, 1024, 1024, 1) for _ in range(2)))
+    model = {"see": see, "act": mlp(64, 1024, 1024, 6), "critic": both["now"], "slow": both["slow"]}
     screen = uniform(9, 84, 84)
-    return Spec(nn.ModuleDict(model), batch_of(screen, normal(6), normal(1), screen), no_loss, _from_screens)
+    return Spec(nn.ModuleDict(model), batch_of(screen, normal(6), normal(1), screen), no_loss, _drq_step)
 
 
 @case("adam", "fp32", 1024)
 def cautious_after_logs() -> Spec:
-    """What was never tried shall not look good: thirty other moves are weighed against each in the log (CQL)."""
+    """Offline Q-learning with a penalty on thirty sampled actions per state (CQL)."""
 
     def loss(model: nn.Module, state: Tensor, move: Tensor, reward: Tensor, after: Tensor) -> Tensor:
-        judge, slow = model["now"], model["slow"]
+        critic, slow = model["now"], model["slow"]
         others = torch.rand(len(state), 30, move.size(1), device=state.device) * 2 - 1
         here = torch.cat([state.unsqueeze(1).expand(-1, 30, -1), others], 2)
         with torch.no_grad():
-            wanted = reward + 0.99 * slow(torch.cat([after, move], 1))
-        known = judge(torch.cat([state, move], 1))
-        return F.mse_loss(known, wanted) + 5 * (judge(here).logsumexp(1) - known).mean()
+            target = reward + 0.99 * slow(torch.cat([after, move], 1))
+        known = critic(torch.cat([state, move], 1))
+        return F.mse_loss(known, target) + 5 * (critic(here).logsumexp(1) - known).mean()
 
     return Spec(
-        _with_slow_copy(mlp(47, 384, 384, 384, 1)),
+        _with_target_copy(mlp(47, 384, 384, 384, 1)),
         batch_of(normal(39), normal(8), normal(1), normal(39)),
         loss,
     )
 
 
-class _Team(nn.Module):
-    """Eight drones with one memory's weights; what each is worth is mixed by lines that the whole state makes (QMIX)."""
+class _QMix(nn.Module):
+    """Eight agents share a recurrent network; a hypernetwork mixes their values (QMIX)."""
 
     def __init__(self, drones: int = 8, sees: int = 110, state: int = 240, moves: int = 14) -> None:
         super().__init__()
@@ -222,14 +224,14 @@ class _Team(nn.Module):
 @case("rmsprop_centered", "tf32", 96, clip=True)
 def team_of_drones() -> Spec:
     return Spec(
-        _Team(),
+        _QMix(),
         batch_of(normal(40, 8, 110), normal(40, 240), integers(14, 40, 8), normal(40)),
         lambda m, seen, state, move, y: F.mse_loss(m(seen, state, move), y),
     )
 
 
-class _Together(nn.Module):
-    """A line for each of many models, all at once."""
+class _EnsembleLinear(nn.Module):
+    """One linear layer per ensemble member, computed together."""
 
     def __init__(self, models: int, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -242,10 +244,10 @@ class _Together(nn.Module):
 
 @case("adamw", "fp32", 2048)
 def seven_models_of_one_world() -> Spec:
-    """Where does a move lead? Seven answers with their spreads (a probabilistic ensemble)."""
+    """A probabilistic ensemble of seven dynamics models."""
     widths = (32, 400, 400, 400, 400)
-    layers = [part for a, b in itertools.pairwise(widths) for part in (_Together(7, a, b), nn.SiLU())]
-    model = sequential(*layers, _Together(7, 400, 2 * 26))
+    layers = [part for a, b in itertools.pairwise(widths) for part in (_EnsembleLinear(7, a, b), nn.SiLU())]
+    model = sequential(*layers, _EnsembleLinear(7, 400, 2 * 26))
 
     def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         mean, spread = model(x.expand(7, -1, -1)).chunk(2, 2)

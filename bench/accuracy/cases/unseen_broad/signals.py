@@ -1,4 +1,4 @@
-"""Movements, voices and noises by convolutions in time. Cases stand above the model they train."""
+"""Sensors and audio with 1D convolutions."""
 
 import itertools
 
@@ -18,7 +18,7 @@ case = CASES.case
 
 @case("adam", "fp32", 72, evaluate=True)
 def ways_to_walk() -> Spec:
-    """Nine sensors over 1,100 moments; long, middling and short kernels side by side, thrice between shortcuts (InceptionTime)."""
+    """Kernels of three lengths in parallel, on nine sensors over 1,100 time steps (InceptionTime)."""
 
     def lengths(inputs: int, width: int = 32) -> list[nn.Module]:
         def thin() -> nn.Module:
@@ -36,8 +36,8 @@ def ways_to_walk() -> Spec:
     return Spec(model, labelled(9, 1100, classes=13), classification_loss)
 
 
-class _Channels(nn.Module):
-    """Channels weighed by their means over time."""
+class _SqueezeExcite(nn.Module):
+    """Squeeze-and-excitation over time."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -50,8 +50,8 @@ class _Channels(nn.Module):
         return out
 
 
-class _Callers(nn.Module):
-    """Pieces of channels at growing distances, all blocks joined, moments weighed before mean and spread (ECAPA)."""
+class _ECAPA(nn.Module):
+    """Speaker identification with dilated Res2Net blocks and attentive pooling (ECAPA)."""
 
     def __init__(self, speakers: int, width: int = 512) -> None:
         super().__init__()
@@ -65,7 +65,10 @@ class _Callers(nn.Module):
                 for _ in range(7)
             )
             return Residual(
-                *conv1d_norm(width, width, 1), Scales(*looks), *conv1d_norm(width, width, 1), _Channels(width)
+                *conv1d_norm(width, width, 1),
+                Scales(*looks),
+                *conv1d_norm(width, width, 1),
+                _SqueezeExcite(width),
             )
 
         self.enter = sequential(conv1d_norm(80, width, 5))
@@ -91,18 +94,18 @@ class _Callers(nn.Module):
 
 @case("adam", "amp_fp16", 44, clip=True, accumulate=2)
 def who_is_on_the_line() -> Spec:
-    return Spec(_Callers(2600), labelled(80, 302, classes=2600), classification_loss)
+    return Spec(_ECAPA(2600), labelled(80, 302, classes=2600), classification_loss)
 
 
-class _InCodes(nn.Module):
-    """Sound made shorter by strides of two, four, five and eight; each moment four codes, one after what the others left (EnCodec)."""
+class _AudioCodec(nn.Module):
+    """An audio codec with residual vector quantization (EnCodec)."""
 
     def __init__(self, strides: tuple[int, ...] = (2, 4, 5, 8), width: int = 24, codes: int = 1024) -> None:
         super().__init__()
         widths = [width * 2**level for level in range(len(strides) + 1)]
         steps = list(zip(itertools.pairwise(widths), strides, strict=True))
 
-        def beside(channels: int) -> Residual:
+        def residual_block(channels: int) -> Residual:
             return Residual(
                 nn.ELU(),
                 nn.Conv1d(channels, channels // 2, 3, padding=1),
@@ -110,26 +113,28 @@ class _InCodes(nn.Module):
                 nn.Conv1d(channels // 2, channels, 1),
             )
 
-        def remembered() -> list[nn.Module]:
+        def lstm_layers() -> list[nn.Module]:
             return [Transpose(), Recurrent(nn.LSTM, widths[-1], widths[-1], num_layers=2), Transpose()]
 
         self.enter = sequential(
             nn.Conv1d(1, width, 7, padding=3),
             *(
-                sequential(beside(a), nn.ELU(), nn.Conv1d(a, b, 2 * stride, stride, stride // 2 + stride % 2))
+                sequential(
+                    residual_block(a), nn.ELU(), nn.Conv1d(a, b, 2 * stride, stride, stride // 2 + stride % 2)
+                )
                 for (a, b), stride in steps
             ),
-            remembered(),
+            lstm_layers(),
             nn.Conv1d(widths[-1], 128, 7, padding=3),
         )
         self.leave = sequential(
             nn.Conv1d(128, widths[-1], 7, padding=3),
-            remembered(),
+            lstm_layers(),
             *(
                 sequential(
                     nn.ELU(),
                     nn.ConvTranspose1d(b, a, 2 * stride, stride, stride // 2 + stride % 2, stride % 2),
-                    beside(a),
+                    residual_block(a),
                 )
                 for (a, b), stride in reversed(steps)
             ),
@@ -151,11 +156,11 @@ class _InCodes(nn.Module):
 
 @case("adamw", "fp32", 18, clip=True)
 def sound_in_few_codes() -> Spec:
-    return Spec(_InCodes(), unlabelled(1, 16000), lambda m, x: m(x))
+    return Spec(_AudioCodec(), unlabelled(1, 16000), lambda m, x: m(x))
 
 
-class _Hiss(nn.Module):
-    """What to keep of each frequency at each moment, as complex numbers that a U-Net tells."""
+class _SpeechEnhancement(nn.Module):
+    """Speech enhancement: a U-Net predicts a complex mask over the spectrogram."""
 
     def __init__(self, widths: tuple[int, ...] = (24, 48, 96, 144)) -> None:
         super().__init__()
@@ -178,10 +183,10 @@ class _Hiss(nn.Module):
 
 @case("adam", "fp32", 12)
 def hiss_taken_away() -> Spec:
-    """Three seconds of speech with noise and without."""
+    """Three seconds of noisy and clean speech."""
 
     def loss(model: nn.Module, mixed: Tensor, clean: Tensor) -> Tensor:
-        told, wanted = model(mixed), model.seen(clean)
-        return (told - wanted).abs().mean() + F.l1_loss(told.abs(), wanted.abs())
+        output, target = model(mixed), model.seen(clean)
+        return (output - target).abs().mean() + F.l1_loss(output.abs(), target.abs())
 
-    return Spec(_Hiss(), batch_of(normal(48000), normal(48000)), loss)
+    return Spec(_SpeechEnhancement(), batch_of(normal(48000), normal(48000)), loss)

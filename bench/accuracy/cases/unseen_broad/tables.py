@@ -1,4 +1,4 @@
-"""x"""
+"""Tables of numbers and categories, and recommenders."""
 
 import math
 
@@ -33,7 +33,7 @@ case = CASES.case
 
 @case("adamw_fused", "amp_bf16", 24000)
 def sensors_of_a_plant() -> Spec:
-    """Six residual perceptrons over 220 numbers."""
+    """Six residual MLP blocks on 220 columns."""
 
     def block() -> Residual:
         return Residual(
@@ -48,13 +48,13 @@ def sensors_of_a_plant() -> Spec:
 
 @case("adam", "fp32", 12345, keep_grads=True)
 def rent_of_flats() -> Spec:
-    """Normed lines, wide and then narrow, one number."""
+    """Linear layers with batch norm, one regression target."""
     model = sequential(linear_norm(96, 768, 384, 192, 96, drop=0.15), nn.Linear(96, 1))
     return Spec(model, with_targets(96, outputs=(1,)), lambda m, x, y: F.smooth_l1_loss(m(x), y))
 
 
-class _Trees(nn.Module):
-    """Trees of five soft questions: every leaf's share is a product, its answer is learnt (NODE)."""
+class _ObliviousTrees(nn.Module):
+    """Differentiable oblivious decision trees (NODE)."""
 
     def __init__(self, columns: int, trees: int = 192, depth: int = 5) -> None:
         super().__init__()
@@ -66,8 +66,8 @@ class _Trees(nn.Module):
         self.answer = nn.Parameter(torch.randn(trees, 2**depth))
 
     def forward(self, x: Tensor) -> Tensor:
-        asked = (x @ self.choose.softmax(0)).unflatten(1, self.edge.shape)
-        yes = ((asked - self.edge) * torch.exp(-self.slope)).sigmoid()
+        projected = (x @ self.choose.softmax(0)).unflatten(1, self.edge.shape)
+        yes = ((projected - self.edge) * torch.exp(-self.slope)).sigmoid()
         share = torch.ones_like(yes[:, :, :1])
         for question in range(yes.size(2)):
             one = yes[:, :, question : question + 1]
@@ -77,22 +77,22 @@ class _Trees(nn.Module):
 
 @case("nadamw", "fp32", 2500)
 def soft_trees() -> Spec:
-    """Two layers of trees; the second sees the first's answers too."""
+    """Two layers of trees; the second also sees the output of the first."""
 
     class Forest(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first, self.second = _Trees(54), _Trees(54 + 192)
+            self.first, self.second = _ObliviousTrees(54), _ObliviousTrees(54 + 192)
 
         def forward(self, x: Tensor) -> Tensor:
-            told = self.first(x)
-            return torch.stack([told, self.second(torch.cat([x, told], 1))], 1).mean((1, 2)).unsqueeze(1)
+            output = self.first(x)
+            return torch.stack([output, self.second(torch.cat([x, output], 1))], 1).mean((1, 2)).unsqueeze(1)
 
     return Spec(Forest(), with_targets(54, outputs=(1,)), mse_loss)
 
 
-class _Gate(nn.Module):
-    """Two lines, and a gate that says how much of them is added to what came in."""
+class _GatedResidual(nn.Module):
+    """A gated residual network."""
 
     def __init__(self, inputs: int, width: int, outputs: int) -> None:
         super().__init__()
@@ -105,14 +105,14 @@ class _Gate(nn.Module):
         return out
 
 
-class _Chosen(nn.Module):
-    """Every column through a gate of its own, weighed by what all say (a variable selection network)."""
+class _VariableSelection(nn.Module):
+    """A variable selection network: one gated network per column, weighted by a softmax."""
 
     def __init__(self, columns: int = 32, width: int = 80) -> None:
         super().__init__()
         self.lines = nn.ModuleList(nn.Linear(1, width) for _ in range(columns))
-        self.gates = nn.ModuleList(_Gate(width, width, width) for _ in range(columns))
-        self.weigh, self.head = _Gate(columns * width, width, columns), nn.Linear(width, 3)
+        self.gates = nn.ModuleList(_GatedResidual(width, width, width) for _ in range(columns))
+        self.weigh, self.head = _GatedResidual(columns * width, width, columns), nn.Linear(width, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         known = [line(x[:, place : place + 1]) for place, line in enumerate(self.lines)]
@@ -124,11 +124,11 @@ class _Chosen(nn.Module):
 
 @case("adamax", "fp32", 3000, clip=True)
 def chosen_columns() -> Spec:
-    return Spec(_Chosen(), labelled(32, classes=3), classification_loss)
+    return Spec(_VariableSelection(), labelled(32, classes=3), classification_loss)
 
 
-class _Waves(nn.Module):
-    """Every number as sines and cosines of learnt frequencies, a line for each column."""
+class _PeriodicEmbedding(nn.Module):
+    """Periodic embeddings of numbers with learned frequencies."""
 
     def __init__(self, columns: int, waves: int = 24, width: int = 20) -> None:
         super().__init__()
@@ -143,13 +143,13 @@ class _Waves(nn.Module):
 
 @case("adamw", "fp32", 7000)
 def waves_for_numbers() -> Spec:
-    model = sequential(_Waves(70), parts.mlp(1400, 512, 512, 1))
+    model = sequential(_PeriodicEmbedding(70), parts.mlp(1400, 512, 512, 1))
     return Spec(model, with_targets(70, outputs=(1,)), mse_loss)
 
 
 @case("sgdm", "bf16", 9500)
 def cells_swapped_between_rows() -> Spec:
-    """One cell in seven comes from another row; three wide layers tell what stood there (a denoising autoencoder)."""
+    """A denoising autoencoder: one value in seven is swapped with another sample's."""
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         swapped = torch.where(torch.rand_like(x) < 0.15, x[torch.randperm(len(x), device=x.device)], x)
@@ -160,7 +160,7 @@ def cells_swapped_between_rows() -> Spec:
 
 @case("adam_amsgrad", "fp32", 9000)
 def months_until_they_leave() -> Spec:
-    """Customers in the order of their times; each who left is weighed against all who were still there (Cox)."""
+    """Survival analysis with the Cox partial likelihood over sorted times."""
 
     def loss(model: nn.Module, x: Tensor, left: Tensor) -> Tensor:
         risk = model(x).squeeze(1)
@@ -176,8 +176,8 @@ def months_until_they_leave() -> Spec:
 # Recommenders.
 
 
-class _Sessions(nn.Module):
-    """A GRU over what was clicked; the others' next things are the wrong ones (GRU4Rec)."""
+class _GRU4Rec(nn.Module):
+    """A session-based GRU with in-batch negatives (GRU4Rec)."""
 
     def __init__(self, things: int = 90000, width: int = 128) -> None:
         super().__init__()
@@ -193,11 +193,11 @@ class _Sessions(nn.Module):
 
 @case("adagrad", "fp32", 600)
 def sessions_of_clicks() -> Spec:
-    return Spec(_Sessions(), batch_of(integers(90000, 20), integers(90000, 20)), lambda m, *ids: m(*ids))
+    return Spec(_GRU4Rec(), batch_of(integers(90000, 20), integers(90000, 20)), lambda m, *ids: m(*ids))
 
 
 class _Fields(nn.Module):
-    """Vectors for the words of many fields, all in one table."""
+    """Embeddings of many categorical fields in one table."""
 
     def __init__(self, fields: int, words: int, width: int) -> None:
         super().__init__()
@@ -209,8 +209,8 @@ class _Fields(nn.Module):
         return out
 
 
-class _Outer(nn.Module):
-    """Products of all fields with all, made few again by a kernel of one; again with the result (xDeepFM)."""
+class _XDeepFM(nn.Module):
+    """Compressed interaction network over outer products of fields (xDeepFM)."""
 
     def __init__(self, fields: int = 22, width: int = 16, few: int = 64) -> None:
         super().__init__()
@@ -229,11 +229,11 @@ class _Outer(nn.Module):
 
 @case("adam", "fp32", 1500)
 def fields_in_outer_products() -> Spec:
-    return Spec(_Outer(), batch_of(integers(15000, 22), zeros_or_ones()), binary_loss)
+    return Spec(_XDeepFM(), batch_of(integers(15000, 22), zeros_or_ones()), binary_loss)
 
 
-class _Weighed(nn.Module):
-    """Products of all pairs of fields, each pair with a weight, beside a perceptron (FwFM)."""
+class _FwFM(nn.Module):
+    """Field-weighted factorization machine and an MLP (FwFM)."""
 
     def __init__(self, fields: int = 39, width: int = 12) -> None:
         super().__init__()
@@ -250,11 +250,11 @@ class _Weighed(nn.Module):
 
 @case("adam_loop", "amp_bf16", 6000)
 def weighed_pairs_of_fields() -> Spec:
-    return Spec(_Weighed(), batch_of(integers(12000, 39), zeros_or_ones()), binary_loss)
+    return Spec(_FwFM(), batch_of(integers(12000, 39), zeros_or_ones()), binary_loss)
 
 
-class _Played(nn.Module):
-    """The last nine songs as a small picture: kernels of all heights, and some as high as it is (Caser)."""
+class _Caser(nn.Module):
+    """The last nine items as an image for horizontal and vertical convolutions (Caser)."""
 
     def __init__(self, songs: int = 40000, width: int = 96, last: int = 9) -> None:
         super().__init__()
@@ -274,7 +274,7 @@ class _Played(nn.Module):
 @case("adam", "amp_fp16", 1200)
 def songs_as_pictures() -> Spec:
     return Spec(
-        _Played(),
+        _Caser(),
         batch_of(integers(40000, 9), integers(60000), integers(40000)),
         lambda m, played, person, y: F.cross_entropy(m(played, person), y),
     )
@@ -282,6 +282,6 @@ def songs_as_pictures() -> Spec:
 
 @case("lion", "fp32", 8000)
 def one_of_all_shops() -> Spec:
-    """Bags of seventy words that a person searched; which of 3,000 shops comes next."""
+    """A bag of seventy search terms predicts one of 3,000 shops."""
     model = sequential(nn.EmbeddingBag(110000, 80, mode="mean"), mlp(80, 320, 3000))
     return Spec(model, batch_of(integers(110000, 70), integers(3000)), classification_loss)

@@ -1,4 +1,4 @@
-"""x"""
+"""Text models of transformers: encoders, encoder-decoders, causal language models, parameter-efficient fine-tuning."""
 
 import torch
 import torch.nn.functional as F
@@ -30,19 +30,19 @@ case = CASES.case
 
 @case("adamw", "amp_fp16", 9, clip=True)
 def grades_of_essays() -> Spec:
-    """BERT's base size tells one number for each essay."""
+    """BERT-base regression."""
     model = huggingface().BertForSequenceClassification(huggingface().BertConfig(num_labels=1))
 
     def loss(model: nn.Module, ids: Tensor, mask: Tensor, grade: Tensor) -> Tensor:
-        told = model(input_ids=ids, attention_mask=mask).logits.squeeze(1)
-        return F.mse_loss(told.float(), grade.float())
+        output = model(input_ids=ids, attention_mask=mask).logits.squeeze(1)
+        return F.mse_loss(output.float(), grade.float())
 
     return Spec(model, padded_to_longest((180, 212, 164), 30522, 6), loss)
 
 
 @case("adamw", "amp_bf16", 6, accumulate=2)
 def five_endings() -> Spec:
-    """RoBERTa's base size reads a story with each of five endings."""
+    """RoBERTa-base multiple choice with five options."""
     config = huggingface().RobertaConfig(vocab_size=50265, max_position_embeddings=514)
     return Spec(
         huggingface().RobertaForMultipleChoice(config),
@@ -53,7 +53,7 @@ def five_endings() -> Spec:
 
 @case("adamw", "fp32", 10, clip=True)
 def many_tongues_few_learn() -> Spec:
-    """XLM-RoBERTa's base size; a quarter of a million words stay as they are."""
+    """XLM-RoBERTa-base with frozen embeddings of 250,000 tokens."""
     config = huggingface().XLMRobertaConfig(vocab_size=250002, max_position_embeddings=514, num_labels=3)
     model = huggingface().XLMRobertaForSequenceClassification(config)
     freeze(model.roberta.embeddings)
@@ -62,7 +62,7 @@ def many_tongues_few_learn() -> Spec:
 
 @case("adam", "fp32", 12)
 def convolved_tags() -> Spec:
-    """ConvBERT: half of the heads are kernels made from the words they pass over."""
+    """ConvBERT token classification: half of the heads are dynamic convolutions."""
     model = huggingface().ConvBertForTokenClassification(
         huggingface().ConvBertConfig(**transformer_sizes(512, 8, num_labels=13))
     )
@@ -71,7 +71,7 @@ def convolved_tags() -> Spec:
 
 @case("adamw", "fp32", 26)
 def phone_intents() -> Spec:
-    """MobileBERT: layers that are narrow in their middles."""
+    """MobileBERT: bottleneck layers."""
     model = huggingface().MobileBertForSequenceClassification(
         huggingface().MobileBertConfig(num_hidden_layers=14, num_labels=77)
     )
@@ -80,7 +80,7 @@ def phone_intents() -> Spec:
 
 @case("adamw_fused", "amp_bf16", 5, checkpoint=True)
 def hidden_words_of_code() -> Spec:
-    """ModernBERT guesses hidden words of programs; layers are computed again."""
+    """ModernBERT masked language model on code, with activation checkpointing."""
     config = huggingface().ModernBertConfig(
         vocab_size=32000, hidden_size=640, intermediate_size=960, num_hidden_layers=12, num_attention_heads=10,
         pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2,
@@ -92,15 +92,15 @@ def hidden_words_of_code() -> Spec:
 
 @case("adamw", "amp_fp16", 5, evaluate=True)
 def passages_in_order() -> Spec:
-    """Eight passages for each question, twelve narrow layers; the first shall be above the others."""
+    """Cross-encoder ranking: eight passages per question."""
     model = huggingface().BertForSequenceClassification(
         huggingface().BertConfig(**transformer_sizes(384, 12, num_labels=1))
     )
 
     def loss(model: nn.Module, ids: Tensor) -> Tensor:
         pairs = ids.flatten(0, 1)
-        told = model(input_ids=pairs, attention_mask=torch.ones_like(pairs)).logits.view(-1, 8)
-        return F.cross_entropy(told.float(), ids.new_zeros(len(ids)))
+        output = model(input_ids=pairs, attention_mask=torch.ones_like(pairs)).logits.view(-1, 8)
+        return F.cross_entropy(output.float(), ids.new_zeros(len(ids)))
 
     return Spec(model, batch_of(integers(30522, 8, 150)), loss)
 
@@ -110,7 +110,7 @@ def passages_in_order() -> Spec:
 
 @case("adamw", "amp_fp16", 3, accumulate=2, clip=True)
 def minutes_of_meetings() -> Spec:
-    """BART's base size, long talks in, short texts out."""
+    """BART-base summarization of long texts."""
     model = huggingface().BartForConditionalGeneration(
         huggingface().BartConfig(
             d_model=768, encoder_layers=6, decoder_layers=6, encoder_ffn_dim=3072, decoder_ffn_dim=3072,
@@ -122,7 +122,7 @@ def minutes_of_meetings() -> Spec:
 
 @case("adamw", "amp_bf16", 16)
 def from_any_into_any() -> Spec:
-    """M2M-100 in small: sines for places, one set of words for both sides."""
+    """A small M2M-100."""
     config = huggingface().M2M100Config(
         vocab_size=48000, d_model=512, encoder_layers=6, decoder_layers=6, encoder_ffn_dim=2048, decoder_ffn_dim=2048,
         encoder_attention_heads=8, decoder_attention_heads=8, encoder_layerdrop=0.0, decoder_layerdrop=0.0, use_cache=False,
@@ -133,7 +133,7 @@ def from_any_into_any() -> Spec:
 
 @case("adamw", "tf32", 10)
 def bert_learns_to_write() -> Spec:
-    """A small BERT reads; another looks at it and writes."""
+    """A small BERT encoder and a BERT decoder with cross-attention."""
     size = transformer_sizes(512, 5, vocab_size=24000)
     read, write = huggingface().BertConfig(**size), huggingface().BertConfig(**size, use_cache=False)
     config = huggingface().EncoderDecoderConfig.from_encoder_decoder_configs(read, write)
@@ -142,8 +142,8 @@ def bert_learns_to_write() -> Spec:
     return Spec(huggingface().EncoderDecoderModel(config=config), batch, masked_text_loss)
 
 
-class _Scaled(nn.Module):
-    """A line that stays, and a factor that learns for each number it gives (IA3)."""
+class _IA3(nn.Module):
+    """A frozen linear layer with trainable scales for its outputs (IA3)."""
 
     def __init__(self, line: nn.Linear) -> None:
         super().__init__()
@@ -160,17 +160,17 @@ class _Scaled(nn.Module):
 
 @case("adafactor", "bf16", 8)
 def factors_for_t5() -> Spec:
-    """T5's base width; nothing learns but factors for keys, values and the insides of perceptrons."""
+    """T5-base in which only scales of keys, values and MLPs are trained."""
     config = huggingface().T5Config(
         d_model=768, d_ff=3072, num_layers=8, num_heads=12, decoder_start_token_id=0, use_cache=False
     )
     model = huggingface().T5ForConditionalGeneration(config)
-    add_lora(model, ("k", "v", "wi"), 1, lambda line, _: _Scaled(line))
+    add_lora(model, ("k", "v", "wi"), 1, lambda line, _: _IA3(line))
     return Spec(model, source_and_target(32128, ((256, 40), (220, 48))), masked_text_loss)
 
 
-class _Both(nn.Module):
-    """torch's own transformer between words and words; it is told which words are only padding."""
+class _Seq2Seq(nn.Module):
+    """`nn.Transformer` with padding masks."""
 
     def __init__(self, words: int, width: int, length: int) -> None:
         super().__init__()
@@ -183,21 +183,21 @@ class _Both(nn.Module):
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         ahead = nn.Transformer.generate_square_subsequent_mask(target.size(1), device=target.device)
         padded, unused = source == 0, target == 0
-        told = self.middle(
+        output = self.middle(
             self.read(source), self.write(target), tgt_mask=ahead < 0, tgt_is_causal=True,
             src_key_padding_mask=padded, tgt_key_padding_mask=unused, memory_key_padding_mask=padded,
         )  # fmt: skip
-        out: Tensor = self.head(told)
+        out: Tensor = self.head(output)
         return out
 
 
 @case("adam", "fp32", 40, clip=True)
 def addresses_taken_apart() -> Spec:
     def loss(model: nn.Module, source: Tensor, target: Tensor) -> Tensor:
-        told = model(source, target[:, :-1]).flatten(0, 1)
-        return F.cross_entropy(told, target[:, 1:].flatten(), ignore_index=0, label_smoothing=0.1)
+        output = model(source, target[:, :-1]).flatten(0, 1)
+        return F.cross_entropy(output, target[:, 1:].flatten(), ignore_index=0, label_smoothing=0.1)
 
-    return Spec(_Both(9000, 384, 72), batch_of(integers(9000, 64), integers(9000, 49)), loss)
+    return Spec(_Seq2Seq(9000, 384, 72), batch_of(integers(9000, 64), integers(9000, 49)), loss)
 
 
 # Causal language models.
@@ -210,19 +210,19 @@ def _gpt2(length: int, **sizes: int) -> Spec:
 
 @case("adamw", "fp32", 3, keep_grads=True)
 def jokes() -> Spec:
-    """GPT-2 in blocks of 256, three at a time."""
+    """GPT-2 on 256 tokens, batch size 3."""
     return _gpt2(256)
 
 
 @case("adamw", "amp_fp16", 10, accumulate=2, clip=True)
 def short_messages() -> Spec:
-    """GPT-2 of half as many layers."""
+    """GPT-2 with six layers."""
     return _gpt2(128, n_layer=6)
 
 
 @case("adamw", "amp_bf16", 6, evaluate=True)
 def only_biases_learn() -> Spec:
-    """GPT-2 of which nothing learns but biases and norms."""
+    """GPT-2 in which only biases and norms are trained (BitFit)."""
     spec = _gpt2(224)
     for name, parameter in spec.model.named_parameters():
         parameter.requires_grad_(name.endswith("bias") or ".ln_" in name)
@@ -231,14 +231,14 @@ def only_biases_learn() -> Spec:
 
 @case("adamw", "amp_bf16", 5, clip=True)
 def commit_messages() -> Spec:
-    """GPT-Neo: every second layer sees only 128 words back."""
+    """GPT-Neo: every second layer attends to the last 128 tokens only."""
     sizes = {"hidden_size": 768, "num_layers": 6, "num_heads": 12, "window_size": 128}
     return causal_lm("GPTNeo", 448, **sizes, vocab_size=32000, attention_types=[[["global", "local"], 3]])
 
 
 @case("adamw_fused", "bf16", 6, accumulate=3)
 def norms_without_weights() -> Spec:
-    """OLMo's first form, all in bfloat16."""
+    """OLMo in bfloat16."""
     return causal_lm(
         "Olmo", 448, **transformer_sizes(640, 9, vocab_size=28000, intermediate_size=1792, pad_token_id=1)
     )
@@ -246,22 +246,22 @@ def norms_without_weights() -> Spec:
 
 @case("adafactor", "bf16", 1, checkpoint=True, accumulate=2)
 def long_reports() -> Spec:
-    """Two thousand words at a time, the whole of a Qwen learns, layers are computed again."""
+    """Qwen2 on 2,048 tokens, fully trained, with activation checkpointing."""
     sizes = transformer_sizes(768, 10, vocab_size=56000, intermediate_size=2560, num_key_value_heads=2)
     return causal_lm("Qwen2", 2048, **sizes, tie_word_embeddings=True)
 
 
 @case("adamw", "amp_fp16", 5)
 def new_words_for_an_old_model() -> Spec:
-    """OPT's smallest size; its words learn, its layers stay."""
+    """OPT-125M in which only the embeddings are trained."""
     spec = causal_lm("OPT", 340, vocab_size=40000)
     freeze(spec.model)
     spec.model.get_input_embeddings().requires_grad_(True)
     return spec
 
 
-class _Precise(nn.Module):
-    """A line in bfloat16 that stays, and beside it a low path that learns in full precision (as PEFT keeps them)."""
+class _LoRAFloat32(nn.Module):
+    """A frozen bfloat16 linear layer with a float32 low-rank update (as PEFT keeps it)."""
 
     def __init__(self, line: nn.Linear, rank: int) -> None:
         super().__init__()
@@ -271,12 +271,12 @@ class _Precise(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.line(x)
-        aside = self.up(self.down(self.drop(x.to(self.down.weight.dtype))))
-        return y + (aside * 2).to(y.dtype)
+        update = self.up(self.down(self.drop(x.to(self.down.weight.dtype))))
+        return y + (update * 2).to(y.dtype)
 
 
-class _Turned(nn.Module):
-    """A low path changes where a line's weights point; how long they are learns apart (DoRA)."""
+class _DoRA(nn.Module):
+    """Weight-decomposed low-rank update (DoRA)."""
 
     def __init__(self, line: nn.Linear, rank: int) -> None:
         super().__init__()
@@ -292,12 +292,12 @@ class _Turned(nn.Module):
 
 @case("adamw", "amp_bf16", 2, checkpoint=True, clip=True)
 def paths_in_full_precision() -> Spec:
-    """Five layers of a Llama of width 2,048 in bfloat16, low paths beside all lines in float32."""
+    """Five wide Llama layers in bfloat16 with float32 LoRA on all linear layers."""
     sizes = transformer_sizes(2048, 5, vocab_size=48000, intermediate_size=8192, num_key_value_heads=8)
     spec = causal_lm("Llama", 512, **sizes, tie_word_embeddings=True)
     spec.model.to(torch.bfloat16)
     lines = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-    add_lora(spec.model, lines, 16, _Precise)
+    add_lora(spec.model, lines, 16, _LoRAFloat32)
     spec.model.enable_input_require_grads()
     return spec
 
@@ -306,5 +306,5 @@ def paths_in_full_precision() -> Spec:
 def direction_and_length() -> Spec:
     sizes = transformer_sizes(1024, 8, vocab_size=32000, intermediate_size=2816, num_key_value_heads=4)
     spec = causal_lm("Mistral", 420, **sizes)
-    add_lora(spec.model, ("q_proj", "v_proj", "down_proj"), 8, _Turned)
+    add_lora(spec.model, ("q_proj", "v_proj", "down_proj"), 8, _DoRA)
     return spec

@@ -1,5 +1,4 @@
-"""Networks of convolutions: small pictures in small batches, masks, adversaries, signals, volumes. Cases stand above the model
-they train."""
+"""Convolutional networks: small images in small batches, segmentation, generation, signals, volumes."""
 
 import itertools
 
@@ -46,12 +45,12 @@ CASES = CaseSet()
 case = CASES.case
 
 
-# Small pictures.
+# Small images.
 
 
 @case("sgdm", "fp32", 7, accumulate=4)
 def leaves_by_sevens() -> Spec:
-    """Pictures of 76 in residual blocks; seven at a time, four times a step."""
+    """A residual network on 76-pixel images, batches of seven, four micro-batches per step."""
     widths = (3, 96, 96, 192, 192, 384)
     blocks = [basic_block(a, b, 2 if a == b else 1) for a, b in itertools.pairwise(widths)]
     return Spec(
@@ -61,7 +60,7 @@ def leaves_by_sevens() -> Spec:
 
 @case("nesterov", "fp32", 11, accumulate=3, clip=True)
 def wide_over_small() -> Spec:
-    """Three stages of wide blocks over pictures of 36."""
+    """Three stages of wide residual blocks on 36-pixel images."""
     blocks: list[nn.Module] = [*conv_norm(3, 32)]
     for inputs, outputs, stride in ((32, 160, 1), (160, 320, 2), (320, 640, 2)):
         blocks += [basic_block(inputs, outputs, stride), basic_block(outputs, outputs)]
@@ -72,14 +71,14 @@ def wide_over_small() -> Spec:
 
 @case("adam", "fp32", 5, accumulate=6, evaluate=True)
 def coins() -> Spec:
-    """Plain convolutions of five by five over grey pictures of 76, and a wide line."""
+    """Plain 5 × 5 convolutions on 76-pixel gray images and a wide linear layer."""
     model = sequential(conv_pool((1, 48, 96, 192), 5), nn.Flatten(), nn.Dropout(0.4), mlp(192 * 81, 1024, 31))
     return Spec(model, labelled(1, 76, 76, classes=31), classification_loss)
 
 
 @case("adamw", "tf32", 45)
 def eleven_layers_at_72() -> Spec:
-    """VGG-11 with norms, a small head."""
+    """VGG-11 with batch norm and a small head."""
     model = parts.torchvision_model("vgg11_bn")
     model.avgpool, model.classifier = nn.AdaptiveAvgPool2d(1), mlp(512, 256, 50)
     return Spec(model, labelled(3, 72, 72, classes=50), classification_loss)
@@ -92,17 +91,19 @@ def eighteen_at_88() -> Spec:
 
 @case("adam", "amp_bf16", 74)
 def two_views_of_one() -> Spec:
-    """A ResNet-18 sees every picture of 60 twice; both shall be near (SimCLR)."""
+    """ResNet-18 contrastive learning with two views of each 60-pixel image (SimCLR)."""
 
     def loss(model: nn.Module, first: Tensor, second: Tensor) -> Tensor:
         seen = F.normalize(model(torch.cat([first, second])).float(), dim=1)
-        near = (seen @ seen.T / 0.2).fill_diagonal_(-1e4)
-        return F.cross_entropy(near, torch.arange(len(near), device=near.device).roll(len(first)))
+        similarity = (seen @ seen.T / 0.2).fill_diagonal_(-1e4)
+        return F.cross_entropy(
+            similarity, torch.arange(len(similarity), device=similarity.device).roll(len(first))
+        )
 
     return Spec(with_new_head("resnet18", 96), batch_of(normal(3, 60, 60), normal(3, 60, 60)), loss)
 
 
-# Larger pictures.
+# Larger images.
 
 
 @case("adamw", "amp_fp16", 45, channels_last=True)
@@ -121,7 +122,7 @@ def modern_at_180() -> Spec:
 
 @case("rmsprop", "tf32", 21)
 def narrow_and_grouped() -> Spec:
-    """Bottlenecks in eight groups over pictures of 150, many labels."""
+    """Grouped bottlenecks on 150-pixel images, multi-label."""
     blocks: list[nn.Module] = [*conv_norm(3, 40, 5, 2)]
     for inputs, inner in ((40, 48), (96, 96), (192, 192)):
         blocks += [bottleneck(inputs, inner, 2 * inner, 2, groups=8), bottleneck(2 * inner, inner, 2 * inner, groups=8)]  # fmt: skip
@@ -132,11 +133,11 @@ def narrow_and_grouped() -> Spec:
     )
 
 
-# Masks and places.
+# Segmentation and detection.
 
 
-def _halving(widths: tuple[int, ...], inputs: int) -> tuple[list[nn.Module], list[nn.Module]]:
-    """The ways down and up of a U-Net with two convolutions a level."""
+def _unet_levels(widths: tuple[int, ...], inputs: int) -> tuple[list[nn.Module], list[nn.Module]]:
+    """Return the encoder and decoder of a U-Net with two convolutions per level."""
     down = [
         sequential([nn.MaxPool2d(2)] if level else [], conv_norm(a, b), conv_norm(b, b))
         for level, (a, b) in enumerate(itertools.pairwise((inputs, *widths)))
@@ -147,20 +148,20 @@ def _halving(widths: tuple[int, ...], inputs: int) -> tuple[list[nn.Module], lis
 
 @case("adam", "fp32", 3, accumulate=2)
 def roads_and_the_rest() -> Spec:
-    down, up = _halving((32, 64, 128, 256, 512), 3)
+    down, up = _unet_levels((32, 64, 128, 256, 512), 3)
     return Spec(UNet(down, up, nn.Conv2d(32, 2, 1)), segmentation(3, 208, 272, 2), classification_loss)
 
 
 @case("adamw", "amp_fp16", 5, evaluate=True)
 def edges_of_nuclei() -> Spec:
-    """Grey pictures of 336, three kinds of place."""
-    down, up = _halving((48, 96, 192, 384), 1)
+    """336-pixel gray images, three classes."""
+    down, up = _unet_levels((48, 96, 192, 384), 1)
     return Spec(UNet(down, up, nn.Conv2d(48, 3, 1)), segmentation(1, 336, 336, 3), classification_loss)
 
 
 @case("sgdm", "tf32", 6)
 def fields_and_rivers() -> Spec:
-    """A ResNet-18 on the way down, six bands."""
+    """A U-Net with a ResNet-18 encoder on six bands."""
     body = resnet_stages("resnet18")
     body[0][0] = nn.Conv2d(6, 64, 7, 2, 3, bias=False)
     up = [sequential(conv_norm(a + b, b)) for a, b in itertools.pairwise((512, 256, 128, 64, 64))]
@@ -170,7 +171,7 @@ def fields_and_rivers() -> Spec:
 
 @case("adam", "amp_bf16", 10)
 def centres_of_cars() -> Spec:
-    """A ResNet-34 grown again by transposed convolutions; a map of centres (CenterNet)."""
+    """A ResNet-34 with transposed convolutions that predicts center maps (CenterNet)."""
     grown: list[nn.Module] = []
     for inputs, outputs in itertools.pairwise((512, 256, 128, 64)):
         grown += [nn.ConvTranspose2d(inputs, outputs, 4, 2, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]  # fmt: skip
@@ -178,48 +179,65 @@ def centres_of_cars() -> Spec:
     return Spec(model, parts.with_targets(3, 352, 352, outputs=(5, 88, 88)), mse_loss)
 
 
-# Drawn.
+# Generation.
 
 
-def _hinged(judge: nn.Module, batch: list[Tensor], drawn: Tensor) -> Tensor:
-    return F.relu(1 - judge(batch[0])).mean() + F.relu(1 + judge(drawn)).mean()
+def _hinge_loss(discriminator: nn.Module, batch: list[Tensor], generated: Tensor) -> Tensor:
+    return F.relu(1 - discriminator(batch[0])).mean() + F.relu(1 + discriminator(generated)).mean()
 
 
-def _from_code(make: nn.Module, batch: list[Tensor]) -> Tensor:
-    drawn: Tensor = make(torch.randn(len(batch[0]), 100, 1, 1, device=batch[0].device))
-    return drawn
+def _generate(generator: nn.Module, batch: list[Tensor]) -> Tensor:
+    generated: Tensor = generator(torch.randn(len(batch[0]), 100, 1, 1, device=batch[0].device))
+    return generated
 
 
-def _players(widths: tuple[int, ...], start: int) -> nn.ModuleDict:
-    """A maker of transposed convolutions from a code of 100, and a judge that goes the same way back."""
-    make: list[nn.Module] = [nn.ConvTranspose2d(100, widths[0], start), nn.BatchNorm2d(widths[0]), nn.ReLU(True)]  # fmt: skip
-    judge: list[nn.Module] = []
+def _generator_and_discriminator(widths: tuple[int, ...], start: int) -> nn.ModuleDict:
+    """Return a DCGAN generator from a latent of 100 and the mirrored discriminator."""
+    generator: list[nn.Module] = [nn.ConvTranspose2d(100, widths[0], start), nn.BatchNorm2d(widths[0]), nn.ReLU(True)]  # fmt: skip
+    discriminator: list[nn.Module] = []
     for a, b in itertools.pairwise(widths):
-        make += [nn.ConvTranspose2d(a, b, 4, 2, 1, bias=False), nn.BatchNorm2d(b), nn.ReLU(True)]
-        judge = [nn.Conv2d(b, a, 4, 2, 1), nn.LeakyReLU(0.2, True), *judge]
-    make += [nn.Conv2d(widths[-1], 3, 3, padding=1), nn.Tanh()]
-    judge = [nn.Conv2d(3, widths[-1], 3, padding=1), *judge, nn.Flatten(), nn.Linear(widths[0] * start**2, 1)]
-    return nn.ModuleDict({"make": sequential(make), "judge": sequential(judge)})
+        generator += [nn.ConvTranspose2d(a, b, 4, 2, 1, bias=False), nn.BatchNorm2d(b), nn.ReLU(True)]
+        discriminator = [nn.Conv2d(b, a, 4, 2, 1), nn.LeakyReLU(0.2, True), *discriminator]
+    generator += [nn.Conv2d(widths[-1], 3, 3, padding=1), nn.Tanh()]
+    discriminator = [
+        nn.Conv2d(3, widths[-1], 3, padding=1),
+        *discriminator,
+        nn.Flatten(),
+        nn.Linear(widths[0] * start**2, 1),
+    ]
+    return nn.ModuleDict({"generator": sequential(generator), "discriminator": sequential(discriminator)})
 
 
-_TURNS = adversarial(_from_code, _hinged, lambda judge, batch, drawn: -judge(drawn).mean())
+_ADVERSARIAL_STEP = adversarial(
+    _generate, _hinge_loss, lambda discriminator, batch, generated: -discriminator(generated).mean()
+)
 
 
 @case("adam", "fp32", 63)
 def drawn_faces() -> Spec:
-    """Pictures of 64 from a code (DCGAN)."""
-    return Spec(_players((512, 256, 128, 64, 32), 4), unlabelled(3, 64, 64), parts.no_loss, _TURNS)
+    """DCGAN on 64-pixel images."""
+    return Spec(
+        _generator_and_discriminator((512, 256, 128, 64, 32), 4),
+        unlabelled(3, 64, 64),
+        parts.no_loss,
+        _ADVERSARIAL_STEP,
+    )
 
 
 @case("adam", "amp_bf16", 26)
 def drawn_sneakers() -> Spec:
-    """Pictures of 112 from a code."""
-    return Spec(_players((384, 192, 96, 48, 24), 7), unlabelled(3, 112, 112), parts.no_loss, _TURNS)
+    """DCGAN on 112-pixel images."""
+    return Spec(
+        _generator_and_discriminator((384, 192, 96, 48, 24), 7),
+        unlabelled(3, 112, 112),
+        parts.no_loss,
+        _ADVERSARIAL_STEP,
+    )
 
 
 @case("adamw", "tf32", 27, ema=True)
 def noise_at_44() -> Spec:
-    """A network of diffusion over pictures of 44."""
+    """Diffusion on 44-pixel images."""
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         mixed, noise, time = add_noise(x)
@@ -230,7 +248,7 @@ def noise_at_44() -> Spec:
 
 @case("adam", "fp32", 9)
 def four_times_sharper() -> Spec:
-    """Pictures of 44 to 176 by blocks without norms (EDSR)."""
+    """Super-resolution from 44 to 176 pixels without norms (EDSR)."""
 
     def plain(outputs: int = 80) -> nn.Module:
         return nn.Conv2d(80, outputs, 3, padding=1)
@@ -248,7 +266,7 @@ def four_times_sharper() -> Spec:
 
 @case("adam", "fp32", 38)
 def twelve_leads() -> Spec:
-    """Ten seconds of a heart in twelve leads, residual blocks with kernels of fifteen."""
+    """A 1D residual network with kernels of 15 on twelve-lead ECGs of ten seconds."""
 
     def block(inputs: int, outputs: int) -> Residual:
         short = sequential(conv1d_norm(inputs, outputs, 1, 4)[:-1])
@@ -264,7 +282,7 @@ def twelve_leads() -> Spec:
 
 @case("adamw", "amp_fp16", 61, accumulate=2)
 def words_from_waves() -> Spec:
-    """A second of sound as it is, a long first kernel (M5)."""
+    """Raw audio of one second, with a long first kernel (M5)."""
     layers: list[nn.Module] = [nn.Conv1d(1, 128, 80, 4), nn.BatchNorm1d(128), nn.ReLU(), nn.MaxPool1d(4)]
     for inputs, outputs in itertools.pairwise((128, 128, 256, 512)):
         layers += [*conv1d_norm(inputs, outputs, 3), nn.MaxPool1d(4)]
@@ -272,8 +290,8 @@ def words_from_waves() -> Spec:
     return Spec(model, labelled(1, 16000, classes=35), classification_loss)
 
 
-class _Gated(nn.Module):
-    """Kernels that see only the past, twice as far each time, through gates (WaveNet)."""
+class _WaveNet(nn.Module):
+    """Dilated causal convolutions with gates (WaveNet)."""
 
     def __init__(self, width: int = 64, steps: int = 10, levels: int = 128) -> None:
         super().__init__()
@@ -297,21 +315,23 @@ class _Gated(nn.Module):
 
 @case("adam", "fp32", 5)
 def next_sample() -> Spec:
-    return Spec(_Gated(), batch_of(integers(128, 6000), integers(128, 6000)), classification_loss)
+    return Spec(_WaveNet(), batch_of(integers(128, 6000), integers(128, 6000)), classification_loss)
 
 
 # Volumes.
 
 
-def _solid(inputs: int, outputs: int, stride: int = 1) -> list[nn.Module]:
+def _conv3d_norm(inputs: int, outputs: int, stride: int = 1) -> list[nn.Module]:
     return [nn.Conv3d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm3d(outputs), nn.ReLU()]
 
 
 @case("adam", "fp32", 6)
 def spots_in_lungs() -> Spec:
-    """Volumes of 48 by 72 by 72, one answer."""
+    """3D classification of 48 × 72 × 72 volumes."""
     layers = [
-        part for a, b in itertools.pairwise((1, 24, 48, 96)) for part in (*_solid(a, b), *_solid(b, b, 2))
+        part
+        for a, b in itertools.pairwise((1, 24, 48, 96))
+        for part in (*_conv3d_norm(a, b), *_conv3d_norm(b, b, 2))
     ]
     model = sequential(layers, nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(96, 2))
     return Spec(model, labelled(1, 48, 72, 72, classes=2), classification_loss)
@@ -319,9 +339,9 @@ def spots_in_lungs() -> Spec:
 
 @case("sgdm", "amp_bf16", 3)
 def four_scans_of_a_head() -> Spec:
-    """A U-Net in three dimensions over four kinds of scan."""
+    """A 3D U-Net over four scan modalities."""
     widths = (20, 40, 80, 160)
-    down = [sequential(_solid(a, b, 1 if a == 4 else 2), _solid(b, b)) for a, b in itertools.pairwise((4, *widths))]  # fmt: skip
-    up = [sequential(_solid(a + b, b)) for a, b in itertools.pairwise(widths[::-1])]
+    down = [sequential(_conv3d_norm(a, b, 1 if a == 4 else 2), _conv3d_norm(b, b)) for a, b in itertools.pairwise((4, *widths))]  # fmt: skip
+    up = [sequential(_conv3d_norm(a + b, b)) for a, b in itertools.pairwise(widths[::-1])]
     batch = batch_of(normal(4, 64, 72, 64), integers(4, 64, 72, 64))
     return Spec(UNet(down, up, nn.Conv3d(20, 4, 1)), batch, classification_loss)

@@ -1,4 +1,4 @@
-"""Recurrent networks, tables, recommenders, graphs, control and physics. Cases stand above the model they train."""
+"""Recurrent networks, tables, recommenders, graphs, reinforcement learning, physics."""
 
 import copy
 from collections.abc import Callable
@@ -36,7 +36,7 @@ case = CASES.case
 
 @case("adam", "fp32", 90, evaluate=True)
 def moods_of_messages() -> Spec:
-    """An LSTM in both directions over 160 words."""
+    """A bidirectional LSTM over 160 tokens."""
     read = Recurrent(nn.LSTM, 128, 224, bidirectional=True)
     model = sequential(nn.Embedding(25000, 128), read, nn.Dropout(0.3), Select("mean"), nn.Linear(448, 7))
     return Spec(model, parts.padded_texts(25000, 160, 7), classification_loss)
@@ -44,7 +44,7 @@ def moods_of_messages() -> Spec:
 
 @case("sgd", "fp32", 30, clip=True)
 def encyclopedia_word_by_word() -> Spec:
-    """Two layers of LSTM with dropout between 18,000 words and 18,000 words."""
+    """A two-layer LSTM language model with 18,000 words."""
     read = Recurrent(nn.LSTM, 512, 512, num_layers=2, dropout=0.5)
     model = sequential(
         nn.Embedding(18000, 512), nn.Dropout(0.5), read, nn.Dropout(0.5), nn.Linear(512, 18000)
@@ -55,7 +55,7 @@ def encyclopedia_word_by_word() -> Spec:
 
 @case("adamw", "amp_bf16", 260)
 def load_of_a_grid() -> Spec:
-    """Three layers of GRU over two weeks of hours, the next day."""
+    """A three-layer GRU over two weeks of hours that predicts the next day."""
     model = sequential(Recurrent(nn.GRU, 18, 144, num_layers=3), Select("last"), nn.Linear(144, 24))
     return Spec(model, parts.with_targets(336, 18, outputs=(24,)), mse_loss)
 
@@ -65,13 +65,13 @@ def load_of_a_grid() -> Spec:
 
 @case("adam", "fp32", 9001)
 def loans_paid_back() -> Spec:
-    """A hundred and thirty numbers through normed lines."""
+    """Linear layers with batch norm on 130 columns."""
     model = sequential(linear_norm(130, 640, 640, 320, drop=0.3), nn.Linear(320, 4))
     return Spec(model, parts.labelled(130, classes=4), classification_loss)
 
 
-class _Columns(nn.Module):
-    """Every number becomes a word of its own; words look at each other (FT-Transformer)."""
+class _FTTransformer(nn.Module):
+    """One token per numeric column and transformer layers (FT-Transformer)."""
 
     def __init__(self, columns: int = 60, width: int = 128) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class _Columns(nn.Module):
 
 @case("adamw", "tf32", 515)
 def numbers_as_words() -> Spec:
-    return Spec(_Columns(), parts.with_targets(60, outputs=(1,)), mse_loss)
+    return Spec(_FTTransformer(), parts.with_targets(60, outputs=(1,)), mse_loss)
 
 
 # Recommenders.
@@ -96,15 +96,15 @@ def numbers_as_words() -> Spec:
 
 @case("adam", "fp32", 75)
 def next_film() -> Spec:
-    """The last eighty films of each; which is next, at every place (SASRec)."""
+    """Sequential recommendation over the last eighty items (SASRec)."""
     layers = [transformer_layer(96, 2, causal=True, inner=96, drop=0.2) for _ in range(2)]
     model = sequential(TokenEmbedding(16000, 96, 80), *layers, nn.LayerNorm(96), nn.Linear(96, 16000))
     batch = batch_of(integers(16000, 80), integers(16000, 80))
     return Spec(model, batch, token_loss)
 
 
-class _Towers(nn.Module):
-    """A tower for readers and one for books; each reader shall find the own book among the batch's."""
+class _TwoTowers(nn.Module):
+    """A two-tower model with in-batch negatives."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,17 +112,17 @@ class _Towers(nn.Module):
         self.up = nn.ModuleList(mlp(48, 256, 64) for _ in range(2))
 
     def forward(self, reader: Tensor, book: Tensor) -> Tensor:
-        near = self.up[0](self.readers(reader)) @ self.up[1](self.books(book)).T
-        return F.cross_entropy(near, torch.arange(len(near), device=near.device))
+        similarity = self.up[0](self.readers(reader)) @ self.up[1](self.books(book)).T
+        return F.cross_entropy(similarity, torch.arange(len(similarity), device=similarity.device))
 
 
 @case("adagrad", "fp32", 5000)
 def readers_and_books() -> Spec:
-    return Spec(_Towers(), batch_of(integers(120000), integers(70000)), lambda m, *ids: m(*ids))
+    return Spec(_TwoTowers(), batch_of(integers(120000), integers(70000)), lambda m, *ids: m(*ids))
 
 
-class _Looked(nn.Module):
-    """Fields of an advertisement look at each other (AutoInt), beside a line for each."""
+class _AutoInt(nn.Module):
+    """Self-attention over categorical fields and a linear part (AutoInt)."""
 
     def __init__(self, fields: int = 26, words: int = 20000, width: int = 32) -> None:
         super().__init__()
@@ -143,14 +143,14 @@ class _Looked(nn.Module):
 @case("adam", "fp32", 4096)
 def fields_look_at_fields() -> Spec:
     return Spec(
-        _Looked(),
+        _AutoInt(),
         batch_of(integers(20000, 26), zeros_or_ones()),
         binary_loss,
     )
 
 
-class _Ranked(nn.Module):
-    """People and things as vectors; what was liked shall stand before what was not (BPR)."""
+class _BPR(nn.Module):
+    """Bayesian personalized ranking (BPR)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -169,16 +169,14 @@ class _Ranked(nn.Module):
 
 @case("adam", "fp32", 16384)
 def liked_before_others() -> Spec:
-    return Spec(
-        _Ranked(), batch_of(integers(80000), integers(50000), integers(50000)), lambda m, *ids: m(*ids)
-    )
+    return Spec(_BPR(), batch_of(integers(80000), integers(50000), integers(50000)), lambda m, *ids: m(*ids))
 
 
 # Graphs.
 
 
 def _graph(features: int, degree: int, classes: int) -> Callable[[int, str], list[Tensor]]:
-    """One graph: what is known of its nodes, its edges, and a kind for each node. The batch counts nodes."""
+    """Return one graph: node features, edges, and a class per node. The batch size is the number of nodes."""
 
     def batch(count: int, device: str) -> list[Tensor]:
         ends = torch.randint(0, count, (2, degree * count))
@@ -190,22 +188,22 @@ def _graph(features: int, degree: int, classes: int) -> Callable[[int, str], lis
     return batch
 
 
-class _Apart(nn.Module):
-    """A node goes on by itself and with the mean of its neighbours, layers joined at the end (jumping knowledge)."""
+class _JumpingSAGE(nn.Module):
+    """GraphSAGE layers whose outputs are concatenated (jumping knowledge)."""
 
     def __init__(self, inputs: int, width: int, classes: int) -> None:
         super().__init__()
         sizes = (inputs, width, width)
         self.own = nn.ModuleList(nn.Linear(size, width) for size in sizes)
-        self.near = nn.ModuleList(nn.Linear(size, width, bias=False) for size in sizes)
+        self.similarity = nn.ModuleList(nn.Linear(size, width, bias=False) for size in sizes)
         self.head = nn.Linear(3 * width, classes)
 
     def forward(self, x: Tensor, ends: Tensor) -> Tensor:
         count = x.new_zeros(len(x)).index_add(0, ends[1], x.new_ones(ends.size(1))).clamp(min=1).unsqueeze(1)
         kept = []
-        for own, near in zip(self.own, self.near, strict=True):
+        for own, similarity in zip(self.own, self.similarity, strict=True):
             around = torch.zeros_like(x).index_add(0, ends[1], x[ends[0]]) / count
-            x = F.dropout(F.relu(own(x) + near(around)), 0.4, self.training)
+            x = F.dropout(F.relu(own(x) + similarity(around)), 0.4, self.training)
             kept.append(x)
         out: Tensor = self.head(torch.cat(kept, 1))
         return out
@@ -214,31 +212,31 @@ class _Apart(nn.Module):
 @case("adam", "fp32", 30000)
 def who_cites_whom() -> Spec:
     return Spec(
-        _Apart(128, 256, 40), _graph(128, 7, 40), lambda m, x, ends, y: F.cross_entropy(m(x, ends), y)
+        _JumpingSAGE(128, 256, 40), _graph(128, 7, 40), lambda m, x, ends, y: F.cross_entropy(m(x, ends), y)
     )
 
 
 @case("adam", "fp32", 24000)
 def spread_by_steps() -> Spec:
-    """A perceptron first; its answers then wander ten steps over the edges (APPNP)."""
+    """An MLP whose outputs are propagated over ten steps (APPNP)."""
 
-    class Wandering(nn.Module):
+    class APPNP(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.first = sequential(nn.Dropout(0.5), mlp(500, 256, 24))
 
         def forward(self, x: Tensor, ends: Tensor) -> Tensor:
-            begin = told = self.first(x)
+            begin = output = self.first(x)
             for _ in range(10):
-                moved = torch.zeros_like(told).index_add(0, ends[1], told[ends[0]]) / 8
-                told = 0.9 * moved + 0.1 * begin
-            return told
+                moved = torch.zeros_like(output).index_add(0, ends[1], output[ends[0]]) / 8
+                output = 0.9 * moved + 0.1 * begin
+            return output
 
-    return Spec(Wandering(), _graph(500, 8, 24), lambda m, x, ends, y: F.cross_entropy(m(x, ends), y))
+    return Spec(APPNP(), _graph(500, 8, 24), lambda m, x, ends, y: F.cross_entropy(m(x, ends), y))
 
 
-class _Heads(nn.Module):
-    """Edges are weighed by what stands at both ends, in four ways (GAT)."""
+class _GATLayer(nn.Module):
+    """Graph attention with four heads (GAT)."""
 
     def __init__(self, inputs: int, width: int, heads: int = 4) -> None:
         super().__init__()
@@ -253,14 +251,14 @@ class _Heads(nn.Module):
         here, there = ((y * end).sum(2) for end in self.ends)
         weight = F.leaky_relu(here[ends[0]] + there[ends[1]], 0.2).clamp(max=20).exp()
         total = torch.zeros_like(here).index_add(0, ends[1], weight) + 1e-9
-        sent = y[ends[0]] * (weight / total[ends[1]]).unsqueeze(2)
-        return torch.zeros_like(y).index_add(0, ends[1], sent).flatten(1)
+        messages = y[ends[0]] * (weight / total[ends[1]]).unsqueeze(2)
+        return torch.zeros_like(y).index_add(0, ends[1], messages).flatten(1)
 
 
 @case("adam", "fp32", 18000)
 def weighed_friends() -> Spec:
-    """Two layers of weighed edges between 18,000 people."""
-    layers = nn.ModuleList([_Heads(96, 32), _Heads(128, 32), nn.Linear(128, 12)])
+    """Two graph attention layers over 18,000 nodes."""
+    layers = nn.ModuleList([_GATLayer(96, 32), _GATLayer(128, 32), nn.Linear(128, 12)])
 
     def loss(model: nn.Module, x: Tensor, ends: Tensor, y: Tensor) -> Tensor:
         first, second, head = model
@@ -269,8 +267,8 @@ def weighed_friends() -> Spec:
     return Spec(layers, _graph(96, 6, 12), loss)
 
 
-class _Dense(nn.Module):
-    """Small molecules as full tables of bonds; lines for each kind of bond, then a gate (a gated graph network)."""
+class _GatedGraph(nn.Module):
+    """A gated graph network over dense adjacency matrices of small molecules."""
 
     def __init__(self, width: int = 128, bonds: int = 4) -> None:
         super().__init__()
@@ -280,9 +278,9 @@ class _Dense(nn.Module):
     def forward(self, atoms: Tensor, bonds: Tensor) -> Tensor:
         x = self.atoms(atoms)
         for _ in range(4):
-            sent = self.lines(x).unflatten(2, (bonds.size(1), -1)).transpose(1, 2)
-            heard = (bonds @ sent).sum(1)
-            x = self.cell(heard.flatten(0, 1), x.flatten(0, 1)).view_as(x)
+            messages = self.lines(x).unflatten(2, (bonds.size(1), -1)).transpose(1, 2)
+            received = (bonds @ messages).sum(1)
+            x = self.cell(received.flatten(0, 1), x.flatten(0, 1)).view_as(x)
         out: Tensor = self.head(x.sum(1))
         return out
 
@@ -290,40 +288,45 @@ class _Dense(nn.Module):
 @case("adam", "fp32", 256)
 def molecules_as_tables() -> Spec:
     return Spec(
-        _Dense(),
+        _GatedGraph(),
         batch_of(integers(30, 38), zeros_or_ones(4, 38, 38), normal(12)),
         lambda m, atoms, bonds, y: F.mse_loss(m(atoms, bonds), y),
     )
 
 
-# Control and physics.
+# Reinforcement learning and physics.
 
 
-def _late(shop: parts.StepParts) -> Callable[[], Tensor]:
-    """Two judges learn every time, the actor every second time; slow copies follow (TD3)."""
-    act, judge, slow_act, slow_judge = (
-        shop.model[name] for name in ("act", "judge", "slow_act", "slow_judge")
+def _td3_step(parts_of_step: parts.StepParts) -> Callable[[], Tensor]:
+    """TD3 step: two critics learn every time, the actor every second time; target networks follow."""
+    act, critic, target_act, target_critic = (
+        parts_of_step.model[name] for name in ("act", "critic", "target_act", "target_critic")
     )
-    of_act, of_judge = shop.optimizer(act.parameters()), shop.optimizer(judge.parameters())
-    slow = [*slow_act.parameters(), *slow_judge.parameters()]
-    fast = [*act.parameters(), *judge.parameters()]
+    act_optimizer, critic_optimizer = (
+        parts_of_step.optimizer(act.parameters()),
+        parts_of_step.optimizer(critic.parameters()),
+    )
+    slow = [*target_act.parameters(), *target_critic.parameters()]
+    fast = [*act.parameters(), *critic.parameters()]
 
     def step() -> Tensor:
         for turn in range(2):
-            state, move, reward, after = shop.batch()
+            state, move, reward, after = parts_of_step.batch()
             with torch.no_grad():
-                ahead = (slow_act(after).tanh() + 0.2 * torch.randn_like(move).clamp(-0.5, 0.5)).clamp(-1, 1)
+                ahead = (target_act(after).tanh() + 0.2 * torch.randn_like(move).clamp(-0.5, 0.5)).clamp(
+                    -1, 1
+                )
                 both = torch.cat([after, ahead], 1)
-                wanted = reward + 0.99 * torch.min(slow_judge[0](both), slow_judge[1](both))
+                target = reward + 0.99 * torch.min(target_critic[0](both), target_critic[1](both))
             both = torch.cat([state, move], 1)
-            loss = F.mse_loss(judge[0](both), wanted) + F.mse_loss(judge[1](both), wanted)
-            of_judge.zero_grad()
+            loss = F.mse_loss(critic[0](both), target) + F.mse_loss(critic[1](both), target)
+            critic_optimizer.zero_grad()
             loss.backward()
-            of_judge.step()
+            critic_optimizer.step()
             if turn:
-                of_act.zero_grad()
-                (-judge[0](torch.cat([state, act(state).tanh()], 1)).mean()).backward()
-                of_act.step()
+                act_optimizer.zero_grad()
+                (-critic[0](torch.cat([state, act(state).tanh()], 1)).mean()).backward()
+                act_optimizer.step()
                 ema_update(slow, fast, 0.005)
         return loss.detach()
 
@@ -332,18 +335,25 @@ def _late(shop: parts.StepParts) -> Callable[[], Tensor]:
 
 @case("adam", "fp32", 4096)
 def arms_that_reach() -> Spec:
-    act, judge = (
+    act, critic = (
         mlp(60, 1024, 1024, 12),
         nn.ModuleList(mlp(72, 1024, 1024, 1) for _ in range(2)),
     )
-    model = {"act": act, "judge": judge, "slow_act": copy.deepcopy(act), "slow_judge": copy.deepcopy(judge)}
-    for name in ("slow_act", "slow_judge"):
+    model = {
+        "act": act,
+        "critic": critic,
+        "target_act": copy.deepcopy(act),
+        "target_critic": copy.deepcopy(critic),
+    }
+    for name in ("target_act", "target_critic"):
         freeze(model[name])
-    return Spec(nn.ModuleDict(model), batch_of(normal(60), normal(12), normal(1), normal(60)), no_loss, _late)
+    return Spec(
+        nn.ModuleDict(model), batch_of(normal(60), normal(12), normal(1), normal(60)), no_loss, _td3_step
+    )
 
 
-class _Rays(nn.Module):
-    """Sixty-four points on each ray, their places as waves; colours and densities become a picture (NeRF)."""
+class _NeRF(nn.Module):
+    """A radiance field: 64 points per ray with positional encoding (NeRF)."""
 
     def __init__(self, waves: int = 8, width: int = 192) -> None:
         super().__init__()
@@ -368,7 +378,7 @@ class _Rays(nn.Module):
 @case("adam", "fp32", 2048)
 def rays_through_a_room() -> Spec:
     return Spec(
-        _Rays(),
+        _NeRF(),
         batch_of(normal(3), normal(3), normal(3)),
         lambda m, begin, way, y: F.mse_loss(m(begin, way), y),
     )
@@ -376,7 +386,7 @@ def rays_through_a_room() -> Spec:
 
 @case("nadamw", "fp32", 60000)
 def beams_that_bend() -> Spec:
-    """A beam's equation has a fourth derivative; tanh everywhere."""
+    """Fourth derivatives of a beam's equation (a PINN)."""
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         x = x.detach().requires_grad_(True)
@@ -388,8 +398,8 @@ def beams_that_bend() -> Spec:
     return Spec(mlp(1, 64, 64, 64, 1, act=nn.Tanh), unlabelled(1), loss)
 
 
-class _Coupled(nn.Module):
-    """Half of the numbers move and stretch the other half, ten times over; how likely were they? (RealNVP)"""
+class _RealNVP(nn.Module):
+    """Ten affine coupling layers (RealNVP)."""
 
     def __init__(self, columns: int = 64) -> None:
         super().__init__()
@@ -408,4 +418,4 @@ class _Coupled(nn.Module):
 
 @case("adamw", "fp32", 8192, clip=True)
 def how_likely_are_rows() -> Spec:
-    return Spec(_Coupled(), unlabelled(64), lambda m, x: m(x))
+    return Spec(_RealNVP(), unlabelled(64), lambda m, x: m(x))
