@@ -1,11 +1,10 @@
-"""How fast the replayed allocator is, and whether it still agrees with the recordings of the real one.
+"""Measures how fast the replayed allocator is and how often it disagrees with recordings of the real one.
 
     python -m bench.accuracy.allocator_replay [FOLDER]
 
-One line for each recorded history: how many requests and frees it holds, how many of them the allocator serves in a
-second (the best of several runs, nothing but `malloc` and `free` in the loop), and in how many places a replay
-disagrees with the recording, with the addresses that CUDA gave and without them. Histories in which blocks wait for
-other streams are replayed but not timed: what they wait for is in the recording, not in the program.
+Prints one line per recorded history: the number of calls, calls per second (best of several runs), and how often a replay
+differs from the recording, with the recorded segment addresses and without them. Histories with several streams are
+replayed but not timed, because their timing depends on the recording.
 """
 
 import sys
@@ -21,7 +20,7 @@ HISTORIES = Path(__file__).parents[2] / "tests" / "data" / "histories"
 RUNS = 7
 
 Call = tuple[int, int]
-"""(which block, how many bytes to allocate), or (which block, -1 to free it)."""
+"""(block number, bytes to allocate), or (block number, -1 to free it)."""
 
 
 def main(arguments: list[str]) -> int:
@@ -40,7 +39,7 @@ def main(arguments: list[str]) -> int:
             speed = f"{len(calls) / seconds:,.0f}"
         rows.append([history.name, f"{len(calls):,}", speed, *map(str, mismatches)])
     if all_seconds:
-        rows.append(["all that were timed", f"{all_events:,}", f"{all_events / all_seconds:,.0f}", "", ""])
+        rows.append(["all timed histories", f"{all_events:,}", f"{all_events / all_seconds:,.0f}", "", ""])
     print_table(
         "Allocator replay",
         ["history", "events", "events/s", "mismatches", "without addresses"],
@@ -50,7 +49,7 @@ def main(arguments: list[str]) -> int:
 
 
 def program(history: History) -> list[Call]:
-    """What the recorded program asked of its allocator."""
+    """Return the calls that the recorded program made to its allocator."""
     calls: list[Call] = []
     live: dict[int, int] = {}
     for action, address, size, _ in history.rows:
@@ -65,7 +64,7 @@ def program(history: History) -> list[Call]:
 
 
 def timed(history: History, calls: list[Call]) -> float:
-    """Seconds for all calls, on a fresh allocator."""
+    """Return the seconds for all calls on a new allocator."""
     allocator = Allocator(history.capacity, settings=history.settings, total=history.total)
     for action, _, size, _ in history.rows:
         if action == "set_limit":

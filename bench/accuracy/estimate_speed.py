@@ -1,11 +1,10 @@
-"""How long `legroom estimate` takes to its verdict and to its largest batch, beside the script's own imports.
+"""Measures how long `legroom estimate` takes until its verdict and until its largest batch, relative to the script's imports.
 
     python -m bench.accuracy.estimate_speed                 four scripts, three rounds
     python -m bench.accuracy.estimate_speed --rounds 5 --only gpt2-small
 
-In each round the script's import lines are run alone, then the whole command; then once more with a clock at every phase. A
-shared machine makes times of little worth, so read the ratio: verdict / imports, within the same round. Host memory is the
-largest process's, as the kernel counts it.
+Each round runs the script's imports alone, then the whole command. A last run prints the time of every phase. On a shared
+machine compare the ratio verdict / imports within a round. Host memory is that of the largest process.
 """
 
 import argparse
@@ -32,7 +31,7 @@ class Kind(NamedTuple):
     batch: str
     loss: str
     classes: str = ""
-    """What the script defines itself, between its imports and its model."""
+    """Classes that the script defines between its imports and its model."""
 
 
 _LANGUAGE = "import torch\nfrom torch.utils.data import DataLoader, TensorDataset\nfrom transformers import GPT2Config, GPT2LMHeadModel\n"
@@ -42,27 +41,27 @@ class Block(nn.Module):
         super().__init__()
         self.heads = heads
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.look, self.said = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.think = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(0.1))
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(0.1))
 
     def forward(self, x):
-        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.look(self.norm1(x)).chunk(3, -1))
-        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
-        x = x + self.said(seen)
-        return x + self.think(self.norm2(x))
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(self.norm1(x)).chunk(3, -1))
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        x = x + self.out(attended)
+        return x + self.mlp(self.norm2(x))
 
 
 class GPT(nn.Module):
-    def __init__(self, width=768, layers=12, heads=12, words=50257, length=1024):
+    def __init__(self, width=768, layers=12, heads=12, tokens=50257, length=1024):
         super().__init__()
-        self.words, self.places = nn.Embedding(words, width), nn.Embedding(length, width)
+        self.tokens, self.positions = nn.Embedding(tokens, width), nn.Embedding(length, width)
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
-        self.head.weight = self.words.weight
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, tokens, bias=False)
+        self.head.weight = self.tokens.weight
 
     def forward(self, x):
-        places = torch.arange(x.shape[1], device=x.device)
-        return self.head(self.norm(self.blocks(self.words(x) + self.places(places))))
+        positions = torch.arange(x.shape[1], device=x.device)
+        return self.head(self.norm(self.blocks(self.tokens(x) + self.positions(positions))))
 
 """
 KINDS = {
@@ -121,13 +120,13 @@ def main(argv: Sequence[str] = ()) -> None:
             rows += [[name, *map("{:.1f}".format, figures)] for figures in timed]
             middle = statistics.median(verdict / imports for imports, verdict, *_ in timed)
             print(f"{name}: verdict / imports {middle:.2f} (median of {options.rounds})", flush=True)
-            _clocked(KINDS[name], script)
+            _print_phases(KINDS[name], script)
     columns = ["script", "imports alone, s", "verdict, s", "whole, s", "CPU s", "MiB"]
     print_table(f"legroom estimate, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", columns, rows)
 
 
 def _round(kind: Kind, script: Path) -> tuple[float, float, float, float, float]:
-    """Seconds of the imports alone, to the verdict, to the end; processor seconds; MiB of the largest process."""
+    """Return seconds of the imports, until the verdict, and in total; CPU seconds; MiB of the largest process."""
     began = time.perf_counter()
     subprocess.run([sys.executable, "-c", kind.imports], check=True, capture_output=True)
     imports = time.perf_counter() - began
@@ -145,8 +144,8 @@ def _round(kind: Kind, script: Path) -> tuple[float, float, float, float, float]
     return imports, verdict, whole, processor, after.ru_maxrss / 1024
 
 
-def _clocked(kind: Kind, script: Path) -> None:
-    """The same in a process of its own that says when each phase begins."""
+def _print_phases(kind: Kind, script: Path) -> None:
+    """Run the estimate in its own process and print when each phase begins."""
     subprocess.run([sys.executable, "-c", _CLOCK, str(script), kind.gpu], check=True)
 
 
@@ -159,8 +158,8 @@ from legroom.predict.tracing.start import start
 script, gpu = Script(sys.argv[1], ()), sys.argv[2]
 started = start(script, gpu)
 from legroom.predict.script_estimate import estimate_script
-told = estimate_script(script, gpu, started=started, say=clock, tell=lambda now: clock("verdict"))
-clock(f"largest batch: {told.estimate.max_batch_size}")
+result = estimate_script(script, gpu, started=started, say=clock, tell=lambda now: clock("verdict"))
+clock(f"largest batch: {result.estimate.max_batch_size}")
 """
 
 

@@ -1,13 +1,14 @@
-"""Finders of the largest batch, side by side on a real GPU: found / true, trials, failures, seconds.
+"""Compares finders of the largest batch on a real GPU: found / true, trials, OOM failures, seconds. Needs a GPU.
 
     python -m bench.accuracy.finders [FOLDER] [--jobs 8] [--only WORD ...]
 
-Each finder of each workload has a process of its own, with its memory capped by the per-process fraction. Legroom's `find_batch` starts
-at 4 rows, Accelerate's `find_executable_batch_size` at a size two to four times too large, Lightning's two modes at 2; three
-steps a trial for all. The truth is then looked for upwards from the largest size found, one row at a time at its end. Several
-workloads share the GPU, so seconds compare within a row only. FOLDER gets finders.json. What is not installed is left out.
+Each finder of each workload runs in its own process, with its memory limited by the per-process fraction. Legroom's
+`find_batch` starts at 4 samples, Accelerate's `find_executable_batch_size` at a size two to four times too large,
+Lightning's two modes at 2. All take three steps per trial. The true size is then searched upwards from the largest size
+found. Several workloads share the GPU, so compare seconds within a row only. Writes FOLDER/finders.json. Finders that are
+not installed are skipped.
 
-On a machine without a GPU `--virtual 416MiB` runs the smallest workload on a virtual one, to see that this program works.
+Without a GPU, `--virtual 416MiB` runs the smallest workload on a virtual GPU to test this program.
 """
 
 import argparse
@@ -42,7 +43,7 @@ STEPS = 3
 
 @dataclass(frozen=True)
 class Workload:
-    """A training step of any batch size under a cap."""
+    """A training step of any batch size, with a memory limit."""
 
     model: str
     optimizer: str
@@ -50,9 +51,9 @@ class Workload:
     cap: int
     """GiB."""
     too_large: int
-    """Where Accelerate starts."""
+    """Accelerate's starting size."""
     measured: int | None = None
-    """The true largest batch by an earlier measurement on an H200, one process a size."""
+    """The true largest batch from an earlier measurement on an H200, one process per size."""
 
     @property
     def name(self) -> str:
@@ -77,7 +78,7 @@ VIRTUAL = (Workload("mlp", "adam", "fp32", 1, 400),)
 
 @dataclass
 class Outcome:
-    """What one finder said."""
+    """The result of one finder."""
 
     found: int
     trials: int
@@ -89,7 +90,7 @@ class Outcome:
 
 
 class Training:
-    """A model and its optimizer on the device, and steps at any size."""
+    """A model and its optimizer on the device, and steps of any batch size."""
 
     def __init__(self, workload: Workload) -> None:
         torch.manual_seed(0)
@@ -124,7 +125,7 @@ class Training:
         torch.cuda.synchronize()
 
     def forget(self) -> None:
-        """As if no step had been taken, as far as memory goes."""
+        """Reset the memory state to before the first step."""
         self.optimizer.zero_grad()
         self.optimizer.state.clear()
         gc.collect()
@@ -142,7 +143,7 @@ def by_legroom(workload: Workload) -> Outcome:
 
 
 def by_accelerate(workload: Workload) -> Outcome:
-    """As its documentation shows it: the model is made inside the decorated function."""
+    """As in Accelerate's documentation: the model is created inside the decorated function."""
     from accelerate.utils import find_executable_batch_size
 
     tried: list[int] = []
@@ -200,7 +201,7 @@ def by_lightning(workload: Workload, mode: str) -> Outcome:
             return DataLoader(Batches(self.batch_size), batch_size=None)
 
     trainer = pl.Trainer(
-        accelerator="cpu" if _is_virtual() else "gpu",  # a virtual GPU's tensors stay where they are
+        accelerator="cpu" if _is_virtual() else "gpu",  # tensors of a virtual GPU are CPU tensors
         devices=1,
         logger=False,
         enable_checkpointing=False,
@@ -225,7 +226,7 @@ FINDERS: dict[str, Callable[[Workload], Outcome]] = {
 
 
 def truth(workload: Workload, outcomes: dict[str, Outcome]) -> tuple[int, dict[str, bool]]:
-    """The largest size that runs, looked for from the sizes found; and of each of those whether it runs."""
+    """Return the largest size that runs, searched from the sizes found, and mark which of those run."""
     training = Training(workload)
 
     def runs(size: int) -> bool:
@@ -252,16 +253,16 @@ def truth(workload: Workload, outcomes: dict[str, Outcome]) -> tuple[int, dict[s
 
 
 def measure(workload: Workload, cap: int) -> dict[str, Any]:
-    """Each finder in a fork of this process, which has not touched the GPU: none inherits another's memory."""
+    """Run each finder in a fork of this process, which has not used the GPU: no memory is inherited."""
     outcomes: dict[str, Outcome] = {}
     trouble: dict[str, str] = {}
     for name, finder in FINDERS.items():
-        told = _apart(partial(_prepared, workload, cap, partial(finder, workload)))
+        told = _in_fork(partial(_under_limit, workload, cap, partial(finder, workload)))
         if isinstance(told, str):
             trouble[name] = told
         else:
             outcomes[name] = told
-    told = _apart(partial(_prepared, workload, cap, partial(truth, workload, outcomes)))
+    told = _in_fork(partial(_under_limit, workload, cap, partial(truth, workload, outcomes)))
     if isinstance(told, str):
         raise RuntimeError(f"{told}; {trouble}")
     true, runs = told
@@ -275,8 +276,8 @@ def measure(workload: Workload, cap: int) -> dict[str, Any]:
     }
 
 
-def _prepared(workload: Workload, cap: int, function: Callable[[], Any]) -> Any:
-    """What `function` gives, under the cap and with libraries loaded; what went wrong, as a text."""
+def _under_limit(workload: Workload, cap: int, function: Callable[[], Any]) -> Any:
+    """Return the result of `function` under the memory limit with libraries loaded, or the error as text."""
     warnings.simplefilter("ignore")
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(cap / total)
@@ -287,11 +288,11 @@ def _prepared(workload: Workload, cap: int, function: Callable[[], Any]) -> Any:
         return function()
     except ImportError as error:
         return f"left out: {error}"
-    except Exception as error:  # a peer's failure is a figure too
+    except Exception as error:  # another finder's failure is a result too
         return f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
 
 
-def _apart(function: Callable[[], Any]) -> Any:
+def _in_fork(function: Callable[[], Any]) -> Any:
     if _is_virtual():
         return function()
     forks = multiprocessing.get_context("fork")
@@ -345,7 +346,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def _in_a_process(workload: Workload) -> dict[str, Any]:
     command = [sys.executable, "-m", "bench.accuracy.finders", "--one", workload.name]
-    # Asking whether there is a GPU must not initialise CUDA before the forks.
+    # Checking for a GPU must not initialize CUDA before the forks.
     environment = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     lines = done.stdout.strip().splitlines()

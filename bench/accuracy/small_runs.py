@@ -1,9 +1,9 @@
-"""Records all that the allocator does in small training runs on a real GPU, where single pieces of 2 and 20 MiB matter.
+"""Records every allocator event of small training runs on a real GPU, where single segments of 2 and 20 MiB matter. Needs a GPU.
 
     python -m bench.accuracy.small_runs OUT [--jobs 8]
 
-Each run has a process of its own and three steps. Writes OUT/small_runs.jsonl.gz: one row for each run, with its peaks and the
-allocator's events as [action, bytes, address, place in the program]. Needs torch only; runs with `Guard` need Legroom and are left out without it.
+Each run has its own process and three steps. Writes OUT/small_runs.jsonl.gz, one row per run: its peaks and the allocator's
+events as [action, bytes, address, source lines]. Needs only torch; runs with `Guard` need Legroom and are skipped without it.
 """
 
 import argparse
@@ -81,15 +81,15 @@ def _digits() -> nn.Module:
     )  # fmt: skip
 
 
-def _player() -> nn.Module:
+def _atari_network() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(4, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3), nn.ReLU(), nn.Flatten(),
         nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, 6),
     )  # fmt: skip
 
 
-class _Reader(nn.Module):
-    """The last state of a recurrent layer over embedded words."""
+class _SequenceClassifier(nn.Module):
+    """Classifies a token sequence by the last state of a recurrent layer."""
 
     def __init__(self, kind: type[nn.RNNBase]) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class _Reader(nn.Module):
 
 
 class _Encoder(nn.Module):
-    """A small transformer that classifies."""
+    """A small transformer classifier."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,10 +131,10 @@ RUNS: dict[str, Callable[[], Step]] = {
     "digits, batch 64": lambda: _classifier(_digits(), 64, 1, 28, 28),
     "digits, batch 128": lambda: _classifier(_digits(), 128, 1, 28, 28),
     "digits, batch 64, half": lambda: _classifier(_digits(), 64, 1, 28, 28, half=True),
-    "player, batch 32": lambda: _classifier(_player(), 32, 4, 84, 84, classes=6),
-    "player, batch 256": lambda: _classifier(_player(), 256, 4, 84, 84, classes=6),
-    "reader, LSTM": lambda: _classifier(_Reader(nn.LSTM), 32, 100, classes=2),
-    "reader, GRU": lambda: _classifier(_Reader(nn.GRU), 32, 100, classes=2),
+    "player, batch 32": lambda: _classifier(_atari_network(), 32, 4, 84, 84, classes=6),
+    "player, batch 256": lambda: _classifier(_atari_network(), 256, 4, 84, 84, classes=6),
+    "reader, LSTM": lambda: _classifier(_SequenceClassifier(nn.LSTM), 32, 100, classes=2),
+    "reader, GRU": lambda: _classifier(_SequenceClassifier(nn.GRU), 32, 100, classes=2),
     "encoder": lambda: _classifier(_Encoder(), 32, 64, 128),
     "encoder, half": lambda: _classifier(_Encoder(), 32, 64, 128, half=True),
 }  # fmt: skip
@@ -159,8 +159,8 @@ def main(argv: list[str]) -> int:
     ):
         for row in pool.map(in_fresh_process, names):
             file.write(json.dumps(row) + "\n")
-            told = row.get("error") or f"{row['allocated'] / 2**20:.1f} {row['reserved'] / 2**20:.1f} MiB"
-            print(row["name"], told, flush=True)
+            result = row.get("error") or f"{row['allocated'] / 2**20:.1f} {row['reserved'] / 2**20:.1f} MiB"
+            print(row["name"], result, flush=True)
     return 0
 
 
@@ -184,7 +184,7 @@ def record(name: str) -> dict[str, Any]:
         torch.cuda.synchronize()
         steps.append([torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()])
     events = [
-        [event["action"], event["size"], event["addr"], _place(event.get("frames") or [])]
+        [event["action"], event["size"], event["addr"], _source_lines(event.get("frames") or [])]
         for event in torch.cuda.memory._snapshot()["device_traces"][0]
         if event["action"] != "free_requested"
     ]
@@ -192,8 +192,8 @@ def record(name: str) -> dict[str, Any]:
     return {"name": name, "allocated": allocated, "reserved": reserved, "steps": steps, "events": events}
 
 
-def _place(frames: list[dict[str, Any]]) -> str:
-    """The two innermost lines of Python."""
+def _source_lines(frames: list[dict[str, Any]]) -> str:
+    """Return the two innermost Python lines."""
     return " < ".join(
         f"{Path(frame['filename']).name}:{frame['line']} {frame['name']}" for frame in frames[:2]
     )

@@ -1,15 +1,13 @@
-"""Checkpoints: what 50 kills in the middle of a save leave, and how fast saving and loading are beside torch.save and
-torch.load.
+"""Kills a process 50 times in the middle of a save and checks what remains; measures speed against torch.save and torch.load.
 
     python -m bench.guard.checkpoints                     # both, on the CPU
-    python -m bench.guard.checkpoints --gpu [FOLDER]      # speed with 2 GB on the GPU; figures also to FOLDER/checkpoints.json
+    python -m bench.guard.checkpoints --gpu [FOLDER]      # speed with 2 GB on the GPU; also writes FOLDER/checkpoints.json
 
-Kills: a forked process saves again and again; some random time after a save has begun it gets SIGKILL. Only kills that
-came before the save had returned count. Then everything is resumed and compared with what belongs to its step.
-`torch.save` over the same file is done the same way beside it.
+Kills: a forked process saves repeatedly and gets SIGKILL at a random moment of a save. Only kills before the save returned
+count. Afterwards the checkpoint is resumed and compared with the values of its step. `torch.save` to one file is tested the
+same way.
 
-Speed: the same tensors in the same folder, the ways taking turns; what is on the disk when a call returns, is said.
-Files are in the page cache when they are read.
+Speed: the same tensors in the same folder, alternating between the methods. Files are in the page cache when read.
 """
 
 import argparse
@@ -37,7 +35,7 @@ from legroom.units import GiB, MiB
 KILLS = 50
 ROUNDS = 3
 SECONDS = 15
-"""For one place: no further round is begun after that."""
+"""Seconds per location: no further round starts after that."""
 
 
 def main() -> None:
@@ -49,7 +47,7 @@ def main() -> None:
     if not chosen.gpu:
         kills()
     size = chosen.size or (2.0 if chosen.gpu else 0.25)
-    figures = [speed(place, size, "cuda" if chosen.gpu else "cpu") for place in places(size)]
+    figures = [speed(place, size, "cuda" if chosen.gpu else "cpu") for place in locations(size)]
     if chosen.gpu:
         figures.append(sharded_on_one_rank())
     if chosen.folder is not None:
@@ -61,28 +59,28 @@ def main() -> None:
 
 
 class Weights(nn.Module):
-    """Every tensor is filled with the step: what belongs together can be seen."""
+    """Every tensor is filled with the step number, so that a mixture of steps is visible."""
 
     def __init__(self) -> None:
         super().__init__()
         self.parts = nn.ParameterList(nn.Parameter(torch.zeros(500_000)) for _ in range(6))
 
-    def become(self, step: int) -> None:
+    def fill(self, step: int) -> None:
         with torch.no_grad():
             for part in self.parts:
                 part.fill_(step)
 
-    def is_of(self, step: int) -> bool:
+    def is_at(self, step: int) -> bool:
         return all(bool((part == step).all()) for part in self.parts)
 
 
 Save = Callable[[int], None]
 Resume = Callable[[], int | None]
-"""The step that was resumed, once its contents were compared; None if they were lost."""
+"""Returns the resumed step after comparing its contents; None if they were lost."""
 
 
 def kills() -> None:
-    torch.set_num_threads(1)  # a forked process has no other threads
+    torch.set_num_threads(1)  # only one thread survives a fork
     rows = []
     for name, make in (
         ("legroom.Checkpoints", lambda folder, model: with_legroom(folder, model)),
@@ -98,22 +96,23 @@ def kills() -> None:
             )
     print_table(
         f"{KILLS} kills in the middle of a save (12 MB, keep=1)",
-        ["", "kills", "resumed the one before", "resumed the one being saved", "lost"],
+        ["", "kills", "resumed the previous one", "resumed the one being saved", "lost"],
         rows,
     )
 
 
 def killed(make: Callable[[], tuple[Save, Resume]]) -> tuple[int, int, int, int]:
-    """Kills that counted, and what was found after them: the one before, the new one, none or a mixture."""
+    """Return the number of kills that counted and what was found afterwards: the previous step, the new one, none or a
+    mixture."""
     chance = random.Random(0)
     before = newer = lost = 0
     last = 0
     longest = 0.05
     while before + newer + lost < KILLS:
-        begun, done, duration = life(make, last, chance.uniform(0, longest))
+        begun, done, duration = run_and_kill(make, last, chance.uniform(0, longest))
         longest = 0.7 * longest + 0.3 * duration
         found = make()[1]()
-        if begun == done:  # it had returned already
+        if begun == done:  # the save had returned before the kill
             last = found or 0
             continue
         if found is None or found < done:
@@ -126,10 +125,10 @@ def killed(make: Callable[[], tuple[Save, Resume]]) -> tuple[int, int, int, int]
     return before + newer + lost, before, newer, lost
 
 
-def life(make: Callable[[], tuple[Save, Resume]], last: int, delay: float) -> tuple[int, int, float]:
-    """One process from `last` on, killed `delay` seconds into its second save.
+def run_and_kill(make: Callable[[], tuple[Save, Resume]], last: int, delay: float) -> tuple[int, int, float]:
+    """Run one process from step `last` on and kill it `delay` seconds into its second save.
 
-    Gives the last step begun, the last one done, and how long the first save took.
+    Returns the last step started, the last one finished, and the seconds of the first save.
     """
     reader, writer = os.pipe()
     child = os.fork()
@@ -161,7 +160,7 @@ def with_legroom(folder: Path, model: Weights, **options: Any) -> tuple[Save, Re
     checkpoints.track(model=model)
 
     def save(step: int) -> None:
-        model.become(step)
+        model.fill(step)
         checkpoints.save(step)
         checkpoints.wait()
 
@@ -170,7 +169,7 @@ def with_legroom(folder: Path, model: Weights, **options: Any) -> tuple[Save, Re
             step = checkpoints.resume()
         except CheckpointError:
             return None
-        return step if model.is_of(step) else None
+        return step if model.is_at(step) else None
 
     return save, resume
 
@@ -179,17 +178,17 @@ def with_torch(folder: Path, model: Weights) -> tuple[Save, Resume]:
     path = folder / "checkpoint.pt"
 
     def save(step: int) -> None:
-        model.become(step)
+        model.fill(step)
         torch.save({"model": model.state_dict(), "step": step}, path)
 
     def resume() -> int | None:
         try:
             held = torch.load(path, weights_only=True)
             model.load_state_dict(held["model"])
-        except Exception:  # whatever torch says of half a file
+        except Exception:  # torch raises different errors for a truncated file
             path.unlink(missing_ok=True)
             return None
-        return held["step"] if model.is_of(held["step"]) else None
+        return held["step"] if model.is_at(held["step"]) else None
 
     return save, resume
 
@@ -197,8 +196,8 @@ def with_torch(folder: Path, model: Weights) -> tuple[Save, Resume]:
 # ------------------------------------------------------------ speed
 
 
-def places(size: float) -> list[str]:
-    """Folders to write to: where temporary files are, and memory, where the disk does not count."""
+def locations(size: float) -> list[str]:
+    """Return folders to write to: the temporary folder, and a memory file system, where the disk does not matter."""
     wanted = 8 * size * GiB
     return [
         place for place in (tempfile.gettempdir(), "/dev/shm")
@@ -207,7 +206,7 @@ def places(size: float) -> list[str]:
 
 
 def training(size: float, device: str) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """A model and Adam's moments of `size` GiB together, in tensors of 16 MiB and some small ones."""
+    """Build a model and Adam state of `size` GiB in total, in tensors of 16 MiB and some small ones."""
     count = max(1, round(size * GiB / (3 * 16 * MiB)))
     model = nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(count))).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -239,7 +238,7 @@ def speed(place: str, size: float, device: str) -> dict[str, Any]:
             checkpoints.track(model=model, optimizer=optimizer)
         path = folder / "checkpoint.pt"
         began = time.perf_counter()
-        # The first round is told apart: page-locked memory is made then.
+        # The first round is listed separately: it allocates page-locked memory.
         while len(times.get("torch.load", ())) < 2 or (
             len(times["torch.load"]) <= ROUNDS and time.perf_counter() - began < SECONDS
         ):
@@ -256,21 +255,21 @@ def speed(place: str, size: float, device: str) -> dict[str, Any]:
     first = {name: values.pop(0) for name, values in times.items()}
     middle = {name: statistics.median(values) for name, values in times.items()}
     rows = [
-        [name, f"{seconds:.2f} s", f"{written / seconds / 1e9:.2f} GB/s", f"{first[name]:.2f} s", f"{middle[beside(name)] / seconds:.2f}x",
+        [name, f"{seconds:.2f} s", f"{written / seconds / 1e9:.2f} GB/s", f"{first[name]:.2f} s", f"{middle[baseline_of(name)] / seconds:.2f}x",
          f"{statistics.median(processor[name][1:]):.2f} s"]
         for name, seconds in middle.items()
     ]  # fmt: skip
     where = torch.cuda.get_device_name(0) if device == "cuda" else "the CPU"
     print_table(
-        f"{written / 1e9:.2f} GB on {where}, {place}, torch {torch.__version__}; the same bits after resuming: {same}",
-        ["", "median", "", "first", "against torch's, as safe", "processor time"],
+        f"{written / 1e9:.2f} GB on {where}, {place}, torch {torch.__version__}; identical after resuming: {same}",
+        ["", "median", "", "first", "speed relative to torch", "processor time"],
         rows,
     )
     return {"place": place, "device": where, "bytes": written, "same": same, "seconds": times, "first": first}
 
 
-def beside(name: str) -> str:
-    """What a way is compared with."""
+def baseline_of(name: str) -> str:
+    """Return the method that this one is compared with."""
     if "resume" in name or "load" in name:
         return "torch.load"
     return "torch.save" if name == "torch.save" else "torch.save, fsync and rename"
@@ -279,7 +278,7 @@ def beside(name: str) -> str:
 def torch_save(
     model: nn.Module, optimizer: torch.optim.Optimizer, path: Path, *, safely: bool = False
 ) -> None:
-    """`safely`: into a new file that takes the old one's place once it is on the disk, as one would write it by hand."""
+    """`safely`: write a new file, fsync and rename, as careful scripts do."""
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
     if not safely:
         torch.save(state, path)
@@ -311,7 +310,7 @@ def synchronize(device: str) -> None:
 
 
 def sharded_on_one_rank() -> dict[str, Any]:
-    """FSDP2 on one rank with NCCL, saved, and resumed by a plain model."""
+    """Save FSDP2 on one rank with NCCL, and resume with a plain model."""
     import torch.distributed as dist
     from torch.distributed.fsdp import fully_shard
 
@@ -339,7 +338,7 @@ def sharded_on_one_rank() -> dict[str, Any]:
                 torch.equal(ours, theirs) for ours, theirs in zip(plain.parameters(), whole, strict=True)
             )
     dist.destroy_process_group()
-    print(f"FSDP2 on one rank ({device}), resumed by a plain model with the same bits: {same}", flush=True)
+    print(f"FSDP2 on one rank ({device}), resumed by a plain model, identical: {same}", flush=True)
     return {"fsdp_on_one_rank": same}
 
 

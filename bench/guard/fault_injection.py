@@ -1,11 +1,11 @@
-"""Memory fails at every single allocation of a guarded step, one after the other; is everything as if it had not?
+"""Fails every single allocation of a guarded step in turn and checks that training continues as if nothing had failed.
 
     python -m bench.guard.fault_injection [--quick]
 
-For each model and each place (the first forward pass, the rest of the passes, the optimizer), and for every allocation number k in that
-place: three steps on a virtual GPU, the k-th allocation of the second one failing. Afterwards parameters, optimizer state, buffers, loss scale and random
-generators must equal, bit for bit, a run without failure at the same split. The first step's optimizer is failed too,
-because it is the one that makes the state. Printed: how many k there were, and how many came out equal.
+For each model, each phase (first forward pass, rest of the passes, optimizer) and each allocation k in that phase: three
+steps on a virtual GPU, in which the k-th allocation of the second step fails. Parameters, optimizer state, buffers, loss
+scale and random generators must then equal a run without failure at the same split, bit for bit. The optimizer of the first
+step is also failed, because it creates the state. Prints the number of failed allocations and of equal runs.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from legroom.train.guarding.optimizer_step import Updating
 from legroom.train.sizes.micro_batch_size import Sizer, chunk_sizes
 
 ROWS = 6
-PLACES = ("forward", "backward and later micro-batches", "optimizer", "first optimizer step")
+PHASES = ("forward", "backward and later micro-batches", "optimizer", "first optimizer step")
 
 
 class Classifier(nn.Module):
@@ -38,7 +38,7 @@ class Classifier(nn.Module):
 
 
 class Translator(nn.Module):
-    """A transformer with dropout, its loss a mean over the tokens that count."""
+    """A transformer with dropout whose loss is a mean over the unmasked tokens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Translator(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """One kind of training."""
+    """One training setup."""
 
     name: str
     model: Callable[[], nn.Module]
@@ -103,7 +103,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.01, momentum=0.9, weight_decay=0.01)
 
 
-def counted(_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def token_count(_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return (labels != -100).sum()
 
 
@@ -112,14 +112,19 @@ CASES = (
     Case("MLP, Adam, not copied", mlp, rows, adam, {}, copied=False),
     Case("CNN with BatchNorm, SGD", cnn, images, sgd, {"coupling": "per-chunk"}),
     Case(
-        "CNN with BatchNorm synced, AdamW", cnn, images, torch.optim.AdamW, {"coupling": "sync"}, copied=False
+        "CNN with synchronized BatchNorm, AdamW",
+        cnn,
+        images,
+        torch.optim.AdamW,
+        {"coupling": "sync"},
+        copied=False,
     ),
     Case(
         "transformer with dropout, Adam, by tokens",
         Translator,
         tokens,
         adam,
-        {"weight": counted},
+        {"weight": token_count},
         copied=False,
     ),
     Case(
@@ -134,8 +139,8 @@ CASES = (
 )
 
 
-class Planned(Sizer):
-    """Sizes as the uninterrupted run needs them: a batch in given pieces, or whole, and half of it after a failure."""
+class PlannedSizes(Sizer):
+    """Sizes of the uninterrupted run: a batch in given micro-batches, or whole and halved after a failure."""
 
     def __init__(self, micro: int) -> None:
         super().__init__(most=micro)
@@ -150,19 +155,19 @@ class Planned(Sizer):
 
 @dataclass
 class Run:
-    """Everything three steps leave behind, and how the second was done."""
+    """The state after three steps, and how the second was split."""
 
     state: list[Any]
     split: tuple[int, ...]
     marks: dict[str, range]
-    """Which allocations each place made, in the step that is failed."""
+    """The allocations of each phase in the step that fails."""
     happened: bool
 
 
 def run(
     case: Case, micro: int, *, fail: int | None = None, failed_step: int = 1, forced: tuple[int, ...] = ()
 ) -> Run:
-    """Three steps, the batch in micro-batches of `micro`. `fail`: which allocation of `failed_step` fails."""
+    """Run three steps in micro-batches of `micro`. `fail`: which allocation of `failed_step` fails."""
     torch.manual_seed(0)
     with legroom.VirtualGPU("1GiB") as gpu:
         model = case.model().cuda()
@@ -173,7 +178,7 @@ def run(
             optimizer,
             scaler=scaler,
             reduction="mean",
-            sizer=Planned(micro),
+            sizer=PlannedSizes(micro),
             on_finding=lambda finding: None,
             **case.options,
         )
@@ -188,7 +193,7 @@ def run(
                 faults = gpu.fail_allocation(fail)
             if step == failed_step and forced:
                 guard._cut = lambda _rows, _micro: list(forced)  # type: ignore[method-assign]
-            with _marked(gpu, model, guard, marks if step == failed_step else {}):
+            with _PhaseRecorder(gpu, model, guard, marks if step == failed_step else {}):
                 guard.step(_with_autocast(model) if case.scaled else model, *batch)
             if step == failed_step:
                 split = guard.last.split if guard.last is not None else ()
@@ -212,8 +217,8 @@ def _with_autocast(model: nn.Module) -> Callable[..., Any]:
     return loss
 
 
-class _marked:  # noqa: N801
-    """Notes which allocations a step makes in which place, by watching the first forward, backward and update."""
+class _PhaseRecorder:
+    """Records which allocations a step makes in which phase."""
 
     def __init__(self, gpu: Any, model: nn.Module, guard: Any, marks: dict[str, range]) -> None:
         self._gpu, self._guard, self._marks = gpu, guard, marks
@@ -262,18 +267,18 @@ def equal(one: list[Any], other: list[Any]) -> bool:
     )
 
 
-def inject(case: Case, place: str, every: int = 1, micro: int = 3) -> tuple[int, int, list[str]]:
-    """(allocations failed, runs equal, what was not)."""
-    step = 0 if place == "first optimizer step" else 1
+def inject(case: Case, phase: str, every: int = 1, micro: int = 3) -> tuple[int, int, list[str]]:
+    """Return (allocations failed, runs equal, phases without a failure)."""
+    step = 0 if phase == "first optimizer step" else 1
     plain = run(case, micro, failed_step=step)
     references = {plain.split: plain}
-    numbers = plain.marks["optimizer" if step == 0 else place]
+    numbers = plain.marks["optimizer" if step == 0 else phase]
     tried = right = 0
     wrong = []
     for number in numbers[::every]:
         result = run(case, micro, fail=number, failed_step=step)
         if not result.happened:
-            wrong.append(f"{case.name}, {place}, allocation {number} did not fail")
+            wrong.append(f"{case.name}, {phase}, allocation {number} did not fail")
             continue
         if result.split not in references:
             references[result.split] = run(case, micro, failed_step=step, forced=result.split)
@@ -281,27 +286,27 @@ def inject(case: Case, place: str, every: int = 1, micro: int = 3) -> tuple[int,
         if equal(result.state, references[result.split].state):
             right += 1
         else:
-            wrong.append(f"{case.name}, {place}, allocation {number}: split {result.split}")
+            wrong.append(f"{case.name}, {phase}, allocation {number}: split {result.split}")
     return tried, right, wrong
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--quick", action="store_true", help="every seventh allocation")
+    parser.add_argument("--quick", action="store_true", help="only every seventh allocation")
     every = 7 if parser.parse_args().quick else 1
-    gc.freeze()  # what was imported need not be searched for garbage after each failure
+    gc.freeze()  # exclude imported modules from garbage collection after each failure
     logging.disable(logging.WARNING)
     started = time.perf_counter()
     lines, wrong = [], []
     for case in CASES:
-        for place in PLACES:
-            tried, right, faults = inject(case, place, every)
+        for phase in PHASES:
+            tried, right, faults = inject(case, phase, every)
             wrong += faults
-            lines.append((case.name, place, str(tried), str(right)))
-            print(f"{case.name}: {place}: {right} of {tried} equal", flush=True)
+            lines.append((case.name, phase, str(tried), str(right)))
+            print(f"{case.name}: {phase}: {right} of {tried} equal", flush=True)
     print_table(
-        f"Every allocation failed once, {chunk_sizes(ROWS, 3)} rows a step ({time.perf_counter() - started:.0f} s)",
-        ("training", "where memory failed", "allocations failed", "equal bit for bit"),
+        f"Every allocation failed once, {chunk_sizes(ROWS, 3)} samples per step ({time.perf_counter() - started:.0f} s)",
+        ("training", "phase that failed", "allocations failed", "equal bit for bit"),
         lines,
     )
     for line in wrong:

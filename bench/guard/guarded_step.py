@@ -1,17 +1,17 @@
-"""What a Guard costs and what it saves, on a real GPU: steps without trouble, steps under a cap, one failure, spilling, precision.
+"""Measures on a real GPU what a Guard costs: steps without failures, steps with a memory limit, spilling, precision. Needs a GPU.
 
     python -m bench.guard.guarded_step [FOLDER] [--parts overhead cap prices] [--large]
 
-Two steps of the sizes people train: ResNet-50 (SGD with momentum, fp32) and GPT-2 small on 512 tokens (AdamW, bf16 autocast).
+Two training steps: ResNet-50 (SGD with momentum, fp32) and GPT-2 small on 512 tokens (AdamW, bf16 autocast).
 
-- overhead: plain loop and Guard take turns on the same model, batch and optimizer; medians over rounds, and the spread.
-- cap: the process is capped to what a part of the batch needs. The Guard gets the whole batch and finds its own split; then it
-  takes turns with even splits by hand (plain accumulation) near it, of which the fastest is the mark. The step that met the
-  failure is counted in steps.
-- prices: the same batch with saved activations spilled to the host, and in other precisions: time and peak.
+- overhead: plain loop and Guard alternate on the same model, batch and optimizer; medians over rounds, and the spread.
+- cap: memory is limited to what a part of the batch needs. The Guard gets the whole batch and finds its split. Then it
+  alternates with even splits by hand (plain accumulation); the fastest of those is the baseline. The first failure is
+  counted in steps.
+- prices: the same batch with spilled activations and in other precisions: time and peak.
 
-`--large` takes batches whose micro-batches keep the GPU busy: on the others Python is the bottleneck, and its speed drifts by a
-quarter from round to round. FOLDER gets guard.json. `--tiny 96MiB` runs small models on a virtual GPU of that size, to see that this program works.
+`--large` uses batches whose micro-batches keep the GPU busy. With the others, Python is the bottleneck, and its speed varies
+by 25% between rounds. Writes FOLDER/guard.json. `--tiny 96MiB` runs small models on a virtual GPU to test this program.
 """
 
 import argparse
@@ -48,7 +48,7 @@ class Case:
     precision: str
     batch: int
     fits: int
-    """Rows that the cap leaves room for."""
+    """Samples that fit within the memory limit."""
 
 
 CASES = (Case("resnet50", "sgdm", "fp32", 128, 36), Case("gpt2", "adamw", "bf16", 32, 9))
@@ -66,7 +66,7 @@ class Pace:
 
 
 class Training:
-    """A model on the device, its batch, and both ways to take a step."""
+    """A model on the device, its batch, and both kinds of step."""
 
     def __init__(self, case: Case, precision: str | None = None) -> None:
         torch.manual_seed(0)
@@ -82,7 +82,7 @@ class Training:
         return self.spec.loss(self.model, *rows)
 
     def plain(self, micro: int | None = None) -> Tensor:
-        """As one writes it by hand: accumulate over chunks, then step."""
+        """Accumulate over micro-batches, then step, as written by hand."""
         sizes = chunk_sizes(self.case.batch, micro or self.case.batch)
         total = torch.zeros((), device="cuda")
         parts = [tensor.split(sizes) for tensor in self.batch]
@@ -123,7 +123,7 @@ def tiny() -> Spec:
 
 
 def seconds_of(step: Callable[[], object], steps: int) -> float:
-    """Of one step, the device waited for at both ends only."""
+    """Return the seconds per step; the device is synchronized before and after all steps only."""
     torch.cuda.synchronize()
     began = time.perf_counter()
     for _ in range(steps):
@@ -145,7 +145,7 @@ def overhead(case: Case, pace: Pace) -> dict[str, Any]:
     for turn in range(pace.rounds):
         for name in sorted(ways, reverse=bool(turn % 2)):
             times[name].append(seconds_of(ways[name], pace.steps))
-    assert guard.last.split == (case.batch,), "a step of the overhead's measurement was split"
+    assert guard.last.split == (case.batch,), "a step of the overhead measurement was split"
     plain, guarded = (statistics.median(times[name]) for name in ("plain", "guard"))
     return {
         "plain_s": plain,
@@ -156,18 +156,18 @@ def overhead(case: Case, pace: Pace) -> dict[str, Any]:
     }
 
 
-def under_a_cap(case: Case, pace: Pace) -> dict[str, Any]:
+def with_limit(case: Case, pace: Pace) -> dict[str, Any]:
     total = torch.cuda.get_device_properties(0).total_memory
     cap = peak_of(case, case.fits)
     torch.cuda.set_per_process_memory_fraction(min(1.0, cap / total))
     try:
-        return {"cap": cap, **in_turns(case, pace)}
+        return {"cap": cap, **alternating(case, pace)}
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 def peak_of(case: Case, micro: int) -> int:
-    """Bytes that PyTorch reserves for the case in chunks of `micro` rows."""
+    """Return the bytes that PyTorch reserves for the case in micro-batches of `micro`."""
     training = Training(case)
     torch.cuda.reset_peak_memory_stats()
     for _ in range(3):
@@ -178,12 +178,13 @@ def peak_of(case: Case, micro: int) -> int:
     return int(peak)
 
 
-def in_turns(case: Case, pace: Pace) -> dict[str, Any]:
-    """The Guard finds its size; then it and splits by hand take turns, since the host's own speed drifts by more than 10%."""
+def alternating(case: Case, pace: Pace) -> dict[str, Any]:
+    """Let the Guard find its size, then alternate with splits by hand, because the host's speed varies by more than
+    10%."""
     training = Training(case)
     guard = training.guard(remember=False)
     few = [tensor[: max(1, case.fits // 3)] for tensor in training.batch]
-    for _ in range(3):  # libraries load, optimizer state is made
+    for _ in range(3):  # loads libraries and creates optimizer state
         guard.step(training.loss, *few)
 
     def guarded() -> None:
@@ -228,13 +229,13 @@ def in_turns(case: Case, pace: Pace) -> dict[str, Any]:
 
 
 def splits_near(batch: int, chunks: int) -> list[int]:
-    """Rows of even splits into about as many chunks, the largest first: far smaller ones are slower by far."""
+    """Return the micro-batch sizes of even splits into about as many parts, the largest first."""
     numbers = (chunks - 1, chunks, chunks + 1, chunks + 2)
     return sorted({-(-batch // number) for number in numbers if number > 0}, reverse=True)
 
 
 def fits(training: Training, micro: int) -> bool:
-    """Whether a step by hand in chunks of `micro` rows runs under the cap."""
+    """Return whether a step by hand in micro-batches of `micro` runs within the limit."""
     try:
         training.plain(micro)
         return True
@@ -246,7 +247,7 @@ def fits(training: Training, micro: int) -> bool:
 
 
 def prices(case: Case, pace: Pace) -> dict[str, Any]:
-    """Time and peak of the same batch: as it is, spilled, and in each precision."""
+    """Measure time and peak of the same batch: unchanged, spilled, and in each precision."""
     told: dict[str, Any] = {}
     rows = min(case.batch, 64)
 
@@ -278,7 +279,7 @@ def clean() -> None:
 
 PARTS: dict[str, Callable[[Case, Pace], dict[str, Any]]] = {
     "overhead": overhead,
-    "cap": under_a_cap,
+    "cap": with_limit,
     "prices": prices,
 }
 
@@ -303,7 +304,7 @@ def main(argv: list[str] | None = None) -> None:
                 began = time.perf_counter()
                 try:
                     told[part] = PARTS[part](case, pace)
-                except Exception as error:  # the other figures are worth having
+                except Exception as error:  # the other measurements are still useful
                     told[part] = {"trouble": f"{type(error).__name__}: {str(error)[:400]}"}
                 told[part]["measured_in_s"] = time.perf_counter() - began
                 clean()
@@ -326,8 +327,8 @@ def show(results: dict[str, dict[str, Any]]) -> None:
         ],
     )  # fmt: skip
     print_table(
-        "Under a cap",
-        ["step", "cap", "by hand: micro, rows/s", "guard: micro, rows/s", "of best", "failures", "first failure costs", "spread of rounds (by hand, guard)"],
+        "With a memory limit",
+        ["step", "cap", "by hand: micro-batch, samples/s", "guard: micro-batch, samples/s", "of best", "failures", "first failure costs", "spread of rounds (by hand, guard)"],
         [
             [name, f"{c['cap'] / 2**30:.2f} GiB", f"{c['best_micro']}, {c['best_rows_per_s']:.1f}",
              f"{c['micro']}, {c['rows_per_s']:.1f}", f"{c['of_best']:.1%}", f"{c['failures']}",
@@ -338,7 +339,7 @@ def show(results: dict[str, dict[str, Any]]) -> None:
     )  # fmt: skip
     print_table(
         "Prices",
-        ["step", "how", "time", "against the first", "peak allocated"],
+        ["step", "how", "time", "relative to plain", "peak allocated"],
         [
             [name, how, f"{each['s'] * 1000:.1f} ms", f"{each['s'] / next(iter(p.values()))['s']:.2f}×", f"{each['peak'] / 2**30:.2f} GiB"]
             for name, told in results.items() if "trouble" not in (p := told.get("prices", {}))

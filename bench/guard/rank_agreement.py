@@ -1,12 +1,11 @@
-"""What it costs that ranks agree: steps of DDP and FSDP2 with agreement against the same steps without it.
+"""Measures the cost of agreement between ranks: DDP and FSDP2 steps with agreement against the same steps without it.
 
     python -m bench.guard.rank_agreement [FOLDER]
     python -m bench.guard.rank_agreement --cpu
 
-One rank with NCCL on a real GPU (all that one GPU can hold): everything that agreement adds is there but the other ranks'
-delay. That is measured apart: the exchange at the end of a step, among processes of this machine over gloo. `--cpu` measures
-whole steps of two ranks over gloo, on the CPU, a core for each. The two ways take turns, and the median over rounds counts. `--small` tries the
-program itself on a virtual GPU.
+On a real GPU: one rank with NCCL, which includes everything except the other ranks' delay. The exchange at the end of a step
+is measured separately, between processes of this machine over gloo. `--cpu` measures whole steps of two ranks over gloo on
+the CPU. Both kinds of step alternate; the median over rounds counts. `--small` tests the program on a virtual GPU.
 """
 
 import argparse
@@ -103,7 +102,7 @@ def show(figures: list[dict[str, Any]], title: str) -> None:
 
 
 def compare(kind: str, work: Work) -> dict[str, Any]:
-    """The median step of both ways, taking turns on the same model."""
+    """Return the median step of both kinds, alternating on the same model."""
     torch.manual_seed(0)
     if work.device == "cpu":
         torch.set_num_threads(1)
@@ -170,7 +169,7 @@ def exchange_seconds(ranks: int) -> float:
 
 
 def exchanging() -> float:
-    """On each rank: the median time of an exchange."""
+    """On each rank: return the median time of an exchange."""
     ranks = ranks_for(DistributedDataParallel(nn.Linear(2, 2)))
     assert ranks is not None
     found = []

@@ -1,12 +1,12 @@
-"""Memory runs out on one rank, everywhere it can: do all ranks come out of it together, with the same weights?
+"""Fails allocations on one rank of a distributed step and checks that all ranks recover together with the same weights.
 
     python -m bench.guard.rank_failures [--failures 100] [--ranks 2]
 
-Each rank is a process with a virtual GPU and a share of one model (DDP or FSDP2) under `legroom.Guard`. For each
-combination of {DDP, FSDP2} × {forward, backward, optimizer} × {which rank}, one allocation of the step fails on that rank:
-the first, then the second, and so on to the last of that phase, and from the start again, until enough have failed. After
-each failure parameters, optimizer state and buffers are compared, bit for bit, with a run of plain DDP or FSDP2 at the split
-that Guard took, and parameters between ranks. Every tenth failure hits a Guard that has not made a step yet.
+Each rank is a process with a virtual GPU and its part of a model (DDP or FSDP2) under `legroom.Guard`. For each combination of
+{DDP, FSDP2} × {forward, backward, optimizer} × {rank}, one allocation of the step fails on that rank: the first, then the
+second, up to the last of that phase, then from the start again, until enough have failed. After each failure, parameters,
+optimizer state and buffers are compared bit for bit with plain DDP or FSDP2 at the split that Guard used, and parameters
+between ranks. Every tenth failure hits a Guard that has not taken a step yet.
 """
 
 import argparse
@@ -35,7 +35,7 @@ ROWS, WIDTH, CLASSES = 8, 16, 4
 PHASES = ("forward", "backward", "optimizer")
 KINDS = ("DDP", "FSDP2")
 FRESH_EVERY = 10
-PATIENCE = 10.0  # seconds for one failure on average, on a busy machine: more is a hang
+PATIENCE = 10.0  # seconds for one failure on average on a busy machine; more is a hang
 
 
 def main() -> None:
@@ -49,10 +49,10 @@ def main() -> None:
     pool = _pool(options.ranks)
     for kind, phase, rank in itertools.product(KINDS, PHASES, range(options.ranks)):
         try:
-            told = pool.run(
+            reports = pool.run(
                 fail_many, kind, phase, rank, options.failures, timeout=PATIENCE * options.failures
             )
-            rows.append(_row(kind, phase, rank, told))
+            rows.append(_row(kind, phase, rank, reports))
         except Hang:
             hangs += 1
             rows.append((kind, phase, rank, "hangs", "", "", "", ""))
@@ -64,8 +64,8 @@ def main() -> None:
 
 
 @dataclass(slots=True)
-class Told:
-    """What one rank saw."""
+class RankReport:
+    """What one rank observed."""
 
     failures: int = 0
     places: int = 0
@@ -73,37 +73,37 @@ class Told:
     splits: list[tuple[int, ...]] = field(default_factory=list)
     weights: list[str] = field(default_factory=list)
     equal: int = 0
-    """Failures after which all was as in a plain run."""
+    """Failures after which everything equals a plain run."""
 
 
-def fail_many(kind: str, phase: str, rank: int, failures: int) -> Told:
-    """On every rank: failures on `rank`, one after the other."""
+def fail_many(kind: str, phase: str, rank: int, failures: int) -> RankReport:
+    """On every rank: inject failures on `rank`, one after another."""
     logging.getLogger("legroom").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
-    told = Told()
+    report = RankReport()
     truths: dict[tuple[int, ...], str] = {}
     trial: Trial | None = None
     place = 0
-    while told.failures < failures:
-        if trial is None or told.failures % FRESH_EVERY == 0:
+    while report.failures < failures:
+        if trial is None or report.failures % FRESH_EVERY == 0:
             trial = Trial(kind)
         else:
             trial.begin()
         place += 1
         happened = trial.step(phase, place if dist.get_rank() == rank else None)
         if not _on_any_rank(happened):
-            told.places, place = place - 1, 0
-            if not told.places:
+            report.places, place = place - 1, 0
+            if not report.places:
                 raise AssertionError(f"{phase} allocates nothing")
             continue
         split = trial.guard.last.split
-        told.failures += 1
-        told.splits.append(split)
-        told.weights.append(trial.parameters())
+        report.failures += 1
+        report.splits.append(split)
+        report.weights.append(trial.parameters())
         if split not in truths:
             truths[split] = plain_step(kind, split)
-        told.equal += trial.state() == truths[split]
-    return told
+        report.equal += trial.state() == truths[split]
+    return report
 
 
 class Trial:
@@ -117,7 +117,7 @@ class Trial:
         self._beginning = [tensor.clone() for tensor in self._tensors()]
 
     def begin(self) -> None:
-        """As it was when new, but for what Guard has learned of the ranks."""
+        """Reset everything except what Guard has learned about the ranks."""
         from legroom.train.sizes.micro_batch_size import Sizer
 
         for tensor, value in zip(self._tensors(), self._beginning, strict=True):
@@ -127,7 +127,7 @@ class Trial:
         self.guard._ranks._chunks = None
 
     def step(self, phase: str, place: int | None) -> bool:
-        """One step; allocation number `place` of that phase fails. Whether there was one."""
+        """Take one step in which allocation number `place` of that phase fails; return whether there was one."""
         armed: list[Any] = []
 
         def arm(now: str) -> None:
@@ -164,7 +164,7 @@ class Trial:
 
 
 def plain_step(kind: str, split: Sequence[int]) -> str:
-    """The truth: the same step with DDP or FSDP2 alone."""
+    """Return the expected result: the same step with DDP or FSDP2 alone."""
     model, optimizer = build(kind)
     x, y = batch()
     for index, (inputs, labels) in enumerate(zip(x.split(list(split)), y.split(list(split)), strict=True)):
@@ -190,7 +190,7 @@ def build(kind: str) -> tuple[nn.Module, torch.optim.Optimizer]:
             fully_shard(part)
         fully_shard(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    for parameter in model.parameters():  # momentum from steps before
+    for parameter in model.parameters():  # momentum from earlier steps
         parameter.grad = torch.full_like(parameter, 0.01)
     optimizer.step()
     optimizer.zero_grad()
@@ -198,13 +198,13 @@ def build(kind: str) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
-    """This rank's; random numbers drawn after it are the same at every call."""
+    """Return this rank's batch; random numbers drawn afterwards are the same at every call."""
     torch.manual_seed(7 + dist.get_rank())
     return torch.randn(ROWS, WIDTH, device="cuda"), torch.randint(CLASSES, (ROWS,), device="cuda")
 
 
 def _local(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """What this rank holds: its parameters or shards, optimizer state, buffers."""
+    """Return this rank's parameters or shards, optimizer state and buffers."""
     state = [value for values in optimizer.state.values() for value in values.values()]
     tensors = [*model.parameters(), *state, *model.buffers()]
     return [
@@ -234,19 +234,21 @@ def _pool(ranks: int) -> RankPool:
     return RankPool(ranks, gpu=",".join(f"{64 << rank}MiB" for rank in range(ranks)))
 
 
-def _row(kind: str, phase: str, rank: int, told: list[Told]) -> tuple[Any, ...]:
-    count = told[0].failures
-    same_split = sum(len(set(splits)) == 1 for splits in zip(*(each.splits for each in told), strict=True))
-    same_weights = sum(len(set(found)) == 1 for found in zip(*(each.weights for each in told), strict=True))
+def _row(kind: str, phase: str, rank: int, reports: list[RankReport]) -> tuple[Any, ...]:
+    count = reports[0].failures
+    same_split = sum(len(set(splits)) == 1 for splits in zip(*(each.splits for each in reports), strict=True))
+    same_weights = sum(
+        len(set(found)) == 1 for found in zip(*(each.weights for each in reports), strict=True)
+    )
     return (
         kind,
         phase,
         rank,
         count,
-        told[0].places,
+        reports[0].places,
         same_split,
         same_weights,
-        min(each.equal for each in told),
+        min(each.equal for each in reports),
     )
 
 

@@ -1,11 +1,11 @@
-"""What `legroom.Spill` saves and costs on a real GPU: ResNet-50 and GPT-2 small, and whether the gradients are the same bits.
+"""Measures what `legroom.Spill` saves and costs on a real GPU, and whether gradients stay identical. Needs a GPU.
 
     python -m bench.guard.spill [FOLDER]
 
-Each way runs the same training steps on the same batch: plain, everything, half of that as the budget, and torch's own
-`save_on_cpu` for comparison. A step is timed from one synchronised device to the next; the first steps, in which page-locked
-memory is made, are left out and told apart. Gradients are compared in torch's deterministic mode, times are taken without it. With a FOLDER the figures also go to `spill.json` there.
-`--small` tries the program itself on a virtual GPU. Needs a GPU, torchvision and transformers.
+ResNet-50 and GPT-2 small run the same steps on the same batch: plain, everything spilled, half of that as the budget, and
+torch's `save_on_cpu`. The device is synchronized before and after a timed step. The first steps, which allocate page-locked
+memory, are listed separately. Gradients are compared in torch's deterministic mode, times measured without it. Writes
+FOLDER/spill.json. `--small` tests the program on a virtual GPU. Needs torchvision and transformers.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def measure(*, small: bool) -> dict[str, Any]:
 
 def compare(what: str, model: torch.nn.Module, forward: Step) -> list[dict[str, Any]]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    run(model, forward, optimizer, nullcontext, 1)  # libraries, workspaces
+    run(model, forward, optimizer, nullcontext, 1)  # loads libraries and workspaces
     reference = gradients(model, forward, nullcontext)
     again = same(reference, gradients(model, forward, nullcontext))
     rows: list[dict[str, Any]] = []
@@ -81,8 +81,8 @@ def compare(what: str, model: torch.nn.Module, forward: Step) -> list[dict[str, 
     add("save_on_cpu", lambda: save_on_cpu(pin_memory=True))
     plain = rows[0]
     print_table(
-        f"{what}; two plain steps give the same bits: {again}",
-        ["", "peak", "saved", "step", "slowdown", "first step", "moved a step", "host", "same bits"],
+        f"{what}; two plain steps are identical: {again}",
+        ["", "peak", "saved", "step", "slowdown", "first step", "moved per step", "host", "same bits"],
         [
             [
                 row["name"],
@@ -134,7 +134,7 @@ def gradients(
     model: torch.nn.Module, forward: Step, inside: Callable[[], AbstractContextManager[Any]]
 ) -> list[torch.Tensor]:
     torch.manual_seed(7)
-    # Else two plain steps differ already, and nothing could be said about a spilled one.
+    # Otherwise two plain steps already differ.
     torch.use_deterministic_algorithms(True, warn_only=True)
     with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]), inside():
         loss = forward()
@@ -164,7 +164,7 @@ def resnet(small: bool) -> tuple[torch.nn.Module, Step]:
 
         model = torchvision.models.resnet50().cuda()
         images = torch.randn(64, 3, 224, 224, device="cuda")
-    for module in model.modules():  # their statistics would drift from step to step
+    for module in model.modules():  # running statistics would change from step to step
         if isinstance(module, torch.nn.BatchNorm2d):
             module.momentum = 0.0
     return model, lambda: model(images).square().mean()
@@ -187,7 +187,7 @@ def gpt2(small: bool) -> tuple[torch.nn.Module, Step]:
 
 
 def bandwidth() -> dict[str, str]:
-    """Of page-locked copies, each way, on their own."""
+    """Measure page-locked copies in each direction."""
     size = GiB // 2
     there, here = (
         torch.empty(size, dtype=torch.uint8, device="cuda"),
