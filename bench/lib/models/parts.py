@@ -258,6 +258,13 @@ def source_and_target(
     return batch
 
 
+def dice_loss(output: Tensor, target: Tensor) -> Tensor:
+    """Dice loss: one minus the overlap of prediction and target."""
+    output = output.float().sigmoid().flatten(1)
+    target = target.flatten(1)
+    return 1 - ((2 * (output * target).sum(1) + 1) / (output.sum(1) + target.sum(1) + 1)).mean()
+
+
 def image_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     loss: Tensor = model(pixel_values=x, labels=y).loss
     return loss
