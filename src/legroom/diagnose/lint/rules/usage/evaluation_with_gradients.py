@@ -3,7 +3,7 @@
 ## What it detects
 In a report: several batches went through the model without a backward pass, and every operation saved its activations.
 
-In source code (`legroom lint`): a model is called with gradients enabled
+In source code (`legroom lint`): a model is called with gradients enabled in one of these places:
 
 - after `model.eval()`;
 - in a loop without a backward pass, if the function or the data has a name that indicates evaluation;
