@@ -31,7 +31,7 @@ class Watching:
 
     def __enter__(self) -> None:
         device = VirtualDevice(0, "", 1 << 40, 0, Allocator(1 << 40))
-        self.recorder = Recorder(lambda event: None, [device], everywhere=True, eager=True)
+        self.recorder = Recorder(lambda event: None, [device], host_only=True, eager=True)
         self.recorder.attach()
 
     def __exit__(self, *error: object) -> None:

@@ -18,7 +18,7 @@ from legroom.gpus.machine import visible_gpus
 from legroom.memory.annotations import DetectedLeak, LoopWatched, RecordingFailed
 from legroom.memory.events import Event, Sink, Step
 from legroom.observe.cuda.history import CudaHistory
-from legroom.observe.dispatch.host_memory import HostMemory
+from legroom.observe.dispatch.allocations import HostMemory
 from legroom.observe.dispatch.recorder import Recorder
 from legroom.observe.leaks.watcher import Watcher
 from legroom.observe.producer import MemoryStats, Producer
@@ -196,7 +196,7 @@ class _HostProducer(_DispatchProducer):
     def __init__(self, sink: Sink) -> None:
         super().__init__(sink)
         self._memory = HostMemory()
-        self._recorder = Recorder(self._send, [self._memory], everywhere=True)
+        self._recorder = Recorder(self._send, [self._memory], host_only=True)
 
     def __enter__(self) -> None:
         self._recorder.attach()

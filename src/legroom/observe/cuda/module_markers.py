@@ -12,7 +12,7 @@ from torch import nn
 
 from legroom.observe.cuda.markers import BACKWARD, FORWARD, INFERENCE, Marks
 from legroom.observe.dispatch.backward_engine import current_node
-from legroom.observe.dispatch.module_names import ModuleNames, part_begun
+from legroom.observe.dispatch.module_names import ModuleNames, fraction_entered
 
 _is_compiling = torch.compiler.is_compiling
 _is_grad_enabled = torch.is_grad_enabled
@@ -83,7 +83,7 @@ class StampedModules:
     @property
     def progress(self) -> float | None:
         """About which part of the root's modules have begun; None outside of a forward pass, and where modules are called over and over."""
-        return part_begun(self._entered, self._names) if self._path and not self._recomputes else None
+        return fraction_entered(self._entered, self._names) if self._path and not self._recomputes else None
 
     def _activity(self) -> str:
         if self._recomputes:
@@ -93,7 +93,7 @@ class StampedModules:
     def _begin_root(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._recomputes = current_node() is not None
         # A checkpoint runs part of a model: its names are those in the model that ran forward.
-        self._names = self._known.around(module) if self._recomputes else self._known.under(module)
+        self._names = self._known.containing(module) if self._recomputes else self._known.below(module)
         self._path = path = self._names.get(id(module)) or type(module).__name__
         self._entered = 1
         if self._recomputes:

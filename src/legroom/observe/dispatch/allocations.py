@@ -1,21 +1,21 @@
-"""Memory taken from the devices' allocators and given back, told as events.
+"""Allocates and frees device memory for a recorded run, and emits an event for each allocation and free.
 
-Every byte that a run is charged passes through here: storages, and what kernels take for themselves.
+Everything that counts towards a run's memory goes through here: storages and the workspaces of CUDA kernels.
 """
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from legroom.memory.allocator.allocator import AllocationFailed
 from legroom.memory.events import Alloc, Category, Free, Segment, Sink, Step
-from legroom.observe.dispatch.attribution import Place
-from legroom.observe.dispatch.storages import Live
+from legroom.observe.dispatch.attribution import OpLocation
+from legroom.observe.dispatch.storages import LiveStorage
 from legroom.observe.training import TrainingClock
 
 
-class Memory(Protocol):
-    """What serves requests for memory: a replayed caching allocator, or the host."""
+class AllocatorProtocol(Protocol):
+    """Serves memory requests: a replayed CUDA caching allocator, or host memory."""
 
     @property
     def allocated(self) -> int: ...
@@ -28,39 +28,71 @@ class Memory(Protocol):
     def free(self, block: Any) -> None: ...
 
 
-class DeviceMemory(Protocol):
-    """One device whose memory is accounted for."""
+class TrackedDevice(Protocol):
+    """A device whose memory is recorded."""
 
     @property
     def index(self) -> int: ...
 
     @property
-    def allocator(self) -> Memory: ...
+    def allocator(self) -> AllocatorProtocol: ...
 
 
-class Charges:
-    """Keeps the account of all devices of one run."""
+class HostBlock(NamedTuple):
+    size: int
+
+
+class HostMemory:
+    """Host memory in the role of a device and its allocator: counts bytes, has no cache and never fails."""
+
+    def __init__(self) -> None:
+        self.index = 0
+        self.allocated = self.peak_allocated = 0
+
+    @property
+    def allocator(self) -> "HostMemory":
+        return self
+
+    @property
+    def reserved(self) -> int:
+        return self.allocated
+
+    @property
+    def peak_reserved(self) -> int:
+        return self.peak_allocated
+
+    def malloc(self, size: int, stream: int = 0) -> HostBlock:
+        self.allocated += size
+        self.peak_allocated = max(self.peak_allocated, self.allocated)
+        return HostBlock(size)
+
+    def free(self, block: HostBlock) -> None:
+        self.allocated -= block.size
+
+
+class DeviceAllocations:
+    """Allocations on all devices of one run."""
 
     def __init__(
         self,
         sink: Sink,
-        devices: Sequence[DeviceMemory],
+        devices: Sequence[TrackedDevice],
         clock: TrainingClock,
         *,
         stream_on: Callable[[int], int] | None,
-        on_failure: Callable[[AllocationFailed, int, Place, str], BaseException | None],
+        on_failure: Callable[[AllocationFailed, int, OpLocation, str], BaseException | None],
     ) -> None:
-        """`stream_on(device)`: the stream at work there, for several. `on_failure(failure, device, place, op)` gives what the
-        operation raises; None where memory has come back since, and it is to be asked for again."""
+        """`stream_on(device)`: the current stream of a device, if the program uses several. `on_failure(failure, device,
+        location, op)` returns the exception that the operation raises, or None to retry because memory was freed."""
         self.sink = sink
         """May be replaced at any time."""
         self.devices = devices
         self.count = 0
-        """How often memory was taken."""
-        self.doubts: dict[int, tuple[int, ...]] = {}
-        """Of memory that kernels took: its number → what it may have been instead, where that is not known."""
-        self.spare: set[int] = set()
-        """Numbers of what kernels would have done without."""
+        """Number of allocations."""
+        self.alternatives: dict[int, tuple[int, ...]] = {}
+        """Number of a workspace allocation → other possible sizes, if the size is uncertain."""
+        self.optional: set[int] = set()
+        """Numbers of workspace allocations that the kernel can do without."""
         self._clock = clock
         self._stream_on = stream_on
         self._on_failure = on_failure
@@ -68,25 +100,25 @@ class Charges:
         self.start()
 
     def start(self) -> None:
-        """The run begins now."""
+        """Set the start time of the run to now and reset the peaks."""
         self._started = _now()
         self._peaks = {device.index: [0, 0] for device in self.devices}
 
     @property
     def seconds(self) -> float:
-        """Since the run began."""
+        """Seconds since the run started."""
         return _now() - self._started
 
-    def charge(
-        self, nbytes: int, device: int, category: Category, place: Place, func: Any
+    def allocate(
+        self, nbytes: int, device: int, category: Category, location: OpLocation, func: Any
     ) -> tuple[int, Any]:
-        """Take memory from the device's allocator and tell of it: the event's number, and the block."""
+        """Allocate memory on a device and emit the event. Returns the event's number and the block."""
         allocator = self.devices[device].allocator
         stream = 0 if self._stream_on is None else self._stream_on(device)
         try:
             block = allocator.malloc(nbytes, stream)
         except AllocationFailed as failure:
-            failed = failure.with_traceback(None)  # or it and this frame would hold each other
+            failed = failure.with_traceback(None)  # otherwise it and this frame would form a reference cycle
         else:
             number = self.count = self.count + 1
             peaks = self._peaks[device]
@@ -99,49 +131,45 @@ class Charges:
                     Alloc,
                     (
                         _now() - self._started, number, nbytes, block.size, device, stream, category,
-                        place.phase, self._clock.step, place.module, place.frame, _op_name(func),
+                        location.phase, self._clock.step, location.module, location.frame, _op_name(func),
                     ),
                 )
             )  # fmt: skip
             return number, block
-        error = self._on_failure(failed, device, place, _op_name(func))
+        error = self._on_failure(failed, device, location, _op_name(func))
         if error is None:
-            return self.charge(nbytes, device, category, place, func)
+            return self.allocate(nbytes, device, category, location, func)
         raise error from None
 
-    def release(self, live: Live) -> None:
-        """A storage has died."""
-        if live.block is not None:
-            self.devices[live.device].allocator.free(live.block)
-            self.sink(_new(Free, (_now() - self._started, live.id)))
+    def free_storage(self, storage: LiveStorage) -> None:
+        """Free the memory of a storage that is gone."""
+        if storage.block is not None:
+            self.devices[storage.device].allocator.free(storage.block)
+            self.sink(_new(Free, (_now() - self._started, storage.id)))
 
-    def take(self, nbytes: int, device: int, place: Place, func: Any) -> tuple[int, Any]:
-        """Memory that a kernel takes for itself: its number and block, for `give`. No bytes take no block, and are told
-        all the same where there may have been some."""
+    def allocate_workspace(
+        self, nbytes: int, device: int, location: OpLocation, func: Any
+    ) -> tuple[int, Any]:
+        """Allocate a kernel's workspace. Returns its number and block for `free_workspace`.
+
+        A size of 0 allocates no block but still emits an event, because another size may be possible (`alternatives`).
+        """
         if nbytes:
-            return self.charge(nbytes, device, Category.WORKSPACE, place, func)
+            return self.allocate(nbytes, device, Category.WORKSPACE, location, func)
         number = self.count = self.count + 1
         self.sink(
             Alloc(
-                self.seconds, number, 0, 0, device, 0, Category.WORKSPACE, place.phase, self._clock.step, place.module,
-                place.frame, _op_name(func),
+                self.seconds, number, 0, 0, device, 0, Category.WORKSPACE, location.phase, self._clock.step,
+                location.module, location.frame, _op_name(func),
             )
         )  # fmt: skip
         return number, None
 
-    def give(self, number: int, block: Any, device: int) -> None:
-        """A kernel gives back what it took."""
+    def free_workspace(self, number: int, block: Any, device: int) -> None:
+        """Free what `allocate_workspace` returned."""
         if block is not None:
             self.devices[device].allocator.free(block)
         self.sink(Free(self.seconds, number))
-
-    def note_doubt(self, number: int, others: tuple[int, ...]) -> None:
-        """What a kernel took as `number` may have been one of the `others` as well."""
-        self.doubts[number] = others
-
-    def note_spare(self, number: int) -> None:
-        """What a kernel took as `number` it would have done without, had there been no room."""
-        self.spare.add(number)
 
     def end_step(self, step: int, seconds: float) -> None:
         for device in self.devices:
@@ -155,7 +183,7 @@ class Charges:
             peaks[0] = peaks[1] = 0
 
     def segment_changed(self, device: int, change: int) -> None:
-        """An allocator took memory from its device, or gave it back."""
+        """The allocator reserved memory from its device, or released it."""
         self.sink(Segment(self.seconds, device, change))
 
 

@@ -1,9 +1,8 @@
-"""Where an operation stands in the user's program: which line, which module, which phase of the loop.
+"""The location of an operation in the user's program: line, module and phase of the training loop.
 
-A line is the innermost frame that is the user's own: outside torch, site-packages, the standard library and
-Legroom. A backward operation has no such frame of its own (the engine runs it from `loss.backward()`), so every
-forward operation leaves its place under the sequence number of the autograd node it made, and the backward
-operation looks it up.
+The line is the innermost frame of the user's code, outside torch, site-packages, the standard library and
+Legroom. A backward operation has no such frame, because the engine runs it from `loss.backward()`. So each forward
+operation records its location under the sequence number of its autograd node, and the backward operation looks it up.
 """
 
 import sysconfig
@@ -18,12 +17,12 @@ from torch import nn
 from torch.nn.modules import module as _hooks
 
 from legroom.memory.events import Frame, Phase
-from legroom.observe.dispatch.backward_engine import ACCUMULATES, next_number
-from legroom.observe.dispatch.module_names import ModuleNames, part_begun
+from legroom.observe.dispatch.backward_engine import ACCUMULATE_GRAD, next_sequence_nr
+from legroom.observe.dispatch.module_names import ModuleNames, fraction_entered
 
 
-class Place(NamedTuple):
-    """Where an operation stands."""
+class OpLocation(NamedTuple):
+    """The user's line, module path and training phase of an operation."""
 
     frame: Frame | None
     module: str
@@ -33,41 +32,42 @@ class Place(NamedTuple):
 # --- the user's line ---------------------------------------------------------------------------------------------
 
 
-def _folder(path: str | None) -> str:
-    return str(Path(path).resolve()) + "/" if path else "\0"
+def _folders(*paths: str | Path | None) -> tuple[str, ...]:
+    """Each folder as given and with symbolic links resolved: a code object has the path that was used to import it."""
+    given = [Path(path) for path in paths if path]
+    return tuple({f"{each}/" for path in given for each in (path.absolute(), path.resolve())})
 
 
-_TORCH = _folder(str(Path(torch.__file__).parent))
-_LEGROOM = _folder(str(Path(__file__).parents[2]))
-_STDLIB = tuple({_folder(sysconfig.get_paths().get(name)) for name in ("stdlib", "platstdlib")})
+_TORCH_AND_LEGROOM = _folders(Path(torch.__file__).parent, Path(__file__).parents[2])
+_STDLIB = _folders(*(sysconfig.get_paths().get(name) for name in ("stdlib", "platstdlib")))
 _THIRD_PARTY = ("/site-packages/", "/dist-packages/")
 _INTERACTIVE = ("<stdin>", "<ipython-input-", "<python-input-")
 
-_OTHERS, _LIBRARY, _USER = 0, 1, 2
+_INTERNAL, _LIBRARY, _USER = 0, 1, 2
 _kinds: dict[str, int] = {}
 _frames: dict[tuple[str, int, str], Frame] = {}
 
 
 def _kind_of(file: str) -> int:
-    """Whose code a file is: the user's, a third-party library's, or torch's, Python's and ours."""
+    """Whether a file belongs to the user, to a third-party library, or to torch, Python or Legroom."""
     if file.startswith("<"):
-        return _USER if file.startswith(_INTERACTIVE) else _OTHERS
+        return _USER if file.startswith(_INTERACTIVE) else _INTERNAL
     path = file if file.startswith("/") else str(Path(file).absolute())
-    if path.startswith((_TORCH, _LEGROOM)):
-        return _OTHERS
+    if path.startswith(_TORCH_AND_LEGROOM):
+        return _INTERNAL
     if any(part in path for part in _THIRD_PARTY):
         return _LIBRARY
-    return _OTHERS if path.startswith(_STDLIB) else _USER
+    return _INTERNAL if path.startswith(_STDLIB) else _USER
 
 
 def is_user_file(file: str) -> bool:
-    """Whether a source file is the user's own rather than torch's, a library's, Python's or Legroom's."""
+    """Whether a source file belongs to the user, not to torch, a library, Python or Legroom."""
     return _kind_of(file) == _USER
 
 
 def _engine_code() -> CodeType | None:
-    """The Python function below which the autograd engine runs. Without it, a custom backward written in Python
-    is reported at the forward line instead of its own."""
+    """The code of the Python function that runs the autograd engine. Without it, a custom backward written in Python
+    is reported at its forward line."""
     function = getattr(torch.autograd.graph, "_engine_run_backward", None)
     return getattr(function, "__code__", None)
 
@@ -76,9 +76,9 @@ _ENGINE = _engine_code()
 
 
 def user_frame(frame: FrameType | None) -> tuple[Frame | None, bool]:
-    """The user's innermost line at or above `frame`, and whether the autograd engine lies between.
+    """The user's innermost line at or above `frame`, and whether the autograd engine runs below it.
 
-    Where no frame is the user's own (a library run with `-m`), the innermost one of a library serves.
+    If no frame belongs to the user (a library run with `-m`), the innermost library frame is used.
     """
     fallback: FrameType | None = None
     engine = False
@@ -98,7 +98,7 @@ def user_frame(frame: FrameType | None) -> tuple[Frame | None, bool]:
 
 
 def user_lines(frame: FrameType | None) -> tuple[list[Frame], Frame | None]:
-    """The user's lines at or above `frame`, innermost first; and that of them which called the innermost backward pass at work."""
+    """The user's lines at or above `frame`, innermost first, and the line that called the innermost running backward pass."""
     lines: list[Frame] = []
     backward: Frame | None = None
     below_engine = False
@@ -115,7 +115,7 @@ def user_lines(frame: FrameType | None) -> tuple[list[Frame], Frame | None]:
 
 
 def _as_frame(code: CodeType, line: int | None) -> Frame:
-    # A code object itself is slow to hash.
+    # Hashing a code object is slow.
     key = (code.co_filename, line or code.co_firstlineno, code.co_name)
     known = _frames.get(key)
     if known is None:
@@ -123,20 +123,20 @@ def _as_frame(code: CodeType, line: int | None) -> Frame:
     return known
 
 
-# --- the module at work -----------------------------------------------------------------------------------------
+# --- the running module -----------------------------------------------------------------------------------------
 
 
 class ModuleStack:
-    """The path of the innermost module at work, kept by torch's global module hooks while attached."""
+    """The path of the innermost running module, updated by torch's global module hooks while attached."""
 
     def __init__(self, on_enter: Callable[[nn.Module, tuple[Any, ...], bool], None] | None = None) -> None:
         """`on_enter(module, args, is_root)` is called before each module's forward."""
         self.path = ""
         self.stack: list[str] = []
-        """The paths of the modules at work, outermost first."""
+        """The paths of the running modules, outermost first."""
         self._names: dict[int, str] = {}
         self._entered = 0
-        """Calls of modules since the root began."""
+        """Module calls since the root was entered."""
         self._known = ModuleNames()
         self._on_enter = on_enter
         self._handles: list[Any] = []
@@ -157,13 +157,13 @@ class ModuleStack:
 
     @property
     def progress(self) -> float | None:
-        """About which part of the root's modules have begun; None outside of any, and where modules are called over and over."""
-        return part_begun(self._entered, self._names) if self.stack else None
+        """The approximate fraction of the root's modules that were entered; None outside the model or if modules are called repeatedly."""
+        return fraction_entered(self._entered, self._names) if self.stack else None
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         root = not self.stack
         if root:
-            self._names = self._known.under(module)
+            self._names = self._known.below(module)
             self._entered = 0
         self._entered += 1
         self.path = self._names.get(id(module)) or type(module).__name__
@@ -177,37 +177,37 @@ class ModuleStack:
         self.path = self.stack[-1] if self.stack else ""
 
 
-# --- where backward operations come from ------------------------------------------------------------------------
+# --- the forward locations of backward operations ---------------------------------------------------------------
 
 
-class Origins:
-    """Sequence number of an autograd node → the place of the forward operation that made it."""
+class ForwardLocations:
+    """Sequence number of an autograd node → the location of the forward operation that created it."""
 
-    KEEP = 400_000
+    MAX_ENTRIES = 400_000
 
     def __init__(self) -> None:
         self._numbers: list[int] = []
-        self._places: list[Place] = []
-        self._last: Place | None = None
+        self._locations: list[OpLocation] = []
+        self._last: OpLocation | None = None
 
-    def leave(self, place: Place) -> None:
-        """The operation just run, with gradients on, stands at `place`."""
-        if next_number is None:
+    def record(self, location: OpLocation) -> None:
+        """Record the location of the operation that just ran with gradients enabled."""
+        if next_sequence_nr is None:
             return
-        number = next_number() - 1
+        number = next_sequence_nr() - 1
         numbers = self._numbers
-        if numbers and number <= numbers[-1]:  # made no node of its own, or another thread's count
+        if numbers and number <= numbers[-1]:  # the operation created no node, or another thread did
             return
         numbers.append(number)
-        self._places.append(place)
-        if len(numbers) > self.KEEP:
-            del numbers[: self.KEEP // 2], self._places[: self.KEEP // 2]
+        self._locations.append(location)
+        if len(numbers) > self.MAX_ENTRIES:
+            del numbers[: self.MAX_ENTRIES // 2], self._locations[: self.MAX_ENTRIES // 2]
 
-    def find(self, node: Any) -> Place | None:
-        """The forward place of `node`; for a view (which leaves none), of the operation before it."""
+    def find(self, node: Any) -> OpLocation | None:
+        """The forward location of `node`. A view records none, so it gets that of the operation before it."""
         number = node._sequence_nr()
-        if number >= ACCUMULATES:
+        if number >= ACCUMULATE_GRAD:
             return self._last
         position = bisect_right(self._numbers, number) - 1
-        self._last = self._places[max(position, 0)] if self._places else None
+        self._last = self._locations[max(position, 0)] if self._locations else None
         return self._last

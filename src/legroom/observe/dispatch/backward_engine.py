@@ -1,6 +1,6 @@
-"""What torch's autograd engine tells of itself on this thread.
+"""The state of torch's autograd engine on this thread.
 
-Its calls are private: each stands here once, with what is lost where a torch does not have it.
+These functions are private to torch. Each is read once here, and its docstring states what is lost if a torch version lacks it.
 """
 
 from collections.abc import Callable
@@ -8,29 +8,32 @@ from typing import Any
 
 import torch
 
-ACCUMULATES = 2**63
-"""Nodes that add up gradients carry at least this number; they live as long as their parameter."""
+ACCUMULATE_GRAD = 2**63
+"""Nodes that accumulate gradients have at least this sequence number; they live as long as their parameter."""
 
 
 def _no_node() -> None:
     return None
 
 
-def _no_pass() -> int:
+def _no_graph_task() -> int:
     return -1
 
 
 current_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", _no_node)
-"""The node that the engine runs, or None outside a backward pass. Without it, backward operations are attributed to the line that called
-`backward()`."""
-next_number: Callable[[], int] | None = getattr(torch._C._autograd, "_get_sequence_nr", None)
-"""The number that the next node will have. Without it, backward operations are attributed in the same way, and graphs are told by the
-tensors that hold them."""
-current_pass: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", _no_pass)
-"""The number of the pass that the engine is at, or -1. Without it the engine seems never to be at work."""
+"""The node that the engine runs, or None outside a backward pass. Without it, backward operations are attributed to the line that
+called `backward()`."""
+next_sequence_nr: Callable[[], int] | None = getattr(torch._C._autograd, "_get_sequence_nr", None)
+"""The sequence number of the next node. Without it, backward operations are attributed to the line that called `backward()`, and
+the age of graphs is unknown."""
+current_graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", _no_graph_task)
+"""The id of the running backward pass, or -1. Without it, no backward pass is noticed."""
 
 
 def in_backward_pass() -> bool:
-    """Whether the engine is at work. Without torch's private id of a pass it never is: then everything counts as forward, what a backward
-    pass makes from nothing is taken for the host's, and gradients that meet are taken to be added out of place."""
-    return current_pass() != -1
+    """Whether the engine is running on this thread.
+
+    Without torch's private graph task id this is always False. Then every operation counts as forward, tensors that a backward
+    pass creates count as host memory, and gradient accumulation is assumed to be out of place.
+    """
+    return current_graph_task() != -1

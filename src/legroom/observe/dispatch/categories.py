@@ -1,8 +1,8 @@
-"""What the storages of a run are: told by identity, as soon as that can be known.
+"""Assigns each live storage a category, as soon as its role is known.
 
 Parameters and buffers belong to modules, gradients are what the engine accumulates, optimizer state is what an optimizer
-keeps, activations are what the autograd graph saved, inputs are what a loader gave. A storage that nothing claims
-stays what it was taken for at its birth.
+keeps, activations are what the autograd graph saved, inputs are what a loader returned. A storage with no known role
+keeps the category that it got when it was allocated.
 """
 
 import weakref
@@ -14,39 +14,41 @@ from torch import nn
 
 from legroom.memory.events import Category, Event, Phase, Tag
 from legroom.observe.dispatch.backward_engine import current_node
-from legroom.observe.dispatch.storages import Live, storage_of, tensors_in
+from legroom.observe.dispatch.storages import LiveStorage, storage_of, tensors_in
 from legroom.observe.holders import autograd_graph
 
 GUESSES = (Category.TEMPORARY, Category.INPUT)
-"""What a storage may have been taken for until something claims it."""
-_PASSING = (Category.ACTIVATION, Category.RESULT, Category.TEMPORARY)
-"""What a storage of the forward pass may be one after the other."""
+"""Categories that a storage may have before its role is known."""
+_FORWARD_CATEGORIES = (Category.ACTIVATION, Category.RESULT, Category.TEMPORARY)
+"""Categories that a storage of the forward pass may change between."""
 
 
-class Roles:
-    """Tags live storages, and remembers the roles of host tensors for when they are copied to a device."""
+class CategoryTracker:
+    """Tags live storages, and remembers the categories of host tensors for when they are copied to a device."""
 
-    def __init__(self, live: dict[int, Live], emit: Callable[[Event], None], *, everywhere: bool) -> None:
+    def __init__(
+        self, live: dict[int, LiveStorage], emit: Callable[[Event], None], *, host_only: bool
+    ) -> None:
         self.live = live
-        self.everywhere = everywhere
+        self._host_only = host_only
         self._emit = emit
-        self._host_roles: dict[int, tuple[weakref.ref[Any], Category]] = {}
+        self._host_categories: dict[int, tuple[weakref.ref[Any], Category]] = {}
 
-    def tag(self, storage: Live, category: Category) -> None:
+    def tag(self, storage: LiveStorage, category: Category) -> None:
         if storage.category is not category:
             storage.category = category
             if storage.block is not None:
                 self._emit(Tag(storage.id, category))
 
     def tag_tensor(self, tensor: Any, category: Category, *, over: Sequence[Category] | None = None) -> None:
-        """It became known what `tensor` is. With `over`, only if it was one of these so far."""
+        """Set the category of a tensor's storage. With `over`, only if its category so far is one of these."""
         storage = storage_of(tensor)
         known = self.live.get(storage._cdata) if storage is not None else None
         if known is not None and (over is None or known.category in over):
             self.tag(known, category)
 
     def maybe_gradient(self, out: torch.Tensor) -> None:
-        """The engine detaches what becomes `.grad`, from within a node that accumulates."""
+        """Tag the result of a detach as a gradient if an AccumulateGrad node runs: it becomes `.grad`."""
         node = current_node()
         if node is not None and "AccumulateGrad" in node.name():
             self.tag_tensor(out, Category.GRADIENT)
@@ -54,8 +56,8 @@ class Roles:
     def find_activations(self, roots: Iterable[Any]) -> None:
         """Tag what the graph below `roots` saved for the backward pass.
 
-        Where pack hooks hide what is saved (checkpointing), what the forward pass made and is still alive is
-        taken for saved: its graph holds it.
+        If pack hooks hide the saved tensors (checkpointing), live storages of the forward pass count as saved, because
+        the graph keeps them alive.
         """
         hidden = False
         for node in autograd_graph.nodes(roots):
@@ -67,21 +69,21 @@ class Roles:
                 if storage.phase is Phase.FORWARD and storage.category is Category.TEMPORARY:
                     self.tag(storage, Category.ACTIVATION)
 
-    def discover(
+    def update(
         self,
         tensors: Iterable[torch.Tensor],
         optimizers: Iterable[torch.optim.Optimizer],
-        held: Mapping[int, Category],
+        by_holder: Mapping[int, Category],
     ) -> None:
-        """Look at everything whose role can be told by identity now: before a report of this very moment.
+        """Update every category that can be determined now. Call it before a report on the current state.
 
-        `tensors`: such as the locals of the frames at work, whose graphs hold the activations so far. `held`: what storages are by who holds
-        them.
+        `tensors`: tensors whose graphs hold the activations so far, such as local variables on the call stack. `by_holder`: storage
+        key → category derived from the holder.
         """
         self.find_activations([tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None])
-        for key, category in held.items():
+        for key, category in by_holder.items():
             known = self.live.get(key)
-            if known is None or known.category not in _PASSING:
+            if known is None or known.category not in _FORWARD_CATEGORIES:
                 continue
             if known.phase is Phase.FORWARD or category is Category.ACTIVATION:
                 self.tag(known, category)
@@ -109,30 +111,30 @@ class Roles:
     def buffer_registered(self, module: nn.Module, name: str, buffer: Any) -> None:
         if buffer is not None:
             with torch._C.DisableTorchFunction():
-                self.note_role(buffer, Category.BUFFER)
+                self.note_category(buffer, Category.BUFFER)
 
-    def batch_given(self, batch: Any) -> None:
+    def batch_loaded(self, batch: Any) -> None:
         with torch._C.DisableTorchFunction():
             for tensor in tensors_in((batch,)):
-                self.note_role(tensor, Category.INPUT)
+                self.note_category(tensor, Category.INPUT)
 
-    def note_role(self, tensor: torch.Tensor, category: Category) -> None:
-        """`tensor` has this role; if it lives on the host, its copies to a device will have it."""
+    def note_category(self, tensor: torch.Tensor, category: Category) -> None:
+        """Set the category of `tensor`. If it is on the host, its copies to a device get this category."""
         storage = storage_of(tensor)
         if storage is None:
             return
         known = self.live.get(storage._cdata)
         if known is not None:
             self.tag(known, category)
-        elif not self.everywhere:
-            if len(self._host_roles) > 4096:
-                self._host_roles = {
-                    key: role for key, role in self._host_roles.items() if role[0]() is not None
+        elif not self._host_only:
+            if len(self._host_categories) > 4096:
+                self._host_categories = {
+                    key: entry for key, entry in self._host_categories.items() if entry[0]() is not None
                 }
-            self._host_roles[storage._cdata] = (weakref.ref(storage), category)
+            self._host_categories[storage._cdata] = (weakref.ref(storage), category)
 
-    def role_of_copy(self, source: torch.Tensor) -> Category | None:
-        """What a copy of `source` to a device is, as far as the source tells."""
+    def category_of_copy(self, source: torch.Tensor) -> Category | None:
+        """The category of a device copy of `source`, if the source determines it."""
         if isinstance(source, nn.Parameter):
             return Category.PARAMETER
         storage = storage_of(source)
@@ -141,12 +143,12 @@ class Roles:
         known = self.live.get(storage._cdata)
         if known is not None:
             return known.category
-        role = self._host_roles.get(storage._cdata)
-        if role is not None and role[0]() is storage:
-            return role[1]
+        entry = self._host_categories.get(storage._cdata)
+        if entry is not None and entry[0]() is storage:
+            return entry[1]
         return Category.INPUT if source.grad_fn is None else None
 
-    def optimizer_at_work(self, optimizer: torch.optim.Optimizer, done: bool) -> None:
+    def optimizer_called(self, optimizer: torch.optim.Optimizer, done: bool) -> None:
         with torch._C.DisableTorchFunction():
             self.tag_optimizer(optimizer)
 

@@ -1,11 +1,11 @@
-"""Tensors of two devices in one operation: where CUDA allows it, and what it says where it does not.
+"""Operations with tensors on different devices: which ones CUDA allows, and the error that it raises for the others.
 
-A virtual GPU's tensors are CPU tensors underneath, so nothing but this check keeps a program from mixing them with
-host tensors, which is the commonest mistake in code that was never run on a GPU.
+The tensors of a virtual GPU are CPU tensors, so only this check keeps a program from mixing them with host tensors. Mixing
+them is the most common mistake in code that was never run on a GPU.
 
-torch checks its operations' inputs, not what happens inside: a composite operation brings its own intermediate results
-to the right device (`lengths.to(log_probs.device)`), which down here is no move at all. So an operation that mixes
-devices is at fault only if the *call* that the program made mixed them as well.
+torch checks the inputs of an operation, not what happens inside. A composite operation moves its own intermediate results
+to the right device (`lengths.to(log_probs.device)`), which is not a copy at this level. So an operation that mixes
+devices is an error only if the *call* that the program made mixes them as well.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,8 +15,8 @@ import torch
 
 from legroom.observe.dispatch.operations import overloads
 
-ACROSS = overloads(
-    # copies between devices, and operations that take host lengths, or positions to split at, beside device data
+CROSS_DEVICE = overloads(
+    # copies between devices, and operations that take host lengths or split positions together with device data
     "copy_", "_to_copy", "copy", "_copy_from", "_foreach_copy_", "_foreach_copy", "_pack_padded_sequence",
     "_pack_padded_sequence_backward", "_ctc_loss", "_ctc_loss_backward", "tensor_split", "set_", "_pin_memory",
     "_reshape_alias", "lift_fresh", "_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_",
@@ -25,20 +25,20 @@ ACROSS = overloads(
 _INDEXING = overloads(
     "index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"
 )
-_JOINING = overloads("cat", "stack", "_foreach_norm")
-"""Operations that take tensors of no dimension as tensors, not as numbers: a host one is no number to them."""
-WITHOUT_RESULT = overloads(
+_REJECT_HOST_SCALARS = overloads("cat", "stack", "_foreach_norm")
+"""Operations that reject zero-dimensional host tensors next to device tensors; others accept them as numbers."""
+IN_PLACE = overloads(
     "equal", "allclose", "add_", "sub_", "mul_", "div_", "addcmul_", "addcdiv_", "lerp_", "masked_fill_", "masked_scatter_", "index_add_",
     "index_copy_", "scatter_", "scatter_add_", "scatter_reduce_", "addmm_", "baddbmm_", "eq_", "pow_", "index_put_",
     "_index_put_impl_",
 )  # fmt: skip
-"""Operations that make no storage, mostly in place, whose inputs are worth a look all the same."""
-HOST_LAST = overloads("_pack_padded_sequence")
-"""Operations whose last result is host memory wherever their inputs live."""
-_TAKE_LENGTHS = frozenset(("ctc_loss", "lstm", "gru", "rnn_tanh", "rnn_relu", "_pad_packed_sequence"))
-"""Functions that take lengths, which are whole numbers of the host, beside a device's data."""
-_GO_BETWEEN = frozenset(("backward", "grad", "apply", "__get__", "__set__"))
-"""Functions that may be given tensors of several devices."""
+"""Operations that allocate no storage, most of them in place, whose inputs are checked as well."""
+LAST_RESULT_ON_HOST = overloads("_pack_padded_sequence")
+"""Operations whose last result is in host memory, whatever the device of their inputs."""
+_ACCEPT_HOST_LENGTHS = frozenset(("ctc_loss", "lstm", "gru", "rnn_tanh", "rnn_relu", "_pad_packed_sequence"))
+"""Functions that accept integer lengths on the host together with device data."""
+_ACCEPT_MIXED_DEVICES = frozenset(("backward", "grad", "apply", "__get__", "__set__"))
+"""Functions that accept tensors on several devices."""
 
 
 def check(
@@ -48,53 +48,53 @@ def check(
     device_of: Callable[[torch.Tensor], int | None],
     call: tuple[Any, Iterable[torch.Tensor]] | None,
 ) -> None:
-    """Raise torch's own sentence if the operation `func(*args)`, whose inputs are `tensors`, mixes devices.
+    """Raise torch's own error if the operation `func(*args)`, whose inputs are `tensors`, mixes devices.
 
-    `call`: the function that the program called and its tensors; None where it called none that is known.
+    `call`: the function that the program called and its tensors; None if it is not known.
     """
-    if id(func) in ACROSS or call is None:
+    if id(func) in CROSS_DEVICE or call is None:
         return
     name = getattr(call[0], "__name__", "")
-    if name in _GO_BETWEEN:
+    if name in _ACCEPT_MIXED_DEVICES:
         return
-    given = call[1]
-    if name in _TAKE_LENGTHS:
-        given = [tensor for tensor in given if tensor.is_floating_point()]
+    call_tensors = call[1]
+    if name in _ACCEPT_HOST_LENGTHS:
+        call_tensors = [tensor for tensor in call_tensors if tensor.is_floating_point()]
     if id(func) in _INDEXING:
         _check_indexing(args, device_of)
         return
-    numbers_allowed = id(func) not in _JOINING
-    met = _met(tensors, device_of, numbers_allowed)
-    if met is not None and _met(given, device_of, numbers_allowed) is not None:
+    scalars_allowed = id(func) not in _REJECT_HOST_SCALARS
+    mixed = _mixed_devices(tensors, device_of, scalars_allowed)
+    if mixed is not None and _mixed_devices(call_tensors, device_of, scalars_allowed) is not None:
         raise RuntimeError(
             "Expected all tensors to be on the same device, but found at least two devices, "
-            f"{_name(met[0])} and {_name(met[1])}!"
+            f"{_name(mixed[0])} and {_name(mixed[1])}!"
         )
 
 
-def _met(
-    tensors: Iterable[torch.Tensor], device_of: Callable[[torch.Tensor], int | None], numbers_allowed: bool
+def _mixed_devices(
+    tensors: Iterable[torch.Tensor], device_of: Callable[[torch.Tensor], int | None], scalars_allowed: bool
 ) -> tuple[int | None, int | None] | None:
-    """The first two devices that meet, the host last; None where all is well."""
+    """The first two different devices, the host last; None if all tensors are on one device."""
     device: int | None = None
     host = False
     for tensor in tensors:
-        here = device_of(tensor)
-        if here is None:
-            host = host or not numbers_allowed or tensor.dim() > 0
+        current = device_of(tensor)
+        if current is None:
+            host = host or not scalars_allowed or tensor.dim() > 0
         elif device is None:
-            device = here
-        elif here != device:
-            return device, here
+            device = current
+        elif current != device:
+            return device, current
     return (device, None) if host and device is not None else None
 
 
 def _check_indexing(args: Any, device_of: Callable[[torch.Tensor], int | None]) -> None:
-    """A device's tensor takes indices of the host; a host tensor takes no others; values must be at home."""
+    """A device tensor accepts indices on the host, a host tensor only those. Values must be on the same device as the tensor."""
     indexed, indices = device_of(args[0]), args[1]
     for index in indices:
-        there = None if index is None else device_of(index)
-        if there is not None and there != indexed:
+        device = None if index is None else device_of(index)
+        if device is not None and device != indexed:
             raise RuntimeError(
                 f"indices should be either on cpu or on the same device as the indexed tensor ({_name(indexed)})"
             )

@@ -1,7 +1,7 @@
-"""Which device a storage lives on, and where the results of an operation will.
+"""Which device a storage is on, and on which device the results of an operation will be.
 
-On a virtual GPU, CPU tensors stand for those of devices: a result lives where the operation's inputs live, unless the call said
-otherwise (`Context.target`). Where tensors of two devices meet, torch's own sentence is raised, as CUDA would.
+On a virtual GPU, CPU tensors represent device tensors. A result is on the device of the operation's inputs, unless the call requested
+another one (`CallContext.target`). If an operation mixes devices, it raises torch's own error, as CUDA would.
 """
 
 import threading
@@ -12,54 +12,56 @@ import torch
 
 from legroom.memory.events import Category
 from legroom.observe.dispatch import device_mismatch
-from legroom.observe.dispatch.storages import Live, storage_of, tensors_in
+from legroom.observe.dispatch.storages import LiveStorage, storage_of, tensors_in
 
 HOST = -1
-"""`Context.target`: what the call makes lives in host memory."""
+"""`CallContext.target`: results of the call are in host memory."""
 INHERIT = -2
-"""`Context.target`: what the call makes lives where its inputs live."""
+"""`CallContext.target`: results of the call are on the device of its inputs."""
 
 
-class Context(threading.local):
-    """What the call in progress on this thread said about its results."""
+class CallContext(threading.local):
+    """What the running call of this thread requested for its results."""
 
     target: int = INHERIT
-    orphans: int = INHERIT
-    """Where results of an operation without tensor inputs live: such are made inside larger ones (a causal mask
-    inside attention). INHERIT outside any call: the engine made it, and it lives where the backward pass is."""
+    factory_target: int = INHERIT
+    """The device of results of operations without tensor inputs. Such operations run inside larger ones (a causal mask
+    inside attention). INHERIT outside any call: the engine runs the operation, on the device of the backward pass."""
     category: Category | None = None
     call: tuple[Any, Any, Any] | None = None
-    """The torch function that the program called, its arguments and its named arguments, while it runs."""
+    """The torch function that the program called, its arguments and keyword arguments, while it runs."""
 
 
-class Residence:
-    """Tells where storages live, by those that are known to live on a device."""
+class DevicePlacement:
+    """Finds the device of a storage among the known device storages."""
 
-    def __init__(self, live: dict[int, Live]) -> None:
+    def __init__(self, live: dict[int, LiveStorage]) -> None:
         self.live = live
-        self.context = Context()
+        self.context = CallContext()
         self.backward_device = HOST
-        """The device that the last backward operation was on."""
+        """The device of the last backward operation."""
 
     def device_of(self, tensor: torch.Tensor) -> int | None:
-        """The device a tensor lives on, or None for the host."""
+        """The device of a tensor, or None for the host."""
         storage = storage_of(tensor)
         known = self.live.get(storage._cdata) if storage is not None else None
         if known is None:
-            local = getattr(tensor, "_local_tensor", None)  # a sharded tensor has no storage, its shard has
+            local = getattr(
+                tensor, "_local_tensor", None
+            )  # a sharded tensor has no storage; its shard has one
             return None if local is None else self.device_of(local)
         return known.device
 
     def measure(self, tensor: torch.Tensor) -> tuple[int, int] | None:
-        """The key of a tensor's storage and the bytes it is charged, or None for the host."""
+        """The key of a tensor's storage and its allocated bytes, or None for the host."""
         storage = storage_of(tensor)
         known = self.live.get(storage._cdata) if storage is not None else None
         return None if known is None or known.block is None else (storage._cdata, known.block.size)
 
-    def of_inputs(
+    def device_of_inputs(
         self, func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None, *, in_backward: bool
     ) -> tuple[int | None, set[int]]:
-        """The device that an operation's inputs live on, and the host storages among them."""
+        """The device of an operation's inputs, and the keys of the host storages among them."""
         device: int | None = None
         hosts: set[int] = set()
         mixed = any_tensor = False
@@ -76,23 +78,23 @@ class Residence:
             elif device != known.device:
                 mixed = True
         if device is not None and (mixed or hosts):
-            self._check_meeting(func, args, kwargs)
+            self._check_devices(func, args, kwargs)
         if device is None and not any_tensor:
-            orphans = self.context.orphans
-            if orphans == INHERIT:
-                orphans = self.backward_device if in_backward else HOST
-            device = None if orphans == HOST else orphans
+            target = self.context.factory_target
+            if target == INHERIT:
+                target = self.backward_device if in_backward else HOST
+            device = None if target == HOST else target
         return device, hosts
 
-    def check_written_together(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> None:
-        """For an operation that only writes into its inputs: they must be on one device."""
-        here = self.device_of(args[0])
+    def check_in_place(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> None:
+        """Check that the inputs of an operation that only writes to its inputs are on one device."""
+        device = self.device_of(args[0])
         for other in args[1:]:
-            if isinstance(other, torch.Tensor) and self.device_of(other) != here:
-                self._check_meeting(func, args, kwargs)
+            if isinstance(other, torch.Tensor) and self.device_of(other) != device:
+                self._check_devices(func, args, kwargs)
                 break
 
-    def _check_meeting(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> None:
+    def _check_devices(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> None:
         call = self.context.call
         device_mismatch.check(
             func,

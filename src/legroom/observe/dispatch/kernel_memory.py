@@ -1,4 +1,4 @@
-"""Plays what CUDA's kernels take beyond their results (`cuda_rules` says what and when) through the allocator."""
+"""Replays the memory that CUDA kernels allocate in addition to their results (see `cuda_rules`) through the allocator."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -7,78 +7,90 @@ import torch
 
 from legroom.observe.cuda_rules.plan import Give, Keep, Move, Output, Plan, Take
 from legroom.observe.cuda_rules.rules import CudaRules
-from legroom.observe.dispatch.allocations import Charges
-from legroom.observe.dispatch.attribution import Place
+from legroom.observe.dispatch.allocations import DeviceAllocations
+from legroom.observe.dispatch.attribution import OpLocation
 from legroom.observe.dispatch.storages import storage_of
 
 
-class Born(Protocol):
-    """Tells that a storage is allocated now, with so many bytes."""
+class AddStorage(Protocol):
+    """Allocates a storage now, with `nbytes` if that differs from its own size."""
 
     def __call__(
-        self, key: int, storage: Any, device: int, place: Place, func: Any, *, nbytes: int | None = None
+        self,
+        key: int,
+        storage: Any,
+        device: int,
+        location: OpLocation,
+        func: Any,
+        *,
+        nbytes: int | None = None,
     ) -> None: ...
 
 
 class KernelMemory:
-    """The memory of kernels over one run: what libraries keep, once taken, stays taken."""
+    """Kernel memory of one run. What a library allocates once and keeps is allocated once."""
 
     def __init__(self, rules: CudaRules) -> None:
         self.rules = rules
-        self._kept: set[tuple[int, str]] = set()
+        self._persistent: set[tuple[int, str]] = set()
 
-    def play(
+    def replay(
         self,
         plan: Plan,
-        charges: Charges,
-        born: Born,
-        move: Callable[[int, Place, Any], None],
+        allocations: DeviceAllocations,
+        add_storage: AddStorage,
+        reallocate: Callable[[int, OpLocation, Any], None],
         device: int,
-        place: Place,
+        location: OpLocation,
         func: Any,
         out: Any,
-        fresh: dict[int, Any],
+        new: dict[int, Any],
     ) -> None:
-        """One operation, step by step. `fresh`: key → storage of its results that are new memory; `move(key, place, func)` gives a storage
-        other memory."""
+        """Replay the allocations of one operation in order.
+
+        `new`: key → storage of the results that are new memory. `reallocate(key, location, func)` moves a storage to other memory.
+        """
         by_index = _keys_by_index(out)
-        named = {by_index.get(step.index) for step in plan.steps if isinstance(step, Output)}
-        for key in [key for key in fresh if key not in named]:
-            born(key, fresh.pop(key), device, place, func)
-        taken: dict[str, tuple[int, Any]] = {}
+        planned = {by_index.get(step.index) for step in plan.steps if isinstance(step, Output)}
+        for key in [key for key in new if key not in planned]:
+            add_storage(key, new.pop(key), device, location, func)
+        workspaces: dict[str, tuple[int, Any]] = {}
         try:
             for step in plan.steps:
                 if isinstance(step, Output):
                     key = by_index.get(step.index, 0)
-                    if key in fresh:
-                        born(key, fresh.pop(key), device, place, func, nbytes=step.bytes)
+                    if key in new:
+                        add_storage(key, new.pop(key), device, location, func, nbytes=step.bytes)
                 elif isinstance(step, Take):
-                    taken[step.name] = charges.take(step.bytes, device, place, func)
+                    number, block = allocations.allocate_workspace(step.bytes, device, location, func)
+                    workspaces[step.name] = number, block
                     if step.others:
-                        charges.note_doubt(taken[step.name][0], step.others)
+                        allocations.alternatives[number] = step.others
                     if step.spare:
-                        charges.note_spare(taken[step.name][0])
+                        allocations.optional.add(number)
                 elif isinstance(step, Give):
-                    charges.give(*taken.pop(step.name), device)
+                    allocations.free_workspace(*workspaces.pop(step.name), device)
                 elif isinstance(step, Move):
-                    move(by_index[step.index], place, func)
-                elif isinstance(step, Keep) and (device, step.name) not in self._kept:
-                    charges.take(step.bytes, device, place, func)
-                    self._kept.add((device, step.name))
+                    reallocate(by_index[step.index], location, func)
+                elif isinstance(step, Keep) and (device, step.name) not in self._persistent:
+                    allocations.allocate_workspace(step.bytes, device, location, func)
+                    self._persistent.add((device, step.name))
         finally:
-            for number, block in reversed(taken.values()):  # as C++ destroys what a function holds
-                charges.give(number, block, device)
+            for number, block in reversed(
+                workspaces.values()
+            ):  # C++ destroys local variables in reverse order
+                allocations.free_workspace(number, block, device)
 
 
 def _keys_by_index(out: Any) -> dict[int, int]:
-    """Which storage is the operation's n-th result, lists of results counted through."""
-    storages = map(storage_of, _flat(out))
+    """Index of a result (lists of results are flattened) → key of its storage."""
+    storages = map(storage_of, _flatten(out))
     return {index: storage._cdata for index, storage in enumerate(storages) if storage is not None}
 
 
-def _flat(out: Any) -> Iterator[torch.Tensor]:
+def _flatten(out: Any) -> Iterator[torch.Tensor]:
     if isinstance(out, torch.Tensor):
         yield out
     elif isinstance(out, tuple | list):
         for item in out:
-            yield from _flat(item)
+            yield from _flatten(item)

@@ -1,6 +1,6 @@
-"""Where a program stands at the moment of an operation: the user's line, the module, the phase of training.
+"""The location of the operation that runs now: the user's line, the module and the training phase.
 
-A backward operation stands where the forward one stood that it undoes, so forward places are left with the graph's nodes.
+A backward operation gets the location of the forward operation that it differentiates.
 """
 
 import sys
@@ -10,27 +10,27 @@ from typing import Any
 import torch
 
 from legroom.memory.events import Category, Phase
-from legroom.observe.dispatch.attribution import ModuleStack, Origins, Place, user_frame
+from legroom.observe.dispatch.attribution import ForwardLocations, ModuleStack, OpLocation, user_frame
 from legroom.observe.dispatch.backward_engine import current_node
-from legroom.observe.dispatch.categories import Roles
+from legroom.observe.dispatch.categories import CategoryTracker
 from legroom.observe.dispatch.operations import overloads
 from legroom.observe.dispatch.storages import tensors_in
 from legroom.observe.training import TrainingClock
 
 
-class Whereabouts:
-    """Follows one run."""
+class OpLocator:
+    """Locates the operations of one run."""
 
-    def __init__(self, modules: ModuleStack, clock: TrainingClock, roles: Roles) -> None:
+    def __init__(self, modules: ModuleStack, clock: TrainingClock, categories: CategoryTracker) -> None:
         self.in_backward = False
-        """Whether the last operation was one of a backward pass."""
+        """Whether the last operation was part of a backward pass."""
         self._modules = modules
         self._clock = clock
-        self._roles = roles
-        self._origins = Origins()
+        self._categories = categories
+        self._forward_locations = ForwardLocations()
 
-    def locate(self, args: Sequence[Any], depth: int) -> Place:
-        """Where the operation in progress stands. `depth`: how many frames above this one are ours."""
+    def locate(self, args: Sequence[Any], depth: int) -> OpLocation:
+        """The location of the running operation. `depth`: number of Legroom frames above this one."""
         node = current_node()
         frame, engine = user_frame(sys._getframe(depth))
         modules = self._modules
@@ -38,36 +38,36 @@ class Whereabouts:
             if not self.in_backward:
                 self.in_backward = True
                 self._clock.went_backward()
-                self._roles.find_activations([node])
+                self._categories.find_activations([node])
             if engine and not modules.stack:
-                origin = self._origins.find(node)
-                if origin is not None:
-                    return Place(origin.frame, origin.module, Phase.BACKWARD)
-            place = Place(frame, modules.path, Phase.BACKWARD)
-            if torch.is_grad_enabled():  # recomputed for a checkpoint: its own backward follows
-                self._origins.leave(place)
-            return place
+                forward = self._forward_locations.find(node)
+                if forward is not None:
+                    return OpLocation(forward.frame, forward.module, Phase.BACKWARD)
+            location = OpLocation(frame, modules.path, Phase.BACKWARD)
+            if torch.is_grad_enabled():  # recomputed for a checkpoint, so its own backward follows
+                self._forward_locations.record(location)
+            return location
         self.in_backward = False
         if modules.stack:
-            place = Place(frame, modules.path, Phase.FORWARD)
+            location = OpLocation(frame, modules.path, Phase.FORWARD)
         elif self._clock.in_optimizer:
-            return Place(frame, "", Phase.OPTIMIZER)
+            return OpLocation(frame, "", Phase.OPTIMIZER)
         elif torch.is_grad_enabled() and any(item.requires_grad for item in tensors_in(args)):
-            place = Place(frame, "", Phase.FORWARD)
+            location = OpLocation(frame, "", Phase.FORWARD)
         else:
-            return Place(frame, "", Phase.OTHER)
+            return OpLocation(frame, "", Phase.OTHER)
         if torch.is_grad_enabled():
-            self._origins.leave(place)
-        return place
+            self._forward_locations.record(location)
+        return location
 
-    def nothing_was_made(self) -> None:
-        """An operation without a result of its own: is the backward pass over?"""
+    def no_allocation(self) -> None:
+        """An operation allocated nothing: check whether the backward pass has ended."""
         if self.in_backward and current_node() is None:
             self.in_backward = False
 
     @staticmethod
-    def category_at_birth(func: Any, phase: Phase) -> Category:
-        """The first guess; identity corrects it when it becomes known."""
+    def initial_category(func: Any, phase: Phase) -> Category:
+        """The first guess; `CategoryTracker` corrects it when the tensor's role becomes known."""
         if phase is Phase.BACKWARD:
             node = current_node()
             if node is not None and "AccumulateGrad" in node.name():

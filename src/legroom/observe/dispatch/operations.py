@@ -1,4 +1,4 @@
-"""torch's operations, told apart by `id`: they live for ever, and hashing one calls into Python."""
+"""Sets of torch operations, by `id`: operations are never freed, and hashing one calls into Python."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import torch
 
 
 def overloads(*names: str) -> frozenset[int]:
-    """Every overload of the named aten operations that this torch has."""
+    """The `id`s of all overloads of the named aten operations that this torch version has."""
     packets: list[Any] = [getattr(torch.ops.aten, name, None) for name in names]
     return frozenset(
         id(getattr(packet, overload))

@@ -1,15 +1,15 @@
-"""Storage births and deaths of a running program, as events, from a dispatch mode.
+"""Records the allocation and the freeing of every storage of a running program as events, with a dispatch mode.
 
-It works over real CPU tensors and over fake ones alike, since it looks only at storages: one is born when an
-operation returns it for the first time, and dies when a weak reference to it says so. Nothing here keeps a tensor,
-a frame or an exception alive.
+It works with real CPU tensors and with fake tensors, because it only looks at storages. A storage is allocated when an
+operation first returns it, and freed when a weak reference to it expires. The recorder keeps no tensor, frame or exception alive.
 
-Which storages count is a question of *place* (`residence`). Watching the host, all do; on a virtual GPU only those that live
-on a device. Where in the program an operation stands is told by `whereabouts`, what its memory is by `roles`; what it is charged goes
-through `charges`.
+`device_placement` decides which storages count: all of them for a run in host memory, and those on a device for a virtual
+GPU. `location` finds the user's line of an operation, `categories` classifies its memory, and `allocations` passes it to the
+allocator.
 """
 
 import contextlib
+import inspect
 import threading
 import time
 from collections import deque
@@ -25,318 +25,383 @@ from legroom.memory.events import Category, Event, Phase, Sink
 from legroom.observe.cuda_rules.plan import Plan
 from legroom.observe.cuda_rules.rules import CudaRules
 from legroom.observe.dispatch import device_mismatch
-from legroom.observe.dispatch.allocations import Charges, DeviceMemory
-from legroom.observe.dispatch.attribution import ModuleStack, Place
-from legroom.observe.dispatch.categories import Roles
-from legroom.observe.dispatch.device_placement import HOST, INHERIT, Residence
+from legroom.observe.dispatch.allocations import DeviceAllocations, TrackedDevice
+from legroom.observe.dispatch.attribution import ModuleStack, OpLocation
+from legroom.observe.dispatch.backward_engine import in_backward_pass
+from legroom.observe.dispatch.categories import CategoryTracker
+from legroom.observe.dispatch.device_placement import HOST, INHERIT, DevicePlacement
 from legroom.observe.dispatch.kernel_memory import KernelMemory
-from legroom.observe.dispatch.location import Whereabouts
+from legroom.observe.dispatch.location import OpLocator
 from legroom.observe.dispatch.operations import overloads
-from legroom.observe.dispatch.recording_mode import EagerMode, RecordingMode
-from legroom.observe.dispatch.storages import Live, is_imagined, storage_of, tensors_in
-from legroom.observe.fake.fake_tensors import StandIns, fake_mode_in_force
+from legroom.observe.dispatch.storages import LiveStorage, is_shape_inference, storage_of, tensors_in
+from legroom.observe.fake.fake_tensors import DEVICE_QUERY, FakeTensors, active_fake_mode, is_factory
 from legroom.observe.training import TrainingClock
 
 
 class Recorder:
-    """Keeps the live storages of one run and tells the sink of every birth, death and discovery.
+    """Tracks the live storages of one run and emits an event for every allocation, free and category change.
 
-    `attach()` starts it on this thread; `modes()` gives further threads their own dispatch mode over the same
-    state. All bookkeeping is under one lock, because Python threads (DataParallel) share the devices.
+    `attach()` starts it on this thread. `mode()` returns a dispatch mode for another thread with the same state. One lock
+    protects the state, because Python threads (DataParallel) share the devices.
     """
 
     def __init__(
         self,
         sink: Sink,
-        devices: Sequence[DeviceMemory],
+        devices: Sequence[TrackedDevice],
         *,
-        everywhere: bool = False,
+        host_only: bool = False,
         eager: bool = False,
         stream_on: Callable[[int], int] | None = None,
         rules: CudaRules | None = None,
-        stand_ins: StandIns | None = None,
-        on_failure: Callable[["Recorder", AllocationFailed, int, Place, str], BaseException | None]
+        fake_tensors: FakeTensors | None = None,
+        on_failure: Callable[["Recorder", AllocationFailed, int, OpLocation, str], BaseException | None]
         | None = None,
     ) -> None:
-        """`everywhere`: every storage counts, on device 0 (watching the host). `eager`: nothing the program runs
-        is compiled by `torch.compile`, which makes each operation cheaper to watch. `stream_on(device)`: the stream
-        at work there, for several. `rules`: what CUDA's kernels take beyond their results is counted too.
-        `stand_ins`: device tensors have no data (see there). `on_failure(recorder, failure, device, place, op)` turns
-        a failed allocation into the exception that the operation raises; None: it is tried again."""
-        self.everywhere = everywhere
+        """`host_only`: record every storage, as device 0. `eager`: the program compiles nothing with `torch.compile`, which makes
+        recording an operation cheaper. `stream_on(device)`: the current stream of a device, if the program uses several.
+        `rules`: also count the memory that CUDA kernels allocate in addition to their results. `fake_tensors`: device tensors
+        have no data. `on_failure(recorder, failure, device, location, op)` returns the exception that an operation
+        raises when an allocation fails, or None to retry."""
         self.rules = rules
-        self.stand_ins = stand_ins
-        self.live: dict[int, Live] = {}
-        self.residence = Residence(self.live)
-        self.context = self.residence.context
-        self.roles = Roles(self.live, self.emit, everywhere=everywhere)
+        self.fake_tensors = fake_tensors
+        self.live: dict[int, LiveStorage] = {}
+        self.placement = DevicePlacement(self.live)
+        self.context = self.placement.context
+        self.categories = CategoryTracker(self.live, self.emit, host_only=host_only)
         self.modules = ModuleStack(self._module_entered)
         self.clock = TrainingClock(
             on_step_end=self._step_ended,
-            on_optimizer=self.roles.optimizer_at_work,
-            on_batch=self.roles.batch_given,
+            on_optimizer=self.categories.optimizer_called,
+            on_batch=self.categories.batch_loaded,
         )
-        self.charges = Charges(sink, devices, self.clock, stream_on=stream_on, on_failure=self._failed)
-        self._where = Whereabouts(self.modules, self.clock, self.roles)
+        self.allocations = DeviceAllocations(
+            sink, devices, self.clock, stream_on=stream_on, on_failure=self._allocation_failed
+        )
+        self._host_only = host_only
+        self._locator = OpLocator(self.modules, self.clock, self.categories)
         self._kernels = KernelMemory(rules) if rules is not None else None
-        self._fake_mode = None if stand_ins is None else stand_ins.mode
-        """Whose tensors without data count: the stand-ins', or those of a mode that the program itself is in."""
+        self._fake_mode = None if fake_tensors is None else fake_tensors.mode
+        """The mode whose fake tensors are recorded: that of `fake_tensors`, or one that the program entered itself."""
         self._eager = eager
         self._on_failure = on_failure
         self._lock = threading.RLock()
-        self._dead: deque[Live] = deque()
+        self._expired: deque[LiveStorage] = deque()
         self._exit = contextlib.ExitStack()
 
     # --- starting and stopping
 
     def attach(self) -> None:
-        """Watch this thread, and torch's global hooks, until `detach`."""
-        self.charges.start()
-        if self.stand_ins is None:
-            self._fake_mode = fake_mode_in_force()
+        """Record this thread, and install torch's global hooks, until `detach`."""
+        self.allocations.start()
+        if self.fake_tensors is None:
+            self._fake_mode = active_fake_mode()
         self.modules.attach()
         self._exit.callback(self.modules.detach)
         self.clock.attach()
         self._exit.callback(self.clock.detach)
         for handle in (
-            nn.modules.module.register_module_parameter_registration_hook(self.roles.parameter_registered),
-            nn.modules.module.register_module_buffer_registration_hook(self.roles.buffer_registered),
+            nn.modules.module.register_module_parameter_registration_hook(
+                self.categories.parameter_registered
+            ),
+            nn.modules.module.register_module_buffer_registration_hook(self.categories.buffer_registered),
         ):
             self._exit.callback(handle.remove)
         self._exit.enter_context(self.mode())
 
     def detach(self) -> None:
-        """Stop watching. Storages still alive are forgotten without a death event: they did not die."""
+        """Stop recording. Storages that are still alive get no `Free` event."""
         self._exit.close()
         self.live.clear()
 
     def mode(self) -> TorchDispatchMode:
-        """A dispatch mode for one thread, over this recorder's state."""
+        """A dispatch mode for one thread, with the state of this recorder."""
         return EagerMode(self) if self._eager else RecordingMode(self)
 
-    # --- births and deaths
+    # --- allocations and frees
 
-    def after(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None, out: Any) -> None:
-        """An operation has run and returned `out`."""
+    def record_operation(
+        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None, out: Any
+    ) -> None:
+        """Record an operation that has run and returned `out`."""
         live = self.live
-        fresh: list[tuple[int, Any]] | None = None
+        new: list[tuple[int, Any]] | None = None
         if isinstance(out, torch.Tensor):
             storage = storage_of(out)
             if storage is not None:
                 if storage._cdata not in live:
-                    fresh = [(storage._cdata, storage)]
+                    new = [(storage._cdata, storage)]
                 elif id(func) in _RESIZING:
                     self._maybe_resized(storage, func)
         elif isinstance(out, tuple | list):
-            for tensor in tensors_in(out if id(func) not in device_mismatch.HOST_LAST else out[:-1]):
+            for tensor in tensors_in(
+                out if id(func) not in device_mismatch.LAST_RESULT_ON_HOST else out[:-1]
+            ):
                 storage = storage_of(tensor)
                 if storage is not None and storage._cdata not in live:
-                    fresh = fresh or []
-                    if all(storage._cdata != key for key, _ in fresh):
-                        fresh.append((storage._cdata, storage))
+                    new = new or []
+                    if all(storage._cdata != key for key, _ in new):
+                        new.append((storage._cdata, storage))
         plan = None if self._kernels is None else self._kernels.rules.plan(func, args, kwargs, out)
-        if fresh is None and plan is None:
-            if id(func) in device_mismatch.WITHOUT_RESULT and not self.everywhere:
-                self.residence.check_written_together(func, args, kwargs)
+        if new is None and plan is None:
+            if id(func) in device_mismatch.IN_PLACE and not self._host_only:
+                self.placement.check_in_place(func, args, kwargs)
             if func is _DETACH:
-                self.roles.maybe_gradient(out)
+                self.categories.maybe_gradient(out)
             else:
-                self._where.nothing_was_made()
+                self._locator.no_allocation()
             return
-        self._births(func, args, kwargs, fresh or [], out, plan)
+        self._record_results(func, args, kwargs, new or [], out, plan)
 
-    def _births(
+    def _record_results(
         self,
         func: Any,
         args: Sequence[Any],
         kwargs: dict[str, Any] | None,
-        fresh: list[tuple[int, Any]],
+        new: list[tuple[int, Any]],
         out: Any,
         plan: Plan | None,
     ) -> None:
         target = self.context.target
-        if is_imagined(out, self._fake_mode):
+        if is_shape_inference(out, self._fake_mode):
             return
-        if self.everywhere:
+        if self._host_only:
             device = 0
         elif target == HOST:
             return
         elif target != INHERIT:
             device = target
         else:
-            found, aliases = self.residence.of_inputs(func, args, kwargs, in_backward=self._where.in_backward)
+            found, aliases = self.placement.device_of_inputs(
+                func, args, kwargs, in_backward=self._locator.in_backward
+            )
             if found is None:
                 return
             device = found
             if aliases:
-                fresh = [(key, storage) for key, storage in fresh if key not in aliases]
+                new = [(key, storage) for key, storage in new if key not in aliases]
         with self._lock:
-            if self._dead:
-                self._bury()
-            place = self._where.locate(args, depth=4)
-            if place.phase is Phase.BACKWARD:
-                self.residence.backward_device = device
+            if self._expired:
+                self._free_expired()
+            location = self._locator.locate(args, depth=4)
+            if location.phase is Phase.BACKWARD:
+                self.placement.backward_device = device
             if plan is not None and self._kernels is not None:
-                self._kernels.play(
-                    plan, self.charges, self.born, self._moved, device, place, func, out, dict(fresh)
-                )
+                self._kernels.replay(
+                    plan, self.allocations, self._add_storage, self._reallocate, device, location, func, out, dict(new)
+                )  # fmt: skip
                 return
-            for key, storage in fresh:
-                self.born(key, storage, device, place, func)
+            for key, storage in new:
+                self._add_storage(key, storage, device, location, func)
 
-    def mark(self, storage: Any, device: int, category: Category | None = None) -> None:
-        """A storage made outside any operation (loaded, copied, shared) lives on `device` from now on."""
+    def register_storage(self, storage: Any, device: int, category: Category | None = None) -> None:
+        """Record a storage that no operation created (loaded, copied, shared) as being on `device`."""
         key = storage._cdata
         known = self.live.get(key)
         if known is not None:
             if category is not None:
-                self.roles.tag(known, category)
+                self.categories.tag(known, category)
             return
         with self._lock:
-            place = self._where.locate((), depth=2)
-            self.born(key, storage, device, place, None, category)
+            location = self._locator.locate((), depth=2)
+            self._add_storage(key, storage, device, location, None, category)
 
-    def born(
+    def _add_storage(
         self,
         key: int,
         storage: Any,
         device: int,
-        place: Place,
+        location: OpLocation,
         func: Any,
         category: Category | None = None,
         nbytes: int | None = None,
     ) -> None:
-        """A storage is allocated now, with `nbytes` where that is not its own size."""
+        """Allocate a storage now, with `nbytes` if that differs from its own size."""
         if nbytes is None:
             nbytes = storage.nbytes()
-        live = Live(storage, self._died)
+        live = LiveStorage(storage, self._storage_expired)
         live.key = key
         live.device = device
         live.nbytes = nbytes
-        live.phase = phase = place.phase
-        live.frame = place.frame
+        live.phase = phase = location.phase
+        live.frame = location.frame
         live.step = self.clock.step
         if category is None:
-            category = self.context.category or self._where.category_at_birth(func, phase)
+            category = self.context.category or self._locator.initial_category(func, phase)
         live.category = category
         if nbytes:
-            live.id, live.block = self.charges.charge(nbytes, device, category, place, func)
-        else:  # lives somewhere, takes nothing
+            live.id, live.block = self.allocations.allocate(nbytes, device, category, location, func)
+        else:  # it has a device but uses no memory
             live.id, live.block = 0, None
         self.live[key] = live
 
-    def came_back(self, patience: float) -> bool:
-        """Whether storages have died that other threads held, or do so within so many seconds: their memory is free now. The lock is held, so
-        only their deaths are told meanwhile."""
-        deadline = time.monotonic() + patience
-        while not self._dead:
+    def wait_for_frees(self, seconds: float) -> bool:
+        """Whether other threads have freed storages or do so within `seconds`; their memory is then freed. The caller holds the
+        lock, so other threads can only append to `_expired` meanwhile."""
+        deadline = time.monotonic() + seconds
+        while not self._expired:
             if time.monotonic() >= deadline:
                 return False
-            time.sleep(SECONDS_BETWEEN_LOOKS)
-        self._bury()
+            time.sleep(POLL_SECONDS)
+        self._free_expired()
         return True
 
-    def _failed(self, failure: AllocationFailed, device: int, place: Place, op: str) -> BaseException | None:
+    def _allocation_failed(
+        self, failure: AllocationFailed, device: int, location: OpLocation, op: str
+    ) -> BaseException | None:
         if self._on_failure is None:
             return failure
-        error = self._on_failure(self, failure, device, place, op)
+        error = self._on_failure(self, failure, device, location, op)
         if error is None:
             return None
         self.clock.interrupted()
-        self._where.in_backward = False
+        self._locator.in_backward = False
         return error
 
-    def _died(self, dead: Any) -> None:
-        """May run at any moment and on any thread: whoever holds the lock does the work."""
-        if _outlives is not None:
-            storage = _outlives(dead.key)
+    def _storage_expired(self, expired: Any) -> None:
+        """Callback of the weak references. It may run at any time on any thread, so the thread that holds the lock frees the memory."""
+        if _surviving_storage is not None:
+            storage = _surviving_storage(expired.key)
             if storage is not None:
-                again = Live(storage, self._died)
-                for name in Live.__slots__:
-                    setattr(again, name, getattr(dead, name))
-                self.live[dead.key] = again
+                again = LiveStorage(storage, self._storage_expired)
+                for name in LiveStorage.__slots__:
+                    setattr(again, name, getattr(expired, name))
+                self.live[expired.key] = again
                 return
-        self._dead.append(dead)
+        self._expired.append(expired)
         if self._lock.acquire(False):
             try:
-                self._bury()
+                self._free_expired()
             finally:
                 self._lock.release()
 
-    def _bury(self) -> None:
-        """Free what has died. The lock is held."""
-        while self._dead:
-            dead = self._dead.popleft()
-            if self.live.get(dead.key) is dead:
-                del self.live[dead.key]
-                self.charges.release(dead)
+    def _free_expired(self) -> None:
+        """Free the memory of expired storages. The caller holds the lock."""
+        while self._expired:
+            expired = self._expired.popleft()
+            if self.live.get(expired.key) is expired:
+                del self.live[expired.key]
+                self.allocations.free_storage(expired)
 
-    def _moved(self, key: int, place: Place, func: Any) -> None:
-        """A storage gets other memory of the same size: the new first, then the old is free. The lock is held."""
+    def _reallocate(self, key: int, location: OpLocation, func: Any) -> None:
+        """Move a storage to other memory of the same size: allocate the new memory, then free the old. The caller holds the lock."""
         known = self.live.get(key)
         storage = None if known is None else known()
         if known is not None and storage is not None:
-            self.born(key, storage, known.device, place, func, known.category)
-            self.charges.release(known)
+            self._add_storage(key, storage, known.device, location, func, known.category)
+            self.allocations.free_storage(known)
 
-    def resized(self, storage: Any) -> None:
-        """A storage was given other memory outside any operation."""
+    def storage_resized(self, storage: Any) -> None:
+        """Record that a storage was resized outside any operation."""
         if storage._cdata in self.live:
             self._maybe_resized(storage, None)
 
     def _maybe_resized(self, storage: Any, func: Any) -> None:
-        """`resize_` and friends give a storage other memory while it lives."""
+        """Reallocate a live storage if `resize_` or a similar operation changed its size."""
         known = self.live[storage._cdata]
         if storage.nbytes() == known.nbytes:
             return
         with self._lock:
-            # The new memory first, as CUDA has it: if there is none, the storage keeps what it had.
-            place = self._where.locate((), depth=4)
-            self.born(storage._cdata, storage, known.device, place, func, known.category)
-            self.charges.release(known)
+            # As CUDA does, allocate the new memory first: if that fails, the storage keeps its old memory.
+            location = self._locator.locate((), depth=4)
+            self._add_storage(storage._cdata, storage, known.device, location, func, known.category)
+            self.allocations.free_storage(known)
 
-    # --- what hooks tell, and what others ask
+    # --- hooks and queries
 
     def _module_entered(self, module: nn.Module, args: tuple[Any, ...], is_root: bool) -> None:
         if is_root:
             self.clock.model_called()
-        self.roles.module_entered(module, args, is_root)
+        self.categories.module_entered(module, args, is_root)
 
     def _step_ended(self, step: int, seconds: float) -> None:
         with self._lock:
-            self._bury()
-        self.charges.end_step(step, seconds)
+            self._free_expired()
+        self.allocations.end_step(step, seconds)
 
-    def discover(self, tensors: Iterable[torch.Tensor], held: Mapping[int, Category]) -> None:
-        """Tell all roles that can be told now: before a report of this very moment (see `Roles.discover`)."""
+    def update_categories(self, tensors: Iterable[torch.Tensor], by_holder: Mapping[int, Category]) -> None:
+        """Update all categories that can be determined now, before a report (see `CategoryTracker.update`)."""
         known = (reference() for reference in self.clock.optimizers)
-        self.roles.discover(tensors, [optimizer for optimizer in known if optimizer is not None], held)
+        self.categories.update(
+            tensors, [optimizer for optimizer in known if optimizer is not None], by_holder
+        )
 
     def device_of(self, tensor: torch.Tensor) -> int | None:
-        """The device a tensor lives on, or None for the host."""
-        return self.residence.device_of(tensor)
+        """The device of a tensor, or None for the host."""
+        return self.placement.device_of(tensor)
 
     def measure(self, tensor: torch.Tensor) -> tuple[int, int] | None:
-        """The key of a tensor's storage and the bytes it is charged, or None for the host."""
-        return self.residence.measure(tensor)
+        """The key of a tensor's storage and its allocated bytes, or None for the host."""
+        return self.placement.measure(tensor)
 
     def emit(self, event: Event) -> None:
-        self.charges.sink(event)
+        self.allocations.sink(event)
 
 
-def _storage_that_outlives(key: int) -> Any:
-    """The storage behind `key` if only its Python object died: torch 2.6 lets the cycle collector take that alone.
+class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Runs each operation of one thread, with CUDA rules and fake tensors applied, and passes it to the recorder."""
 
-    Called from the weak reference's own callback, when the storage is still there in either case.
+    supports_higher_order_operators = True
+    """An operation that takes functions (flex attention) counts as one operation, like its CUDA kernel."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._recorder = recorder
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        fake_tensors = self._recorder.fake_tensors
+        if func is DEVICE_QUERY and fake_tensors is not None:  # torch's own code calls it very often
+            return fake_tensors.device_of(args[0])
+        if types and any(kind.__name__ == "DTensor" for kind in types):
+            return NotImplemented  # the operations on its local tensor are dispatched here as well
+        with torch._C.DisableTorchFunction():
+            if self._recorder.rules is not None:
+                func = self._recorder.rules.instead_of(func, args, kwargs)
+            if fake_tensors is None:
+                out = func(*args, **kwargs) if kwargs else func(*args)
+            else:
+                out = fake_tensors.run(func, args, kwargs or {}, self._targets_device(func))
+            try:
+                self._recorder.record_operation(func, args, kwargs, out)
+            except BaseException as error:
+                # The traceback keeps this frame alive, so drop the operation's tensors and our frames.
+                args = kwargs = out = ()  # type: ignore[assignment]
+                raise error.with_traceback(None) from None
+        return out
+
+    def _targets_device(self, func: Any) -> bool:
+        """Whether the results are on a device whatever the inputs are: the call requested it, or a backward pass runs a factory."""
+        placement = self._recorder.placement
+        if placement.context.target >= 0:
+            return True
+        if not is_factory(func) or not in_backward_pass():
+            return False
+        target = placement.context.factory_target
+        return (placement.backward_device if target == INHERIT else target) >= 0
+
+
+class EagerMode(RecordingMode):  # type: ignore[no-untyped-call]
+    """`RecordingMode` without torch's wrapper that disables the compiler inside a mode; for programs that compile nothing."""
+
+
+EagerMode.__torch_dispatch__ = inspect.unwrap(RecordingMode.__torch_dispatch__)  # type: ignore[method-assign]
+
+
+def _storage_behind(key: int) -> Any:
+    """The storage behind `key` if only its Python object was freed: in torch 2.6 the garbage collector may free that alone.
+
+    Called from the weak reference's callback, when the storage still exists in either case.
     """
     if torch._C._storage_Use_Count(key) > 1:
         return torch.UntypedStorage._new_with_weak_ptr(key)
     return None
 
 
-_outlives = (
-    _storage_that_outlives if torch.__version__ < "2.8" and hasattr(torch._C, "_storage_Use_Count") else None
+_surviving_storage = (
+    _storage_behind if torch.__version__ < "2.8" and hasattr(torch._C, "_storage_Use_Count") else None
 )
-SECONDS_BETWEEN_LOOKS = 0.001
+POLL_SECONDS = 0.001
 _DETACH = torch.ops.aten.detach.default
 _RESIZING = overloads("resize_", "resize_as_", "set_")

@@ -1,4 +1,4 @@
-"""Storages on a device, followed by weak references, and how to get at one."""
+"""Live storages, tracked by weak references, and access to the storage of a tensor."""
 
 import weakref
 from collections.abc import Iterator
@@ -9,18 +9,18 @@ import torch
 from legroom.memory.events import Category, Frame, Phase
 
 
-class Block(Protocol):
-    """A piece of device memory in use."""
+class AllocatedBlock(Protocol):
+    """A block of device memory in use."""
 
     @property
     def size(self) -> int: ...
 
 
-class Live(weakref.ref):  # type: ignore[type-arg]
-    """A storage on a device: a weak reference that knows what it watches (one object for each, as there are many)."""
+class LiveStorage(weakref.ref):  # type: ignore[type-arg]
+    """A weak reference to a storage on a device, with what is known about it (one object per storage, since there are many)."""
 
     __slots__ = ("block", "category", "device", "frame", "id", "key", "nbytes", "phase", "step")
-    block: Block | None
+    block: AllocatedBlock | None
     category: Category
     device: int
     frame: Frame | None
@@ -32,19 +32,21 @@ class Live(weakref.ref):  # type: ignore[type-arg]
 
 
 def storage_of(tensor: Any) -> Any:
-    """A tensor's storage, or None for one that has none (functional wrappers). A sparse tensor's is its values'."""
+    """A tensor's storage, or None if it has none (functional wrappers). For a sparse tensor, the storage of its values."""
     try:
         return tensor.untyped_storage()
-    except ValueError:  # a parameter of a lazy module answers nothing until its shape is known
+    except ValueError:  # a parameter of a lazy module has no storage until its shape is known
         with torch._C.DisableTorchFunctionSubclass():
             return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError, AttributeError):
         return _storage_of_values(tensor)
 
 
-def _storage_inside(tensor: Any) -> Any:
-    """Of the tensor that one of `torch.func`'s transforms (`vmap`, `jvp`, `hessian`) has wrapped. Without torch's private functions for
-    that it has none, and what such a function makes from nothing is taken for the host's."""
+def _storage_of_wrapped(tensor: Any) -> Any:
+    """The storage of a tensor wrapped by a `torch.func` transform (`vmap`, `jvp`, `hessian`).
+
+    Without torch's private functions for this it is None, and what such a function creates counts as host memory.
+    """
     functions: Any = getattr(torch._C, "_functorch", None)
     is_wrapped = getattr(functions, "is_functorch_wrapped_tensor", None)
     if is_wrapped is None or not isinstance(tensor, torch.Tensor) or not is_wrapped(tensor):
@@ -53,10 +55,10 @@ def _storage_inside(tensor: Any) -> Any:
 
 
 def _storage_of_values(tensor: Any) -> Any:
-    """Of what a sparse tensor is made of, the values; its indices are not counted where an operation made them."""
+    """The storage of a sparse tensor's values. Its indices are not counted if an operation created them."""
     layout = getattr(tensor, "layout", torch.strided)
     if layout is torch.strided:
-        return _storage_inside(tensor)
+        return _storage_of_wrapped(tensor)
     try:
         with torch.no_grad(), torch._C.DisableTorchFunction():
             return (tensor._values() if layout is torch.sparse_coo else tensor.values()).untyped_storage()
@@ -64,17 +66,17 @@ def _storage_of_values(tensor: Any) -> Any:
         return None
 
 
-def is_imagined(out: Any, mode: Any) -> bool:
-    """Whether a result has no data, and is no stand-in of `mode` (a fake mode, or None): torch only worked out its shape.
+def is_shape_inference(out: Any, mode: Any) -> bool:
+    """Whether a result is a fake tensor of another mode than `mode`, so torch only computed its shape.
 
-    It does that for instance to place the results of operations on sharded tensors, with the whole tensors' sizes.
+    torch does this, for example, to place the results of operations on sharded tensors, with the sizes of the full tensors.
     """
     first = out if isinstance(out, torch.Tensor) else next(tensors_in(out), None) if out else None
     return isinstance(first, torch._subclasses.FakeTensor) and first.fake_mode is not mode
 
 
 def tensors_in(value: Any, depth: int = 6) -> Iterator[torch.Tensor]:
-    """The tensors among these values, and in tuples, lists and mappings among them, in order."""
+    """The tensors in an iterable, and in tuples, lists and mappings inside it, in order."""
     for item in value:
         if isinstance(item, torch.Tensor):
             yield item

@@ -1,11 +1,11 @@
-"""Device tensors without data: operations on them give shapes and nothing else, in no time and no memory.
+"""Device tensors without data: operations on them compute shapes only and use no memory.
 
-What lives on a device is a fake tensor; what lives on the host is real, so that data loading, sampling and logging run
-as they are. Where the two meet, small tensors that do not depend on the model have the values that they would have (`known_values`);
-others' must be made up: `.item()` gives 1, `all()` True and any other question False; `.cpu()` gives ones.
+Device tensors are fake; host tensors are real, so data loading, sampling and logging run as usual. When the host reads
+a device tensor, a small tensor that does not depend on the model has its real values (`known_values`). For other
+tensors a placeholder is substituted: `.item()` returns 1, `all()` True, other Boolean values are False, and `.cpu()` returns ones.
 
-Models are built on the host first and would take time and memory there: what a module makes while it is constructed
-is fake from the beginning, and so is every parameter and buffer it registers.
+Models are built on the host first, which would cost time and memory. So large tensors that a module creates in its
+constructor are fake from the start, and so is every parameter and buffer that it registers.
 """
 
 import contextlib
@@ -24,20 +24,20 @@ from torch.nn.parameter import is_lazy
 
 from legroom.observe.dispatch.backward_engine import in_backward_pass
 from legroom.observe.dispatch.operations import overloads
-from legroom.observe.fake.known_values import LARGEST, KnownValues, needs_values
-from legroom.observe.fake.shape_cache import ShapeMemory
+from legroom.observe.fake.known_values import MAX_TRACKED_BYTES, KnownValues, needs_values
+from legroom.observe.fake.shape_cache import ShapeCache
 
 SMALL = 64 * 1024
-"""Bytes below which a tensor made during a module's construction stays real: its values may steer the construction
-(`[rate.item() for rate in torch.linspace(0, 0.1, depth)]`), and it costs nothing."""
+"""Tensors below this size that a module's constructor creates stay real. The constructor may read their values
+(`[rate.item() for rate in torch.linspace(0, 0.1, depth)]`), and they use little memory."""
 
-ASKS_DEVICE = torch.ops.prim.device.default
+DEVICE_QUERY = torch.ops.prim.device.default
 _ITEM = torch.ops.aten._local_scalar_dense.default
 _CHECK_INF = getattr(torch.ops.aten, "_amp_foreach_non_finite_check_and_unscale_", None)
 
 
-class _Storages:
-    """A set of storages, held weakly and told apart by identity."""
+class _StorageSet:
+    """A set of weak references to storages, compared by identity."""
 
     def __init__(self) -> None:
         self._references: dict[int, weakref.ref[Any]] = {}
@@ -52,96 +52,96 @@ class _Storages:
         return reference is not None and reference() is storage
 
 
-class StandIns:
-    """Runs operations on data-less tensors, and makes up the values that a program asks for."""
+class FakeTensors:
+    """Runs operations on fake tensors, and substitutes the values that a program reads from them."""
 
     def __init__(self) -> None:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
-        self._memory = ShapeMemory(self.mode, self._worked_out)
-        self.asked = 0
-        """How often the program asked for values of a tensor ..."""
-        self.made_up = 0
-        """... and how often they had to be made up."""
-        self._infinities = _Storages()
-        self._true = _Storages()
-        self._values = KnownValues(self._without_data)
+        self._shapes = ShapeCache(self.mode, self._infer_shapes)
+        self.values_read = 0
+        """How often the program read values of a fake tensor."""
+        self.values_substituted = 0
+        """How often these values were placeholders."""
+        self._overflow_flags = _StorageSet()
+        self._true_results = _StorageSet()
+        self._values = KnownValues(self._fake_like)
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any], to_device: bool) -> Any:
-        """One operation. `to_device`: its results live on a device, whatever its inputs are."""
-        if func is _ITEM:  # a host's tensor may say how large one on the device is to be
+        """Run one operation. `to_device`: its results are on a device whatever its inputs are."""
+        if func is _ITEM:  # a host tensor may determine the size of a device tensor
             return self._value(args[0]) if isinstance(args[0], FakeTensor) else func(*args, **kwargs)
         if getattr(func, "namespace", "") == "c10d" and _any_fake(args):
             self._values.forget(args)
-            return _communicated(func, args)
+            return _run_collective(func, args)
         if to_device and args and is_lazy(args[0]):
-            return func(*args, **kwargs)  # empty, and of a class that fake mode does not know
+            return func(*args, **kwargs)  # it is empty, and fake mode does not support its class
         if not (to_device or _any_fake(args) or _any_fake(kwargs.values())):
-            if not _is_building(func, args, kwargs) or fake_mode_in_force() is not None:
+            if not _is_in_module_constructor(func, args, kwargs) or active_fake_mode() is not None:
                 return func(*args, **kwargs)
-            return self._memory.run(func, args, kwargs)
-        # As when torch copies a stand-in: the mode's turn comes after ours.
-        if fake_mode_in_force() is not None:
+            return self._shapes.run(func, args, kwargs)
+        # For example, torch copies a fake tensor: the active mode handles the operation after this one.
+        if active_fake_mode() is not None:
             self._values.forget(args)
             return func(*args, **kwargs)
         return self._on_device(func, args, kwargs)
 
     def _on_device(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """The operation on shapes, and on values as far as they are known."""
+        """Run the operation on shapes, and on values if they are known."""
         if needs_values(func, args):
-            answer = self._values.result_of(func, args, kwargs)
-            if answer is not None:
-                return answer
+            result = self._values.evaluate(func, args, kwargs)
+            if result is not None:
+                return result
         if _CHECK_INF is not None and func is _CHECK_INF.default:
-            self._infinities.add(args[1])
-        # What returns nothing changes values in place, and has no shapes.
-        out: Any = None if _returns_nothing(func) else self._memory.run(func, args, kwargs)
+            self._overflow_flags.add(args[1])
+        # An operation that returns nothing only writes in place, so there are no shapes to infer.
+        out: Any = None if _returns_nothing(func) else self._shapes.run(func, args, kwargs)
         if id(func) in _MAY_BE_SPARSE and _is_sparse(out) and in_backward_pass():
-            raise DynamicOutputShapeException(func)  # a stand-in of it would have no rows
-        self._values.follow(func, args, kwargs, out)
+            raise DynamicOutputShapeException(func)  # a fake sparse tensor would have no entries
+        self._values.propagate(func, args, kwargs, out)
         if id(func) in _ALL and self._values.of(out) is None:
-            self._true.add(out)
+            self._true_results.add(out)
         return out
 
-    def _worked_out(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    def _infer_shapes(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return self.mode.__torch_dispatch__(func, (), args, kwargs)
 
-    def _without_data(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _fake_like(self, tensor: torch.Tensor) -> torch.Tensor:
         with self.mode, torch.no_grad():
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
 
     def device_of(self, tensor: FakeTensor) -> torch.device:
-        """What a data-less tensor says of its device: as `FakeTensorMode` answers, without the way through it."""
+        """The device that a fake tensor reports: the answer of `FakeTensorMode`, without dispatching through it."""
         return torch.device("meta") if tensor.fake_mode.in_kernel_invocation else tensor.fake_device
 
-    def on_host(self, tensor: torch.Tensor, **options: Any) -> torch.Tensor:
-        """What a data-less tensor becomes when it is copied to the host: real, and made up where its values are not known."""
+    def to_host(self, tensor: torch.Tensor, **options: Any) -> torch.Tensor:
+        """A real host copy of a fake tensor: its known values, or ones as a placeholder."""
         dtype = options.get("dtype") or tensor.dtype
-        self.asked += 1
+        self.values_read += 1
         known = self._values.of(tensor)
         if known is not None:
             return known.to(dtype, copy=True)
-        self.made_up += 1
+        self.values_substituted += 1
         return torch.ones(tensor.shape, dtype=dtype).requires_grad_(False)
 
-    def as_list(self, tensor: torch.Tensor) -> Any:
-        return self.on_host(tensor).tolist()
+    def tolist(self, tensor: torch.Tensor) -> Any:
+        return self.to_host(tensor).tolist()
 
     def _value(self, tensor: FakeTensor) -> Any:
-        self.asked += 1
+        self.values_read += 1
         known = self._values.of(tensor)
         if known is not None:
             return known.item()
-        self.made_up += 1
-        if tensor in self._infinities:  # GradScaler asks whether gradients overflowed
+        self.values_substituted += 1
+        if tensor in self._overflow_flags:  # GradScaler reads whether gradients overflowed
             return 0.0
         if tensor.dtype is torch.bool:
-            return tensor in self._true  # "is all of it so?": masks usually are all ones
+            return tensor in self._true_results  # result of `all()`: masks are usually all ones
         return 1.0 if tensor.dtype.is_floating_point else 1
 
     @contextlib.contextmanager
-    def models_without_data(self) -> Iterator[None]:
-        """While active, whatever modules register is a stand-in."""
-        made: dict[int, Any] = {}
+    def fake_modules(self) -> Iterator[None]:
+        """While active, modules register fake tensors instead of real ones."""
+        fakes: dict[int, Any] = {}
 
         def registered(module: nn.Module, name: str, tensor: Any) -> Any:
             if (
@@ -150,15 +150,15 @@ class StandIns:
                 or type(tensor) not in (torch.Tensor, nn.Parameter)
             ):
                 return None
-            if id(tensor) not in made:
-                fake = self._without_data(tensor)
+            if id(tensor) not in fakes:
+                fake = self._fake_like(tensor)
                 if isinstance(tensor, nn.Parameter):
                     fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
-                elif tensor.layout is torch.strided and tensor.nbytes <= LARGEST:
-                    self._values.note(fake, tensor.detach().clone(memory_format=torch.preserve_format))
-                # The original is kept: another may not take its id meanwhile.
-                made[id(tensor)] = (tensor, fake)
-            return made[id(tensor)][1]
+                elif tensor.layout is torch.strided and tensor.nbytes <= MAX_TRACKED_BYTES:
+                    self._values.set(fake, tensor.detach().clone(memory_format=torch.preserve_format))
+                # Keep the original alive so that no other tensor gets its id.
+                fakes[id(tensor)] = (tensor, fake)
+            return fakes[id(tensor)][1]
 
         hooks = (
             nn.modules.module.register_module_parameter_registration_hook(registered),
@@ -166,14 +166,14 @@ class StandIns:
         )
         swap = torch.utils.swap_tensors
 
-        def take_over(tensor: Any, other: Any) -> None:
-            """`Module.to` swaps stand-ins, which fails where a weak reference looks at one: take its memory instead."""
+        def swap_data(tensor: Any, other: Any) -> None:
+            """`Module.to` swaps fake tensors, which fails if one has weak references: assign `data` instead."""
             if isinstance(tensor, FakeTensor) and isinstance(other, FakeTensor):
                 tensor.data = other.data
             else:
                 swap(tensor, other)  # type: ignore[no-untyped-call]
 
-        torch.utils.swap_tensors = take_over
+        torch.utils.swap_tensors = swap_data
         try:
             yield
         finally:
@@ -182,14 +182,14 @@ class StandIns:
                 hook.remove()
 
 
-def fake_mode_in_force() -> Any:
-    """The fake mode that somebody entered, or None. Without torch's private functions for that it is always None, and copies of
-    stand-ins fail."""
-    ask, keys = (
+def active_fake_mode() -> Any:
+    """The fake mode that is entered on this thread, or None. Without torch's private functions for this it is always None, and
+    copying a fake tensor fails."""
+    get_mode, keys = (
         getattr(torch._C, "_get_dispatch_mode", None),
         getattr(torch._C, "_TorchDispatchModeKey", None),
     )
-    return None if ask is None or keys is None else ask(keys.FAKE)
+    return None if get_mode is None or keys is None else get_mode(keys.FAKE)
 
 
 @functools.cache
@@ -198,19 +198,19 @@ def _returns_nothing(func: Any) -> bool:
     return schema is not None and not schema.returns
 
 
-def _communicated(func: Any, args: Any) -> Any:
-    """A collective operation over tensors without data: it is done at once, and what it fills is its first argument.
+def _run_collective(func: Any, args: Any) -> Any:
+    """Run a collective on fake tensors. It completes at once and writes to its first argument.
 
-    Without torch's private `_create_work_from_future`, it takes fake mode's way, which DistributedDataParallel cannot use.
+    It uses torch's private `_create_work_from_future`, because DistributedDataParallel cannot use the result of fake mode.
     """
     c10d: Any = importlib.import_module("torch._C._distributed_c10d")
     done: Any = torch.futures.Future()
-    filled = args[0]
-    done.set_result(list(filled) if isinstance(filled, list | tuple) else [filled])
+    output = args[0]
+    done.set_result(list(output) if isinstance(output, list | tuple) else [output])
     work = c10d._create_work_from_future(done).boxed()
     kinds = [str(returned.type) for returned in func._schema.returns]
-    given = [filled if "Tensor" in kind else work for kind in kinds]
-    return given[0] if len(given) == 1 else tuple(given)
+    results = [output if "Tensor" in kind else work for kind in kinds]
+    return results[0] if len(results) == 1 else tuple(results)
 
 
 def _any_fake(values: Any) -> bool:
@@ -222,7 +222,7 @@ def _any_fake(values: Any) -> bool:
     return False
 
 
-_ALL = overloads("all", "_is_all_true")  # the latter checks distributions' parameters
+_ALL = overloads("all", "_is_all_true")  # `torch.distributions` validates its parameters with the latter
 _MAY_BE_SPARSE = overloads("_sparse_coo_tensor_with_dims_and_tensors", "_embedding_bag_backward")
 _FACTORIES = overloads(
     "empty", "empty_strided", "zeros", "ones", "full", "rand", "randn", "randint", "arange", "eye"
@@ -233,13 +233,13 @@ def _is_sparse(result: Any) -> bool:
     return isinstance(result, torch.Tensor) and result.is_sparse
 
 
-def makes_from_nothing(func: Any) -> bool:
+def is_factory(func: Any) -> bool:
     return id(func) in _FACTORIES
 
 
-def _is_building(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether a large tensor is about to be made from nothing inside the construction of a module."""
-    if id(func) not in _FACTORIES or _bytes_asked_for(args, kwargs) < SMALL:
+def _is_in_module_constructor(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether the operation is a factory of a large tensor, called in the constructor of a module."""
+    if id(func) not in _FACTORIES or _requested_bytes(args, kwargs) < SMALL:
         return False
     frame = sys._getframe(3)
     while frame is not None:
@@ -251,7 +251,7 @@ def _is_building(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     return False
 
 
-def _bytes_asked_for(args: Any, kwargs: dict[str, Any]) -> int:
+def _requested_bytes(args: Any, kwargs: dict[str, Any]) -> int:
     shape = next((value for value in args if isinstance(value, list | tuple)), None)
     if shape is None:
         return 0

@@ -1,4 +1,4 @@
-"""Real GPUs that a process of stand-ins must not see."""
+"""Hides real GPUs from a process that uses fake device tensors."""
 
 import contextlib
 import os
@@ -10,11 +10,12 @@ VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 def hide_real_gpus() -> None:
-    """From now on torch finds no real GPU in this process; the environment stays as the script expects it.
+    """Make torch find no real GPU in this process, and leave the environment variables as the script expects them.
 
-    Autograd starts a thread for each GPU at the first backward pass, and a process with such threads cannot be forked and
-    go on. torch counts the GPUs once, so counting them while none is visible settles it. Too late where they have been
-    counted before; without the function that counts, a CUDA build on a machine with a GPU cannot trace in forks.
+    Autograd starts a thread for each GPU at the first backward pass, and a process with such threads cannot continue after
+    a fork. torch counts the GPUs only once, so this function has it count them while none is visible. It has no
+    effect if they were counted before. Without torch's private counting function, a CUDA build on a machine with a GPU cannot
+    trace in forks.
     """
     count = getattr(torch._C, "_cuda_getDeviceCount", None)
     if count is None:  # a build without CUDA

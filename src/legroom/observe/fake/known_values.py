@@ -1,11 +1,11 @@
-"""Values of data-less tensors that do not come from the model: a batch's labels and masks, positions, anchors, noise.
+"""Values of fake tensors that do not depend on the model: labels and masks of a batch, positions, anchors, noise.
 
-Such a tensor has a twin with data on the host, and an operation whose arguments all have values is run on the twins too. So a
-selection (`x[mask]`, `nonzero`, `bincount`) has the size that it has in the run, and a question (`mask.all()`) its true answer. What
-depends on a parameter has no values, nor has anything larger than `LARGEST`: both are left to whoever asks.
+Such a tensor has a host copy with data. An operation whose arguments all have values also runs on the host copies. So a
+selection (`x[mask]`, `nonzero`, `bincount`) has its real size, and a test (`mask.all()`) its real result. Tensors that
+depend on a parameter have no values, and neither have tensors larger than `MAX_TRACKED_BYTES`.
 
-A twin belongs to a storage rather than to a tensor, so views and changes in place need no care of their own. Noise is drawn
-without touching the host's own generator.
+A host copy belongs to a storage, not to a tensor, so views and in-place operations work without special cases. Random
+values are drawn without advancing the host's generator.
 """
 
 import functools
@@ -19,59 +19,59 @@ from torch._subclasses.fake_tensor import FakeTensor
 from legroom.observe.dispatch.operations import overloads
 from legroom.observe.dispatch.storages import tensors_in
 
-LARGEST = 4 << 20
-"""Bytes of one tensor whose values are followed."""
-LARGEST_BY_SHAPE = 64 << 10
-"""The same for tensors that get their values whatever another one's are: most are an optimizer's state or a gradient, and nobody
-asks for them."""
+MAX_TRACKED_BYTES = 4 << 20
+"""Values of larger tensors are not tracked."""
+MAX_FILLED_BYTES = 64 << 10
+"""The limit for tensors filled without reading another tensor's values (`zeros_like`). Most of these are optimizer state or
+gradients, whose values are never read."""
 
 Tensor = torch.Tensor
 
 
 class KnownValues:
-    """The twins of tensors without data."""
+    """The host copies of fake tensors."""
 
-    def __init__(self, without_data: Callable[[Tensor], Tensor]) -> None:
-        """`without_data`: makes a tensor like the one given, but without its data."""
-        self._without_data = without_data
-        self._twins: dict[int, tuple[weakref.ref[Any], torch.UntypedStorage]] = {}
+    def __init__(self, fake_like: Callable[[Tensor], Tensor]) -> None:
+        """`fake_like(tensor)` returns a fake tensor of the same shape, stride and dtype."""
+        self._fake_like = fake_like
+        self._host_copies: dict[int, tuple[weakref.ref[Any], torch.UntypedStorage]] = {}
 
     def of(self, tensor: Any) -> Tensor | None:
-        """A tensor with the values of this one, sharing memory with its other views' twins; None where they are not known."""
+        """A host tensor with the values of this one, which shares memory with the host copies of its views; None if they are unknown."""
         if not isinstance(tensor, FakeTensor):
-            return None if _is_larger(tensor, LARGEST) else tensor
+            return None if _is_larger(tensor, MAX_TRACKED_BYTES) else tensor
         if tensor.layout is not torch.strided:
             return None
         storage = tensor.untyped_storage()
-        twin = self._twins.get(storage._cdata)
-        if twin is None or twin[0]() is not storage or storage.nbytes() > twin[1].nbytes():
+        copy = self._host_copies.get(storage._cdata)
+        if copy is None or copy[0]() is not storage or storage.nbytes() > copy[1].nbytes():
             return None
-        made = torch.empty(0, dtype=tensor.dtype)
-        return made.set_(twin[1], tensor.storage_offset(), tensor.shape, tensor.stride())
+        view = torch.empty(0, dtype=tensor.dtype)
+        return view.set_(copy[1], tensor.storage_offset(), tensor.shape, tensor.stride())
 
-    def note(self, tensor: Any, values: Tensor) -> None:
-        """A tensor without data that has these values, in memory that nobody else writes to."""
+    def set(self, tensor: Any, values: Tensor) -> None:
+        """Set the values of a fake tensor. Nothing else may write to the memory of `values`."""
         if tensor.layout is not torch.strided or values.layout is not torch.strided:
             return
-        if values.device.type == "meta":  # zeros that forward derivatives only speak of
+        if values.device.type == "meta":  # symbolic zeros of forward-mode derivatives
             return
         if tensor.stride() != values.stride() or tensor.storage_offset() != values.storage_offset():
-            fitting = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-            values = fitting.copy_(values)
+            same_strides = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+            values = same_strides.copy_(values)
         storage = tensor.untyped_storage()
         key = storage._cdata
         if values.untyped_storage().nbytes() >= storage.nbytes():
-            self._twins[key] = (
-                weakref.ref(storage, functools.partial(_forget, self._twins, key)),
+            self._host_copies[key] = (
+                weakref.ref(storage, functools.partial(_forget, self._host_copies, key)),
                 values.untyped_storage(),
             )
 
-    def follow(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
-        """An operation has run on shapes and gave `result`: run it on values as well, or forget what it wrote over."""
+    def propagate(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
+        """Run an operation that returned the fake `result` on values as well, or forget the values that it overwrote."""
         values = self._with_values(func, args, kwargs, result)
         if values is not None:
             try:
-                self._note_all(result, _computed(func, *values))
+                self._set_all(result, _computed(func, *values))
             except (RuntimeError, IndexError, ValueError, NotImplementedError):
                 pass
             else:
@@ -79,91 +79,91 @@ class KnownValues:
         self.forget(_written(func, args, kwargs))
 
     def forget(self, tensors: Any) -> None:
-        """Whatever values these tensors had, they have others now."""
+        """Forget the values of these tensors, because they changed."""
         for tensor in tensors_in(tensors):
             if isinstance(tensor, FakeTensor) and tensor.layout is torch.strided:
-                self._twins.pop(tensor.untyped_storage()._cdata, None)
+                self._host_copies.pop(tensor.untyped_storage()._cdata, None)
 
-    def result_of(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """What an operation gives whose result's shape depends on values; None where these are not known."""
+    def evaluate(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """The result of an operation whose result shape depends on values; None if the values are unknown."""
         if func in _SELECTIONS:
-            return self._selected(func, args, kwargs)
+            return self._select(func, args, kwargs)
         values = self._with_values(func, args, kwargs, None)
         if values is None:
             return None
         computed = _computed(func, *values)
         if isinstance(computed, Tensor):
-            return self._made_like(computed)
+            return self._fake_with_values(computed)
         if isinstance(computed, tuple | list):
-            return type(computed)(self._made_like(one) for one in computed)
-        return computed  # a number: the answer to a question
+            return type(computed)(self._fake_with_values(one) for one in computed)
+        return computed  # a number
 
-    def _selected(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """A selection by masks, as one by the places that they stand for: the values selected from need not be known."""
+    def _select(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run a selection by masks as a selection by indices, which does not require the values of the selected tensor."""
         if func is _BY_MASK:
-            chosen, mask = torch.broadcast_tensors(*args)  # type: ignore[no-untyped-call]
-            return self._selected(_INDEX, (chosen, [mask]), {})
-        places: list[Any] = []
+            source, mask = torch.broadcast_tensors(*args)  # type: ignore[no-untyped-call]
+            return self._select(_INDEX, (source, [mask]), {})
+        indices: list[Any] = []
         for index in args[1]:
             if index is None or index.dtype not in (torch.bool, torch.uint8):
-                places.append(index)
+                indices.append(index)
                 continue
             values = self.of(index)
             if values is None:
                 return None
-            places += (self._made_like(one.contiguous()) for one in values.nonzero().unbind(1))
-        out = func(args[0], places, *args[2:], **kwargs)
-        self.follow(func, (args[0], places, *args[2:]), kwargs, out)
+            indices += (self._fake_with_values(one.contiguous()) for one in values.nonzero().unbind(1))
+        out = func(args[0], indices, *args[2:], **kwargs)
+        self.propagate(func, (args[0], indices, *args[2:]), kwargs, out)
         return out
 
-    def _made_like(self, values: Tensor) -> Tensor:
-        made = self._without_data(values)
-        self.note(made, values)
-        return made
+    def _fake_with_values(self, values: Tensor) -> Tensor:
+        fake = self._fake_like(values)
+        self.set(fake, values)
+        return fake
 
-    def _note_all(self, result: Any, computed: Any) -> None:
+    def _set_all(self, result: Any, computed: Any) -> None:
         for tensor, values in zip(_tensors(result), _tensors(computed), strict=True):
             if isinstance(tensor, FakeTensor) and self.of(tensor) is None:
                 if tensor.shape != values.shape or tensor.dtype != values.dtype:
                     return
-                self.note(tensor, values)
+                self.set(tensor, values)
 
     def _with_values(
         self, func: Any, args: Any, kwargs: dict[str, Any], result: Any
     ) -> tuple[list[Any], dict[str, Any]] | None:
-        """The arguments with values in the place of tensors without data; None where one has none, or the result is too large."""
-        if id(func) in _UNFILLED:
+        """The arguments with fake tensors replaced by their values; None if one has no values or the result is too large."""
+        if id(func) in _UNINITIALIZED:
             return None
-        by_shape = id(func) in _BY_SHAPE
-        most = LARGEST_BY_SHAPE if by_shape else LARGEST
+        fills = id(func) in _FILLS
+        most = MAX_FILLED_BYTES if fills else MAX_TRACKED_BYTES
         if result is not None and any(_is_larger(tensor, most) for tensor in _tensors(result)):
             return None
         try:
-            given = [self._value(value, by_shape) for value in args]
-            named = {name: self._value(value, by_shape) for name, value in kwargs.items()}
+            new_args = [self._value(value, fills) for value in args]
+            new_kwargs = {name: self._value(value, fills) for name, value in kwargs.items()}
         except _UnknownError:
             return None
-        return given, named
+        return new_args, new_kwargs
 
-    def _value(self, value: Any, by_shape: bool) -> Any:
+    def _value(self, value: Any, fills: bool) -> Any:
         if isinstance(value, Tensor):
             known = self.of(value)
-            if known is None and by_shape and not _is_larger(value, LARGEST_BY_SHAPE):
+            if known is None and fills and not _is_larger(value, MAX_FILLED_BYTES):
                 known = torch.empty(value.shape, dtype=value.dtype)
             if known is None:
                 raise _UnknownError
             return known
         if type(value) in (list, tuple):
-            return type(value)(self._value(one, by_shape) for one in value)
+            return type(value)(self._value(one, fills) for one in value)
         return value
 
 
 class _UnknownError(Exception):
-    """A tensor has no values."""
+    """The values of a tensor are unknown."""
 
 
 def needs_values(func: Any, args: Any) -> bool:
-    """Whether the shape of an operation's result, or an answer in Python, depends on the values of its arguments."""
+    """Whether the shape of an operation's result, or the number it returns, depends on the values of its arguments."""
     if func in _SELECTIONS:
         return func is _BY_MASK or any(
             index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
@@ -189,7 +189,7 @@ def _computed(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[Tensor]:
-    """The tensors that an operation writes over."""
+    """The tensors that an operation overwrites."""
     for index, name in _written_arguments(func):
         value = args[index] if index < len(args) else kwargs.get(name)
         yield from _tensors(value)
@@ -209,11 +209,11 @@ def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
 
 
 _STATISTICS = ("running_mean", "running_var")
-"""Arguments that batch norms write to although their schemas do not say so."""
+"""Arguments that batch normalization writes to although its schema does not declare it."""
 
 
 def _is_larger(tensor: Tensor, most: int) -> bool:
-    """Sparse ones are never followed, whatever their size."""
+    """Sparse tensors are never tracked, so they count as too large."""
     return tensor.layout is not torch.strided or tensor.nbytes > most
 
 
@@ -221,16 +221,16 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     return tensors_in((value,))
 
 
-def _forget(twins: dict[int, Any], key: int, reference: Any) -> None:
-    if key in twins and twins[key][0] is reference:
-        del twins[key]
+def _forget(copies: dict[int, Any], key: int, reference: Any) -> None:
+    if key in copies and copies[key][0] is reference:
+        del copies[key]
 
 
 _INDEX, _BY_MASK = torch.ops.aten.index.Tensor, torch.ops.aten.masked_select.default
 _SELECTIONS = {_INDEX, _BY_MASK}
-_BY_SHAPE = overloads(
+_FILLS = overloads(
     "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "new_zeros", "new_ones", "new_full", "fill_", "zero_"
 )  # fmt: skip
-_UNFILLED = overloads(
+_UNINITIALIZED = overloads(
     "empty", "empty_strided", "empty_like", "empty_permuted", "new_empty", "new_empty_strided"
 )

@@ -1,9 +1,9 @@
-"""What operations on data-less tensors came to before, so that the same shapes need not be worked out again.
+"""Caches the result shapes of operations on fake tensors.
 
-A model's layers repeat, its steps too, and torch's fake mode takes longest to find out that it knows a case already. Here a case
-is an operation and what its arguments look like. Remembered are results of three kinds, each checked against the
-first such call: new memory, views of the first argument, and the first argument itself, changed in place. Everything
-else (values that decide shapes, real tensors among the arguments, other layouts, complex numbers) takes fake mode's way.
+Layers and steps repeat, and the cache lookup of torch's fake mode is slow. Here the key is the operation and the
+metadata of its arguments. Three kinds of results are cached, each taken from the first such call: new memory, views of the
+first argument, and the first argument itself, modified in place. Everything else (shapes that depend on values, real
+tensors among the arguments, other layouts, complex numbers) runs in fake mode.
 """
 
 import functools
@@ -17,64 +17,64 @@ from legroom.observe.dispatch.operations import overloads
 from legroom.observe.dispatch.storages import tensors_in
 
 
-class ShapeMemory:
-    """Runs operations in a fake mode, each case once."""
+class ShapeCache:
+    """Runs operations in a fake mode, each distinct case once."""
 
     def __init__(self, mode: FakeTensorMode, run: Callable[[Any, Any, dict[str, Any]], Any]) -> None:
         self._mode, self._run = mode, run
         self._known: dict[tuple[Any, ...], _Result | None] = {}
-        """None: such a case cannot be remembered."""
+        """None: this case cannot be cached."""
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        key = _case(func, args, kwargs) if _is_regular(func) else None
+        key = _key(func, args, kwargs) if _is_regular(func) else None
         if key is None:
             return self._run(func, args, kwargs)
         known = self._known.get(key, _UNSEEN)
         if known is _UNSEEN:
             result = self._run(func, args, kwargs)
-            self._known[key] = _remembered(result, args)
+            self._known[key] = _cacheable(result, args)
             return result
         if known is None:
             return self._run(func, args, kwargs)
         if known.kind is not None:
-            return known.kind(self._made(one, args) for one in known.parts)
-        return self._made(known.parts[0], args)
+            return known.kind(self._create(one, args) for one in known.tensors)
+        return self._create(known.tensors[0], args)
 
-    def _made(self, part: "_Part | None", args: Any) -> Any:
-        if part is None:
+    def _create(self, tensor: "_TensorMeta | None", args: Any) -> Any:
+        if tensor is None:
             return None
-        if part.is_first:
+        if tensor.is_first:
             return args[0]
-        if part.offset is not None and torch.is_inference_mode_enabled() and not args[0].is_inference():
-            with torch.inference_mode(False):  # a view is of its base's kind: torch refuses another
-                return self._new(part, args)
-        return self._new(part, args)
+        if tensor.offset is not None and torch.is_inference_mode_enabled() and not args[0].is_inference():
+            with torch.inference_mode(False):  # a view of a normal tensor must be a normal tensor
+                return self._new(tensor, args)
+        return self._new(tensor, args)
 
-    def _new(self, part: "_Part", args: Any) -> FakeTensor:
+    def _new(self, meta: "_TensorMeta", args: Any) -> FakeTensor:
         with torch._C._DisableTorchDispatch():
-            tensor = torch.empty_strided(part.shape, part.stride, dtype=part.dtype, device="meta")
-            if part.offset is not None:
-                tensor.set_(args[0].untyped_storage(), part.offset, part.shape, part.stride)
-        return FakeTensor(self._mode, tensor, part.device)
+            tensor = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device="meta")
+            if meta.offset is not None:
+                tensor.set_(args[0].untyped_storage(), meta.offset, meta.shape, meta.stride)
+        return FakeTensor(self._mode, tensor, meta.device)
 
 
-class _Part(NamedTuple):
-    """One tensor of a result."""
+class _TensorMeta(NamedTuple):
+    """The metadata of one tensor of a result."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
     offset: int | None
-    """Of a view of the first argument; None: memory of its own."""
+    """The storage offset of a view of the first argument; None for new memory."""
     is_first: bool
     """Whether it is the first argument itself."""
 
 
 class _Result(NamedTuple):
-    parts: tuple[_Part | None, ...]
+    tensors: tuple[_TensorMeta | None, ...]
     kind: type | None
-    """Of a result that is a list or a tuple."""
+    """`list` or `tuple`; None for a single tensor."""
 
 
 _UNSEEN: Any = object()
@@ -82,15 +82,15 @@ _UNSEEN: Any = object()
 
 @functools.cache
 def _is_regular(func: Any) -> bool:
-    """Whether the shapes of an operation's results follow from those of its arguments, as far as its schema tells."""
+    """Whether, according to its schema, the result shapes of an operation depend only on the metadata of its arguments."""
     if not isinstance(func, torch._ops.OpOverload) or func.namespace != "aten":
         return False
     if set(func.tags) & _IRREGULAR:
         return False
     arguments, returned = func._schema.arguments, func._schema.returns
     written = [argument for argument in arguments if argument.alias_info and argument.alias_info.is_write]
-    if written:  # in place, and its first argument alone
-        return written == [arguments[0]] and len(returned) == 1 and id(func) not in _MOVES_MEMORY
+    if written:  # only the first argument may be written in place
+        return written == [arguments[0]] and len(returned) == 1 and id(func) not in _REPLACES_STORAGE
     return bool(returned) and all(str(one.type) in ("Tensor", "List[Tensor]") for one in returned)
 
 
@@ -99,34 +99,35 @@ _IRREGULAR = {
     torch.Tag.dynamic_output_shape,
     torch.Tag.inplace_view,
 }
-_MOVES_MEMORY = overloads("set_", "resize_", "resize_as_")
+_REPLACES_STORAGE = overloads("set_", "resize_", "resize_as_")
 
 
-def _case(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
-    """An operation and all that its results' shapes depend on; None where that is not plain to see."""
-    parts: list[Any] = [id(func), torch.get_default_dtype()]  # operations live for ever
-    if not all(map(functools.partial(_describe, parts), args)):
+def _key(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+    """An operation and everything that its result shapes depend on; None if that cannot be determined."""
+    key: list[Any] = [id(func), torch.get_default_dtype()]  # operations are never freed
+    if not all(map(functools.partial(_append, key), args)):
         return None
     for name, value in kwargs.items():
-        parts.append(name)
-        if not _describe(parts, value):
+        key.append(name)
+        if not _append(key, value):
             return None
-    return tuple(parts)
+    return tuple(key)
 
 
-def _describe(parts: list[Any], value: Any) -> bool:
+def _append(key: list[Any], value: Any) -> bool:
+    """Append the metadata of an argument to the key. False if it cannot be part of a key."""
     kind = type(value)
     if kind is FakeTensor:
         if value.layout is not torch.strided or value.constant is not None or value.dtype.is_complex:
             return False
-        parts += (value.dtype, value.shape, value.stride(), value.storage_offset(), value.fake_device)
+        key += (value.dtype, value.shape, value.stride(), value.storage_offset(), value.fake_device)
         return True
     if kind in _PLAIN:
-        parts += (kind, value)
+        key += (kind, value)
         return True
     if kind is list or kind is tuple:
-        parts += (kind, len(value))
-        return all(map(functools.partial(_describe, parts), value))
+        key += (kind, len(value))
+        return all(map(functools.partial(_append, key), value))
     return False
 
 
@@ -135,18 +136,18 @@ _PLAIN = frozenset(
 )
 
 
-def _remembered(result: Any, args: Any) -> _Result | None:
-    """What a result is made of; None where it is none of the three kinds."""
+def _cacheable(result: Any, args: Any) -> _Result | None:
+    """The metadata of a result; None if it is none of the three kinds."""
     kind = type(result) if isinstance(result, list | tuple) else None
     outputs = result if kind is not None else [result]
     if kind not in (None, list, tuple) or not all(one is None or type(one) is FakeTensor for one in outputs):
         return None
     first = args[0] if args and type(args[0]) is FakeTensor else None
     storages = {_storage(value) for value in tensors_in(args)}
-    parts: list[_Part | None] = []
+    tensors: list[_TensorMeta | None] = []
     for one in outputs:
         if one is None:
-            parts.append(None)
+            tensors.append(None)
             continue
         if one.layout is not torch.strided or one.dtype.is_complex or one.requires_grad:
             return None
@@ -157,8 +158,10 @@ def _remembered(result: Any, args: Any) -> _Result | None:
             if storage in storages or one.untyped_storage().nbytes() != _bytes_of(one):
                 return None
             storages.add(storage)
-        parts.append(_Part(tuple(one.shape), one.stride(), one.dtype, one.fake_device, offset, one is first))
-    return _Result(tuple(parts), kind)
+        tensors.append(
+            _TensorMeta(tuple(one.shape), one.stride(), one.dtype, one.fake_device, offset, one is first)
+        )
+    return _Result(tuple(tensors), kind)
 
 
 def _storage(tensor: torch.Tensor) -> int:
@@ -166,7 +169,7 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _bytes_of(tensor: torch.Tensor) -> int:
-    """Of memory that holds this tensor and nothing else, from its first element on."""
+    """The size of a storage that contains exactly this tensor; -1 if the tensor has a storage offset."""
     if tensor.storage_offset():
         return -1
     if not tensor.numel():

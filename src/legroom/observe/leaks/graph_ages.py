@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from legroom.observe.dispatch.backward_engine import ACCUMULATES, next_number
+from legroom.observe.dispatch.backward_engine import ACCUMULATE_GRAD, next_sequence_nr
 from legroom.observe.dispatch.storages import storage_of
 from legroom.observe.holders import autograd_graph
 
@@ -30,7 +30,7 @@ class StepMarks:
     def end_step(self, step: int) -> None:
         self.count += 1
         self._steps.append(step)
-        self._ends.append(0 if next_number is None else next_number())
+        self._ends.append(0 if next_sequence_nr is None else next_sequence_nr())
         if len(self._ends) > 2 * self.KEEP:
             del self._steps[: -self.KEEP], self._ends[: -self.KEEP]
 
@@ -124,7 +124,7 @@ class Births:
     def step_of(self, node: Any) -> int | None:
         """When a node was made; None for what is older than the marks, or adds up a gradient."""
         number = node._sequence_nr()
-        return None if number >= ACCUMULATES else self._marks.step_of(number)
+        return None if number >= ACCUMULATE_GRAD else self._marks.step_of(number)
 
     def reached_from(self, node: Any, *, most: int = 20_000) -> int:
         """How many steps have nodes below this one."""

@@ -27,9 +27,9 @@ from legroom.memory.allocator.allocator import AllocationFailed, Allocator
 from legroom.memory.allocator.settings import AllocatorSettings
 from legroom.memory.events import Event, Sink
 from legroom.observe.cuda_rules.rules import CudaRules
-from legroom.observe.dispatch.attribution import Place
+from legroom.observe.dispatch.attribution import OpLocation
 from legroom.observe.dispatch.recorder import Recorder
-from legroom.observe.fake.fake_tensors import StandIns
+from legroom.observe.fake.fake_tensors import FakeTensors
 from legroom.observe.virtual.faults import Faults, Injected
 from legroom.observe.virtual.oom import report_out_of_memory
 from legroom.observe.virtual.patching import replaced
@@ -81,10 +81,10 @@ class VirtualGPU:
         context: str | int | None = None,
         settings: AllocatorSettings | None = None,
         rules: CudaRules | None = None,
-        stand_ins: StandIns | None = None,
+        fake_tensors: FakeTensors | None = None,
         bounded: bool = True,
     ) -> None:
-        """The rest is for estimates. `rules`: count what CUDA's kernels take beyond their results, too. `stand_ins`:
+        """The rest is for estimates. `rules`: count what CUDA's kernels take beyond their results, too. `fake_tensors`:
         device tensors without data. `bounded=False`: never fail; the sizes are only what the devices say of themselves."""
         if not sizes:
             raise UsageError("a virtual GPU needs a size, such as VirtualGPU('8GiB')")
@@ -92,7 +92,7 @@ class VirtualGPU:
         context_bytes = 0 if context is None else parse_size(context)
         settings = settings or AllocatorSettings.from_environment(os.environ, torch.__version__)
         self.devices: list[VirtualDevice] = []
-        self.stand_ins = stand_ins
+        self.fake_tensors = fake_tensors
         self._rules = rules
         self.recorder = Recorder(
             sink or _nowhere,
@@ -100,7 +100,7 @@ class VirtualGPU:
             eager=True,
             stream_on=current_stream_id,
             rules=rules,
-            stand_ins=stand_ins,
+            fake_tensors=fake_tensors,
             on_failure=self._out_of_memory,
         )
         for index, capacity in enumerate(capacities):
@@ -112,7 +112,7 @@ class VirtualGPU:
                 capacity - context_bytes if bounded else None,
                 total=capacity,
                 settings=settings,
-                on_segment=partial(self.recorder.charges.segment_changed, index),
+                on_segment=partial(self.recorder.allocations.segment_changed, index),
             )
             name = f"Legroom virtual GPU {index}"
             self.devices.append(VirtualDevice(index, name, capacity, context_bytes, allocator))
@@ -137,11 +137,11 @@ class VirtualGPU:
             entering.callback(self.recorder.detach)
             if self._rules is not None:
                 in_force = self._rules.installed(
-                    lambda tensor: self.device_of(tensor) is not None, with_data=self.stand_ins is None
+                    lambda tensor: self.device_of(tensor) is not None, with_data=self.fake_tensors is None
                 )
                 entering.enter_context(in_force)
-            if self.stand_ins is not None:
-                entering.enter_context(self.stand_ins.models_without_data())
+            if self.fake_tensors is not None:
+                entering.enter_context(self.fake_tensors.fake_modules())
                 entering.enter_context(stand_ins_say_where(self))
                 entering.enter_context(lazy_parameters_without_data())
             entering.enter_context(in_callbacks_too(lambda: Placement(self, self.recorder)))
@@ -172,7 +172,7 @@ class VirtualGPU:
     @property
     def allocations(self) -> int:
         """How many allocations have succeeded so far, on all devices."""
-        return self.recorder.charges.count
+        return self.recorder.allocations.count
 
     def fail_allocation(self, number: int = 1, *, times: int = 1, device: int | None = None) -> Faults:
         """Let allocation `number` from now (1 is the next) run out of memory, and the `times - 1` after it.
@@ -204,10 +204,10 @@ class VirtualGPU:
             return self.recorder.device_of(value)
 
     def mark(self, storage: torch.UntypedStorage, index: int) -> None:
-        self.recorder.mark(storage, index)
+        self.recorder.register_storage(storage, index)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
-        self.recorder.resized(storage)
+        self.recorder.storage_resized(storage)
 
     def empty_cache(self) -> None:
         for device in self.devices:
@@ -217,9 +217,9 @@ class VirtualGPU:
         self.devices[index].allocator.reset_peaks()
 
     def _out_of_memory(
-        self, recorder: Recorder, failure: AllocationFailed, device: int, place: Place, op: str
+        self, recorder: Recorder, failure: AllocationFailed, device: int, place: OpLocation, op: str
     ) -> torch.OutOfMemoryError | None:
-        if not isinstance(failure, Injected) and recorder.came_back(
+        if not isinstance(failure, Injected) and recorder.wait_for_frees(
             SECONDS_TO_LET_GO if ranks_talk() else 0.0
         ):
             self.devices[device].allocator.forgive()
@@ -271,6 +271,6 @@ def _silence_forks(recorder: Recorder) -> None:
     def in_child() -> None:
         child: Any = reference()
         if child is not None:
-            child.charges.sink = _nowhere
+            child.allocations.sink = _nowhere
 
     os.register_at_fork(after_in_child=in_child)

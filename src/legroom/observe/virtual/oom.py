@@ -8,7 +8,7 @@ import torch
 from legroom.memory.allocator.allocator import AllocationFailed, Allocator
 from legroom.memory.annotations import ForwardProgress, HolderCoverage
 from legroom.memory.events import Oom, Phase
-from legroom.observe.dispatch.attribution import Place
+from legroom.observe.dispatch.attribution import OpLocation
 from legroom.observe.dispatch.recorder import Recorder
 from legroom.observe.holders.holders import StepStorage, survey_holders, tensors_in_frames
 from legroom.observe.virtual.torch_api.memory import out_of_memory as tell_observers
@@ -23,7 +23,7 @@ class Device(Protocol):
 
 
 def report_out_of_memory(
-    recorder: Recorder, failure: AllocationFailed, device: Device, place: Place, op: str
+    recorder: Recorder, failure: AllocationFailed, device: Device, place: OpLocation, op: str
 ) -> torch.OutOfMemoryError:
     """Record an allocation that failed (who holds what, at this very moment) and give the error to raise."""
     message = wording(failure, device)
@@ -32,11 +32,11 @@ def report_out_of_memory(
     frame = sys._getframe(1)
     try:
         holding = survey_holders(frame, recorder.measure)
-        recorder.discover(tensors_in_frames(frame), holding.categories())
+        recorder.update_categories(tensors_in_frames(frame), holding.categories())
         allocator = device.allocator
         recorder.emit(
             Oom(
-                recorder.charges.seconds, device.index, failure.requested, device.capacity,
+                recorder.allocations.seconds, device.index, failure.requested, device.capacity,
                 min(allocator.limit or device.capacity, device.capacity), allocator.allocated, allocator.reserved,
                 allocator.cached, allocator.fragmented, allocator.largest_free_block, device.context_bytes,
                 recorder.clock.step, place.phase, place.module, place.frame, op, message,
@@ -45,9 +45,9 @@ def report_out_of_memory(
         holders = holding.holders(_allocated_in_this_step(recorder), place.module)
         for holder in holders.largest:
             recorder.emit(holder)
-        recorder.emit(HolderCoverage(recorder.charges.seconds, holders.total_bytes))
+        recorder.emit(HolderCoverage(recorder.allocations.seconds, holders.total_bytes))
         if place.phase is Phase.FORWARD and recorder.modules.progress is not None:
-            recorder.emit(ForwardProgress(recorder.charges.seconds, recorder.modules.progress))
+            recorder.emit(ForwardProgress(recorder.allocations.seconds, recorder.modules.progress))
     finally:
         del frame
     return torch.OutOfMemoryError(message)

@@ -139,9 +139,9 @@ class Placement(TorchFunctionMode):
         return tensor.__array__(*args, **kwargs)
 
     def _tolist(self, tensor: Any) -> Any:
-        stand_ins = self.recorder.stand_ins
-        if stand_ins is not None and isinstance(tensor, FakeTensor):
-            return stand_ins.as_list(tensor)
+        fake_tensors = self.recorder.fake_tensors
+        if fake_tensors is not None and isinstance(tensor, FakeTensor):
+            return fake_tensors.tolist(tensor)
         return tensor.tolist()
 
     def _refuse_numpy(self, tensor: Any) -> None:
@@ -215,10 +215,10 @@ class Placement(TorchFunctionMode):
         return self._copy(tensor, there, options)
 
     def _copy(self, tensor: Any, there: int | None, options: dict[str, Any]) -> Any:
-        stand_ins = self.recorder.stand_ins
-        if there is None and stand_ins is not None:
-            return stand_ins.on_host(tensor, **options)
-        category = None if there is None else self.recorder.roles.role_of_copy(tensor)
+        fake_tensors = self.recorder.fake_tensors
+        if there is None and fake_tensors is not None:
+            return fake_tensors.to_host(tensor, **options)
+        category = None if there is None else self.recorder.categories.category_of_copy(tensor)
         return self._placed(there, category, Tensor.to, (tensor, "cpu"), options)
 
     def _deepcopy(self, tensor: Any, memo: dict[int, Any]) -> Any:
@@ -227,23 +227,23 @@ class Placement(TorchFunctionMode):
             return self._deepcopy_without_data(tensor, there, memo)
         if there is None:
             return tensor.__deepcopy__(memo)
-        category = self.recorder.roles.role_of_copy(tensor)
+        category = self.recorder.categories.category_of_copy(tensor)
         copied = self._placed(there, category, Tensor.__deepcopy__, (tensor, memo), {})
         self._claim(copied, there, category)
         return copied
 
     def _deepcopy_without_data(self, tensor: Any, there: int | None, memo: dict[int, Any]) -> Any:
         """torch would copy what such a tensor belongs to as well, and its views would be no views any more."""
-        stand_ins = self.recorder.stand_ins
-        if stand_ins is None:
+        fake_tensors = self.recorder.fake_tensors
+        if fake_tensors is None:
             return tensor.__deepcopy__(memo)
         shape = {"size": tensor.shape, "stride": tensor.stride(), "dtype": tensor.dtype}
         with torch.no_grad():
             if there is None:
-                with stand_ins.mode:
+                with fake_tensors.mode:
                     made = torch.empty_strided(**shape)
             else:
-                role = self.recorder.roles.role_of_copy(tensor)
+                role = self.recorder.categories.category_of_copy(tensor)
                 made = self._placed(there, role, torch.empty_strided, (), {**shape, "device": "cpu"})
         if isinstance(tensor, torch.nn.Parameter):
             made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
@@ -302,15 +302,15 @@ class Placement(TorchFunctionMode):
     def _inside(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         """Run a torch function: what it makes from nothing lives where its arguments live."""
         context = self.recorder.context
-        outer = context.orphans, context.call
-        context.orphans, context.call = HOST, (func, args, kwargs)
+        outer = context.factory_target, context.call
+        context.factory_target, context.call = HOST, (func, args, kwargs)
         for value in args:
             if isinstance(value, list | tuple) and value:
                 value = value[0]
             if isinstance(value, Tensor):
                 index = self.where(value)
                 if index is not None:
-                    context.orphans = index
+                    context.factory_target = index
                     break
             if type(func) is not FunctionType:
                 break
@@ -322,7 +322,7 @@ class Placement(TorchFunctionMode):
             kwargs = None
             raise
         finally:
-            context.orphans, context.call = outer
+            context.factory_target, context.call = outer
 
     # --- the parts above in common
 
@@ -346,7 +346,7 @@ class Placement(TorchFunctionMode):
         """Mark results whose memory no operation reported (`torch.tensor`, storage copies)."""
         if isinstance(made, Tensor):
             if made.layout is torch.strided:
-                self.recorder.mark(made.untyped_storage(), there, category or Category.INPUT)
+                self.recorder.register_storage(made.untyped_storage(), there, category or Category.INPUT)
         elif isinstance(made, tuple | list):
             for item in made:
                 self._claim(item, there, category)

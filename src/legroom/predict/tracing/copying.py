@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from legroom.observe.fake.known_values import LARGEST
+from legroom.observe.fake.known_values import MAX_TRACKED_BYTES
 
 
 class OntoDevice:
@@ -129,7 +129,7 @@ def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
     size = tensor.shape
     if tensor.dim() == 0 and not isinstance(tensor, nn.Parameter):  # counters and the like: values that steer
         return tensor.detach().clone()
-    if not isinstance(tensor, nn.Parameter) and tensor.nbytes <= LARGEST and tensor.is_contiguous():
+    if not isinstance(tensor, nn.Parameter) and tensor.nbytes <= MAX_TRACKED_BYTES and tensor.is_contiguous():
         return tensor.detach().to("cuda").requires_grad_(tensor.requires_grad)
     made = torch.empty_strided(size, tensor.stride(), dtype=tensor.dtype, device="cuda")
     if isinstance(tensor, nn.Parameter):

@@ -139,7 +139,9 @@ class TracingProcess:
     def _go_on(self, request: dict[str, Any]) -> None:
         """In a fork: what was asked for is in force from here to its end."""
         self._waiting = False
-        self.device.recorder.charges.sink = self.trace.events.append  # a fork's events go nowhere otherwise
+        self.device.recorder.allocations.sink = (
+            self.trace.events.append
+        )  # a fork's events go nowhere otherwise
         self._path = request["path"]
         self._batch_size = request["batch_size"] or self._batch_size
         self._resize_to = request["batch_size"]
@@ -279,10 +281,10 @@ class TracingProcess:
 
     def _end_where_data_is_needed(self) -> None:
         """The same where the script asks for what a trace does not have: it will be run again, with real arithmetic."""
-        stand_ins = self.device.stand_ins
-        if stand_ins is None:
+        fake_tensors = self.device.fake_tensors
+        if fake_tensors is None:
             return
-        plain_run = stand_ins.run
+        plain_run = fake_tensors.run
 
         def run(func: Any, args: Any, kwargs: dict[str, Any], to_device: bool) -> Any:
             try:
@@ -293,7 +295,7 @@ class TracingProcess:
                 lacking = "" if needs_values(error) else ": it has no fake implementation"
                 self._end("needs data", f"{func.overloadpacket}{_where()}{lacking}", 1)
 
-        stand_ins.run = run  # type: ignore[method-assign]
+        fake_tensors.run = run  # type: ignore[method-assign]
 
     def _count_steps(self) -> None:
         clock = self.device.recorder.clock
@@ -327,7 +329,7 @@ class TracingProcess:
         if self._path is None:
             self._say({"event": "over", **facts})
         else:
-            self.device.recorder.charges.sink = _nowhere
+            self.device.recorder.allocations.sink = _nowhere
             with CaptureWriter(Path(self._path), run=facts, force=True, max_bytes=1 << 30) as writer:
                 for event in trace.events:
                     writer.write(event)

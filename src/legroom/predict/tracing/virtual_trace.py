@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import (
 from legroom.gpus.catalog import Gpu
 from legroom.memory.events import Event
 from legroom.observe.cuda_rules.rules import CudaRules
-from legroom.observe.fake.fake_tensors import StandIns
+from legroom.observe.fake.fake_tensors import FakeTensors
 from legroom.observe.virtual.gpu import VirtualGPU
 from legroom.predict import uncertainty
 from legroom.predict.tracing.trace import Mode, Trace
@@ -23,7 +23,7 @@ def make_device(gpu: Gpu, mode: Mode, sink: Callable[[Event], None]) -> VirtualG
         gpu.memory,
         sink=sink,
         rules=CudaRules(gpu),
-        stand_ins=StandIns() if mode == "fake" else None,
+        fake_tensors=FakeTensors() if mode == "fake" else None,
         bounded=False,
     )
 
@@ -33,12 +33,12 @@ def finish(trace: Trace, device: VirtualGPU) -> Trace:
     recorder = device.recorder
     trace.steps = recorder.clock.step
     trace.trains = recorder.clock.trains
-    trace.doubts = recorder.charges.doubts
-    trace.spare = recorder.charges.spare
+    trace.doubts = recorder.allocations.alternatives
+    trace.spare = recorder.allocations.optional
     trace.doubt = uncertainty.of(trace)
     if recorder.rules is not None:
         trace.notes.extend(note for note in recorder.rules.notes if note not in trace.notes)
-    trace.made_up = 0 if device.stand_ins is None else device.stand_ins.made_up
+    trace.made_up = 0 if device.fake_tensors is None else device.fake_tensors.values_substituted
     return trace
 
 

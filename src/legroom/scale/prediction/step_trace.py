@@ -22,7 +22,7 @@ from legroom.gpus.catalog import Gpu, find_gpu
 from legroom.memory.events import Alloc, Category, Event, Free, Tag
 from legroom.observe.cuda_rules.optimizers import installed as optimizers_by_lists
 from legroom.observe.cuda_rules.rules import CudaRules
-from legroom.observe.fake.fake_tensors import StandIns
+from legroom.observe.fake.fake_tensors import FakeTensors
 from legroom.observe.virtual.gpu import VirtualGPU
 from legroom.predict.requests import Peaks, play
 from legroom.predict.tracing.copying import OntoDevice
@@ -91,7 +91,7 @@ def foreseen(
             step = make_step(OntoDevice())
             for _ in range(steps):
                 step()
-            looked_at_values = bool(device.stand_ins and device.stand_ins.asked)
+            looked_at_values = bool(device.fake_tensors and device.fake_tensors.values_read)
             del step
         trace = Trace(gpu=like.gpu, mode="fake", events=events)
         return Foreseen(
@@ -115,7 +115,7 @@ def traced(like: Likeness, devices: int = 1) -> Iterator[tuple[list[Event], Virt
                 *[like.gpu.memory] * devices,
                 sink=events.append,
                 rules=CudaRules(like.gpu) if like.kernels else None,
-                stand_ins=StandIns(),
+                fake_tensors=FakeTensors(),
                 bounded=False,
             ) as device,
             # the rules bring it along; a virtual GPU's optimizers work on whole lists of tensors as well

@@ -57,7 +57,7 @@ def _of_virtual(gpu: VirtualGPU, device: torch.device, log: RequestLog) -> Itera
     names = {live.block.address: live.id for live in mine if live.block is not None}  # type: ignore[attr-defined]
     log.held = _held(index, names)
     requests: list[Request] = []
-    passed_on = recorder.charges.sink
+    passed_on = recorder.allocations.sink
 
     def sink(event: Event) -> None:
         if type(event) is Alloc and event.device == index:
@@ -68,11 +68,11 @@ def _of_virtual(gpu: VirtualGPU, device: torch.device, log: RequestLog) -> Itera
             requests.append(Request(event.id, -1, 0))
         passed_on(event)
 
-    recorder.charges.sink = sink
+    recorder.allocations.sink = sink
     try:
         yield
     finally:
-        recorder.charges.sink = passed_on
+        recorder.allocations.sink = passed_on
         log.requests = requests
 
 

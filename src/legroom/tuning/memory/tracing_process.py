@@ -23,7 +23,7 @@ import torch
 from legroom.gpus.catalog import Gpu, find_gpu
 from legroom.observe.cuda_rules import optimizers
 from legroom.observe.exit_with_parent import exit_with_parent
-from legroom.observe.fake.fake_tensors import StandIns
+from legroom.observe.fake.fake_tensors import FakeTensors
 from legroom.observe.fake.hidden_gpus import hide_real_gpus
 from legroom.observe.virtual.gpu import VirtualGPU
 from legroom.predict.fit import replay, safe_reserved, slack
@@ -104,7 +104,7 @@ class _Tracing:
         if not self._order.virtual:
             return stack.enter_context(make_device(self._gpu, "fake", self._trace.events.append))
         device = VirtualGPU(
-            self._gpu.memory, sink=self._trace.events.append, stand_ins=StandIns(), bounded=False
+            self._gpu.memory, sink=self._trace.events.append, fake_tensors=FakeTensors(), bounded=False
         )
         stack.enter_context(device)
         stack.enter_context(optimizers.installed())
@@ -127,7 +127,7 @@ class _Tracing:
         if not request.in_hurry:
             os.nice(BEHIND)
         self._began = time.perf_counter()
-        device.recorder.charges.sink = self._trace.events.append  # a fork's events go nowhere otherwise
+        device.recorder.allocations.sink = self._trace.events.append  # a fork's events go nowhere otherwise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         os.dup2(1, 2)
         self._trial = trial = _TracedTrial(

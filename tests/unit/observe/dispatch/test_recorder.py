@@ -1,4 +1,4 @@
-"""What the recorder says of a program: births, deaths, what things are and where they came from."""
+"""The recorder's events: allocations, frees, categories, lines, modules and steps."""
 
 import gc
 import inspect
@@ -17,22 +17,22 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from legroom.memory.events import Alloc, Category, Event, Free, Phase, Step, Tag
 from legroom.memory.ledger import Ledger
+from legroom.observe.dispatch.allocations import HostMemory
 from legroom.observe.dispatch.attribution import ModuleStack
-from legroom.observe.dispatch.host_memory import HostMemory
 from legroom.observe.dispatch.recorder import Recorder
 from legroom.observe.holders import autograd_graph
 
 
-class Watched:
-    """The host's memory under the recorder, events kept."""
+class Recording:
+    """A recorder of host memory and its events."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.memory = HostMemory()
-        self.recorder = Recorder(self.events.append, [self.memory], everywhere=True)
+        self.recorder = Recorder(self.events.append, [self.memory], host_only=True)
 
     def categories(self) -> dict[int, Category]:
-        """id → final category."""
+        """Allocation id → final category."""
         categories = {alloc.id: alloc.category for alloc in self.allocs()}
         return categories | {event.id: event.category for event in self.events if isinstance(event, Tag)}
 
@@ -41,11 +41,11 @@ class Watched:
 
 
 @pytest.fixture
-def watched() -> Iterator[Watched]:
-    watched = Watched()
-    watched.recorder.attach()
-    yield watched
-    watched.recorder.detach()
+def recording() -> Iterator[Recording]:
+    recording = Recording()
+    recording.recorder.attach()
+    yield recording
+    recording.recorder.detach()
 
 
 def line_of(function: Callable[..., Any], text: str) -> int:
@@ -54,40 +54,40 @@ def line_of(function: Callable[..., Any], text: str) -> int:
     return next(start + offset for offset, line in enumerate(lines) if text in line)
 
 
-def test_a_storage_is_born_once_and_dies_once(watched: Watched) -> None:
+def test_a_storage_is_allocated_once_and_freed_once(recording: Recording) -> None:
     x = torch.ones(1000)
     view = x.view(10, 100)[2:5]
-    assert [alloc.bytes for alloc in watched.allocs()] == [4000]
+    assert [alloc.bytes for alloc in recording.allocs()] == [4000]
     del x
-    assert not any(isinstance(event, Free) for event in watched.events), "a view still holds it"
+    assert not any(isinstance(event, Free) for event in recording.events), "a view still references it"
     del view
-    assert [event.id for event in watched.events if isinstance(event, Free)] == [watched.allocs()[0].id]
-    assert watched.memory.allocated == 0
+    assert [event.id for event in recording.events if isinstance(event, Free)] == [recording.allocs()[0].id]
+    assert recording.memory.allocated == 0
 
 
-def test_watching_keeps_nothing_alive(watched: Watched) -> None:
+def test_recording_keeps_nothing_alive(recording: Recording) -> None:
     model = nn.Linear(8, 8)
     x = torch.ones(4, 8)
     y = model(x).relu().sum()
     y.backward()
-    watching = [weakref.ref(thing) for thing in (model.weight, model.weight.grad, x, y)]
+    references = [weakref.ref(each) for each in (model.weight, model.weight.grad, x, y)]
     del model, x, y
     gc.collect()
-    assert [reference() for reference in watching] == [None] * 4
-    assert watched.memory.allocated == 0
+    assert [reference() for reference in references] == [None] * 4
+    assert recording.memory.allocated == 0
 
 
-def test_an_empty_tensor_takes_nothing_and_breaks_nothing(watched: Watched) -> None:
+def test_an_empty_tensor_allocates_nothing(recording: Recording) -> None:
     empty = torch.empty(0)
     assert (empty + 1).numel() == 0
-    assert watched.allocs() == []
+    assert recording.allocs() == []
 
 
-def test_resizing_a_storage_is_a_death_and_a_birth(watched: Watched) -> None:
+def test_resizing_a_storage_allocates_again(recording: Recording) -> None:
     x = torch.empty(10)
     x.resize_(1000)
-    assert [alloc.bytes for alloc in watched.allocs()] == [40, 4000]
-    assert watched.memory.allocated == 4000
+    assert [alloc.bytes for alloc in recording.allocs()] == [40, 4000]
+    assert recording.memory.allocated == 4000
 
 
 def train_a_step(
@@ -100,19 +100,19 @@ def train_a_step(
     optimizer.zero_grad()
 
 
-def test_categories_follow_identity(watched: Watched) -> None:
+def test_categories_follow_the_role_of_each_tensor(recording: Recording) -> None:
     model = nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10))
     optimizer = torch.optim.Adam(model.parameters())
     loader = DataLoader(TensorDataset(torch.randn(8, 32), torch.randint(0, 10, (8,))), batch_size=8)
     for x, y in loader:
         train_a_step(model, optimizer, x, y)
-        alive = {event.id for event in Ledger(watched.events).now().live}
-    categories = watched.categories()
+        alive = {event.id for event in Ledger(recording.events).now().live}
+    categories = recording.categories()
 
     def total(category: Category, ids: set[int] | None = None) -> int:
         return sum(
             alloc.bytes
-            for alloc in watched.allocs()
+            for alloc in recording.allocs()
             if categories[alloc.id] is category and (ids is None or alloc.id in ids)
         )
 
@@ -121,36 +121,36 @@ def test_categories_follow_identity(watched: Watched) -> None:
     assert total(Category.BUFFER) == 64 * 4 * 2 + 8
     assert total(Category.GRADIENT) == parameters
     assert total(Category.OPTIMIZER_STATE) == parameters * 2 + len(list(model.parameters())) * 4
-    # the batch (collated by the loader) and the data set itself, made by the script
+    # the batch collated by the loader, and the data set created by the script
     assert total(Category.INPUT, alive) >= 8 * 32 * 4
     assert total(Category.ACTIVATION) > 0
 
 
 @pytest.mark.skipif(
     not autograd_graph.can_read_saved(),
-    reason="this torch tells nothing of saved tensors without unpacking them",
+    reason="requires SavedTensor.data",
 )
-def test_activations_are_what_autograd_saved(watched: Watched) -> None:
+def test_activations_are_what_autograd_saved(recording: Recording) -> None:
     x = torch.ones(100, requires_grad=True)
     saved = x.exp()  # exp saves its result
     not_saved = saved + 1  # add saves nothing
     not_saved.sum().backward()
-    categories = [watched.categories()[alloc.id] for alloc in watched.allocs()[1:3]]
+    categories = [recording.categories()[alloc.id] for alloc in recording.allocs()[1:3]]
     assert categories == [Category.ACTIVATION, Category.TEMPORARY]
 
 
-def test_activations_in_a_checkpoint_are_its_inputs(watched: Watched) -> None:
+def test_activations_of_a_checkpoint_are_its_inputs(recording: Recording) -> None:
     layer = nn.Sequential(nn.Linear(16, 256), nn.ReLU(), nn.Linear(256, 16))
     x = torch.ones(4, 16, requires_grad=True)
     hidden = x * 2
     out = checkpoint(layer, hidden, use_reentrant=False)
     out.sum().backward()
-    by_bytes = {(alloc.bytes, alloc.phase): watched.categories()[alloc.id] for alloc in watched.allocs()}
+    by_bytes = {(alloc.bytes, alloc.phase): recording.categories()[alloc.id] for alloc in recording.allocs()}
     assert by_bytes[4 * 16 * 4, Phase.FORWARD] is Category.ACTIVATION
     assert (4 * 256 * 4, Phase.BACKWARD) in by_bytes, "recomputed in the backward pass"
 
 
-def test_a_backward_operation_stands_at_its_forward_line(watched: Watched) -> None:
+def test_a_backward_operation_has_the_line_of_its_forward_operation(recording: Recording) -> None:
     def program() -> None:
         weight = torch.ones(50, 50, requires_grad=True)
         x = torch.ones(20, 50)
@@ -160,13 +160,13 @@ def test_a_backward_operation_stands_at_its_forward_line(watched: Watched) -> No
         loss.backward()
 
     program()
-    backward = [alloc for alloc in watched.allocs() if alloc.phase is Phase.BACKWARD]
+    backward = [alloc for alloc in recording.allocs() if alloc.phase is Phase.BACKWARD]
     lines = {alloc.op: alloc.frame.line for alloc in backward if alloc.frame}
     assert lines["aten.tanh_backward"] == line_of(program, "hidden.tanh()")
     assert lines["aten.mm"] == line_of(program, "x @ weight")
 
 
-def test_a_custom_backward_in_python_stands_at_its_own_line(watched: Watched) -> None:
+def test_a_custom_backward_in_python_has_its_own_line(recording: Recording) -> None:
     class Double(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -178,13 +178,13 @@ def test_a_custom_backward_in_python_stands_at_its_own_line(watched: Watched) ->
 
     Double.apply(torch.ones(30, requires_grad=True)).sum().backward()
     backward = [
-        alloc for alloc in watched.allocs() if alloc.phase is Phase.BACKWARD and alloc.op == "aten.mul"
+        alloc for alloc in recording.allocs() if alloc.phase is Phase.BACKWARD and alloc.op == "aten.mul"
     ]
     assert backward[0].frame is not None
     assert backward[0].frame.line == line_of(Double.backward, "# here")
 
 
-def test_modules_are_named_by_their_path_forwards_and_backwards(watched: Watched) -> None:
+def test_forward_and_backward_operations_have_the_module_path(recording: Recording) -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -196,7 +196,7 @@ def test_modules_are_named_by_their_path_forwards_and_backwards(watched: Watched
     model = Net()
     model(torch.ones(2, 4)).sum().backward()
     products = [
-        (alloc.module, alloc.phase) for alloc in watched.allocs() if alloc.op in ("aten.addmm", "aten.mm")
+        (alloc.module, alloc.phase) for alloc in recording.allocs() if alloc.op in ("aten.addmm", "aten.mm")
     ]
     assert products == [
         ("body.0", Phase.FORWARD),
@@ -207,77 +207,77 @@ def test_modules_are_named_by_their_path_forwards_and_backwards(watched: Watched
     ]
 
 
-def test_a_module_that_raises_leaves_no_module_at_work(watched: Watched) -> None:
+def test_after_a_module_raises_no_module_is_running(recording: Recording) -> None:
     model = nn.Sequential(nn.Linear(4, 4))
     with pytest.raises(RuntimeError):
         model(torch.ones(2, 5))
     torch.ones(3) + 1
-    assert watched.allocs()[-1].module == ""
+    assert recording.allocs()[-1].module == ""
 
 
-def test_steps_are_optimizer_steps_with_their_own_peaks(watched: Watched) -> None:
+def test_each_optimizer_step_has_its_own_peak(recording: Recording) -> None:
     weight = torch.ones(1000, requires_grad=True)
     optimizer = torch.optim.SGD([weight], lr=0.1)
     for size in (1, 50, 2):
         (weight.sum() * torch.ones(size * 1000).sum()).backward()
         optimizer.step()
-    steps = [event for event in watched.events if isinstance(event, Step)]
+    steps = [event for event in recording.events if isinstance(event, Step)]
     assert [step.step for step in steps] == [0, 1, 2]
     assert steps[1].peak_allocated > steps[2].peak_allocated
 
 
-def test_gradient_accumulation_is_one_step(watched: Watched) -> None:
+def test_gradient_accumulation_is_one_step(recording: Recording) -> None:
     weight = torch.ones(10, requires_grad=True)
     optimizer = torch.optim.SGD([weight], lr=0.1)
     for number, (x,) in enumerate(DataLoader(TensorDataset(torch.ones(8, 10)), batch_size=2)):
         (weight * x).sum().backward()
         if number % 2:
             optimizer.step()
-    assert [event.step for event in watched.events if isinstance(event, Step)] == [0, 1]
+    assert [event.step for event in recording.events if isinstance(event, Step)] == [0, 1]
 
 
-def test_two_optimizers_share_a_step(watched: Watched) -> None:
+def test_two_optimizers_share_a_step(recording: Recording) -> None:
     first, second = torch.ones(10, requires_grad=True), torch.ones(10, requires_grad=True)
     optimizers = [torch.optim.SGD([first], lr=0.1), torch.optim.SGD([second], lr=0.1)]
     for _ in range(3):
         (first.sum() * second.sum()).backward()
         for optimizer in optimizers:
             optimizer.step()
-    assert [event.step for event in watched.events if isinstance(event, Step)] == [0, 1, 2]
+    assert [event.step for event in recording.events if isinstance(event, Step)] == [0, 1, 2]
 
 
-def test_without_an_optimizer_a_step_is_over_when_the_model_is_called_again(watched: Watched) -> None:
-    watched.recorder.clock.has_optimizer = lambda: False  # other tests may have left one
+def test_without_an_optimizer_the_next_model_call_ends_a_step(recording: Recording) -> None:
+    recording.recorder.clock.has_optimizer = lambda: False  # other tests may have left one alive
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     for _ in range(3):
         loss = checkpoint(model, torch.ones(2, 4), use_reentrant=False).sum()
-        loss.backward()  # calls the model once more, within the step
+        loss.backward()  # recomputes the model within the step
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter -= parameter.grad
-    assert [event.step for event in watched.events if isinstance(event, Step)] == [0, 1]
+    assert [event.step for event in recording.events if isinstance(event, Step)] == [0, 1]
 
 
-def test_backward_passes_are_no_steps_where_an_optimizer_waits_to_step(watched: Watched) -> None:
+def test_backward_passes_are_not_steps_if_an_optimizer_exists(recording: Recording) -> None:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(3):
         model(torch.ones(2, 4)).sum().backward()
-    assert not any(isinstance(event, Step) for event in watched.events)
+    assert not any(isinstance(event, Step) for event in recording.events)
     optimizer.step()
-    assert [event.step for event in watched.events if isinstance(event, Step)] == [0]
+    assert [event.step for event in recording.events if isinstance(event, Step)] == [0]
 
 
-def test_without_training_batches_are_steps(watched: Watched) -> None:
+def test_batches_are_steps_without_training(recording: Recording) -> None:
     model = nn.Linear(4, 4)
     with torch.no_grad():
         for (x,) in DataLoader(TensorDataset(torch.ones(8, 4)), batch_size=2):
             model(x)
-    assert [event.step for event in watched.events if isinstance(event, Step)] == [0, 1, 2, 3]
+    assert [event.step for event in recording.events if isinstance(event, Step)] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("ahead", [2, 4])
-def test_batches_that_are_fetched_ahead_are_no_steps(watched: Watched, ahead: int) -> None:
+def test_prefetched_batches_are_not_steps(recording: Recording, ahead: int) -> None:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     batches = iter(DataLoader(TensorDataset(torch.ones(8, 4)), batch_size=1))
@@ -285,7 +285,7 @@ def test_batches_that_are_fetched_ahead_are_no_steps(watched: Watched, ahead: in
         for (x,) in fetched:
             model(x).sum().backward()
         optimizer.step()
-    assert [event.step for event in watched.events if isinstance(event, Step)] == list(range(8 // ahead))
+    assert [event.step for event in recording.events if isinstance(event, Step)] == list(range(8 // ahead))
 
 
 def test_fake_tensors_are_recorded_like_real_ones() -> None:
@@ -295,39 +295,39 @@ def test_fake_tensors_are_recorded_like_real_ones() -> None:
         for _ in range(2):
             train_a_step(model, optimizer, torch.randn(8, 32), torch.randint(0, 10, (8,)))
 
-    seen = []
+    recorded = []
     for mode in (None, FakeTensorMode()):
-        watched = Watched()
+        recording = Recording()
         if mode is not None:
             with mode:
-                watched.recorder.attach()
+                recording.recorder.attach()
                 program()
-                watched.recorder.detach()
+                recording.recorder.detach()
         else:
-            watched.recorder.attach()
+            recording.recorder.attach()
             program()
-            watched.recorder.detach()
-        seen.append(
+            recording.recorder.detach()
+        recorded.append(
             [
                 (alloc.bytes, alloc.phase, alloc.module, alloc.op)
-                for alloc in watched.allocs()
+                for alloc in recording.allocs()
                 if alloc.bytes > 8
             ]
         )
         assert {Category.PARAMETER, Category.GRADIENT, Category.ACTIVATION, Category.OPTIMIZER_STATE} <= set(
-            watched.categories().values()
+            recording.categories().values()
         )
-    assert seen[0] == seen[1]
+    assert recorded[0] == recorded[1]
 
 
-def test_detached_watching_sees_nothing_more(watched: Watched) -> None:
-    watched.recorder.detach()
-    count = len(watched.events)
+def test_a_detached_recorder_records_nothing(recording: Recording) -> None:
+    recording.recorder.detach()
+    count = len(recording.events)
     nn.Linear(3, 3)(torch.ones(2, 3)).sum().backward()
-    assert len(watched.events) == count
+    assert len(recording.events) == count
 
 
-def test_how_far_a_forward_pass_has_come_is_told_by_the_modules_that_began() -> None:
+def test_progress_is_the_fraction_of_modules_entered() -> None:
     stack, seen = ModuleStack(), []
     model = nn.Sequential(nn.Identity(), nn.Identity(), nn.Identity())
     model[1].register_forward_hook(lambda *_: seen.append(stack.progress))
@@ -340,7 +340,7 @@ def test_how_far_a_forward_pass_has_come_is_told_by_the_modules_that_began() -> 
     assert stack.progress is None
 
 
-def test_modules_that_are_called_over_and_over_say_nothing_of_progress() -> None:
+def test_progress_is_unknown_if_modules_are_called_repeatedly() -> None:
     class Unrolled(nn.Module):
         def __init__(self) -> None:
             super().__init__()

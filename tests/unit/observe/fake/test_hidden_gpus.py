@@ -1,4 +1,4 @@
-"""Counting GPUs while none is visible."""
+"""`hide_real_gpus` has torch count the GPUs while none is visible."""
 
 import os
 
@@ -9,12 +9,12 @@ from legroom.observe.fake.hidden_gpus import hide_real_gpus
 
 
 @pytest.mark.parametrize("visible", [None, "0,1"])
-def test_gpus_are_counted_while_none_is_visible_and_the_environment_is_as_before(visible, monkeypatch):
-    seen = []
+def test_gpus_are_counted_while_hidden_and_the_environment_is_restored(visible, monkeypatch):
+    visible_devices = []
     monkeypatch.setattr(
         torch._C,
         "_cuda_getDeviceCount",
-        lambda: seen.append(os.environ["CUDA_VISIBLE_DEVICES"]),
+        lambda: visible_devices.append(os.environ["CUDA_VISIBLE_DEVICES"]),
         raising=False,
     )
     if visible is None:
@@ -24,11 +24,11 @@ def test_gpus_are_counted_while_none_is_visible_and_the_environment_is_as_before
 
     hide_real_gpus()
 
-    assert seen == [""]
+    assert visible_devices == [""]
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == visible
 
 
-def test_a_driver_that_fails_is_no_hindrance(monkeypatch):
+def test_a_failing_driver_is_ignored(monkeypatch):
     def fail() -> int:
         raise RuntimeError("no CUDA-capable device is detected")
 

@@ -1,4 +1,4 @@
-"""Values that a trace knows: what selections by them select, and when they are not known any more."""
+"""Known values of fake tensors: selections that use them, and when they become unknown."""
 
 from collections.abc import Iterator
 
@@ -7,14 +7,14 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
-from legroom.observe.fake.fake_tensors import StandIns
-from legroom.observe.fake.known_values import LARGEST
+from legroom.observe.fake.fake_tensors import FakeTensors
+from legroom.observe.fake.known_values import MAX_TRACKED_BYTES
 from legroom.observe.virtual.gpu import VirtualGPU
 
 
 @pytest.fixture(autouse=True)
 def device() -> Iterator[VirtualGPU]:
-    with VirtualGPU("1GiB", stand_ins=StandIns(), bounded=False) as gpu:
+    with VirtualGPU("1GiB", fake_tensors=FakeTensors(), bounded=False) as gpu:
         yield gpu
 
 
@@ -22,13 +22,13 @@ def labels() -> torch.Tensor:
     return torch.tensor([[3, -100, 5], [-100, -100, 7]])
 
 
-def test_what_a_mask_from_the_host_selects_has_its_true_size() -> None:
+def test_a_selection_by_a_mask_from_the_host_has_its_real_size() -> None:
     hidden = nn.Linear(4, 8).cuda()(torch.randn(2, 3, 4, device="cuda"))
     assert hidden[labels().cuda() != -100].shape == (3, 8)
     assert hidden[labels().cuda() != -100, :2].shape == (3, 2)
 
 
-def test_places_and_counts_are_the_true_ones() -> None:
+def test_indices_and_counts_are_real() -> None:
     on_device = labels().cuda()
     assert on_device.nonzero().shape == (6, 2)
     assert (on_device > 0).nonzero().shape == (3, 2)
@@ -37,14 +37,14 @@ def test_places_and_counts_are_the_true_ones() -> None:
     assert torch.unique(on_device).tolist() == [-100, 3, 5, 7]
 
 
-def test_questions_have_true_answers() -> None:
+def test_reductions_and_copies_return_real_values() -> None:
     on_device = labels().cuda()
     assert int((on_device > 0).sum()) == 3
     assert on_device.max().item() == 7
     assert on_device.cpu().tolist() == labels().tolist()
 
 
-def test_values_follow_views_and_changes_in_place() -> None:
+def test_values_follow_views_and_in_place_operations() -> None:
     on_device = labels().cuda()
     on_device[0].fill_(1)
     on_device[:, 1] += 200
@@ -52,40 +52,40 @@ def test_values_follow_views_and_changes_in_place() -> None:
 
 
 def test_buffers_keep_their_values() -> None:
-    class Held(nn.Module):
+    class WithBuffer(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.register_buffer("places", torch.tensor([2, 0, 1]))
+            self.register_buffer("positions", torch.tensor([2, 0, 1]))
 
-    assert Held().cuda().get_buffer("places").tolist() == [2, 0, 1]
-
-
-def test_a_sparse_matrix_lies_where_its_values_do() -> None:
-    places, values = torch.tensor([[0, 1], [1, 0]]).cuda(), torch.rand(2).cuda()
-    near = torch.sparse_coo_tensor(places, values, (2, 2), check_invariants=False)
-    assert near.is_cuda
-    assert torch.sparse.mm(near, torch.rand(2, 3, device="cuda")).is_cuda
+    assert WithBuffer().cuda().get_buffer("positions").tolist() == [2, 0, 1]
 
 
-def test_what_is_filled_is_known() -> None:
+def test_a_sparse_matrix_is_on_the_device_of_its_values() -> None:
+    indices, values = torch.tensor([[0, 1], [1, 0]]).cuda(), torch.rand(2).cuda()
+    matrix = torch.sparse_coo_tensor(indices, values, (2, 2), check_invariants=False)
+    assert matrix.is_cuda
+    assert torch.sparse.mm(matrix, torch.rand(2, 3, device="cuda")).is_cuda
+
+
+def test_fill_sets_known_values() -> None:
     assert torch.empty((), dtype=torch.int64, device="cuda").fill_(8).item() == 8
 
 
-def test_what_the_model_makes_has_no_values() -> None:
+def test_results_of_the_model_have_no_values() -> None:
     scores = nn.Linear(4, 2).cuda()(torch.randn(3, 4, device="cuda"))
     with pytest.raises(DynamicOutputShapeException):
         (scores > 0).nonzero()
 
 
-def test_what_the_model_wrote_over_has_none_any_more(device: VirtualGPU) -> None:
+def test_a_write_by_the_model_forgets_the_values(device: VirtualGPU) -> None:
     counts = torch.zeros(3, device="cuda")
     counts += nn.Linear(4, 3).cuda()(torch.randn(4, device="cuda")).detach()
     assert counts.tolist() == [1.0, 1.0, 1.0]
-    assert device.stand_ins is not None
-    assert device.stand_ins.made_up > 0
+    assert device.fake_tensors is not None
+    assert device.fake_tensors.values_substituted > 0
 
 
-def test_running_statistics_have_none_after_a_batch() -> None:
+def test_running_statistics_have_no_values_after_a_batch() -> None:
     norm = nn.BatchNorm1d(3).cuda()
     assert norm.get_buffer("running_mean").tolist() == [0.0, 0.0, 0.0]
     norm(nn.Linear(2, 3).cuda()(torch.randn(5, 2, device="cuda")))
@@ -93,18 +93,18 @@ def test_running_statistics_have_none_after_a_batch() -> None:
         norm.get_buffer("running_mean").nonzero()
 
 
-def test_parameters_have_none_even_if_small() -> None:
+def test_small_parameters_have_no_values() -> None:
     with pytest.raises(DynamicOutputShapeException):
         nn.Linear(2, 2).cuda().weight.detach().nonzero()
 
 
-def test_large_tensors_are_not_followed() -> None:
-    large = torch.zeros(LARGEST + 1, dtype=torch.bool).cuda()
+def test_large_tensors_have_no_values() -> None:
+    large = torch.zeros(MAX_TRACKED_BYTES + 1, dtype=torch.bool).cuda()
     with pytest.raises(DynamicOutputShapeException):
         large.nonzero()
 
 
-def test_noise_on_the_device_leaves_the_hosts_generator_alone() -> None:
+def test_random_numbers_on_the_device_do_not_advance_the_host_generator() -> None:
     torch.manual_seed(0)
     expected = torch.rand(3)
     torch.manual_seed(0)
@@ -112,11 +112,11 @@ def test_noise_on_the_device_leaves_the_hosts_generator_alone() -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_twins_die_with_their_tensors(device: VirtualGPU) -> None:
-    stand_ins = device.stand_ins
-    assert stand_ins is not None
-    before = len(stand_ins._values._twins)
-    kept = labels().cuda()
-    assert len(stand_ins._values._twins) == before + 1
-    del kept
-    assert len(stand_ins._values._twins) == before
+def test_host_copies_are_freed_with_their_tensors(device: VirtualGPU) -> None:
+    fake_tensors = device.fake_tensors
+    assert fake_tensors is not None
+    before = len(fake_tensors._values._host_copies)
+    tensor = labels().cuda()
+    assert len(fake_tensors._values._host_copies) == before + 1
+    del tensor
+    assert len(fake_tensors._values._host_copies) == before

@@ -120,7 +120,7 @@ class TestLogs:
 
     def test_a_sink_of_ones_own_is_put_back(self) -> None:
         with legroom.VirtualGPU("1GiB") as gpu:
-            before = gpu.recorder.charges.sink
+            before = gpu.recorder.allocations.sink
             with pytest.raises(ZeroDivisionError), recorded(torch.device("cuda", 0)):
                 raise ZeroDivisionError
-            assert gpu.recorder.charges.sink is before
+            assert gpu.recorder.allocations.sink is before

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from legroom.observe.dispatch.backward_engine import current_node, current_pass, in_backward_pass
+from legroom.observe.dispatch.backward_engine import current_graph_task, current_node, in_backward_pass
 
 _ADD = torch.ops.aten.add.Tensor
 _ADD_IN_PLACE = torch.ops.aten.add_.Tensor
@@ -79,7 +79,7 @@ class Accumulation:
         node = current_node()
         if node is None or node.name() != _CHANGES_ITS_OWN:
             return False
-        now = (current_pass(), node._sequence_nr())
+        now = (current_graph_task(), node._sequence_nr())
         begins, self._begun = self._begun != now, now
         return not (begins and func is torch.ops.aten.mul.Tensor)
 

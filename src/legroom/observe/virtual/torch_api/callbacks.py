@@ -35,14 +35,14 @@ def in_callbacks_too(make_mode: Callable[[], Placement]) -> Iterator[None]:
         def with_mode(roots: Any, *args: Any, **kwargs: Any) -> Any:
             mode = make_mode()
             context = mode.recorder.context
-            outer = context.orphans, context.call
+            outer = context.factory_target, context.call
             # What the engine itself makes (zeros for a gradient that nobody gave) lives where the backward pass began.
             index = mode.where(roots[0]) if roots else None
-            context.orphans, context.call = HOST if index is None else index, None
+            context.factory_target, context.call = HOST if index is None else index, None
             try:
                 return on(engine)(roots, *args, **kwargs)
             finally:
-                context.orphans, context.call = outer
+                context.factory_target, context.call = outer
 
         return with_mode
 
@@ -52,12 +52,12 @@ def in_callbacks_too(make_mode: Callable[[], Placement]) -> Iterator[None]:
 
         def call(*args: Any) -> Any:
             context = make_mode().recorder.context
-            outer = context.orphans, context.call, context.target, context.category
-            context.orphans, context.call, context.target, context.category = HOST, None, INHERIT, None
+            outer = context.factory_target, context.call, context.target, context.category
+            context.factory_target, context.call, context.target, context.category = HOST, None, INHERIT, None
             try:
                 return with_mode(*args)
             finally:
-                context.orphans, context.call, context.target, context.category = outer
+                context.factory_target, context.call, context.target, context.category = outer
 
         return call
 

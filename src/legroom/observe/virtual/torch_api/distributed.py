@@ -92,12 +92,12 @@ def _buckets_on_its_device(plain: Any) -> Any:
         if active is None or index is None:
             return plain(parallel, *arguments, **options)
         context = active.recorder.context
-        outer = context.orphans
-        context.orphans = index
+        outer = context.factory_target
+        context.factory_target = index
         try:
             return plain(parallel, *arguments, **options)
         finally:
-            context.orphans = outer
+            context.factory_target = outer
 
     return call
 
