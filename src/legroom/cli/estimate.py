@@ -61,8 +61,8 @@ def estimate(
         else Script(words[0], tuple(words[1:]))
     )
     target.check()
-    find_gpu(gpu)
-    started = start(target, gpu, steps=steps)  # it loads torch and the script while we load ours
+    spec = find_gpu(gpu)
+    started = start(target, spec, steps=steps)  # it loads torch and the script while we load ours
 
     from legroom.predict.script_estimate import estimate_script
     from legroom.show.common.progress import progress_line
@@ -77,7 +77,7 @@ def estimate(
     with progress_line(sys.stderr, quiet=format == Format.JSON) as say:
         told = estimate_script(
             target,
-            gpu,
+            spec,
             started=started,
             batch_size=batch_size,
             steps=steps,

@@ -107,9 +107,7 @@ def launch(
     words = list(script or ())
     if module is None and not words:
         raise UsageError("which script? write legroom launch --nproc 2 train.py")
-    gpus = [part.strip() for part in gpu.split(",")] if gpu is not None else []
-    if gpu is not None:
-        parse_gpus(gpu)
+    gpus = parse_gpus(gpu) if gpu is not None else []
 
     from legroom.gpus.machine import visible_gpus
     from legroom.observe.script import Script

@@ -1,95 +1,205 @@
-"""The GPUs that can be named instead of a size: what they hold and how they behave.
+"""GPU specifications: what `--gpu` and `gpu=` accept, and the table of GPUs that can be given by name.
 
-Memory is what torch reports as a device's total (below the number on the box; it differs by some MiB between driver
-versions). Multiprocessors and threads decide how kernels divide work, hence how much scratch some of them take;
-the compute capability decides which kernels there are. The CUDA context is what a training process holds outside
-PyTorch's allocator once cuBLAS and cuDNN are loaded: an estimate, since it depends on the driver.
+A size (`8GiB`) is the memory that PyTorch's allocator can use: nothing is subtracted. A name (`t4`) is that card: its total
+memory less the CUDA context. `find_gpu` turns either into a `GpuSpec`, which every part of Legroom then passes on as it is.
 """
 
+import difflib
+import re
 from dataclasses import dataclass
 
 from legroom.errors import UsageError
-from legroom.units import GiB, MiB, format_size, parse_size
+from legroom.units import GiB, KiB, MiB, parse_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
-    """One kind of GPU."""
+class GpuSpec:
+    """One GPU: its memory, and the properties that decide which kernels run on it."""
 
     name: str
-    memory: int
-    """Total bytes, as torch reports them."""
+    """`t4`, or a size: `8GiB`, `8GiB:sm90`. `find_gpu` accepts it."""
+    total: int
+    """Total bytes, as torch and nvidia-smi report them."""
+    context: int
+    """Bytes that a training process uses outside PyTorch's allocator. 0 if the GPU was given as a size."""
     capability: tuple[int, int]
-    multiprocessors: int
+    """The compute capability."""
+    sm_count: int
+    """Streaming multiprocessors. Kernels divide their work among them, which decides the size of some workspaces."""
     aliases: tuple[str, ...] = ()
 
     @property
-    def context(self) -> int:
-        """Bytes that a training process holds outside PyTorch's allocator. Measured on an H200 (767 MiB once cuBLAS and
-        cuDNN are loaded, with torch 2.11 for CUDA 13); smaller for older generations, which have fewer kernels to load."""
-        for generation, size in ((9, 770), (8, 550), (7, 400)):
-            if self.capability[0] >= generation:
-                return size * MiB
-        return 300 * MiB
+    def usable(self) -> int:
+        """Bytes that PyTorch's allocator can use."""
+        return self.total - self.context
 
     @property
-    def threads_per_multiprocessor(self) -> int:
+    def is_size(self) -> bool:
+        """Whether it was given as a size rather than by name."""
+        return self.name[:1].isdigit()
+
+    @property
+    def threads_per_sm(self) -> int:
         """From the table of compute capabilities in the CUDA programming guide."""
         if self.capability == (7, 5):
             return 1024
         return 1536 if self.capability in _FEWER_THREADS else 2048
 
+    @property
+    def shared_memory_per_sm(self) -> int:
+        """Bytes, from the same table."""
+        return next(size for since, size in _SHARED_MEMORY if self.capability >= since)
+
+    @property
+    def shared_memory_per_block(self) -> int:
+        """Bytes that one block can opt in to. CUDA reserves 1 KiB per block since Ampere."""
+        if self.capability < (7, 0):
+            return 48 * KiB
+        return self.shared_memory_per_sm - (KiB if self.capability >= (8, 0) else 0)
+
 
 _FEWER_THREADS = {(8, 6), (8, 7), (8, 9), (12, 0), (12, 1)}
+_SHARED_MEMORY = (
+    ((12, 0), 100 * KiB),
+    ((9, 0), 228 * KiB),
+    ((8, 8), 100 * KiB),
+    ((8, 7), 164 * KiB),
+    ((8, 6), 100 * KiB),
+    ((8, 0), 164 * KiB),
+    ((7, 5), 64 * KiB),
+    ((6, 1), 96 * KiB),
+    ((0, 0), 64 * KiB),
+)
 
 
-def find_gpu(named: str | int) -> Gpu:
-    """A GPU by name (`a100-80gb`, `RTX 4090`, `t4`), or one of a given size (`24GiB`, bytes).
+def find_gpu(value: str | int | GpuSpec) -> GpuSpec:
+    """The GPU that a user typed: a name (`a100-80gb`, `RTX 4090`), a size (`24GiB`, `24GiB:sm90`) or a number of bytes.
 
-    A plain size is taken for a GPU of the Ampere generation: the kernels that most GPUs in use have.
+    A size has compute capability 8.0 (Ampere) unless it says otherwise: most GPUs in use have these kernels.
     """
-    if isinstance(named, str):
-        wanted = _plain(named)
-        for gpu in GPUS:
-            if wanted in map(_plain, (gpu.name, *gpu.aliases)):
-                return gpu
-        if (
-            wanted
-            and not any(letter.isdigit() for letter in named[:1])
-            and not named.lstrip().startswith(".")
-        ):
-            raise UsageError(
-                f"no GPU is known as '{named}': name one of {', '.join(gpu.name for gpu in GPUS)}, "
-                "or give its memory, such as 24GiB"
-            )
-        if wanted.replace(".", "", 1).isdecimal() and float(wanted) < MiB:  # no bytes, whatever was meant
-            raise UsageError(
-                f"'{named}' is a number, and a GPU is wanted: a size such as 8GiB, or a name such as rtx4090; to choose among real "
-                "GPUs, set CUDA_VISIBLE_DEVICES"
-            )
-    size = parse_size(named)
-    return Gpu(name=format_size(size), memory=size, capability=(8, 0), multiprocessors=108)
+    if isinstance(value, GpuSpec):
+        return value
+    if isinstance(value, int):
+        return _of_size(parse_size(value))
+    if not isinstance(value, str):
+        raise UsageError(f"A GPU is a text such as `8GiB` or `t4`, not a {type(value).__name__}.")
+    wanted = _normalized(value)
+    for gpu in GPUS:
+        if wanted in map(_normalized, (gpu.name, *gpu.aliases)):
+            return gpu
+    size, colon, architecture = value.partition(":")
+    try:
+        if size.strip().replace(".", "", 1).isdecimal() and float(size) < MiB:
+            raise UsageError("a number without a unit")
+        memory = parse_size(size)
+    except UsageError:
+        raise _invalid(value) from None
+    if not colon:
+        return _of_size(memory)
+    match = re.fullmatch(r"sm_?(\d+)(\d)", architecture.strip().lower())
+    capability = (int(match[1]), int(match[2])) if match else None
+    if capability not in {gpu.capability for gpu in GPUS}:
+        known = sorted({gpu.capability for gpu in GPUS})
+        raise UsageError(
+            f"`{architecture.strip()}` is not a supported compute capability. "
+            f"Use one of {', '.join(f'`sm{major}{minor}`' for major, minor in known)}."
+        )
+    return _of_size(memory, capability)
 
 
-def _plain(name: str) -> str:
-    """Names as people write them: case, spaces, dashes and the maker's own words do not matter."""
+def parse_gpus(text: str) -> list[GpuSpec]:
+    """One or several GPUs, separated by commas: `t4`, `8GiB,8GiB`."""
+    return [find_gpu(part.strip()) for part in text.split(",")]
+
+
+def real_gpu(
+    name: str, total: int, *, capability: tuple[int, int] | None = None, sm_count: int | None = None
+) -> GpuSpec:
+    """A GPU of this machine, by the name and the total memory that its driver reports.
+
+    A GPU that is not in the table is treated as Ampere unless `capability` is given.
+    """
+    wanted = _normalized(name)
+    known = next((gpu for gpu in GPUS if wanted in map(_normalized, (gpu.name, *gpu.aliases))), None)
+    capability = capability or (known.capability if known else DEFAULT_CAPABILITY)
+    return GpuSpec(
+        name=known.name if known else name,
+        total=total,
+        context=_context(capability),
+        capability=capability,
+        sm_count=sm_count or (known or _first_with(capability)).sm_count,
+    )
+
+
+def _invalid(value: str) -> UsageError:
+    names = [gpu.name for gpu in GPUS]
+    close = difflib.get_close_matches(_normalized(value), names, n=3) or ["t4", "rtx4090", "h200"]
+    which = ", ".join(f"`{name}`" for name in close)
+    number = " To select a real GPU, set `CUDA_VISIBLE_DEVICES`." if value.strip().isdecimal() else ""
+    shown = f"`{value}`" if value.strip() else "An empty text"
+    return UsageError(
+        f"{shown} is not a valid GPU. Use a size (`8GiB`, `8GiB:sm90`) or a name ({which}, ...).{number}"
+    )
+
+
+DEFAULT_CAPABILITY = (8, 0)
+"""Of a GPU that is given as a size."""
+
+
+def _of_size(size: int, capability: tuple[int, int] = DEFAULT_CAPABILITY) -> GpuSpec:
+    """A GPU whose allocator can use `size` bytes."""
+    unit, letters = next((unit, letters) for unit, letters in _UNITS if size % unit == 0)
+    suffix = "" if capability == DEFAULT_CAPABILITY else f":sm{capability[0]}{capability[1]}"
+    return GpuSpec(
+        name=f"{size // unit}{letters}{suffix}",
+        total=size,
+        context=0,
+        capability=capability,
+        sm_count=_first_with(capability).sm_count,
+    )
+
+
+_UNITS = ((GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB"), (1, "B"))
+
+
+def _first_with(capability: tuple[int, int]) -> GpuSpec:
+    """The first GPU of the table with this capability, or else an A100."""
+    same = [gpu for gpu in GPUS if gpu.capability == capability]
+    return same[0] if same else next(gpu for gpu in GPUS if gpu.capability == DEFAULT_CAPABILITY)
+
+
+def _context(capability: tuple[int, int]) -> int:
+    """Bytes that a training process uses outside PyTorch's allocator once cuBLAS and cuDNN are loaded.
+
+    Measured on an H200 (767 MiB with torch 2.11 for CUDA 13). Not measured on other GPUs: older generations have fewer
+    kernels to load, so less is assumed for them.
+    """
+    for generation, size in ((9, 770), (8, 550), (7, 400)):
+        if capability[0] >= generation:
+            return size * MiB
+    return 300 * MiB
+
+
+def _normalized(name: str) -> str:
+    """A GPU name without case, spaces, dashes and the brand names in front of it."""
     words = name.lower().replace("-", " ").replace("_", " ").split()
     return "".join(word for word in words if word not in ("nvidia", "geforce", "tesla", "quadro"))
 
 
 def _gpu(
-    name: str, memory: float, capability: tuple[int, int], multiprocessors: int, *aliases: str, exact: int = 0
-) -> Gpu:
-    return Gpu(
+    name: str, total: float, capability: tuple[int, int], sm_count: int, *aliases: str, exact: int = 0
+) -> GpuSpec:
+    return GpuSpec(
         name=name,
-        memory=exact or int(memory * GiB),
+        total=exact or int(total * GiB),
+        context=_context(capability),
         capability=capability,
-        multiprocessors=multiprocessors,
+        sm_count=sm_count,
         aliases=aliases,
     )
 
 
-GPUS: tuple[Gpu, ...] = (
+GPUS: tuple[GpuSpec, ...] = (
     _gpu("b200", 178.3, (10, 0), 148),
     _gpu("h200", 139.8, (9, 0), 132, "h200-141gb", "h200-sxm", exact=150109880320),
     _gpu("gh200", 94.5, (9, 0), 132, "gh200-96gb"),
@@ -123,12 +233,4 @@ GPUS: tuple[Gpu, ...] = (
     _gpu("p100", 15.8, (6, 0), 56, "p100-16gb"),
     _gpu("gtx1080ti", 10.9, (6, 1), 28, "1080ti"),
 )
-
-
-def parse_gpus(text: str) -> list[int]:
-    """`8GiB`, `8GiB,8GiB` or `rtx4090` as bytes for PyTorch, one per GPU.
-
-    A size is what PyTorch may use; of a GPU by name, the CUDA context takes its part first.
-    """
-    gpus = [find_gpu(part.strip()) for part in text.split(",")]
-    return [gpu.memory - gpu.context if gpu in GPUS else gpu.memory for gpu in gpus]
+"""The total memory is below the number on the box, and differs by some MiB between driver versions."""

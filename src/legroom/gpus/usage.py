@@ -14,8 +14,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
-from legroom.errors import UsageError
-from legroom.gpus.catalog import find_gpu
+from legroom.gpus.catalog import real_gpu
 from legroom.gpus.machine import NA, NotAvailable, VisibleGpu, visible_gpus
 
 PATIENCE = 30.0
@@ -92,7 +91,4 @@ def _asked_of_cuda() -> Iterator[list[int] | NotAvailable]:
 
 def _context(gpu: VisibleGpu) -> int:
     """What a context takes of it, the asking process's here."""
-    try:
-        return find_gpu(gpu.name).context
-    except UsageError:
-        return find_gpu(gpu.total).context
+    return real_gpu(gpu.name, gpu.total).context

@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 import psutil
 import torch
 
+from legroom.gpus.catalog import GpuSpec
 from legroom.gpus.machine import visible_gpus
 from legroom.memory.annotations import DetectedLeak, LoopWatched, RecordingFailed
 from legroom.memory.events import Event, Sink, Step
@@ -36,6 +37,8 @@ class DeviceInfo:
     name: str
     kind: DeviceKind
     capacity: int
+    other: int = 0
+    """Bytes of a virtual GPU that its CUDA context uses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +60,8 @@ class Status:
 class Session:
     """Records what runs inside it and sends every event to `sink`."""
 
-    def __init__(self, sink: Sink, *, gpus: Sequence[int] | None = None) -> None:
-        """`gpus`: sizes of virtual GPUs in bytes; None uses the devices of this machine."""
+    def __init__(self, sink: Sink, *, gpus: Sequence[GpuSpec] | None = None) -> None:
+        """`gpus`: virtual GPUs; None uses the devices of this machine."""
         self._sink = sink
         self._watching_reported = False
         self._exit = contextlib.ExitStack()
@@ -66,7 +69,10 @@ class Session:
         self.devices: list[DeviceInfo]
         if gpus is not None:
             self._producer = virtual = _VirtualProducer(sink, gpus)
-            self.devices = [DeviceInfo(d.index, d.name, "virtual", d.capacity) for d in virtual.gpu.devices]
+            self.devices = [
+                DeviceInfo(d.index, d.name, "virtual", d.spec.total, d.spec.context)
+                for d in virtual.gpu.devices
+            ]
         elif real := visible_gpus():
             self._producer = CudaHistory(sink)
             self.devices = [DeviceInfo(gpu.index, gpu.name, "cuda", gpu.total) for gpu in real]
@@ -173,7 +179,7 @@ class _DispatchProducer:
 class _VirtualProducer(_DispatchProducer):
     """Records over virtual GPUs."""
 
-    def __init__(self, sink: Sink, gpus: Sequence[int]) -> None:
+    def __init__(self, sink: Sink, gpus: Sequence[GpuSpec]) -> None:
         super().__init__(sink)
         self.gpu = VirtualGPU(*gpus, sink=self._send)
 

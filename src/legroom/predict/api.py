@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from legroom.errors import UsageError
-from legroom.gpus.catalog import find_gpu
+from legroom.gpus.catalog import GpuSpec, find_gpu
 from legroom.predict.estimate import Estimate, judge
+from legroom.predict.fit import beside
 from legroom.predict.largest_batch import Search, largest_batch
 from legroom.predict.options.apply import in_force
 from legroom.predict.options.names import Means
@@ -26,7 +27,7 @@ MakeOptimizer = Callable[[Any], torch.optim.Optimizer]
 def estimate(
     target: Any,
     *args: Any,
-    gpu: str | int,
+    gpu: str | int | GpuSpec,
     optimizer: MakeOptimizer | None = None,
     steps: int = 2,
     search: bool = True,
@@ -48,7 +49,7 @@ def estimate(
 def max_batch(
     target: Any,
     *args: Any,
-    gpu: str | int,
+    gpu: str | int | GpuSpec,
     optimizer: MakeOptimizer | None = None,
     multiple_of: int = 1,
     safe: bool = False,
@@ -66,7 +67,9 @@ def max_batch(
     return job.largest(trace, multiple_of=multiple_of, safe=safe).largest
 
 
-def plan(target: Any, *args: Any, gpu: str | int, optimizer: MakeOptimizer | None = None) -> list[Option]:
+def plan(
+    target: Any, *args: Any, gpu: str | int | GpuSpec, optimizer: MakeOptimizer | None = None
+) -> list[Option]:
     """What would save memory, each re-traced with its peak, ordered by price."""
     job = _Job(target, args, gpu, optimizer, 2)
     trace = job.trace()
@@ -97,7 +100,12 @@ class _Job:
     """One thing to trace, as often as wanted."""
 
     def __init__(
-        self, target: Any, args: tuple[Any, ...], gpu: str | int, optimizer: MakeOptimizer | None, steps: int
+        self,
+        target: Any,
+        args: tuple[Any, ...],
+        gpu: str | int | GpuSpec,
+        optimizer: MakeOptimizer | None,
+        steps: int,
     ) -> None:
         if isinstance(target, nn.Module):
             if len(args) != 1:
@@ -133,7 +141,11 @@ class _Job:
 
     def largest(self, known: Trace, *, multiple_of: int = 1, safe: bool = False) -> Search:
         assert known.batch_size is not None
-        room = self._gpu.memory - self._gpu.context
         return largest_batch(
-            self.trace, room, start=known.batch_size, known=known, multiple_of=multiple_of, safe=safe
+            self.trace,
+            self._gpu.total - beside(known),
+            start=known.batch_size,
+            known=known,
+            multiple_of=multiple_of,
+            safe=safe,
         )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from legroom.gpus.catalog import Gpu
+from legroom.gpus.catalog import GpuSpec
 from legroom.memory.ledger import Ledger
 from legroom.memory.state import State
 from legroom.predict.fit import Verdict, beside, replay, safe_reserved, verdict
@@ -17,7 +17,7 @@ SCHEMA = "legroom.estimate/1"
 class Estimate:
     """What a training step will need on a GPU. Sizes in bytes. At a prompt it shows itself as a sentence."""
 
-    gpu: Gpu
+    gpu: GpuSpec
     peak_requested: int
     """Of what tensors and libraries ask for."""
     peak_allocated: int
@@ -25,7 +25,7 @@ class Estimate:
     peak_reserved: int
     """What the allocator takes from the device: `torch.cuda.max_memory_reserved()`."""
     peak_device: int
-    """That, the CUDA context and what NCCL holds: what `nvidia-smi` shows."""
+    """That, and for a GPU by name the CUDA context and NCCL's buffers: what `nvidia-smi` shows."""
     safe: int
     """A bound on `peak_device` that is meant to hold."""
     verdict: Verdict
@@ -76,7 +76,7 @@ class Estimate:
             "script": script,
             "steps": self.steps,
             "batch_size": self.batch_size,
-            "capacity_bytes": self.gpu.memory,
+            "capacity_bytes": self.gpu.total,
             "peak_requested_bytes": self.peak_requested,
             "peak_allocated_bytes": self.peak_allocated,
             "peak_reserved_bytes": self.peak_reserved,
@@ -103,8 +103,8 @@ class Estimate:
         return f"<p><b>{_WORDS[self.verdict]}</b>: {self._figures()}</p><table>{rows}</table>"
 
     def _figures(self) -> str:
-        memory = format_size(self.gpu.memory)
-        named = memory if self.gpu.name == memory else f"{memory} ({self.gpu.name})"
+        memory = format_size(self.gpu.total)
+        named = memory if self.gpu.is_size else f"{memory} ({self.gpu.name})"
         largest = "" if self.max_batch_size is None else f" Largest batch: {self.max_batch_size}."
         return f"{format_size(self.peak_device)} of {named}, at most {format_size(self.safe)}.{largest}"
 
@@ -127,7 +127,7 @@ def judge(trace: Trace, *, max_batch_size: int | None = None) -> Estimate:
         peak_reserved=peaks.reserved,
         peak_device=peaks.reserved + beside(trace),
         safe=beside(trace) + safe_reserved(trace, peaks),
-        verdict=verdict(trace, peaks, gpu.memory - beside(trace)),
+        verdict=verdict(trace, peaks, gpu.total - beside(trace)),
         batch_size=trace.batch_size,
         max_batch_size=max_batch_size,
         steps=trace.steps,

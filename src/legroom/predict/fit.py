@@ -38,7 +38,12 @@ def replay(
 
 
 def beside(trace: Trace) -> int:
-    """What the device holds beside PyTorch's memory: the CUDA context, and NCCL's buffers where ranks talk."""
+    """Bytes of the device outside PyTorch's allocator: the CUDA context, and NCCL's buffers if ranks communicate.
+
+    0 for a GPU that was given as a size: that is the memory that PyTorch can use.
+    """
+    if trace.gpu.is_size:
+        return 0
     return trace.gpu.context + (COMMUNICATION_BYTES if COMMUNICATION in trace.notes else 0)
 
 
@@ -50,7 +55,7 @@ def slack(trace: Trace, peaks: Peaks) -> int:
 def safe_reserved(trace: Trace, peaks: Peaks, extra: int | None = None) -> int:
     """A bound on reserved memory: what may be more (`extra`; else by `slack`), and where `cudnn.benchmark` takes what is free, all there is."""
     if BENCHMARK in trace.notes:
-        return trace.gpu.memory - beside(trace)
+        return trace.gpu.total - beside(trace)
     return peaks.reserved + (slack(trace, peaks) if extra is None else extra)
 
 

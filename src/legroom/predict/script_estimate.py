@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from legroom.gpus.catalog import find_gpu
+from legroom.gpus.catalog import GpuSpec
 from legroom.observe.script import Script
 from legroom.predict.estimate import Estimate, judge
 from legroom.predict.fit import beside
@@ -48,7 +48,7 @@ class Told:
 
 def estimate_script(
     script: Script,
-    gpu_name: str,
+    gpu: GpuSpec,
     *,
     started: StandingBy | None = None,
     batch_size: int | None = None,
@@ -63,15 +63,15 @@ def estimate_script(
     `plan`: re-trace it with the means even where it fits. `started`: its process, if that runs already. `tell` is called with the verdict as soon as it stands. Where the script
     needs data that a trace does not have, it is traced again with real arithmetic on the CPU.
     """
-    job = _ScriptJob(script, gpu_name, batch_size, steps, multiple_of, plan, say, tell)
+    job = _ScriptJob(script, gpu, batch_size, steps, multiple_of, plan, say, tell)
     try:
         try:
-            return job.run("fake", started or start(script, gpu_name, steps=steps))
+            return job.run("fake", started or start(script, gpu, steps=steps))
         except CannotTrace as trouble:
             if not single_rank.is_wanted(str(trouble)):
                 raise
         with tempfile.TemporaryDirectory(prefix="legroom-") as folder:
-            alone = start(script, gpu_name, steps=steps, environment=single_rank.environment(folder))
+            alone = start(script, gpu, steps=steps, environment=single_rank.environment(folder))
             return job.run("fake", alone, notes=(single_rank.NOTE,))
     except CannotTrace as trouble:
         if not trouble.needs_data:
@@ -82,7 +82,7 @@ def estimate_script(
         first = str(trouble)
     say("the script needs its data: computing on the CPU instead")
     try:
-        return job.run("cpu", start(script, gpu_name, mode="cpu", steps=steps), notes=(reason,))
+        return job.run("cpu", start(script, gpu, mode="cpu", steps=steps), notes=(reason,))
     except CannotTrace as trouble:
         raise CannotTrace(
             f"{first}, and it cannot be run on the CPU instead: {trouble}", output=trouble.output
@@ -92,7 +92,7 @@ def estimate_script(
 @dataclass(frozen=True, slots=True)
 class _ScriptJob:
     script: Script
-    gpu_name: str
+    gpu: GpuSpec
     batch_size: int | None
     steps: int
     multiple_of: int
@@ -101,9 +101,8 @@ class _ScriptJob:
     tell: Callable[[Estimate], None]
 
     def run(self, mode: Mode, started: StandingBy, notes: tuple[str, ...] = ()) -> Told:
-        gpu = find_gpu(self.gpu_name)
         self.say("running the script up to its first batch")
-        with TracedScript(started, gpu, mode=mode) as traced:
+        with TracedScript(started, self.gpu, mode=mode) as traced:
             self.say(f"tracing {self.steps} steps")
             size = self.batch_size or traced.batch_size
             first = traced.start(self.batch_size)
@@ -151,7 +150,7 @@ class _ScriptJob:
             try:
                 search = largest_batch(
                     trace_at,
-                    now.gpu.memory - beside(now.trace),
+                    now.gpu.total - beside(now.trace),
                     start=now.batch_size,
                     known=now.trace,
                     multiple_of=self.multiple_of,
@@ -180,8 +179,8 @@ class _ScriptJob:
         def trace_at(size: int) -> Trace:
             script = setting.script_with(size)
             self.say(f"looking for the largest batch: {shlex.join(script.words)}")
-            process = start(script, self.gpu_name, steps=self.steps)
-            with TracedScript(process, find_gpu(self.gpu_name)) as traced:
+            process = start(script, self.gpu, steps=self.steps)
+            with TracedScript(process, self.gpu) as traced:
                 trace = traced.trace()
             trace.batch_size = size
             return trace

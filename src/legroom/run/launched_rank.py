@@ -41,12 +41,11 @@ def main(words: list[str]) -> int:
 
 
 def _run_watched(script: Script, order: Order, speaker: "Record") -> int:
-    from legroom.gpus.catalog import parse_gpus
     from legroom.run.recording import Recording
 
     recording = Recording(
         script,
-        gpus=parse_gpus(",".join(order.gpus)) if order.gpus else None,
+        gpus=list(order.gpus) or None,
         output=order.files().capture,
         force=True,
         as_json=False,

@@ -27,6 +27,7 @@ from legroom.diagnose.report import source_lines
 from legroom.diagnose.report.command import RunCommand
 from legroom.diagnose.report.run_report import RunReport, report_of
 from legroom.errors import LegroomError
+from legroom.gpus.catalog import GpuSpec
 from legroom.log import say
 from legroom.memory.annotations import ExitReason, RunEnded, SpillTotals
 from legroom.memory.events import Event
@@ -75,7 +76,7 @@ class Recording:
         self,
         script: Script,
         *,
-        gpus: list[int] | None,
+        gpus: list[GpuSpec] | None,
         output: Path | None,
         force: bool,
         as_json: bool,

@@ -230,7 +230,7 @@ def test_every_gpu_that_can_be_named_can_be_described():
     for gpu in GPUS:
         told = json.loads(described(gpu))
         assert told["deviceVer"] == 100 * gpu.capability[0] + 10 * gpu.capability[1]
-        assert told["multiProcessorCount"] == gpu.multiprocessors
+        assert told["multiProcessorCount"] == gpu.sm_count
 
 
 def test_the_library_can_be_switched_off(monkeypatch):

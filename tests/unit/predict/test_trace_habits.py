@@ -49,7 +49,7 @@ def convolve(benchmark: bool) -> Trace:
 def test_with_cudnn_benchmark_the_bound_is_the_whole_gpu_and_the_reason_is_said() -> None:
     told = judge(convolve(True))
 
-    assert told.safe == H200.memory
+    assert told.safe == H200.total
     assert BENCHMARK in told.notes
     assert told.verdict == "fits"
 
@@ -57,7 +57,7 @@ def test_with_cudnn_benchmark_the_bound_is_the_whole_gpu_and_the_reason_is_said(
 def test_without_it_nothing_is_said() -> None:
     told = judge(convolve(False))
 
-    assert told.safe < H200.memory
+    assert told.safe < H200.total
     assert BENCHMARK not in told.notes
 
 

@@ -49,7 +49,7 @@ def test_the_largest_batch_stands_beside_todays() -> None:
 def test_what_is_needed_and_what_is_free_add_up_to_the_gpu_where_the_cache_grows_after_the_peak() -> None:
     now = estimated("8GiB")
     later = replace(now, peak_reserved=now.peak_reserved + 512 * MiB, peak_device=now.peak_device + 512 * MiB)
-    free = format_size(now.gpu.memory - later.peak_device)
+    free = format_size(now.gpu.total - later.peak_device)
     assert f"  free                 {free:>9}" in render_to_string(verdict_words(later), width=80)
 
 

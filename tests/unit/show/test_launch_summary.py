@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from legroom.gpus.catalog import parse_gpus
 from legroom.observe.script import Script
 from legroom.scale.launching.folder import RankEnding, RunFolder
 from legroom.scale.launching.outcome import Attempt, LaunchEnd, RankResult
@@ -88,8 +89,8 @@ def test_an_exit_without_python_is_told_by_its_code():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"gpus": ("8GiB", "8GiB")}, "2 ranks, a virtual GPU of 8.00 GiB each"),
-        ({"gpus": ("24GiB", "8GiB")}, "2 ranks, virtual GPUs of 24.00 GiB and 8.00 GiB"),
+        ({"gpus": parse_gpus("8GiB,8GiB")}, "2 ranks, a virtual GPU of 8.00 GiB each"),
+        ({"gpus": parse_gpus("24GiB,8GiB")}, "2 ranks, virtual GPUs of 24.00 GiB and 8.00 GiB"),
         ({"real_gpus": 2}, "2 ranks, a GPU each"),
         ({"nodes": (2, 4), "rendezvous": "node1:29400"}, "2 to 4 nodes meet at node1:29400"),
         ({}, "2 ranks on the CPU"),

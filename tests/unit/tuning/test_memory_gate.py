@@ -273,7 +273,7 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[MemoryGate, Others
     others = Others()
     gate = MemoryGate(
         NETWORK,
-        [Place(index=0, memory=10 * MiB, model="10MiB")],
+        [Place(index=0, memory=10 * MiB)],
         read_space({"batch_size": [8]}),
         neighbours=others,  # type: ignore[arg-type]
     )

@@ -30,7 +30,7 @@ FILE = Path(__file__).with_name("tuned_functions.py")
         ({"address": "host:6379"}, "address= names a Ray cluster, and engine='local' runs on this machine"),
         ({"ranks": 2, "gpu": "8GiB"}, "a trial of 2 ranks needs 2 GPUs, and there is 1"),
         ({"ranks": 3, "gpu": "8GiB,8GiB"}, "a trial of 3 ranks needs 3 GPUs, and there are 2"),
-        ({"gpu": "8 apples"}, "is no size"),
+        ({"gpu": "8 apples"}, "is not a valid GPU"),
         ({"time_budget": -1}, "too short"),
     ],
 )

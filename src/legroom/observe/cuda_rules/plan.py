@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from legroom.gpus.catalog import Gpu
+from legroom.gpus.catalog import GpuSpec
 
 
 class Output(NamedTuple):
@@ -72,7 +72,7 @@ class Call:
     arguments: dict[str, Any]
     """By the names of the operation's schema; defaults filled in."""
     result: Any
-    gpu: Gpu
+    gpu: GpuSpec
     in_backward: bool
     """Whether the autograd engine runs it: there it is another thread, with its own library handles."""
 

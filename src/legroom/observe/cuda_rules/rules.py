@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from legroom.gpus.catalog import Gpu
+from legroom.gpus.catalog import GpuSpec
 from legroom.observe.cuda_rules import autocast, libraries, optimizers
 from legroom.observe.cuda_rules.attention import attention
 from legroom.observe.cuda_rules.convolution import convolution, deformable
@@ -46,7 +46,7 @@ MEASURED_RELEASE = (2, 11)
 class CudaRules:
     """What CUDA would do on `gpu` where a trace over CPU or fake tensors does otherwise."""
 
-    def __init__(self, gpu: Gpu, *, release: tuple[int, int] = MEASURED_RELEASE) -> None:
+    def __init__(self, gpu: GpuSpec, *, release: tuple[int, int] = MEASURED_RELEASE) -> None:
         self.gpu = gpu
         self.release = release
         self._known: dict[int, tuple[Rule, list[tuple[str, Any]]] | None] = {}

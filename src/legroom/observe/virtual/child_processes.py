@@ -9,13 +9,14 @@ import multiprocessing.spawn
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from legroom.gpus.catalog import GpuSpec
 from legroom.observe.virtual.patching import Replacement, table
 from legroom.observe.virtual.protocols import Host
 
 
 def replacements(host: Host) -> Iterable[Replacement]:
     plain = multiprocessing.spawn.get_preparation_data
-    gpus = _VirtualGPUs([device.capacity for device in host.devices])
+    gpus = _VirtualGPUs([device.spec for device in host.devices])
 
     def get_preparation_data(name: str) -> dict[str, Any]:
         return {**plain(name), "legroom": gpus}
@@ -27,16 +28,16 @@ def replacements(host: Host) -> Iterable[Replacement]:
 class _VirtualGPUs:
     """Becomes virtual GPUs in the process that unpickles it, for the life of that process."""
 
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self._sizes = sizes
+    def __init__(self, gpus: Sequence[GpuSpec]) -> None:
+        self._gpus = gpus
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return enter, tuple(self._sizes)
+        return enter, tuple(self._gpus)
 
 
-def enter(*sizes: int) -> None:
+def enter(*gpus: GpuSpec) -> None:
     """A spawned process gets its GPUs."""
     from legroom.observe.virtual.gpu import VirtualGPU  # the other way round at import
 
     if VirtualGPU._active is None:
-        VirtualGPU(*sizes).__enter__()
+        VirtualGPU(*gpus).__enter__()

@@ -23,6 +23,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from legroom.errors import UsageError
+from legroom.gpus.catalog import GpuSpec, find_gpu, parse_gpus
 from legroom.memory.allocator.allocator import AllocationFailed, Allocator
 from legroom.memory.allocator.settings import AllocatorSettings
 from legroom.memory.events import Event, Sink
@@ -45,7 +46,6 @@ from legroom.observe.virtual.torch_api.device_type import numbers_name_devices
 from legroom.observe.virtual.torch_api.distributed import SECONDS_TO_LET_GO, ranks_talk
 from legroom.observe.virtual.torch_api.lazy_modules import lazy_parameters_without_data
 from legroom.observe.virtual.torch_api.streams import current_stream_id
-from legroom.units import parse_size
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -56,29 +56,40 @@ class VirtualDevice:
     """One pretended GPU."""
 
     index: int
-    name: str
-    capacity: int
-    """Total memory in bytes."""
-    context_bytes: int
-    """What the CUDA context would take of it; 0 unless asked for."""
+    spec: GpuSpec
     allocator: Allocator
+
+    @property
+    def name(self) -> str:
+        """What `torch.cuda.get_device_name()` answers."""
+        card = "" if self.spec.is_size else f" ({self.spec.name.upper()})"
+        return f"Legroom virtual GPU {self.index}{card}"
+
+    @property
+    def capacity(self) -> int:
+        """Total memory in bytes."""
+        return self.spec.total
+
+    @property
+    def context_bytes(self) -> int:
+        """Bytes that the CUDA context uses."""
+        return self.spec.context
 
 
 class VirtualGPU:
-    """One or several pretended GPUs, as a context manager or a decorator.
+    """One or several virtual GPUs, as a context manager or a decorator.
 
-    `sizes`: one per device, `"8GiB"` or bytes; a single text may list several, `"8GiB,8GiB"`.
-    `sink` receives every event. `context` is what the CUDA context takes of each device (0 by default: the size
-    is what PyTorch may use). Allocator settings come from `PYTORCH_ALLOC_CONF` / `PYTORCH_CUDA_ALLOC_CONF`.
+    `gpus`: one per device, as for `--gpu`: a size (`"8GiB"`, `"8GiB:sm90"`, bytes), which is the memory that PyTorch can
+    use, or a name (`"t4"`); a single text may list several, `"8GiB,8GiB"`. `sink` receives every event. Allocator
+    settings come from `PYTORCH_ALLOC_CONF` / `PYTORCH_CUDA_ALLOC_CONF`.
     """
 
     _active: "VirtualGPU | None" = None
 
     def __init__(
         self,
-        *sizes: str | int,
+        *gpus: str | int | GpuSpec,
         sink: Sink | None = None,
-        context: str | int | None = None,
         settings: AllocatorSettings | None = None,
         rules: CudaRules | None = None,
         fake_tensors: FakeTensors | None = None,
@@ -86,10 +97,11 @@ class VirtualGPU:
     ) -> None:
         """The rest is for estimates. `rules`: count what CUDA's kernels take beyond their results, too. `fake_tensors`:
         device tensors without data. `bounded=False`: never fail; the sizes are only what the devices say of themselves."""
-        if not sizes:
-            raise UsageError("a virtual GPU needs a size, such as VirtualGPU('8GiB')")
-        capacities = [parse_size(part) for size in sizes for part in _parts(size)]
-        context_bytes = 0 if context is None else parse_size(context)
+        if not gpus:
+            raise UsageError("A virtual GPU needs a size or a name: `VirtualGPU('8GiB')`.")
+        specs = [
+            spec for gpu in gpus for spec in (parse_gpus(gpu) if isinstance(gpu, str) else [find_gpu(gpu)])
+        ]
         settings = settings or AllocatorSettings.from_environment(os.environ, torch.__version__)
         self.devices: list[VirtualDevice] = []
         self.fake_tensors = fake_tensors
@@ -103,19 +115,14 @@ class VirtualGPU:
             fake_tensors=fake_tensors,
             on_failure=self._out_of_memory,
         )
-        for index, capacity in enumerate(capacities):
-            if context_bytes >= capacity:
-                raise UsageError(
-                    f"a CUDA context of {context_bytes} bytes leaves nothing of a GPU of {capacity}"
-                )
+        for index, spec in enumerate(specs):
             allocator = Allocator(
-                capacity - context_bytes if bounded else None,
-                total=capacity,
+                spec.usable if bounded else None,
+                total=spec.total,
                 settings=settings,
                 on_segment=partial(self.recorder.allocations.segment_changed, index),
             )
-            name = f"Legroom virtual GPU {index}"
-            self.devices.append(VirtualDevice(index, name, capacity, context_bytes, allocator))
+            self.devices.append(VirtualDevice(index, spec, allocator))
         self._selected = _Selected()
         self._faults: Faults | None = None
         self._exit = contextlib.ExitStack()
@@ -231,10 +238,6 @@ class _Selected(threading.local):
     """The current device: each thread has its own, as in CUDA."""
 
     index = 0
-
-
-def _parts(size: str | int) -> list[str | int]:
-    return list(size.split(",")) if isinstance(size, str) else [size]
 
 
 def _nowhere(event: Event) -> None:

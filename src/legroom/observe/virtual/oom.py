@@ -16,10 +16,17 @@ from legroom.units import GiB, KiB, MiB
 
 
 class Device(Protocol):
-    index: int
-    capacity: int
-    context_bytes: int
-    allocator: Allocator
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def capacity(self) -> int: ...
+
+    @property
+    def context_bytes(self) -> int: ...
+
+    @property
+    def allocator(self) -> Allocator: ...
 
 
 def report_out_of_memory(

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+from legroom.gpus.catalog import GpuSpec
 from legroom.memory.allocator.allocator import Allocator
 
 
@@ -20,6 +21,9 @@ class Device(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def spec(self) -> GpuSpec: ...
 
     @property
     def capacity(self) -> int:

@@ -141,7 +141,7 @@ def _judged(now: Estimate, trace: Trace, means: str, *, price: str, how: str) ->
         means=means,
         peak_device=peak_device,
         saves=now.peak_device - peak_device,
-        verdict=verdict(trace, peaks, now.gpu.memory - beside(trace)),
+        verdict=verdict(trace, peaks, now.gpu.total - beside(trace)),
         price=price,
         how=how,
     )

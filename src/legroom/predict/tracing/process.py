@@ -27,7 +27,7 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as _dataloader
 
-from legroom.gpus.catalog import find_gpu
+from legroom.gpus.catalog import GpuSpec
 from legroom.gpus.machine import processors
 from legroom.memory.capture.capture import CaptureWriter
 from legroom.memory.events import Frame
@@ -61,7 +61,10 @@ class TracingProcess:
         hide_real_gpus()
         self.script = Script(order["script"], tuple(order["arguments"]), order["is_module"])
         self.steps: int = order["steps"]
-        self.trace = Trace(gpu=find_gpu(order["gpu"]), mode=order["mode"])
+        self.trace = Trace(
+            gpu=GpuSpec(**{**order["gpu"], "capability": tuple(order["gpu"]["capability"])}),
+            mode=order["mode"],
+        )
         self.device: VirtualGPU = make_device(self.trace.gpu, self.trace.mode, self.trace.events.append)
         self._requests = LineReader(requests)
         self._replies = os.fdopen(replies, "w")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.gpus.catalog import Gpu
+from legroom.gpus.catalog import GpuSpec
 from legroom.memory.capture.capture import read_capture
 from legroom.predict.options.names import Means
 from legroom.predict.tracing.trace import Mode, Trace
@@ -28,7 +28,9 @@ class CannotTrace(LegroomError):  # noqa: N818
 class TracedScript:
     """A script that has run up to its first batch, and can be traced from there as often as wanted, several at a time."""
 
-    def __init__(self, process: StandingBy, gpu: Gpu, *, mode: Mode = "fake", patience: float = 300) -> None:
+    def __init__(
+        self, process: StandingBy, gpu: GpuSpec, *, mode: Mode = "fake", patience: float = 300
+    ) -> None:
         self._process, self._gpu, self._mode, self._patience = process, gpu, mode, patience
         self._folder = tempfile.TemporaryDirectory(prefix="legroom-")
         self._count = 0

@@ -1,15 +1,17 @@
 """Starts the process that traces a script. Imports no torch: that process imports it meanwhile, and so can the caller."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Literal
 
+from legroom.gpus.catalog import GpuSpec
 from legroom.observe.script import Script
 from legroom.predict.tracing.worker_process import StandingBy, start_standing_by
 
 
 def start(
     script: Script,
-    gpu: str | int,
+    gpu: GpuSpec,
     *,
     mode: Literal["fake", "cpu"] = "fake",
     steps: int = 2,
@@ -21,6 +23,6 @@ def start(
     """
     order = {
         "script": script.name, "arguments": list(script.arguments), "is_module": script.is_module,
-        "gpu": gpu, "mode": mode, "steps": steps,
+        "gpu": asdict(gpu), "mode": mode, "steps": steps,
     }  # fmt: skip
     return start_standing_by("legroom.predict.tracing.main", order, environment)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from legroom.gpus.catalog import Gpu
+from legroom.gpus.catalog import GpuSpec
 from legroom.memory.events import Alloc, Category, Event, Free, Phase, Step
 from legroom.predict.requests import KERNELS_RUN, LIBRARY_LOADED
 from legroom.predict.requests import Request as Request
@@ -23,7 +23,7 @@ FURTHER_STEPS = 2
 class Trace:
     """One traced run: its events on an endless device."""
 
-    gpu: Gpu
+    gpu: GpuSpec
     """Whose kernels the trace describes."""
     mode: Mode
     """`fake`: tensors without data; `cpu`: real arithmetic, because the program needed its data."""

@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
-from legroom.gpus.catalog import Gpu
+from legroom.gpus.catalog import GpuSpec
 from legroom.memory.events import Event
 from legroom.observe.cuda_rules.rules import CudaRules
 from legroom.observe.fake.fake_tensors import FakeTensors
@@ -17,10 +17,10 @@ from legroom.predict import uncertainty
 from legroom.predict.tracing.trace import Mode, Trace
 
 
-def make_device(gpu: Gpu, mode: Mode, sink: Callable[[Event], None]) -> VirtualGPU:
+def make_device(gpu: GpuSpec, mode: Mode, sink: Callable[[Event], None]) -> VirtualGPU:
     """An endless virtual GPU that behaves like `gpu`, for tracing."""
     return VirtualGPU(
-        gpu.memory,
+        gpu,
         sink=sink,
         rules=CudaRules(gpu),
         fake_tensors=FakeTensors() if mode == "fake" else None,
@@ -43,7 +43,7 @@ def finish(trace: Trace, device: VirtualGPU) -> Trace:
 
 
 def trace_steps(
-    make_step: Callable[[], Callable[[], object]], gpu: Gpu, *, steps: int = 2, mode: Mode = "fake"
+    make_step: Callable[[], Callable[[], object]], gpu: GpuSpec, *, steps: int = 2, mode: Mode = "fake"
 ) -> Trace:
     """Trace `steps` calls of what `make_step()` gives; both run with `cuda` served by the traced device."""
     trace = Trace(gpu=gpu, mode=mode)

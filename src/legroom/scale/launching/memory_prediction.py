@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from legroom.gpus.catalog import Gpu, find_gpu
+from legroom.gpus.catalog import GpuSpec, real_gpu
 from legroom.gpus.machine import processors, visible_gpus
 from legroom.observe.virtual.single_rank import VARIABLE as LONE_RANK
 from legroom.predict.estimate import Estimate, judge
@@ -25,7 +25,7 @@ class Forecast:
     """One rank, as it will be."""
 
     rank: int
-    gpu: Gpu
+    gpu: GpuSpec
     estimate: Estimate | None
     trouble: str = ""
     """Why there is no estimate."""
@@ -35,7 +35,7 @@ class Forecast:
         return {
             "rank": self.rank,
             "gpu": self.gpu.name,
-            "capacity_bytes": self.gpu.memory,
+            "capacity_bytes": self.gpu.total,
             "verdict": told.verdict if told else None,
             "batch_size": told.batch_size if told else None,
             "peak_allocated_bytes": told.peak_allocated if told else None,
@@ -47,7 +47,7 @@ class Forecast:
 
 def foretell(plan: LaunchPlan, say: Callable[[str], None] = lambda sentence: None) -> list[Forecast]:
     """One forecast per rank of this node, taken as the first; none where no GPU is named and none is there."""
-    gpus = [find_gpu(name) for name in plan.gpus] or _real_gpus(plan)
+    gpus = list(plan.gpus) or _real_gpus(plan)
     if not gpus:
         return []
     if plan.strategy in IN_ONE_PROCESS:
@@ -63,7 +63,7 @@ def foretell(plan: LaunchPlan, say: Callable[[str], None] = lambda sentence: Non
         return [first, *pool.map(trace, range(1, plan.nproc))]
 
 
-def _trace(plan: LaunchPlan, rank: int, gpu: Gpu, letters: str) -> Forecast:
+def _trace(plan: LaunchPlan, rank: int, gpu: GpuSpec, letters: str) -> Forecast:
     environment = _environment(plan, rank, letters)
     try:
         try:
@@ -77,9 +77,8 @@ def _trace(plan: LaunchPlan, rank: int, gpu: Gpu, letters: str) -> Forecast:
     return Forecast(rank=rank, gpu=gpu, estimate=told)
 
 
-def _estimate(plan: LaunchPlan, gpu: Gpu, mode: Mode, environment: Mapping[str, str]) -> Estimate:
-    named = gpu.name if gpu.name in plan.gpus else gpu.memory
-    started = start(plan.script, named, mode=mode, environment=environment)
+def _estimate(plan: LaunchPlan, gpu: GpuSpec, mode: Mode, environment: Mapping[str, str]) -> Estimate:
+    started = start(plan.script, gpu, mode=mode, environment=environment)
     with TracedScript(started, gpu, mode=mode) as traced:
         return judge(traced.trace())
 
@@ -99,5 +98,5 @@ def _environment(plan: LaunchPlan, rank: int, letters: str) -> dict[str, str]:
     }
 
 
-def _real_gpus(plan: LaunchPlan) -> list[Gpu]:
-    return [find_gpu(gpu.total) for gpu in visible_gpus()][: plan.nproc]
+def _real_gpus(plan: LaunchPlan) -> list[GpuSpec]:
+    return [real_gpu(gpu.name, gpu.total) for gpu in visible_gpus()][: plan.nproc]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from legroom.errors import UsageError
+from legroom.gpus.catalog import GpuSpec
 from legroom.gpus.machine import processors
 from legroom.observe.script import Script
 
@@ -28,8 +29,8 @@ class LaunchPlan:
     script: Script
     nproc: int
     """Ranks on this node."""
-    gpus: tuple[str, ...] = ()
-    """Virtual GPUs of this node, as they were named; every rank sees them all and uses its own. Empty: none."""
+    gpus: tuple[GpuSpec, ...] = ()
+    """Virtual GPUs of this node; every rank sees them all and uses its own. Empty: none."""
     real_gpus: int = 0
     """Real ones that are used instead; 0: the ranks compute on the CPU."""
     nodes: tuple[int, int] = (1, 1)
@@ -66,7 +67,7 @@ class LaunchPlan:
     @property
     def torchrun(self) -> str:
         """The command that does the same with torchrun, in one line for a shell."""
-        settings = {"LEGROOM": ",".join(self.gpus), **self.settings} if self.gpus else self.settings
+        settings = {"LEGROOM": _names(self.gpus), **self.settings} if self.gpus else self.settings
         words = [
             f"{name}={shlex.quote(value)}"
             for name, value in settings.items()
@@ -100,7 +101,7 @@ class LaunchPlan:
         words = ["--nproc", str(self.nproc)]
         if self.gpus:
             same = len(set(self.gpus)) == 1
-            words = ["--gpu", self.gpus[0] if same else ",".join(self.gpus), *words]
+            words = ["--gpu", _names(self.gpus[:1] if same else self.gpus), *words]
         if self.rendezvous is not None:
             words += ["--nodes", str(most) if fewest == most else f"{fewest}:{most}"]
             words += ["--rendezvous", self.rendezvous]
@@ -119,7 +120,7 @@ def plan_launch(
     script: Script,
     *,
     nproc: int | None,
-    gpus: Sequence[str],
+    gpus: Sequence[GpuSpec],
     real_gpus: int,
     nodes: str = "1",
     rendezvous: str | None = None,
@@ -158,7 +159,7 @@ def plan_launch(
     )
 
 
-def _ranks(nproc: int | None, gpus: Sequence[str], real_gpus: int, strategy: str | None) -> int:
+def _ranks(nproc: int | None, gpus: Sequence[GpuSpec], real_gpus: int, strategy: str | None) -> int:
     if strategy in IN_ONE_PROCESS:
         if nproc is not None and nproc > 1:
             raise UsageError(
@@ -182,11 +183,16 @@ def _check_real_gpus(ranks: int, there: int) -> None:
         )
 
 
-def _one_each(gpus: Sequence[str], ranks: int, strategy: str | None) -> tuple[str, ...]:
+def _one_each(gpus: Sequence[GpuSpec], ranks: int, strategy: str | None) -> tuple[GpuSpec, ...]:
     """One size stands for a GPU of that size for each rank."""
     if len(gpus) == 1 and strategy not in IN_ONE_PROCESS:
         return tuple(gpus) * ranks
     return tuple(gpus)
+
+
+def _names(gpus: Sequence[GpuSpec]) -> str:
+    """As the command line accepts them."""
+    return ",".join(gpu.name for gpu in gpus)
 
 
 def _parse_nodes(text: str) -> tuple[int, int]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from legroom.gpus.catalog import GpuSpec, find_gpu
 from legroom.scale.launching.folder import RankFiles, RunFolder
 from legroom.scale.launching.plan import LaunchPlan
 
@@ -20,7 +21,7 @@ class Order:
     """One rank's part, the same for all ranks of a node."""
 
     folder: str
-    gpus: tuple[str, ...]
+    gpus: tuple[GpuSpec, ...]
     """Virtual GPUs; empty: what the machine has."""
     watch: bool
     options: tuple[str, ...]
@@ -31,7 +32,7 @@ class Order:
         facts = json.loads(os.environ.pop(ORDER))
         return cls(
             folder=facts["folder"],
-            gpus=tuple(facts["gpus"]),
+            gpus=tuple(map(find_gpu, facts["gpus"])),
             watch=facts["watch"],
             options=tuple(facts["options"]),
         )
@@ -53,7 +54,7 @@ def environment(plan: LaunchPlan, folder: RunFolder) -> Mapping[str, str]:
         watch=bool(plan.gpus) or (plan.watch and plan.real_gpus > 0),  # a virtual GPU counts anyway
         options=tuple(plan.options),
     )
-    return {ORDER: json.dumps(asdict(order)), **plan.settings}
+    return {ORDER: json.dumps({**asdict(order), "gpus": [gpu.name for gpu in plan.gpus]}), **plan.settings}
 
 
 def rank_command(plan: LaunchPlan) -> list[str]:

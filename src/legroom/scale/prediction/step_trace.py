@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from legroom.errors import LegroomError, UsageError
-from legroom.gpus.catalog import Gpu, find_gpu
+from legroom.errors import LegroomError
+from legroom.gpus.catalog import GpuSpec, find_gpu, real_gpu
 from legroom.memory.events import Alloc, Category, Event, Free, Tag
 from legroom.observe.cuda_rules.optimizers import installed as optimizers_by_lists
 from legroom.observe.cuda_rules.rules import CudaRules
@@ -27,7 +27,6 @@ from legroom.observe.virtual.gpu import VirtualGPU
 from legroom.predict.requests import Peaks, play
 from legroom.predict.tracing.copying import OntoDevice
 from legroom.predict.tracing.trace import Trace
-from legroom.units import GiB
 
 T = TypeVar("T")
 MakeStep = Callable[[OntoDevice], Callable[[], object]]
@@ -38,14 +37,14 @@ MakeStep = Callable[[OntoDevice], Callable[[], object]]
 class Likeness:
     """What kind of device is traced."""
 
-    gpu: Gpu
+    gpu: GpuSpec
     kernels: bool
     """Whether kernels' own memory counts: it does not on a virtual GPU."""
 
     @property
     def room(self) -> int:
         """Bytes that PyTorch may take of it."""
-        return self.gpu.memory - self.gpu.context if self.kernels else self.gpu.memory
+        return self.gpu.usable
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,20 +62,18 @@ class Foreseen:
 def likeness_of(device: torch.device) -> Likeness:
     """A GPU of this kind and size; a host has none, and is taken for a large one."""
     if device.type != "cuda":
-        return Likeness(find_gpu(80 * GiB), kernels=True)
+        return Likeness(find_gpu("a100-80gb"), kernels=True)
+    active = VirtualGPU._active
+    if active is not None:
+        return Likeness(
+            active.devices[active.current if device.index is None else device.index].spec, kernels=False
+        )
     properties = torch.cuda.get_device_properties(device)
-    memory = int(properties.total_memory)
-    if VirtualGPU._active is not None:
-        return Likeness(find_gpu(memory), kernels=False)
-    try:
-        known = find_gpu(properties.name)
-    except UsageError:
-        known = find_gpu(memory)
-    gpu = Gpu(
-        name=known.name,
-        memory=memory,
+    gpu = real_gpu(
+        properties.name,
+        int(properties.total_memory),
         capability=(properties.major, properties.minor),
-        multiprocessors=properties.multi_processor_count,
+        sm_count=properties.multi_processor_count,
     )
     return Likeness(gpu, kernels=True)
 
@@ -112,7 +109,7 @@ def traced(like: Likeness, devices: int = 1) -> Iterator[tuple[list[Event], Virt
     try:
         with (
             VirtualGPU(
-                *[like.gpu.memory] * devices,
+                *[like.gpu] * devices,
                 sink=events.append,
                 rules=CudaRules(like.gpu) if like.kernels else None,
                 fake_tensors=FakeTensors(),

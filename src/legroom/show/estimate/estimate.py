@@ -8,7 +8,6 @@ from rich.text import Text
 
 from legroom.diagnose.report.device_memory import snapshot_at_peak
 from legroom.diagnose.report.source_lines import read_sources
-from legroom.gpus.catalog import GPUS, Gpu
 from legroom.memory.events import Frame
 from legroom.memory.ledger import Ledger
 from legroom.predict.estimate import Estimate
@@ -19,7 +18,7 @@ from legroom.show.common.formatting import clean, format_count, format_location
 from legroom.show.common.sections import section, top_lines
 from legroom.show.common.terminal import verbatim
 from legroom.show.report.memory_bar import MemoryBar
-from legroom.units import GiB, MiB, format_size
+from legroom.units import format_size
 
 STYLES = {"fits": "bold green", "uncertain": "bold yellow", "does-not-fit": "bold red"}
 
@@ -36,7 +35,7 @@ def further_words(told: Told) -> RenderableType:
 
 def _verdict_parts(now: Estimate) -> Iterator[RenderableType]:
     yield Text(_verdict(now), style=STYLES[now.verdict])
-    whole = max(now.gpu.memory, now.peak_device)
+    whole = max(now.gpu.total, now.peak_device)
     other = now.peak_device - now.peak_reserved
     picture = snapshot_at_peak(Ledger(now.trace.events), 0, whole, other=other, reserved=now.peak_reserved)
     if picture is not None:
@@ -55,7 +54,7 @@ def _further_parts(told: Told) -> Iterator[RenderableType]:
         enough = not now.fits and any(option.verdict != "does-not-fit" for option in told.options)
         title = "What would make it fit" if enough else "What would save memory"
         yield from section(title, "each traced, cheapest first")
-        yield from _options(told.options, now.gpu.memory)
+        yield from _options(told.options, now.gpu.total)
     yield Text("")
     for note in now.notes:
         yield Text(f"{clean(note).rstrip('.')}.", style="yellow")
@@ -68,27 +67,27 @@ def _further_parts(told: Told) -> Iterator[RenderableType]:
     if now.fits and now.trace.trains and not told.planned:
         yield Text("What would save memory:")
         yield verbatim(
-            f"  legroom estimate --plan --gpu {_named(now.gpu, now.gpu.memory)} {told.script}",
+            f"  legroom estimate --plan --gpu {now.gpu.name} {told.script}",
             style="bold cyan",
         )
 
 
 def _verdict(now: Estimate) -> str:
-    sizes = f"{format_size(now.peak_device)} of {format_size(now.gpu.memory)}"
+    sizes = f"{format_size(now.peak_device)} of {format_size(now.gpu.total)}"
     bound = f"at most {format_size(now.safe)}"
     top = next((row for row in now.state.top(5) if row.file), None)
     where = "" if top is None else f", the largest part from {format_location(top.file, top.line)}"
     match now.verdict:
-        case "fits" if now.peak_device > now.gpu.memory:
+        case "fits" if now.peak_device > now.gpu.total:
             return (
-                f"Fits into {format_size(now.gpu.memory)} because PyTorch gives back its cache in time;"
+                f"Fits into {format_size(now.gpu.total)} because PyTorch gives back its cache in time;"
                 f" where there is more it takes {format_size(now.peak_device)}{where}."
             )
         case "fits":
             return f"Fits: needs {sizes} ({bound}){where}."
         case "uncertain":
             return f"May not fit: needs about {sizes}, but up to {format_size(now.safe)}{where}."
-    over = now.peak_device - now.gpu.memory
+    over = now.peak_device - now.gpu.total
     missing = f"{format_size(over)} too much" if over > 0 else "and not in the pieces that are free"
     return f"Does not fit: needs {sizes}, {missing}{where}."
 
@@ -130,24 +129,10 @@ _OPTION_WORDS = {
 
 
 def _gpu_words(now: Estimate) -> str:
-    size = format_size(now.gpu.memory)
-    return f"a GPU of {size}" if now.gpu.name == size else f"{now.gpu.name}, {size}"
+    size = format_size(now.gpu.total)
+    return f"a GPU of {size}" if now.gpu.is_size else f"{now.gpu.name}, {size}"
 
 
 def _next(told: Told) -> Iterator[RenderableType]:
-    gpu = told.estimate.gpu
-    if gpu.memory <= gpu.context:
-        yield Text(
-            f"CUDA itself takes {format_size(gpu.context)} of a GPU: on one of {format_size(gpu.memory)} nothing runs at all."
-        )
-        return
-    yield Text("Next, on a virtual GPU with as much for PyTorch:")
-    named = _named(gpu, gpu.memory - gpu.context)
-    yield verbatim(f"  legroom run --gpu {named} {told.script}", style="bold cyan")
-
-
-def _named(gpu: Gpu, memory: int) -> str:
-    """A GPU as the command line takes it: a size by the memory that is meant."""
-    if gpu in GPUS:
-        return gpu.name
-    return f"{memory // MiB}MiB" if memory % GiB else f"{memory // GiB}GiB"
+    yield Text("Next, on a virtual GPU of the same size:")
+    yield verbatim(f"  legroom run --gpu {told.estimate.gpu.name} {told.script}", style="bold cyan")

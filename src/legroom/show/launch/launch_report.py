@@ -11,7 +11,6 @@ from rich.table import Table
 from rich.text import Text
 
 from legroom.diagnose.report.run_report import RunReport
-from legroom.gpus.catalog import find_gpu
 from legroom.scale.launching.folder import RunFolder
 from legroom.scale.launching.hints import hint
 from legroom.scale.launching.outcome import Attempt, LaunchEnd, RankResult, crowded
@@ -47,7 +46,7 @@ def _ranks_words(plan: LaunchPlan) -> str:
 def _gpu_words(plan: LaunchPlan) -> str:
     each = " each" if plan.nproc > 1 else ""
     if plan.gpus:
-        sizes = [format_size(find_gpu(gpu).memory) for gpu in plan.gpus]
+        sizes = [format_size(gpu.total) for gpu in plan.gpus]
         if len(set(sizes)) > 1 or len(sizes) > plan.nproc:
             return f", virtual GPUs of {_listed(sizes)}"
         return f", a virtual GPU of {sizes[0]}{each}"

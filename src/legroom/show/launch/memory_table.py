@@ -29,7 +29,7 @@ def _parts(forecasts: Sequence[Forecast]) -> Iterator[RenderableType]:
         return
     told = [forecast for forecast in forecasts if forecast.estimate is not None]
     if told:
-        yield from section("Predicted memory", "on a real GPU of that size, CUDA's context included")
+        yield from section("Predicted memory", "kernel workspaces included")
         yield _table(told)
     for trouble, ranks in _troubles(forecasts).items():
         yield Text(f"No prediction for rank {', '.join(map(str, ranks))}: {clean(trouble)}.", style="yellow")
@@ -51,7 +51,7 @@ def _table(forecasts: Sequence[Forecast]) -> Table:
             str(told.batch_size or "?"),
             format_size(told.peak_device),
             format_size(told.safe),
-            format_size(forecast.gpu.memory),
+            format_size(forecast.gpu.total),
             Text(_VERDICTS[told.verdict], style=STYLES[told.verdict]),
         )
     return table

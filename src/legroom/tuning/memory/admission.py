@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from legroom.errors import UsageError
-from legroom.gpus.catalog import GPUS, find_gpu
+from legroom.gpus.catalog import GpuSpec, find_gpu, parse_gpus, real_gpu
 from legroom.tuning.space.space import Config
 
 
@@ -20,12 +19,12 @@ class Place:
 
     index: int
     memory: int
-    """Bytes in all; of a virtual GPU of a given size, what PyTorch may use."""
+    """Bytes in all."""
     context: int = 0
     """Bytes that each process takes of it before PyTorch takes any."""
     virtual: bool = False
-    model: str = ""
-    """What `find_gpu` knows it by; decides which kernels an estimate counts with."""
+    gpu: GpuSpec | None = None
+    """Its kind, which decides the kernels that an estimate counts with. None: a GPU of `memory` bytes."""
     machine: str = ""
     """Its address in a cluster; empty: this one."""
     held: int = 0
@@ -36,6 +35,11 @@ class Place:
         if not self.memory:
             return "cpu"
         return f"virtual {self.index}" if self.virtual else f"cuda:{self.index}"
+
+    @property
+    def spec(self) -> GpuSpec:
+        """Its kind, whether or not it was named."""
+        return self.gpu or find_gpu(self.memory)
 
     @property
     def room(self) -> int:
@@ -117,13 +121,11 @@ class Gate(Protocol):
 
 
 def virtual_places(sizes: str) -> list[Place]:
-    """`8GiB,4GiB` or `rtx4090`, as `legroom run --gpu` reads them: of a GPU by name the CUDA context takes its part."""
-    places = []
-    for index, part in enumerate(sizes.split(",")):
-        gpu = find_gpu(part.strip())
-        room = gpu.memory - gpu.context if gpu in GPUS else gpu.memory
-        places.append(Place(index=index, memory=room, virtual=True, model=gpu.name))
-    return places
+    """`8GiB,4GiB` or `rtx4090`, as `legroom run --gpu` reads them."""
+    return [
+        Place(index=index, memory=gpu.total, context=gpu.context, virtual=True, gpu=gpu)
+        for index, gpu in enumerate(parse_gpus(sizes))
+    ]
 
 
 def real_places() -> list[Place]:
@@ -133,17 +135,14 @@ def real_places() -> list[Place]:
 
     places = []
     for gpu in gpus_in_use():
-        try:
-            known = find_gpu(gpu.name)
-        except UsageError:
-            known = find_gpu(gpu.total)
+        spec = real_gpu(gpu.name, gpu.total)
         places.append(
             Place(
                 index=gpu.index,
                 memory=gpu.total,
-                context=known.context,
+                context=spec.context,
                 held=0 if isinstance(gpu.used, NotAvailable) else min(gpu.total, gpu.used),
-                model=known.name if known in GPUS else str(gpu.total),
+                gpu=spec,
             )
         )
     return places

@@ -327,10 +327,11 @@ class MemoryGate:
 
 
 def _kinds(places: Sequence[Place]) -> Iterator[list[Place]]:
-    """Places for which one trace is enough: the same kernels, or virtual ones of whatever size."""
-    kinds: dict[tuple[bool, str], list[Place]] = {}
+    """Places for which one trace is enough: the same kernels, or virtual ones of one capability, whatever their size."""
+    kinds: dict[tuple[bool, object], list[Place]] = {}
     for place in places:
-        kinds.setdefault((place.virtual, "" if place.virtual else place.model), []).append(place)
+        kind = place.spec.capability if place.virtual else place.spec.name
+        kinds.setdefault((place.virtual, kind), []).append(place)
     yield from kinds.values()
 
 

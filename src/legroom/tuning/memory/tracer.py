@@ -7,6 +7,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from legroom.gpus.catalog import GpuSpec
 from legroom.tuning.engines.fork_server import Forked, ServerGone, ended, fork_server
 from legroom.tuning.memory.admission import Place
 from legroom.tuning.space.space import Config
@@ -46,8 +47,7 @@ class TraceOrder:
     function: TrainFunction
     rooms: list[int]
     """Bytes for PyTorch, of each GPU in question."""
-    gpu: int | str
-    """As `find_gpu` reads it."""
+    gpu: GpuSpec
     virtual: bool
     ranks: int
     printed: str
@@ -78,7 +78,7 @@ class Tracer:
         self._order = TraceOrder(
             function=function,
             rooms=[place.room for place in places],
-            gpu=places[0].memory if places[0].virtual else places[0].model,
+            gpu=places[0].spec,
             virtual=places[0].virtual,
             ranks=ranks,
             printed=self._printed.name,

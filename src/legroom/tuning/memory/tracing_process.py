@@ -20,7 +20,6 @@ from typing import Any, NoReturn
 import psutil
 import torch
 
-from legroom.gpus.catalog import Gpu, find_gpu
 from legroom.observe.cuda_rules import optimizers
 from legroom.observe.exit_with_parent import exit_with_parent
 from legroom.observe.fake.fake_tensors import FakeTensors
@@ -60,7 +59,7 @@ class _Tracing:
 
     def __init__(self, order: TraceOrder, pipe: Connection) -> None:
         self._order, self._pipe = order, pipe
-        self._gpu: Gpu = find_gpu(order.gpu)
+        self._gpu = order.gpu
         self._trace = Trace(gpu=self._gpu, mode="fake")
         self._began = 0.0
         self._trial: _TracedTrial | None = None
@@ -104,7 +103,7 @@ class _Tracing:
         if not self._order.virtual:
             return stack.enter_context(make_device(self._gpu, "fake", self._trace.events.append))
         device = VirtualGPU(
-            self._gpu.memory, sink=self._trace.events.append, fake_tensors=FakeTensors(), bounded=False
+            self._gpu, sink=self._trace.events.append, fake_tensors=FakeTensors(), bounded=False
         )
         stack.enter_context(device)
         stack.enter_context(optimizers.installed())

@@ -177,7 +177,7 @@ def _device(order: Order) -> Iterator[None]:
     if place.virtual:
         from legroom.observe.virtual.gpu import VirtualGPU
 
-        with VirtualGPU(place.memory):
+        with VirtualGPU(place.spec):
             _cap(torch, order.cap, place.memory)
             yield
         return

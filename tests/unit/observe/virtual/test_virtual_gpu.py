@@ -5,6 +5,7 @@ import gc
 import os
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from legroom import VirtualGPU
 from legroom.errors import UsageError
+from legroom.gpus.catalog import find_gpu
 from legroom.memory.events import Category, Event, Holder, Oom
 from legroom.memory.ledger import Ledger
 from legroom.units import KiB, MiB
@@ -223,7 +225,7 @@ def test_a_memory_fraction_caps_the_process() -> None:
 
 
 def test_the_context_takes_its_share() -> None:
-    with VirtualGPU("100MiB", context="20MiB"):
+    with VirtualGPU(replace(find_gpu("100MiB"), name="small", context=20 * MiB)):
         assert torch.cuda.mem_get_info() == (80 * MiB, 100 * MiB)
         with pytest.raises(
             torch.OutOfMemoryError, match="total capacity of 100.00 MiB of which 80.00 MiB is free"
@@ -400,6 +402,6 @@ def test_it_decorates_a_function() -> None:
 
 
 @pytest.mark.parametrize("size", ["lots", "", "0GiB", "-3GiB", "8GiB,"])
-def test_a_size_that_is_none_is_said(size: str) -> None:
-    with pytest.raises(UsageError, match="is no size"):
+def test_an_invalid_gpu_is_refused(size: str) -> None:
+    with pytest.raises(UsageError, match="is not a valid GPU"):
         VirtualGPU(size)

@@ -4,11 +4,12 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from legroom.gpus.catalog import GpuSpec, find_gpu
 from legroom.memory.allocator.allocator import AllocationFailed, Allocator
 from legroom.observe.virtual.torch_api.cuda_api import patches
 
@@ -17,9 +18,16 @@ from legroom.observe.virtual.torch_api.cuda_api import patches
 class FakeDevice:
     index: int
     name: str
-    capacity: int
-    context_bytes: int
+    spec: GpuSpec
     allocator: Allocator
+
+    @property
+    def capacity(self) -> int:
+        return self.spec.total
+
+    @property
+    def context_bytes(self) -> int:
+        return self.spec.context
 
 
 class FakeHost:
@@ -28,7 +36,10 @@ class FakeHost:
     def __init__(self, *capacities: int, context_bytes: int = 0) -> None:
         self.devices = [
             FakeDevice(
-                index, f"Test GPU {index}", capacity, context_bytes, Allocator(capacity - context_bytes)
+                index,
+                f"Test GPU {index}",
+                replace(find_gpu(capacity), context=context_bytes),
+                Allocator(capacity - context_bytes),
             )
             for index, capacity in enumerate(capacities)
         ]

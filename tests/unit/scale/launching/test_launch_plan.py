@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from legroom.errors import UsageError
+from legroom.gpus.catalog import find_gpu, parse_gpus
 from legroom.observe.script import Script
 from legroom.scale.launching.plan import LaunchPlan, plan_launch
 
@@ -15,19 +16,19 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     Path("train.py").write_text("pass")
 
-    def plan(*arguments: str, **options) -> LaunchPlan:
-        settings = {"nproc": None, "gpus": (), "real_gpus": 0, **options}
+    def plan(*arguments: str, gpus: str = "", **options) -> LaunchPlan:
+        settings = {"nproc": None, "real_gpus": 0, **options, "gpus": parse_gpus(gpus) if gpus else ()}
         return plan_launch(Script("train.py", arguments), **settings)
 
     return plan
 
 
 def test_one_size_is_a_gpu_for_each_rank(plan):
-    assert plan(nproc=4, gpus=["8GiB"]).gpus == ("8GiB",) * 4
+    assert plan(nproc=4, gpus="8GiB").gpus == (find_gpu("8GiB"),) * 4
 
 
 def test_sizes_without_a_number_of_ranks_are_one_rank_each(plan):
-    assert plan(gpus=["24GiB", "8GiB"]).nproc == 2
+    assert plan(gpus="24GiB,8GiB").nproc == 2
 
 
 def test_a_machine_with_gpus_gets_a_rank_for_each(plan):
@@ -36,14 +37,14 @@ def test_a_machine_with_gpus_gets_a_rank_for_each(plan):
 
 @pytest.mark.parametrize("strategy", ["dp", "split"])
 def test_strategies_of_one_process_get_one_rank_that_sees_all_gpus(plan, strategy):
-    planned = plan(gpus=["8GiB", "8GiB"], strategy=strategy)
-    assert (planned.nproc, planned.gpus) == (1, ("8GiB", "8GiB"))
+    planned = plan(gpus="8GiB,8GiB", strategy=strategy)
+    assert (planned.nproc, planned.gpus) == (1, (find_gpu("8GiB"), find_gpu("8GiB")))
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"nproc": 3, "gpus": ["8GiB", "8GiB"]}, "3 ranks need 3 GPUs and --gpu names 2"),
+        ({"nproc": 3, "gpus": "8GiB,8GiB"}, "3 ranks need 3 GPUs and --gpu names 2"),
         ({"nproc": 4, "real_gpus": 1}, "4 ranks need 4 GPUs and this machine has 1: use --nproc 1"),
         ({"nproc": 2, "strategy": "dp"}, "drives all GPUs from one process"),
         ({"nodes": "2"}, "2 nodes need a place to meet"),
@@ -70,7 +71,7 @@ def test_torchrun_on_one_machine(plan):
 
 
 def test_torchrun_with_virtual_gpus_and_a_strategy(plan):
-    planned = plan(gpus=["24GiB", "8GiB"], strategy="fsdp")
+    planned = plan(gpus="24GiB,8GiB", strategy="fsdp")
     assert planned.torchrun == (
         "LEGROOM=24GiB,8GiB LEGROOM_STRATEGY=fsdp torchrun --standalone --nproc-per-node=2 train.py"
     )
@@ -99,7 +100,7 @@ def test_ranks_share_the_cores(plan, monkeypatch):
 
 
 def test_the_options_start_the_same_launch_again(plan):
-    planned = plan(nproc=2, gpus=["8GiB"], strategy="ddp", nodes="2", rendezvous="node1:5", max_restarts=1)
+    planned = plan(nproc=2, gpus="8GiB", strategy="ddp", nodes="2", rendezvous="node1:5", max_restarts=1)
     assert " ".join(planned.options) == (
         "--gpu 8GiB --nproc 2 --nodes 2 --rendezvous node1:5 --strategy ddp --max-restarts 1"
     )

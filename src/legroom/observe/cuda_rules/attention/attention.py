@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from legroom.gpus.catalog import Gpu
+from legroom.gpus.catalog import GpuSpec
 from legroom.observe.cuda_rules.attention.kernel_choice import Backend, Request, choose
 from legroom.observe.cuda_rules.dispatcher import Overrides
 from legroom.observe.cuda_rules.plan import Call, Give, Output, Plan, Rule, Step, Take, size_of
@@ -18,7 +18,7 @@ from legroom.observe.cuda_rules.plan import Call, Give, Output, Plan, Rule, Step
 aten = torch.ops.aten
 
 
-def install(overrides: Overrides, gpu: Gpu, release: tuple[int, int]) -> None:
+def install(overrides: Overrides, gpu: GpuSpec, release: tuple[int, int]) -> None:
     """`scaled_dot_product_attention` takes the way that it takes on `gpu`.
 
     Source: `scaled_dot_product_attention` in ATen/native/transformers/attention.cpp.

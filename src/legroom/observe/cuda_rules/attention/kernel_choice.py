@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from legroom.gpus.catalog import Gpu
+from legroom.gpus.catalog import GpuSpec
 
 
 class Backend(Enum):
@@ -42,7 +42,7 @@ class Request:
         return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
-def choose(request: Request, gpu: Gpu, release: tuple[int, int]) -> Backend:
+def choose(request: Request, gpu: GpuSpec, release: tuple[int, int]) -> Backend:
     """The kernel that torch `release` picks on `gpu`."""
     tests: dict[Backend, Callable[[], bool]] = {
         Backend.CUDNN: lambda: _cudnn(request, gpu, release),
@@ -56,7 +56,7 @@ def choose(request: Request, gpu: Gpu, release: tuple[int, int]) -> Backend:
     return Backend.MATH
 
 
-def _order(gpu: Gpu) -> list[Backend]:
+def _order(gpu: GpuSpec) -> list[Backend]:
     """The user's order (`sdpa_kernel(..., set_priority=True)`) where there is one, else CUDA's default.
 
     Without torch's private getter the user's order is not known, and the default is taken.
@@ -85,7 +85,7 @@ def _enabled(backend: Backend) -> bool:
     return bool(ask[backend]())
 
 
-def _cudnn(request: Request, gpu: Gpu, release: tuple[int, int]) -> bool:
+def _cudnn(request: Request, gpu: GpuSpec, release: tuple[int, int]) -> bool:
     query, value = request.query, request.value
     widths = query.shape[-1], value.shape[-1]
     return (
@@ -103,12 +103,12 @@ def _cudnn(request: Request, gpu: Gpu, release: tuple[int, int]) -> bool:
     )
 
 
-def _cudnn_width(gpu: Gpu, release: tuple[int, int]) -> int:
+def _cudnn_width(gpu: GpuSpec, release: tuple[int, int]) -> int:
     """The widest head: 256 on Hopper as measured with 2.11; later releases keep to 128 (their backward pass failed)."""
     return 256 if gpu.capability == (9, 0) and release < (2, 13) else 128
 
 
-def _flash(request: Request, gpu: Gpu) -> bool:
+def _flash(request: Request, gpu: GpuSpec) -> bool:
     query, key, value = request.query, request.key, request.value
     width = query.shape[-1]
     if gpu.capability < (8, 0) or not _dense(request) or request.mask is not None:
@@ -123,7 +123,7 @@ def _flash(request: Request, gpu: Gpu) -> bool:
     return not (small and request.needs_grad and width > 192 and (request.dropout or width <= 224))
 
 
-def _efficient(request: Request, gpu: Gpu, release: tuple[int, int]) -> bool:
+def _efficient(request: Request, gpu: GpuSpec, release: tuple[int, int]) -> bool:
     query, key, value = request.query, request.key, request.value
     allowed = {torch.float16, torch.float32} | ({torch.bfloat16} if gpu.capability >= (8, 0) else set())
     if query.dtype not in allowed or not _dense(request):
@@ -136,7 +136,7 @@ def _efficient(request: Request, gpu: Gpu, release: tuple[int, int]) -> bool:
     return not any(t.shape[-1] % alignment for t in (query, value))
 
 
-def _alignment(dtype: torch.dtype, gpu: Gpu) -> int:
+def _alignment(dtype: torch.dtype, gpu: GpuSpec) -> int:
     """Elements to a multiple of which the width of a head must be, for the matrix units to load it."""
     half = dtype in (torch.float16, torch.bfloat16)
     if gpu.capability >= (8, 0):

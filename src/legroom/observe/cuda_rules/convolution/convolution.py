@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from legroom.gpus.catalog import Gpu
+from legroom.gpus.catalog import GpuSpec
 from legroom.observe.cuda_rules.convolution.decide import Guess, guess, ruled
 from legroom.observe.cuda_rules.convolution.recorded_table import Layer, Question
 from legroom.observe.cuda_rules.convolution.workspace import Convolution
@@ -58,7 +58,7 @@ def _backward(call: Call) -> Plan:
 
 
 def _workspaces(
-    found: Convolution, arguments: dict[str, Any], input: Any, weight: Any, output: Any, gpu: Gpu
+    found: Convolution, arguments: dict[str, Any], input: Any, weight: Any, output: Any, gpu: GpuSpec
 ) -> Guess:
     """Depthwise convolutions that torch computes itself take what the rule says; all others are cuDNN's."""
     if found.depthwise and not found.channels_last and input.dtype != torch.float16:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from legroom.gpus.catalog import Gpu, find_gpu
+from legroom.gpus.catalog import GpuSpec, find_gpu
 from legroom.observe.cuda_rules.convolution.cudnn_library import (
     Attribute,
     Desk,
@@ -70,7 +70,7 @@ class Choice(NamedTuple):
 class Cudnn:
     """The library, asked about one GPU."""
 
-    def __init__(self, functions: Any, gpu: Gpu, description: str = "") -> None:
+    def __init__(self, functions: Any, gpu: GpuSpec, description: str = "") -> None:
         """`description`: how cuDNN describes this very GPU, where that is known."""
         self._functions = functions
         self._gpu = gpu
@@ -288,12 +288,11 @@ def _flat(values: Sequence[int], before: int) -> tuple[int, ...]:
     return (before, *values) if len(values) == 1 else tuple(values)
 
 
-def described(gpu: Gpu) -> str:
+def described(gpu: GpuSpec) -> str:
     """A GPU as cuDNN describes one to itself, in JSON.
 
     Clock rates, caches and the driver's version have to be there; of the convolutions that were tried none depends on them.
     """
-    shared = next(size for capability, size in _SHARED_MEMORY if gpu.capability >= capability)
     return json.dumps(
         {
             "deviceName": gpu.name,
@@ -301,12 +300,12 @@ def described(gpu: Gpu) -> str:
             "pciDeviceId": 0,
             "deviceVer": gpu.capability[0] * 100 + gpu.capability[1] * 10,
             "driverVer": 13_000,
-            "totalGlobalMem": gpu.memory,
-            "multiProcessorCount": gpu.multiprocessors,
-            "maxThreadsPerSM": gpu.threads_per_multiprocessor,
+            "totalGlobalMem": gpu.total,
+            "multiProcessorCount": gpu.sm_count,
+            "maxThreadsPerSM": gpu.threads_per_sm,
             "maxCtasPerSM": _BLOCKS.get(gpu.capability, 32),
             "maxSharedMemoryPerBlock": 48 * 1024,
-            "maxSharedMemoryPerBlockOptin": shared,
+            "maxSharedMemoryPerBlockOptin": gpu.shared_memory_per_block,
             "reservedSharedMemoryPerBlock": 1024 if gpu.capability[0] >= 8 else 0,
             "maxThreadsPerBlock": 1024,
             "maxBlockSize": [1024, 1024, 64],
@@ -323,15 +322,5 @@ def described(gpu: Gpu) -> str:
     )
 
 
-_SHARED_MEMORY = (
-    ((12, 0), 99 << 10),
-    ((9, 0), 227 << 10),
-    ((8, 6), 99 << 10),
-    ((8, 0), 163 << 10),
-    ((7, 5), 64 << 10),
-    ((7, 0), 96 << 10),
-    ((0, 0), 48 << 10),
-)
 _BLOCKS = {(7, 5): 16, (8, 6): 16, (8, 7): 16, (8, 9): 24, (12, 0): 24, (12, 1): 24}
-"""Shared memory of one block at most, from each capability on, and blocks on one multiprocessor: from the table of compute capabilities in the CUDA
-programming guide."""
+"""Blocks on one multiprocessor at most: from the table of compute capabilities in the CUDA programming guide."""

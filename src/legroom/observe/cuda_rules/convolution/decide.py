@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from legroom.gpus.catalog import Gpu
+from legroom.gpus.catalog import GpuSpec
 from legroom.observe.cuda_rules.convolution import workspace as workspace
 from legroom.observe.cuda_rules.convolution.cudnn_library import Kind, find_library
 from legroom.observe.cuda_rules.convolution.cudnn_query import HOPPER, OPERATIONS, Cudnn, tells_all
@@ -34,7 +34,7 @@ class _Sizes(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def guess(question: Question, c: Convolution, gpu: Gpu) -> Guess:
+def guess(question: Question, c: Convolution, gpu: GpuSpec) -> Guess:
     is_measured_kind = gpu.capability == HOPPER
     if is_measured_kind and (measured := look_up(question.layer, c)) is not None:
         return Guess(measured)
@@ -60,7 +60,9 @@ def _at(found: _Sizes | None, rank: int, likely: int) -> int:
     return found.others[rank] if found and rank < len(found.others) else likely
 
 
-def _of_operation(question: Question, c: Convolution, operation: Kind, gpu: Gpu, rule: int) -> _Sizes | None:
+def _of_operation(
+    question: Question, c: Convolution, operation: Kind, gpu: GpuSpec, rule: int
+) -> _Sizes | None:
     """None: only the rules know anything."""
     functions = find_library() if gpu.capability >= OLDEST else None
     said = Cudnn(functions, gpu).workspaces(question, operation, c) if functions else ()
@@ -100,7 +102,7 @@ OLDEST = (7, 5)
 """Compute capability: of older GPUs the present cuDNN knows only its general kernels."""
 
 
-def ruled(c: Convolution, gpu: Gpu) -> Guess:
+def ruled(c: Convolution, gpu: GpuSpec) -> Guess:
     """By rules that were read off a few thousand convolutions: for what neither library nor forest knows."""
     sizes = Workspaces(workspace.forward(c), workspace.input_gradient(c), workspace.weight_gradient(c, gpu))
     if not c.depthwise:

@@ -13,7 +13,7 @@ measured on an H200 (cuDNN 9.19), half of them of shapes drawn at random; the th
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from legroom.gpus.catalog import Gpu
+from legroom.gpus.catalog import GpuSpec
 
 TILE = 128
 """Rows and columns of the piece of a matrix product that one block computes."""
@@ -74,7 +74,7 @@ class Workspaces(NamedTuple):
     weight_gradient: int
 
 
-def most(c: Convolution, gpu: Gpu) -> Workspaces:
+def most(c: Convolution, gpu: GpuSpec) -> Workspaces:
     """What a convolution takes where everything is converted: input, weights and output, channels padded, and for the
     gradient of the weights partial sums. In the survey 3 to 10% of the kernels took more than 2% beyond this; they keep further
     copies of the weights. Channels last there is nothing to convert but what must be padded."""
@@ -127,7 +127,7 @@ def input_gradient(c: Convolution) -> int:
     return c.converted(to=8 if half else 1)
 
 
-def weight_gradient(c: Convolution, gpu: Gpu) -> int:
+def weight_gradient(c: Convolution, gpu: GpuSpec) -> int:
     """Bytes of workspace for the gradient of the weights."""
     half = c.element == 2
     if c.depthwise:
@@ -156,7 +156,7 @@ def _pointwise_weights(c: Convolution, partial: int) -> int:
     return copies if alone else converted + partial // 2
 
 
-def _depthwise_weights(c: Convolution, gpu: Gpu) -> int:
+def _depthwise_weights(c: Convolution, gpu: GpuSpec) -> int:
     """Only channels last: eight partial sums for each picture and channel; single precision unrolls large kernels and keeps partial
     sums for four blocks on each multiprocessor."""
     if not c.channels_last or c.batch < 8:
@@ -165,9 +165,7 @@ def _depthwise_weights(c: Convolution, gpu: Gpu) -> int:
         return 8 * c.batch * up(c.inputs, 32) * c.kernel_area * 4
     if c.kernel_area < 49 or c.output_area < 784:
         return 0
-    return (
-        8 * c.converted(output=False, weight=False) + 4 * gpu.multiprocessors * c.weights * 4 + 40 * c.inputs
-    )
+    return 8 * c.converted(output=False, weight=False) + 4 * gpu.sm_count * c.weights * 4 + 40 * c.inputs
 
 
 def one_group(c: Convolution) -> Convolution:
@@ -198,14 +196,14 @@ def _padding(c: Convolution) -> int:
     return c.converted(input=input, output=output, to=multiple)
 
 
-def partial_weights(c: Convolution, gpu: Gpu) -> int:
+def partial_weights(c: Convolution, gpu: GpuSpec) -> int:
     """As many copies of the weights as keep all multiprocessors busy, where the weights alone do not."""
     rows, columns = c.outputs, c.inputs * c.kernel_area // c.groups
     tiles = up(rows, TILE) // TILE * (up(columns, TILE) // TILE)
-    copies = min(gpu.multiprocessors // tiles, c.batch * c.output_area // 1024)
+    copies = min(gpu.sm_count // tiles, c.batch * c.output_area // 1024)
     if copies < 2:
         return 0
-    return min(copies * rows * columns * 4, gpu.multiprocessors * TILE * TILE * 4)
+    return min(copies * rows * columns * 4, gpu.sm_count * TILE * TILE * 4)
 
 
 def over(number: int, divisor: int) -> int:

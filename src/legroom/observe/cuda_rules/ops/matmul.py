@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from legroom.gpus.catalog import Gpu
+from legroom.gpus.catalog import GpuSpec
 from legroom.observe.cuda_rules.ops.sparse import sparse_product
 from legroom.observe.cuda_rules.plan import Call, Keep, Output, Plan, Rule, Step, Take, size_of
 from legroom.units import KiB, MiB
 
 
-def workspace(gpu: Gpu, config: str | None = None) -> int:
+def workspace(gpu: GpuSpec, config: str | None = None) -> int:
     """Bytes of one cuBLAS workspace. `config`: `CUBLAS_WORKSPACE_CONFIG`, such as `:4096:2:16:8` (KiB and counts)."""
     pairs = re.findall(r":(\d+):(\d+)", config or "")
     if pairs:

@@ -83,7 +83,7 @@ def _in_two_passes(call: Call, input: Any, wanted: Sequence[str]) -> list[Step]:
     for size in call.arguments["normalized_shape"]:
         width *= size
     rows = input.numel() // max(1, width)
-    if rows <= 64 * 1024 or width // 32 >= call.gpu.multiprocessors // 2:
+    if rows <= 64 * 1024 or width // 32 >= call.gpu.sm_count // 2:
         return []
     element = input.element_size()
     blocks = rows // ROWS_PER_BLOCK

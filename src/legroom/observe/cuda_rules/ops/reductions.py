@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from legroom.gpus.catalog import Gpu
+from legroom.gpus.catalog import GpuSpec
 from legroom.observe.cuda_rules.plan import Call, Output, Plan, Rule, Take, numbered, scratch
 
 MAX_THREADS = 512
@@ -35,7 +35,7 @@ def buffers(
     shape: Sequence[int],
     strides: Sequence[int],
     reduced: Sequence[int],
-    gpu: Gpu,
+    gpu: GpuSpec,
     *,
     accumulator: int,
     vector: int = 4,
@@ -65,7 +65,7 @@ def buffers(
         return 0, 0  # each row of threads has outputs of its own
     per_thread = _ceil(inputs, width * height if along else height)
     columns = _ceil(outputs // output_vector, 1 if along else width)
-    at_once = gpu.multiprocessors * (gpu.threads_per_multiprocessor // (width * height))
+    at_once = gpu.sm_count * (gpu.threads_per_sm // (width * height))
     if per_thread < MAX_VALUES_PER_THREAD or columns > at_once:
         return 0, 0
     blocks = max(
@@ -114,7 +114,7 @@ def _ceil(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def of_tensor(tensor: Any, dims: Any, gpu: Gpu, *, accumulator: int, vector: int = 4) -> tuple[int, int]:
+def of_tensor(tensor: Any, dims: Any, gpu: GpuSpec, *, accumulator: int, vector: int = 4) -> tuple[int, int]:
     """`buffers` for a tensor and a `dim` argument as operations take it."""
     rank = tensor.dim()
     chosen = [dims] if isinstance(dims, int) else list(dims or ())

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from legroom.gpus.catalog import Gpu
+from legroom.gpus.catalog import GpuSpec
 from legroom.observe.cuda_rules.dispatcher import Overrides
 from legroom.observe.cuda_rules.plan import Call, Give, Output, Plan, Rule, Step, Take, size_of
 from legroom.observe.cuda_rules.recurrent.sizes import (
@@ -31,7 +31,7 @@ Tensor = torch.Tensor
 
 
 @contextlib.contextmanager
-def installed(overrides: Overrides, gpu: Gpu) -> Iterator[None]:
+def installed(overrides: Overrides, gpu: GpuSpec) -> Iterator[None]:
     """Recurrent layers take cuDNN's path; modules lay their weights out in one buffer."""
     overrides.put("_cudnn_rnn", _forward_shapes, "Meta")
     overrides.put("_cudnn_rnn_backward", _backward_shapes, "Meta")
@@ -58,7 +58,7 @@ def installed(overrides: Overrides, gpu: Gpu) -> Iterator[None]:
 class _Generators:
     """The state of cuDNN's dropout: made at the first use, kept from then on."""
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: GpuSpec) -> None:
         self._size = dropout_state(gpu)
         self._state: Tensor | None = None
 

@@ -11,7 +11,7 @@ Which of cuDNN's algorithms runs is torch's choice, and published: `get_algo` in
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from legroom.gpus.catalog import Gpu
+from legroom.gpus.catalog import GpuSpec
 from legroom.units import MiB
 
 RNN_MODES = ("rnn_relu", "rnn_tanh", "lstm", "gru")
@@ -244,6 +244,6 @@ def persistent(layer: Layer, *, backward: bool = False) -> bool:
     return known and (layer.kind == "lstm" or layer.batch < 96 or layer.hidden < 896)
 
 
-def dropout_state(gpu: Gpu) -> int:
+def dropout_state(gpu: GpuSpec) -> int:
     """The generators of cuDNN's dropout: one of 24 bytes for each thread the GPU can run at once."""
-    return gpu.multiprocessors * gpu.threads_per_multiprocessor * 24
+    return gpu.sm_count * gpu.threads_per_sm * 24

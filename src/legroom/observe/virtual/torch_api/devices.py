@@ -4,9 +4,8 @@ torch's own Python functions stay in place: they check their arguments and raise
 (`torch._C._cuda_getDevice`). Those C functions are what is replaced, or added on a CPU build. So names that a script
 imported long before (`from torch.cuda import is_available`) answer too.
 
-A virtual GPU pretends to be of compute capability 8.0: the oldest generation with bfloat16, which today's scripts
-take for granted. Its multiprocessor count, cache size and the like are those of an A100 whatever its memory is; no
-arithmetic is ever timed by them.
+Memory, compute capability, multiprocessors and shared memory are those of the device's `GpuSpec`. Cache size, clock rates and
+the like are always an A100's: no arithmetic is timed by them.
 """
 
 import enum
@@ -21,7 +20,6 @@ from legroom.observe.virtual.patching import Replacement, answer, optional_modul
 from legroom.observe.virtual.protocols import Device, Host
 from legroom.units import MiB
 
-CAPABILITY = (8, 0)
 CUDA_VERSION = "12.8"
 """What `torch.version.cuda` says on a build of torch that has none."""
 
@@ -42,7 +40,7 @@ def replacements(host: Host) -> Iterable[Replacement]:
             "_cuda_exchangeDevice": answers.exchange,
             "_cuda_maybeExchangeDevice": answers.exchange,
             "_cuda_hasPrimaryContext": answer(True),
-            "_cuda_getArchFlags": answer(f"sm_{CAPABILITY[0]}{CAPABILITY[1]}"),
+            "_cuda_getArchFlags": answers.architectures,
             "_cuda_getCompiledVersion": answer(12080),
             "_cuda_canDeviceAccessPeer": answers.can_access_peer,
             "_cuda_synchronize": answer(),
@@ -137,6 +135,10 @@ class _Answers:
     def count(self) -> int:
         return len(self._host.devices)
 
+    def architectures(self) -> str:
+        found = {device.spec.capability for device in self._host.devices}
+        return " ".join(f"sm_{major}{minor}" for major, minor in sorted(found))
+
     def current(self) -> int:
         return self._host.current
 
@@ -192,19 +194,19 @@ class _Answers:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceProperties:
-    """`torch.cuda.get_device_properties()`: the true name and memory, and the rest of an A100."""
+    """`torch.cuda.get_device_properties()`."""
 
     name: str
     total_memory: int
-    major: int = CAPABILITY[0]
-    minor: int = CAPABILITY[1]
-    multi_processor_count: int = 108
-    max_threads_per_multi_processor: int = 2048
+    major: int
+    minor: int
+    multi_processor_count: int
+    max_threads_per_multi_processor: int
     max_threads_per_block: int = 1024
     regs_per_multiprocessor: int = 65536
     shared_memory_per_block: int = 49152
-    shared_memory_per_block_optin: int = 166912
-    shared_memory_per_multiprocessor: int = 167936
+    shared_memory_per_block_optin: int
+    shared_memory_per_multiprocessor: int
     warp_size: int = 32
     is_integrated: int = 0
     is_multi_gpu_board: int = 0
@@ -222,8 +224,18 @@ class DeviceProperties:
     def of(cls, device: Device) -> "DeviceProperties":
         # The same device has the same identifier in every run: scripts use it as a key.
         identifier = uuid5(NAMESPACE_OID, f"legroom virtual gpu {device.index}")
+        spec = device.spec
         return cls(
-            name=device.name, total_memory=device.capacity, pci_bus_id=device.index + 1, uuid=identifier
+            name=device.name,
+            total_memory=spec.total,
+            major=spec.capability[0],
+            minor=spec.capability[1],
+            multi_processor_count=spec.sm_count,
+            max_threads_per_multi_processor=spec.threads_per_sm,
+            shared_memory_per_block_optin=spec.shared_memory_per_block,
+            shared_memory_per_multiprocessor=spec.shared_memory_per_sm,
+            pci_bus_id=device.index + 1,
+            uuid=identifier,
         )
 
     def __repr__(self) -> str:

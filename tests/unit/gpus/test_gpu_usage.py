@@ -6,11 +6,11 @@ from collections.abc import Iterator
 import pytest
 
 from legroom.gpus import usage
-from legroom.gpus.catalog import find_gpu
+from legroom.gpus.catalog import real_gpu
 from legroom.gpus.machine import NA, GpuProcess, NotAvailable, VisibleGpu
 from legroom.units import GiB
 
-CONTEXT = find_gpu(100 * GiB).context
+CONTEXT = real_gpu("some GPU", 100 * GiB).context
 
 
 class Machine:

@@ -1,0 +1,168 @@
+"""The same `--gpu` value is the same GPU in every command and function that accepts one."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import legroom
+from legroom.gpus.catalog import find_gpu
+from legroom.units import GiB, MiB
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+SCRIPT = """
+import sys
+import torch
+
+properties = torch.cuda.get_device_properties(0)
+found = (torch.cuda.mem_get_info()[0], properties.total_memory, *torch.cuda.get_device_capability())
+assert list(map(str, found)) == sys.argv[1:], found
+model = torch.nn.Linear(8, 8).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for batch in torch.utils.data.DataLoader(torch.randn(64, 8), batch_size=8):
+    model(batch.cuda()).sum().backward()
+    optimizer.step()
+"""
+TRAIN = """
+import torch
+
+def train(config, trial):
+    properties = torch.cuda.get_device_properties(0)
+    found = (torch.cuda.mem_get_info()[0], properties.total_memory, *torch.cuda.get_device_capability())
+    assert " ".join(map(str, found)) == config["expected"], found
+    trial.report(loss=0.0)
+"""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a GPU is, by the value that was given for it."""
+
+    usable: int
+    total: int
+    capability: tuple[int, int]
+
+    @property
+    def words(self) -> list[str]:
+        return list(map(str, (self.usable, self.total, *self.capability)))
+
+
+T4 = find_gpu("t4")
+ANSWERS = {
+    "8GiB": Answer(8 * GiB, 8 * GiB, (8, 0)),
+    "8GiB:sm90": Answer(8 * GiB, 8 * GiB, (9, 0)),
+    "t4": Answer(T4.total - 400 * MiB, T4.total, (7, 5)),
+}
+
+
+@pytest.fixture(params=ANSWERS)
+def gpu(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+commands = pytest.mark.parametrize("gpu", ["8GiB:sm90", "t4"])
+"""For tests that start processes: fewer values."""
+
+
+class Seen:
+    """What a traced step was told. A class is not copied with the step."""
+
+    answer: Answer | None = None
+
+
+def ask() -> Answer:
+    usable, total = torch.cuda.mem_get_info()
+    return Answer(usable, total, torch.cuda.get_device_capability())
+
+
+def step(batch: torch.Tensor) -> None:
+    if Seen.answer is None:
+        reserved = torch.cuda.memory_reserved()
+        answer = ask()
+        Seen.answer = Answer(answer.usable + reserved, answer.total, answer.capability)
+    (batch.requires_grad_() * 2).sum().backward()
+
+
+@pytest.mark.parametrize("function", [legroom.estimate, legroom.max_batch, legroom.plan])
+def test_in_the_functions_that_trace_a_step(function: Callable[..., object], gpu: str) -> None:
+    Seen.answer = None
+    function(step, torch.zeros(8, 8), gpu=gpu)
+    assert Seen.answer == ANSWERS[gpu]
+
+
+def test_in_virtual_gpu(gpu: str) -> None:
+    with legroom.VirtualGPU(gpu):
+        assert ask() == ANSWERS[gpu]
+    with legroom.VirtualGPU(f"{gpu},{gpu}"):
+        assert torch.cuda.device_count() == 2
+        assert torch.cuda.get_device_capability(1) == ANSWERS[gpu].capability
+
+
+@commands
+def test_in_run(gpu: str, write, legroom) -> None:
+    done = legroom("run", "--gpu", gpu, write(SCRIPT), *ANSWERS[gpu].words)
+    assert done.returncode == 0, done.stderr
+
+
+@commands
+def test_in_estimate(gpu: str, write, legroom) -> None:
+    done = legroom("estimate", "--gpu", gpu, "--format", "json", write(SCRIPT), *ANSWERS[gpu].words)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert (answer["gpu"], answer["capacity_bytes"]) == (gpu, ANSWERS[gpu].total)
+    context = answer["peak_device_bytes"] - answer["peak_reserved_bytes"]
+    assert answer["capacity_bytes"] - context == ANSWERS[gpu].usable
+
+
+@commands
+@pytest.mark.parametrize("option", ["--watch", "--dry-run"])
+def test_in_launch(option: str, gpu: str, write, legroom) -> None:
+    done = legroom("launch", "--gpu", gpu, option, "--format", "json", write(SCRIPT), *ANSWERS[gpu].words)
+    assert done.returncode == 0, done.stderr
+
+
+@commands
+def test_in_tune(gpu: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    study = legroom.tune(
+        f"{tmp_path / 'train.py'}:train",
+        {"expected": [" ".join(ANSWERS[gpu].words)]},
+        metric="loss",
+        engine="local",
+        gpu=gpu,
+        search="grid",
+        storage=tmp_path / "study",
+    )
+    assert study.best.value("loss", "min") == 0.0
+
+
+def test_a_script_on_a_t4_has_no_bfloat16() -> None:
+    with legroom.VirtualGPU("t4"):
+        assert not torch.cuda.is_bf16_supported(including_emulation=False)
+        assert torch.cuda.get_device_properties(0).multi_processor_count == 40
+        assert legroom.precision("auto").dtype is torch.float16
+    with legroom.VirtualGPU("rtx4090"):
+        assert torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def test_an_estimate_agrees_with_a_run_of_the_largest_batch() -> None:
+    model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 10))
+    largest = legroom.max_batch(model, torch.zeros(64, 256), gpu="64MiB")
+    assert largest is not None
+
+    def train(size: int) -> None:
+        copy = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 10)).cuda()
+        optimizer = torch.optim.AdamW(copy.parameters())
+        batch = torch.zeros(size, 256).cuda()
+        for _ in range(2):
+            optimizer.zero_grad()
+            copy(batch).float().mean().backward()
+            optimizer.step()
+
+    with legroom.VirtualGPU("64MiB"):
+        train(largest)
