@@ -174,7 +174,7 @@ def test_the_context_of_a_gpu_by_name_is_part_of_the_report(run):
     _, out, err = run(source, "--gpu", "t4")
     t4 = find_gpu("t4")
     assert out == f"({t4.usable - 20 * MiB}, {t4.total})\n"
-    assert "not PyTorch's       400.0 MiB" in err
+    assert "not PyTorch's        400.0 MiB" in err
 
 
 def test_an_unknown_gpu_is_refused_with_similar_names(run):
