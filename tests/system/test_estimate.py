@@ -150,7 +150,7 @@ def test_loader_workers_end_with_the_trace(tmp_path: Path) -> None:
 
 def test_what_does_not_fit_says_so_by_its_exit_code(tmp_path: Path) -> None:
     script = TRAINING.replace("2048", "32768")
-    done = estimate(tmp_path, script, gpu="600MiB")
+    done = estimate(tmp_path, script, gpu="100MiB")
     answer = told(done)
     assert (done.returncode, answer["verdict"], answer["max_batch_size"]) == (1, "does-not-fit", None)
 
@@ -287,7 +287,7 @@ for _ in range(2):
         (
             "import torch\nx = torch.zeros(1 << 20, device='cuda')\nraise ValueError('my own mistake')",
             (),
-            "failed by itself after 0 steps: train.py:3, ValueError: my own mistake; until then it needed 570.0 MiB",
+            "failed by itself after 0 steps: train.py:3, ValueError: my own mistake; until then it needed 20.0 MiB",
         ),
         (
             TRAINING,

@@ -40,7 +40,7 @@ def test_the_peak_of_a_rank_is_its_own_gpus(launch):
 
 
 def test_a_dry_run_foretells_each_rank_and_starts_none(launch):
-    done = launch(TRAINING, ["--dry-run", "--gpu", "8GiB,500MiB", "--format", "json"])
+    done = launch(TRAINING, ["--dry-run", "--gpu", "8GiB,5MiB", "--format", "json"])
     ranks = json.loads(done.stdout)["ranks"]
     assert [rank["verdict"] for rank in ranks] == ["fits", "does-not-fit"]
     assert done.returncode == 1

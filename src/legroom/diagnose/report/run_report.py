@@ -44,7 +44,7 @@ from legroom.units import GiB
 
 SCHEMA = "legroom.run/1"
 LEAST_TO_ESTIMATE = 2 * GiB
-"""An estimate counts a CUDA context and the workspaces of libraries: on a toy of a virtual GPU nothing would fit."""
+"""An estimate counts the workspaces of libraries: nothing would fit a virtual GPU of a few MiB."""
 A_COMMON_SIZE = "8GiB"
 
 
