@@ -120,10 +120,10 @@ def test_standard_input_is_mended_to_standard_output(project: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ((), "nothing to lint: name files or folders, such as `legroom lint .`"),
+        ((), "No files given. Example: `legroom lint .`"),
         (("nowhere.py",), "there is no file or folder nowhere.py"),
         (("",), "an empty path was given: name a file or a folder, such as `legroom lint .`"),
-        (("-", "train.py"), "- stands for standard input and must be given alone"),
+        (("-", "train.py"), "`-` (standard input) cannot be combined with other paths."),
         ((".", "--select", "E501"), "--select: no rule has the code E501: see `legroom lint --rules`"),
     ],
 )
@@ -143,7 +143,7 @@ def test_without_libcst_it_says_what_to_install(project: Path) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=project)
     assert done.returncode == 2
     assert done.stderr.startswith(
-        "legroom: libcst, which legroom lint reads code with, is not installed: pip install "
+        "legroom: libcst, required by `legroom lint`, is not installed: pip install "
     )
 
 

@@ -59,7 +59,7 @@ def test_a_search_says_what_is_best_and_keeps_everything(
 def test_json_is_alone_on_stdout(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", "train.py:train", "space.toml", "--trials", "2", "--format", "json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["schema"] == "legroom.study/1"
+    assert told["schema"] == "legroom.tune/1"
     assert [trial["state"] for trial in told["trials"]] == ["finished", "finished"]
 
 
@@ -138,7 +138,7 @@ def test_a_space_that_the_search_cannot_do_says_what_can(
 def test_a_search_without_a_metric_asks_for_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "space.toml").write_text("x = [1, 2]\n")
     assert main(["tune", "train.py:train", "space.toml"]) == 2
-    assert "which metric? write --metric loss" in capsys.readouterr().err
+    assert "No metric given. Add `--metric loss`" in capsys.readouterr().err
 
 
 def test_an_option_that_the_file_misspells_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""`legroom doctor`: is this driver, CUDA, cuDNN and torch set-up sound?"""
+"""`legroom doctor`: checks of the driver, CUDA, cuDNN and PyTorch installation."""
 
 import json
 import sys
@@ -7,17 +7,20 @@ from legroom.cli.options import Format, FormatOption
 
 
 def doctor(format: FormatOption = Format.TEXT) -> int:
-    """Check driver, CUDA, torch, memory limits and settings, and compute on every device. Exit code 0 sound, 1 findings."""
+    """Check the driver, CUDA, PyTorch, memory limits and settings, and compute on every device.
+
+    Exit code: 0 if no problems are found, 1 otherwise.
+    """
     from legroom.diagnose.doctor.doctor import diagnose
     from legroom.show.common.progress import progress_line
     from legroom.show.common.terminal import print_to
     from legroom.show.explain.doctor import render_diagnosis
 
-    with progress_line(sys.stderr, quiet=format == Format.JSON) as say:
-        say("computing on every device")
-        told = diagnose()
+    with progress_line(sys.stderr, quiet=format == Format.JSON) as progress:
+        progress("Checking every device")
+        diagnosis = diagnose()
     if format == Format.JSON:
-        print(json.dumps(told.as_json(), indent=2))
+        print(json.dumps(diagnosis.as_json(), indent=2))
     else:
-        print_to(sys.stdout, render_diagnosis(told))
-    return 0 if told.is_sound else 1
+        print_to(sys.stdout, render_diagnosis(diagnosis))
+    return 0 if diagnosis.is_sound else 1

@@ -1,4 +1,4 @@
-"""`legroom estimate`: whether a script fits a GPU, and its largest batch, before it runs."""
+"""`legroom estimate`: predicts whether a script fits a GPU, and its largest batch size."""
 
 import json
 import sys
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from legroom.cli.options import Format, FormatOption, ModuleOption, ScriptWords
+from legroom.cli.options import Format, FormatOption, ModuleOption, ScriptArguments, script_to_run
 from legroom.errors import UsageError
 
 if TYPE_CHECKING:
@@ -16,53 +16,59 @@ EXIT_CODES = {"fits": 0, "does-not-fit": 1, "uncertain": 3}
 
 
 def estimate(
-    script: ScriptWords = None,
+    script: ScriptArguments = None,
     module: ModuleOption = None,
     gpu: Annotated[
         str | None,
         typer.Option(
             "--gpu",
             metavar="NAME|SIZE",
-            help="The GPU: rtx4090, a100-80gb, t4, or a size such as 24GiB.",
+            help="GPU to estimate for: a size such as 24GiB, or a name such as rtx4090, a100-80gb or t4.",
             show_default=False,
         ),
     ] = None,
     batch_size: Annotated[
         int | None,
         typer.Option(
-            "--batch-size", min=1, metavar="N", help="Instead of the DataLoader's own.", show_default=False
+            "--batch-size",
+            min=1,
+            metavar="N",
+            help="Batch size to use instead of the DataLoader's.",
+            show_default=False,
         ),
     ] = None,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="How many training steps to trace.")] = 2,
+    steps: Annotated[
+        int, typer.Option("--steps", min=1, metavar="N", help="Number of training steps to trace.")
+    ] = 2,
     multiple_of: Annotated[
-        int, typer.Option("--multiple-of", min=1, metavar="N", help="Of the largest batch.")
+        int,
+        typer.Option(
+            "--multiple-of", min=1, metavar="N", help="Round the largest batch size down to a multiple of N."
+        ),
     ] = 1,
-    plan: Annotated[bool, typer.Option("--plan", help="Say what would save memory even if it fits.")] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Suggest memory-saving options even if the script fits.")
+    ] = False,
     format: FormatOption = Format.TEXT,
 ) -> int:
-    """Say whether SCRIPT fits a GPU, where its peak is, its largest batch, and what would make it fit.
+    """Predict whether SCRIPT fits a GPU, its peak memory and its largest batch size.
 
-    The script runs unmodified, without data on the device, until it has taken two optimizer steps; no GPU is needed.
-    Exit code: 0 fits, 1 does not, 3 uncertain.
+    The script runs unmodified on fake tensors until it completes two optimizer steps. No GPU is needed. If the script
+    does not fit, memory-saving options are suggested.
+
+    Exit code: 0 if it fits, 1 if it does not, 3 if uncertain.
     """
-    words = list(script or ())
-    if module is None and not words:
-        raise UsageError("which script? write legroom estimate --gpu 24GiB train.py")
+    target = script_to_run("legroom estimate --gpu 24GiB", script, module)
     if gpu is None:
-        raise UsageError("which GPU? write --gpu 24GiB, or a name such as --gpu rtx4090")
+        raise UsageError("No GPU given. Add `--gpu` with a size (24GiB) or a name (rtx4090).")
 
     from legroom.gpus.catalog import find_gpu
-    from legroom.observe.script import Script
     from legroom.predict.tracing.start import start
 
-    target = (
-        Script(module, tuple(words), is_module=True)
-        if module is not None
-        else Script(words[0], tuple(words[1:]))
-    )
     target.check()
     spec = find_gpu(gpu)
-    started = start(target, spec, steps=steps)  # it loads torch and the script while we load ours
+    # The new process imports torch and the script while this one imports the rest.
+    started = start(target, spec, steps=steps)
 
     from legroom.predict.script_estimate import estimate_script
     from legroom.show.common.progress import progress_line

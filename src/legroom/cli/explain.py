@@ -1,4 +1,4 @@
-"""`legroom explain`: what an error means, from a log, a capture, standard input, its code or its own words."""
+"""`legroom explain`: explains an error given as a log, a capture, standard input, a code or a message."""
 
 import json
 import re
@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
+from legroom import schemas
 from legroom.cli.options import Format, FormatOption
+from legroom.log import say
 
 _CODE = re.compile(r"\s*LG\d{3}\s*", re.IGNORECASE)
 
@@ -18,16 +20,18 @@ def explain(
         str,
         typer.Argument(
             metavar="FILE|-|CODE|TEXT",
-            help="A log or capture, - for standard input, a code such as LG710, or the error itself.",
+            help="Log file or capture, - for standard input, a code such as LG710, or the error message.",
         ),
     ],
     checks: Annotated[
         bool,
-        typer.Option("--checks/--no-checks", help="Also look at this machine: memory, versions, limits."),
+        typer.Option(
+            "--checks/--no-checks", help="Also check the memory, versions and limits of this machine."
+        ),
     ] = True,
     format: FormatOption = Format.TEXT,
 ) -> int:
-    """Say what an error means: its causes, the check that decides between them, and the fix."""
+    """Explain an error: its possible causes, a check for each cause, and the fix."""
     from legroom.show.common.terminal import print_to
 
     if _CODE.fullmatch(what) and not Path(what).exists():
@@ -38,7 +42,8 @@ def explain(
         if format == Format.JSON:
             print(
                 json.dumps(
-                    {"schema": 1, "code": page.code, "title": page.title, "page": page.markdown}, indent=2
+                    {"schema": schemas.CODE, "code": page.code, "title": page.title, "page": page.markdown},
+                    indent=2,
                 )
             )
         else:
@@ -52,15 +57,15 @@ def explain(
     from legroom.units import format_size
 
     if what == "-" and sys.stdin.isatty() and format == Format.TEXT:
-        print("legroom: paste the error, then press Ctrl-D", file=sys.stderr)
-    with progress_line(sys.stderr, quiet=format == Format.JSON) as say:
-        told = explain_file(
+        say("Paste the error, then press Ctrl-D.")
+    with progress_line(sys.stderr, quiet=format == Format.JSON) as show_progress:
+        explanation = explain_file(
             what,
             here=check_machine if checks else None,
-            progress=lambda done: say(f"read {format_size(done)}") if done > 1 << 24 else None,
+            progress=lambda done: show_progress(f"Read {format_size(done)}") if done > 1 << 24 else None,
         )
     if format == Format.JSON:
-        print(json.dumps(told.as_json(), indent=2))
+        print(json.dumps(explanation.as_json(), indent=2))
     else:
-        print_to(sys.stdout, render_explanation(told))
+        print_to(sys.stdout, render_explanation(explanation))
     return 0

@@ -1,4 +1,4 @@
-"""`legroom launch`: the ranks of one script, started together on one machine or many, each with its own GPU."""
+"""`legroom launch`: runs a script on several GPUs or machines, one rank per GPU."""
 
 import json
 import sys
@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from legroom import schemas
 from legroom.cli.estimate import EXIT_CODES
-from legroom.cli.options import Format, FormatOption, ModuleOption, ScriptWords
-from legroom.errors import LegroomError, UsageError
+from legroom.cli.options import Format, FormatOption, ModuleOption, ScriptArguments, script_to_run
+from legroom.errors import LegroomError
 from legroom.gpus.catalog import parse_gpus
 
 if TYPE_CHECKING:
@@ -20,11 +21,9 @@ if TYPE_CHECKING:
     from legroom.scale.launching.outcome import Attempt, LaunchEnd
     from legroom.scale.launching.plan import LaunchPlan
 
-SCHEMA = "legroom.launch/1"
-
 
 class Strategy(StrEnum):
-    """What `legroom.parallel` shall do in the script."""
+    """The strategy that `legroom.parallel` uses in the script."""
 
     AUTO = "auto"
     DDP = "ddp"
@@ -34,20 +33,20 @@ class Strategy(StrEnum):
     DP = "dp"
 
 
-class Engine(StrEnum):
-    """What starts the ranks."""
+class LaunchEngine(StrEnum):
+    """The launcher of the ranks."""
 
     TORCHRUN = "torchrun"
     RAY = "ray"
 
 
 def launch(
-    script: ScriptWords = None,
+    script: ScriptArguments = None,
     module: ModuleOption = None,
     nproc: Annotated[
         int | None,
         typer.Option(
-            "--nproc", min=1, metavar="N", help="Ranks on this machine.", show_default="one per GPU"
+            "--nproc", min=1, metavar="N", help="Number of ranks on this machine.", show_default="one per GPU"
         ),
     ] = None,
     gpu: Annotated[
@@ -55,69 +54,74 @@ def launch(
         typer.Option(
             "--gpu",
             metavar="NAME|SIZE[,...]",
-            help="A virtual GPU of that size for each rank; several sizes: one each.",
+            help="Run each rank on a virtual GPU, for example 8GiB or rtx4090. Several values: one per rank.",
             show_default=False,
         ),
     ] = None,
     strategy: Annotated[
         Strategy | None,
-        typer.Option("--strategy", help="For legroom.parallel in the script.", show_default=False),
+        typer.Option(
+            "--strategy", help="Strategy that legroom.parallel uses in the script.", show_default=False
+        ),
     ] = None,
     nodes: Annotated[
-        str, typer.Option("--nodes", metavar="N|MIN:MAX", help="Machines that run this same command.")
+        str, typer.Option("--nodes", metavar="N|MIN:MAX", help="Number of machines that run this command.")
     ] = "1",
     rendezvous: Annotated[
         str | None,
         typer.Option(
             "--rendezvous",
             metavar="HOST:PORT",
-            help="Where they meet: one of them, a free port.",
+            help="Address at which the machines connect: one of them, with a free port.",
             show_default=False,
         ),
     ] = None,
     wait: Annotated[
-        float, typer.Option("--wait", min=1, metavar="SECONDS", help="How long they wait for one another.")
+        float,
+        typer.Option("--wait", min=1, metavar="SECONDS", help="How long to wait for the other machines."),
     ] = 600,
     max_restarts: Annotated[
-        int, typer.Option("--max-restarts", min=0, metavar="N", help="Start all ranks again when one fails.")
+        int,
+        typer.Option(
+            "--max-restarts", min=0, metavar="N", help="Restart all ranks up to N times after a failure."
+        ),
     ] = 0,
-    engine: Annotated[Engine, typer.Option("--engine", help="What starts the ranks.")] = Engine.TORCHRUN,
+    engine: Annotated[
+        LaunchEngine, typer.Option("--engine", help="Launcher of the ranks.")
+    ] = LaunchEngine.TORCHRUN,
     logs: Annotated[
         Path | None,
         typer.Option(
             "--logs",
-            metavar="FOLDER",
-            help="Where output and captures go.",
-            show_default="SCRIPT.launch, numbered",
+            metavar="DIR",
+            help="Directory for output and captures.",
+            show_default="SCRIPT.launch",
         ),
     ] = None,
     watch: Annotated[
-        bool, typer.Option("--watch/--no-watch", help="Record the memory of ranks that have a real GPU.")
+        bool, typer.Option("--watch/--no-watch", help="Record the memory of ranks on real GPUs.")
     ] = True,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Start nothing: show the plan and the memory of each rank.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Show the plan and the predicted memory of each rank without starting any."
+        ),
     ] = False,
     format: FormatOption = Format.TEXT,
 ) -> int:
-    """Start SCRIPT once per GPU, as ranks that work together.
+    """Run SCRIPT on several GPUs or machines, with one process (rank) per GPU.
 
-    Their output is shown line by line with the rank in front, and kept in files. When one fails, all end: the first
-    failure is shown, with its memory report. The exit code is that rank's.
+    The output of every rank is shown with its number, and saved to files. If a rank fails, all ranks are stopped, and
+    the first error is shown with its memory report.
+
+    The exit code is that of the rank that failed first.
     """
-    words = list(script or ())
-    if module is None and not words:
-        raise UsageError("which script? write legroom launch --nproc 2 train.py")
+    target = script_to_run("legroom launch --nproc 2", script, module)
     gpus = parse_gpus(gpu) if gpu is not None else []
 
     from legroom.gpus.machine import visible_gpus
-    from legroom.observe.script import Script
     from legroom.scale.launching.plan import plan_launch
 
-    target = (
-        Script(module, tuple(words), is_module=True)
-        if module is not None
-        else Script(words[0], tuple(words[1:]))
-    )
     plan = plan_launch(
         target,
         nproc=nproc,
@@ -132,10 +136,10 @@ def launch(
         engine=engine.value,
     )
     as_json = format == Format.JSON
-    return _foretell(plan, as_json=as_json) if dry_run else _run(plan, logs, as_json=as_json)
+    return _predict(plan, as_json=as_json) if dry_run else _run(plan, logs, as_json=as_json)
 
 
-def _foretell(plan: "LaunchPlan", *, as_json: bool) -> int:
+def _predict(plan: "LaunchPlan", *, as_json: bool) -> int:
     from legroom.scale.launching.memory_prediction import foretell
     from legroom.show.common.progress import progress_line
     from legroom.show.common.terminal import print_to
@@ -149,7 +153,7 @@ def _foretell(plan: "LaunchPlan", *, as_json: bool) -> int:
     if as_json:
         document = {"world_size": plan.world_size, "torchrun": plan.torchrun}
         ranks = [forecast.as_json() for forecast in forecasts]
-        print(json.dumps({"schema": SCHEMA, **document, "ranks": ranks}, indent=2))
+        print(json.dumps({"schema": schemas.LAUNCH_PLAN, **document, "ranks": ranks}, indent=2))
     else:
         print_to(sys.stdout, render_predictions(forecasts))
     verdicts = [forecast.estimate.verdict if forecast.estimate else "uncertain" for forecast in forecasts]
@@ -157,7 +161,7 @@ def _foretell(plan: "LaunchPlan", *, as_json: bool) -> int:
 
 
 _WORST = (0, 3, 1)
-"""Exit codes of verdicts: what fits, what may not, what does not."""
+"""Exit codes from best to worst: fits, uncertain, does not fit."""
 
 
 def _run(plan: "LaunchPlan", logs: Path | None, *, as_json: bool) -> int:
@@ -204,7 +208,7 @@ def _run(plan: "LaunchPlan", logs: Path | None, *, as_json: bool) -> int:
 
 
 def _memory_report(end: "LaunchEnd") -> "RunReport | None":
-    """Of the rank that failed first, if it failed for want of memory."""
+    """The report of the rank that failed first, if it ran out of memory."""
     cause = end.last.cause if end.last is not None else None
     if cause is None or not cause.files.capture.exists():
         return None
@@ -218,7 +222,7 @@ def _memory_report(end: "LaunchEnd") -> "RunReport | None":
 def _as_json(end: "LaunchEnd", plan: "LaunchPlan", folder: "RunFolder") -> dict[str, object]:
     told = _memory_report(end)
     return {
-        "schema": SCHEMA,
+        "schema": schemas.LAUNCH,
         **end.as_json(),
         "world_size": plan.world_size,
         "torchrun": plan.torchrun,

@@ -1,4 +1,4 @@
-"""`legroom lint`: the memory bugs that can be read off the code."""
+"""`legroom lint`: finds memory bugs in source code."""
 
 import sys
 from enum import StrEnum
@@ -23,34 +23,39 @@ def lint(
     paths: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="PATHS", help="Files, folders and notebooks; - is standard input.", show_default=False
+            metavar="PATHS",
+            help="Files, directories or notebooks to check; - for standard input.",
+            show_default=False,
         ),
     ] = None,
-    fix: Annotated[
-        bool, typer.Option("--fix", help="Mend what can be mended without changing results.")
-    ] = False,
+    fix: Annotated[bool, typer.Option("--fix", help="Apply fixes that do not change results.")] = False,
     unsafe_fixes: Annotated[
-        bool, typer.Option("--unsafe-fixes", help="With --fix or --diff: also changes that you should read.")
+        bool,
+        typer.Option("--unsafe-fixes", help="With --fix or --diff, include fixes that you should review."),
     ] = False,
     diff: Annotated[
-        bool, typer.Option("--diff", help="Show what --fix would change, and change nothing.")
+        bool, typer.Option("--diff", help="Show the fixes as a diff without changing files.")
     ] = False,
     select: Annotated[
         list[str] | None,
         typer.Option(
-            "--select", metavar="CODES", help="Only these rules: LG101, LG1, ALL.", show_default=False
+            "--select",
+            metavar="CODES",
+            help="Rules to enable: a code (LG101), a prefix (LG1), or ALL.",
+            show_default=False,
         ),
     ] = None,
     ignore: Annotated[
         list[str] | None,
-        typer.Option("--ignore", metavar="CODES", help="All but these rules.", show_default=False),
+        typer.Option("--ignore", metavar="CODES", help="Rules to disable.", show_default=False),
     ] = None,
-    format: Annotated[
-        LintFormat, typer.Option("--format", help="How to tell what was found.")
-    ] = LintFormat.FULL,
-    rules: Annotated[bool, typer.Option("--rules", help="List the rules and stop.")] = False,
+    format: Annotated[LintFormat, typer.Option("--format", help="Output format.")] = LintFormat.FULL,
+    rules: Annotated[bool, typer.Option("--rules", help="List all rules and exit.")] = False,
 ) -> int:
-    """Find memory bugs in code: kept graphs, evaluation with gradients, slow copies. Exit code 0 clean, 1 findings, 2 not all checked."""
+    """Find memory bugs in code, such as retained graphs, evaluation with gradients and blocking copies.
+
+    Exit code: 0 if nothing is found, 1 if there are findings, 2 if a file cannot be checked.
+    """
     from legroom.show.common.terminal import print_to
     from legroom.show.lint.formats import render_lint_report, render_rules
 
@@ -58,25 +63,25 @@ def lint(
         print_to(sys.stdout, render_rules())
         return 0
     if not paths:
-        raise UsageError("nothing to lint: name files or folders, such as `legroom lint .`")
+        raise UsageError("No files given. Example: `legroom lint .`")
     if find_spec("libcst") is None:
-        raise MissingExtra("libcst, which legroom lint reads code with,", "lint")
+        raise MissingExtra("libcst, required by `legroom lint`,", "lint")
     from legroom.diagnose.lint.engine import lint_paths, lint_standard_input
 
-    chosen = {"select": select or [], "ignore": ignore or []}
+    rule_options = {"select": select or [], "ignore": ignore or []}
     stream = sys.stdout
     if "-" in paths:
         if len(paths) > 1:
-            raise UsageError("- stands for standard input and must be given alone")
+            raise UsageError("`-` (standard input) cannot be combined with other paths.")
         report, text = lint_standard_input(
-            sys.stdin.buffer.read(), **chosen, fix=fix, unsafe=unsafe_fixes, diff=diff
+            sys.stdin.buffer.read(), **rule_options, fix=fix, unsafe=unsafe_fixes, diff=diff
         )
         if fix and not diff:
             stream = sys.stderr
             sys.stdout.buffer.write(text)
             sys.stdout.buffer.flush()
     else:
-        report = lint_paths(paths, **chosen, fix=fix, unsafe=unsafe_fixes, diff=diff)
+        report = lint_paths(paths, **rule_options, fix=fix, unsafe=unsafe_fixes, diff=diff)
     for trouble in report.troubles:
         say(f"{trouble.file}: {trouble.sentence}")
     if diff:

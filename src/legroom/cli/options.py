@@ -1,50 +1,131 @@
-"""Options that several verbs share, and what their values mean."""
+"""Options that several commands share, and the command classes that parse them."""
 
+import re
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import typer.core
 
+from legroom.errors import UsageError
 
-class Command(typer.core.TyperCommand):
-    """A command whose help says what its arguments are; typer would add how Python calls it (`<list[str]>`)."""
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        for parameter in self.get_params(ctx):
-            if isinstance(parameter, typer.core.TyperArgument):
-                vars(parameter)["display_type_rich"] = _no_type  # older versions of typer never ask
-        super().format_options(ctx, formatter)
-
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """`SCRIPT [ARGS]...` says already that there may be several."""
-        pieces = super().collect_usage_pieces(ctx)
-        return [piece[1:-4] if piece.endswith("...]...") else piece for piece in pieces]
-
-
-def _no_type(ctx: Any) -> None:
-    return None
+if TYPE_CHECKING:
+    from legroom.observe.script import Script
 
 
 class Format(StrEnum):
-    """How a verb answers."""
+    """The output format."""
 
     TEXT = "text"
     JSON = "json"
 
 
-FormatOption = Annotated[Format, typer.Option("--format", help="text for people, json for programs.")]
-
-
-ScriptWords = Annotated[
+FormatOption = Annotated[Format, typer.Option("--format", help="Output format.")]
+ScriptArguments = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="SCRIPT [ARGS]...",
-        help="The script; everything after it is the script's own.",
-        show_default=False,
-    ),
+    typer.Argument(metavar="SCRIPT [ARGS]...", help="The script and its arguments.", show_default=False),
 ]
 ModuleOption = Annotated[
     str | None,
-    typer.Option("-m", metavar="MODULE", help="A module instead, as python -m runs it.", show_default=False),
+    typer.Option(
+        "-m",
+        metavar="MODULE",
+        help="Run a module instead of a script, like python -m.",
+        show_default=False,
+    ),
 ]
+WITHOUT_VALUE = "all"
+"""The value of an option with an optional value (`--spill[=SIZE]`) that is given without one."""
+
+
+def script_to_run(command: str, arguments: list[str] | None, module: str | None) -> "Script":
+    """The script that the user named, or a usage error."""
+    from legroom.observe.script import Script
+
+    words = tuple(arguments or ())
+    if module is not None:
+        return Script(module, words, is_module=True)
+    if not words:
+        raise UsageError(f"No script given. Example: `{command} train.py`.")
+    return Script(words[0], words[1:])
+
+
+class Command(typer.core.TyperCommand):
+    """A command whose help is shorter than typer's: `[default: 2]` instead of `[default: (2); x>=1]`."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        arguments: list[tuple[str, str]] = []
+        options: list[tuple[str, str]] = []
+        for parameter in self.get_params(ctx):
+            is_argument = isinstance(parameter, typer.core.TyperArgument)
+            if is_argument:
+                vars(parameter)["display_type_rich"] = _no_type  # ignored by older versions of typer
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                name, text = record
+                (arguments if is_argument else options).append((name, _EXTRA.sub(_short_default, text)))
+        for title, records in (("Arguments", arguments), ("Options", options)):
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Without the `...` that click adds to `SCRIPT [ARGS]...`, and the braces around `{FILE}`."""
+        pieces = super().collect_usage_pieces(ctx)
+        return [piece[1:-4] if piece.endswith("...]...") else piece.strip("{}") for piece in pieces]
+
+
+_EXTRA = re.compile(r"  \[(?:default: (?P<default>[^\]]*?))?(?:; )?(?:x>=\d+|required)?\]$")
+"""What click appends to the help of an option: its default value and the range of valid values."""
+
+
+def _short_default(extra: re.Match[str]) -> str:
+    default = extra["default"]
+    return f"  [default: {default.removeprefix('(').removesuffix(')')}]" if default else ""
+
+
+def _no_type(ctx: Any) -> None:
+    """Omits the Python type of an argument (`<list[str]>`)."""
+
+
+class ScriptCommand(Command):
+    """A command whose options end at the script, or after `-m MODULE`; the rest are the script's arguments.
+
+    click has the first rule (`allow_interspersed_args`), but not the second, and it does not support an option with
+    an optional value before a positional argument (`--spill train.py`).
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, self.mark_script(ctx, args))
+
+    def mark_script(self, ctx: Any, args: list[str]) -> list[str]:
+        """`args` with `--` after `-m MODULE`, and with a value for options whose optional value is omitted."""
+        options = {
+            name: option
+            for option in self.get_params(ctx)
+            if isinstance(option, typer.core.TyperOption)
+            for name in option.opts
+        }
+        marked: list[str] = []
+        position = 0
+        while position < len(args):
+            word = args[position]
+            if not word.startswith("-") or word == "--":
+                break
+            option = options.get(word)
+            is_module = word.startswith("-m")
+            if option is not None and _has_optional_value(option):
+                marked.append(f"{word}={WITHOUT_VALUE}")
+                position += 1
+            else:
+                length = 2 if option is not None and not option.is_flag else 1
+                marked += args[position : position + length]
+                position += length
+            if is_module:
+                marked.append("--")
+                break
+        return marked + args[position:]
+
+
+def _has_optional_value(option: typer.core.TyperOption) -> bool:
+    return (option.metavar or "").startswith("[=")

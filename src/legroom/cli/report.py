@@ -1,4 +1,4 @@
-"""`legroom report`: what a capture says, as often as wanted."""
+"""`legroom report`: the report of a recorded run."""
 
 import json
 import sys
@@ -11,16 +11,19 @@ from legroom.cli.options import Format, FormatOption
 
 
 def report(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A capture that legroom run wrote.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Capture file written by legroom run.")],
     compare: Annotated[
         Path | None,
         typer.Option(
-            "--compare", metavar="OTHER", help="Also say what changed since this capture.", show_default=False
+            "--compare",
+            metavar="OTHER",
+            help="Also show what changed since this capture.",
+            show_default=False,
         ),
     ] = None,
     format: FormatOption = Format.TEXT,
 ) -> int:
-    """Say what a capture holds: the peak or the failure, who held the memory, what to change."""
+    """Show the report of a recorded run: the peak or the failure, what used the memory, and what to change."""
     from legroom.diagnose.report import comparison
     from legroom.diagnose.report.run_report import run_report
     from legroom.memory.capture.capture import read_capture
@@ -30,16 +33,16 @@ def report(
     from legroom.show.report.run_report import render_report
 
     capture = read_capture(file)
-    told = run_report(capture, path=str(file))
-    device = told.device.index if told.device else 0
+    result = run_report(capture, path=str(file))
+    device = result.device.index if result.device else 0
     difference = (
         compare_captures(read_capture(compare), capture, device=device) if compare is not None else None
     )
     if format == Format.JSON:
         compared = {"compared": comparison.as_dict(difference)} if difference is not None else {}
-        print(json.dumps({**told.as_json(), **compared}, indent=2))
+        print(json.dumps({**result.as_json(), **compared}, indent=2))
         return 0
-    print_to(sys.stdout, render_report(told))
+    print_to(sys.stdout, render_report(result))
     if difference is not None:
         print_to(sys.stdout, render_comparison(difference, before=str(compare)))
     return 0

@@ -1,4 +1,4 @@
-"""`legroom tune`: a search over configurations that never loses a trial to memory."""
+"""`legroom tune`: hyperparameter search within the available memory."""
 
 import json
 import sys
@@ -18,33 +18,35 @@ Text = str | None
 
 def tune(
     function: Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", help="The training function.", show_default=False)],
-    space: Annotated[Path, typer.Argument(metavar="SPACE.toml", help="What is searched; [study] in it may hold these options.", show_default=False)],
-    metric: Annotated[Text, typer.Option(metavar="NAME", help="What trial.report(...) reports and is to be best.", show_default=False)] = None,
-    mode: Annotated[Text, typer.Option(metavar="min|max", help="Whether less or more is better.", show_default="min")] = None,
-    search: Annotated[Text, typer.Option(metavar="NAME", help="random, grid, bayes, hyperopt or optuna.", show_default="random")] = None,
-    scheduler: Annotated[Text, typer.Option(metavar="NAME", help="asha, median or pbt cut poor trials short; none does not.", show_default=False)] = None,
-    trials: Annotated[int | None, typer.Option(min=1, metavar="N", help="How many to start.", show_default="10, a grid all")] = None,
-    gpu: Annotated[Text, typer.Option(metavar="SIZES", help="Virtual GPUs, 8GiB,4GiB; cpu for none. Otherwise those of this machine.", show_default=False)] = None,
-    time_budget: Annotated[Text, typer.Option(metavar="TIME", help="20min, 2h: then it ends.", show_default=False)] = None,
-    storage: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where the study is kept.", show_default="FUNCTION-study")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the study that is there.")] = False,
-    engine: Annotated[Text, typer.Option(metavar="NAME", help="ray, or local for processes of this machine.", show_default="ray if installed")] = None,
-    address: Annotated[Text, typer.Option(metavar="ADDRESS", help="A Ray cluster.", show_default=False)] = None,
-    parallel: Annotated[int | None, typer.Option(min=1, metavar="N", help="Trials at once at most.", show_default=False)] = None,
-    ranks: Annotated[int | None, typer.Option(min=1, metavar="N", help="Processes of one trial.", show_default="1")] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="The same seed proposes the same.", show_default="0")] = None,
-    grace: Annotated[int | None, typer.Option(min=1, metavar="N", help="Steps before a trial may be cut short.", show_default="1")] = None,
-    reduction: Annotated[float | None, typer.Option(metavar="X", help="ASHA lets 1/X of the trials go on.", show_default="2")] = None,
-    most_steps: Annotated[int | None, typer.Option(min=1, metavar="N", help="With ASHA a trial is done after so many reports.", show_default=False)] = None,
-    interval: Annotated[int | None, typer.Option(min=1, metavar="N", help="Steps between two looks of pbt.", show_default="1")] = None,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also log to TensorBoard, in the study's folder.")] = False,
-    wandb: Annotated[Text, typer.Option(metavar="PROJECT", help="Also log to wandb, offline.", show_default=False)] = None,
+    space: Annotated[Path, typer.Argument(metavar="SPACE.toml", help="The search space. Its [study] table may set the options below.", show_default=False)],
+    metric: Annotated[Text, typer.Option(metavar="NAME", help="Metric to optimize, as passed to trial.report().", show_default=False)] = None,
+    mode: Annotated[Text, typer.Option(metavar="min|max", help="Whether to minimize or maximize the metric.", show_default="min")] = None,
+    search: Annotated[Text, typer.Option(metavar="NAME", help="Search algorithm: random, grid, bayes, hyperopt or optuna.", show_default="random")] = None,
+    scheduler: Annotated[Text, typer.Option(metavar="NAME", help="Scheduler that stops poor trials early: asha, median, pbt or none.", show_default=False)] = None,
+    trials: Annotated[int | None, typer.Option(min=1, metavar="N", help="Number of trials.", show_default="10, or the whole grid")] = None,
+    gpu: Annotated[Text, typer.Option(metavar="SIZES", help="Virtual GPUs, for example 8GiB,4GiB; cpu for none. By default, the GPUs of this machine.", show_default=False)] = None,
+    time_budget: Annotated[Text, typer.Option(metavar="TIME", help="Stop the search after this time, for example 20min or 2h.", show_default=False)] = None,
+    storage: Annotated[Path | None, typer.Option(metavar="DIR", help="Directory of the study.", show_default="FUNCTION-study")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the study in that directory.")] = False,
+    engine: Annotated[Text, typer.Option(metavar="NAME", help="ray, or local for processes on this machine.", show_default="ray if installed")] = None,
+    address: Annotated[Text, typer.Option(metavar="ADDRESS", help="Address of a Ray cluster.", show_default=False)] = None,
+    parallel: Annotated[int | None, typer.Option(min=1, metavar="N", help="Maximum number of trials at the same time.", show_default=False)] = None,
+    ranks: Annotated[int | None, typer.Option(min=1, metavar="N", help="Number of processes per trial.", show_default="1")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of the search algorithm.", show_default="0")] = None,
+    grace: Annotated[int | None, typer.Option(min=1, metavar="N", help="Minimum number of steps before a trial may be stopped early.", show_default="1")] = None,
+    reduction: Annotated[float | None, typer.Option(metavar="X", help="ASHA continues the best 1/X of the trials.", show_default="2")] = None,
+    most_steps: Annotated[int | None, typer.Option(min=1, metavar="N", help="Maximum number of steps of a trial with ASHA.", show_default=False)] = None,
+    interval: Annotated[int | None, typer.Option(min=1, metavar="N", help="Number of steps between two PBT decisions.", show_default="1")] = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also log to TensorBoard, in the directory of the study.")] = False,
+    wandb: Annotated[Text, typer.Option(metavar="PROJECT", help="Also log to Weights & Biases, offline.", show_default=False)] = None,
     format: FormatOption = Format.TEXT,
 ) -> int:  # fmt: skip
-    """Search the best configuration of FUNCTION(config, trial); no trial is lost to memory.
+    """Search for the best configuration of FUNCTION(config, trial) within the available memory.
 
-    Before a trial starts its memory is estimated: one that does not fit runs with a smaller micro-batch and the same
-    effective batch, one that never fits is not started and the search learns of it. Exit code: 0 found, 1 nothing found.
+    The memory of each trial is estimated before it starts. A trial that does not fit runs with a smaller micro-batch
+    and the same effective batch size. A configuration that can never fit is not started, and the search avoids it.
+
+    Exit code: 0 if a trial succeeded, 1 if none did.
     """
     from legroom.tuning.space.space import read_toml
 
@@ -57,7 +59,7 @@ def tune(
     options = _merged(space, study_options, given)
     if "metric" not in options:
         raise UsageError(
-            'which metric? write --metric loss, or metric = "loss" under [study] in the space file'
+            'No metric given. Add `--metric loss`, or `metric = "loss"` under [study] in the space file.'
         )
 
     from legroom.show.common.terminal import print_to
@@ -84,10 +86,10 @@ def tune(
 
 
 def _merged(path: Path, written: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """What the file says, and the command line says otherwise."""
+    """The options of the file, overridden by those of the command line."""
     unknown = sorted(set(written) - set(given))
     if unknown:
-        raise UsageError(f"{path}: [study] knows {', '.join(given)}; '{unknown[0]}' is none of them")
+        raise UsageError(f"{path}: unknown option `{unknown[0]}` in [study]. Options: {', '.join(given)}.")
     return written | {name: value for name, value in given.items() if value is not None}
 
 

@@ -3,14 +3,13 @@
 from dataclasses import dataclass
 from typing import Any
 
+from legroom import schemas
 from legroom.gpus.catalog import GpuSpec
 from legroom.memory.ledger import Ledger
 from legroom.memory.state import State
 from legroom.predict.fit import Verdict, beside, replay, safe_reserved, verdict
 from legroom.predict.tracing.trace import Mode, Trace
 from legroom.units import format_size
-
-SCHEMA = "legroom.estimate/1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -72,7 +71,7 @@ class Estimate:
 
     def as_json(self, script: str = "") -> dict[str, Any]:
         return {
-            "schema": SCHEMA,
+            "schema": schemas.ESTIMATE,
             "script": script,
             "steps": self.steps,
             "batch_size": self.batch_size,

@@ -15,13 +15,13 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from importlib.metadata import version
 from itertools import repeat
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+from legroom import __version__
 from legroom.diagnose.oom.recognize import is_oom
 from legroom.diagnose.report import source_lines
 from legroom.diagnose.report.command import RunCommand
@@ -165,7 +165,7 @@ class Recording:
             **command.as_run(),
             "folder": os.getcwd(),
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
-            "legroom": version("legroom"),
+            "legroom": __version__,
             "torch": torch.__version__,
             "python": sys.version.split()[0],
             "allocator": os.environ.get("PYTORCH_ALLOC_CONF")

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from legroom import schemas
 from legroom.errors import UsageError
 from legroom.tuning.memory.admission import Place
 from legroom.tuning.space.space import Config, Space, read_space
 from legroom.tuning.store import read_study
 from legroom.tuning.trial.records import Mode, TrialRecord, TrialState
-
-SCHEMA = "legroom.study/1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +114,7 @@ class Study:
         """Everything, learning curves too. What is no number is None: JSON has no word for it."""
         ranked = self.ranked
         told = {
-            "schema": SCHEMA,
+            "schema": schemas.TUNE,
             "metric": self.metric,
             "mode": self.mode,
             "best": ranked[0].number if ranked else None,

@@ -30,6 +30,7 @@ def test_json_has_the_promised_keys(tmp_path: Path, capsys: pytest.CaptureFixtur
     log.write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n")
     assert main(["explain", str(log), "--format", "json", "--no-checks"]) == 0
     told = json.loads(capsys.readouterr().out)
+    assert told["schema"] == "legroom.explain/1"
     assert {"schema", "kind", "certainty", "code", "causes"} <= set(told)
     assert (told["kind"], told["certainty"], told["figures"]["requested"]) == ("oom", "sure", 2 * GiB)
     assert all(set(cause) == {"cause", "check", "fix"} for cause in told["causes"])

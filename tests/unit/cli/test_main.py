@@ -5,14 +5,20 @@ import sys
 from importlib.metadata import version
 
 import pytest
+import typer
 
-from legroom.cli import main
-from legroom.cli.run import end_options_after_module
+import legroom
+from legroom.cli import app, main
+from legroom.cli.options import ScriptCommand
 
 
 def test_version(capsys):
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"legroom {version('legroom')}\n"
+    assert capsys.readouterr().out == f"legroom {legroom.__version__}\n"
+
+
+def test_the_installed_package_has_the_same_version():
+    assert version("legroom") == legroom.__version__
 
 
 def test_without_a_verb_help_is_shown(capsys):
@@ -26,7 +32,7 @@ def test_help(capsys, words):
     assert "Usage: legroom" in capsys.readouterr().out
 
 
-def test_each_verb_has_a_line_that_fits(capsys):
+def test_each_command_has_a_short_help_that_fits(capsys):
     main(["--help"])
     verbs = capsys.readouterr().out.partition("Commands:")[2].strip().splitlines()
     assert len(verbs) >= 8
@@ -35,13 +41,13 @@ def test_each_verb_has_a_line_that_fits(capsys):
 
 def test_python_m_legroom_is_the_same_command():
     done = subprocess.run([sys.executable, "-m", "legroom", "--version"], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, f"legroom {version('legroom')}\n")
+    assert (done.returncode, done.stdout) == (0, f"legroom {legroom.__version__}\n")
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["run"], "which script? write legroom run train.py, or legroom run -m package.module"),
+        (["run"], "No script given. Example: `legroom run train.py`."),
         (["run", "missing.py"], "there is no script 'missing.py': check the path, or name a module with -m"),
         (["run", "-m", "no_such_module_here"], "no module named 'no_such_module_here' in "),
         (
@@ -78,8 +84,50 @@ def test_bad_input_is_one_sentence_and_exit_code_2(capsys, monkeypatch, tmp_path
         (["--", "train.py", "-m", "x"], ["--", "train.py", "-m", "x"]),
     ],
 )
-def test_our_options_end_where_the_module_begins(words, ended):
-    assert end_options_after_module(words) == ended
+def test_options_end_after_the_module(words, ended):
+    assert mark_script("run", words) == ended
+
+
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        (["--spill", "train.py", "--spill"], ["--spill=all", "train.py", "--spill"]),
+        (["--spill=4GiB", "train.py"], ["--spill=4GiB", "train.py"]),
+        (
+            ["--gpu", "8GiB", "--spill", "-m", "pkg", "--spill"],
+            ["--gpu", "8GiB", "--spill=all", "-m", "pkg", "--", "--spill"],
+        ),
+        (["-o", "--spill", "train.py"], ["-o", "--spill", "train.py"]),
+    ],
+)
+def test_an_omitted_optional_value_is_filled_in(words, given):
+    assert mark_script("run", words) == given
+
+
+@pytest.mark.parametrize("command", ["run", "estimate", "launch"])
+def test_every_option_with_a_value_keeps_it(command):
+    """An option whose value looks like `-m` must not end the options."""
+    with_values = [
+        option
+        for option in script_command(command).params
+        if isinstance(option, typer.core.TyperOption) and not option.is_flag and option.opts != ["-m"]
+    ]
+    assert with_values
+    for option in with_values:
+        if option.opts != ["--spill"]:
+            words = [option.opts[0], "-m", "train.py"]
+            assert mark_script(command, words) == words
+
+
+def script_command(name):
+    command = typer.main.get_command(app).commands[name]
+    assert isinstance(command, ScriptCommand)
+    return command
+
+
+def mark_script(name, words):
+    command = script_command(name)
+    return command.mark_script(typer.Context(command), words)
 
 
 def test_a_mistyped_command_does_not_load_torch():

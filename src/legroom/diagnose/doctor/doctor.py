@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from legroom import schemas
 from legroom.diagnose.doctor.checks import MACHINE_CHECKS, DoctorCheck, computation, libraries, torch_build
 from legroom.diagnose.doctor.machine import Machine, inspect_machine
 from legroom.diagnose.doctor.torch_check import TorchFacts, check_torch
@@ -25,7 +26,7 @@ class Diagnosis:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "schema": 1,
+            "schema": schemas.DOCTOR,
             "sound": self.is_sound,
             "checks": [{"name": check.name, "value": check.value} for check in self.checks],
             "findings": [asdict(finding) for finding in self.findings],

@@ -22,6 +22,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from legroom import schemas
 from legroom.diagnose.codes import find_page
 from legroom.diagnose.explain.headlines import Headline
 from legroom.diagnose.explain.log_reader import LogMatch, LogResult, chunks_of, search_log
@@ -83,7 +84,7 @@ class Explanation:
     """Often the first cause."""
 
     def as_json(self) -> dict[str, Any]:
-        return {"schema": 1, **asdict(self), "causes": [asdict(cause) for cause in self.causes]}
+        return {"schema": schemas.EXPLAIN, **asdict(self), "causes": [asdict(cause) for cause in self.causes]}
 
 
 def explain(

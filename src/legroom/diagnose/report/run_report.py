@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from legroom import schemas
 from legroom.diagnose.oom.advice import advise
 from legroom.diagnose.oom.evidence import Evidence, block_of
 from legroom.diagnose.oom.recognize import is_oom
@@ -42,7 +43,6 @@ from legroom.memory.ledger import Ledger
 from legroom.observe.source.batch_argument import find_batch_argument
 from legroom.units import GiB
 
-SCHEMA = "legroom.run/1"
 LEAST_TO_ESTIMATE = 2 * GiB
 """An estimate counts the workspaces of libraries: nothing would fit a virtual GPU of a few MiB."""
 A_COMMON_SIZE = "8GiB"
@@ -125,7 +125,7 @@ class RunReport:
     def as_json(self) -> dict[str, Any]:
         """The stable keys first, what else may help a program after them."""
         return {
-            "schema": SCHEMA,
+            "schema": schemas.RUN,
             "exit_code": self.ending.exit_code,
             "steps": self.steps,
             "peak_allocated_bytes": max((device.peak_allocated for device in self.devices), default=0),

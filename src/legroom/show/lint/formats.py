@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from importlib.metadata import version
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -10,6 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from legroom import __version__
 from legroom.diagnose.codes import all_pages, find_page
 from legroom.diagnose.lint.finding import LintFinding, LintReport
 from legroom.show.common.formatting import clean, format_count
@@ -148,7 +148,7 @@ def sarif(report: LintReport) -> dict[str, Any]:
                 "tool": {
                     "driver": {
                         "name": "legroom",
-                        "version": version("legroom"),
+                        "version": __version__,
                         "rules": [_sarif_rule(code) for code in codes],
                     }
                 },

@@ -1,0 +1,17 @@
+"""The `schema` key of every JSON document that Legroom prints: `legroom.NAME/VERSION`.
+
+A version increases when a key changes its meaning or is removed. `lint --format json` prints a list and has no
+schema key.
+"""
+
+RUN = "legroom.run/1"
+"""`legroom run` and `legroom report`."""
+ESTIMATE = "legroom.estimate/1"
+LAUNCH = "legroom.launch/1"
+LAUNCH_PLAN = "legroom.launch-plan/1"
+"""`legroom launch --dry-run`."""
+TUNE = "legroom.tune/1"
+EXPLAIN = "legroom.explain/1"
+CODE = "legroom.code/1"
+"""`legroom explain LG101`."""
+DOCTOR = "legroom.doctor/1"
