@@ -1,10 +1,9 @@
-"""The leak detector against the corpus: what it finds, which line and holder it names, what it alarms about without reason.
+"""Runs the leak detector on the corpus: leaks found, right line and holder, false alarms.
 
     python -m bench.leaks.detector [--folder FOLDER] [--round NAME] [--jobs N] [--names] [--json FILE]
 
-Every program of tests/corpus, or of another folder with `leaking` and `healthy` in it, runs in a process of its own, with the detector
-watching as under `legroom.watch`: on the GPU where there is one, else on the CPU. `--names` lists what went wrong: without it, programs
-that no one has looked at stay unknown.
+Every program of tests/corpus, or of another folder with `leaking` and `healthy` in it, runs in its own process with the
+detector attached as under `legroom.watch`, on the GPU if there is one, else on the CPU. `--names` lists the wrong results.
 """
 
 import argparse
@@ -18,7 +17,7 @@ from typing import Any, NoReturn
 
 os.environ.setdefault(
     "PYTORCH_NVML_BASED_CUDA_CHECK", "1"
-)  # to ask for GPUs without touching one before the fork
+)  # lists GPUs without initializing CUDA before the fork
 
 import torch
 from tests.corpus.programs import FOLDER, ROUNDS, Program, programs
@@ -74,7 +73,7 @@ def main() -> None:
 
 
 def run_all(corpus: list[Program], jobs: int) -> list[tuple[Program, dict[str, Any]]]:
-    """Each program with what came of it, several at a time."""
+    """Yield each program with its result, several at a time."""
     waiting, running, done = list(corpus), {}, {}
     while waiting or running:
         while waiting and len(running) < jobs:
@@ -90,7 +89,7 @@ def run_all(corpus: list[Program], jobs: int) -> list[tuple[Program, dict[str, A
 
 
 def _start(program: Program) -> tuple[int, int]:
-    """A process for one program: a fork where that is sound, else a fresh interpreter (CUDA does not survive a fork)."""
+    """Start a process for one program: a fork, or a new interpreter with CUDA, which does not survive a fork."""
     reading, writing = os.pipe()
     if torch.version.cuda is not None:
         os.set_inheritable(writing, True)
@@ -115,7 +114,7 @@ def _start(program: Program) -> tuple[int, int]:
 
 def _answer(program: Program, writing: int) -> NoReturn:
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115  (until the process ends)
-    os.write(writing, json.dumps(_watched(program)).encode())  # below a pipe's capacity: a few leaks
+    os.write(writing, json.dumps(_watched(program)).encode())  # fits into a pipe's buffer: a few leaks
     os._exit(0)
 
 
@@ -147,7 +146,7 @@ def _watched(program: Program) -> dict[str, Any]:
 
 
 def _follow_loaders(watcher: Watcher) -> None:
-    """As `legroom run` follows every DataLoader, and `legroom.watch` the one it is given."""
+    """Follow every DataLoader, as `legroom run` does."""
     iterator: Any = dataloader._BaseDataLoaderIter
     original = iterator.__next__
 
@@ -160,7 +159,7 @@ def _follow_loaders(watcher: Watcher) -> None:
 
 
 def _warm_up() -> None:
-    """What an optimizer imports at its first step takes seconds: once, before the forks."""
+    """Import once, before the forks, what an optimizer imports at its first step; it takes seconds."""
     if torch.version.cuda is not None:
         return
     parameter = torch.nn.Parameter(torch.ones(2))
@@ -169,7 +168,7 @@ def _warm_up() -> None:
 
 
 def _rows(results: list[tuple[Program, dict[str, Any]]], folder: Path) -> list[list[str]]:
-    """A row for each round of the corpus; another folder is one round."""
+    """Return one row per round of the corpus; another folder is one round."""
     if folder != FOLDER:
         return [_row(folder.name, results)]
     rounds = [(name, [(p, r) for p, r in results if p.round == name]) for name in ROUNDS]

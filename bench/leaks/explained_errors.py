@@ -1,11 +1,11 @@
-"""How often the explainer is right about real texts, and how long a log of a gigabyte takes.
+"""Measures how often the explainer classifies real error texts correctly, and how long a log of 1 GB takes.
 
     python -m bench.leaks.explained_errors [--gigabyte] [--raised] [--dressed] [TABLE.json ...]
 
-The first table was written together with the rules. Each other one was collected when the rules were done, scored once, and only then
-were the rules mended by it: docs/figures.md has those first scores, which are what to expect of a text that nobody has seen.
-Given tables are scored instead of those of tests/data/errors. `--raised` explains what the libraries installed here raise by their own source: next to
-nothing of it is about memory. `--dressed` puts on each text what launchers, loggers, terminals and notebooks would, and counts how often the answer stays.
+The tables are in tests/data/errors; given tables are scored instead. The first one was written with the rules. Each other
+one was scored once before rules were changed for it; those scores are in bench/results/figures_log.md. `--raised` explains
+messages from the source of installed libraries, few of which are about memory. `--dressed` adds prefixes of launchers,
+loggers, terminals and notebooks to each text and counts how often the answer stays the same.
 """
 
 import ast
@@ -43,7 +43,7 @@ MEMORY = ("oom", "disguised-oom", "host-oom")
 
 
 def score(table: Path) -> tuple[int, int, int, int, list[str]]:
-    """Texts, right kinds, right codes, memory verdicts for texts that are none, and what was wrong."""
+    """Return the number of texts, right kinds and right codes, false memory verdicts, and the wrong answers."""
     rows = json.loads(table.read_text(encoding="utf-8"))
     kinds = codes = alarms = 0
     wrong = []
@@ -59,7 +59,7 @@ def score(table: Path) -> tuple[int, int, int, int, list[str]]:
 
 
 def gigabyte() -> None:
-    """A training log of 1 GB with an error in the middle and another at the end."""
+    """Explain a training log of 1 GB with an error in the middle and another at the end."""
     line = (
         "2025-01-01 00:00:00 INFO train: step {:>9,} loss 0.4123 lr 1.0e-04 error 0.0312 gpu memory 4.2 GiB\n"
     )
@@ -85,7 +85,7 @@ def gigabyte() -> None:
 
 
 def raised(packages: tuple[str, ...] = ("torch", "transformers", "accelerate", "ray", "sklearn")) -> None:
-    """Which kinds are told of the messages in `raise SomeError("...")`, 4,000 of them at most."""
+    """Count the kinds of up to 4,000 messages in `raise SomeError("...")`."""
     messages = set()
     for package in packages:
         found = importlib.util.find_spec(package)
@@ -114,7 +114,7 @@ def _messages(file: Path) -> Iterator[str]:
 
 
 def dressed(tables: list[Path]) -> None:
-    """How often an error is told as it is without what its log puts around it."""
+    """Count how often an error is explained the same with and without log decoration."""
     rows = [row for table in tables for row in json.loads(table.read_text(encoding="utf-8"))]
     plain = [(row["text"], told) for row in rows if (told := explain(row["text"])).kind != "unknown"]
     same = Counter(

@@ -1,10 +1,11 @@
-"""How well the linter sees: precision and recall on the corpus of leaking and healthy programs, and its speed.
+"""Measures precision and recall of the linter on the corpus of leaking and healthy programs, and its speed.
 
     python -m bench.leaks.linter [--all-lines] [--fixes] [--corpus FOLDER] [FOLDER ...]
 
-A finding is right where the corpus marks that line with a word of the rule, or as one that leaks; a mark is found where a finding of its kind
-stands on its line. Rules that the corpus has no word for (deprecated names, loading, distribution) are listed apart, not counted. Given folders are linted for speed. `--corpus` judges the programs of another folder (with `leaking/` and `healthy/` in it) instead of `tests/corpus`. `--fixes` mends every leaking
-program by the rules that the corpus has words for and runs what comes out under the leak detector: does it still run, and does anything still grow?
+A finding is right if the corpus marks its line for that rule or as leaking. A mark is found if a finding of its kind is on
+its line. Rules that the corpus has no marks for (deprecated names, loading, distributed training) are listed separately.
+Given folders are linted for speed. `--corpus` uses another folder with `leaking/` and `healthy/` in it instead of
+tests/corpus. `--fixes` applies the fixes to every leaking program and runs the result under the leak detector.
 """
 
 import ast
@@ -48,22 +49,22 @@ class Score:
     right: int = 0
     """Findings on lines that are marked for them."""
     unmarked: int = 0
-    """Findings on lines that leak, of which no one expected a linter to see it."""
+    """Findings on leaking lines that are not marked for the linter."""
     wrong: list[str] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
     healthy_retention: list[str] = field(default_factory=list)
     programs: int = 0
     seen: int = 0
-    """Leaking programs in which a leaking line is named."""
+    """Leaking programs in which a leaking line is reported."""
     leaking: int = 0
     others: Counter[str] = field(default_factory=Counter)
 
     @property
     def precision(self) -> float:
-        return (self.right + self.unmarked) / self.told if self.told else 1.0
+        return (self.right + self.unmarked) / self.reported if self.reported else 1.0
 
     @property
-    def told(self) -> int:
+    def reported(self) -> int:
         return self.right + self.unmarked + len(self.wrong)
 
     @property
@@ -114,14 +115,14 @@ def main() -> None:
             "programs",
             "precision",
             "recall",
-            "leaking programs named",
-            "retention findings on healthy ones",
+            "leaking programs reported",
+            "retention findings in healthy programs",
         ],
         [
             [
                 name,
                 str(score.programs),
-                f"{score.precision:.3f} ({score.right + score.unmarked} of {score.told})",
+                f"{score.precision:.3f} ({score.right + score.unmarked} of {score.reported})",
                 f"{score.recall:.3f} ({score.right} of {score.right + len(score.missed)})",
                 f"{score.seen} of {score.leaking}",
                 str(len(score.healthy_retention)),
@@ -146,13 +147,13 @@ def main() -> None:
 
 
 def fixes(judged: list[Program]) -> None:
-    """Leaking programs with a fix, mended and run, one at a time."""
+    """Fix the leaking programs and run them, one at a time."""
     from bench.leaks.detector import _warm_up, run_all
 
     _warm_up()
     rows = []
     seen: dict[str, dict[str, Any]] = {}
-    """What came of a mended text: most are the same with and without unsafe fixes."""
+    """Results by fixed source: most programs are the same with and without unsafe fixes."""
     with tempfile.TemporaryDirectory() as folder:
         for name in dict.fromkeys(program.round for program in judged):
             for words, unsafe in (("--fix", False), ("--fix --unsafe-fixes", True)):
@@ -178,17 +179,17 @@ def fixes(judged: list[Program]) -> None:
                 for title, which in (("fails", failed), ("still grows", growing)):
                     for program, result in which:
                         if "--all-lines" in sys.argv:
-                            told = result["error"] or result["leaks"][:1]
-                            print(f"{words}: {title}: {program.path.name}: {told}", flush=True)
+                            reported = result["error"] or result["leaks"][:1]
+                            print(f"{words}: {title}: {program.path.name}: {reported}", flush=True)
     print_table(
-        "Leaking programs, mended and run: python -m bench.leaks.linter --fixes",
+        "Leaking programs after fixes: python -m bench.leaks.linter --fixes",
         ["with", "mended", "fail", "a graph still grows", "only tensors still grow"],
         rows,
     )
 
 
 def speed(folders: list[str]) -> None:
-    """Lines a second of processor time, beside what parsing alone takes and what ruff's pyflakes rules take on the same files."""
+    """Measure lines per second of CPU time, next to parsing alone and ruff's pyflakes rules on the same files."""
     files = [file for folder in folders for file in Path(folder).rglob("*.py") if file.is_file()]
     texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]
     lines = sum(text.count("\n") for text in texts)
@@ -215,16 +216,16 @@ def speed(folders: list[str]) -> None:
             capture_output=True,
         ),
     }
-    for name, way in ways.items():
-        seconds = _processor_seconds(way)
+    for name, work in ways.items():
+        seconds = _cpu_seconds(work)
         print(
-            f"  {name}: {lines / seconds:,.0f} lines, {len(files) / seconds:.0f} files a second of processor time"
+            f"  {name}: {lines / seconds:,.0f} lines, {len(files) / seconds:.0f} files per second of CPU time"
         )
 
 
-def _processor_seconds(way: Callable[[], object]) -> float:
+def _cpu_seconds(work: Callable[[], object]) -> float:
     before = os.times()
-    way()
+    work()
     after = os.times()
     return sum(after[:4]) - sum(before[:4])
 

@@ -1,8 +1,9 @@
-"""How fast a capture is written and read, and how large it is: `python -m bench.overhead.capture_file`.
+"""Measures how fast a capture file is written and read, and how large it is.
 
-The events are those of a loop over a transformer of 48 blocks: every allocation has its module, line and operation,
-activations are tagged and die in the backward pass, times scatter. Seconds are of the processor, so that other work
-on the machine does not count. Writing and folding live is what an event costs a watched run.
+    python -m bench.overhead.capture_file
+
+The events are those of a training loop over a transformer of 48 blocks: every allocation has its module, line and operation,
+and activations are freed in the backward pass. Seconds are CPU time, so that other work on the machine does not count.
 """
 
 import random
@@ -22,7 +23,7 @@ OPERATIONS = ("addmm", "gelu", "native_layer_norm", "native_dropout", "bmm", "_s
 
 
 def training(steps: int) -> Iterator[Event]:
-    """The events of so many steps."""
+    """Yield the events of `steps` steps."""
     scatter = random.Random(0)
     now, number = 0.0, 0
 
@@ -31,7 +32,7 @@ def training(steps: int) -> Iterator[Event]:
         now += scatter.expovariate(1 / 30e-6)
         return now
 
-    def born(size: int, phase: Phase, step: int, module: str, line: int, op: str) -> Alloc:
+    def allocate(size: int, phase: Phase, step: int, module: str, line: int, op: str) -> Alloc:
         nonlocal number
         number += 1
         frame = Frame("/home/ada/projects/trainer/model/block.py", line, "forward")
@@ -46,7 +47,7 @@ def training(steps: int) -> Iterator[Event]:
         for block in range(BLOCKS):
             for position in range(12):
                 op = OPERATIONS[position % 6]
-                made = born(
+                made = allocate(
                     (12 + position % 3) << 20,
                     Phase.FORWARD,
                     step,
@@ -64,9 +65,9 @@ def training(steps: int) -> Iterator[Event]:
         for made in reversed(saved):
             assert made.frame is not None
             where = (made.module, made.frame.line, f"{made.op[5:]}_backward")
-            passing = born(12 << 20, Phase.BACKWARD, step, *where)
+            passing = allocate(12 << 20, Phase.BACKWARD, step, *where)
             yield passing
-            gradient = born(768 * 768 * 4, Phase.BACKWARD, step, *where)
+            gradient = allocate(768 * 768 * 4, Phase.BACKWARD, step, *where)
             yield gradient
             yield Tag(gradient.id, Category.GRADIENT)
             gradients.append(gradient.id)
@@ -100,7 +101,7 @@ def main(steps: int) -> None:
             "write a capture": write,
             "read it": lambda: read_capture(path),
             "fold it into a ledger": lambda: Ledger(stream),
-            "fold it live, 200,000 events kept": fold_live,
+            "fold it live, keeping 200,000 events": fold_live,
             "draw a timeline of 600 samples": lambda: ledger.timeline(600),
         }
         rows = []
@@ -109,7 +110,7 @@ def main(steps: int) -> None:
             rows.append([what, f"{len(stream) / seconds:,.0f}", f"{1e6 * seconds / len(stream):.2f}"])
         size = path.stat().st_size / len(stream)
     title = f"{len(stream):,} events of {steps} steps, {size:.2f} bytes each in the file"
-    print_table(title, ["", "events a second", "µs an event"], rows)
+    print_table(title, ["", "events per second", "µs per event"], rows)
 
 
 def cost(work: Callable[[], object]) -> float:

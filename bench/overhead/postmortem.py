@@ -1,14 +1,12 @@
-"""How long a run that dies of memory takes to say why.
+"""Measures how long a run that fails with out-of-memory takes to report why.
 
     python -m bench.overhead.postmortem [--repeats 3] [--json FILE]
 
-Each program runs under `legroom run` until memory ends: on a virtual GPU of 128 MiB, or on as much of a real one where there is
-one. The clock starts at the failing step (so the search for holders, which comes before the error is raised, counts) and once
-more at the error, and stops when the last line of the post-mortem has been read; processor time, which others at work on the
-machine do not lengthen, is counted from the failing step to that line and to the end of the command (Python then takes apart all
-that there is, which without Legroom takes it about as long). The small program has a few layers and
-takes 20 steps. The large one has 300,000 objects that Python's collector lists, 20,000 tensors on the device and takes 400
-steps of 60 layers. The medians, with the machine's load beside them.
+Each program runs under `legroom run` until memory is full: on a virtual GPU of 128 MiB, or within that limit on a real GPU.
+The clock starts at the failing step and at the error, and stops at the last line of the report. CPU time is counted from the
+failing step to that line and to the end of the command; the rest is Python's own shutdown. The small program has a few
+layers and takes 20 steps. The large one has 300,000 objects, 20,000 tensors on the device, and takes 400 steps of 60 layers.
+Prints medians and the machine's load.
 """
 
 import argparse
@@ -34,23 +32,23 @@ from pathlib import Path
 import torch
 from torch import nn
 
-def train(layers, tensors, objects, steps, room, told):
-    if torch.cuda.get_device_properties(0).total_memory > room:
-        torch.cuda.set_per_process_memory_fraction(room / torch.cuda.get_device_properties(0).total_memory)
+def train(layers, tensors, objects, steps, limit, times_file):
+    if torch.cuda.get_device_properties(0).total_memory > limit:
+        torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties(0).total_memory)
     ballast = [[i] for i in range(objects)]
     kept = [torch.zeros(8, device="cuda") for _ in range(tensors)]
     model = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.ReLU()) for _ in range(layers))).cuda()
     optimizer = torch.optim.Adam(model.parameters())
     for step in range(steps + 1):
-        rows = 4 if step < steps else 1 << 20
+        samples = 4 if step < steps else 1 << 20
         began, used = time.time(), time.process_time()
         try:
-            loss = model(torch.ones(rows, 32, device="cuda")).mean()
+            loss = model(torch.ones(samples, 32, device="cuda")).mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
         except torch.OutOfMemoryError:
-            Path(told).write_text(json.dumps([began, time.time(), used]))
+            Path(times_file).write_text(json.dumps([began, time.time(), used]))
             raise
 
 train(*map(int, sys.argv[1:6]), sys.argv[6])
@@ -63,7 +61,7 @@ COLUMNS = {
     "from_step": "from the failing step",
     "from_error": "from the error",
     "first_line": "to its first line",
-    "processor": "processor, from the failing step",
+    "processor": "CPU time, from the failing step",
     "processor_to_end": "to the end of the command",
 }
 
@@ -75,7 +73,7 @@ def main() -> None:
     options = parser.parse_args()
     figures = {name: _medians([fail(sizes) for _ in range(options.repeats)]) for name, sizes in SIZES.items()}
     print_table(
-        f"Seconds to the end of the post-mortem (aim 2), median of {options.repeats}",
+        f"Seconds to the end of the report (target 2), median of {options.repeats}",
         [
             "program",
             *COLUMNS.values(),
@@ -95,9 +93,9 @@ def main() -> None:
 
 
 def fail(sizes: tuple[int, ...]) -> dict[str, float]:
-    """One run of the program, and when its lines came."""
+    """Run the program once; return when its lines appeared."""
     with tempfile.TemporaryDirectory() as folder:
-        script, told = Path(folder, "train.py"), Path(folder, "failed.json")
+        script, times_file = Path(folder, "train.py"), Path(folder, "failed.json")
         script.write_text(PROGRAM)
         command = [
             sys.executable,
@@ -108,7 +106,7 @@ def fail(sizes: tuple[int, ...]) -> dict[str, float]:
             str(script),
             *map(str, sizes),
             str(ROOM),
-            str(told),
+            str(times_file),
         ]
         run = subprocess.Popen(
             command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -117,7 +115,7 @@ def fail(sizes: tuple[int, ...]) -> dict[str, float]:
         child = psutil.Process(run.pid)
         lines = [(time.time(), sum(child.cpu_times()[:2]), line) for line in run.stdout]
         _, _, usage = os.wait4(run.pid, 0)
-        began, failed, used = json.loads(told.read_text())
+        began, failed, used = json.loads(times_file.read_text())
     after = [(moment, spent) for moment, spent, line in lines if moment > began and line.strip()]
     assert any("By variable" in line for *_, line in lines), "no post-mortem"
     (first, _), (last, spent) = after[0], after[-1]

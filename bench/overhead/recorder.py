@@ -1,7 +1,9 @@
-"""What watching costs: the recorder per operation against a dispatch mode that does nothing, and a virtual GPU
-against the plain CPU on a ResNet-18 step. Each pair is timed in turns in one run.
+"""Measures the recorder's cost per operation and a virtual GPU's cost per ResNet-18 step.
 
     python -m bench.overhead.recorder
+
+The recorder is compared with a dispatch mode that does nothing, the virtual GPU with the plain CPU. Each pair alternates in
+one run.
 """
 
 import statistics
@@ -21,13 +23,13 @@ from legroom.observe.dispatch.recorder import Recorder
 from legroom.observe.virtual.gpu import VirtualDevice, VirtualGPU
 
 
-class Nothing(TorchDispatchMode):
+class NoOpMode(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
 
 
-class Watching:
-    """The recorder with every storage counted, events dropped."""
+class CountingRecorder:
+    """The recorder with every storage counted and all events dropped."""
 
     def __enter__(self) -> None:
         device = VirtualDevice(0, "", 1 << 40, 0, Allocator(1 << 40))
@@ -39,7 +41,7 @@ class Watching:
 
 
 def op_bound() -> int:
-    """Small operations that each bear a storage; returns how many."""
+    """Run small operations that each allocate a storage; return how many."""
     x = torch.ones(64)
     for _ in range(500):
         y = x + 1
@@ -100,16 +102,16 @@ class Training:
 
 
 def timed(work: Callable[[], int]) -> float:
-    """Seconds per unit of work."""
+    """Return the seconds per unit of work."""
     began = time.perf_counter()
     count = work()
     return (time.perf_counter() - began) / count
 
 
-def in_turns(
+def alternating(
     sides: dict[str, Callable[[], AbstractContextManager[Any]]], work: Callable[[], int], rounds: int
 ) -> dict[str, float]:
-    """The median of each side, the sides taking turns so that noise falls on all alike."""
+    """Return the median of each side. The sides alternate, so that noise affects all of them."""
     times: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(rounds):
         for name, enter in sides.items():
@@ -120,12 +122,14 @@ def in_turns(
 
 def main() -> None:
     torch.manual_seed(0)
-    per_op = in_turns({"plain": nullcontext, "no-op mode": Nothing, "recorder": Watching}, op_bound, rounds=9)
+    per_op = alternating(
+        {"plain": nullcontext, "no-op mode": NoOpMode, "recorder": CountingRecorder}, op_bound, rounds=9
+    )
     rows = [
         [name, f"{seconds * 1e6:.1f} µs", f"{seconds / per_op['no-op mode']:.2f}×"]
         for name, seconds in per_op.items()
     ]
-    print_table("Per operation, every one bearing a storage", ["", "time", "against a no-op mode"], rows)
+    print_table("Per operation that allocates a storage", ["", "time", "relative to a no-op mode"], rows)
 
     rows = []
     for batch in (4, 16):

@@ -1,11 +1,10 @@
-"""What `legroom run` costs on a real GPU: the time of a ResNet-50 training step under it and under plain python.
+"""Measures what `legroom run` adds to a ResNet-50 training step on a real GPU. Needs a GPU.
 
     python -m bench.overhead.run_command [--rounds 3] [--steps 30]
 
-Both run the same script (this file with `--measure`), in turns, on the same machine. A step is timed by the script
-itself, from one synchronised device to the next; what is compared is the median of all steps of all rounds, and the
-fastest quarter of them: where the host is the narrow place, its own noise (the last column: how far the rounds of plain
-python lie apart) exceeds what is measured. Needs a GPU and torchvision.
+`legroom run` and plain python run the same script (this file with `--measure`) alternately. The script times its steps with
+the device synchronized. Compared are the median of all steps of all rounds and the fastest quarter. If Python is the
+bottleneck, the spread between rounds of plain python (the last column) exceeds the difference. Needs torchvision.
 """
 
 import argparse
@@ -20,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 CASES = [(64, "fp32"), (128, "fp32"), (64, "amp"), (128, "amp"), (16, "fp32")]
-"""Batch size and precision. The last is bound by the host's Python, not by the GPU: what is added shows most there."""
+"""Batch size and precision. The last is limited by Python, not by the GPU: the overhead is largest there."""
 WARM_UP = 8
 
 
@@ -80,14 +79,16 @@ def compare(rounds: int, steps: int) -> None:
         "python, ms",
         "legroom run, ms",
         "cost",
-        "of the fastest quarter",
-        "python's own spread",
+        "fastest quarter",
+        "spread of python",
     ]
-    print_table(f"`legroom run` on a real GPU, {rounds} rounds of {steps} steps each, in turns", header, rows)
+    print_table(
+        f"`legroom run` on a real GPU, {rounds} rounds of {steps} steps each, alternating", header, rows
+    )
 
 
 def measure(steps: int) -> dict[str, list[float]]:
-    """Milliseconds of each step, by case."""
+    """Return the milliseconds of each step, by case."""
     import torch
     from torch.nn import functional as F
     from torchvision.models import resnet50

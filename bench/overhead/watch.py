@@ -1,17 +1,15 @@
-"""What watching costs and what it sees.
+"""Measures what `legroom.watch` costs and how much of a failing run's memory it explains.
 
     python -m bench.overhead.watch [--parts always-on scan coverage] [--seconds 20] [--milliseconds 1 5] [--json FILE]
 
-1. Always-on: training loops of small operations, with the detector attached and inside `legroom.watch`, in short blocks of the same
-   run in ever new order, each between two plain blocks; and plain ones between plain ones, to see the noise. Told are the median turn of a
-   block and all its turns together (some of which are attended more closely), as multiples of the plain blocks around it, the median over all rounds; and
-   what painting the line takes, each time and of all time. On the CPU processor time is counted, for others may be at work; the
-   backward pass runs on the same thread there.
-2. A scan: with 300,000 objects in the process that Python's collector lists, the time to list all tensors, to follow one of
-   them to its holder, and both together (processor time of the thread, for others may be at work), with the machine's load beside it.
-3. Coverage: runs that die of memory on a virtual GPU (on the real one where there is one), each in a process of its own: the share of the
-   bytes then alive that have a category, a line and a holder. What is called temporary counts as told only where the step at work made it and
-   somebody is known to have it in hand; of bytes whose holder is unknown, as many as possible are taken for such.
+1. Always-on: training loops of small operations, plain, with the detector attached, and inside `legroom.watch`, in short
+   blocks in varying order, each between two plain blocks. Plain blocks between plain blocks show the noise. Prints the median
+   iteration and the total time of a block relative to the plain blocks around it, the median over all rounds, and the time to
+   draw the progress line. On the CPU, CPU time is counted.
+2. Scan: with 300,000 objects in the process, the CPU time to list all tensors and to find the holder of one of them.
+3. Coverage: runs that fail with out-of-memory on a virtual GPU (or the real one), each in its own process: the share of the
+   live bytes that have a category, a line and a holder. Temporary memory counts only if the current step allocated it and its
+   holder is known.
 """
 
 import argparse
@@ -48,27 +46,30 @@ from legroom.units import GiB, MiB
 
 MILLISECONDS = (1.0, 5.0)
 TURNS, FELT = 12, 3
-"""Steps in a block, and how many of them are not counted."""
+"""Steps per block, and how many of them are not counted."""
 PARTS = ["scan", "always-on", "coverage"]
-"""In this order: the scan while there are fewer objects than it wants."""
-WAYS = ["plain again", "detector", "legroom.watch"]
+"""In this order: the scan needs a fixed number of objects, so it runs first."""
+MODES = ["plain again", "detector", "legroom.watch"]
 FIRST_TURNS = 400
-"""Watched before any is counted: at first every turn is attended, and there are the first looks."""
-SUMS: dict[str, Callable[[list[float]], float]] = {"median turn": statistics.median, "all turns": sum}
+"""Iterations before counting starts: the first ones are all sampled, and the first scans happen."""
+SUMS: dict[str, Callable[[list[float]], float]] = {
+    "median iteration": statistics.median,
+    "all iterations": sum,
+}
 OBJECTS = 300_000
 KEPT: list[torch.Tensor] = []
-"""What the scan looks for."""
+"""The tensor that the scan searches for."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--seconds", type=float, default=20.0, help="for each size of step")
+    parser.add_argument("--seconds", type=float, default=20.0, help="seconds for each size of step")
     parser.add_argument(
-        "--milliseconds", type=float, nargs="+", default=MILLISECONDS, help="about what a plain step takes"
+        "--milliseconds", type=float, nargs="+", default=MILLISECONDS, help="approximate time of a plain step"
     )
-    parser.add_argument("--program", choices=PROGRAMS, help="the coverage of this one alone, as JSON")
+    parser.add_argument("--program", choices=PROGRAMS, help="the coverage of this program only, as JSON")
     options = parser.parse_args()
     torch.set_num_threads(1)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -92,10 +93,15 @@ def main() -> None:
 
 def show_always_on(rows: list[dict[str, Any]], device: str) -> None:
     print_table(
-        f"Watching while nothing grows, torch {torch.__version__} on {device}: time of a step / that of a plain one",
-        ["plain step", "", *WAYS, "rounds"],
+        f"Watching without growth, torch {torch.__version__} on {device}: time of a step / plain step",
+        ["plain step", "", *MODES, "rounds"],
         [
-            [f"{on['plain_ms']:.2f} ms", of, *(f"{on[of][way]:.4f}" for way in WAYS), str(on["rounds"])]
+            [
+                f"{on['plain_ms']:.2f} ms",
+                of,
+                *(f"{on[of][mode]:.4f}" for mode in MODES),
+                str(on["rounds"]),
+            ]
             for on in rows
             for of in SUMS
         ],
@@ -103,7 +109,7 @@ def show_always_on(rows: list[dict[str, Any]], device: str) -> None:
     paint = statistics.median(on["paint_us"] for on in rows)
     share = paint / (REPAINT_SECONDS * 1e6)
     print(
-        f"To paint the line takes {paint:.0f} µs every {REPAINT_SECONDS} s at most: {share:.2%} of the time."
+        f"Drawing the line takes {paint:.0f} µs every {REPAINT_SECONDS} s at most: {share:.2%} of the time."
     )
 
 
@@ -114,9 +120,9 @@ def show_scan(seen: dict[str, Any]) -> None:
         [
             ["objects in the process", f"{seen['objects']:,}"],
             ["list all tensors", f"{seen['list_ms']:.0f} ms"],
-            ["follow one to its holder", f"{seen['path_ms']:.0f} ms ({seen['holder']})"],
+            ["find the holder of one", f"{seen['path_ms']:.0f} ms ({seen['holder']})"],
             ["both, best of seven", f"{seen['both_ms']:.0f} ms"],
-            ["load of the machine meanwhile", f"{seen['load']:.1f} on {os.cpu_count()} cores"],
+            ["load of the machine", f"{seen['load']:.1f} on {os.cpu_count()} cores"],
         ],
     )
 
@@ -137,45 +143,46 @@ def show_coverage(rows: dict[str, dict[str, Any]], device: str) -> None:
 
 
 def always_on(device: str, milliseconds: float, seconds: float) -> dict[str, Any]:
-    """A step's time as a multiple of the plain one's in the same round, the median over all rounds."""
-    layers = max(round(8 * milliseconds / (_median_turn(_loop(device, 8)) * 1e3)), 1)
-    turns = _loop(device, layers)
+    """Return the time of a step relative to a plain one in the same round, the median over all rounds."""
+    layers = max(round(8 * milliseconds / (_median_iteration(_loop(device, 8)) * 1e3)), 1)
+    iterations = _loop(device, layers)
     watcher = Watcher(lambda kept: None)
 
     def attached() -> list[float]:
         watcher.attach()
         try:
-            return turns(lambda batches: batches)
+            return iterations(lambda batches: batches)
         finally:
             watcher.detach()
 
     def plain() -> list[float]:
-        return turns(lambda batches: batches)
+        return iterations(lambda batches: batches)
 
     ways: dict[str, Callable[[], list[float]]] = {
         "plain again": plain,
         "detector": attached,
-        "legroom.watch": lambda: turns(lambda batches: legroom.watch(batches, quiet=True)),
+        "legroom.watch": lambda: iterations(lambda batches: legroom.watch(batches, quiet=True)),
     }
     while watcher.turn < FIRST_TURNS:
-        for way in WAYS:
-            ways[way]()
-    compared: dict[str, list[tuple[list[float], ...]]] = {way: [] for way in WAYS}
+        for mode in MODES:
+            ways[mode]()
+    compared: dict[str, list[tuple[list[float], ...]]] = {mode: [] for mode in MODES}
     before, until = plain(), time.perf_counter() + seconds
     while time.perf_counter() < until:
-        for way in random.sample(WAYS, len(WAYS)):
+        for mode in random.sample(MODES, len(MODES)):
             looked = watcher.seconds_looking, _detector.watcher.seconds_looking
-            block, after = ways[way](), plain()
-            # A look belongs to what grows, not to what is always on.
+            block, after = ways[mode](), plain()
+            # A scan belongs to growing memory, not to the permanent cost.
             if looked == (watcher.seconds_looking, _detector.watcher.seconds_looking):
-                compared[way].append((before, block, after))
+                compared[mode].append((before, block, after))
             before = after
     figures: dict[str, Any] = {
         of: {
-            way: statistics.median(
-                2 * sum_of(block) / (sum_of(before) + sum_of(after)) for before, block, after in compared[way]
+            mode: statistics.median(
+                2 * sum_of(block) / (sum_of(before) + sum_of(after))
+                for before, block, after in compared[mode]
             )
-            for way in WAYS
+            for mode in MODES
         }
         for of, sum_of in SUMS.items()
     }
@@ -184,22 +191,22 @@ def always_on(device: str, milliseconds: float, seconds: float) -> dict[str, Any
         * 1e3,
         "layers": layers,
         "rounds": min(map(len, compared.values())),
-        "paint_us": _paint_us(),
+        "paint_us": _draw_us(),
         **figures,
     }
 
 
 def _loop(device: str, layers: int) -> Callable[[Callable[[Any], Iterable[torch.Tensor]]], list[float]]:
-    """A training loop: give it a way to go through batches, and it gives the time of each turn."""
+    """Return a function that runs a training loop over batches and returns the time of each iteration."""
     model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(layers))).to(device)
     optimizer = torch.optim.Adam(model.parameters(), foreach=False)
     batches = [torch.randn(16, 64, device=device)] * TURNS
     clock = time.perf_counter if device == "cuda" else time.thread_time
 
-    def turns(way: Callable[[Any], Iterable[torch.Tensor]]) -> list[float]:
-        """From one batch to the next; without the first ones, which still feel the way before."""
+    def iterations(mode: Callable[[Any], Iterable[torch.Tensor]]) -> list[float]:
+        """Time from one batch to the next, without the first iterations."""
         ends = []
-        for batch in way(batches):
+        for batch in mode(batches):
             ends.append(clock())
             loss = model(batch).square().mean()
             optimizer.zero_grad()
@@ -208,15 +215,15 @@ def _loop(device: str, layers: int) -> Callable[[Callable[[Any], Iterable[torch.
             loss.item()
         return [after - before for before, after in pairwise(ends[FELT:])]
 
-    return turns
+    return iterations
 
 
-def _median_turn(turns: Callable[[Callable[[Any], Iterable[torch.Tensor]]], list[float]]) -> float:
-    return min(statistics.median(turns(lambda batches: batches)) for _ in range(3))
+def _median_iteration(iterations: Callable[[Callable[[Any], Iterable[torch.Tensor]]], list[float]]) -> float:
+    return min(statistics.median(iterations(lambda batches: batches)) for _ in range(3))
 
 
-def _paint_us(times: int = 200) -> float:
-    """Microseconds to paint the line once."""
+def _draw_us(times: int = 200) -> float:
+    """Return the microseconds to draw the line once."""
     line = _Line(_Terminal(), "epoch 1", 1000, quiet=False)
     began = time.perf_counter()
     for _ in range(times):
@@ -225,7 +232,7 @@ def _paint_us(times: int = 200) -> float:
 
 
 class _Terminal(io.StringIO):
-    """Takes what is painted, as a terminal would; nobody sees it."""
+    """A terminal that discards its output."""
 
     def isatty(self) -> bool:
         return True
@@ -264,7 +271,7 @@ def scan() -> dict[str, Any]:
 
 
 def coverage_in_a_process(name: str) -> dict[str, Any]:
-    """What one program leaves in its process (cached memory, workspaces) would be found in the next one's."""
+    """Run one program in its own process, because cached memory and workspaces would be found in the next."""
     ended = subprocess.run(
         [sys.executable, "-m", "bench.overhead.watch", "--program", name],
         stdout=subprocess.PIPE,
@@ -276,14 +283,14 @@ def coverage_in_a_process(name: str) -> dict[str, Any]:
 
 
 def coverage(device: str, program: Callable[[], None]) -> dict[str, Any]:
-    """The shares at the failure, in a run whose batches double until they do not fit."""
+    """Return the shares at the failure of a run whose batch doubles until it does not fit."""
     events: list[Any] = []
     gpus = None if device == "cuda" else [96 * MiB]
     if device == "cuda":
         torch.cuda.set_per_process_memory_fraction(8 * GiB / torch.cuda.get_device_properties(0).total_memory)
     session = Session(
         events.append, gpus=gpus
-    )  # in a variable, as a script may have it: it must not be found to hold anything
+    )  # keep it in a variable, as a script may: it must not be reported as a holder
     try:
         with session:
             program()
@@ -359,7 +366,7 @@ def _checkpointed() -> None:
 
 
 def _kept_losses() -> None:
-    """A leak: every step's graph stays until memory is full."""
+    """A leak: every step's graph stays alive until memory is full."""
     rows = 8192 if torch.cuda.get_device_properties(0).total_memory > GiB else 512
     model = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

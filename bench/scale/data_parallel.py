@@ -1,9 +1,9 @@
-"""How full the coordinator of a DataParallel is against the other GPUs: torch's own, and `legroom.parallel` with strategy "dp".
+"""Measures how much more memory DataParallel's first GPU uses than the others: torch's own, and `legroom.parallel` with "dp".
 
     python -m bench.scale.data_parallel [--gpus 2 4]
 
-On virtual GPUs, after two steps that are really computed (on the CPU): the coordinator's peak over the mean of the others'. The coordinator's
-share is chosen before anything runs; what was foreseen is beside what was measured.
+On virtual GPUs, after two steps computed on the CPU: the first GPU's peak over the mean of the others' peaks. Its part of the
+batch is chosen before the first step; the predicted peaks are printed next to the measured ones.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from torch import nn
 
 import legroom
 from bench.lib.table import print_table
-from bench.scale.models import GPT, ResNet50, pictures, texts, token_loss
+from bench.scale.models import GPT, ResNet50, image_batch, text_batch, token_loss
 from legroom.units import format_size
 
 STEPS = 2
@@ -27,13 +27,13 @@ def main() -> None:
     rows = []
     for gpus in chosen.gpus:
         for name in ("resnet50", "gpt"):
-            for way in ("nn.DataParallel", "legroom dp"):
+            for variant in ("nn.DataParallel", "legroom dp"):
                 with legroom.VirtualGPU(*["16GiB"] * gpus):
-                    rows.append(measure(name, way, gpus))
+                    rows.append(measure(name, variant, gpus))
                 print(" | ".join(rows[-1]), flush=True)
     print_table(
-        "Peak of the coordinator against the mean of the other GPUs",
-        ("model", "GPUs", "way", "coordinator's rows", "peaks", "coordinator / others", "foreseen"),
+        "Peak of the first GPU relative to the mean of the others",
+        ("model", "GPUs", "variant", "coordinator's rows", "peaks", "first / others", "foreseen"),
         rows,
     )
 
@@ -41,18 +41,18 @@ def main() -> None:
 def work(name: str) -> tuple[nn.Module, Any]:
     torch.manual_seed(0)
     if name == "resnet50":
-        return ResNet50(), pictures(64, 96)
-    return GPT(8, 128, 4, 1024, 64), texts(128, 64, 1024)
+        return ResNet50(), image_batch(64, 96)
+    return GPT(8, 128, 4, 1024, 64), text_batch(128, 64, 1024)
 
 
-def measure(name: str, way: str, gpus: int) -> tuple[str, ...]:
+def measure(name: str, variant: str, gpus: int) -> tuple[str, ...]:
     model, batch = work(name)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     rows = len(batch[0])
     share, foreseen = f"{rows // gpus} of {rows}", ""
     for index in range(gpus):
         torch.cuda.reset_peak_memory_stats(index)
-    if way == "nn.DataParallel":
+    if variant == "nn.DataParallel":
         wrapped = nn.DataParallel(model.cuda())
         x, y = (each.cuda() for each in batch)
         for _ in range(STEPS):
@@ -68,7 +68,7 @@ def measure(name: str, way: str, gpus: int) -> tuple[str, ...]:
         foreseen = ", ".join(map(format_size, run.choice.peaks))
     peaks = [torch.cuda.max_memory_allocated(index) for index in range(gpus)]
     ratio = peaks[0] / (sum(peaks[1:]) / (gpus - 1))
-    return name, str(gpus), way, share, ", ".join(map(format_size, peaks)), f"{ratio:.3f}", foreseen
+    return name, str(gpus), variant, share, ", ".join(map(format_size, peaks)), f"{ratio:.3f}", foreseen
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Ranks killed in the middle of a launch: how soon is it over, is the right rank named, and does a restart finish the job?
+"""Kills ranks during `legroom launch`: seconds until it exits, right rank reported, weights after a restart.
 
     python -m bench.scale.launch_kills [--kills 10] [--ranks 2]
 
-Three kinds of ranks: some that train together over gloo, some that sleep between two steps, and some that ignore being told to
-end. In each launch a random rank gets SIGKILL at a random moment, from its first line (before it has imported torch) to the
-middle of its steps. Then the same with `--max-restarts 1`, where the training goes on from its last checkpoint: the
-final weights must be those of a run that nobody killed, bit for bit.
+Three kinds of ranks: training together over gloo, sleeping, and ignoring SIGTERM. In each launch a random rank gets SIGKILL
+at a random moment, from its first line (before it imports torch) to the middle of its steps. Then the same with
+`--max-restarts 1`, where training continues from its last checkpoint: the final weights must equal those of an undisturbed
+run, bit for bit.
 """
 
 import argparse
@@ -65,10 +65,10 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    chance = random.Random(options.seed)
+    random_source = random.Random(options.seed)
     rows = []
     for name, source in (("training", TRAINING), ("sleeping", SLEEPING), ("ignoring SIGTERM", STUBBORN)):
-        kills = [kill_one(source, options.ranks, chance) for _ in range(options.kills)]
+        kills = [kill_one(source, options.ranks, random_source) for _ in range(options.kills)]
         rows.append(_row(name, kills))
         print(*rows[-1], file=sys.stderr, flush=True)
     print_table(
@@ -76,11 +76,13 @@ def main() -> None:
         ("ranks", "kills", "right rank and exit code", "processes left", "seconds, median", "slowest"),
         rows,
     )
-    undisturbed = weights_after(options.ranks, restarts=0, chance=None)
-    resumed = [weights_after(options.ranks, restarts=1, chance=chance) for _ in range(options.kills)]
+    undisturbed = weights_after(options.ranks, restarts=0, random_source=None)
+    resumed = [
+        weights_after(options.ranks, restarts=1, random_source=random_source) for _ in range(options.kills)
+    ]
     same = sum(weights == undisturbed for weights in resumed)
     print(
-        f"Killed once with --max-restarts 1: {same} of {options.kills} ended with the same weights as undisturbed."
+        f"Killed once with --max-restarts 1: {same} of {options.kills} finished with the weights of an undisturbed run."
     )
 
 
@@ -93,11 +95,11 @@ class Kill:
     left: int
 
 
-def kill_one(source: str, ranks: int, chance: random.Random) -> Kill:
+def kill_one(source: str, ranks: int, random_source: random.Random) -> Kill:
     with tempfile.TemporaryDirectory() as folder:
         launch = Launch(source, folder, ranks)
-        victim = chance.randrange(ranks)
-        launch.kill_at_a_random_moment(victim, chance)
+        victim = random_source.randrange(ranks)
+        launch.kill_at_a_random_moment(victim, random_source)
         begun = time.monotonic()
         code = launch.process.wait(timeout=4 * LIMIT_SECONDS)
         seconds = time.monotonic() - begun
@@ -105,14 +107,14 @@ def kill_one(source: str, ranks: int, chance: random.Random) -> Kill:
         return Kill(seconds, is_named, sum(map(_is_alive, launch.pids().values())))
 
 
-def weights_after(ranks: int, *, restarts: int, chance: random.Random | None) -> bytes:
-    """The weights of the last checkpoint, after one kill if there is a `chance`."""
+def weights_after(ranks: int, *, restarts: int, random_source: random.Random | None) -> bytes:
+    """Return the weights of the last checkpoint, after one kill if `random_source` is given."""
     import torch
 
     with tempfile.TemporaryDirectory() as folder:
         launch = Launch(TRAINING, folder, ranks, "--max-restarts", str(restarts))
-        if chance is not None:
-            launch.kill_at_a_random_moment(chance.randrange(ranks), chance)
+        if random_source is not None:
+            launch.kill_at_a_random_moment(random_source.randrange(ranks), random_source)
         if launch.process.wait(timeout=300) != 0:
             return b"failed"
         saved = torch.load(Path(folder) / "checkpoint.pt")
@@ -122,7 +124,7 @@ def weights_after(ranks: int, *, restarts: int, chance: random.Random | None) ->
 
 
 class Launch:
-    """A launch under way in a folder of its own."""
+    """A running launch in its own folder."""
 
     def __init__(self, source: str, folder: str, ranks: int, *words: str) -> None:
         self._folder, self._ranks = Path(folder), ranks
@@ -143,14 +145,14 @@ class Launch:
     def pids(self) -> dict[int, int]:
         return {int(rank): int(pid) for rank, pid in re.findall(r"\[(\d+)\] process (\d+)", self.text())}
 
-    def kill_at_a_random_moment(self, victim: int, chance: random.Random) -> None:
-        """Half of the time as it starts, half of the time when it trains."""
-        sign = chance.choice(("process", "training"))
+    def kill_at_a_random_moment(self, victim: int, random_source: random.Random) -> None:
+        """Half of the time during startup, half of the time during training."""
+        sign = random_source.choice(("process", "training"))
         while self.text().count(f"] {sign}") < self._ranks:
             if self.process.poll() is not None:
-                raise RuntimeError(f"the launch ended by itself:\n{self.text()}")
+                raise RuntimeError(f"the launch exited on its own:\n{self.text()}")
             time.sleep(0.05)
-        time.sleep(chance.uniform(0, 0.3))
+        time.sleep(random_source.uniform(0, 0.3))
         os.kill(self.pids()[victim], signal.SIGKILL)
 
 

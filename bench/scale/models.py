@@ -1,5 +1,4 @@
-"""The models that the benches of several GPUs share: a ResNet-50 and a GPT, written out, without dropout, so that any two ways of
-training them can be compared number by number."""
+"""A ResNet-50 and a GPT without dropout, so that any two ways to train them can be compared exactly."""
 
 import torch
 import torch.nn.functional as F
@@ -7,7 +6,7 @@ from torch import Tensor, nn
 
 
 class Bottleneck(nn.Module):
-    """Three convolutions around a shortcut."""
+    """Three convolutions with a residual connection."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -33,7 +32,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNet50(nn.Module):
-    """As He et al. have it, with the stride in the 3 × 3 convolution."""
+    """ResNet-50 with the stride in the 3 × 3 convolution."""
 
     def __init__(self, classes: int = 1000) -> None:
         super().__init__()
@@ -81,7 +80,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Its head shares its weights with the embedding if `tied`."""
+    """A GPT; with `tied`, the head shares its weights with the embedding."""
 
     def __init__(
         self, layers: int, width: int, heads: int, vocabulary: int, length: int, *, tied: bool = False
@@ -104,15 +103,15 @@ class GPT(nn.Module):
         return result
 
 
-def pictures(rows: int, size: int = 224, classes: int = 1000) -> tuple[Tensor, Tensor]:
+def image_batch(rows: int, size: int = 224, classes: int = 1000) -> tuple[Tensor, Tensor]:
     return torch.randn(rows, 3, size, size), torch.randint(0, classes, (rows,))
 
 
-def texts(rows: int, length: int, vocabulary: int) -> tuple[Tensor, Tensor]:
+def text_batch(rows: int, length: int, vocabulary: int) -> tuple[Tensor, Tensor]:
     ids = torch.randint(0, vocabulary, (rows, length + 1))
     return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
 
 def token_loss(output: Tensor, target: Tensor) -> Tensor:
-    """Cross entropy, over classes or over the tokens of a text."""
+    """Cross-entropy over classes or over tokens."""
     return F.cross_entropy(output.flatten(0, -2), target.flatten())

@@ -1,9 +1,9 @@
-"""How evenly a pipeline's stages are filled: the peak of every rank on virtual GPUs, against the one foreseen for it.
+"""Measures how evenly memory is spread over a pipeline's stages, and how close the prediction is.
 
     python -m bench.scale.pipeline_balance [--stages 2 4] [--models resnet50 gpt]
 
-Each rank is a process with a virtual GPU of its own; two steps are trained for real (on the CPU), through `legroom.parallel` with
-strategy "pipeline". Foreseen is what the cut was chosen by, before anything ran.
+Each rank is a process with its own virtual GPU; two steps are computed on the CPU through `legroom.parallel` with strategy
+"pipeline". The prediction is what the split was chosen by, before the first step.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from torch import nn
 import legroom
 from bench.lib.rank_pool import RankPool
 from bench.lib.table import print_table
-from bench.scale.models import GPT, ResNet50, pictures, texts, token_loss
+from bench.scale.models import GPT, ResNet50, image_batch, text_batch, token_loss
 from legroom.units import format_size
 
 STEPS, MICRO_BATCHES = 2, 8
@@ -32,19 +32,19 @@ def main() -> None:
         with RankPool(stages, gpu=",".join(["16GiB"] * stages)) as pool:
             for name in chosen.models:
                 for schedule in chosen.schedules:
-                    told = pool.run(train, name, schedule, timeout=1500)
-                    rows.append(_row(name, stages, schedule, told))
+                    peaks = pool.run(train, name, schedule, timeout=1500)
+                    rows.append(_row(name, stages, schedule, peaks))
                     print(" | ".join(rows[-1]), flush=True)
     print_table(
         "Stages of a pipeline on virtual GPUs: peak memory of each rank",
-        ("model", "stages", "schedule", "measured", "largest / smallest", "foreseen against measured"),
+        ("model", "stages", "schedule", "measured", "largest / smallest", "predicted relative to measured"),
         rows,
     )
 
 
-def _row(name: str, stages: int, schedule: str, told: list[tuple[int, tuple[int, ...]]]) -> tuple[str, ...]:
-    measured = [peak for peak, _ in told]
-    foreseen = told[0][1]
+def _row(name: str, stages: int, schedule: str, peaks: list[tuple[int, tuple[int, ...]]]) -> tuple[str, ...]:
+    measured = [peak for peak, _ in peaks]
+    foreseen = peaks[0][1]
     errors = [guess / peak - 1 for guess, peak in zip(foreseen, measured, strict=True)]
     return (
         name,
@@ -57,7 +57,7 @@ def _row(name: str, stages: int, schedule: str, told: list[tuple[int, tuple[int,
 
 
 def train(name: str, schedule: str) -> tuple[int, tuple[int, ...]]:
-    """On every rank: its peak, and all that were foreseen."""
+    """On every rank: return its peak and the predicted peaks of all ranks."""
     torch.manual_seed(0)
     model, batch = work(name)
     torch.cuda.reset_peak_memory_stats()
@@ -77,8 +77,8 @@ def train(name: str, schedule: str) -> tuple[int, tuple[int, ...]]:
 
 def work(name: str) -> tuple[nn.Module, Any]:
     if name == "resnet50":
-        return ResNet50(), pictures(32, 192)
-    return GPT(24, 256, 8, 8192, 128), texts(32, 128, 8192)
+        return ResNet50(), image_batch(32, 192)
+    return GPT(24, 256, 8, 8192, 128), text_batch(32, 128, 8192)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""What `strategy="auto"` foresees for `ddp` and `fsdp`, against what every rank then takes.
+"""Compares the memory that `strategy="auto"` predicts for `ddp` and `fsdp` with what every rank uses.
 
     python -m bench.scale.predicted_peaks [--ranks 2 4] [--models resnet50 gpt]
 
-Each rank is a process with a virtual GPU of its own; two steps are trained for real (on the CPU). The forecast is one figure, for the
-fullest rank: of what PyTorch reserves (`ddp`), of what is allocated (`fsdp`).
+Each rank is a process with its own virtual GPU; two steps are computed on the CPU. The prediction is one number for the rank
+that needs most: reserved memory for `ddp`, allocated memory for `fsdp`.
 """
 
 import argparse
@@ -29,20 +29,20 @@ def main() -> None:
     for ranks in chosen.ranks:
         with RankPool(ranks, gpu=",".join(["16GiB"] * ranks)) as pool:
             for name in chosen.models:
-                foreseen = pool.run(looked_ahead, name, timeout=900)[0]
+                predicted = pool.run(predictions, name, timeout=900)[0]
                 for strategy in ("ddp", "fsdp"):
                     measured = pool.run(train, name, strategy, timeout=900)
-                    rows.append(row(name, ranks, strategy, foreseen[strategy], measured))
+                    rows.append(row(name, ranks, strategy, predicted[strategy], measured))
                     print(" | ".join(rows[-1]), flush=True)
     print_table(
-        "Foreseen by auto, against every rank's peak on virtual GPUs",
-        ("model", "ranks", "strategy", "foreseen", "allocated", "reserved", "error"),
+        "Predicted by auto, and every rank's peak on virtual GPUs",
+        ("model", "ranks", "strategy", "predicted", "allocated", "reserved", "error"),
         rows,
     )
 
 
 def row(
-    name: str, ranks: int, strategy: str, foreseen: int, measured: list[tuple[int, int]]
+    name: str, ranks: int, strategy: str, predicted: int, measured: list[tuple[int, int]]
 ) -> tuple[str, ...]:
     allocated, reserved = zip(*measured, strict=True)
     fullest = max(reserved if strategy == "ddp" else allocated)
@@ -50,15 +50,15 @@ def row(
         name,
         str(ranks),
         strategy,
-        format_size(foreseen),
+        format_size(predicted),
         ", ".join(map(format_size, allocated)),
         ", ".join(map(format_size, reserved)),
-        f"{foreseen / fullest - 1:+.1%}",
+        f"{predicted / fullest - 1:+.1%}",
     )
 
 
-def looked_ahead(name: str) -> dict[str, int]:
-    """On every rank: what `auto` foresees of each strategy."""
+def predictions(name: str) -> dict[str, int]:
+    """On every rank: return what `auto` predicts for each strategy."""
     torch.manual_seed(0)
     model, batch = work(name)
     run = legroom.parallel(model, torch.optim.AdamW(model.parameters(), lr=1e-4), "auto", batch=batch)
@@ -66,7 +66,7 @@ def looked_ahead(name: str) -> dict[str, int]:
 
 
 def train(name: str, strategy: str) -> tuple[int, int]:
-    """On every rank: the most that was allocated, and reserved."""
+    """On every rank: return the peak of allocated and of reserved memory."""
     torch.manual_seed(0)
     model, batch = work(name)
     run = legroom.parallel(

@@ -1,9 +1,9 @@
-"""Every strategy against one process: how far weights are apart after twenty steps, in float32.
+"""Compares the weights of every strategy with those of one process after twenty steps in float32.
 
     python -m bench.scale.strategies [--ranks 2 4]
 
-A small GPT with tied weights trains on batches of which the last of each epoch is not full. `ddp`, `fsdp` and `pipeline` run in processes
-over gloo on the CPU, `dp` and `split` in one process with virtual GPUs. Shares are unequal where it says so.
+A small GPT with tied weights trains on batches of which the last of each epoch is smaller. `ddp`, `fsdp` and `pipeline` run in
+processes over gloo on the CPU, `dp` and `split` in one process with virtual GPUs. Some rows use unequal micro-batches.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 import legroom
 from bench.lib.rank_pool import RankPool
 from bench.lib.table import print_table
-from bench.scale.models import GPT, texts, token_loss
+from bench.scale.models import GPT, text_batch, token_loss
 
 STEPS, ROWS, BATCH = 20, 44, 16
 SHARES = (1.0, 3.0, 2.0, 1.5)
@@ -42,39 +42,39 @@ def main() -> None:
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
     chosen = arguments.parse_args()
-    truth = train("ddp", {})  # nobody launched this process: it trains alone
+    truth = train("ddp", {})  # not started by a launcher: it trains alone
     rows = []
     for ranks in chosen.ranks:
         told: list[tuple[str, dict[str, Any], list[Any]]] = []
         with RankPool(ranks) as pool:
             told += [
-                (way, options, pool.run(train, way, _for(options, ranks), timeout=600))
-                for way, options in RANKED
+                (variant, options, pool.run(train, variant, _for(options, ranks), timeout=600))
+                for variant, options in RANKED
             ]
-        for way, options in ALONE:
+        for variant, options in ALONE:
             with legroom.VirtualGPU(*["256MiB"] * ranks):
-                told.append((way, options, [train(way, _for(options, ranks))]))
-        for way, options, results in told:
-            apart = max(_apart(weights, truth[0]) for weights, _ in results)
+                told.append((variant, options, [train(variant, _for(options, ranks))]))
+        for variant, options, results in told:
+            apart = max(_difference(weights, truth[0]) for weights, _ in results)
             losses = max(
                 abs(ours - true) for _, found in results for ours, true in zip(found, truth[1], strict=True)
             )
-            how = ", ".join(f"{name} {_words(value, ranks)}" for name, value in options.items())
-            rows.append((way, how, str(ranks), _figure(apart), _figure(losses)))
+            how = ", ".join(f"{name} {_text(value, ranks)}" for name, value in options.items())
+            rows.append((variant, how, str(ranks), _figure(apart), _figure(losses)))
             print(" | ".join(rows[-1]), flush=True)
     print_table(
-        f"Weights after {STEPS} steps against one process",
+        f"Weights after {STEPS} steps compared with one process",
         ("strategy", "with", "ranks or GPUs", "largest difference of a weight", "of a loss"),
         rows,
     )
 
 
-def train(way: str, options: dict[str, Any]) -> Any:
-    """On every rank: the weights it has, and the losses of whole batches."""
+def train(variant: str, options: dict[str, Any]) -> Any:
+    """On every rank: return its weights and the losses of whole batches."""
     torch.manual_seed(0)
     model = GPT(4, 32, 4, 61, 12, tied=True)
-    data = texts(ROWS, 12, 61)
-    strategy, _, guarded = way.partition(", ")
+    data = text_batch(ROWS, 12, 61)
+    strategy, _, guarded = variant.partition(", ")
     run = legroom.parallel(
         model,
         torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
@@ -100,7 +100,7 @@ def _whole(tensor: Any) -> torch.Tensor:
     return found.detach()
 
 
-def _apart(weights: dict[str, Any], truth: dict[str, Any]) -> float:
+def _difference(weights: dict[str, Any], truth: dict[str, Any]) -> float:
     return max((float(abs(each - truth[name]).max()) for name, each in weights.items()), default=0.0)
 
 
@@ -108,7 +108,7 @@ def _for(options: dict[str, Any], ranks: int) -> dict[str, Any]:
     return {name: value[:ranks] if name == "shares" else value for name, value in options.items()}
 
 
-def _words(value: Any, ranks: int) -> str:
+def _text(value: Any, ranks: int) -> str:
     return " : ".join(f"{share:g}" for share in value[:ranks]) if isinstance(value, tuple) else str(value)
 
 

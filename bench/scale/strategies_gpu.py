@@ -1,10 +1,10 @@
-"""One rank on a real GPU: DDP with NCCL and FSDP2 through `legroom.parallel`, against the same training written by hand.
+"""Compares DDP with NCCL and FSDP2 through `legroom.parallel` with hand-written training, one rank on a real GPU. Needs a GPU.
 
-    python -m bench.scale.strategies_gpu [FOLDER]       # --small tries the program itself on a virtual GPU
+    python -m bench.scale.strategies_gpu [FOLDER]       # --small tests the program on a virtual GPU
 
-A GPT of 12 layers with AdamW in float32 (and bfloat16 for FSDP2's policy). For each way: are the weights after five steps the hand-written
-loop's, what a step costs against that loop in the same run (the ways take turns, the median of rounds counts), and the peak that was
-foreseen without the GPU against the one measured. NCCL's own buffers are outside of torch's allocator and of both figures.
+A 12-layer GPT with AdamW in float32 (and bfloat16 for FSDP2's policy). For each strategy: the difference of the weights after
+five steps, the time of a step relative to the hand-written loop (alternating, median of rounds), and the peak predicted
+without the GPU next to the measured one. NCCL's own buffers are outside torch's allocator and not counted.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from torch import nn
 
 import legroom
 from bench.lib.table import print_table
-from bench.scale.models import GPT, texts, token_loss
+from bench.scale.models import GPT, text_batch, token_loss
 from legroom.scale.prediction import strategy_memory
 from legroom.scale.prediction.step_trace import likeness_of
 from legroom.scale.prediction.strategy_memory import Job
@@ -49,7 +49,7 @@ class Work:
 
     def batch(self) -> Any:
         torch.manual_seed(1)
-        return texts(self.rows, self.length, self.vocabulary)
+        return text_batch(self.rows, self.length, self.vocabulary)
 
 
 FULL = Work(12, 1024, 16, 32768, 512, 8)
@@ -76,10 +76,10 @@ def main() -> None:
         rows = measure(SMALL if chosen.small else FULL)
     print_table(
         f"One rank, {'a virtual GPU' if chosen.small else torch.cuda.get_device_name()}, torch {torch.__version__}",
-        ("way", "largest difference", "time of a step", "foreseen", "measured", "error"),
+        ("variant", "largest difference", "time of a step", "foreseen", "measured", "error"),
         [
             (
-                row["way"],
+                row["variant"],
                 f"{row['difference']:.1e}",
                 f"{row['ratio']:.3f} ×",
                 format_size(row["foreseen"]) if row["foreseen"] else "",
@@ -110,11 +110,11 @@ def measure(work: Work) -> list[dict[str, Any]]:
     truth: dict[str, torch.Tensor] = {}
     rows: list[dict[str, Any]] = []
     by_hand_seconds = 0.0
-    for way in WAYS:
+    for variant in WAYS:
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        step, weights = make(way, work)
+        step, weights = make(variant, work)
         for _ in range(COMPARED):
             step()
         now = weights()
@@ -124,24 +124,24 @@ def measure(work: Work) -> list[dict[str, Any]]:
         by_hand_seconds = by_hand_seconds or seconds
         rows.append(
             {
-                "way": way,
+                "variant": variant,
                 "difference": difference,
                 "seconds": seconds,
                 "ratio": seconds / by_hand_seconds,
-                "foreseen": foreseen.get(way, 0),
+                "foreseen": foreseen.get(variant, 0),
                 "measured": torch.cuda.max_memory_allocated(),
                 "reserved": torch.cuda.max_memory_reserved(),
             }
         )
-        print(f"{way}: after {time.perf_counter() - began:.1f} s", flush=True)
+        print(f"{variant}: after {time.perf_counter() - began:.1f} s", flush=True)
         del step, weights, now
     return rows
 
 
-def make(way: str, work: Work) -> tuple[Callable[[], Any], Callable[[], dict[str, torch.Tensor]]]:
+def make(variant: str, work: Work) -> tuple[Callable[[], Any], Callable[[], dict[str, torch.Tensor]]]:
     model = work.model()
     x, y = work.batch()
-    if way == "by hand":
+    if variant == "by hand":
         model.cuda()
         x, y = x.cuda(), y.cuda()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
@@ -152,7 +152,7 @@ def make(way: str, work: Work) -> tuple[Callable[[], Any], Callable[[], dict[str
             optimizer.zero_grad()
 
         return step, lambda: _weights(model)
-    strategy, _, how = way.partition(", ")
+    strategy, _, how = variant.partition(", ")
     run = legroom.parallel(
         model,
         torch.optim.AdamW(model.parameters(), lr=1e-4),
