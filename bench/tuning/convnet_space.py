@@ -1,7 +1,8 @@
-"""A space in which many configurations do not fit: a small convolutional network for digits on a small virtual GPU.
+"""A search space in which many configurations do not fit: a small CNN for digits on a small virtual GPU.
 
-About a quarter of it fits only in micro-batches and about a quarter not at all. The network, the data (scikit-learn's digits) and the training are real;
-a trial takes some seconds on one core. `train` is for Legroom; `epochs` is the same body for anyone else's loop.
+About a quarter of it fits only in micro-batches and about a quarter not at all. The network, the data (scikit-learn's digits)
+and the training are real; a trial takes a few seconds on one core. `train` is for Legroom; `epochs` is the same training for
+other loops.
 """
 
 from collections.abc import Iterator
@@ -11,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bench.tuning.digits import MakeStep, trained
+from bench.tuning.digits import MakeStep, training_losses
 
 METRIC, MODE = "loss", "min"
 GPU = "96MiB"
-"""Of the one virtual GPU."""
+"""Size of the virtual GPU."""
 SPACE: dict[str, Any] = {
     "channels": {"int_log2": [4, 6]},
     "units": {"int_log2": [7, 14]},
@@ -25,7 +26,7 @@ SPACE: dict[str, Any] = {
     "epochs": 6,
 }
 TYPICAL = {"channels": 32, "units": 2048, "batch_size": 128, "lr": 1e-3, "dropout": 0.2, "epochs": 3}
-"""By which the number of threads is chosen."""
+"""The configuration that the number of threads is chosen with."""
 
 
 class DigitsNet(nn.Module):
@@ -52,8 +53,8 @@ def train(config: dict[str, Any], trial: Any) -> None:
 
 
 def epochs(config: dict[str, Any], device: str, make_step: MakeStep) -> Iterator[float]:
-    """Trains, and gives the validation loss after each epoch."""
+    """Train, and yield the validation loss after each epoch."""
     torch.manual_seed(0)
     model = DigitsNet(config["channels"], config["units"], config["dropout"]).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=config["lr"])
-    return trained(model, optimizer, config, device, make_step, 1, 8, 8)
+    return training_losses(model, optimizer, config, device, make_step, 1, 8, 8)

@@ -1,4 +1,4 @@
-"""What the searched spaces have in common: scikit-learn's digits, and a training that gives the validation loss after each epoch."""
+"""What the digit search spaces share: scikit-learn's digits and a training loop that yields validation losses."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +13,7 @@ from bench.tuning.plain_step import Step
 MakeStep = Callable[[nn.Module, torch.optim.Optimizer], Step]
 
 
-def trained(
+def training_losses(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     config: dict[str, Any],
@@ -21,7 +21,7 @@ def trained(
     make_step: MakeStep,
     *shape: int,
 ) -> Iterator[float]:
-    """`shape`: of one image, as the model takes it."""
+    """`shape`: the shape of one image as the model expects it."""
     x, y, valid_x, valid_y = _data(*shape)
     step = make_step(model, optimizer)
     dice = torch.Generator().manual_seed(1)

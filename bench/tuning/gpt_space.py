@@ -1,7 +1,7 @@
-"""A space of small GPTs for a real GPU that has not much room left: part of it fits only in micro-batches, part not at all.
+"""A search space of small GPTs for a real GPU with little free memory: part of it fits only in micro-batches, part not at all.
 
-The texts are made, not read: each token follows from the two before it by a rule, most of the time, so there is something to learn. `train` is for
-Legroom; `epochs` is the same body for anyone else's loop.
+The texts are synthetic: nine times in ten a token follows from the two before it by a rule. `train` is for Legroom; `epochs` is
+the same training for other loops.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Step = Callable[[LossFunction, torch.Tensor, torch.Tensor], Any]
 VOCABULARY = 512
 ROUNDS = 6
-"""Reports of one trial."""
+"""Reports per trial."""
 GPU = REAL
 SPACE: dict[str, Any] = {
     "width": {"int_log2": [9, 12]},
@@ -25,17 +25,17 @@ SPACE: dict[str, Any] = {
     "batch_size": {"int_log2": [3, 8]},
     "lr": {"log": [1e-5, 1e-2]},
     "dropout": {"uniform": [0.0, 0.3]},
-    "texts": 3072,  # of one trial, whatever its batch: some seconds
+    "texts": 3072,  # per trial, whatever its batch: a few seconds
     "length": 256,
 }
 TYPICAL = {
     "width": 1024, "layers": 4, "batch_size": 32, "lr": 1e-3, "dropout": 0.1, "texts": 3072, "length": 256
 }  # fmt: skip
-"""By which the number of threads is chosen."""
+"""The configuration that the number of threads is chosen with."""
 
 
 class GPT(nn.Module):
-    """Blocks of attention and a linear layer of four times the width."""
+    """Transformer blocks with a linear layer of four times the width."""
 
     def __init__(self, width: int, layers: int, dropout: float, length: int) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ def train(config: dict[str, Any], trial: Any) -> None:
 def epochs(
     config: dict[str, Any], device: str, make_step: Callable[[nn.Module, torch.optim.Optimizer], Step]
 ) -> Iterator[float]:
-    """Trains, and gives the loss on other texts after each round."""
+    """Train, and yield the validation loss after each round."""
     torch.manual_seed(0)
     length = config["length"]
     texts, other = _texts(config["texts"], length, seed=1).to(device), _texts(64, length, seed=2).to(device)
@@ -99,7 +99,7 @@ def epochs(
 
 
 def _texts(count: int, length: int, *, seed: int) -> torch.Tensor:
-    """Each token by a rule from the two before it, nine times in ten."""
+    """Return tokens that follow from the two before them by a rule, nine times in ten."""
     dice = torch.Generator().manual_seed(seed)
     texts = torch.randint(VOCABULARY, (count, length + 1), generator=dice)
     follows = torch.rand(count, length + 1, generator=dice) < 0.9

@@ -1,17 +1,19 @@
-"""A search over a space that is full of what does not fit (see `convnet_space`, or with `--space` another one): plain Ray Tune beside Legroom, on one virtual GPU or a real one.
+"""Compares Legroom with plain Ray Tune on a space in which many configurations do not fit: lost trials, best value, time.
 
-    python -m bench.tuning.lost_trials --out rows.jsonl            # goes on where it was stopped; --table prints what is there
+    python -m bench.tuning.lost_trials --out rows.jsonl            # continues where it stopped; --table prints the results
 
-- `ray`: Ray Tune as its documentation shows it, one trial on the GPU at a time; a trial that runs out of memory errs (see `lost_trials_ray` for what is
-  done for its benefit). Its trials have the number of threads with which a trial is fastest, measured first of all.
-- `ray, catches`: the function catches the error and reports infinity, without which Bayesian optimization stands still (see there); `ray, learns at once`: it errs, and that
-  searcher is told to wait for no random trials.
+The space is `convnet_space` on a virtual GPU, or another one with `--space`. Systems:
+
+- `ray`: Ray Tune as its documentation shows it, one trial on the GPU at a time; a trial that runs out of memory fails. See
+  `lost_trials_ray` for its settings. Its trials use the number of threads with which a trial is fastest, measured first.
+- `ray, catches`: the function catches the error and reports infinity. `ray, learns at once`: it fails, and Bayesian
+  optimization is configured without random trials.
 - `ray, half`: with `{"gpu": 0.5}`, two trials at a time with half of the memory each.
-- `legroom on ray`, `legroom local`: Legroom with either engine, as it is called by default, asked for as many trials.
+- `legroom on ray`, `legroom local`: Legroom with either engine and default settings, with as many trials.
 
-Every study is a process of its own: none finds anything warm. The clock starts when the searching process has imported Ray, torch and the searchers. Seeds, names and
-ranges are the same, so all propose the same until something can never fit. All of one seed is done before the next one begins, so what is there when it is stopped
-can be compared.
+Every study runs in its own process. The clock starts when that process has imported Ray, torch and the searchers. Seeds, names
+and ranges are the same, so all systems propose the same configurations until one can never fit. All systems of one seed run
+before the next seed, so that an interrupted run can be compared.
 """
 
 import argparse
@@ -29,58 +31,61 @@ from pathlib import Path
 from typing import Any
 
 from bench.tuning.lost_trials_table import show
-from bench.tuning.other_program import REAL, gpu_of, neighbour
+from bench.tuning.other_program import REAL, gpu_of, other_program
 
 SPACES = ("convnet_space", "transformer_space", "gpt_space")
-"""Modules beside this one. The last one is for a real GPU, most of which another program holds meanwhile."""
+"""Modules in this folder. The last one is for a real GPU, most of which another program uses."""
 SEARCHES = ("random", "optuna", "hyperopt", "bayes")
 SYSTEMS = ("ray", "ray, catches", "ray, learns at once", "ray, half", "legroom on ray", "legroom local")
 TRIALS = {"random": 16, "optuna": 16, "hyperopt": 20, "bayes": 16}
-"""Of one study: with what is rejected, more proposals than the searcher draws at random (ten, HyperOpt twenty)."""
+"""Trials per study: more than the searcher draws at random (ten; HyperOpt twenty)."""
 LONGEST = 240.0
-"""Seconds after which a study of plain Ray's is ended."""
+"""Seconds after which a plain Ray study is stopped."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--space", choices=SPACES, default=SPACES[0], help="what is searched; a file holds one"
-    )
+    parser.add_argument("--space", choices=SPACES, default=SPACES[0], help="the search space; one per file")
     parser.add_argument("--seeds", type=int, nargs="+", default=range(5))
-    parser.add_argument("--trials", type=int, help="of a study; else by its searcher")
-    parser.add_argument("--epochs", type=int, default=3, help="of one trial: its length")
-    parser.add_argument("--gpu", default="", help="size of the virtual GPU: which share of the space fits")
+    parser.add_argument("--trials", type=int, help="trials per study; default: depends on the searcher")
+    parser.add_argument("--epochs", type=int, default=3, help="epochs per trial")
+    parser.add_argument("--gpu", default="", help="size of the virtual GPU")
     parser.add_argument("--searches", nargs="+", choices=SEARCHES, default=SEARCHES)
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=("ray", "legroom on ray"))
     parser.add_argument("--out", type=Path, default=Path("lost_trials.jsonl"))
-    parser.add_argument("--table", action="store_true", help="print what the file holds and run nothing")
-    parser.add_argument("--plain", choices=SYSTEMS, default="ray", help="with whom others are compared")
+    parser.add_argument("--table", action="store_true", help="print the results in the file and run nothing")
+    parser.add_argument(
+        "--plain", choices=SYSTEMS, default="ray", help="the system that others are compared with"
+    )
     parser.add_argument("--study", nargs=4, help=argparse.SUPPRESS)  # system, search, seed, threads
-    asked = parser.parse_args()
-    if asked.study:
-        system, search, seed, threads = asked.study
-        trials = asked.trials or TRIALS[search]
-        row = study(asked.space, system, search, int(seed), trials, asked.epochs, asked.gpu, int(threads))
+    options = parser.parse_args()
+    if options.study:
+        system, search, seed, threads = options.study
+        trials = options.trials or TRIALS[search]
+        row = study(
+            options.space, system, search, int(seed), trials, options.epochs, options.gpu, int(threads)
+        )
         print(json.dumps(row))
         return
-    others = {row.get("space", SPACES[0]) for row in read(asked.out)} - {asked.space}
+    others = {row.get("space", SPACES[0]) for row in read(options.out)} - {options.space}
     if others:
-        parser.error(f"{asked.out} holds studies of {others.pop()}: give that --space, or another --out")
-    if not asked.table:
-        threads = threads_of_plain(asked.out, asked.space)
-        gpu = asked.gpu or importlib.import_module(f"bench.tuning.{asked.space}").GPU
-        studies = itertools.product(asked.seeds, asked.searches, asked.systems)
-        with neighbour() if gpu == REAL else contextlib.nullcontext():
+        parser.error(f"{options.out} holds studies of {others.pop()}: give that --space, or another --out")
+    if not options.table:
+        threads = fastest_threads(options.out, options.space)
+        gpu = options.gpu or importlib.import_module(f"bench.tuning.{options.space}").GPU
+        studies = itertools.product(options.seeds, options.searches, options.systems)
+        with other_program() if gpu == REAL else contextlib.nullcontext():
             for seed, search, system in studies:
-                trials = asked.trials or TRIALS[search]
-                add(asked.out, asked.space, system, search, seed, trials, asked.epochs, gpu, threads)
-    show([row for row in read(asked.out) if "system" in row], asked.plain)
+                trials = options.trials or TRIALS[search]
+                add(options.out, options.space, system, search, seed, trials, options.epochs, gpu, threads)
+    show([row for row in read(options.out) if "system" in row], options.plain)
 
 
-def threads_of_plain(path: Path, space: str) -> int:
-    """The number of threads that trains a typical trial fastest here; written down, so that all studies of a file have the same."""
+def fastest_threads(path: Path, space: str) -> int:
+    """Return the number of threads that trains a typical trial fastest here; it is saved, so that all studies of a
+    file use the same."""
     for row in read(path):
         if "threads" in row:
             return int(row["threads"])
@@ -95,12 +100,12 @@ def threads_of_plain(path: Path, space: str) -> int:
     with path.open("a") as file:
         file.write(json.dumps({"space": space, "threads": fastest, "seconds": seconds}) + "\n")
     told = ", ".join(f"{took:.2f} s with {threads}" for threads, took in seconds.items())
-    print(f"a typical trial by its threads: {told}", flush=True)
+    print(f"seconds of a typical trial by number of threads: {told}", flush=True)
     return fastest
 
 
 def time_threads(space: str) -> None:
-    """Seconds of a typical trial by the number of its threads, the best of two, as JSON."""
+    """Print as JSON the seconds of a typical trial by number of threads, the best of two."""
     import torch
 
     from bench.tuning.plain_step import plain_step
@@ -134,7 +139,7 @@ def add(
     gpu: str,
     threads: int,
 ) -> None:
-    """One study into the file, unless it is there."""
+    """Run one study and append it to the file, unless it is there."""
     if (system, search, seed) in {(r["system"], r["search"], r["seed"]) for r in read(path) if "system" in r}:
         return
     study_of = ["--study", system, search, str(seed), str(threads)]
@@ -147,7 +152,7 @@ def add(
             timeout=2 * LONGEST,
             check=True,
         )
-    except subprocess.SubprocessError as error:  # the others go on; the next call tries it again
+    except subprocess.SubprocessError as error:  # continue with the others; the next call tries it again
         print(f"seed {seed} {search}, {system}: {error}", flush=True)
         return
     row = json.loads(done.stdout.splitlines()[-1])
@@ -164,8 +169,9 @@ def add(
 def study(
     space: str, system: str, search: str, seed: int, trials: int, epochs: int, gpu: str, threads: int
 ) -> dict[str, Any]:
-    """One study as a row: each trial with its losses and when they were reported, in seconds since the search was asked for."""
-    from bench.tuning import lost_trials_ray  # before the clock starts, whichever system
+    """Run one study and return it as a row: each trial with its losses and their times in seconds since the search
+    started."""
+    from bench.tuning import lost_trials_ray  # imported before the clock starts, for every system
 
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  Ray's workers would be passed over by any other program
     if system.startswith("ray"):
@@ -180,7 +186,7 @@ def study(
         "system": system,
         "search": search,
         "seed": seed,
-        "asked": trials,
+        "requested": trials,
         "gpu": gpu,
         **row,
     }
@@ -193,27 +199,27 @@ def run_legroom(
 
     searched = importlib.import_module(f"bench.tuning.{space}")
 
-    def asked(folder: Path, clock: Clock) -> Any:
+    def run(folder: Path, clock: Clock) -> Any:
         return tune(
             f"bench/tuning/{space}.py:train", {**searched.SPACE, "epochs": epochs}, metric="loss", search=search, seed=seed,
             gpu=None if gpu == REAL else gpu, engine=engine, trials=trials, storage=folder, watchers=[clock],
         )  # fmt: skip
 
-    return legroom_row(asked)
+    return legroom_row(run)
 
 
 def legroom_row(search: Callable[[Path, "Clock"], Any]) -> dict[str, Any]:
-    """A study of Legroom's, in a folder of its own and watched by a clock."""
+    """Return a Legroom study, in its own folder, as a row."""
     from legroom.tuning.trial.records import TrialState
 
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
         found = search(Path(folder) / "study", clock)
     if found.interrupted:
-        sys.exit("the study was interrupted: what it found says nothing")
+        sys.exit("the study was interrupted; its result is discarded")
     failed = [trial.why for trial in found.trials if trial.state is TrialState.FAILED]
     if failed:
-        sys.exit(f"a trial failed otherwise than for want of memory: {failed[0]}")
+        sys.exit(f"a trial failed for another reason than memory: {failed[0]}")
     started = sorted(
         (trial for trial in found.trials if trial.started is not None), key=lambda t: t.started or 0.0
     )
@@ -237,7 +243,7 @@ def legroom_row(search: Callable[[Path, "Clock"], Any]) -> dict[str, Any]:
 
 
 class Clock:
-    """When each loss was reported."""
+    """Records when each loss was reported."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
@@ -251,13 +257,13 @@ class Clock:
             told.append([self.last, report.metrics["loss"]])
 
     def begun(self, job: Any, records: Any) -> None:
-        """The clock began when the search was asked for."""
+        """The clock started when the search was requested."""
 
     def said(self, sentence: str) -> None:
         print(sentence, file=sys.stderr)
 
     def closed(self) -> None:
-        """There is nothing to close."""
+        """Nothing to close."""
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Plain Ray Tune over a space of `bench.tuning.lost_trials`: a function, a searcher, so many samples.
+"""Plain Ray Tune on a space of `bench.tuning.lost_trials`.
 
-What Ray Tune's documentation shows, and nothing that knows of memory: a trial whose function runs out of it errs, and the searcher hears of an error. Two things
-are done for its benefit. Workers are kept from trial to trial (`reuse_actors`), so torch is imported once, and again after each trial that erred. And a searcher that
-learns is asked when the trial before has ended (`ConcurrencyLimiter`), so that it knows all there is to know.
+Follows Ray Tune's documentation, without any knowledge of memory: a trial that runs out of memory fails, and the searcher
+learns of an error. Two settings help Ray: workers are reused between trials (`reuse_actors`), so torch is imported once and
+again after each failed trial; and a learning searcher waits for the previous trial (`ConcurrencyLimiter`).
 
-`BayesOptSearch` stands still once one of its first ten trials has erred: its `suggest` gives nothing until ten results are there, and its `on_trial_complete` drops a trial
-that erred, so there are never ten. That is so with and without a limit of trials at once, and for any number of random steps but none. `Help` is what someone can do who has found that out.
+`BayesOptSearch` stalls once one of its first ten trials has failed: `suggest` returns nothing until there are ten results, and
+`on_trial_complete` drops failed trials. `Help` holds workarounds that a user could apply.
 """
 
 import importlib
@@ -39,14 +39,15 @@ from legroom.tuning.space.space import read_space
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Help:
-    """What is done by hand about memory."""
+    """Workarounds applied by hand."""
 
     half: bool = False
     """Two trials at a time on the GPU, each with half of its memory."""
     catches: bool = False
-    """The function catches the error and reports infinity, which Bayesian optimization leaves aside; so a lost trial costs no worker either."""
+    """The function catches the error and reports infinity, which Bayesian optimization ignores; a lost trial then
+    costs no worker."""
     learns_at_once: bool = False
-    """Bayesian optimization waits for no random trials (`random_search_steps=0`)."""
+    """Bayesian optimization runs without random trials (`random_search_steps=0`)."""
 
 
 HELP = {
@@ -57,9 +58,9 @@ HELP = {
 }
 
 VIRTUAL = "virtual_gpu"
-"""Ray's name for a GPU that it does not know of."""
+"""A Ray resource that stands for the virtual GPU."""
 STILL = 10.0
-"""Seconds without a trial, and without a proposal, after which a searcher is taken to stand still: it waits for results that will never come."""
+"""Seconds without a running trial or a proposal after which a searcher counts as stalled."""
 
 
 def run_plain(
@@ -74,12 +75,12 @@ def run_plain(
     threads: int,
     longest: float,
 ) -> dict[str, Any]:
-    """One study, for `longest` seconds at most. `space`: its module in `bench`; `threads`: of a trial."""
+    """Run one study for at most `longest` seconds. `space`: its module in `bench.tuning`; `threads`: per trial."""
     searched = importlib.import_module(f"bench.tuning.{space}")
     os.environ.update(QUIET)
-    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a traceback for each trial that errs
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # one traceback per failed trial
     logging.getLogger("optuna").setLevel(logging.CRITICAL)
-    watch = Watch(lambda drawn: configuration(searched, search, drawn))
+    watch = ResultRecorder(lambda drawn: configuration(searched, search, drawn))
     ray.init(
         address="local",
         include_dashboard=False,
@@ -115,7 +116,7 @@ def run_plain(
         ray.shutdown()
     others = [str(error) for error in results.errors if "OutOfMemoryError" not in str(error)]
     if others:
-        sys.exit(f"a trial failed otherwise than for want of memory: {others[0][-2000:]}")
+        sys.exit(f"a trial failed for another reason than memory: {others[0][-2000:]}")
     return watch.row()
 
 
@@ -142,7 +143,8 @@ def train(
 
 
 def space_for(searched: ModuleType, search: str) -> dict[str, Any]:
-    """The space as Ray writes it, with the same names in the same order. Bayesian optimization there takes floats alone."""
+    """Return the space in Ray's form, with the same names in the same order. Bayesian optimization accepts only floats
+    there."""
     space: dict[str, Any] = {}
     for name, kind, low, high in ranges(searched):
         if kind == "uniform":
@@ -151,13 +153,13 @@ def space_for(searched: ModuleType, search: str) -> dict[str, Any]:
             space[name] = ray_tune.uniform(0.0, 1.0)
         elif kind == "log":
             space[name] = ray_tune.loguniform(low, high)
-        else:  # a whole number, or the exponent of a power of two; Ray leaves the end out
+        else:  # an integer, or the exponent of a power of two; Ray excludes the upper end
             space[name] = ray_tune.randint(low, high + 1)
     return space
 
 
 def configuration(searched: ModuleType, search: str, drawn: dict[str, Any]) -> dict[str, Any]:
-    """What was drawn from that space, as the training function takes it."""
+    """Convert a drawn configuration to the arguments of the training function."""
     domains: dict[str, Any] = {
         parameter.name: parameter.domain for parameter in read_space(searched.SPACE).parameters
     }
@@ -171,7 +173,7 @@ def configuration(searched: ModuleType, search: str, drawn: dict[str, Any]) -> d
 
 
 def ranges(searched: ModuleType) -> list[tuple[str, str, Any, Any]]:
-    """Name, kind and ends of each parameter that is searched; the others are the same in every trial."""
+    """Yield the name, kind and ends of each searched parameter; the others are constant."""
     return [
         (name, kind, *ends)
         for name, written in searched.SPACE.items()
@@ -192,11 +194,12 @@ def searcher(search: str, seed: int, help: Help, longest: float) -> SearchAlgori
         made = BayesOptSearch(
             random_state=seed, skip_duplicate=False, random_search_steps=0 if help.learns_at_once else 10
         )
-    return UntilLate(made, 2 if help.half else 1, longest)
+    return TimeLimited(made, 2 if help.half else 1, longest)
 
 
-class UntilLate(ConcurrencyLimiter):
-    """Proposes nothing after so many seconds, or once it stands still: while Ray waits for a proposal (up to ten minutes, once nothing runs) it does not look at the time."""
+class TimeLimited(ConcurrencyLimiter):
+    """Proposes nothing after the time limit or once stalled; while Ray waits for a proposal it does not check the
+    time."""
 
     def __init__(self, searcher: Searcher, max_concurrent: int, seconds: float) -> None:
         super().__init__(searcher, max_concurrent)
@@ -211,8 +214,8 @@ class UntilLate(ConcurrencyLimiter):
         return Searcher.FINISHED if told is None and now > min(self._end, self._moved + STILL) else told
 
 
-class Watch(ray_tune.Callback):
-    """Keeps account while Ray Tune runs."""
+class ResultRecorder(ray_tune.Callback):
+    """Records results while Ray Tune runs."""
 
     def __init__(self, configured: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
         self._configured = configured

@@ -1,8 +1,8 @@
-"""The tables of `bench.tuning.lost_trials`, from its rows: what was lost, what was found, and how soon.
+"""Prints the tables of `bench.tuning.lost_trials`: lost trials, best values, and times.
 
-Two ways to say how soon. The ratio of each seed takes the plain system's own best value as the aim, which that one reaches by definition. The other takes one
-aim for all seeds, the median of the plain system's best values, and divides all seconds that a system spent by how often it
-got there: so a study that did not get there costs its whole time.
+Times are compared in two ways. The ratio per seed uses the plain system's own best value as the target, which that system
+reaches by definition. The other uses one target for all seeds, the median of the plain system's best values, and divides all
+seconds that a system spent by how often it reached the target.
 """
 
 import itertools
@@ -18,14 +18,15 @@ Others = dict[tuple[str, int], Row]
 """The plain system's studies, by search and seed."""
 NAMES = ("search", "system")
 SAME = 0.02
-"""Losses that differ by no more are taken for the same. Sums of micro-batches, and of another number of threads, differ in their last digits, and training magnifies that."""
+"""Relative difference below which losses count as equal. The number of threads and micro-batches changes the last
+digits, and training amplifies that."""
 FOUND = ("seeds", "trials", "started", "lost to memory", "rejected", "split", "wasted s", "first report")
 BESTS = (
     "all took",
-    "then stood still",
+    "then stalled",
     "their training alone",
     "best of all",
-    "best in the plain one's time",
+    "best within plain's time",
     "same proposals first",
 )
 
@@ -33,7 +34,7 @@ BESTS = (
 def show(rows: Sequence[Row], plain: str = "ray") -> None:
     """Print both tables. `plain`: the system that the others are compared with."""
     print_table(
-        "Studies; times in seconds, medians over seeds (least to most)",
+        "Studies; times in seconds, medians over seeds (min to max)",
         [*NAMES, *FOUND, *BESTS],
         [_found(mine, _others(rows, plain)) for mine in _groups(rows)],
     )
@@ -41,9 +42,9 @@ def show(rows: Sequence[Row], plain: str = "ray") -> None:
         f"Time to the value that {plain} found, against {plain}",
         [
             *NAMES,
-            "each seed's own aim, median",
+            "target per seed, median",
             "each seed",
-            "one aim for all",
+            "one target for all",
             "got there",
             f"{plain} got there",
         ],
@@ -52,7 +53,7 @@ def show(rows: Sequence[Row], plain: str = "ray") -> None:
 
 
 def _groups(rows: Sequence[Row]) -> list[list[Row]]:
-    """Rows of one search and system, search by search."""
+    """Yield the rows of each search and system."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["search"], row["system"]), []).append(row)
@@ -72,19 +73,19 @@ def _found(mine: Sequence[Row], others: Others) -> list[str]:
         mine[0]["search"],
         mine[0]["system"],
         str(len(mine)),
-        str(mine[0]["asked"]),
+        str(mine[0]["requested"]),
         str(len(trials)),
         f"{len(lost)} ({len(lost) / max(1, len(trials)):.0%})",
         str(sum(row["rejected"] for row in mine)),
         str(sum(trial["split"] for trial in trials)),
-        _middle([sum(t["seconds"] for t in row["trials"] if t["lost"]) for row in mine], "{:.1f}"),
-        _middle([reached(row, math.inf) for row in mine], "{:.1f}"),
-        _middle([row["seconds"] for row in mine], "{:.0f}"),
-        _middle([row["still"] for row in mine if "still" in row], "{:.0f}"),
-        _middle([training(row) for row in mine], "{:.0f}"),
-        _middle([best(row) for row in mine], "{:.4f}"),
-        _middle([best(row, within=plain["seconds"]) for row, plain in pairs], "{:.4f}"),
-        _middle([same_first(row, plain) for row, plain in pairs], "{:.0f}"),
+        _median([sum(t["seconds"] for t in row["trials"] if t["lost"]) for row in mine], "{:.1f}"),
+        _median([reached(row, math.inf) for row in mine], "{:.1f}"),
+        _median([row["seconds"] for row in mine], "{:.0f}"),
+        _median([row["still"] for row in mine if "still" in row], "{:.0f}"),
+        _median([training(row) for row in mine], "{:.0f}"),
+        _median([best(row) for row in mine], "{:.4f}"),
+        _median([best(row, within=plain["seconds"]) for row, plain in pairs], "{:.4f}"),
+        _median([same_first(row, plain) for row, plain in pairs], "{:.0f}"),
     ]
 
 
@@ -93,45 +94,45 @@ def _how_soon(mine: Sequence[Row], others: Others) -> list[str]:
     if not pairs:
         return [mine[0]["search"], mine[0]["system"], "", "", "", "", ""]
     ratios = [reached(row, best(plain)) / reached(plain, best(plain)) for row, plain in pairs]
-    aim = statistics.median(best(plain) for _, plain in pairs)
+    target = statistics.median(best(plain) for _, plain in pairs)
     ours, theirs = [row for row, _ in pairs], [plain for _, plain in pairs]
     return [
         mine[0]["search"],
         mine[0]["system"],
-        _middle(ratios, "{:.2f}"),
+        _median(ratios, "{:.2f}"),
         " ".join("never" if math.isinf(ratio) else f"{ratio:.2f}" for ratio in ratios),
-        f"{_price(ours, aim) / _price(theirs, aim):.2f}",
-        f"{_times(ours, aim)} of {len(ours)}",
-        f"{_times(theirs, aim)} of {len(theirs)}",
+        f"{_cost(ours, target) / _cost(theirs, target):.2f}",
+        f"{_times(ours, target)} of {len(ours)}",
+        f"{_times(theirs, target)} of {len(theirs)}",
     ]
 
 
 def _pairs(mine: Sequence[Row], others: Others) -> list[tuple[Row, Row]]:
-    """Each study with the plain one of the same search and seed, where that found anything."""
+    """Yield each study with the plain one of the same search and seed, if that found anything."""
     both = [(row, others[key]) for row in mine if (key := (row["search"], row["seed"])) in others]
     return [(row, plain) for row, plain in both if math.isfinite(best(plain))]
 
 
 def best(row: Row, *, within: float = math.inf) -> float:
-    """The lowest loss: of all, or of what was reported in time."""
+    """Return the lowest loss: of all, or of those reported within a time."""
     told = (pair for trial in row["trials"] for pair in trial["losses"])
     return min((loss for seconds, loss in told if seconds <= within), default=math.inf)
 
 
 def reached(row: Row, value: float) -> float:
-    """Seconds until a loss was as low, or nearly; never: infinity."""
+    """Return the seconds until a loss was as low, or nearly; infinity if never."""
     told = (pair for trial in row["trials"] for pair in trial["losses"])
     return min((seconds for seconds, loss in told if loss <= value * (1 + SAME)), default=math.inf)
 
 
 def training(row: Row) -> float:
-    """Seconds that trials trained, one after the other: from report to report, so without starts, imports and what was lost."""
+    """Return the seconds that trials trained, from report to report: without starts, imports and lost trials."""
     told = [[seconds for seconds, _ in trial["losses"]] for trial in row["trials"]]
     return sum((times[-1] - times[0]) * len(times) / (len(times) - 1) for times in told if len(times) > 1)
 
 
 def same_first(row: Row, plain: Row) -> int:
-    """How many proposals are the same in both, from the first one on."""
+    """Return how many proposals are the same in both, from the first one on."""
     pairs = zip(row["proposed"], plain["proposed"], strict=False)
     same = itertools.takewhile(lambda pair: all(_alike(pair[0][n], pair[1][n]) for n in pair[1]), pairs)
     return sum(1 for _ in same)
@@ -141,18 +142,18 @@ def _alike(mine: Any, other: Any) -> bool:
     return math.isclose(mine, other, rel_tol=1e-4) if isinstance(other, float) else bool(mine == other)
 
 
-def _price(rows: Sequence[Row], aim: float) -> float:
-    """Seconds that were spent for each time that the aim was reached."""
-    times = _times(rows, aim)
-    return sum(min(reached(row, aim), row["seconds"]) for row in rows) / times if times else math.inf
+def _cost(rows: Sequence[Row], target: float) -> float:
+    """Return the seconds spent for each time that the target was reached."""
+    times = _times(rows, target)
+    return sum(min(reached(row, target), row["seconds"]) for row in rows) / times if times else math.inf
 
 
-def _times(rows: Sequence[Row], aim: float) -> int:
-    return sum(math.isfinite(reached(row, aim)) for row in rows)
+def _times(rows: Sequence[Row], target: float) -> int:
+    return sum(math.isfinite(reached(row, target)) for row in rows)
 
 
-def _middle(figures: Sequence[float], form: str) -> str:
-    """The median, and from where to where."""
+def _median(figures: Sequence[float], form: str) -> str:
+    """Format the median and the range."""
 
     def text(figure: float) -> str:
         return form.format(figure) if math.isfinite(figure) else "never"

@@ -1,4 +1,4 @@
-"""The GPU of a bench: a virtual one, or a real one of which another program holds the most."""
+"""The GPU of a tuning benchmark: a virtual one, or a real one most of which another program uses."""
 
 import contextlib
 import subprocess
@@ -6,14 +6,14 @@ import sys
 from collections.abc import Iterator
 
 REAL = "real"
-"""Instead of a virtual GPU's size: this machine's GPU, with a neighbour."""
+"""Instead of a virtual GPU's size: this machine's GPU, shared with another program."""
 ROOM = 16 << 30
-"""Bytes that the neighbour leaves."""
+"""Bytes that the other program leaves free."""
 
 
 @contextlib.contextmanager
-def neighbour() -> Iterator[None]:
-    """It has all but `ROOM` of the GPU inside."""
+def other_program() -> Iterator[None]:
+    """Run another program that uses all but `ROOM` of the GPU."""
     code = (
         f"import torch; free = torch.cuda.mem_get_info()[0]; kept = torch.empty(free - {ROOM}, dtype=torch.uint8, device='cuda');"
         "print('here', flush=True); input()"
@@ -26,14 +26,14 @@ def neighbour() -> Iterator[None]:
     try:
         yield
         if process.poll() is not None:
-            sys.exit("the other program ended meanwhile: there was more room than is said")
+            sys.exit("the other program exited: more memory was free than reported")
     finally:
         process.kill()
         process.wait()
 
 
 def gpu_of(size: str) -> contextlib.AbstractContextManager[object]:
-    """`cuda` inside: a virtual GPU of that size, or the real one."""
+    """Within the context, `cuda` is a virtual GPU of that size, or the real one."""
     if size == REAL:
         return contextlib.nullcontext()
     from legroom import VirtualGPU

@@ -1,9 +1,9 @@
-"""What a search costs besides training: to its first report, and for each further trial, beside plain Ray Tune in the same run; and an estimate.
+"""Measures what a search costs besides training: until its first report, per further trial, and per estimate, next to plain Ray Tune.
 
     python -m bench.tuning.overhead --rounds 3 --trials 6
 
-The function imports torch and reports once. Trials run one after the other; each system starts what it needs (Ray, workers, a fork
-server) within its time, in a process of its own, so that none finds anything warm. Rounds take turns, so that a busy machine is busy for all.
+The function imports torch and reports once. Trials run one after another. Each system runs in its own process and starts Ray,
+workers or a fork server within its time. Rounds alternate between systems, so that load affects all of them.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from legroom.tuning.space.space import read_space
 from legroom.tuning.trial.function import TrainFunction
 
 Times = list[float]
-"""When each trial reported, in seconds since the search was asked for."""
+"""When each trial reported, in seconds since the search started."""
 
 
 def main() -> None:
@@ -40,21 +40,21 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--trials", type=int, default=6)
-    parser.add_argument("--configurations", type=int, default=12, help="of the estimates")
+    parser.add_argument("--configurations", type=int, default=12, help="configurations to estimate")
     parser.add_argument("--system", choices=SYSTEMS, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.system:
-        print(json.dumps(SYSTEMS[asked.system](asked.trials)))
+    options = parser.parse_args()
+    if options.system:
+        print(json.dumps(SYSTEMS[options.system](options.trials)))
         return
     first: dict[str, list[float]] = {name: [] for name in SYSTEMS}
     further: dict[str, list[float]] = {name: [] for name in SYSTEMS}
-    for _ in range(asked.rounds):
+    for _ in range(options.rounds):
         for name in SYSTEMS:
-            times = alone(name, asked.trials)
+            times = in_process(name, options.trials)
             first[name].append(times[0])
             further[name].append((times[-1] - times[0]) / (len(times) - 1))
     print_table(
-        f"{asked.trials} trials one after the other, median of {asked.rounds} rounds, and as a ratio to plain Ray Tune",
+        f"{options.trials} trials one after another, median of {options.rounds} rounds, and relative to plain Ray Tune",
         ["system", "to the first report", "ratio", "each further trial", "ratio"],
         [
             [
@@ -67,11 +67,11 @@ def main() -> None:
             for name in SYSTEMS
         ],
     )
-    estimates(asked.configurations)
+    estimates(options.configurations)
 
 
-def alone(system: str, trials: int) -> Times:
-    """One search in a process of its own."""
+def in_process(system: str, trials: int) -> Times:
+    """Run one search in its own process."""
     order = [sys.executable, "-m", "bench.tuning.overhead", "--trials", str(trials), "--system", system]
     done = subprocess.run(order, stdout=subprocess.PIPE, text=True, check=True)
     times: Times = json.loads(done.stdout.splitlines()[-1])
@@ -94,7 +94,8 @@ def report_once_to_ray(config: dict[str, Any]) -> None:
 
 
 def plain_ray(trials: int, *, reuse: bool) -> Times:
-    """`reuse`: workers are kept from trial to trial, which is not Ray's default: a trial's GPU memory may stay in them."""
+    """`reuse`: workers are reused between trials, which is not Ray's default, because a trial's GPU memory may stay
+    allocated."""
     began = time.time()
     import ray
     from ray import tune as ray_tune
@@ -129,9 +130,9 @@ def legroom(trials: int, engine: str) -> Times:
 
 
 def estimates(count: int) -> None:
-    """What the gate takes to answer about configurations of the space in `convnet_space`, each asked twice."""
+    """Measure how long the memory gate takes for configurations of `convnet_space`, each asked twice."""
     from bench.tuning import (
-        convnet_space,  # a trial's function is in this file, and has no need of scikit-learn
+        convnet_space,  # a trial's function is in this file and does not need scikit-learn
     )
 
     space = read_space(convnet_space.SPACE)
@@ -140,25 +141,29 @@ def estimates(count: int) -> None:
     )
     configs = [space.draw(default_rng(seed)) for seed in range(count)]
     try:
-        start = _asked(gate, configs[0])
+        start = _seconds_of(gate, configs[0])
         new, known = [], []
         for config in configs[1:]:
-            new.append(_asked(gate, config))
-            known.append(_asked(gate, config))
+            new.append(_seconds_of(gate, config))
+            known.append(_seconds_of(gate, config))
     finally:
         gate.close()
     print_table(
         f"An estimate, over {len(new)} configurations",
         ["", "median", "longest"],
         [
-            ["the first, with the process that traces", f"{start:.2f} s", ""],
-            ["a configuration not seen before", f"{statistics.median(new):.2f} s", f"{max(new):.2f} s"],
-            ["one that is known", f"{statistics.median(known) * 1e3:.1f} ms", f"{max(known) * 1e3:.1f} ms"],
+            ["the first, with the start of the tracing process", f"{start:.2f} s", ""],
+            ["a new configuration", f"{statistics.median(new):.2f} s", f"{max(new):.2f} s"],
+            [
+                "a known configuration",
+                f"{statistics.median(known) * 1e3:.1f} ms",
+                f"{max(known) * 1e3:.1f} ms",
+            ],
         ],
     )
 
 
-def _asked(gate: MemoryGate, config: dict[str, Any]) -> float:
+def _seconds_of(gate: MemoryGate, config: dict[str, Any]) -> float:
     began = time.perf_counter()
     gate.ask(config).result()
     return time.perf_counter() - began
@@ -166,14 +171,14 @@ def _asked(gate: MemoryGate, config: dict[str, Any]) -> float:
 
 SYSTEMS: dict[str, Callable[[int], Times]] = {
     "plain Ray Tune": partial(plain_ray, reuse=False),
-    "plain Ray Tune, workers kept": partial(plain_ray, reuse=True),
+    "plain Ray Tune, workers reused": partial(plain_ray, reuse=True),
     "Legroom on Ray": partial(legroom, engine="ray"),
     "Legroom, local": partial(legroom, engine="local"),
 }
 
 
 def _ratio(times: dict[str, list[float]], name: str) -> float:
-    """Round by round, since a round is done under one load."""
+    """Round by round, because a round runs under one load."""
     plain = times["plain Ray Tune"]
     return statistics.median(mine / theirs for mine, theirs in zip(times[name], plain, strict=True))
 

@@ -1,13 +1,13 @@
-"""How good the packing is: makespan against one trial per GPU, against an oracle that knows the future, and against the best that can be done without.
+"""Measures the packing of trials on GPUs: makespan relative to one trial per GPU and to an oracle.
 
     python -m bench.tuning.packing
 
-Trials of random sizes and lengths on two GPUs of different sizes, played against a clock with the very `Packer` and `Lengths` that engines
-use and the same look ahead. Trials that share a GPU are taken not to slow each other: this measures the packing, not the GPU. Where lengths follow
-from configurations they do so up to a fifth, and are learned from reports and ends; where they are luck nobody can foretell them, but the oracle
-knows them too: it is the best of many orders, each with all trials and their lengths known beforehand. Where it is missed by more than a tenth, `odds known` says how much of
-that is learning: the same plans for one who need not learn, since he was told at the start from which odds each trial's length is drawn. That such plans are next to the best that anybody can make who does not know the
-future is shown by bench.tuning.packing_optimum. No schedule can be shorter than the bound.
+Trials of random sizes and durations on two GPUs of different sizes, simulated with the `Packer` and runtime model that engines
+use. Trials that share a GPU do not slow each other down: this measures the packing, not the GPU. Durations follow from
+configurations up to 20% and are learned from reports, or they are random. The oracle is the best of many orders, with all
+trials and durations known in advance. Where packing is more than 10% worse, `odds known` shows how much of that is learning:
+the same planner, given the distribution of each trial's duration. `bench.tuning.packing_optimum` shows that such plans are
+close to the best possible without knowing the future. No schedule can be shorter than the bound.
 """
 
 import heapq
@@ -32,15 +32,15 @@ STUDIES = (40, 100)
 PLACES = [Place(index=0, memory=24 * GiB, virtual=True), Place(index=1, memory=8 * GiB, virtual=True)]
 ORDERS, DRAWS = 100, 300
 AIM = 0.9
-"""Of the oracle."""
+"""Orders that the oracle tries."""
 
 Kind = Callable[[float, float, random.Random], tuple[float, float, int]]
-"""From two numbers of 0 to 1, and luck: GiB, seconds for each report, and reports."""
+"""From two numbers between 0 and 1 and a random source: GiB, seconds per report, number of reports."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A trial: what it needs, and how long it takes."""
+    """A trial: the memory and the time it needs."""
 
     width: float
     epochs: float
@@ -56,27 +56,27 @@ class Work:
 def main() -> None:
     for trials in STUDIES:
         rows = [
-            [f"{name}{', by luck' if is_luck else ''}", *figures(kind, is_luck, trials)]
+            [f"{name}{', random' if is_random else ''}", *figures(kind, is_random, trials)]
             for name, kind in KINDS.items()
-            for is_luck in (False, True)
+            for is_random in (False, True)
         ]
         header = ["trials", "one per GPU / packed", "oracle / packed", "worst of ten", "oracle / odds known", "bound / packed"]  # fmt: skip
         print_table(f"{trials} trials on 24 GiB and 8 GiB, at most {SLOTS} at once", header, rows)
 
 
-def figures(kind: Kind, is_luck: bool, trials: int) -> list[str]:
-    """Means over ten studies; the oracle's worst too."""
+def figures(kind: Kind, is_random: bool, trials: int) -> list[str]:
+    """Return means over ten studies, and the worst ratio to the oracle."""
     against_one, against_oracle, against_bound, with_odds = [], [], [], []
     for seed in range(10):
         dice = random.Random(seed)
-        works = [draw(kind, is_luck, dice) for _ in range(trials)]
+        works = [draw(kind, is_random, dice) for _ in range(trials)]
         ours, knows_all = packed(works, PLACES, Lengths(SPACE)), oracle(works, PLACES, dice)
-        against_one.append(one_each(works, PLACES) / ours)
+        against_one.append(one_per_gpu(works, PLACES) / ours)
         against_oracle.append(knows_all / ours)
         against_bound.append(bound(works, PLACES) / ours)
         with_odds.append((works, knows_all))
     mean = statistics.fmean(against_oracle)
-    known = statistics.fmean(o / packed(w, PLACES, KnownOdds(kind, is_luck, w)) for w, o in with_odds) if mean < AIM else None  # fmt: skip
+    known = statistics.fmean(o / packed(w, PLACES, KnownOdds(kind, is_random, w)) for w, o in with_odds) if mean < AIM else None  # fmt: skip
     return [
         f"{statistics.fmean(against_one):.2f}",
         f"{mean:.1%}",
@@ -87,12 +87,12 @@ def figures(kind: Kind, is_luck: bool, trials: int) -> list[str]:
 
 
 class KnownOdds(Lengths):
-    """Foretells from the odds themselves: what could be known at most of lengths that were not drawn yet."""
+    """Predicts from the true distribution: the most that can be known about durations that are not drawn yet."""
 
-    def __init__(self, kind: Kind, is_luck: bool, works: Sequence[Work]) -> None:
+    def __init__(self, kind: Kind, is_random: bool, works: Sequence[Work]) -> None:
         super().__init__(SPACE)
         dice = random.Random(-1)
-        self._likely = {work.width: [pace * reports for _ in range(DRAWS) for _, pace, reports in [_drawn(kind, is_luck, work.width, work.epochs, dice)]] for work in works}  # fmt: skip
+        self._likely = {work.width: [pace * reports for _ in range(DRAWS) for _, pace, reports in [_drawn(kind, is_random, work.width, work.epochs, dice)]] for work in works}  # fmt: skip
         self._began: dict[int, tuple[float, float]] = {}
 
     def started(self, number: int, config: Config, size: int, now: float, *, is_whole: bool = True) -> None:
@@ -109,7 +109,7 @@ class KnownOdds(Lengths):
 
 
 def packed(works: Sequence[Work], places: Sequence[Place], lengths: Lengths) -> float:
-    """Our rule, with the look ahead that engines have: trials come in the order in which they are proposed."""
+    """Pack trials with the engine's rule and look-ahead, in the order in which they are proposed."""
     packer = Packer(places, slots=SLOTS)
     coming, waiting = list(enumerate(works)), dict[int, Admission]()
     clock, ends, heard = 0.0, list[tuple[float, int]](), list[tuple[float, int]]()
@@ -117,8 +117,8 @@ def packed(works: Sequence[Work], places: Sequence[Place], lengths: Lengths) -> 
         while coming and len(waiting) < FAR * SLOTS:
             number, work = coming.pop(0)
             waiting[number] = _admission(work, places)
-        asked = {number: (works[number].config, works[number].size) for number in waiting}
-        placement = packer.place(waiting, foretell=partial(lengths.futures, asked, clock))
+        configurations = {number: (works[number].config, works[number].size) for number in waiting}
+        placement = packer.place(waiting, foretell=partial(lengths.futures, configurations, clock))
         if placement is not None:
             number, work = placement.number, works[placement.number]
             del waiting[number]
@@ -135,8 +135,8 @@ def packed(works: Sequence[Work], places: Sequence[Place], lengths: Lengths) -> 
     return clock
 
 
-def one_each(works: Sequence[Work], places: Sequence[Place]) -> float:
-    """A GPU for each trial, in order: the next that is free and large enough."""
+def one_per_gpu(works: Sequence[Work], places: Sequence[Place]) -> float:
+    """Give each trial a GPU, in order: the next that is free and large enough."""
     free = {place.index: 0.0 for place in places}
     for work in works:
         able = [place for place in places if place.memory >= work.size]
@@ -146,7 +146,7 @@ def one_each(works: Sequence[Work], places: Sequence[Place]) -> float:
 
 
 def oracle(works: Sequence[Work], places: Sequence[Place], dice: random.Random) -> float:
-    """The best of many orders, beginning with those that are known to be good."""
+    """Return the best of many orders, starting with those that are known to be good."""
     orders: list[list[Work]] = [
         sorted(works, key=lambda work: -work.seconds),
         sorted(works, key=lambda work: -work.size),
@@ -164,7 +164,7 @@ def oracle(works: Sequence[Work], places: Sequence[Place], dice: random.Random) 
 
 
 def _listed(order: Sequence[Work], places: Sequence[Place]) -> float:
-    """Each trial as early as there is room for it, in this order; later ones may go before where they fit."""
+    """Start each trial as early as memory allows, in this order; later ones may start earlier where they fit."""
     free = {place.index: place.memory for place in places}
     left, ends, clock, count = list(order), list[tuple[float, int, int, int]](), 0.0, 0
     while left or ends:
@@ -182,7 +182,7 @@ def _listed(order: Sequence[Work], places: Sequence[Place]) -> float:
 
 
 def bound(works: Sequence[Work], places: Sequence[Place]) -> float:
-    """No schedule is shorter: memory times time, the longest trial, and the places."""
+    """Return a lower bound: memory times time, the longest trial, and the slots."""
     area = sum(work.size * work.seconds for work in works) / sum(place.memory for place in places)
     return max(area, max(work.seconds for work in works), sum(work.seconds for work in works) / SLOTS)
 
@@ -192,18 +192,18 @@ def _admission(work: Work, places: Sequence[Place]) -> Admission:
     return Admission(verdict=Verdict.FITS, fits=fits)
 
 
-def draw(kind: Kind, is_luck: bool, dice: random.Random) -> Work:
-    """A trial: its size follows from `width`, its length from `epochs`, or from nothing."""
+def draw(kind: Kind, is_random: bool, dice: random.Random) -> Work:
+    """Draw a trial: its size follows from `width`, its duration from `epochs` or from chance."""
     width, epochs = dice.random(), dice.random()
-    size, pace, reports = _drawn(kind, is_luck, width, epochs, dice)
+    size, pace, reports = _drawn(kind, is_random, width, epochs, dice)
     return Work(width, epochs, round(size * GiB), pace * reports, reports)
 
 
 def _drawn(
-    kind: Kind, is_luck: bool, width: float, epochs: float, dice: random.Random
+    kind: Kind, is_random: bool, width: float, epochs: float, dice: random.Random
 ) -> tuple[float, float, int]:
-    size, pace, reports = kind(width, dice.random() if is_luck else epochs, dice)
-    return size, pace * (1.0 if is_luck else dice.uniform(0.8, 1.2)), reports
+    size, pace, reports = kind(width, dice.random() if is_random else epochs, dice)
+    return size, pace * (1.0 if is_random else dice.uniform(0.8, 1.2)), reports
 
 
 def all_sizes(width: float, length: float, _: random.Random) -> tuple[float, float, int]:
@@ -219,7 +219,7 @@ def small_and_long(width: float, length: float, _: random.Random) -> tuple[float
 
 
 def cut_short(width: float, length: float, dice: random.Random) -> tuple[float, float, int]:
-    """Who survives a rung is luck; how long a step takes need not be."""
+    """Which trials survive a rung is random; the time of a step need not be."""
     return 1 + 11 * width, 6.0**length, 4 * 2 ** min(4, int(dice.expovariate(1.0)))
 
 

@@ -1,10 +1,11 @@
-"""How good a plan can be when lengths are luck: small studies solved exactly, over all ways to decide without seeing the future.
+"""Compares plans with the best possible ones when durations are random, by solving small studies exactly.
 
     python -m bench.tuning.packing_optimum
 
-Five trials on one GPU of four units of memory. Each takes 1, 2 or 4 times its pace, by luck with ASHA's odds; sizes, paces and odds are known, how long a trial takes
-is seen when it ends. The best that anybody can do who does not see the future is computed backwards from the end, over every state and everything that can be started in
-it, also nothing. Its way is played with many draws; so is the way of `legroom.tuning.memory.start_order`, told the odds; and beside both stands the best schedule for one who knows each draw beforehand.
+Five trials on one GPU with four units of memory. A trial takes 1, 2 or 4 times its pace with ASHA's probabilities. Sizes,
+paces and probabilities are known; a duration is known when the trial ends. The best policy is computed by dynamic programming
+over all states and all sets of trials that can start, including none. That policy and `legroom.tuning.memory.start_order`
+are simulated with many draws, next to the best schedule with all durations known.
 """
 
 import random
@@ -21,30 +22,30 @@ from legroom.tuning.memory.start_order import Demand, Room, Taken, best_order, m
 MEMORY = 4
 TRIALS = 5
 ODDS = {1: 0.63, 2: 0.23, 4: 0.14}
-"""Length, in paces → how likely."""
+"""Duration in paces → probability."""
 STUDIES, DRAWS, FUTURES = 10, 60, 16
 
 WAITS = -1
 
 
 class Trial(NamedTuple):
-    """One that is not over: what it takes, and for how long it has run."""
+    """A trial that has not ended: the memory it needs, and for how long it has run."""
 
     size: int
     pace: int
     at: int = WAITS
 
     def left(self) -> dict[int, float]:
-        """How long it still takes: what is possible, and how likely."""
+        """Return the possible remaining durations and their probabilities."""
         at = max(0, self.at)
         possible = {length * self.pace - at: odds for length, odds in ODDS.items() if length * self.pace > at}
         return {left: odds / sum(possible.values()) for left, odds in possible.items()}
 
 
 State = tuple[Trial, ...]
-"""All that are not over, in order, so that states that differ in names alone are one."""
+"""All trials that have not ended, sorted, so that states that differ only in names are the same."""
 Chooser = Callable[[dict[int, Trial]], int | None]
-"""From all that are not over, by number: who starts now, if anybody."""
+"""From all trials that have not ended, by number: which one starts now, if any."""
 
 
 def main() -> None:
@@ -56,9 +57,9 @@ def main() -> None:
             trials = [Trial(dice.choice((1, 1, 2, 3)), dice.choice(paces)) for _ in range(TRIALS)]
             draws = [[dice.choices(list(ODDS), list(ODDS.values()))[0] * t.pace for t in trials] for _ in range(DRAWS)]  # fmt: skip
             chosen = best_online(tuple(sorted(trials)))
-            best = statistics.fmean(played(trials, draw, chosen) for draw in draws)
-            planned = statistics.fmean(played(trials, draw, partial(planned_next, dice)) for draw in draws)
-            known = statistics.fmean(foreseen(trials, draw) for draw in draws)
+            best = statistics.fmean(simulated(trials, draw, chosen) for draw in draws)
+            planned = statistics.fmean(simulated(trials, draw, partial(planned_next, dice)) for draw in draws)
+            known = statistics.fmean(with_known_durations(trials, draw) for draw in draws)
             knowing.append(known / best)
             planning.append(best / planned)
             both.append(known / planned)
@@ -68,16 +69,16 @@ def main() -> None:
 
 
 def best_online(trials: State) -> Chooser:
-    """The best way to decide that sees no future: the least expected makespan."""
+    """Return the best policy without knowledge of the future: the smallest expected makespan."""
 
     @cache
     def expected(state: State) -> float:
-        """From now to the end of all, before anything is started."""
+        """Expected time until all trials have ended, before anything starts."""
         return min((after(started) for started in _choices(state)), default=0.0)
 
     @cache
     def after(state: State) -> float:
-        """A unit of time in which nothing is started; several trials may end at its end."""
+        """One unit of time in which nothing starts; several trials may end."""
         running = [trial for trial in state if trial.at != WAITS]
         waiting = [trial for trial in state if trial.at == WAITS]
         ends = [trial.left().get(1, 0.0) for trial in running]
@@ -103,7 +104,7 @@ def best_online(trials: State) -> Chooser:
 
 
 def _choices(state: State) -> Iterator[State]:
-    """Everything that can be started now; nothing too, if something runs."""
+    """Yield everything that can start now, including nothing if a trial runs."""
     waiting, running = ([t for t in state if (t.at == WAITS) is waits] for waits in (True, False))
     free, seen = MEMORY - sum(trial.size for trial in running), set()
     for count in range(0 if running else 1, len(waiting) + 1):
@@ -117,8 +118,8 @@ def _choices(state: State) -> Iterator[State]:
                 yield then
 
 
-def played(trials: Sequence[Trial], draw: Sequence[int], chosen: Chooser) -> float:
-    """One draw, each time with whoever is `chosen` to start, until nobody is."""
+def simulated(trials: Sequence[Trial], draw: Sequence[int], chosen: Chooser) -> float:
+    """Simulate one draw with this policy."""
     state, clock = dict(enumerate(trials)), 0
     while state:
         while (number := chosen(state)) is not None:
@@ -129,7 +130,7 @@ def played(trials: Sequence[Trial], draw: Sequence[int], chosen: Chooser) -> flo
 
 
 def planned_next(dice: random.Random, state: dict[int, Trial]) -> int | None:
-    """Which trial the planner starts now."""
+    """Return the trial that the planner starts now."""
     free = MEMORY - sum(trial.size for trial in state.values() if trial.at != WAITS)
     able = [number for number, trial in state.items() if trial.at == WAITS and trial.size <= free]
     if len(able) < 2:
@@ -145,8 +146,8 @@ def planned_next(dice: random.Random, state: dict[int, Trial]) -> int | None:
     return next(number for number in order if number in able)
 
 
-def foreseen(trials: Sequence[Trial], draw: Sequence[int]) -> float:
-    """The best schedule of one draw, over all orders."""
+def with_known_durations(trials: Sequence[Trial], draw: Sequence[int]) -> float:
+    """Return the best schedule of one draw over all orders."""
     demands = {n: Demand([trial.size], [float(draw[n])]) for n, trial in enumerate(trials)}
     least, room = {n: trial.size for n, trial in enumerate(trials)}, Room([MEMORY], [], slots=TRIALS)
     kinds = {n: (trial.size, draw[n]) for n, trial in enumerate(trials)}

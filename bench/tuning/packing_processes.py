@@ -1,10 +1,10 @@
-"""Packing for real: how long a study takes whose trials share virtual GPUs, against one trial per GPU and against an oracle's plan.
+"""Measures packing with real processes: the time of a study whose trials share virtual GPUs, relative to one trial per GPU.
 
     python -m bench.tuning.packing_processes [--trials 24]
 
-Every trial is a process that holds its memory and takes its steps; a step is two small updates and a wait, which stands for a GPU's work, so that
-trials do not fight for the processors of a machine that stands for two GPUs. The study runs twice: once as it is, so that trials share, and once with a packer that gives each
-trial a GPU to itself. The oracle is told how long every trial of the packed study took, and plans those.
+Every trial is a process that allocates its memory and takes its steps. A step is two small updates and a wait in place of a
+GPU's work, so that trials do not compete for the CPU. The study runs twice: with sharing, and with one trial per GPU. An oracle
+plans the packed study's trials with their durations known.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from bench.lib.table import print_table
-from bench.tuning.packing import SLOTS, Work, bound, one_each, oracle
+from bench.tuning.packing import SLOTS, Work, bound, one_per_gpu, oracle
 from legroom.tuning.api import tune
 from legroom.tuning.memory.admission import virtual_places
 from legroom.tuning.memory.packing import Packer
@@ -39,7 +39,7 @@ def train(config: dict[str, Any], trial: Any) -> None:
     held = torch.empty(config["mebibytes"] * MiB, dtype=torch.uint8, device=trial.device)
     x = torch.randn(4, 8).to(trial.device)
     for _ in range(config["steps"]):
-        for _ in range(2):  # a trace is over with the second, and does not wait
+        for _ in range(2):  # a trace ends with the second step and does not wait
             loss = guard.step(lambda rows: model(rows).square().mean(), x)
         time.sleep(SECONDS_PER_STEP)
         trial.report(loss=float(loss))
@@ -62,7 +62,7 @@ def main() -> int:
     rows = [
         ["packed", f"{ours:.1f}", "1.00"],
         ["one per GPU", f"{makespan(alone):.1f}", f"{makespan(alone) / ours:.2f}"],
-        ["one per GPU, planned", f"{one_each(works, places):.1f}", f"{one_each(works, places) / ours:.2f}"],
+        ["one per GPU, planned", f"{one_per_gpu(works, places):.1f}", f"{one_per_gpu(works, places) / ours:.2f}"],
         ["oracle, planned", f"{oracle(works, places, random.Random(0)):.1f}", f"{oracle(works, places, random.Random(0)) / ours:.2f}"],
         ["bound", f"{bound(works, places):.1f}", f"{bound(works, places) / ours:.2f}"],
     ]  # fmt: skip
@@ -81,7 +81,7 @@ def searched(trials: int) -> Study:
 
 
 def makespan(study: Study) -> float:
-    """From the first start to the last end: estimating before the first trial is not packing."""
+    """Seconds from the first start to the last end; estimates before the first trial are not counted."""
     return max(t.ended or 0.0 for t in study.trials) - min(t.started or 0.0 for t in study.trials)
 
 

@@ -1,4 +1,4 @@
-"""A training step as a loop without a guard takes it, for what Legroom is compared with."""
+"""A training step without a guard, for the systems that Legroom is compared with."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,10 +1,9 @@
-"""A study that is killed again and again: is anything that had ended lost or done twice?
+"""Kills a study again and again and checks that no finished trial is lost or repeated.
 
     python -m bench.tuning.resume_after_kill --kills 20
 
-One study of many short trials runs in a process of its own, is killed (SIGKILL, no warning) at a random moment, and is resumed, until it
-has been killed as often as was asked; then it is left to finish. Every trial that the store called ended before a kill must be there
-unchanged afterwards, and its function must not have been called again.
+One study of many short trials runs in its own process, gets SIGKILL at a random moment, and is resumed, `--kills` times; then
+it finishes. Every trial that had finished before a kill must be unchanged afterwards, and its function must not run again.
 """
 
 import argparse
@@ -25,7 +24,7 @@ STEPS = 3
 
 
 def train(config: dict[str, Any], trial: Any) -> None:
-    """Writes down each call; a step takes a moment."""
+    """Log each call; a step takes a moment."""
     calls = Path(config["calls"])
     with calls.open("a") as file:
         file.write(f"{trial.number}\n")
@@ -40,36 +39,51 @@ def main() -> None:
     )
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--trials", type=int, default=120)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     dice = random.Random(0)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         calls = folder / "calls.txt"
         calls.write_text("")
         lost = repeated = changed = kills = moments = 0
-        while kills < asked.kills:
-            if not killed_run(folder, asked.trials, dice.uniform(0.05, 3.0)):
+        while kills < options.kills:
+            if not killed_run(folder, options.trials, dice.uniform(0.05, 3.0)):
                 break
             kills += 1
             before = ended(folder)
             moments += len(before)
             called = _calls(calls)
-            killed_run(folder, asked.trials, dice.uniform(0.05, 2.0))
+            killed_run(folder, options.trials, dice.uniform(0.05, 2.0))
             kills += 1
             after = ended(folder)
             lost += len(before.keys() - after.keys())
             changed += sum(after[number] != before[number] for number in before.keys() & after.keys())
             repeated += sum(_calls(calls)[len(called) :].count(number) for number in before)
-        run(folder, asked.trials)
+        run(folder, options.trials)
         trials = read_study(folder / "study")[1]
         finished = sum(str(trial.state) == "finished" and trial.step == STEPS for trial in trials)
-    header = ["kills", "ended trials seen at kills", "lost", "changed", "called again", "finished at the end"]
-    row = [str(kills), str(moments), str(lost), str(changed), str(repeated), f"{finished} of {asked.trials}"]
+    header = [
+        "kills",
+        "finished trials seen at kills",
+        "lost",
+        "changed",
+        "called again",
+        "finished at the end",
+    ]
+    row = [
+        str(kills),
+        str(moments),
+        str(lost),
+        str(changed),
+        str(repeated),
+        f"{finished} of {options.trials}",
+    ]
     print_table("A study killed at random moments and resumed", header, [row])
 
 
 def killed_run(folder: Path, trials: int, seconds: float) -> bool:
-    """Runs the study in a fork and kills it `seconds` after its first trial of this run; whether it was still running."""
+    """Run the study in a fork and kill it `seconds` after the first trial of this run; return whether it was still
+    running."""
     calls = folder / "calls.txt"
     known = len(_calls(calls))
     child = os.fork()
@@ -85,7 +99,9 @@ def killed_run(folder: Path, trials: int, seconds: float) -> bool:
     if running:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    time.sleep(0.3)  # trials die with the study: their last words are not to be counted as the next run's
+    time.sleep(
+        0.3
+    )  # trials are terminated with the study; wait, so that their last writes are not counted in the next run
     return running
 
 

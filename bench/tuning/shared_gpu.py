@@ -1,13 +1,14 @@
-"""A search over the space of `gpt_space` on a real GPU of which another program holds the most: one trial at a time, two by hand, and Legroom.
+"""Compares search methods on a real GPU most of which another program uses: lost trials, best value, time. Needs a GPU.
 
     python -m bench.tuning.shared_gpu FOLDER --seconds 230
 
-- `one at a time`: each trial has the GPU to itself; one that runs out of memory has failed, and the searcher hears just that, as in Ray Tune.
-- `two at a time`: the same with two, and nobody who counts memory.
-- `legroom local`: several at a time, as far as they fit.
+- `one at a time`: each trial has the GPU to itself; a trial that runs out of memory fails, and the searcher learns only that.
+- `two at a time`: two trials at a time, without counting memory.
+- `legroom local`: as many trials at a time as fit.
 
-All start their trials from the same warm fork server, so what is compared is the search, not imports. Random search draws the same configurations in all.
-Seeds are done one after the other until the time is over. `--virtual 192MiB` tries it out where there is no GPU, with tiny models.
+All systems start trials from the same warm fork server, so that imports do not count. Random search draws the same
+configurations in all of them. Seeds run one after another until the time is over. `--virtual 192MiB` tests the program without
+a GPU, with tiny models. The space is `gpt_space`.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from typing import Any
 from bench.tuning import gpt_space
 from bench.tuning.lost_trials import Clock, legroom_row
 from bench.tuning.lost_trials_table import show
-from bench.tuning.other_program import ROOM, neighbour
+from bench.tuning.other_program import ROOM, other_program
 from bench.tuning.plain_step import plain_step
 from legroom.tuning.api import run_job
 from legroom.tuning.engines.engine import Job
@@ -55,57 +56,58 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=range(4))
     parser.add_argument("--systems", nargs="+", choices=(PLAIN, TWO, OURS), default=(PLAIN, OURS, TWO))
     parser.add_argument("--virtual", help="size of a virtual GPU")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     began = time.monotonic()
-    space = {**gpt_space.SPACE, **TINY} if asked.virtual else gpt_space.SPACE
+    space = {**gpt_space.SPACE, **TINY} if options.virtual else gpt_space.SPACE
     rows: list[dict[str, Any]] = []
     longest = 0.0
     FORK_SERVER.set_forkserver_preload(
         ["torch", "legroom.tuning.engines.preloaded", "bench.tuning.gpt_space"]
     )
-    with contextlib.nullcontext() if asked.virtual else neighbour():
-        list(_said([_started(None, asked.virtual)]))
+    with contextlib.nullcontext() if options.virtual else other_program():
+        list(_received([_started(None, options.virtual)]))
         ended(fork_server(TrainFunction.of(FUNCTION)), 0)  # both fork servers are warm from here on
-        for seed in asked.seeds:
-            for search in asked.searches:
+        for seed in options.seeds:
+            for search in options.searches:
                 start = time.monotonic()
-                if start - began + longest > asked.seconds:
+                if start - began + longest > options.seconds:
                     break
-                for system in asked.systems:
+                for system in options.systems:
                     if system == OURS:
-                        row = run_legroom(space, search, seed, asked.trials, asked.virtual)
+                        row = run_legroom(space, search, seed, options.trials, options.virtual)
                     else:
                         at_once = 1 if system == PLAIN else 2
-                        row = run_plain(space, search, seed, asked.trials, at_once, asked.virtual)
+                        row = run_plain(space, search, seed, options.trials, at_once, options.virtual)
                     rows.append(
-                        {"system": system, "search": search, "seed": seed, "asked": asked.trials, **row}
+                        {"system": system, "search": search, "seed": seed, "requested": options.trials, **row}
                     )
-                    (asked.folder / "shared_gpu.json").write_text(json.dumps(rows))
+                    (options.folder / "shared_gpu.json").write_text(json.dumps(rows))
                 longest = max(longest, time.monotonic() - start)
     show(rows, PLAIN)
 
 
 def run_legroom(space: Any, search: str, seed: int, trials: int, virtual: str | None) -> dict[str, Any]:
-    """One study of Legroom's. It is told how much room there is: not every container shows what others hold."""
+    """Run one Legroom study. It gets the free memory as an argument, because not every container shows other
+    processes."""
     if virtual:
         places = virtual_places(virtual)
     else:
         places = [replace(real_places()[0], memory=ROOM, held=0, machine="this one")]
 
-    def asked(folder: Path, clock: Clock) -> Any:
+    def run(folder: Path, clock: Clock) -> Any:
         job = Job(
             function=TrainFunction.of(FUNCTION), space=read_space(space), metric="loss", mode="min", search=search,
             trials=trials, places=places, seed=seed, folder=folder,
         )  # fmt: skip
         return run_job(job, LocalEngine(), resume=False, watchers=[clock])
 
-    return legroom_row(asked)
+    return legroom_row(run)
 
 
 def run_plain(
     space: Any, search: str, seed: int, trials: int, at_once: int, virtual: str | None
 ) -> dict[str, Any]:
-    """One study without anything that knows of memory."""
+    """Run one study without any knowledge of memory."""
     searcher = make_searcher(search, read_space(space), "min", seed)
     began = time.perf_counter()
     told: list[dict[str, Any]] = []
@@ -126,7 +128,7 @@ def run_plain(
                     "config": config,
                 }
             )
-        for pipe, said in _said(list(running)):
+        for pipe, said in _received(list(running)):
             now, number = time.perf_counter() - began, running[pipe]
             trial = told[number]
             if isinstance(said, float):
@@ -135,7 +137,7 @@ def run_plain(
             del running[pipe]
             trial.update(ended=True, lost=said == "out of memory", seconds=trial["seconds"] + now)
             if said not in ("out of memory", "done"):
-                sys.exit(f"a trial failed otherwise than for want of memory: {said}")
+                sys.exit(f"a trial failed for another reason than memory: {said}")
             last = None if trial["lost"] else trial["losses"][-1][1]
             searcher.learn(number, trial["config"], Result(last))
     return {
@@ -154,7 +156,7 @@ def _started(config: dict[str, Any] | None, virtual: str | None) -> Connection:
     return ours
 
 
-def _said(pipes: list[Connection]) -> Iterator[tuple[Connection, Any]]:
+def _received(pipes: list[Connection]) -> Iterator[tuple[Connection, Any]]:
     for pipe in wait(pipes):
         assert isinstance(pipe, Connection)
         try:
@@ -164,7 +166,7 @@ def _said(pipes: list[Connection]) -> Iterator[tuple[Connection, Any]]:
 
 
 def _trial(config: dict[str, Any] | None, virtual: str | None, pipe: Connection) -> None:
-    """The process of one trial: its losses, and at last how it ended."""
+    """The process of one trial: sends its losses, then how it ended."""
     import torch
 
     from legroom import VirtualGPU

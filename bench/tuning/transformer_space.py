@@ -1,8 +1,9 @@
-"""Another space in which many configurations do not fit: a small transformer that reads digits row by row, on a small virtual GPU.
+"""A search space in which many configurations do not fit: a small transformer that reads digits row by row on a small virtual GPU.
 
-Of another kind than `convnet_space`, and by another author: whether it fits is decided by a product of width and layers, and of these and the batch; no parameter
-decides it alone. The network, the data (scikit-learn's digits) and the training are real; a trial takes 2 to 12 s on one core, and the best
-configurations lie inside: of middling width, with few layers. `train` is for Legroom; `epochs` is the same body for anyone else's loop.
+Whether a configuration fits depends on width × layers and on the batch; no single parameter decides it. It was written by
+another author than `convnet_space`. The network, the data (scikit-learn's digits) and the training are real; a trial takes 2 to
+12 s on one core. The best configurations have medium width and few layers. `train` is for Legroom; `epochs` is the same
+training for other loops.
 """
 
 from collections.abc import Iterator
@@ -12,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bench.tuning.digits import MakeStep, trained
+from bench.tuning.digits import MakeStep, training_losses
 
 METRIC, MODE = "loss", "min"
 GPU = "32MiB"
-"""Of the one virtual GPU."""
+"""Size of the virtual GPU."""
 SPACE: dict[str, Any] = {
     "width": {"int_log2": [5, 8]},
     "layers": {"int": [1, 4]},
@@ -26,33 +27,33 @@ SPACE: dict[str, Any] = {
     "epochs": 4,
 }
 TYPICAL = {"width": 128, "layers": 2, "batch_size": 32, "lr": 1e-3, "dropout": 0.1, "epochs": 2}
-"""By which the number of threads is chosen."""
+"""The configuration that the number of threads is chosen with."""
 HEAD = 16
 """Width of an attention head."""
 
 
 class Block(nn.Module):
-    """Attention among the rows of an image, then two linear layers, each added to its input."""
+    """Attention over the rows of an image and two linear layers, with residual connections."""
 
     def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
         self.heads = width // HEAD
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.asked = nn.Linear(width, 3 * width)
+        self.qkv = nn.Linear(width, 3 * width)
         self.joined = nn.Linear(width, width)
         self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         images, rows, width = x.shape
-        parts = self.asked(self.norm1(x)).view(images, rows, 3, self.heads, HEAD).permute(2, 0, 3, 1, 4)
+        parts = self.qkv(self.norm1(x)).view(images, rows, 3, self.heads, HEAD).permute(2, 0, 3, 1, 4)
         seen = F.scaled_dot_product_attention(parts[0], parts[1], parts[2])
         x = x + self.dropout(self.joined(seen.transpose(1, 2).reshape(images, rows, width)))
         return x + self.dropout(self.narrow(F.gelu(self.wide(self.norm2(x)))))
 
 
 class RowReader(nn.Module):
-    """Each row of eight pixels is a token of `width`; their mean after all layers gives the scores."""
+    """Each row of eight pixels is a token; the mean over tokens gives the scores."""
 
     def __init__(self, width: int, layers: int, dropout: float) -> None:
         super().__init__()
@@ -73,8 +74,8 @@ def train(config: dict[str, Any], trial: Any) -> None:
 
 
 def epochs(config: dict[str, Any], device: str, make_step: MakeStep) -> Iterator[float]:
-    """Trains, and gives the validation loss after each epoch."""
+    """Train, and yield the validation loss after each epoch."""
     torch.manual_seed(0)
     model = RowReader(config["width"], config["layers"], config["dropout"]).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=config["lr"])
-    return trained(model, optimizer, config, device, make_step, 8, 8)
+    return training_losses(model, optimizer, config, device, make_step, 8, 8)

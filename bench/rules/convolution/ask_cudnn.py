@@ -1,11 +1,12 @@
-"""Holds what cuDNN's library says of convolutions against what was measured, and asks it about many more.
+"""Compares cuDNN's own answers about convolutions with the measured table, and records many more answers.
 
     python -m bench.rules.convolution.ask_cudnn [--count 2000] [--handle] [--out FOLDER] [--survey SECONDS] [--jobs 15]
 
-Needs cuDNN (`LEGROOM_CUDNN` names the library where torch has none), no GPU: layers of the table are asked of a GPU that is only described.
-With `--handle` also of the real one, through a handle, as torch asks, and by its own description; that and what disagrees are
-written to FOLDER. `--survey` then asks about convolutions as people write them, through the handle or of the GPU that is described, by several processes, for so many seconds:
-FOLDER/convolutions-6-<part>.jsonl.gz, rows as `convolution_survey` writes them, and then for each of the three operations its engine (null where cuDNN does not say) and knobs.
+Needs cuDNN (`LEGROOM_CUDNN` names the library if torch has none) but no GPU: cuDNN answers for a GPU that is described to it.
+`--handle` also asks through a handle on a real GPU, as torch does, and by that GPU's own description. FOLDER gets the answers
+that differ from the table. `--survey` then records answers about randomly drawn convolutions with several processes for so
+many seconds, through the handle or for the described GPU: FOLDER/answers-<part>.jsonl.gz with rows as `survey` writes
+them, followed by engine (null if cuDNN does not say) and knobs of the three operations.
 """
 
 import argparse
@@ -26,6 +27,7 @@ from typing import Any
 from bench.lib.table import print_table
 from bench.rules.convolution.everyday_layers import draw_everyday
 from bench.rules.convolution.practice_layers import draw_practice
+from bench.rules.recordings import write_versions
 from legroom.gpus.catalog import find_gpu
 from legroom.observe.cuda_rules.convolution.cudnn_library import (
     Attribute,
@@ -58,26 +60,26 @@ Answer = tuple[int, int, dict[int, int]]
 
 
 class WithHandle(Cudnn):
-    """Asks as torch does: through a handle on the GPU that is there."""
+    """Asks as torch does: through a handle on a real GPU."""
 
     def __init__(self, functions: Any) -> None:
         super().__init__(functions, H200)
         import torch
 
-        torch.zeros(1, device="cuda")  # a context
+        torch.zeros(1, device="cuda")  # creates a context
         self._handle = ctypes.c_void_p()
         status = functions.cudnnCreate(ctypes.byref(self._handle))
         if status:
             raise RuntimeError(f"cudnnCreate: status {status}")
 
     def choose_or_miss(self, question: Question, operation: Kind) -> tuple[Choice | None, list[Refusal]]:
-        """With a GPU nothing is passed over."""
+        """With a GPU no kernel is skipped."""
         return self.choose(question, operation), []
 
     def sizes_of(
         self, taken: Choice, passed_over: list[Refusal], question: Question, operation: Kind, c: Convolution
     ) -> tuple[int, ...]:
-        """A real GPU knows what its kernels' partial sums take."""
+        """A real GPU reports the size of its kernels' partial sums."""
         return (taken.workspace,)
 
     def _bound(
@@ -91,19 +93,21 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--count", type=int, default=2000, help="how many measured layers are asked")
+    parser.add_argument("--count", type=int, default=2000, help="number of measured layers to ask about")
     parser.add_argument(
-        "--seed", type=int, default=1, help="of what is drawn; a survey needs another one each time"
+        "--seed", type=int, default=1, help="seed of the draws; use a new one for each survey"
     )
-    parser.add_argument("--handle", action="store_true", help="also ask the GPU that is there")
+    parser.add_argument("--handle", action="store_true", help="also ask through a handle on the GPU")
     parser.add_argument("--out", type=Path, default=Path("asked"))
     parser.add_argument("--survey", type=float, default=0, metavar="SECONDS")
     parser.add_argument("--jobs", type=int, default=15)
-    parser.add_argument("--part", default="", help="of the survey, when it calls itself")
+    parser.add_argument("--part", default="", help="internal: part of the survey")
     options = parser.parse_args(argv)
     functions = find_library()
     if functions is None:
-        print("no cuDNN that can be asked: install nvidia-cudnn-cu13, or name libcudnn.so.9 in LEGROOM_CUDNN")
+        print(
+            "No usable cuDNN library. Install nvidia-cudnn-cu13, or set LEGROOM_CUDNN to the path of libcudnn.so.9."
+        )
         return 2
     options.out.mkdir(parents=True, exist_ok=True)
     if options.part:
@@ -123,11 +127,11 @@ def main(argv: list[str]) -> int:
 
 
 ENOUGH = 0.8
-"""Share that must agree with what was measured for a survey to be worth its time."""
+"""Share of answers that must agree with the table before a survey starts."""
 
 
 def description_of_device(functions: Any) -> str:
-    """The properties of the first GPU, as cuDNN writes them down."""
+    """Return the properties of the first GPU in cuDNN's format."""
     try:
         with desk_of(functions) as desk:
             device = desk.make(Kind.DEVICE, {Attribute.DEVICE_ID: choice(Type.INT32, 0)})
@@ -141,7 +145,7 @@ Known = tuple[Question, tuple[int, ...]]
 
 
 def measured(count: int, seed: int) -> list[Known]:
-    """Layers of the table, drawn at random; without depthwise ones in the usual layout, which cuDNN does not see."""
+    """Return layers of the table at random, without depthwise ones in the usual layout, which do not use cuDNN."""
     rows = [
         (layer, row)
         for layer, rows in table()
@@ -155,24 +159,25 @@ def measured(count: int, seed: int) -> list[Known]:
     return found
 
 
-def compare(ways: dict[str, Cudnn], functions: Any, known: list[Known], out: Path) -> float:
-    """Prints how often each way agrees with the table, within 1% of what the convolution reads and writes; gives the best share."""
+def compare(ways: dict[str, Cudnn], functions: Any, measured_layers: list[Known], out: Path) -> float:
+    """Print how often each way agrees with the table, within 1% of the bytes the convolution reads and writes; return
+    the best share."""
     right: collections.Counter[tuple[str, str, str]] = collections.Counter()
     seen: collections.Counter[tuple[str, str, str]] = collections.Counter()
     refused: collections.Counter[str] = collections.Counter()
     others: list[Any] = []
     spent = dict.fromkeys(ways, 0.0)
-    for question, sizes in known:
+    for question, sizes in measured_layers:
         c = described_layer(question.layer, question.batch)
         for operation, size in zip(OPERATIONS, sizes, strict=True):
             agreed = True
             for way, cudnn in ways.items():
                 begun = time.perf_counter()
-                said = cudnn.workspace(question, operation, c)
+                answer = cudnn.workspace(question, operation, c)
                 spent[way] += time.perf_counter() - begun
                 key = (way, operation.name.lower(), kind_of(question.layer))
                 seen[key] += 1
-                same = said is not None and abs(said - size) <= max(2 * UNIT, whole(c) // 100)
+                same = answer is not None and abs(answer - size) <= max(2 * UNIT, whole(c) // 100)
                 right[key] += same
                 agreed = agreed and same
             if not agreed and len(others) < _LISTED:
@@ -183,11 +188,16 @@ def compare(ways: dict[str, Cudnn], functions: Any, known: list[Known], out: Pat
                 others.append([question, operation.name, size, answers])
     rows = [[*key, str(count), f"{right[key] / count:.1%}"] for key, count in sorted(seen.items())]
     print_table(
-        "cuDNN's answers and what was measured", ["asked", "operation", "kind", "count", "the same"], rows
+        "cuDNN's answers and the measured table", ["asked", "operation", "kind", "count", "the same"], rows
     )
-    shares = {way: sum(right[key] for key in right if key[0] == way) / (3 * len(known)) for way in ways}
+    shares = {
+        way: sum(right[key] for key in right if key[0] == way) / (3 * len(measured_layers)) for way in ways
+    }
     for way, share in shares.items():
-        print(f"{way}: {share:.2%} the same, {spent[way] / len(known) * 1000:.1f} ms a layer", flush=True)
+        print(
+            f"{way}: {share:.2%} the same, {spent[way] / len(measured_layers) * 1000:.1f} ms per layer",
+            flush=True,
+        )
     for words, count in refused.most_common(12):
         print(f"refused {count} times: {words}")
     with gzip.open(out / "disagreements.json.gz", "wt") as file:
@@ -196,7 +206,7 @@ def compare(ways: dict[str, Cudnn], functions: Any, known: list[Known], out: Pat
 
 
 _LISTED = 300
-"""So much of what disagrees is written down."""
+"""Number of disagreements that are saved."""
 
 
 def answered(
@@ -207,7 +217,7 @@ def answered(
     refused: collections.Counter[str],
     most: int = 1,
 ) -> list[Answer]:
-    """The first few choices, with their knobs; fewer where cuDNN refuses to say more."""
+    """Return the first few choices with their knobs; fewer if cuDNN refuses."""
     found: list[Answer] = []
     try:
         with desk_of(functions) as desk:
@@ -227,6 +237,7 @@ def kind_of(layer: Layer) -> str:
 
 
 def in_parts(options: argparse.Namespace) -> int:
+    write_versions(options.out)
     workers = [
         subprocess.Popen(
             [
@@ -244,13 +255,13 @@ def survey(cudnn: Cudnn, part: str, seed: int, seconds: float, out: Path) -> int
     index, count = map(int, part.split("/"))
     end = time.monotonic() + seconds
     written = 0
-    with gzip.open(out / f"convolutions-6-{index}.jsonl.gz", "wt", compresslevel=4) as file:
+    with gzip.open(out / f"answers-{index}.jsonl.gz", "wt", compresslevel=4) as file:
         for row, question in requests(index, count, seed):
             if time.monotonic() > end:
                 break
             c = described_layer(question.layer, question.batch, row[-1])
             sizes, engines = zip(
-                *(said(cudnn, question, c, operation) for operation in OPERATIONS), strict=True
+                *(answer_of(cudnn, question, c, operation) for operation in OPERATIONS), strict=True
             )
             file.write(json.dumps([*row, *sizes, *engines]) + "\n")
             written += 1
@@ -258,10 +269,11 @@ def survey(cudnn: Cudnn, part: str, seed: int, seconds: float, out: Path) -> int
     return 0
 
 
-def said(
+def answer_of(
     cudnn: Cudnn, question: Question, c: Convolution, operation: Kind
 ) -> tuple[int, tuple[int | None, dict[int, int]]]:
-    """Bytes, engine and knobs; no engine where cuDNN does not say, or its kernel's bytes are not known. A kernel that was passed over for want of a GPU counts."""
+    """Return bytes, engine and knobs; no engine if cuDNN does not say or the size is unknown. Kernels that need a GPU
+    count."""
     taken, passed_over = cudnn.choose_or_miss(question, operation)
     sizes = cudnn.sizes_of(taken, passed_over, question, operation, c) if taken else ()
     if not taken or not sizes:
@@ -277,7 +289,7 @@ def said(
 
 
 def requests(index: int, count: int, first: int) -> Iterator[tuple[list[Any], Question]]:
-    """Every `count`-th convolution of an endless list that is the same everywhere, each as a row of the survey and as a question."""
+    """Yield every `count`-th convolution of an endless fixed list, as a row of the survey and as a question."""
     for seed in range(100 * first + 500, 100 * first + 600):
         drawn = [
             *draw_practice(20_000, seed),

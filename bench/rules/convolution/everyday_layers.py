@@ -1,7 +1,7 @@
-"""Convolutions of the networks most people train, at the sizes they train them at, drawn at random.
+"""Draws convolutions at random from the networks that most people train, at common sizes.
 
-`draw_everyday(count)` gives the same list everywhere. Residual networks, U-Nets, feature pyramids, detectors, diffusion models,
-autoencoders and GANs share a small vocabulary of layers; what differs is the picture's side, the first width, the batch and the dtype.
+`draw_everyday(count)` returns the same list everywhere. Residual networks, U-Nets, feature pyramids, detectors, diffusion
+models, autoencoders and GANs share a small set of layers; they differ in image size, first width, batch and dtype.
 """
 
 import random
@@ -36,7 +36,7 @@ def _square(
 
 
 def residual() -> Iterator[Layer]:
-    """ResNets, basic and with bottlenecks, and those for small pictures."""
+    """ResNets, basic and with bottlenecks, and those for small images."""
     for picture in (64, 96, 112, 128, 144, 160, 176, 192, 224, 256, 288, 299, 320, 384, 448, 512):
         yield _square(3, 64, picture, 7, 2)
         yield _square(1, 64, picture, 7, 2)
@@ -102,7 +102,7 @@ def pyramids() -> Iterator[Layer]:
 
 
 def detectors() -> Iterator[Layer]:
-    """One-stage detectors of the YOLO kind."""
+    """One-stage detectors such as YOLO."""
     for picture in (320, 416, 512, 640):
         for first in (16, 24, 32, 48, 64):
             yield _square(3, first, picture, 3, 2)
@@ -137,7 +137,7 @@ def diffusion() -> Iterator[Layer]:
 
 
 def generative() -> Iterator[Layer]:
-    """Autoencoders, GANs and networks from picture to picture."""
+    """Autoencoders, GANs and image-to-image networks."""
     for picture in (28, 32, 64, 128, 256):
         for first in (16, 32, 48, 64, 96, 128):
             for edge in (1, 3):
@@ -165,7 +165,7 @@ def generative() -> Iterator[Layer]:
 
 
 def inverted() -> Iterator[Layer]:
-    """The pointwise layers of inverted residuals, and stems."""
+    """Pointwise layers of inverted residuals, and stems."""
     for picture in (160, 192, 224, 240, 256, 260, 288, 300, 380):
         for outputs in (16, 24, 32, 40, 48):
             yield _square(3, outputs, picture, 3, 2)

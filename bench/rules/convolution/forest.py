@@ -1,8 +1,9 @@
-"""Grows the forest that guesses workspaces of convolutions, from what `convolution_ask --survey` wrote down.
+"""Trains the forest that predicts convolution workspaces from answers that `ask_cudnn --survey` recorded.
 
     python -m bench.rules.convolution.forest FOLDER... [--trees 3 3 5] [--leaves 24000 24000 24000] [--most 800000] [--jobs 2] [--out FILE]
 
-A tenth of the layers, each with all its batch sizes, dtypes and layouts, is left out: how well they are guessed is printed. The forest is written to FILE, by default to where the rules look for it. Needs scikit-learn.
+A tenth of the layers, with all their batch sizes, dtypes and layouts, is held out; the accuracy on them is printed. The forest is
+written to FILE, by default src/legroom/observe/cuda_rules/convolution/convolutions_h200.forest.gz. Needs scikit-learn.
 """
 
 import argparse
@@ -31,11 +32,11 @@ from legroom.observe.cuda_rules.convolution.workspace import Convolution, whole
 from legroom.observe.cuda_rules.convolution.workspace_formulas import recipe_of
 
 LARGEST = 4 << 30
-"""Bytes. Larger workspaces are not learnt: kernels cut such convolutions into pieces, and hardly anyone has them."""
+"""Bytes. Larger workspaces are not learned: kernels split such convolutions, and they are rare."""
 
 
 class Answered(NamedTuple):
-    """One convolution of the survey."""
+    """One recorded answer about a convolution."""
 
     question: Question
     c: Convolution
@@ -43,12 +44,12 @@ class Answered(NamedTuple):
     engines: tuple[Any, ...]
 
     @property
-    def left_out(self) -> bool:
-        """Whether its layer is one of the tenth that is guessed."""
+    def held_out(self) -> bool:
+        """Whether its layer is in the held-out tenth."""
         return crc32(repr(self.question.layer[2:9]).encode()) % 10 == 0
 
     def recipe(self, place: int) -> str:
-        """Its label."""
+        """The label."""
         engine, knobs = self.engines[place]
         settings = {int(name): value for name, value in knobs.items()}
         return recipe_of(self.sizes[place], engine, settings, self.question, self.c, OPERATIONS[place])
@@ -60,34 +61,46 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("folders", type=Path, nargs="+")
     parser.add_argument(
-        "--trees", type=int, nargs=3, default=(3, 3, 5), help="for the result and the two gradients"
+        "--trees",
+        type=int,
+        nargs=3,
+        default=(3, 3, 5),
+        help="trees for the forward pass and the two gradients",
     )
     parser.add_argument(
-        "--leaves", type=int, nargs=3, default=(24_000, 24_000, 24_000), help="of each tree at most"
+        "--leaves",
+        type=int,
+        nargs=3,
+        default=(24_000, 24_000, 24_000),
+        help="maximum number of leaves per tree",
     )
-    parser.add_argument("--most", type=int, default=800_000, help="learn from so many convolutions at most")
-    parser.add_argument("--judged", type=int, default=12_000, help="guess so many of those left out")
+    parser.add_argument(
+        "--most", type=int, default=800_000, help="maximum number of convolutions to learn from"
+    )
+    parser.add_argument(
+        "--judged", type=int, default=12_000, help="number of held-out convolutions to predict"
+    )
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=FOREST)
     options = parser.parse_args(argv)
     with multiprocessing.get_context("fork").Pool(options.jobs) as pool:
         parts = pool.map(
-            learnt, [(options.folders, options.most, part, options.jobs) for part in range(options.jobs)]
+            read_part, [(options.folders, options.most, part, options.jobs) for part in range(options.jobs)]
         )
-    asked = [np.concatenate([part.asked[kind] for part in parts]) for kind in OPERATIONS]
+    features_of = [np.concatenate([part.features_of[kind] for part in parts]) for kind in OPERATIONS]
     labels = [np.concatenate([part.labels[kind] for part in parts]) for kind in OPERATIONS]
-    tested = [one for part in parts for one in part.left_out]
-    print(f"{len(asked[-1])} convolutions are learnt from, {len(tested)} are left out", flush=True)
-    recipes = [sorted(set(told.tolist())) for told in labels]
-    numbered = [np.searchsorted(known, told) for known, told in zip(recipes, labels, strict=True)]
-    GROUND[:] = zip(asked, numbered, strict=True)
+    tested = [one for part in parts for one in part.held_out]
+    print(f"{len(features_of[-1])} convolutions for training, {len(tested)} held out", flush=True)
+    recipes = [sorted(set(names.tolist())) for names in labels]
+    numbered = [np.searchsorted(known, names) for known, names in zip(recipes, labels, strict=True)]
+    TRAINING_DATA[:] = zip(features_of, numbered, strict=True)
     wanted = [
         (place, seed, options.leaves[place])
         for place in range(len(OPERATIONS))
         for seed in range(options.trees[place])
     ]
     with multiprocessing.get_context("fork").Pool(options.jobs) as pool:
-        grown = pool.starmap(planted, wanted, chunksize=1)
+        grown = pool.starmap(grow_tree, wanted, chunksize=1)
     trees = iter(grown)
     forests = [list(islice(trees, count)) for count in options.trees]
     write(options.out, recipes, forests)
@@ -96,25 +109,26 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-class Learnt(NamedTuple):
-    """A part of the survey: for each operation, as it is in truth for transposed convolutions, features and recipes."""
+class TrainingPart(NamedTuple):
+    """A part of the recorded answers: features and recipes by operation. Transposed convolutions count as the
+    operation that they run."""
 
-    asked: dict[Kind, Any]
+    features_of: dict[Kind, Any]
     labels: dict[Kind, Any]
-    left_out: list[Answered]
+    held_out: list[Answered]
 
 
-GROUND: list[tuple[Any, Any]] = []
-"""For each operation what is known of every convolution, and the number of its recipe; processes that are forked find it here."""
+TRAINING_DATA: list[tuple[Any, Any]] = []
+"""Features and recipe numbers of every convolution, by operation; forked processes read them here."""
 
 
-def learnt(share: tuple[list[Path], int, int, int]) -> Learnt:
+def read_part(share: tuple[list[Path], int, int, int]) -> TrainingPart:
     seen: dict[Kind, list[list[float]]] = {kind: [] for kind in OPERATIONS}
     labels: dict[Kind, list[str]] = {kind: [] for kind in OPERATIONS}
-    left_out: list[Answered] = []
+    held_out: list[Answered] = []
     for one in answered(*share):
-        if one.left_out:
-            left_out.append(one)
+        if one.held_out:
+            held_out.append(one)
             continue
         for place, operation in enumerate(OPERATIONS):
             if one.engines[place][0] is None:
@@ -122,22 +136,22 @@ def learnt(share: tuple[list[Path], int, int, int]) -> Learnt:
             kind = turned(operation, one.c.transposed)
             seen[kind].append(features(one.question, one.c, operation))
             labels[kind].append(one.recipe(place))
-    return Learnt(
+    return TrainingPart(
         {kind: np.array(rows, dtype=np.float32) for kind, rows in seen.items()},
-        {kind: np.array(told) for kind, told in labels.items()},
-        left_out,
+        {kind: np.array(names) for kind, names in labels.items()},
+        held_out,
     )
 
 
-def planted(place: int, seed: int, leaves: int) -> Tree:
-    asked, told = GROUND[place]
-    return grow(asked, told, leaves, seed)
+def grow_tree(place: int, seed: int, leaves: int) -> Tree:
+    features_of, names = TRAINING_DATA[place]
+    return grow(features_of, names, leaves, seed)
 
 
 def answered(folders: list[Path], most: int, part: int, parts: int) -> Iterator[Answered]:
-    """Every convolution once, in an order that does not depend on the files', without the largest."""
+    """Yield every convolution once, in an order that does not depend on the files, without the largest."""
     lines: set[str] = set()
-    for path in sorted(path for folder in folders for path in folder.rglob("convolutions-6-*.jsonl.gz")):
+    for path in sorted(path for folder in folders for path in folder.rglob("answers-*.jsonl.gz")):
         with gzip.open(path, "rt") as file:
             lines.update(file)
     mixed = sorted(lines)
@@ -157,7 +171,7 @@ def answered(folders: list[Path], most: int, part: int, parts: int) -> Iterator[
 
 
 def judge(options: argparse.Namespace, tested: list[Answered]) -> None:
-    """Prints how near the forest's guesses are."""
+    """Print the errors of the forest's predictions."""
     decision_forest.FOREST = options.out
     errors: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for one in tested[: options.judged]:
@@ -168,9 +182,7 @@ def judge(options: argparse.Namespace, tested: list[Answered]) -> None:
             sizes = [each.size for each in vote(one.question, one.c, operation)]
             errors.setdefault((operation.name.lower(), kind), []).append(_errors(sizes, one, place))
     columns = ["operation", "kind", "count", "right", "error", "too small", "covered"]
-    print_table(
-        "workspaces of layers that were left out", columns, list(starmap(_row, sorted(errors.items())))
-    )
+    print_table("workspaces of held-out layers", columns, list(starmap(_row, sorted(errors.items()))))
 
 
 def _row(key: tuple[str, str], found: list[tuple[float, float]]) -> list[str]:
@@ -185,26 +197,27 @@ def _row(key: tuple[str, str], found: list[tuple[float, float]]) -> list[str]:
 
 
 def _errors(sizes: list[int], one: Answered, place: int) -> tuple[float, float]:
-    """Of the likeliest size and of the largest, as shares of what the convolution reads and writes."""
+    """Return the errors of the likeliest and of the largest size, relative to the bytes that the convolution reads and
+    writes."""
     real, scale = one.sizes[place], whole(one.c)
     return (sizes[0] - real) / scale, (max(sizes) - real) / scale
 
 
 def write(path: Path, recipes: list[list[str]], forests: list[list[Tree]]) -> None:
-    """The file that `convolution_forest` reads."""
+    """Write the file that `decision_forest` reads."""
     heads: list[str] = []
     bodies: list[bytes] = []
     for names, trees in zip(recipes, forests, strict=True):
-        asked, values, right = (np.concatenate(parts) for parts in zip(*trees, strict=True))
-        leaves = asked == LEAF
+        features_of, values, right = (np.concatenate(parts) for parts in zip(*trees, strict=True))
+        leaves = features_of == LEAF
         limits, numbers = np.unique(values[~leaves].astype("<f4"), return_inverse=True)
         compared = np.zeros(len(values), "<u2")
         compared[leaves], compared[~leaves] = values[leaves], numbers
-        starts = np.cumsum([0, *(len(tree.asked) for tree in trees)])
-        heads.append(json.dumps(Head(names, len(limits), starts[:-1].tolist(), len(asked))) + "\n")
+        starts = np.cumsum([0, *(len(tree.features) for tree in trees)])
+        heads.append(json.dumps(Head(names, len(limits), starts[:-1].tolist(), len(features_of))) + "\n")
         bodies += [
             limits.tobytes(),
-            asked.astype("u1").tobytes(),
+            features_of.astype("u1").tobytes(),
             compared.tobytes(),
             right.astype("<u4").tobytes(),
         ]

@@ -1,7 +1,7 @@
-"""Convolutions as people write them in networks of their own, drawn at random.
+"""Draws convolutions at random as people write them in their own networks.
 
-`draw_practice(count)` gives the same list everywhere. Small classifiers with odd channels and no padding, games, series, text, waves, volumes,
-patches, heads, first layers of many bands, groups, large depthwise kernels, transposed ones: each maker is one habit.
+`draw_practice(count)` returns the same list everywhere. Small classifiers with odd channels and no padding, games, series,
+text, waves, volumes, patches, heads, first layers of many bands, groups, large depthwise kernels, transposed convolutions.
 """
 
 import random
@@ -14,7 +14,7 @@ Maker = Callable[[random.Random], Layer]
 BATCHES = (1, 2, 4, 8, 8, 10, 12, 16, 16, 16, 20, 24, 32, 32, 32, 32, 48, 50, 64, 64, 64, 64, 96, 100, 100, 128, 128, 128, 128,
            150, 200, 256, 256, 256, 500, 512, 512, 1000, 1024)  # fmt: skip
 DTYPES = ("float32",) * 9 + ("float16",) * 5 + ("bfloat16",) * 5 + ("float32_strict",)
-"""Strict: `torch.backends.cudnn.allow_tf32 = False`, where sums are not rounded to TF32."""
+"""Strict: `torch.backends.cudnn.allow_tf32 = False`, without rounding to TF32."""
 PICTURES = (28, 28, 32, 32, 32, 40, 48, 64, 64, 84, 96, 100, 112, 128, 128, 144, 150, 160, 180, 192, 200, 224, 224, 240, 250,
             256, 280, 299, 300, 320, 384)  # fmt: skip
 WIDTHS = (4, 6, 8, 8, 10, 12, 15, 16, 16, 16, 18, 20, 24, 24, 25, 30, 32, 32, 32, 32, 36, 40, 48, 50, 60, 64, 64, 64, 64, 72, 80, 96,
@@ -22,7 +22,7 @@ WIDTHS = (4, 6, 8, 8, 10, 12, 15, 16, 16, 16, 18, 20, 24, 24, 25, 30, 32, 32, 32
 
 
 def draw_practice(count: int, seed: int = 57, *, seldom: bool = False) -> list[Request]:
-    """`seldom`: more of what is learnt worst."""
+    """`seldom`: more of the kinds that are learned worst."""
     dice = random.Random(seed)
     makers, weights = zip(*(MAKERS | SELDOM if seldom else MAKERS).items(), strict=True)
     requests: list[Request] = []
@@ -41,7 +41,7 @@ OTHER_BATCHES = (1, 2, 3, 3, 4, 5, 6, 6, 7, 9, 10, 14, 15, 18, 25, 28, 30, 36, 4
 
 
 def _otherwise(layer: Layer, dice: random.Random) -> Layer:
-    """The same with a kernel that is not square, pictures of another size, or other channels."""
+    """Return the layer with a kernel that is not square, another image size, or other channels."""
     sizes = tuple(
         max(reach, round(size * dice.uniform(0.7, 1.4)))
         for size, reach in zip(layer.sizes, layer.kernel, strict=True)
@@ -81,7 +81,7 @@ def _small_classifier(dice: random.Random) -> Layer:
 
 
 def _game(dice: random.Random) -> Layer:
-    """Agents that see pictures: the networks of DQN, of IMPALA, and of control from pixels."""
+    """Agents that see images: the networks of DQN, IMPALA, and control from pixels."""
     edge = dice.choice((1, 2, 3, 4, 4, 4, 9, 12))
     side = dice.choice((64, 72, 84, 84, 84, 84, 96, 100))
     first, second = dice.choice(((32, 64), (32, 64), (16, 32), (64, 128), (32, 32)))
@@ -108,7 +108,7 @@ def _game(dice: random.Random) -> Layer:
 
 
 def _series(dice: random.Random) -> Layer:
-    """Sensors, prices, heartbeats: few channels, long kernels, holes in them, sometimes padded before so that nothing sees the future."""
+    """Sensors, prices, heartbeats: few channels, long or dilated kernels, sometimes causal padding."""
     inputs = dice.choice((1, 1, 1, 2, 3, 6, 7, 8, 9, 12, 16, 21, *WIDTHS[16:]))
     outputs = dice.choice(WIDTHS[7:])
     length = dice.choice((24, 30, 48, 50, 60, 96, 100, 128, 128, 168, 187, 200, 256, 300, 336, 400, 500, 512, 600, 720, 1000, 1000, 1024,
@@ -127,7 +127,7 @@ def _series(dice: random.Random) -> Layer:
 
 
 def _text(dice: random.Random) -> Layer:
-    """Over words one after the other; or as one would over a picture, as wide as the words' vectors."""
+    """Convolutions over words, or over the embedding matrix as an image."""
     width = dice.choice((32, 50, 64, 100, 100, 128, 128, 200, 256, 300, 300, 384, 512, 768))
     outputs = dice.choice((32, 50, 64, 100, 100, 128, 128, 150, 200, 256, 300, 512, width))
     length = dice.choice(
@@ -142,7 +142,7 @@ def _text(dice: random.Random) -> Layer:
 
 
 def _wave(dice: random.Random) -> Layer:
-    """Raw sound, shortened step by step, and frames of spectra."""
+    """Raw audio with strides, and frames of spectra."""
     length = dice.choice((4000, 8000, 16000, 16000, 22050, 24000, 32000, 44100, 48000))
     width = dice.choice((16, 32, 32, 48, 64, 64, 128, 256, 512))
     shrunk = length // dice.choice((4, 5, 8, 16, 20, 64, 160, 320))
@@ -163,7 +163,7 @@ def _wave(dice: random.Random) -> Layer:
 
 
 def _spectrum(dice: random.Random) -> Layer:
-    """Spectrograms as pictures that are not square, and layers that see one direction only."""
+    """Spectrograms as images that are not square, and layers along one direction only."""
     sizes = (dice.choice((40, 64, 64, 80, 96, 128, 128, 161, 201, 256, 257)), dice.choice((63, 87, 94, 100, 101, 128, 157, 173, 200, 216, 256, 300, 313, 431, 500)))  # fmt: skip
     shrunk = dice.choice((1, 1, 2, 2, 4, 8))
     inputs = dice.choice((1, 1, 2)) if shrunk == 1 and dice.random() < 0.6 else dice.choice(WIDTHS[5:])
@@ -173,7 +173,7 @@ def _spectrum(dice: random.Random) -> Layer:
 
 
 def _volume(dice: random.Random) -> Layer:
-    """Scans and films."""
+    """Medical scans and videos."""
     edge = dice.choice((1, 1, 2, 3, 3, 4))
     width = dice.choice((8, 8, 16, 16, 16, 24, 32, 32, 32, 48, 64, 64, 96, 128, 256))
     inputs, outputs = dice.choice(
@@ -192,7 +192,7 @@ def _patches(dice: random.Random) -> Layer:
     patch = dice.choice((2, 4, 4, 7, 8, 8, 14, 16, 16, 16, 32))
     tiles = dice.choice((4, 6, 7, 8, 8, 10, 12, 14, 14, 16, 16, 20, 24, 28, 32, 37))
     width = dice.choice((48, 64, 96, 128, 128, 192, 192, 256, 256, 384, 384, 512, 512, 768, 768, 1024, 1280))
-    if dice.random() < 0.1:  # films, in little blocks
+    if dice.random() < 0.1:  # videos in small blocks
         return make_layer(
             3,
             width,
@@ -207,7 +207,7 @@ def _patches(dice: random.Random) -> Layer:
 
 
 def _head(dice: random.Random) -> Layer:
-    """The last layer, one pixel wide or three; and layers over a single pixel, which gates are made of."""
+    """Last layers with kernels of one or three pixels, and layers over a single pixel, as in gates."""
     outputs = dice.choice(
         (1, 1, 2, 3, 4, 5, 6, 8, 10, 12, 17, 19, 20, 21, 24, 32, 64, 80, 85, 91, 100, 150, 255)
     )
@@ -223,7 +223,7 @@ def _head(dice: random.Random) -> Layer:
 
 
 def _first(dice: random.Random) -> Layer:
-    """First layers: grey, two views, four channels of latents, masks beside pictures, bands of satellites."""
+    """First layers: gray images, two views, four latent channels, masks with images, satellite bands."""
     edge = dice.choice((1, 1, 2, 3, 3, 4, 4, 5, 6, 7, 8, 9, 10, 12, 13))
     kernel, stride = dice.choice(
         ((3, 1), (3, 1), (3, 2), (5, 1), (5, 2), (7, 1), (7, 2), (7, 2), (4, 2), (9, 1), (11, 4), (6, 2))
@@ -271,7 +271,7 @@ def _depthwise(dice: random.Random) -> Layer:
 
 
 def _transposed(dice: random.Random) -> Layer:
-    """Decoders; a kernel of three needs a line more at the edge to double its input."""
+    """Decoders; a kernel of three needs output padding to double its input."""
     inputs = dice.choice(
         (4, 8, 8, 16, 16, 20, 32, 32, 32, 48, 64, 64, 64, 96, 100, 128, 128, 128, 256, 256, 512, 1024)
     )
@@ -291,7 +291,7 @@ def _transposed(dice: random.Random) -> Layer:
 
 
 def _inner(dice: random.Random) -> Layer:
-    """The middle of residual, U-shaped and dense networks, at the sides that pictures of any size lead to."""
+    """The middle of residual, U-shaped and dense networks, at the sizes that any image size leads to."""
     side = max(3, dice.choice(PICTURES) // dice.choice((1, 2, 2, 4, 4, 4, 8, 8, 8, 16, 16, 32)))
     width = dice.choice(
         (16, 24, 32, 32, 48, 64, 64, 64, 96, 128, 128, 160, 192, 256, 256, 320, 384, 512, 512, 640, 768, 1024)
@@ -321,6 +321,6 @@ MAKERS: dict[Maker, float] = {
     _transposed: 9,
     _inner: 20,
 }
-"""How often each is drawn."""
+"""How often each kind is drawn."""
 SELDOM: dict[Maker, float] = {_grouped: 40, _volume: 25, _series: 20, _transposed: 15, _depthwise: 8}
-"""The same of convolutions that networks seldom have."""
+"""The same for convolutions that networks seldom have."""

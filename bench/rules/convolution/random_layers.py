@@ -1,7 +1,7 @@
-"""Convolutions of the kinds that networks for text, sound, volumes and large pictures are made of, drawn at random.
+"""Draws convolutions at random for text, audio, volumes and large images.
 
-`draw(count)` gives the same list everywhere: (layer, batch, dtype, channels last). Sizes, channels and kernels are those people
-choose for such networks, so that what is measured on them says what to expect of a network nobody has measured.
+`draw(count)` returns the same list everywhere: (layer, batch, dtype, channels last). Sizes, channels and kernels are common ones
+for such networks, so that the measurements represent networks that were not measured.
 """
 
 import random
@@ -22,7 +22,7 @@ class Layer(NamedTuple):
     groups: int
     transposed: bool
     grown: int = 0
-    """Lines that a transposed one adds at the edge (`output_padding`)."""
+    """`output_padding` of a transposed convolution."""
 
 
 Request = tuple[Layer, int, str, bool]

@@ -1,12 +1,12 @@
-"""Asks cuDNN, on a real GPU, how much workspace it takes for the convolutions of well-known networks, and for random ones.
+"""Records cuDNN's workspaces for convolutions of well-known networks and for random ones, on a real GPU. Needs a GPU.
 
     python -m bench.rules.convolution.survey OUT [--round 1|2|3|4|5] [--jobs 12] [--seconds 150]
 
-The heuristic by which cuDNN chooses a kernel is not published, so its choices are looked up where they were measured and
-guessed elsewhere. Needs torch and torchvision, not Legroom. Writes OUT/convolutions-<round>-<part>.jsonl.gz, one row for each
-convolution: [dtype, layout, batch, inputs, outputs, sizes, kernel, stride, padding, dilation, groups, transposed, grown,
-forward, input gradient, weight gradient], the last three in bytes (null where it did not run). OUT/benchmarked-<round>-<part>.jsonl.gz
-holds the same for a few of them with `torch.backends.cudnn.benchmark` on, where the first call tries every kernel.
+cuDNN's heuristic for choosing a kernel is not published, so its choices are recorded. Needs torch and torchvision, not
+Legroom. Writes OUT/convolutions-<round>-<part>.jsonl.gz, one row per convolution: [dtype, layout, batch, inputs, outputs,
+sizes, kernel, stride, padding, dilation, groups, transposed, output padding, forward, input gradient, weight gradient], the
+last three in bytes (null if it did not run). OUT/benchmarked-<round>-<part>.jsonl.gz holds the same for a few of them with
+`torch.backends.cudnn.benchmark`, where the first call tries every kernel.
 """
 
 import argparse
@@ -30,10 +30,11 @@ from bench.lib.models.parts import torchvision
 from bench.rules.convolution.everyday_layers import draw_everyday
 from bench.rules.convolution.practice_layers import draw_practice
 from bench.rules.convolution.random_layers import Layer, draw
+from bench.rules.recordings import write_versions
 
-TABLE = Path(__file__).parents[3] / "src/legroom/observe/cuda_rules/convolutions_h200.jsonl.gz"
+TABLE = Path(__file__).parents[3] / "src/legroom/observe/cuda_rules/convolution/convolutions_h200.jsonl.gz"
 LARGEST = 1 << 29
-"""Bytes of the largest tensor that a surveyed convolution may have (in the first four rounds: twice as many)."""
+"""Bytes of the largest tensor of a recorded convolution (twice as many in the first four rounds)."""
 
 PICTURES = (
     "alexnet", "vgg11", "vgg16", "resnet18", "resnet50", "resnet101", "resnext50_32x4d", "wide_resnet50_2", "densenet121",
@@ -50,13 +51,14 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("out", type=Path)
     parser.add_argument("--jobs", type=int, default=12)
-    parser.add_argument("--seconds", type=float, default=150, help="stop after so long, whatever is left")
+    parser.add_argument("--seconds", type=float, default=150, help="stop after so many seconds")
     parser.add_argument("--round", type=int, default=1, choices=sorted(ROUNDS))
     parser.add_argument("--part", default="")
     options = parser.parse_args(argv)
     options.out.mkdir(parents=True, exist_ok=True)
     if options.part:
         return survey(options.out, options.part, options.seconds, options.round)
+    write_versions(options.out)
     workers = [
         subprocess.Popen(
             [
@@ -70,34 +72,34 @@ def main(argv: list[str]) -> int:
     return max(worker.wait() for worker in workers)
 
 
-def survey(out: Path, part: str, seconds: float, part_of_survey: int) -> int:
+def survey(out: Path, part: str, seconds: float, survey_round: int) -> int:
     index, count = map(int, part.split("/"))
     end = time.monotonic() + seconds
     torch.cuda.memory._record_memory_history(max_entries=100_000, context=None)
-    with gzip.open(out / f"convolutions-{part_of_survey}-{index}.jsonl.gz", "wt") as file:
-        for request in requests(part_of_survey)[index::count]:
+    with gzip.open(out / f"convolutions-{survey_round}-{index}.jsonl.gz", "wt") as file:
+        for request in requests(survey_round)[index::count]:
             if time.monotonic() > end:
                 print(f"part {index}: out of time", flush=True)
                 break
             file.write(json.dumps([*flat(request), *measure(*request)]) + "\n")
     torch.backends.cudnn.benchmark = True
-    with gzip.open(out / f"benchmarked-{part_of_survey}-{index}.jsonl.gz", "wt") as file:
-        for request in tried_out(part_of_survey)[index::count]:
+    with gzip.open(out / f"benchmarked-{survey_round}-{index}.jsonl.gz", "wt") as file:
+        for request in benchmarked(survey_round)[index::count]:
             if time.monotonic() > end + 25:
                 break
             file.write(json.dumps([*flat(request), *measure(*request)]) + "\n")
     return 0
 
 
-def tried_out(part_of_survey: int) -> list[tuple[Layer, int, str, bool]]:
+def benchmarked(survey_round: int) -> list[tuple[Layer, int, str, bool]]:
     """A few layers of two well-known networks."""
-    if part_of_survey > 2:
+    if survey_round > 2:
         return []
     layers = sorted(
         {layer for layer in layers_of_networks() if layer.groups == 1 and layer.inputs in (64, 128, 256, 512)}
     )
-    picked = random.Random(4 + part_of_survey).sample(layers, 48)
-    batches = (32,) if part_of_survey == 1 else (8, 96)
+    picked = random.Random(4 + survey_round).sample(layers, 48)
+    batches = (32,) if survey_round == 1 else (8, 96)
     rows = [
         (layer, batch, dtype, False)
         for layer in picked
@@ -150,15 +152,15 @@ ROUNDS: dict[int, dict[str, Any]] = {
     },
     5: {"networks": (), "generators": (), "random": 0, "everyday": 14_000, "practice": 62_000, "resized": (32, 64, 96, 128, 256)},
 }  # fmt: skip
-"""Which batch sizes were measured at which time."""
+"""Which batch sizes were recorded in which round."""
 
 
-def requests(part_of_survey: int) -> list[tuple[Layer, int, str, bool]]:
-    """The whole list, in an order that is random but the same everywhere: whatever time allows is a fair sample.
+def requests(survey_round: int) -> list[tuple[Layer, int, str, bool]]:
+    """Return all requests in a fixed random order, so that a run with a time limit records a fair sample.
 
-    In later rounds, what the table has is left out, and layers that it does not have at any batch size come first.
+    Later rounds omit what the table has; layers that it has at no batch size come first.
     """
-    wanted = ROUNDS[part_of_survey]
+    wanted = ROUNDS[survey_round]
     networks = set(layers_of_networks()) if wanted["networks"] else set()
     groups = {"networks": sorted(networks), "generators": sorted(set(layers_of_generators()) - networks)}
     rows = [
@@ -169,18 +171,18 @@ def requests(part_of_survey: int) -> list[tuple[Layer, int, str, bool]]:
         for batch in batches
         if not last or len(layer.sizes) == 2
     ]
-    rows += drawn_at_random(wanted["random"]) + draw(wanted.get("kinds", 0), 20 + part_of_survey)
-    rows += draw_everyday(wanted.get("everyday", 0), 37 + part_of_survey)
+    rows += drawn_at_random(wanted["random"]) + draw(wanted.get("kinds", 0), 20 + survey_round)
+    rows += draw_everyday(wanted.get("everyday", 0), 37 + survey_round)
     rows += draw_practice(wanted.get("practice", 0)) + resized(wanted.get("resized", ()))
     rows = [row for row in dict.fromkeys(rows) if fits(*row[:3])]
     random.Random(3).shuffle(rows)
-    known = known_batches() if part_of_survey > 1 else {}
+    known = known_batches() if survey_round > 1 else {}
     rows = [row for row in rows if row[1] not in known.get(identity(row[0], row[2], row[3]), ())]
     return sorted(rows, key=lambda row: identity(row[0], row[2], row[3]) in known)
 
 
 def known_batches() -> dict[str, set[int]]:
-    """The batch sizes at which the table has each layer, whatever its padding."""
+    """Return the batch sizes at which the table has each layer, whatever its padding."""
     if not TABLE.exists():
         return {}
     known: dict[str, set[int]] = {}
@@ -194,7 +196,7 @@ def known_batches() -> dict[str, set[int]]:
 
 
 def identity(layer: Layer, dtype: str, last: bool) -> str:
-    """A layer as the table names it: without its padding, which follows from its sizes where it matters."""
+    """Return a layer's key in the table: without padding, which follows from its sizes where it matters."""
     named = [
         layer.inputs,
         layer.outputs,
@@ -214,7 +216,7 @@ def fits(layer: Layer, batch: int, dtype: str) -> bool:
 
 
 def layers_of_networks() -> Iterator[Layer]:
-    """Every convolution of torchvision's best-known networks, found by running them without data."""
+    """Yield every convolution of torchvision's best-known networks, found by running them on the meta device."""
     models = torchvision().models
 
     found: list[Layer] = []
@@ -225,7 +227,7 @@ def layers_of_networks() -> Iterator[Layer]:
     for name in PICTURES:
         size = {"inception_v3": 299, "efficientnet_b1": 240, "efficientnet_b3": 300}.get(name, 224)
         options = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
-        # regnets compute their widths with tensors, so they are built with data
+        # regnets compute their widths with tensors, so they need a real device
         with torch.device("cpu" if name.startswith("regnet") else "meta"):
             network = getattr(models, name)(weights=None, **options)
         run(network, (2, 3, size, size), note)
@@ -243,7 +245,7 @@ def layers_of_networks() -> Iterator[Layer]:
 
 def noted(module: Any, inputs: Any, _output: Any) -> list[Layer]:
     if module.groups in (1, module.in_channels) and module.groups > 1:
-        return []  # depthwise convolutions take no workspace in the usual layout
+        return []  # depthwise convolutions need no workspace in the usual layout
     return [
         Layer(
             module.in_channels, module.out_channels, tuple(inputs[0].shape[2:]), tuple(module.kernel_size),
@@ -253,7 +255,7 @@ def noted(module: Any, inputs: Any, _output: Any) -> list[Layer]:
 
 
 def resized(sizes: tuple[int, ...]) -> list[tuple[Layer, int, str, bool]]:
-    """The networks that are most often trained on pictures of other sizes than they were made for."""
+    """Return layers of networks that are often trained on other image sizes than they were designed for."""
     models = torchvision().models
     found: dict[Layer, None] = {}
     for name in (
@@ -286,7 +288,7 @@ def run(network: nn.Module, shape: tuple[int, ...], note: Any) -> None:
 
 
 def layers_of_generators() -> Iterator[Layer]:
-    """What U-Nets, diffusion models, autoencoders, GANs, audio and video networks are made of."""
+    """Layers of U-Nets, diffusion models, autoencoders, GANs, audio and video networks."""
 
     def square(inputs: int, outputs: int, size: int, kernel: int, stride: int = 1, padding: int | None = None,
                transposed: bool = False) -> Layer:  # fmt: skip
@@ -386,7 +388,7 @@ def drawn_at_random(count: int) -> list[tuple[Layer, int, str, bool]]:
 
 
 def measure(layer: Layer, batch: int, name: str, last: bool) -> list[int | None]:
-    """Bytes of scratch of the three operations; None where one failed."""
+    """Return the workspace bytes of the three operations; None if one failed."""
     torch.backends.cudnn.allow_tf32 = not name.endswith("_strict")
     dtype = getattr(torch, name.removesuffix("_strict"))
     shape = (
@@ -401,20 +403,20 @@ def measure(layer: Layer, batch: int, name: str, last: bool) -> list[int | None]
         weight = torch.empty(*shape, *layer.kernel, dtype=dtype, device="cuda").to(memory_format=form)
         settings = (list(layer.stride), list(layer.padding), list(layer.dilation), layer.transposed,
                     [layer.grown] * len(layer.sizes), layer.groups)  # fmt: skip
-        forward, y = scratch(lambda: torch.ops.aten.convolution(x, weight, None, *settings))
+        forward, y = workspace_of(lambda: torch.ops.aten.convolution(x, weight, None, *settings))
         back = lambda mask: torch.ops.aten.convolution_backward(y, x, weight, [0], *settings, mask)  # noqa: E731
         return [
             forward,
-            scratch(lambda: back([True, False, False]))[0],
-            scratch(lambda: back([False, True, False]))[0],
+            workspace_of(lambda: back([True, False, False]))[0],
+            workspace_of(lambda: back([False, True, False]))[0],
         ]
     except (RuntimeError, torch.OutOfMemoryError):
         torch.cuda.empty_cache()
         return [None, None, None]
 
 
-def scratch(operation: Any) -> tuple[int, Any]:
-    """The largest piece that an operation took and gave back, and its result."""
+def workspace_of(operation: Any) -> tuple[int, Any]:
+    """Return the largest block that an operation allocated and freed, and its result."""
     torch.cuda.memory._record_memory_history(enabled=None)
     torch.cuda.memory._record_memory_history(max_entries=100_000, context=None)
     result = operation()

@@ -1,11 +1,13 @@
-"""Makes the table of cuDNN's workspaces from what `convolution_survey` measured.
+"""Rebuilds the table of cuDNN's convolution workspaces; adds new recordings of `survey` if folders are given.
 
-    python -m bench.rules.convolution.table FOLDER...       adds to src/legroom/observe/cuda_rules/convolutions_h200.jsonl.gz
+    python -m bench.rules.convolution.table [FOLDER...] [--out FILE]
 
-Each measured size is written as what it is made of (copies of input, weights, output, with channels padded; or a copy of
-the weights for each picture) and a remainder, so that it can be told for other batch sizes.
+The table is src/legroom/observe/cuda_rules/convolution/convolutions_h200.jsonl.gz. Each measured size is stored as its parts (copies of
+input, weights or output with padded channels, or a copy of the weights per sample) and a remainder, so that other batch sizes
+can be extrapolated. The table holds all measurements: rebuilding it without folders writes the same bytes.
 """
 
+import argparse
 import gzip
 import json
 import sys
@@ -28,29 +30,35 @@ from legroom.observe.cuda_rules.convolution.workspace import Convolution
 
 
 def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folders", type=Path, nargs="*")
+    parser.add_argument("--out", type=Path, default=TABLE)
+    options = parser.parse_args(argv)
     layers = {layer: {row[0]: row for row in rows} for layer, rows in table()}
-    for folder in argv:
-        for measurement in measured(Path(folder)):
+    for folder in options.folders:
+        for measurement in measured(folder):
             layer, row = encode(measurement)
             layers.setdefault(layer, {})[row[0]] = row
     content = written((layer, list(rows.values())) for layer, rows in layers.items())
-    with gzip.GzipFile(TABLE, "wb", compresslevel=9, mtime=0) as file:
+    with gzip.GzipFile(options.out, "wb", compresslevel=9, mtime=0) as file:
         file.write(content.encode())
     print(
-        f"{len(layers)} layers, {sum(map(len, layers.values()))} sizes of batches, {TABLE.stat().st_size / 1024:.0f} KiB"
+        f"{len(layers)} layers, {sum(map(len, layers.values()))} layers × batch sizes, {options.out.stat().st_size / 1024:.0f} KiB"
     )
     return 0
 
 
 def measured(folder: Path) -> Iterator[list[Any]]:
-    """Every row that ran."""
+    """Yield every row that ran."""
     for path in sorted(folder.glob("convolutions-*.jsonl.gz")):
         with gzip.open(path, "rt") as file:
             yield from (row for row in map(json.loads, file) if row[-1] is not None)
 
 
 def encode(measurement: list[Any]) -> tuple[Layer, Row]:
-    """What was measured as the table has it: the layer, and its batch with kinds and remainders."""
+    """Encode a measurement as the table stores it: the layer, and its batch with kinds and remainders."""
     dtype, layout, batch, inputs, outputs, sizes, kernel, stride, padding, dilation, groups, transposed, grown, *bytes_ = measurement  # fmt: skip
     layer = Layer(
         dtype, layout == "last", inputs, outputs, tuple(sizes), tuple(kernel), tuple(stride), tuple(dilation), groups, transposed,
@@ -62,10 +70,10 @@ def encode(measurement: list[Any]) -> tuple[Layer, Row]:
 
 
 def explain(size: int, convolution: Convolution) -> tuple[int, int]:
-    """The kind that leaves the smallest remainder, and that remainder. Simpler kinds win where both leave little.
+    """Return the kind that leaves the smallest remainder, and that remainder. Simpler kinds win if both leave little.
 
-    Both together must round up to what the allocator made of the measured size, not beyond: half a KiB more may not fit
-    where the real one did.
+    Kind and remainder together must round up to the allocator's block size, not beyond: half a KiB more may not fit where the
+    real one did.
     """
     size = -(-size // UNIT) * UNIT
     best = min(
@@ -78,7 +86,7 @@ def explain(size: int, convolution: Convolution) -> tuple[int, int]:
 
 def rest_of(size: int, index: int, convolution: Convolution) -> int:
     rest = size - size_of(KINDS[index], convolution)
-    return rest if rest >= 0 else 1 << 60  # what is more than was taken explains nothing
+    return rest if rest >= 0 else 1 << 60  # a kind larger than the measured size explains nothing
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """Decision trees for hundreds of labels.
 
-A tree is split where that makes its branches purest, the most useful split first, until it has so many leaves. Purity is measured on random codes:
-each label stands for a vector drawn at random, and the spread of the vectors in a branch is, but for noise, the chance that two of its samples have
-different labels (Gini's measure). Sums of a few numbers take the place of counts of hundreds of labels, and scikit-learn's trees for numbers can grow them.
+scikit-learn's regression trees are grown on random vectors, one per label. The variance of the vectors in a branch is, up to
+noise, its Gini impurity, and sums of a few numbers replace counts of hundreds of labels.
 """
 
 from typing import Any, NamedTuple
@@ -13,45 +12,45 @@ from sklearn.tree import DecisionTreeRegressor
 from legroom.observe.cuda_rules.convolution.decision_forest import LEAF
 
 CODE = 8
-"""Numbers that stand for one label."""
+"""Length of a label's random vector."""
 SAMPLED, TRIED = 0.8, 0.5
-"""Share of all samples that a tree grows on, and of the features that are tried for each split."""
+"""Share of the samples that a tree is grown on, and of the features tried for each split."""
 
 
 class Tree(NamedTuple):
-    """Nodes, each before its left branch and that before its right one."""
+    """Nodes in preorder: each before its left branch, and that before its right branch."""
 
-    asked: Any
-    """A feature, or LEAF."""
+    features: Any
+    """A feature's number, or LEAF."""
     values: Any
-    """What the feature may be at most on the left; of a leaf the label that most of its samples have."""
+    """The largest value of the feature in the left branch; for a leaf, its most frequent label."""
     right: Any
-    """How many nodes on the right branch begins."""
+    """Number of nodes from a node to its right branch."""
 
 
-def grow(asked: Any, told: Any, leaves: int, seed: int) -> Tree:
-    """`asked`: a row of features for each sample. `told`: the number of its label."""
-    dice = np.random.default_rng(seed)
-    codes = dice.standard_normal((int(told.max()) + 1, CODE)).astype(np.float32)
-    samples = dice.choice(len(told), int(SAMPLED * len(told)), replace=False)
+def grow(features: Any, labels: Any, leaves: int, seed: int) -> Tree:
+    """`features`: one row per sample. `labels`: the number of its label."""
+    random = np.random.default_rng(seed)
+    codes = random.standard_normal((int(labels.max()) + 1, CODE)).astype(np.float32)
+    samples = random.choice(len(labels), int(SAMPLED * len(labels)), replace=False)
     model = DecisionTreeRegressor(max_leaf_nodes=leaves, max_features=TRIED, random_state=seed)
-    model.fit(asked[samples], codes[told[samples]])
-    return _laid_down(model.tree_, _most_common(model.apply(asked[samples]), told[samples]))
+    model.fit(features[samples], codes[labels[samples]])
+    return _in_preorder(model.tree_, _most_common(model.apply(features[samples]), labels[samples]))
 
 
-def _most_common(reached: Any, told: Any) -> dict[int, int]:
-    """The label that most samples have which reached a leaf, by its node."""
-    order = np.argsort(reached, kind="stable")
-    nodes, begins = np.unique(reached[order], return_index=True)
+def _most_common(leaves_of: Any, labels: Any) -> dict[int, int]:
+    """Return the most frequent label of each leaf, by node."""
+    order = np.argsort(leaves_of, kind="stable")
+    nodes, begins = np.unique(leaves_of[order], return_index=True)
     return {
         int(node): int(np.bincount(labels).argmax())
-        for node, labels in zip(nodes, np.split(told[order], begins[1:]), strict=True)
+        for node, labels in zip(nodes, np.split(labels[order], begins[1:]), strict=True)
     }
 
 
-def _laid_down(grown: Any, labels: dict[int, int]) -> Tree:
-    """Its nodes in the order in which they are kept."""
-    asked, values, right = (np.zeros(grown.node_count, kind) for kind in ("u1", "f8", "u4"))
+def _in_preorder(grown: Any, labels: dict[int, int]) -> Tree:
+    """Return the nodes in the order in which they are stored."""
+    features, values, right = (np.zeros(grown.node_count, kind) for kind in ("u1", "f8", "u4"))
     left_of, right_of = grown.children_left, grown.children_right
     waiting: list[tuple[int, int | None]] = [(0, None)]
     place = 0
@@ -60,9 +59,9 @@ def _laid_down(grown: Any, labels: dict[int, int]) -> Tree:
         if parent is not None:
             right[parent] = place - parent
         if left_of[node] < 0:
-            asked[place], values[place] = LEAF, labels[node]
+            features[place], values[place] = LEAF, labels[node]
         else:
-            asked[place], values[place] = grown.feature[node], grown.threshold[node]
+            features[place], values[place] = grown.feature[node], grown.threshold[node]
             waiting += [(right_of[node], place), (left_of[node], None)]
         place += 1
-    return Tree(asked, values, right)
+    return Tree(features, values, right)

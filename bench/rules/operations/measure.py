@@ -26,6 +26,7 @@ from bench.accuracy.cases.build_step import build
 from bench.accuracy.cases.case import Case
 from bench.accuracy.measure_cases import environment, selected
 from bench.rules.operations.operation_list import OPERATIONS
+from bench.rules.recordings import write_versions
 
 
 def main(argv: list[str]) -> int:
@@ -42,6 +43,7 @@ def main(argv: list[str]) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     if options.part:
         return record(options.out, options.what, options.cases, options.part, options.only)
+    write_versions(options.out)
     workers = [
         subprocess.Popen(
             [

@@ -1,8 +1,8 @@
-"""Recurrent layers as `recurrent_survey` measured them, held against the rules for their reserve and workspace.
+"""Compares the rules for reserve and workspace of recurrent layers with the recordings of `survey`.
 
     python -m bench.rules.recurrent.compare FOLDER      FOLDER/recurrent-*.jsonl.gz
 
-Right: within 0.5% of the measured size. Error: the mean, and the 95th percentile, of the absolute error.
+Right: within 0.5% of the measured size. Error: the mean and the 95th percentile of the absolute error.
 """
 
 import gzip
@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
     errors: dict[tuple[str, str], list[float]] = defaultdict(list)
     for request, forward, backward in measured(Path(argv[0])):
         layer = described(request)
-        taken, kept = told(forward, training=request.training)
+        taken, kept = workspace_and_reserve(forward, training=request.training)
         family = " ".join(
             [
                 request.kind,
@@ -92,15 +92,16 @@ def lengths(request: Request) -> list[int]:
     return [request.steps, *(dice.randint(1, request.steps) for _ in range(request.batch - 1))]
 
 
-def told(events: list[int], *, training: bool) -> tuple[int, int]:
-    """Workspace and reserve: the former is what is given back first (but for a few bytes of seeds), the latter is taken after it."""
+def workspace_and_reserve(events: list[int], *, training: bool) -> tuple[int, int]:
+    """Return workspace and reserve: the workspace is freed first (except for a few bytes of seeds), the reserve is
+    allocated after it."""
     taken = -next(size for size in events if size < -4096)
     before = events[events.index(-taken) - 1]
     return taken, before if training else 0
 
 
 def repeated(events: list[int]) -> int:
-    """The backward pass takes its workspace twice: the largest size that is asked for so often."""
+    """Return the largest size that is allocated twice: the backward pass allocates its workspace twice."""
     counts: dict[Any, int] = defaultdict(int)
     for size in events:
         counts[size] += 1

@@ -1,11 +1,11 @@
-"""Asks cuDNN, on a real GPU, what it takes for recurrent layers: every request of one forward and one backward pass.
+"""Records what cuDNN allocates for recurrent layers in one forward and one backward pass, on a real GPU. Needs a GPU.
 
     python -m bench.rules.recurrent.survey OUT [--jobs 8] [--seconds 40]
 
-cuDNN's sizes for the reserve and the workspace are not published; the rules for them (`observe/cuda_rules/recurrent_sizes`) are
-read off these figures. Needs torch, not Legroom. Writes OUT/recurrent-<part>.jsonl.gz, one row for each layer: [kind, dtype,
-inputs, hidden, projected, layers, both directions, dropout, bias, batch first, training, batch, steps, packed, forward, backward].
-The last two are lists of bytes asked for (+) and given back (-) in order, null where it did not run.
+cuDNN's sizes for reserve and workspace are not published; the rules in `observe/cuda_rules/recurrent/sizes.py` were fitted to these
+recordings. Needs torch, not Legroom. Writes OUT/recurrent-<part>.jsonl.gz, one row per layer: [kind, dtype, inputs, hidden,
+projected, layers, both directions, dropout, bias, batch first, training, batch, steps, packed, forward, backward]. The last two
+are lists of bytes allocated (+) and freed (-) in order, null if it did not run.
 """
 
 import argparse
@@ -24,12 +24,14 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
+from bench.rules.recordings import write_versions
+
 LARGEST = 400 << 20
-"""Bytes that all gates of a surveyed layer may have."""
+"""Bytes of all gates of a recorded layer."""
 
 
 class Request(NamedTuple):
-    """One recurrent module and the batch it is given."""
+    """One recurrent module and its batch."""
 
     kind: str = "LSTM"
     dtype: str = "float32"
@@ -53,12 +55,13 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("out", type=Path)
     parser.add_argument("--jobs", type=int, default=8)
-    parser.add_argument("--seconds", type=float, default=40, help="stop after so long, whatever is left")
+    parser.add_argument("--seconds", type=float, default=40, help="stop after so many seconds")
     parser.add_argument("--part", default="")
     options = parser.parse_args(argv)
     options.out.mkdir(parents=True, exist_ok=True)
     if options.part:
         return survey(options.out, options.part, options.seconds)
+    write_versions(options.out)
     workers = [
         subprocess.Popen(
             [sys.executable, "-m", "bench.rules.recurrent.survey", str(options.out), "--seconds", str(options.seconds), "--part", f"{i}/{options.jobs}"],
@@ -83,7 +86,7 @@ def survey(out: Path, part: str, seconds: float) -> int:
 
 
 def requests() -> list[Request]:
-    """The whole list, in an order that is random but the same everywhere: whatever time allows is a fair sample."""
+    """Return all requests in a fixed random order, so that a run with a time limit records a fair sample."""
     rows = list(dict.fromkeys(request for request in (*sweeps(), *drawn(3500)) if fits(request)))
     random.Random(5).shuffle(rows)
     return rows
@@ -184,7 +187,7 @@ STEPS = (
 
 
 def sweeps() -> Iterator[Request]:
-    """One size after the other varied, the rest held: these show what each size is multiplied with."""
+    """Vary one size at a time: this shows what each size is multiplied with."""
     for dtype in ("float32", "float16", "bfloat16"):
         for kind in ("LSTM", "GRU", "RNN"):
             for layers, both in ((1, False), (1, True), (2, False), (2, True), (3, False)):
@@ -212,7 +215,7 @@ def sweeps() -> Iterator[Request]:
 
 
 def drawn(count: int) -> Iterator[Request]:
-    """What people choose, at random."""
+    """Common sizes at random."""
     dice = random.Random(31)
     for _ in range(count):
         kind = dice.choice(("LSTM", "LSTM", "LSTM", "GRU", "GRU", "RNN"))
@@ -239,15 +242,15 @@ def drawn(count: int) -> Iterator[Request]:
 
 
 def measure(request: Request) -> list[list[int] | None]:
-    """What both passes asked for and gave back; the module's weights and its input are there before."""
+    """Return the bytes that both passes allocated and freed; weights and input exist before."""
     try:
         layer, given = build(request)
-        forward, out = watched(lambda: layer(given)[0])
+        forward, out = recorded(lambda: layer(given)[0])
         result = out.data if request.packed else out
         if not request.training:
             return [forward, None]
         gradient = torch.empty_like(result)
-        backward, _ = watched(lambda: result.backward(gradient))
+        backward, _ = recorded(lambda: result.backward(gradient))
         return [forward, backward]
     except RuntimeError as error:
         print(request, str(error)[:120], flush=True)
@@ -281,8 +284,8 @@ def build(request: Request) -> tuple[nn.Module, Any]:
     return layer, given
 
 
-def watched(action: Any) -> tuple[list[int], Any]:
-    """Bytes asked for (+) and given back (-) during `action`, in order, and its result."""
+def recorded(action: Any) -> tuple[list[int], Any]:
+    """Return the bytes allocated (+) and freed (-) during `action`, in order, and its result."""
     torch.cuda.memory._record_memory_history(enabled=None)
     record()
     result = action()
