@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test lint bench bench-accuracy clean
+.PHONY: setup demo test lint bench bench-accuracy rules clean
 
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
@@ -32,23 +32,30 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# The quick measuring programs. `python -m bench --list` lists all of them.
 bench: setup
 	$(BIN)/python -m bench
 
-# Cases are traced with the releases that they were measured with, which lie in a folder of their own: the tests have a newer transformers.
+# Accuracy cases are traced with the library versions that they were measured with. Those are installed into their own folder,
+# because the tests use a newer transformers.
 PACKAGES := build/bench-packages
 $(PACKAGES)/.ready: bench/requirements.txt $(VENV)/.ready
 	rm -rf $(PACKAGES)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $(PACKAGES) -r $<
 	touch $@
 
-# All measured cases: some hours on two cores, other estimators among them. Broken off, it goes on where it was as long as the code is the same.
-# `make bench-accuracy CASES=reference` has one set only (eight minutes of processor time) and leaves the page as it is.
+# All measured cases and other estimators: about two hours on two cores. If interrupted, it continues from the saved rows of the same commit.
+# `make bench-accuracy CASES=reference` runs one set (about eight minutes) and does not change docs/accuracy.md.
 JOBS ?= 2
 ROWS = build/accuracy-$(shell git rev-parse --short HEAD).jsonl
 bench-accuracy: $(PACKAGES)/.ready
 	PYTHONPATH=$(PACKAGES) HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m bench.accuracy.peaks --jobs $(JOBS) --rows $(ROWS) \
 		--peers build/other-estimators.jsonl $(if $(CASES),$(addprefix --cases ,$(CASES)),--write docs/accuracy.md)
+
+# Rebuilds the tables and models of cuda_rules from recordings; steps without recordings are skipped with the command that records them.
+# See bench/rules/README.md. `make rules CHECK=1` writes nothing and fails if a rebuilt file differs.
+rules: setup
+	$(BIN)/python -m bench.rules.rebuild $(if $(CHECK),--check)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -257,15 +257,15 @@ def measure(workload: Workload, cap: int) -> dict[str, Any]:
     outcomes: dict[str, Outcome] = {}
     trouble: dict[str, str] = {}
     for name, finder in FINDERS.items():
-        told = _in_fork(partial(_under_limit, workload, cap, partial(finder, workload)))
-        if isinstance(told, str):
-            trouble[name] = told
+        outcome = _in_fork(partial(_under_limit, workload, cap, partial(finder, workload)))
+        if isinstance(outcome, str):
+            trouble[name] = outcome
         else:
-            outcomes[name] = told
-    told = _in_fork(partial(_under_limit, workload, cap, partial(truth, workload, outcomes)))
-    if isinstance(told, str):
-        raise RuntimeError(f"{told}; {trouble}")
-    true, runs = told
+            outcomes[name] = outcome
+    outcome = _in_fork(partial(_under_limit, workload, cap, partial(truth, workload, outcomes)))
+    if isinstance(outcome, str):
+        raise RuntimeError(f"{outcome}; {trouble}")
+    true, runs = outcome
     for name, outcome in outcomes.items():
         outcome.runs = runs[name]
     return {
@@ -306,11 +306,11 @@ def _in_fork(function: Callable[[], Any]) -> Any:
     child.start()
     theirs.close()
     try:
-        told = ours.recv()
+        outcome = ours.recv()
     except EOFError:
-        told = "the process died"
+        outcome = "the process died"
     child.join()
-    return told
+    return outcome
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -387,12 +387,12 @@ def show(results: list[dict[str, Any]]) -> None:
         ["finder", "found / true, mean", "worst", "trials, mean", "most", "OOMs, mean", "most", "s, median"],
         [
             [
-                name, f"{statistics.mean(r for r, _ in told):.3f}", f"{min(r for r, _ in told):.3f}",
-                f"{statistics.mean(o['trials'] for _, o in told):.1f}", str(max(o["trials"] for _, o in told)),
-                f"{statistics.mean(o['ooms'] for _, o in told):.1f}", str(max(o["ooms"] for _, o in told)),
-                f"{statistics.median(o['seconds'] for _, o in told):.1f}",
+                name, f"{statistics.mean(r for r, _ in outcome):.3f}", f"{min(r for r, _ in outcome):.3f}",
+                f"{statistics.mean(o['trials'] for _, o in outcome):.1f}", str(max(o["trials"] for _, o in outcome)),
+                f"{statistics.mean(o['ooms'] for _, o in outcome):.1f}", str(max(o["ooms"] for _, o in outcome)),
+                f"{statistics.median(o['seconds'] for _, o in outcome):.1f}",
             ]
-            for name, told in totals.items() if told
+            for name, outcome in totals.items() if outcome
         ],
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Measures training cases on a real GPU. Needs torch, torchvision and transformers, not Legroom.
+"""Measures training cases on a real GPU. Needs a GPU, torch, torchvision and transformers, not Legroom.
 
     python -m bench.accuracy.measure_cases peaks OUT --cases unseen-broad [--jobs 6]      peak memory of each case
     python -m bench.accuracy.measure_cases histories OUT --cases KEY,KEY [--jobs 4]       every allocator event of three steps

@@ -33,7 +33,7 @@ def main() -> None:
                 print(" | ".join(rows[-1]), flush=True)
     print_table(
         "Peak of the first GPU relative to the mean of the others",
-        ("model", "GPUs", "variant", "coordinator's rows", "peaks", "first / others", "foreseen"),
+        ("model", "GPUs", "variant", "first GPU's samples", "peaks", "first / others", "predicted"),
         rows,
     )
 
@@ -49,7 +49,7 @@ def measure(name: str, variant: str, gpus: int) -> tuple[str, ...]:
     model, batch = work(name)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     rows = len(batch[0])
-    share, foreseen = f"{rows // gpus} of {rows}", ""
+    share, predicted = f"{rows // gpus} of {rows}", ""
     for index in range(gpus):
         torch.cuda.reset_peak_memory_stats(index)
     if variant == "nn.DataParallel":
@@ -65,10 +65,10 @@ def measure(name: str, variant: str, gpus: int) -> tuple[str, ...]:
             run.step(lambda x, y: token_loss(run.model(x), y), *batch)
         shares = run.model.shares
         share = f"{shares[0]:g} of {rows}"
-        foreseen = ", ".join(map(format_size, run.choice.peaks))
+        predicted = ", ".join(map(format_size, run.choice.peaks))
     peaks = [torch.cuda.max_memory_allocated(index) for index in range(gpus)]
     ratio = peaks[0] / (sum(peaks[1:]) / (gpus - 1))
-    return name, str(gpus), variant, share, ", ".join(map(format_size, peaks)), f"{ratio:.3f}", foreseen
+    return name, str(gpus), variant, share, ", ".join(map(format_size, peaks)), f"{ratio:.3f}", predicted
 
 
 if __name__ == "__main__":

@@ -44,8 +44,8 @@ def main() -> None:
 
 def _row(name: str, stages: int, schedule: str, peaks: list[tuple[int, tuple[int, ...]]]) -> tuple[str, ...]:
     measured = [peak for peak, _ in peaks]
-    foreseen = peaks[0][1]
-    errors = [guess / peak - 1 for guess, peak in zip(foreseen, measured, strict=True)]
+    predicted = peaks[0][1]
+    errors = [guess / peak - 1 for guess, peak in zip(predicted, measured, strict=True)]
     return (
         name,
         str(stages),

@@ -45,16 +45,16 @@ def main() -> None:
     truth = train("ddp", {})  # not started by a launcher: it trains alone
     rows = []
     for ranks in chosen.ranks:
-        told: list[tuple[str, dict[str, Any], list[Any]]] = []
+        runs: list[tuple[str, dict[str, Any], list[Any]]] = []
         with RankPool(ranks) as pool:
-            told += [
+            runs += [
                 (variant, options, pool.run(train, variant, _for(options, ranks), timeout=600))
                 for variant, options in RANKED
             ]
         for variant, options in ALONE:
             with legroom.VirtualGPU(*["256MiB"] * ranks):
-                told.append((variant, options, [train(variant, _for(options, ranks))]))
-        for variant, options, results in told:
+                runs.append((variant, options, [train(variant, _for(options, ranks))]))
+        for variant, options, results in runs:
             apart = max(_difference(weights, truth[0]) for weights, _ in results)
             losses = max(
                 abs(ours - true) for _, found in results for ours, true in zip(found, truth[1], strict=True)

@@ -76,15 +76,15 @@ def main() -> None:
         rows = measure(SMALL if chosen.small else FULL)
     print_table(
         f"One rank, {'a virtual GPU' if chosen.small else torch.cuda.get_device_name()}, torch {torch.__version__}",
-        ("variant", "largest difference", "time of a step", "foreseen", "measured", "error"),
+        ("variant", "largest difference", "time of a step", "predicted", "measured", "error"),
         [
             (
                 row["variant"],
                 f"{row['difference']:.1e}",
                 f"{row['ratio']:.3f} ×",
-                format_size(row["foreseen"]) if row["foreseen"] else "",
+                format_size(row["predicted"]) if row["predicted"] else "",
                 format_size(row["measured"]),
-                f"{row['foreseen'] / row['measured'] - 1:+.1%}" if row["foreseen"] else "",
+                f"{row['predicted'] / row['measured'] - 1:+.1%}" if row["predicted"] else "",
             )
             for row in rows
         ],
@@ -100,13 +100,13 @@ def measure(work: Work) -> list[dict[str, Any]]:
     began = time.perf_counter()
     like = likeness_of(torch.device("cuda", 0))
     job = Job(work.model(), None, work.batch(), (like.room,), like)
-    foreseen = {
+    predicted = {
         "by hand": strategy_memory.plain(job, work.rows).peaks[0].allocated,
         "ddp": strategy_memory.ddp_peaks(job, work.rows).allocated,
         "fsdp": strategy_memory.fsdp(job, [1.0]).peak,
         "fsdp, offloaded": strategy_memory.fsdp(job, [1.0], offload=True).peak,
     }
-    print(f"foreseen after {time.perf_counter() - began:.1f} s", flush=True)
+    print(f"predicted after {time.perf_counter() - began:.1f} s", flush=True)
     truth: dict[str, torch.Tensor] = {}
     rows: list[dict[str, Any]] = []
     by_hand_seconds = 0.0
@@ -128,7 +128,7 @@ def measure(work: Work) -> list[dict[str, Any]]:
                 "difference": difference,
                 "seconds": seconds,
                 "ratio": seconds / by_hand_seconds,
-                "foreseen": foreseen.get(variant, 0),
+                "predicted": predicted.get(variant, 0),
                 "measured": torch.cuda.max_memory_allocated(),
                 "reserved": torch.cuda.max_memory_reserved(),
             }

@@ -1,4 +1,4 @@
-"""Products, decompositions, Fourier transforms, complex, sparse and nested tensors for the sweep."""
+"""Sweep cases: products, decompositions, Fourier transforms, complex, sparse and nested tensors."""
 
 from collections.abc import Iterator
 from typing import Any

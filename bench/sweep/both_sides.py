@@ -1,6 +1,7 @@
-"""The two sides of the sweep: what one case asks of a GPU's allocator, and what a trace of it does.
+"""Runs a sweep case on a GPU or on a traced device and returns what it allocates.
 
-Both give bytes asked for (+) and given back (-), in order. What libraries take once and keep is taken beforehand (`warm_up`).
+Both return bytes allocated (+) and freed (-), in order. Memory that libraries allocate once and keep is allocated before
+(`warm_up`).
 """
 
 from typing import Any
@@ -13,7 +14,7 @@ LARGEST_CACHE = 8 << 30
 
 
 class Measured:
-    """Cases run on the real device: its allocator's own history."""
+    """Runs cases on the real device and reads the allocator's history."""
 
     def requests(self, one: Case) -> list[int]:
         torch.manual_seed(0)
@@ -21,16 +22,16 @@ class Measured:
         torch.cuda.memory._record_memory_history(max_entries=200_000, context=None)
         one.run()
         torch.cuda.synchronize()
-        return told(torch.cuda.memory._snapshot()["device_traces"][0])
+        return requests_of(torch.cuda.memory._snapshot()["device_traces"][0])
 
     def rest(self) -> None:
-        """Several processes share the device: what is cached is given back now and then."""
+        """Free the cache now and then, because several processes share the device."""
         if torch.cuda.memory_reserved() > LARGEST_CACHE:
             torch.cuda.empty_cache()
 
 
-def told(trace: list[dict[str, Any]]) -> list[int]:
-    """Bytes asked for and given back; what an earlier case left is not this one's."""
+def requests_of(trace: list[dict[str, Any]]) -> list[int]:
+    """Return the bytes allocated and freed; blocks of earlier cases are ignored."""
     sizes: dict[int, int] = {}
     requests = []
     for event in trace:
@@ -43,7 +44,7 @@ def told(trace: list[dict[str, Any]]) -> list[int]:
 
 
 def warm_up() -> None:
-    """What libraries take once and keep is taken before anything is counted: in this thread and in the backward pass's."""
+    """Allocate what libraries keep, in this thread and in the thread of the backward pass, before anything is counted."""
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         x = torch.randn(64, 64, device="cuda", dtype=dtype, requires_grad=True)
         torch.nn.functional.linear(x, x, x[0]).sum().backward()
@@ -52,7 +53,7 @@ def warm_up() -> None:
 
 
 class Traced:
-    """Cases run on a traced device, which stays open from one to the next, as that is most of the cost."""
+    """Runs cases on a traced device. It stays open between cases, because opening it is most of the cost."""
 
     def __init__(self) -> None:
         self._device: Any = None
@@ -60,7 +61,7 @@ class Traced:
         self._events: list[Any] = []
 
     def requests(self, one: Case) -> list[int]:
-        """Bytes asked for and given back."""
+        """Return the bytes allocated and freed."""
         from legroom.predict.tracing.virtual_trace import needs_arithmetic
 
         try:
@@ -95,7 +96,7 @@ class Traced:
         warm_up()
 
     def rest(self) -> None:
-        """Nothing is kept from one case to the next but the device."""
+        """Nothing is kept between cases except the device."""
 
     def close(self) -> None:
         if self._device is not None:
@@ -104,7 +105,7 @@ class Traced:
 
 
 def signed(events: list[Any], before: int) -> list[int]:
-    """The requests among events from the `before`-th on; what was there before is not given back."""
+    """Return the requests from event `before` on; blocks that existed before are ignored."""
     from legroom.memory.events import Alloc, Free
 
     sizes: dict[int, int] = {}

@@ -1,6 +1,6 @@
-"""What people write out of single operations, for the sweep: routing, codebooks, graphs, scans, boxes, alignments, initial values.
+"""Sweep cases: small compositions of operations, such as routing, codebooks, graphs, scans, boxes, alignments, initialization.
 
-Single operations may each be foretold and their meeting not: gradients that are added, views that are kept, casts that are shared.
+Single operations may be predicted correctly and their combination not: accumulated gradients, retained views, shared casts.
 """
 
 import itertools
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.lib.models.parts import torchvision
-from bench.sweep.kit import Case, Kit, alone, table
+from bench.sweep.kit import Case, Kit, custom_case, table
 
 TOKENS = ((2, 9, 32), (16, 128, 256), (8, 500, 192))
 ROWS = ((40, 32), (3000, 128), (30000, 64))
@@ -26,7 +26,7 @@ def cases() -> Iterator[Case]:
 
 
 def _experts(k: Kit) -> Any:
-    """Two of four experts for each token, by a router."""
+    """Two of four experts per token, chosen by a router."""
     width = k.shape[-1]
     x = k.x.reshape(-1, width)
     weights, places = k.layer(nn.Linear, width, 4)(x).softmax(-1).topk(2, -1)
@@ -41,7 +41,7 @@ def _experts(k: Kit) -> Any:
 
 
 def _codebook(k: Kit) -> Any:
-    """The nearest of 256 vectors, the gradient passed straight through."""
+    """The nearest of 256 vectors with a straight-through gradient."""
     x = k.x.reshape(-1, k.shape[-1]).float()
     book = k.plain(256, k.shape[-1], dtype=torch.float32)
     nearest = (x.pow(2).sum(1, keepdim=True) - 2 * x @ book.t() + book.pow(2).sum(1)).argmin(1)
@@ -50,7 +50,7 @@ def _codebook(k: Kit) -> Any:
 
 
 def _selective_scan(k: Kit) -> Any:
-    """A state that each step changes by a factor of its own."""
+    """A linear recurrence with one factor per step."""
     state = torch.zeros(k.shape[0], k.shape[2], 8, device="cuda", dtype=k.dtype)
     decay = k.plain(k.shape[2], 8).sigmoid()
     outs = []
@@ -71,7 +71,7 @@ def _alignment(k: Kit) -> Any:
 
 
 def _cached_keys(k: Kit) -> Any:
-    """One token after another, keys and values joined to those before."""
+    """Autoregressive decoding with a growing key-value cache."""
     keys = values = None
     out: Any = None
     with torch.no_grad():
@@ -122,7 +122,7 @@ def _dense_joins(k: Kit) -> Any:
 
 
 def _patches_masked(k: Kit) -> Any:
-    """Three quarters of the tokens left out and put back as one learnt token."""
+    """Three quarters of the tokens are masked out and replaced by one learned token."""
     batch, length, width = k.shape
     order = torch.rand(batch, length, device="cuda").argsort(1)
     back = order.argsort(1)
@@ -212,7 +212,7 @@ def _harmonics(k: Kit) -> Any:
 
 
 def _physics(k: Kit) -> Any:
-    """The second derivative of a network by its input."""
+    """The second derivative of a network with respect to its input."""
     x = k.plain(min(k.shape[0], 2000), 2, dtype=torch.float32)
     net = nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)).cuda()
     u = net(x)
@@ -274,11 +274,11 @@ def _initial_values() -> Iterator[Case]:
         if name == "dirac_":
             shape = (*shape, 3)
         options = {"sparsity": 0.5} if name == "sparse_" else {}
-        yield alone(name, "x".join(map(str, shape)), lambda n=name, s=shape, o=options: getattr(nn.init, n)(torch.empty(s, device="cuda"), **o))  # fmt: skip
+        yield custom_case(name, "x".join(map(str, shape)), lambda n=name, s=shape, o=options: getattr(nn.init, n)(torch.empty(s, device="cuda"), **o))  # fmt: skip
 
 
 def _boxes() -> Iterator[Case]:
-    """torchvision's operations; left out where it is not installed."""
+    """torchvision's operations; skipped if it is not installed."""
     try:
         ops: Any = torchvision().ops
     except ImportError:
@@ -313,4 +313,4 @@ def _boxes() -> Iterator[Case]:
         "batched_nms": lambda n: ops.batched_nms(boxes(n, False), torch.rand(n, device="cuda"), torch.randint(0, 9, (n,), device="cuda"), 0.5),
     }  # fmt: skip
     for (name, action), count in itertools.product(actions.items(), (60, 4000)):
-        yield alone(name, str(count), lambda a=action, n=count: a(n))
+        yield custom_case(name, str(count), lambda a=action, n=count: a(n))

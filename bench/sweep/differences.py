@@ -1,4 +1,4 @@
-"""What the sweep found: requests on a GPU held against those of a trace, case by case."""
+"""Compares the requests of sweep cases on a GPU with those of a trace."""
 
 import itertools
 from collections import Counter, defaultdict
@@ -8,42 +8,42 @@ from bench.lib.table import print_table
 
 BLOCK = 512
 NOTABLE = 16 << 10
-"""Bytes below which a difference is not one that anybody would see in a peak."""
+"""Bytes below which a difference is not visible in a peak."""
 
 
 class Difference(NamedTuple):
-    """One case whose requests are others than foretold."""
+    """One case whose requests differ from the prediction."""
 
     name: str
     measured: int
     """Bytes at the peak."""
     traced: int
     only_measured: list[int]
-    """Requests that only the GPU saw, largest first."""
+    """Requests that only the GPU made, largest first."""
     only_traced: list[int]
 
     @property
     def size(self) -> int:
-        """By how many bytes the peak is wrong, or else the largest request that is."""
+        """By how many bytes the peak is wrong, or else the largest request that differs."""
         return abs(self.measured - self.traced) or max((*self.only_measured, *self.only_traced), default=0)
 
 
 def peak(requests: list[int]) -> int:
-    """The most that is allocated at once, in blocks."""
+    """Return the most that is allocated at once, in blocks."""
     blocks = ((size + BLOCK - 1) // BLOCK * BLOCK if size > 0 else -((-size + BLOCK - 1) // BLOCK * BLOCK) for size in requests)  # fmt: skip
     return max(itertools.accumulate(blocks), default=0)
 
 
-def difference(name: str, real: list[int], said: list[int]) -> Difference:
-    asked, foretold = (Counter(size for size in one if size > BLOCK) for one in (real, said))
+def difference(name: str, real: list[int], traced: list[int]) -> Difference:
+    asked, foretold = (Counter(size for size in one if size > BLOCK) for one in (real, traced))
     return Difference(
-        name, peak(real), peak(said), sorted((asked - foretold).elements(), reverse=True),
+        name, peak(real), peak(traced), sorted((asked - foretold).elements(), reverse=True),
         sorted((foretold - asked).elements(), reverse=True),
     )  # fmt: skip
 
 
-class Findings:
-    """What was the same and what was not."""
+class Comparison:
+    """Counts cases by agreement and collects the differences."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -51,19 +51,19 @@ class Findings:
         self.others: dict[str, list[Difference]] = defaultdict(list)
         self.failures: dict[str, list[str]] = defaultdict(list)
 
-    def add(self, name: str, real: list[int], said: list[int]) -> None:
+    def add(self, name: str, real: list[int], traced: list[int]) -> None:
         operation = name.split(" ")[0]
         self.totals[operation] += 1
-        found = difference(name, real, said)
-        if real == said:
-            self.counts["every request alike, in order"] += 1
+        found = difference(name, real, traced)
+        if real == traced:
+            self.counts["every request equal, in order"] += 1
         elif found.measured != found.traced:
             near = abs(found.measured - found.traced) <= NOTABLE
             self.counts["peak within 16 KiB" if near else "another peak"] += 1
         elif found.only_measured or found.only_traced:
-            self.counts["peak alike, other requests"] += 1
+            self.counts["peak equal, other requests"] += 1
         else:
-            self.counts["peak and requests alike, in another order"] += 1
+            self.counts["peak and requests equal, in another order"] += 1
         if found.size > NOTABLE:
             self.others[operation].append(found)
 

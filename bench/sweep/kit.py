@@ -1,8 +1,8 @@
-"""What the cases of the sweep are made of: an operation, tried with other shapes, precisions, layouts and gradients.
+"""Builds sweep cases: one operation in several shapes, precisions, layouts and gradient settings.
 
-`Kit` is what an operation is given: its first tensor, as the variant wants it, and the means to make more of the kind. `variants`
-makes the cases of one operation: every shape in every precision, and one shape in every layout, so that copies of what
-lies otherwise show, and buffers that only large or odd sizes need.
+`Kit` gives an operation its first tensor and makes more of the same kind. `variants` makes the cases of one operation: every
+shape in every precision, and one shape in every layout. This shows copies of non-contiguous tensors and buffers that only
+large or odd sizes need.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ TYPES = {
     "int32": torch.int32, "uint8": torch.uint8, "bool": torch.bool, "complex": torch.complex64,
 }  # fmt: skip
 RECURRENT = (torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN)
-"""Take a device and a precision, though their signatures do not say so."""
+"""Modules that accept a device and a dtype, although their signatures do not say so."""
 Shape = tuple[int, ...]
 Action = Callable[["Kit"], Any]
 
 
 class Case(NamedTuple):
     name: str
-    """The operation is the first word."""
+    """The first word is the operation."""
     run: Callable[[], Any]
 
 
@@ -55,13 +55,13 @@ class Kit:
         self.x = self.tensor(*variant.shape) if variant.shape else None
 
     def tensor(self, *shape: int, grad: bool = True, dtype: torch.dtype | None = None) -> Any:
-        """Values of the variant's precision, lying as the variant says."""
+        """Return values of the variant's precision and layout."""
         dtype = dtype or self.dtype
         grad = grad and (dtype.is_floating_point or dtype.is_complex)
         return _laid(shape, dtype, self.variant.layout, grad)
 
     def plain(self, *shape: int, grad: bool = True, dtype: torch.dtype | None = None) -> Any:
-        """The same in one piece, whatever the variant."""
+        """Return contiguous values, whatever the variant."""
         dtype = dtype or self.dtype
         return _laid(shape, dtype, "", grad and (dtype.is_floating_point or dtype.is_complex))
 
@@ -72,7 +72,7 @@ class Kit:
         return torch.rand(shape, device="cuda") > 0.5
 
     def layer(self, kind: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """A module on the GPU, in the variant's precision where it has parameters."""
+        """Return a module on the GPU, in the variant's precision if it has parameters."""
         if "device" in inspect.signature(kind).parameters or kind in RECURRENT:
             kwargs |= {"device": "cuda", "dtype": self.dtype}
         return kind(*args, **kwargs)
@@ -97,7 +97,7 @@ def _laid(shape: Shape, dtype: torch.dtype, layout: str, grad: bool) -> Tensor:
 
 
 def case(operation: str, variant: Variant, action: Action) -> Case:
-    """The forward pass of `action` and, where its results have gradients, a backward pass from all of them."""
+    """Return a case: the forward pass of `action`, and a backward pass from all results that have gradients."""
 
     def run() -> None:
         kit = Kit(variant)
@@ -109,8 +109,8 @@ def case(operation: str, variant: Variant, action: Action) -> Case:
     return Case(f"{operation} {variant}", run)
 
 
-def alone(operation: str, detail: str, action: Callable[[], Any]) -> Case:
-    """A case that does everything by itself, its backward pass too."""
+def custom_case(operation: str, detail: str, action: Callable[[], Any]) -> Case:
+    """Return a case that includes its own backward pass."""
     return Case(f"{operation} {detail}".strip(), action)
 
 
@@ -147,7 +147,7 @@ def variants(
     autocast: bool = True,
     integers: Sequence[str] = (),
 ) -> Iterator[Case]:
-    """The cases of one operation. `half`: it knows half precision; `integers`: the other types it is tried with."""
+    """Return the cases of one operation. `half`: it supports half precision; `integers`: the other dtypes to try."""
     for shape in shapes:
         yield case(operation, Variant(shape), action)
         if half:
@@ -171,6 +171,6 @@ def variants(
 
 
 def table(entries: dict[str, Action], shapes: Sequence[Shape], **options: Any) -> Iterator[Case]:
-    """The cases of several operations over the same shapes."""
+    """Return the cases of several operations over the same shapes."""
     for operation, action in entries.items():
         yield from variants(operation, action, shapes, **options)

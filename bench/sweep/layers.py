@@ -1,8 +1,8 @@
-"""The modules of torch.nn for the sweep: each with plausible arguments, in training and, where that differs, in evaluation.
+"""Sweep cases: the modules of torch.nn with plausible arguments, in training and, if different, in evaluation.
 
-Left out: containers, `Identity`, `Flatten` and `Unflatten` (nothing of their own), lazy modules (they become the others), `SyncBatchNorm`
-(needs several ranks), `CrossMapLRN2d` (CPU only), `LinearCrossEntropyLoss` (not in the measured release). Convolutions have surveys of
-their own (`convolution_*`); a few stand here for their biases and layouts.
+Omitted: containers, `Identity`, `Flatten` and `Unflatten` (no memory of their own), lazy modules (they become the others),
+`SyncBatchNorm` (needs several ranks), `CrossMapLRN2d` (CPU only), `LinearCrossEntropyLoss` (not in the measured release).
+Convolutions are covered by `bench.rules.convolution`; a few are here for their biases and layouts.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Losses for the sweep: every one of torch.nn, each way of reducing it, with weights, smoothing, ignored and probable targets."""
+"""Sweep cases: the losses of torch.nn with every reduction, weights, label smoothing, ignored and soft targets."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,13 +1,14 @@
-"""Every operation that a training script may call: what it asks of CUDA's allocator, held against what a trace foretells.
+"""Compares what every operation of a training script allocates on a GPU with what a trace predicts.
 
     python -m bench.sweep.operations measure OUT [--jobs 8] [--seconds 150]     on a GPU: OUT/measured.jsonl.gz
     python -m bench.sweep.operations trace OUT [--jobs 8] [--seconds 150]       anywhere: OUT/traced.jsonl.gz
-    python -m bench.sweep.operations compare OUT [--only WORD...] [--again]     prints what differs, largest first
+    python -m bench.sweep.operations compare OUT [--only WORD...] [--again]     prints the differences, largest first
 
-Cases are operations × shapes × precisions × layouts (the other modules of this folder), each a forward and a backward pass. A row is [name, requests, ""] or [name,
-null, why it failed]; requests are bytes asked for (+) and given back (-) in order. Measuring runs unwatched, after what libraries keep has been
-taken. Tracing runs each case on a traced device; where a trace without data ends, it computes on the CPU, as `legroom estimate` does.
-`compare` takes the rows of both, or with `--again` traces anew what was measured.
+Cases are operations × shapes × precisions × layouts (the other modules of this folder), each a forward and a backward pass. A
+row is [name, requests, ""] or [name, null, error]; requests are bytes allocated (+) and freed (-) in order. Measuring runs
+without a recorder, after libraries have allocated what they keep. Tracing runs each case on a traced device; if that needs
+data, it computes on the CPU, as `legroom estimate` does. `compare` uses the rows of both, or with `--again` traces again what
+was measured.
 """
 
 import argparse
@@ -39,14 +40,14 @@ from bench.sweep import (
     values,
 )
 from bench.sweep.both_sides import Measured, Traced, warm_up
-from bench.sweep.differences import Findings
+from bench.sweep.differences import Comparison
 from bench.sweep.kit import Case
 
 KEPT = (32 << 20, 1 << 20)
-"""Bytes that cuBLAS takes once and keeps."""
+"""Bytes that cuBLAS allocates once and keeps."""
 RESULTS = {"measure": "measured", "trace": "traced"}
-SPOILT = 75
-"""How a process ends after which CUDA does nothing more."""
+UNUSABLE = 75
+"""Exit code of a process whose CUDA context is unusable."""
 LONGEST = 6
 """Seconds for one case."""
 
@@ -58,15 +59,13 @@ def main(argv: list[str]) -> int:
     parser.add_argument("what", choices=["measure", "trace", "compare", "list"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--jobs", type=int, default=8)
-    parser.add_argument(
-        "--seconds", type=float, default=150, help="stop measuring after so long, whatever is left"
-    )
+    parser.add_argument("--seconds", type=float, default=150, help="stop measuring after so many seconds")
     parser.add_argument("--part", default="", help="i/n: only every n-th case, from i")
     parser.add_argument(
         "--only", nargs="*", default=[""], help="only cases with one of these words in their names"
     )
-    parser.add_argument("--again", action="store_true", help="trace anew")
-    parser.add_argument("--rows", type=int, default=100, help="print so many cases at most")
+    parser.add_argument("--again", action="store_true", help="trace again")
+    parser.add_argument("--rows", type=int, default=100, help="maximum number of cases to print")
     options = parser.parse_args(argv)
     warnings.simplefilter("ignore")
     if options.what == "list":
@@ -100,13 +99,13 @@ def cases() -> Iterator[Case]:
 
 
 def chosen(only: list[str]) -> list[Case]:
-    """In an order that is always the same, kinds mixed: where time runs out, some of each are left over."""
+    """Return the cases in a fixed order with kinds mixed, so that a time limit leaves out some of each."""
     found = [one for one in cases() if any(word in one.name for word in only)]
     random.Random(0).shuffle(found)
     return found
 
 
-# Measuring and tracing, side by side
+# Measuring and tracing in parallel
 
 
 def in_parts(what: str, folder: Path, jobs: int, only: list[str], seconds: float) -> int:
@@ -125,7 +124,7 @@ def in_parts(what: str, folder: Path, jobs: int, only: list[str], seconds: float
 
 
 def in_processes(what: str, folder: Path, part: str, only: list[str], end: float) -> None:
-    """One part; a process that an assertion on the device has spoilt is followed by another."""
+    """Run one part; a process whose CUDA context became unusable is replaced by another."""
     command = [
         sys.executable,
         "-m",
@@ -146,13 +145,13 @@ def in_processes(what: str, folder: Path, part: str, only: list[str], end: float
                 timeout=left + LONGEST,
             )
         except subprocess.TimeoutExpired:
-            return  # a kernel or a library that heeds no alarm; what was written before counts
-        if done.returncode != SPOILT:
+            return  # a kernel or a library that ignores the alarm; rows written before count
+        if done.returncode != UNUSABLE:
             return
 
 
 def work(what: str, folder: Path, part: str, only: list[str], seconds: float) -> int:
-    """The cases of one part that have no row yet."""
+    """Run the cases of one part that have no row yet."""
     index, count = map(int, part.split("/"))
     end = time.monotonic() + seconds
     path = folder / f"{RESULTS[what]}-{index}.jsonl"
@@ -160,7 +159,7 @@ def work(what: str, folder: Path, part: str, only: list[str], seconds: float) ->
     side = Measured() if what == "measure" else Traced()
     gc.collect()
     gc.freeze()
-    gc.disable()  # so that cycles end at the same places on both sides
+    gc.disable()  # so that reference cycles are collected at the same points on both sides
     if what == "measure":
         warm_up()
     with path.open("a", buffering=1) as file:
@@ -174,7 +173,7 @@ def work(what: str, folder: Path, part: str, only: list[str], seconds: float) ->
             hard_end.cancel()
             file.write(json.dumps([one.name, requests, why]) + "\n")
             if "CUDA error" in why or "AcceleratorError" in why:
-                return SPOILT
+                return UNUSABLE
             if number % 20 == 19:
                 gc.collect()
     print(f"{what} {part}: {end - time.monotonic():.0f} s left", flush=True)
@@ -182,14 +181,14 @@ def work(what: str, folder: Path, part: str, only: list[str], seconds: float) ->
 
 
 def give_up(file: TextIO, one: Case) -> None:
-    """End the process: a kernel or a library heeds no alarm."""
+    """Exit the process: a kernel or a library ignores the alarm."""
     file.write(json.dumps([one.name, None, "hangs"]) + "\n")
     file.flush()
-    os._exit(SPOILT)
+    os._exit(UNUSABLE)
 
 
 def row(side: Measured | Traced, one: Case) -> tuple[list[int] | None, str]:
-    """The requests of a case, or why there are none."""
+    """Return the requests of a case, or the error."""
     signal.signal(signal.SIGALRM, _too_late)
     signal.alarm(LONGEST)
     try:
@@ -206,7 +205,7 @@ def _too_late(*_: Any) -> None:
 
 
 def read(folder: Path, what: str) -> dict[str, tuple[list[int] | None, str]]:
-    """Name → requests, or why there are none."""
+    """Return the requests or the error by name."""
     path = folder / f"{RESULTS[what]}.jsonl.gz"
     if not path.exists():
         return {}
@@ -216,8 +215,8 @@ def read(folder: Path, what: str) -> dict[str, tuple[list[int] | None, str]]:
 
 def compare(folder: Path, only: list[str], rows: int, again: bool) -> int:
     known = {one.name: one for one in chosen(only)}
-    foretold = {} if again else read(folder, "trace")
-    found = Findings()
+    predicted = {} if again else read(folder, "trace")
+    found = Comparison()
     device = Traced()
     for name, (requests, why) in read(folder, "measure").items():
         if name not in known:
@@ -225,11 +224,11 @@ def compare(folder: Path, only: list[str], rows: int, again: bool) -> int:
         if requests is None:
             found.failures[f"not on the GPU: {why[:60]}"].append(name)
             continue
-        said, reason = row(device, known[name]) if again else foretold.get(name, (None, "no row"))
-        if said is None:
+        traced, reason = row(device, known[name]) if again else predicted.get(name, (None, "no row"))
+        if traced is None:
             found.failures[f"not traced: {reason[:80]}"].append(name)
             continue
-        found.add(name, *([size for size in one if abs(size) not in KEPT] for one in (requests, said)))
+        found.add(name, *([size for size in one if abs(size) not in KEPT] for one in (requests, traced)))
     device.close()
     found.report(rows)
     return 0

@@ -1,4 +1,4 @@
-"""torch.distributions for the sweep: samples with gradients, densities, entropies and divergences."""
+"""Sweep cases: torch.distributions, with reparameterized samples, densities, entropies and divergences."""
 
 import itertools
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ import torch
 import torch.distributions as D
 from torch import Tensor
 
-from bench.sweep.kit import Case, alone
+from bench.sweep.kit import Case, custom_case
 
 SHAPES = ((40, 6), (4096, 18), (3000, 700))
 
@@ -16,9 +16,9 @@ SHAPES = ((40, 6), (4096, 18), (3000, 700))
 def cases() -> Iterator[Case]:
     for (name, make), shape in itertools.product(_KINDS.items(), SHAPES):
         label = "x".join(map(str, shape))
-        yield alone(f"{name}-density", label, lambda m=make, s=shape: _density(m(*s)))
-        yield alone(f"{name}-sample", label, lambda m=make, s=shape: _sample(m(*s)))
-        yield alone(f"{name}-entropy", label, lambda m=make, s=shape: _entropy(m(*s)))
+        yield custom_case(f"{name}-density", label, lambda m=make, s=shape: _density(m(*s)))
+        yield custom_case(f"{name}-sample", label, lambda m=make, s=shape: _sample(m(*s)))
+        yield custom_case(f"{name}-entropy", label, lambda m=make, s=shape: _entropy(m(*s)))
     for name in (
         "Normal",
         "Categorical",
@@ -30,7 +30,7 @@ def cases() -> Iterator[Case]:
         "MultivariateNormal",
     ):
         for shape in SHAPES[:2]:
-            yield alone(f"{name}-divergence", "x".join(map(str, shape)), lambda m=_KINDS[name], s=shape: _back(D.kl_divergence(m(*s), m(*s))))  # fmt: skip
+            yield custom_case(f"{name}-divergence", "x".join(map(str, shape)), lambda m=_KINDS[name], s=shape: _back(D.kl_divergence(m(*s), m(*s))))  # fmt: skip
 
 
 def _x(*shape: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Recurrent layers, cells, attention and transformers for the sweep, with masks, packing, autocast and evaluation."""
+"""Sweep cases: recurrent layers, cells, attention and transformers with masks, packing, autocast and evaluation."""
 
 import contextlib
 import itertools
@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 
-from bench.sweep.kit import Case, Kit, Variant, alone, case, table
+from bench.sweep.kit import Case, Kit, Variant, case, custom_case, table
 
 BATCHES = ((4, 7, 16), (32, 100, 128), (16, 300, 256))
 HEADS = ((2, 4, 9, 16), (8, 6, 197, 64), (4, 8, 512, 64), (2, 16, 300, 80))
@@ -64,7 +64,7 @@ def _recurrent() -> Iterator[Case]:
             "RNN-packed": lambda k: _packed(k, nn.RNN),
         }.items():  # fmt: skip
             yield case(name, Variant(shape, dtype, autocast), action)
-    yield alone("pad_sequence", "", lambda: pad_sequence([torch.randn(n, 64, device="cuda") for n in (100, 70, 31)], batch_first=True))  # fmt: skip
+    yield custom_case("pad_sequence", "", lambda: pad_sequence([torch.randn(n, 64, device="cuda") for n in (100, 70, 31)], batch_first=True))  # fmt: skip
 
 
 def _without_gradients(layer: Any, x: Any) -> Any:

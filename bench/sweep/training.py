@@ -1,4 +1,4 @@
-"""What surrounds a model, for the sweep: optimizers, clipping, scaling, averaging, checkpointing, higher gradients."""
+"""Sweep cases: optimizers, gradient clipping, loss scaling, averaging, checkpointing, higher-order gradients."""
 
 import inspect
 import itertools
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from bench.sweep.kit import TYPES, Case, alone
+from bench.sweep.kit import TYPES, Case, custom_case
 
 SIZES = {"small": (40, 4), "odd": (333, 3), "large": (1400, 2)}
 
@@ -87,26 +87,26 @@ def _optimizers() -> Iterator[Case]:
         for size, dtype in (("small", "fp32"), ("odd", "fp32"), ("large", "fp32"), ("odd", "bf16")):
             if way not in ("", "loop", "fused") and size == "small":
                 continue
-            yield alone(
+            yield custom_case(
                 f"{name}-{way or 'default'}",
                 f"{size} {dtype}",
                 lambda m=make, o=options, c=choice, s=size, d=dtype: _stepped(lambda p: m(p, **o, **c), s, d),
             )
-    yield alone("SparseAdam", "", lambda: _sparse_steps(torch.optim.SparseAdam))
-    yield alone("SGD-sparse", "", lambda: _sparse_steps(lambda p: torch.optim.SGD(p, lr=0.1)))
-    yield alone("Adagrad-sparse", "", lambda: _sparse_steps(torch.optim.Adagrad))
+    yield custom_case("SparseAdam", "", lambda: _sparse_steps(torch.optim.SparseAdam))
+    yield custom_case("SGD-sparse", "", lambda: _sparse_steps(lambda p: torch.optim.SGD(p, lr=0.1)))
+    yield custom_case("Adagrad-sparse", "", lambda: _sparse_steps(torch.optim.Adagrad))
     for size, search in itertools.product(("small", "large"), (None, "strong_wolfe")):
-        yield alone("LBFGS", f"{size} {search}", lambda s=size, w=search: _closures(s, w))
+        yield custom_case("LBFGS", f"{size} {search}", lambda s=size, w=search: _closures(s, w))
     if hasattr(torch.optim, "Muon"):
         for size, rule in itertools.product(("odd", "large"), (None, "match_rms_adamw")):
-            yield alone("Muon", f"{size} {rule}", lambda s=size, r=rule: _stepped(lambda p: torch.optim.Muon([q for q in p if q.dim() == 2], adjust_lr_fn=r), s, "fp32"))  # fmt: skip
-    yield alone(
+            yield custom_case("Muon", f"{size} {rule}", lambda s=size, r=rule: _stepped(lambda p: torch.optim.Muon([q for q in p if q.dim() == 2], adjust_lr_fn=r), s, "fp32"))  # fmt: skip
+    yield custom_case(
         "groups", "", lambda: _stepped(lambda p: torch.optim.AdamW([{"params": [q], "lr": 0.1} for q in p]), "odd", "fp32")
     )  # fmt: skip
-    yield alone("tensor-rate", "", lambda: _stepped(lambda p: torch.optim.Adam(p, lr=torch.tensor(0.1, device="cuda"), capturable=True), "odd", "fp32"))  # fmt: skip
-    yield alone("kept-gradients", "", lambda: _stepped(torch.optim.Adam, "odd", "fp32", keep=True))
-    yield alone("one-cycle", "", lambda: _scheduled())
-    yield alone("mixed-parameters", "", _mixed)
+    yield custom_case("tensor-rate", "", lambda: _stepped(lambda p: torch.optim.Adam(p, lr=torch.tensor(0.1, device="cuda"), capturable=True), "odd", "fp32"))  # fmt: skip
+    yield custom_case("kept-gradients", "", lambda: _stepped(torch.optim.Adam, "odd", "fp32", keep=True))
+    yield custom_case("one-cycle", "", lambda: _scheduled())
+    yield custom_case("mixed-parameters", "", _mixed)
 
 
 def _takes(make: Any, choice: dict[str, Any]) -> bool:
@@ -190,7 +190,7 @@ def _clipping() -> Iterator[Case]:
         "foreach-lerp": lambda p: torch._foreach_lerp_([q.data for q in p], [q.grad for q in p], 0.1),
     }
     for (name, action), size, dtype in itertools.product(actions.items(), SIZES, ("fp32", "bf16", "fp16")):
-        yield alone(name, f"{size} {dtype}", lambda a=action, s=size, d=dtype: _with_gradients(a, s, d))
+        yield custom_case(name, f"{size} {dtype}", lambda a=action, s=size, d=dtype: _with_gradients(a, s, d))
 
 
 def _with_gradients(action: Callable[[Any], Any], size: str, dtype: str) -> None:
@@ -203,7 +203,7 @@ def _scaled() -> Iterator[Case]:
     for size, dtype, how in itertools.product(
         SIZES, ("fp16", "bf16"), ("Adam", "SGD", "fused", "clipped", "accumulated")
     ):
-        yield alone(f"scaled-{how}", f"{size} {dtype}", lambda s=size, d=dtype, h=how: _scaled_steps(s, d, h))  # fmt: skip
+        yield custom_case(f"scaled-{how}", f"{size} {dtype}", lambda s=size, d=dtype, h=how: _scaled_steps(s, d, h))  # fmt: skip
 
 
 def _scaled_steps(size: str, dtype: str, how: str) -> None:
@@ -244,8 +244,8 @@ def _averaged() -> Iterator[Case]:
             average.update_parameters(model)
 
     for (name, options), size, dtype in itertools.product(ways.items(), SIZES, ("fp32", "bf16")):
-        yield alone(name, f"{size} {dtype}", lambda s=size, d=dtype, o=options: run(s, d, o))
-    yield alone("state-dict", "", lambda: _model("large").load_state_dict(_model("large").state_dict()))
+        yield custom_case(name, f"{size} {dtype}", lambda s=size, d=dtype, o=options: run(s, d, o))
+    yield custom_case("state-dict", "", lambda: _model("large").load_state_dict(_model("large").state_dict()))
 
 
 def _computed_again() -> Iterator[Case]:
@@ -266,7 +266,7 @@ def _computed_again() -> Iterator[Case]:
     for size, how, autocast in itertools.product(
         ("small", "odd", "large"), ("sequential", "nested", "reentrant", "plain"), (False, True)
     ):
-        yield alone(f"checkpoint-{how}", f"{size}{' autocast' if autocast else ''}", lambda s=size, h=how, a=autocast: run(s, h, a))  # fmt: skip
+        yield custom_case(f"checkpoint-{how}", f"{size}{' autocast' if autocast else ''}", lambda s=size, h=how, a=autocast: run(s, h, a))  # fmt: skip
 
 
 def _penalty(model: nn.Module, x: Tensor) -> Tensor:
@@ -311,7 +311,7 @@ def _higher() -> Iterator[Case]:
         "frozen-half": lambda s: _frozen(s),
     }  # fmt: skip
     for (name, action), size in itertools.product(actions.items(), SIZES):
-        yield alone(name, size, lambda a=action, s=size: a(s))
+        yield custom_case(name, size, lambda a=action, s=size: a(s))
 
 
 class _Doubled(torch.autograd.Function):

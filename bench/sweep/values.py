@@ -1,4 +1,4 @@
-"""Operations on values for the sweep: elementwise, reductions, orders, places, shapes and copies."""
+"""Sweep cases: elementwise operations, reductions, sorting, indexing, shapes and copies."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -99,8 +99,8 @@ def fastest_threads(path: Path, space: str) -> int:
     fastest = min(seconds, key=lambda threads: seconds[threads])
     with path.open("a") as file:
         file.write(json.dumps({"space": space, "threads": fastest, "seconds": seconds}) + "\n")
-    told = ", ".join(f"{took:.2f} s with {threads}" for threads, took in seconds.items())
-    print(f"seconds of a typical trial by number of threads: {told}", flush=True)
+    reported = ", ".join(f"{took:.2f} s with {threads}" for threads, took in seconds.items())
+    print(f"seconds of a typical trial by number of threads: {reported}", flush=True)
     return fastest
 
 
@@ -251,10 +251,10 @@ class Clock:
         self.last = 0.0
 
     def changed(self, record: Any) -> None:
-        told = self.losses.setdefault(record.number, [])
-        for report in record.reports[len(told) :]:
+        reported = self.losses.setdefault(record.number, [])
+        for report in record.reports[len(reported) :]:
             self.last = time.perf_counter() - self._began
-            told.append([self.last, report.metrics["loss"]])
+            reported.append([self.last, report.metrics["loss"]])
 
     def begun(self, job: Any, records: Any) -> None:
         """The clock started when the search was requested."""

@@ -207,11 +207,13 @@ class TimeLimited(ConcurrencyLimiter):
         self._moved = math.inf
 
     def suggest(self, trial_id: str) -> Any:
-        told = super().suggest(trial_id)
+        proposal = super().suggest(trial_id)
         now = time.monotonic()
-        if told is not None or self.live_trials:
+        if proposal is not None or self.live_trials:
             self._moved = now
-        return Searcher.FINISHED if told is None and now > min(self._end, self._moved + STILL) else told
+        return (
+            Searcher.FINISHED if proposal is None and now > min(self._end, self._moved + STILL) else proposal
+        )
 
 
 class ResultRecorder(ray_tune.Callback):

@@ -115,20 +115,20 @@ def _pairs(mine: Sequence[Row], others: Others) -> list[tuple[Row, Row]]:
 
 def best(row: Row, *, within: float = math.inf) -> float:
     """Return the lowest loss: of all, or of those reported within a time."""
-    told = (pair for trial in row["trials"] for pair in trial["losses"])
-    return min((loss for seconds, loss in told if seconds <= within), default=math.inf)
+    reported = (pair for trial in row["trials"] for pair in trial["losses"])
+    return min((loss for seconds, loss in reported if seconds <= within), default=math.inf)
 
 
 def reached(row: Row, value: float) -> float:
     """Return the seconds until a loss was as low, or nearly; infinity if never."""
-    told = (pair for trial in row["trials"] for pair in trial["losses"])
-    return min((seconds for seconds, loss in told if loss <= value * (1 + SAME)), default=math.inf)
+    reported = (pair for trial in row["trials"] for pair in trial["losses"])
+    return min((seconds for seconds, loss in reported if loss <= value * (1 + SAME)), default=math.inf)
 
 
 def training(row: Row) -> float:
     """Return the seconds that trials trained, from report to report: without starts, imports and lost trials."""
-    told = [[seconds for seconds, _ in trial["losses"]] for trial in row["trials"]]
-    return sum((times[-1] - times[0]) * len(times) / (len(times) - 1) for times in told if len(times) > 1)
+    reported = [[seconds for seconds, _ in trial["losses"]] for trial in row["trials"]]
+    return sum((times[-1] - times[0]) * len(times) / (len(times) - 1) for times in reported if len(times) > 1)
 
 
 def same_first(row: Row, plain: Row) -> int:

@@ -110,15 +110,15 @@ def run_plain(
     """Run one study without any knowledge of memory."""
     searcher = make_searcher(search, read_space(space), "min", seed)
     began = time.perf_counter()
-    told: list[dict[str, Any]] = []
+    trials_run: list[dict[str, Any]] = []
     running: dict[Connection, int] = {}
-    while running or len(told) < trials:
-        while len(running) < at_once and len(told) < trials:
-            config = searcher.propose(len(told))
+    while running or len(trials_run) < trials:
+        while len(running) < at_once and len(trials_run) < trials:
+            config = searcher.propose(len(trials_run))
             assert config is not None
-            running[_started(config, virtual)] = len(told)
+            running[_started(config, virtual)] = len(trials_run)
             now = time.perf_counter() - began
-            told.append(
+            trials_run.append(
                 {
                     "lost": False,
                     "ended": False,
@@ -128,23 +128,23 @@ def run_plain(
                     "config": config,
                 }
             )
-        for pipe, said in _received(list(running)):
+        for pipe, message in _received(list(running)):
             now, number = time.perf_counter() - began, running[pipe]
-            trial = told[number]
-            if isinstance(said, float):
-                trial["losses"].append([now, said])
+            trial = trials_run[number]
+            if isinstance(message, float):
+                trial["losses"].append([now, message])
                 continue
             del running[pipe]
-            trial.update(ended=True, lost=said == "out of memory", seconds=trial["seconds"] + now)
-            if said not in ("out of memory", "done"):
-                sys.exit(f"a trial failed for another reason than memory: {said}")
+            trial.update(ended=True, lost=message == "out of memory", seconds=trial["seconds"] + now)
+            if message not in ("out of memory", "done"):
+                sys.exit(f"a trial failed for another reason than memory: {message}")
             last = None if trial["lost"] else trial["losses"][-1][1]
             searcher.learn(number, trial["config"], Result(last))
     return {
-        "trials": told,
-        "proposed": [trial["config"] for trial in told],
+        "trials": trials_run,
+        "proposed": [trial["config"] for trial in trials_run],
         "rejected": 0,
-        "ooms": sum(trial["lost"] for trial in told),
+        "ooms": sum(trial["lost"] for trial in trials_run),
         "seconds": time.perf_counter() - began,
     }
 

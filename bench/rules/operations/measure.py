@@ -1,4 +1,4 @@
-"""Records which memory each operation allocates inside, on a real GPU. Needs torch, torchvision and transformers, not Legroom.
+"""Records which memory each operation allocates inside, on a real GPU. Needs a GPU, torch, torchvision and transformers, not Legroom.
 
     python -m bench.rules.operations.measure operations OUT [--jobs 4] [--only WORD]     the operations of operation_list.py
     python -m bench.rules.operations.measure cases OUT --cases KEY,KEY [--jobs 4]        two steps of training cases
