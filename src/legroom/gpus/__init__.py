@@ -1,1 +1,1 @@
-"""GPUs: specifications by name, and live figures of this machine."""
+"""GPU specifications by name or size, and the GPUs and memory of this machine."""

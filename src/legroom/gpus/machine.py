@@ -1,7 +1,7 @@
-"""Live figures of this machine: its GPUs through NVML, its memory and processors through the system.
+"""This machine: its GPUs (from NVML), its memory and its processors (from the operating system).
 
-Nothing here initialises CUDA, so it may be asked before a script that forks, or beside one that runs. Everything is
-optional: no driver, no library or no permission makes a figure `NA`, never an exception and never a plausible zero.
+Nothing here initializes CUDA, so it is safe before a fork and while a script runs. Without a driver, a library or a
+permission a value is `NA`: never an exception, and never a plausible zero.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class NotAvailable(Enum):
-    """The type of a figure that this machine does not tell."""
+    """The type of a value that this machine does not report."""
 
     NA = "N/A"
 
@@ -28,7 +28,7 @@ class NotAvailable(Enum):
 
 NA = NotAvailable.NA
 Count = int | NotAvailable
-"""A number that may not be available."""
+"""A number, or `NA`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,66 +37,67 @@ class GpuProcess:
 
     pid: int
     bytes: Count
-    """Device memory, CUDA context included."""
+    """Device memory, including the CUDA context."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A GPU at one moment, in NVML's order (which is that of the bus)."""
+    """A GPU and its current state, in the order of NVML (by PCI bus)."""
 
     index: int
     name: str
     uuid: str
     total: Count
-    """As CUDA counts it: without what the driver keeps for itself."""
+    """As CUDA reports it: without the memory that the driver reserves."""
     used: Count
-    """By every process, and by none in particular (contexts, the display)."""
+    """Bytes in use by all processes, CUDA contexts and the display."""
     utilization: Count
-    """Percent of the last moments in which a kernel ran."""
+    """Percent of the last sample period in which a kernel ran."""
     is_mig: bool | NotAvailable
-    """Whether it is divided into instances."""
+    """Whether it is partitioned into MIG instances."""
     processes: tuple[GpuProcess, ...] | NotAvailable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisibleGpu:
-    """A GPU as a CUDA program of this environment numbers it."""
+    """A GPU with the index that a CUDA program in this environment uses."""
 
     index: int
     name: str
     total: int
     used: Count = NA
-    """By every process, this one's too."""
+    """Bytes in use by all processes, including this one."""
     processes: tuple[GpuProcess, ...] | NotAvailable = NA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
-    """The memory of this machine, and of this process in it."""
+class HostUsage:
+    """The memory of this machine and of this process."""
 
     total: Count
     available: Count
     resident: Count
-    """Held by this process."""
+    """Resident memory of this process."""
     limit: Count
-    """What the control group (a container, a batch system) allows this process and those beside it."""
+    """The memory limit of the control group (a container, a batch system)."""
     used_of_limit: Count
+    """Bytes that all processes of the control group use."""
 
 
 def gpus() -> list[Gpu]:
-    """Every GPU that the driver shows; none without a driver."""
+    """Every GPU that the driver reports; none without a driver."""
     with _nvml() as nvml:
         if nvml is None:
             return []
-        count = _ask(nvml.nvmlDeviceGetCount)
-        handles = [_ask(nvml.nvmlDeviceGetHandleByIndex, index) for index in range(count or 0)]
+        count = _query(nvml.nvmlDeviceGetCount)
+        handles = [_query(nvml.nvmlDeviceGetHandleByIndex, index) for index in range(count or 0)]
         return [_gpu(nvml, index, handle) for index, handle in enumerate(handles) if handle is not NA]
 
 
 def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[VisibleGpu]:
-    """The GPUs that this torch can use, without initialising CUDA where NVML can answer for it.
+    """The GPUs that this torch can use. CUDA is initialized only if NVML cannot list them.
 
-    On a machine with different GPUs and no CUDA_DEVICE_ORDER, CUDA may number them otherwise than the bus does.
+    If the GPUs differ and CUDA_DEVICE_ORDER is not set, CUDA may number them in another order than the PCI bus.
     """
     import torch
 
@@ -108,47 +109,47 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[VisibleGpu]:
         )
         if handles is not None:
             found = [_visible(nvml, index, handle) for index, handle in enumerate(handles)]
-            told = [gpu for gpu in found if gpu is not None]
-            if len(told) == len(found):
-                return told
+            complete = [gpu for gpu in found if gpu is not None]
+            if len(complete) == len(found):
+                return complete
     if not torch.cuda.is_available():
         return []
-    return [_asked_of_torch(torch.cuda, index) for index in range(torch.cuda.device_count())]
+    return [_from_torch(torch.cuda, index) for index in range(torch.cuda.device_count())]
 
 
 def named_gpus(environ: Mapping[str, str] = os.environ) -> list[str] | None:
-    """What CUDA_VISIBLE_DEVICES names, each as it is written there; None where it is not set: all GPUs then.
+    """The entries of CUDA_VISIBLE_DEVICES, as written; None if it is not set.
 
-    CUDA reads no further than an empty place.
+    CUDA stops at the first empty entry.
     """
     named = environ.get("CUDA_VISIBLE_DEVICES")
     return None if named is None else list(takewhile(bool, map(str.strip, named.split(","))))
 
 
 def driver_version() -> str | NotAvailable:
-    """The NVIDIA driver's."""
+    """The version of the NVIDIA driver."""
     with _nvml() as nvml:
-        version = NA if nvml is None else _ask(nvml.nvmlSystemGetDriverVersion)
+        version = NA if nvml is None else _query(nvml.nvmlSystemGetDriverVersion)
         return version if version is NA else _text(version)
 
 
 def processors() -> int:
-    """How many this process may use: of a machine that is shared, those that it was given."""
+    """The number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def host(system: Path = Path("/sys/fs/cgroup"), processes: Path = Path("/proc")) -> Host:
-    """This machine's memory now."""
+def host_usage(system: Path = Path("/sys/fs/cgroup"), processes: Path = Path("/proc")) -> HostUsage:
+    """The current memory use of this machine."""
     total = available = resident = NA
     with contextlib.suppress(ImportError):
         import psutil
 
-        memory = _ask(psutil.virtual_memory)
+        memory = _query(psutil.virtual_memory)
         if memory is not NA:
             total, available = memory.total, memory.available
-        resident = _ask(lambda: psutil.Process().memory_info().rss)
+        resident = _query(lambda: psutil.Process().memory_info().rss)
     limit, used = _control_group(system, processes)
-    return Host(total=total, available=available, resident=resident, limit=limit, used_of_limit=used)
+    return HostUsage(total=total, available=available, resident=resident, limit=limit, used_of_limit=used)
 
 
 # --- NVML
@@ -156,36 +157,36 @@ def host(system: Path = Path("/sys/fs/cgroup"), processes: Path = Path("/proc"))
 
 @contextlib.contextmanager
 def _nvml() -> Iterator[Any]:
-    """The library, ready to be asked, or None."""
+    """The initialized NVML library, or None."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
-    except Exception:  # not installed, no driver, another version of it: all the same to us
+    except Exception:  # not installed, no driver, or an incompatible version
         yield None
         return
     try:
         yield pynvml
     finally:
-        _ask(pynvml.nvmlShutdown)
+        _query(pynvml.nvmlShutdown)
 
 
-def _ask(function: Callable[..., Any], *args: Any) -> Any:
-    """What `function` says, or `NA`."""
+def _query(function: Callable[..., Any], *args: Any) -> Any:
+    """The result of `function`, or `NA` if it raises."""
     try:
         return function(*args)
-    except Exception:  # NVML has an error type for each reason; none of them is worth more than N/A here
+    except Exception:  # NVML has an error type per cause; all of them mean N/A here
         return NA
 
 
 def _gpu(nvml: Any, index: int, handle: Any) -> Gpu:
     total, used = _memory(nvml, handle)
-    rates = _ask(nvml.nvmlDeviceGetUtilizationRates, handle)
-    mig = _ask(nvml.nvmlDeviceGetMigMode, handle)
+    rates = _query(nvml.nvmlDeviceGetUtilizationRates, handle)
+    mig = _query(nvml.nvmlDeviceGetMigMode, handle)
     return Gpu(
         index=index,
-        name=_text(_ask(nvml.nvmlDeviceGetName, handle)),
-        uuid=_text(_ask(nvml.nvmlDeviceGetUUID, handle)),
+        name=_text(_query(nvml.nvmlDeviceGetName, handle)),
+        uuid=_text(_query(nvml.nvmlDeviceGetUUID, handle)),
         total=total,
         used=used,
         utilization=NA if rates is NA else rates.gpu,
@@ -195,33 +196,33 @@ def _gpu(nvml: Any, index: int, handle: Any) -> Gpu:
 
 
 def _visible(nvml: Any, index: int, handle: Any) -> VisibleGpu | None:
-    """None where NVML does not tell how large it is."""
+    """None if NVML does not report its size."""
     total, used = _memory(nvml, handle)
     if isinstance(total, NotAvailable):
         return None
-    name = _text(_ask(nvml.nvmlDeviceGetName, handle))
+    name = _text(_query(nvml.nvmlDeviceGetName, handle))
     return VisibleGpu(index=index, name=name, total=total, used=used, processes=_processes(nvml, handle))
 
 
-def _asked_of_torch(cuda: Any, index: int) -> VisibleGpu:
-    """Where NVML cannot answer; this takes a CUDA context."""
-    properties, memory = cuda.get_device_properties(index), _ask(cuda.mem_get_info, index)
+def _from_torch(cuda: Any, index: int) -> VisibleGpu:
+    """For GPUs that NVML cannot list. Creates a CUDA context."""
+    properties, memory = cuda.get_device_properties(index), _query(cuda.mem_get_info, index)
     used = NA if memory is NA else memory[1] - memory[0]
     return VisibleGpu(index=index, name=properties.name, total=properties.total_memory, used=used)
 
 
 def _memory(nvml: Any, handle: Any) -> tuple[Count, Count]:
-    """Total and used bytes. The newer call tells apart what the driver reserves; the older counts it as used."""
+    """Total and used bytes. The newer call reports driver-reserved memory separately; the older one counts it as used."""
     version = getattr(nvml, "nvmlMemory_v2", None)
-    memory = _ask(nvml.nvmlDeviceGetMemoryInfo, handle, version) if version is not None else NA
+    memory = _query(nvml.nvmlDeviceGetMemoryInfo, handle, version) if version is not None else NA
     if memory is not NA:
         return memory.total - memory.reserved, memory.used
-    memory = _ask(nvml.nvmlDeviceGetMemoryInfo, handle)
+    memory = _query(nvml.nvmlDeviceGetMemoryInfo, handle)
     return (NA, NA) if memory is NA else (memory.total, memory.used)
 
 
 def _processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...] | NotAvailable:
-    running = _ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle)
+    running = _query(nvml.nvmlDeviceGetComputeRunningProcesses, handle)
     if isinstance(running, NotAvailable):
         return running
     return tuple(
@@ -231,29 +232,29 @@ def _processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...] | NotAvailable:
 
 
 def _visible_handles(nvml: Any, environ: Mapping[str, str]) -> list[Any] | None:
-    """Of the GPUs that CUDA_VISIBLE_DEVICES names, in its order; None where that is beyond us."""
-    count = _ask(nvml.nvmlDeviceGetCount)
+    """NVML handles of the GPUs in CUDA_VISIBLE_DEVICES, in that order; None if only CUDA can resolve them."""
+    count = _query(nvml.nvmlDeviceGetCount)
     if count is NA:
         return None
     named = named_gpus(environ)
     if named is None:
-        handles = [_ask(nvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
-        divided = any((_ask(nvml.nvmlDeviceGetMigMode, handle) or (0,))[0] for handle in handles)
-        return None if divided or NA in handles else handles
+        handles = [_query(nvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
+        partitioned = any((_query(nvml.nvmlDeviceGetMigMode, handle) or (0,))[0] for handle in handles)
+        return None if partitioned or NA in handles else handles
     chosen: list[Any] = []
-    for word in named:
-        if not word.isdecimal() or int(word) >= count:
-            # CUDA stops at the first number that is none; names of GPUs and of their instances it resolves itself.
-            return None if word.startswith(("GPU-", "MIG-")) else chosen
-        handle = _ask(nvml.nvmlDeviceGetHandleByIndex, int(word))
-        if handle is NA or (_ask(nvml.nvmlDeviceGetMigMode, handle) or (0,))[0]:
+    for entry in named:
+        if not entry.isdecimal() or int(entry) >= count:
+            # CUDA stops at the first invalid number. Only CUDA can resolve the UUIDs of GPUs and MIG instances.
+            return None if entry.startswith(("GPU-", "MIG-")) else chosen
+        handle = _query(nvml.nvmlDeviceGetHandleByIndex, int(entry))
+        if handle is NA or (_query(nvml.nvmlDeviceGetMigMode, handle) or (0,))[0]:
             return None
         chosen.append(handle)
     return chosen
 
 
 def _text(value: Any) -> str:
-    """NVML gave bytes once, and gives texts now."""
+    """Older versions of pynvml return bytes."""
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
@@ -261,8 +262,8 @@ def _text(value: Any) -> str:
 
 
 def _control_group(system: Path, processes: Path) -> tuple[Count, Count]:
-    """The tightest memory limit above this process and what is used of it, in either version of control groups."""
-    tightest: tuple[Count, Count] = (NA, NA)
+    """The lowest memory limit that applies to this process, and the bytes used of it (cgroup v1 or v2)."""
+    lowest: tuple[Count, Count] = (NA, NA)
     with contextlib.suppress(OSError, ValueError):
         for line in (processes / "self" / "cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
@@ -273,18 +274,18 @@ def _control_group(system: Path, processes: Path) -> tuple[Count, Count]:
             else:
                 continue
             for limit, used in found:
-                if isinstance(tightest[0], NotAvailable) or limit < tightest[0]:
-                    tightest = (limit, used)
-    return tightest
+                if isinstance(lowest[0], NotAvailable) or limit < lowest[0]:
+                    lowest = (limit, used)
+    return lowest
 
 
 def _limits(root: Path, path: str, limit_name: str, used_name: str) -> Iterator[tuple[int, int]]:
-    """Of a group and of those around it. A container sees its own group as the root."""
+    """Limits and usage of a control group and its parents. A container sees its own group as the root."""
     folder = root / path.lstrip("/")
-    for place in (folder, *folder.parents):
+    for group in (folder, *folder.parents):
         with contextlib.suppress(OSError, ValueError):
-            limit = int((place / limit_name).read_text())  # "max" is no number: no limit
-            if limit < 1 << 60:  # the older version says a huge number instead
-                yield limit, int((place / used_name).read_text())
-        if place == root:
+            limit = int((group / limit_name).read_text())  # "max" means no limit and raises ValueError
+            if limit < 1 << 60:  # cgroup v1 reports a huge number for no limit
+                yield limit, int((group / used_name).read_text())
+        if group == root:
             return

@@ -1,28 +1,30 @@
-"""How much of each GPU is in use, by whoever: NVML's figure where that is true, else CUDA's own.
+"""How much memory of each GPU is in use, and by which processes.
 
-In some containers NVML tells a GPU's size and says that nothing of it is used. CUDA knows better, but only inside a context, which takes some
-hundred MiB and makes a process unfit to be forked from. So CUDA is asked in a short process of its own: once, to learn whether NVML
-sees at least that context, and from then on only where it does not.
+In some containers NVML reports the size of a GPU but says that none of it is used. CUDA knows better, but only inside a
+context, which uses several hundred MiB and makes forking unsafe. So CUDA is queried in a short-lived process: once, to check
+whether NVML sees at least that context, and after that only if it does not.
 """
 
 import contextlib
 import functools
 import json
+import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from legroom.gpus.catalog import real_gpu
-from legroom.gpus.machine import NA, NotAvailable, VisibleGpu, visible_gpus
+from legroom.gpus.machine import NA, Gpu, NotAvailable, VisibleGpu, gpus, visible_gpus
+from legroom.units import format_size
 
-PATIENCE = 30.0
-"""Seconds for the process that asks CUDA."""
+TIMEOUT = 30.0
+"""Seconds for the process that queries CUDA."""
 
-_ASKS_CUDA = """
+_QUERY_CUDA = """
 import ctypes, json
-cuda, told = ctypes.CDLL("libcuda.so.1"), []
+cuda, used = ctypes.CDLL("libcuda.so.1"), []
 count, context = ctypes.c_int(), ctypes.c_void_p()
 free, total = ctypes.c_size_t(), ctypes.c_size_t()
 assert cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0
@@ -30,65 +32,96 @@ for index in range(count.value):
     assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), index) == 0
     assert cuda.cuCtxSetCurrent(context) == 0
     assert cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
-    told.append(total.value - free.value)
-print(json.dumps(told), flush=True)
+    used.append(total.value - free.value)
+print(json.dumps(used), flush=True)
 input()
 """
-"""Bytes in use of each GPU, its own context's included, which lives until a line is read. A device's handle is its number."""
+"""Prints the bytes in use of each GPU, including its own context, and keeps the context until it reads a line."""
 
 
 def gpus_in_use() -> list[VisibleGpu]:
-    """The GPUs that this torch can use, with what is used of them."""
-    gpus = visible_gpus()
-    if not gpus or _nvml_tells_the_truth():
-        return gpus
-    with _asked_of_cuda() as used:
-        if isinstance(used, NotAvailable) or len(used) != len(gpus):
-            return gpus
+    """The GPUs that this torch can use, with the memory that is in use on each."""
+    found = visible_gpus()
+    if not found or _nvml_is_reliable():
+        return found
+    with _used_by_cuda() as used:
+        if isinstance(used, NotAvailable) or len(used) != len(found):
+            return found
     return [
-        replace(gpu, used=max(0, size - _context(gpu)), processes=NA)
-        for gpu, size in zip(gpus, used, strict=True)
+        replace(gpu, used=max(0, size - real_gpu(gpu.name, gpu.total).context), processes=NA)
+        for gpu, size in zip(found, used, strict=True)
     ]
 
 
 @functools.cache
-def _nvml_tells_the_truth() -> bool:
-    """Whether NVML sees at least half of what CUDA sees while there is a context on every GPU."""
-    with _asked_of_cuda() as used:
-        gpus = visible_gpus()
-    if isinstance(used, NotAvailable) or len(used) != len(gpus):
-        return True  # there is no better source
+def _nvml_is_reliable() -> bool:
+    """Whether NVML reports at least half of what CUDA reports while every GPU has a context."""
+    with _used_by_cuda() as used:
+        found = visible_gpus()
+    if isinstance(used, NotAvailable) or len(used) != len(found):
+        return True  # there is no other source
     return all(
         not isinstance(gpu.used, NotAvailable) and 2 * gpu.used >= size
-        for gpu, size in zip(gpus, used, strict=True)
+        for gpu, size in zip(found, used, strict=True)
     )
 
 
 @contextlib.contextmanager
-def _asked_of_cuda() -> Iterator[list[int] | NotAvailable]:
-    """What CUDA tells, in a process that has its contexts as long as the block lasts."""
+def _used_by_cuda() -> Iterator[list[int] | NotAvailable]:
+    """Bytes in use of each GPU, from a process that keeps its CUDA contexts until the block ends."""
     process = subprocess.Popen(
-        [sys.executable, "-c", _ASKS_CUDA],
+        [sys.executable, "-c", _QUERY_CUDA],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
     )
-    patience = threading.Timer(PATIENCE, process.kill)
-    patience.start()
+    timeout = threading.Timer(TIMEOUT, process.kill)
+    timeout.start()
     try:
         assert process.stdout is not None
         try:
-            told: list[int] | NotAvailable = json.loads(process.stdout.readline())
-        except ValueError:  # no driver: it died without a word
-            told = NA
-        yield told
+            used: list[int] | NotAvailable = json.loads(process.stdout.readline())
+        except ValueError:  # no driver: it printed nothing
+            used = NA
+        yield used
     finally:
-        patience.cancel()
+        timeout.cancel()
         process.kill()
         process.communicate()
 
 
-def _context(gpu: VisibleGpu) -> int:
-    """What a context takes of it, the asking process's here."""
-    return real_gpu(gpu.name, gpu.total).context
+def other_processes(device: int) -> str:
+    """`process 4242 (python) uses 2.10 GiB of this GPU`; "" if there are none or the driver does not report them."""
+    gpu = _gpu_of(device, gpus())
+    if gpu is None or isinstance(gpu.processes, NotAvailable):
+        return ""
+    found = [
+        f"process {each.pid}{_name(each.pid)} uses "
+        + ("some" if isinstance(each.bytes, NotAvailable) else format_size(each.bytes))
+        for each in gpu.processes
+        if each.pid != os.getpid()
+    ]
+    return f"{' and '.join(found[:4])} of this GPU" if found else ""
+
+
+def _gpu_of(device: int, found: Sequence[Gpu]) -> Gpu | None:
+    """The driver's GPU with this CUDA index, matched by UUID."""
+    import torch
+
+    if len(found) == 1:
+        return found[0]
+    try:
+        uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
+    except (RuntimeError, AssertionError):
+        return None
+    return next((gpu for gpu in found if uuid and gpu.uuid.removeprefix("GPU-") == uuid), None)
+
+
+def _name(pid: int) -> str:
+    import psutil
+
+    try:
+        return f" ({psutil.Process(pid).name()})"
+    except psutil.Error:
+        return ""

@@ -11,7 +11,7 @@ from legroom.diagnose.doctor.doctor import diagnose
 from legroom.diagnose.doctor.machine import GpuState, Machine, inspect_machine
 from legroom.diagnose.doctor.torch_check import DeviceResult, TorchFacts, check_torch, compute
 from legroom.diagnose.explain.machine_checks import check_machine
-from legroom.gpus.machine import NA, Gpu, GpuProcess, Host
+from legroom.gpus.machine import NA, Gpu, GpuProcess, HostUsage
 from legroom.observe.virtual.gpu import VirtualGPU
 from legroom.units import GiB, MiB
 
@@ -23,7 +23,7 @@ SOUND = Machine(
     driver_cuda=(13, 0),
     gpus=(GPU,),
     states=(GpuState(uncorrected_errors=0),),
-    host=Host(total=256 * GiB, available=200 * GiB, resident=GiB, limit=NA, used_of_limit=NA),
+    host=HostUsage(total=256 * GiB, available=200 * GiB, resident=GiB, limit=NA, used_of_limit=NA),
     shared_total=64 * GiB,
     shared_free=64 * GiB,
     open_files=65536,

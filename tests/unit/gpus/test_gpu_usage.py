@@ -1,4 +1,4 @@
-"""Which of two that tell how much of a GPU is used is believed."""
+"""Whether NVML or CUDA is used to read how much of a GPU is in use."""
 
 import contextlib
 from collections.abc import Iterator
@@ -14,12 +14,12 @@ CONTEXT = real_gpu("some GPU", 100 * GiB).context
 
 
 class Machine:
-    """NVML's and CUDA's word for what is used of one GPU, without the context in which CUDA is asked."""
+    """What NVML and CUDA report for one GPU, without the context that a CUDA query needs."""
 
     nvml = 0.0
     nvml_works = True
     cuda: float | NotAvailable = 0.0
-    asked = 0
+    queries = 0
     has_context = False
 
 
@@ -33,30 +33,30 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
         return [VisibleGpu(index=0, name="an unknown GPU", total=100 * GiB, used=used, processes=processes)]
 
     @contextlib.contextmanager
-    def asked_of_cuda() -> Iterator[list[int] | NotAvailable]:
-        machine.asked += 1
+    def used_by_cuda() -> Iterator[list[int] | NotAvailable]:
+        machine.queries += 1
         machine.has_context = True
         yield NA if isinstance(machine.cuda, NotAvailable) else [round(machine.cuda * GiB) + CONTEXT]
         machine.has_context = False
 
     monkeypatch.setattr(usage, "visible_gpus", visible)
-    monkeypatch.setattr(usage, "_asked_of_cuda", asked_of_cuda)
-    usage._nvml_tells_the_truth.cache_clear()
+    monkeypatch.setattr(usage, "_used_by_cuda", used_by_cuda)
+    usage._nvml_is_reliable.cache_clear()
     yield machine
-    usage._nvml_tells_the_truth.cache_clear()
+    usage._nvml_is_reliable.cache_clear()
 
 
-def test_nvml_that_agrees_with_cuda_is_believed_from_then_on(machine: Machine) -> None:
+def test_nvml_is_used_once_it_agrees_with_cuda(machine: Machine) -> None:
     machine.nvml = machine.cuda = 60
     (gpu,) = usage.gpus_in_use()
     assert gpu.used == 60 * GiB
-    assert gpu.processes, "NVML alone knows processes"
+    assert gpu.processes, "only NVML lists processes"
     machine.nvml = 10
     assert [gpu.used for gpu in usage.gpus_in_use()] == [10 * GiB]
-    assert machine.asked == 1
+    assert machine.queries == 1
 
 
-def test_nvml_that_does_not_even_see_the_context_is_not_believed(machine: Machine) -> None:
+def test_cuda_is_queried_if_nvml_does_not_see_the_context(machine: Machine) -> None:
     machine.nvml_works = False
     assert [gpu.used for gpu in usage.gpus_in_use()] == [0]
     machine.cuda = 60
@@ -65,18 +65,18 @@ def test_nvml_that_does_not_even_see_the_context_is_not_believed(machine: Machin
     assert [gpu.used for gpu in usage.gpus_in_use()] == [10 * GiB]
 
 
-def test_where_cuda_cannot_be_asked_nvml_is_all_there_is(machine: Machine) -> None:
+def test_nvml_is_used_if_cuda_cannot_be_queried(machine: Machine) -> None:
     machine.nvml, machine.cuda = 5, NA
     assert [gpu.used for gpu in usage.gpus_in_use()] == [5 * GiB]
 
 
-def test_without_a_driver_cuda_does_not_answer() -> None:
-    """This machine has none; with one it tells a number for each GPU."""
-    with usage._asked_of_cuda() as told:
-        assert told is NA or (isinstance(told, list) and all(size > 0 for size in told))
+def test_without_a_driver_cuda_reports_nothing() -> None:
+    """With a driver, it reports a number for each GPU."""
+    with usage._used_by_cuda() as used:
+        assert used is NA or (isinstance(used, list) and all(size > 0 for size in used))
 
 
-def test_without_gpus_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_gpus_cuda_is_not_queried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(usage, "visible_gpus", list)
-    monkeypatch.setattr(usage, "_asked_of_cuda", lambda: pytest.fail("there is nothing to ask"))
+    monkeypatch.setattr(usage, "_used_by_cuda", lambda: pytest.fail("CUDA was queried"))
     assert usage.gpus_in_use() == []

@@ -1,4 +1,4 @@
-"""Figures of the machine, with an NVML of our own and without any."""
+"""GPUs and memory of the machine, with a fake NVML and without one."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ GiB = 1 << 30
 
 
 class Nvml:
-    """As much of pynvml as is asked for, on a machine with two GPUs."""
+    """The part of pynvml that is used, on a machine with two GPUs."""
 
     nvmlMemory_v2 = object()  # noqa: N815
 
@@ -24,7 +24,7 @@ class Nvml:
         pass
 
     def __init__(self) -> None:
-        self.divided: set[int] = set()
+        self.partitioned: set[int] = set()
         self.shut_down = 0
 
     def nvmlInit(self) -> None:
@@ -54,7 +54,7 @@ class Nvml:
     def nvmlDeviceGetMigMode(self, handle: int) -> tuple[int, int]:
         if handle == 0:
             raise self.NVMLError("Not Supported")
-        return (int(handle in self.divided), 0)
+        return (int(handle in self.partitioned), 0)
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Any]:
         return [SimpleNamespace(pid=17, usedGpuMemory=GiB), SimpleNamespace(pid=18, usedGpuMemory=None)]
@@ -65,10 +65,10 @@ class Nvml:
 
 @pytest.fixture
 def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
-    stand_in = Nvml()
-    monkeypatch.setitem(sys.modules, "pynvml", stand_in)
+    fake = Nvml()
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    return stand_in
+    return fake
 
 
 @pytest.fixture
@@ -76,31 +76,31 @@ def no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
 
 
-def test_gpus_are_told_with_what_the_driver_tells(nvml: Nvml) -> None:
+def test_gpus_have_the_properties_that_the_driver_reports(nvml: Nvml) -> None:
     first, second = machine.gpus()
     assert (first.name, first.uuid, first.total, first.used) == ("NVIDIA T4", "GPU-0", 15 * GiB, 2 * GiB)
     assert (second.name, second.is_mig) == ("NVIDIA H200", False)
 
 
-def test_a_figure_that_the_driver_withholds_is_not_available(nvml: Nvml) -> None:
+def test_a_value_that_the_driver_does_not_report_is_not_available(nvml: Nvml) -> None:
     first, _ = machine.gpus()
     assert first.utilization is NA
     assert first.is_mig is NA
     assert [process.bytes for process in first.processes] == [GiB, NA]
 
 
-def test_the_library_is_closed_after_each_question(nvml: Nvml) -> None:
+def test_the_library_is_shut_down_after_each_query(nvml: Nvml) -> None:
     machine.gpus()
     machine.driver_version()
     assert nvml.shut_down == 2
 
 
-def test_without_the_library_there_is_nothing_to_tell(no_nvml: None) -> None:
+def test_without_the_library_nothing_is_reported(no_nvml: None) -> None:
     assert machine.gpus() == []
     assert machine.driver_version() is NA
 
 
-def test_not_available_reads_as_people_write_it() -> None:
+def test_not_available_prints_as_n_a() -> None:
     assert f"{NA}" == "N/A"
     assert not NA
     assert isinstance(NA, NotAvailable)
@@ -128,28 +128,30 @@ def test_visible_gpus_are_numbered_as_cuda_numbers_them(
 
 
 @pytest.mark.parametrize("named", [None, "1", "MIG-1234", "GPU-1234"])
-def test_divided_and_named_gpus_are_left_to_torch(
+def test_mig_instances_and_uuids_are_resolved_by_torch(
     nvml: Nvml, named: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nvml.divided.add(1)
+    nvml.partitioned.add(1)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda index: SimpleNamespace(name="a part", total_memory=GiB)
+        torch.cuda,
+        "get_device_properties",
+        lambda index: SimpleNamespace(name="an instance", total_memory=GiB),
     )
     found = machine.visible_gpus({} if named is None else {"CUDA_VISIBLE_DEVICES": named})
-    assert [(gpu.name, gpu.total) for gpu in found] == [("a part", GiB)]
+    assert [(gpu.name, gpu.total) for gpu in found] == [("an instance", GiB)]
 
 
-def test_a_visible_gpu_tells_what_is_used_of_it_and_by_whom(nvml: Nvml) -> None:
+def test_a_visible_gpu_lists_its_used_memory_and_processes(nvml: Nvml) -> None:
     (gpu,) = machine.visible_gpus({"CUDA_VISIBLE_DEVICES": "1"})
     assert gpu.used == 2 * GiB
     assert [process.pid for process in gpu.processes] == [17, 18]
 
 
-def test_what_torch_is_asked_for_tells_what_is_used_too(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml.divided.add(1)
-    properties = SimpleNamespace(name="a part", total_memory=8 * GiB)
+def test_gpus_that_torch_lists_have_their_used_memory(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml.partitioned.add(1)
+    properties = SimpleNamespace(name="an instance", total_memory=8 * GiB)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
@@ -162,8 +164,8 @@ def test_a_torch_without_cuda_sees_no_gpu(nvml: Nvml, monkeypatch: pytest.Monkey
     assert machine.visible_gpus({}) == []
 
 
-def test_the_host_tells_its_memory() -> None:
-    host = machine.host()
+def test_the_host_reports_its_memory() -> None:
+    host = machine.host_usage()
     assert 0 < host.resident < host.total
 
 
@@ -183,28 +185,28 @@ def process(tmp_path: Path, line: str) -> Path:
     return tmp_path / "proc"
 
 
-def test_the_tightest_limit_around_the_process_counts(tmp_path: Path) -> None:
+def test_the_lowest_limit_of_the_parent_groups_counts(tmp_path: Path) -> None:
     processes = process(tmp_path, "0::/job/step")
     write_group(tmp_path / "sys" / "job" / "step", "max\n", "5\n", NEW)
     write_group(tmp_path / "sys" / "job", "1000\n", "400\n", NEW)
     write_group(tmp_path / "sys", "2000\n", "500\n", NEW)
-    host = machine.host(tmp_path / "sys", processes)
+    host = machine.host_usage(tmp_path / "sys", processes)
     assert (host.limit, host.used_of_limit) == (1000, 400)
 
 
-def test_the_older_control_groups_are_read_too(tmp_path: Path) -> None:
+def test_control_groups_v1_are_read(tmp_path: Path) -> None:
     processes = process(tmp_path, "4:cpu,memory:/job")
     write_group(tmp_path / "sys" / "memory" / "job", "700\n", "30\n", OLD)
     write_group(tmp_path / "sys" / "memory", f"{(1 << 63) - 4096}\n", "30\n", OLD)
-    host = machine.host(tmp_path / "sys", processes)
+    host = machine.host_usage(tmp_path / "sys", processes)
     assert (host.limit, host.used_of_limit) == (700, 30)
 
 
-def test_no_limit_is_not_available(tmp_path: Path) -> None:
-    host = machine.host(tmp_path / "sys", process(tmp_path, "0::/"))
+def test_without_a_limit_it_is_not_available(tmp_path: Path) -> None:
+    host = machine.host_usage(tmp_path / "sys", process(tmp_path, "0::/"))
     assert host.limit is NA
 
 
-def test_importing_this_loads_neither_torch_nor_nvml() -> None:
+def test_importing_the_module_loads_neither_nvml_nor_psutil() -> None:
     code = "import sys, legroom.gpus.machine; sys.exit('pynvml' in sys.modules or 'psutil' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

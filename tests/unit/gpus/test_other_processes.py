@@ -1,10 +1,10 @@
-"""Who else is on a full GPU, as far as the driver says."""
+"""The other processes on a full GPU, as far as the driver reports them."""
 
 import os
 
 import pytest
 
-from legroom.gpus import other_processes
+from legroom.gpus import usage
 from legroom.gpus.machine import NA, Gpu, GpuProcess
 from legroom.units import GiB
 
@@ -23,19 +23,21 @@ def gpu(*processes: GpuProcess) -> Gpu:
 
 
 @pytest.mark.parametrize(
-    ("processes", "words"),
+    ("processes", "expected"),
     [
         ([GpuProcess(pid=os.getpid(), bytes=GiB)], ""),
         ([], ""),
-        ([GpuProcess(pid=2**22 + 1, bytes=2 * GiB)], f"process {2**22 + 1} holds 2.00 GiB of this GPU"),
-        ([GpuProcess(pid=2**22 + 1, bytes=NA)], f"process {2**22 + 1} holds some of this GPU"),
+        ([GpuProcess(pid=2**22 + 1, bytes=2 * GiB)], f"process {2**22 + 1} uses 2.00 GiB of this GPU"),
+        ([GpuProcess(pid=2**22 + 1, bytes=NA)], f"process {2**22 + 1} uses some of this GPU"),
     ],
 )
-def test_other_processes_in_a_sentence(monkeypatch, processes: list[GpuProcess], words: str) -> None:
-    monkeypatch.setattr(other_processes, "gpus", lambda: [gpu(*processes)])
-    assert other_processes.others_on(0) == words
+def test_other_processes_are_named_in_one_line(
+    monkeypatch, processes: list[GpuProcess], expected: str
+) -> None:
+    monkeypatch.setattr(usage, "gpus", lambda: [gpu(*processes)])
+    assert usage.other_processes(0) == expected
 
 
-def test_without_a_driver_nothing_is_said(monkeypatch) -> None:
-    monkeypatch.setattr(other_processes, "gpus", list)
-    assert other_processes.others_on(0) == ""
+def test_without_a_driver_no_process_is_named(monkeypatch) -> None:
+    monkeypatch.setattr(usage, "gpus", list)
+    assert usage.other_processes(0) == ""

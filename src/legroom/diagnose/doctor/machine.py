@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
-from legroom.gpus.machine import NA, Count, Gpu, Host, NotAvailable, driver_version, gpus, host
+from legroom.gpus.machine import NA, Count, Gpu, HostUsage, NotAvailable, driver_version, gpus, host_usage
 
 UNLIMITED = -1
 
@@ -38,8 +38,8 @@ class Machine:
     gpus: tuple[Gpu, ...] = ()
     states: tuple[GpuState, ...] = ()
     """Of each GPU, in the same order."""
-    host: Host = field(
-        default_factory=lambda: Host(total=NA, available=NA, resident=NA, limit=NA, used_of_limit=NA)
+    host: HostUsage = field(
+        default_factory=lambda: HostUsage(total=NA, available=NA, resident=NA, limit=NA, used_of_limit=NA)
     )
     shared_total: Count = NA
     """Of /dev/shm."""
@@ -66,7 +66,7 @@ def inspect_machine() -> Machine:
         driver_trouble=_driver_trouble(),
         gpus=found,
         states=tuple(_state(gpu.index) for gpu in found),
-        host=host(),
+        host=host_usage(),
         shared_total=shared_total,
         shared_free=shared_free,
         open_files=_limit("RLIMIT_NOFILE"),

@@ -15,7 +15,7 @@ from types import FrameType
 
 import torch
 
-from legroom.gpus.other_processes import others_on
+from legroom.gpus.usage import other_processes
 from legroom.observe.cuda import torch_api
 from legroom.observe.cuda.address_owners import Sightings
 from legroom.observe.cuda.history_events import Failure
@@ -81,7 +81,7 @@ class Failures:
             op = failure.op or operation_at(_innermost_frame())
             self._on_error(
                 failure._replace(
-                    message=text, survey=self._look_around(), op=op, others=others_on(failure.device)
+                    message=text, survey=self._look_around(), op=op, others=other_processes(failure.device)
                 )
             )
         except Exception:  # as above: an error in an error would take its place

@@ -30,7 +30,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from legroom.diagnose.oom.recognize import classify
-from legroom.gpus.machine import NotAvailable, host
+from legroom.gpus.machine import NotAvailable, host_usage
 from legroom.train.spilling.saved_tensor_hooks import stepping_aside
 from legroom.train.spilling.transfers import Lane, lane_to
 from legroom.units import MiB, format_size, parse_size
@@ -333,7 +333,7 @@ class _Kept:
 
 def free_host_memory() -> int:
     """What this process may still use, by the machine and by the control group that it runs in."""
-    memory = host()
+    memory = host_usage()
     free = [0 if isinstance(memory.available, NotAvailable) else memory.available]
     if not isinstance(memory.limit, NotAvailable) and not isinstance(memory.used_of_limit, NotAvailable):
         free.append(max(memory.limit - memory.used_of_limit, 0))
