@@ -25,7 +25,7 @@ def test_every_code_that_the_source_names_has_a_page_and_every_page_its_code() -
 
 
 def test_the_documentation_is_what_the_registry_says() -> None:
-    """Mend with `python -m legroom.diagnose.codes docs/codes`."""
+    """To fix a failure, run `python -m legroom.diagnose.codes docs/codes`."""
     documented = {page.stem: page.read_text(encoding="utf-8") for page in (ROOT / "docs/codes").glob("*.md")}
     assert documented == {code: page.markdown for code, page in all_pages().items()}
 
