@@ -1,4 +1,4 @@
-"""Everything is in pyproject.toml but this: one file that belongs beside the package, not in it (see legroom.startup)."""
+"""Installs `legroom.pth` next to the package (see legroom.startup). Everything else is in pyproject.toml."""
 
 from pathlib import Path
 
@@ -12,9 +12,9 @@ LINE = "import os; os.environ.get('LEGROOM') and __import__('legroom.startup').s
 class BuildWithStartup(build_py):
     def run(self) -> None:
         super().run()
-        # An editable install leaves the package where it is; what lies beside it goes straight to where it is installed from.
-        beside = self.get_finalized_command("install").install_lib if self.editable_mode else self.build_lib
-        Path(beside, NAME).write_text(LINE)
+        # An editable install does not copy the package, so the file goes directly to site-packages.
+        folder = self.get_finalized_command("install").install_lib if self.editable_mode else self.build_lib
+        Path(folder, NAME).write_text(LINE)
 
     def get_outputs(self, include_bytecode: bool = True) -> list[str]:
         outputs = super().get_outputs(include_bytecode)

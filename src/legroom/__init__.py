@@ -1,6 +1,6 @@
 """Legroom makes PyTorch training fit into GPU memory.
 
-Importing this loads nothing heavy: each public name brings what it needs when it is first used.
+Importing it is fast: each public name imports its dependencies when it is first used.
 """
 
 from importlib import import_module

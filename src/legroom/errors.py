@@ -1,26 +1,26 @@
-"""Every error that Legroom raises on purpose.
+"""The exceptions that Legroom raises.
 
-    LegroomError                 something a person can mend: one sentence, with the remedy
-    ├── UsageError               a bad argument, size, path or option
+    LegroomError                 base class; its message is one line that says how to fix the problem
+    ├── UsageError               an invalid argument, size, path or option
     ├── CaptureError             a capture file that cannot be read or written
-    │   └── CaptureVersionError  ... because another version of Legroom wrote it
-    ├── CheckpointError          a checkpoint that cannot be written or read, or is another model's
-    ├── MissingExtra             an optional part is not installed; names the extra
-    └── Unsupported              asked of a virtual GPU something that it cannot do
+    │   └── CaptureVersionError  a capture file of another version of Legroom
+    ├── CheckpointError          a checkpoint that cannot be read or written, or belongs to another model
+    ├── MissingExtra             an optional dependency is not installed
+    └── Unsupported              an operation that a virtual GPU does not support
 
-The command line prints the sentence and exits with 2; no traceback of ours reaches a person for bad input.
-`torch.OutOfMemoryError` is torch's own and is never wrapped: handlers written for a real GPU must catch it.
+The command line prints the message without a traceback and exits with 2. `torch.OutOfMemoryError` is never wrapped,
+so handlers written for a real GPU also catch the errors of a virtual GPU.
 """
 
 from legroom.installation import install_command
 
 
 class LegroomError(Exception):
-    """Something a person can mend: one sentence, with the remedy."""
+    """Base class. The message is one line that says how to fix the problem."""
 
 
 class UsageError(LegroomError, ValueError):
-    """A bad argument, size, path or option."""
+    """An invalid argument, size, path or option."""
 
 
 class CaptureError(LegroomError):
@@ -28,15 +28,15 @@ class CaptureError(LegroomError):
 
 
 class CaptureVersionError(CaptureError):
-    """A capture file that another version of Legroom wrote."""
+    """A capture file of another version of Legroom."""
 
 
 class CheckpointError(LegroomError):
-    """A checkpoint that cannot be written or read, or is another model's."""
+    """A checkpoint that cannot be read or written, or belongs to another model."""
 
 
-class MissingExtra(LegroomError, ImportError):  # noqa: N818  (reads as what it is)
-    """An optional part is not installed."""
+class MissingExtra(LegroomError, ImportError):  # noqa: N818
+    """An optional dependency is not installed."""
 
     def __init__(self, what: str, extra: str) -> None:
         super().__init__(f"{what} is not installed: {install_command(extra)}")
@@ -44,4 +44,4 @@ class MissingExtra(LegroomError, ImportError):  # noqa: N818  (reads as what it 
 
 
 class Unsupported(LegroomError, NotImplementedError):  # noqa: N818
-    """Asked of a virtual GPU something that it cannot do."""
+    """An operation that a virtual GPU does not support."""

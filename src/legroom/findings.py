@@ -1,7 +1,7 @@
-"""What everything that reasons yields and everything that shows renders: a Finding.
+"""`Finding`: a problem that an analysis reports and that `legroom.show` renders.
 
-Codes: LG1xx retention, LG2xx inference, LG3xx transfer and loading, LG4xx precision, LG5xx distributed,
-LG6xx fit (the run is sound but larger than the GPU), LG7xx errors that `legroom explain` knows, LG9xx environment.
+Codes: LG1xx retained memory, LG2xx inference, LG3xx transfers and loading, LG4xx precision, LG5xx distributed training,
+LG6xx runs that are too large for the GPU, LG7xx errors known to `legroom explain`, LG9xx the environment.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -10,22 +10,22 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing worth telling a person."""
+    """A problem with its location and fix."""
 
     code: str
-    """`LG101` and so on: stable, documented, searchable."""
+    """For example `LG101`. Codes are stable and documented."""
     message: str
-    """One sentence: what, and by how much."""
+    """One sentence: what happens, and how much memory it uses."""
     fix: str
-    """What to change, in words that name the user's own line or variable where known."""
+    """What to change; names the user's line or variable if known."""
     file: str | None = None
     line: int | None = None
     bytes: int = 0
-    """How much memory this is about; with `saves`, findings are ranked by it."""
+    """The memory that the problem uses. Findings are ranked by `saves`, then by `bytes`."""
     saves: int = 0
-    """How many bytes the fix is estimated to free at the moment in question; 0 where unknown."""
+    """The estimated bytes that the fix frees; 0 if unknown."""
     evidence: dict[str, Any] = field(default_factory=dict)
-    """Plain figures that a program may read."""
+    """Values for programs, in JSON types."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -1,7 +1,7 @@
-"""How this copy of Legroom came here, and so how an optional part is added to it.
+"""The pip command that adds an optional dependency to this installation.
 
-`pip install 'legroom[tune]'` is right for one that came from a package index. A checkout is not there: pip must be given its folder
-again, and one that came from elsewhere its address.
+`pip install 'legroom[tune]'` is correct for an installation from a package index. For a checkout, an archive or a
+repository, pip needs the same path or URL as for the installation.
 """
 
 import json
@@ -12,11 +12,11 @@ from urllib.parse import urlparse
 from urllib.request import url2pathname
 
 SOURCES = Path(__file__).resolve().parents[2]
-"""The checkout, where this file is in one."""
+"""The root of the checkout, if this file is in one."""
 
 
 def install_command(extra: str) -> str:
-    """`pip install ...`, as a shell takes it: what adds an optional part to this copy."""
+    """The `pip install` command, quoted for a shell."""
     if (SOURCES / "pyproject.toml").is_file():
         return f"pip install -e {_quoted(SOURCES, extra)}"
     origin = _origin()
@@ -39,7 +39,7 @@ def _quoted(folder: Path, extra: str) -> str:
 
 
 def _origin() -> dict[str, Any]:
-    """What pip wrote down where it was given a folder or an address instead of a name; empty otherwise."""
+    """The path or URL of the installation, as recorded by pip; empty for a package index."""
     from importlib.metadata import PackageNotFoundError, distribution
 
     try:

@@ -1,7 +1,8 @@
-"""What Legroom says in a sentence: the logger `legroom`, for what it says while somebody's program runs, and `say`.
+"""One-line messages: the logger `legroom` for messages during the user's program, and `say` for the command line.
 
-Python prints a warning that nobody handles bare, and among a training script's own lines one cannot tell who said it. So there the sentence says
-whose it is, as the command line's do. A program that has arranged its logging gets the plain sentence, in its own form.
+Without logging configuration, Python prints a warning without its source. The logger therefore adds the prefix
+`legroom: ` to messages that no handler of the program processes. With a logging configuration, the program's own
+handlers format the message.
 """
 
 import contextlib
@@ -10,31 +11,31 @@ import os
 import sys
 import textwrap
 
-WIDEST = 100
-"""Columns: longer lines are hard to read."""
+MAX_COLUMNS = 100
+"""Longer lines are hard to read."""
 
 
-def say(sentence: str) -> None:
-    """`legroom: ...` on stderr: folded to the width of a terminal, and one line in a pipe or a log, where it is searched for."""
-    with contextlib.suppress(OSError, ValueError):  # a closed pipe: there is no one to tell
-        print(_folded(f"legroom: {sentence}"), file=sys.stderr, flush=True)
+def say(message: str) -> None:
+    """Print `legroom: MESSAGE` to stderr: wrapped on a terminal, in one line elsewhere."""
+    with contextlib.suppress(OSError, ValueError):  # stderr is closed
+        print(_wrapped(f"legroom: {message}"), file=sys.stderr, flush=True)
 
 
-def _folded(text: str) -> str:
+def _wrapped(text: str) -> str:
     try:
         columns = os.get_terminal_size(sys.stderr.fileno()).columns
-    except (AttributeError, OSError, ValueError):  # no terminal
+    except (AttributeError, OSError, ValueError):  # not a terminal
         return text
-    if not columns:  # one that does not know
+    if not columns:  # a terminal of unknown width
         return text
     return "\n".join(
-        textwrap.fill(line, min(columns, WIDEST), break_long_words=False, break_on_hyphens=False)
+        textwrap.fill(line, min(columns, MAX_COLUMNS), break_long_words=False, break_on_hyphens=False)
         for line in text.splitlines()
     )
 
 
 class _LastResort(logging.Handler):
-    """Speaks where nobody else would."""
+    """Prints messages that no other handler processes."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if logging.getLogger().handlers or log.handlers != [self]:

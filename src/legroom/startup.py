@@ -1,11 +1,11 @@
-"""`LEGROOM=1 python train.py`: a script under watch without another word on the command line.
+"""`LEGROOM=1 python train.py`: runs a script under `legroom run` without changing the command.
 
-A file `legroom.pth` beside the installed packages makes every Python ask one question as it starts: is LEGROOM set? If not,
-that is all. If it is, this module starts the interpreter once more with `-m legroom run` in front of the script, so
-that everything is as under `legroom run`; `LEGROOM=8GiB` gives the script a virtual GPU of that size. Programs that are
-no Python file or module (`pip`, `torchrun`, `-c`, a prompt) are left alone, and the processes they start are asked anew.
+The file `legroom.pth` in site-packages checks the environment variable LEGROOM whenever Python starts. If it is set,
+this module restarts the interpreter with `-m legroom run` before the script. `LEGROOM=8GiB` adds `--gpu 8GiB`. Commands
+without a Python script or module (`pip`, `torchrun`, `-c`, the prompt) run unchanged; the Python processes that they
+start check the variable themselves.
 
-`pip install` puts the file in place (see setup.py), and `pip uninstall` takes it away.
+`pip install` creates the file (see setup.py), and `pip uninstall` removes it.
 """
 
 import os
@@ -13,13 +13,13 @@ import sys
 
 VARIABLE = "LEGROOM"
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+"""The options of the interpreter that take a value. Python has no API that lists them; see `python --help-all`."""
 _OFF = ("", "0", "no", "off", "false")
 
 
 def begin() -> None:
-    """Start over under `legroom run`, where LEGROOM asks for it and there is a script to run."""
-    wish = os.environ.get(VARIABLE, "")
-    command = rewritten(sys.orig_argv, wish)
+    """Restart the interpreter under `legroom run` if LEGROOM is set and there is a script. Called by `legroom.pth`."""
+    command = legroom_command(sys.orig_argv, os.environ.get(VARIABLE, ""))
     if command is None:
         return
     del os.environ[VARIABLE]
@@ -27,26 +27,28 @@ def begin() -> None:
     os.execv(sys.executable, command)
 
 
-def rewritten(words: list[str], wish: str) -> list[str] | None:
-    """The command line with `-m legroom run` in it; None where there is nothing to watch."""
-    if wish.strip().lower() in _OFF:
+def legroom_command(arguments: list[str], value: str) -> list[str] | None:
+    """`arguments` with `-m legroom run` before the script; None to run them unchanged. `value`: of LEGROOM."""
+    if value.strip().lower() in _OFF:
         return None
-    position = _script_position(words)
+    position = _script_position(arguments)
     if position is None:
         return None
-    gpu = [] if wish.strip().lower() in ("1", "yes", "on", "true") else ["--gpu", wish]
-    return [sys.executable, *words[1:position], "-m", "legroom", "run", *gpu, *words[position:]]
+    gpu = [] if value.strip().lower() in ("1", "yes", "on", "true") else ["--gpu", value]
+    return [sys.executable, *arguments[1:position], "-m", "legroom", "run", *gpu, *arguments[position:]]
 
 
-def _script_position(words: list[str]) -> int | None:
-    """Where the script (or `-m module`) stands among the interpreter's own options."""
+def _script_position(arguments: list[str]) -> int | None:
+    """The index of the script, or of `-m`, after the options of the interpreter."""
     position = 1
-    while position < len(words):
-        word = words[position]
+    while position < len(arguments):
+        word = arguments[position]
         if word in _WITH_VALUE:
             position += 2
         elif word == "-m":
-            return position if words[position + 1 : position + 2] not in ([], ["legroom"], ["pip"]) else None
+            return (
+                position if arguments[position + 1 : position + 2] not in ([], ["legroom"], ["pip"]) else None
+            )
         elif word in ("-c", "-") or word.startswith(("-c", "-m", "-h", "-?", "-V", "--version", "--help")):
             return None
         elif word.startswith("-"):

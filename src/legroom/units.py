@@ -1,4 +1,4 @@
-"""Sizes: read as people write them, written as people read them. Bytes everywhere in between."""
+"""Parses and formats sizes. Everywhere else, a size is a number of bytes."""
 
 import re
 
@@ -20,35 +20,37 @@ _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([a-zA-Z]*)\s*")
 
 
 def parse_size(text: str | int) -> int:
-    """`"8GiB"`, `"512 MiB"`, `"24g"`, `"24GB"` (decimal) or a plain number of bytes, as bytes.
+    """The number of bytes of `"8GiB"`, `"512 MiB"`, `"24g"`, `"24GB"` (decimal) or a plain number.
 
     >>> parse_size("1.5GiB") == 3 * 512 * MiB
     True
     """
     if isinstance(text, bool) or not isinstance(text, int | str):
-        raise UsageError(f"a size is a text such as 8GiB or a number of bytes, not {type(text).__name__}")
+        raise UsageError(
+            f"A size is a string such as `8GiB` or a number of bytes, not {type(text).__name__}."
+        )
     if isinstance(text, int):
         if text <= 0:
-            raise UsageError(f"{text} is no size: it must be above zero")
+            raise UsageError(f"{text} is not a valid size. A size must be positive.")
         return text
     match = _SIZE.fullmatch(text)
     unit = _UNITS.get(match.group(2).lower()) if match else None
     if match is None or unit is None:
-        raise UsageError(f"'{text}' is no size: write it like 8GiB, 512MiB or 24GB")
+        raise UsageError(f"`{text}` is not a valid size. Examples: `8GiB`, `512MiB`, `24GB`.")
     size = int(float(match.group(1)) * unit)
     if size <= 0:
-        raise UsageError(f"'{text}' is no size: it must be above zero")
+        raise UsageError(f"`{text}` is not a valid size. A size must be positive.")
     return size
 
 
 def is_size(text: str) -> bool:
-    """Whether a word is a number with a unit: `8GiB`, not `8` and not `train.py`."""
+    """Whether `text` is a number with a unit, such as `8GiB`. `8` and `train.py` are not."""
     match = _SIZE.fullmatch(text)
     return match is not None and match.group(2) != "" and match.group(2).lower() in _UNITS
 
 
 def format_size(size: float) -> str:
-    """Bytes for people: the largest binary unit that leaves at least 1, two digits after the point at most.
+    """`size` in the largest binary unit in which it is at least 1, with at most two decimals.
 
     >>> format_size(3 * 512 * MiB), format_size(-20 * MiB), format_size(512)
     ('1.50 GiB', '-20.0 MiB', '512 B')

@@ -1,4 +1,4 @@
-"""One tree of errors: everything raised on purpose can be caught by one name."""
+"""All exceptions derive from `LegroomError`."""
 
 import inspect
 import re
@@ -33,11 +33,13 @@ def test_every_error_is_a_legroom_error(error: type[Exception]) -> None:
         (CaptureVersionError, CaptureError),
     ],
 )
-def test_an_error_is_also_what_python_calls_it(error: type[Exception], also: type[Exception]) -> None:
+def test_an_error_also_derives_from_the_matching_python_error(
+    error: type[Exception], also: type[Exception]
+) -> None:
     assert issubclass(error, also)
 
 
-def test_the_tree_in_the_docstring_names_every_error() -> None:
+def test_the_docstring_lists_every_error() -> None:
     drawn = re.findall(r"^ {4}[│├└─ ]*(\w+)", errors.__doc__ or "", re.MULTILINE)
     assert drawn == [error.__name__ for error in ALL]
 

@@ -1,4 +1,4 @@
-"""A Finding is plain data that a program can read."""
+"""`Finding` is immutable and converts to JSON."""
 
 import json
 from dataclasses import FrozenInstanceError
@@ -19,7 +19,7 @@ FINDING = Finding(
 )
 
 
-def test_it_becomes_json_with_every_field() -> None:
+def test_json_contains_every_field() -> None:
     assert json.loads(json.dumps(FINDING.as_dict())) == {
         "code": "LG101",
         "message": "The list `losses` keeps 35 KiB more at each step.",
@@ -32,7 +32,7 @@ def test_it_becomes_json_with_every_field() -> None:
     }
 
 
-def test_place_and_figures_may_be_unknown() -> None:
+def test_location_and_sizes_are_optional() -> None:
     finding = Finding(code="LG901", message="The driver is old.", fix="Update it.")
     assert (finding.file, finding.line, finding.bytes, finding.saves, finding.evidence) == (
         None,
@@ -43,17 +43,17 @@ def test_place_and_figures_may_be_unknown() -> None:
     )
 
 
-def test_it_cannot_be_changed() -> None:
+def test_a_finding_is_immutable() -> None:
     with pytest.raises(FrozenInstanceError):
         FINDING.code = "LG102"  # type: ignore[misc]
 
 
-def test_two_findings_share_no_evidence() -> None:
+def test_findings_do_not_share_evidence() -> None:
     first = Finding(code="LG101", message="", fix="")
     second = Finding(code="LG101", message="", fix="")
     assert first.evidence is not second.evidence
 
 
-def test_what_it_gives_away_is_a_copy() -> None:
+def test_as_dict_returns_a_copy() -> None:
     FINDING.as_dict()["evidence"]["nodes_per_step"] = 0
     assert FINDING.evidence == {"nodes_per_step": 43}

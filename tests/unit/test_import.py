@@ -1,4 +1,4 @@
-"""`import legroom` is light, and its public names are what it says."""
+"""`import legroom` is fast, and `__all__` lists its public names."""
 
 import subprocess
 import sys
@@ -6,11 +6,11 @@ import sys
 import legroom
 
 ALLOWED = {"legroom"}
-"""Top-level packages, beside the standard library, that `import legroom` may load."""
+"""Top-level packages outside the standard library that `import legroom` may load."""
 
 
 def loaded_by(statement: str) -> set[str]:
-    """Top-level packages outside the standard library that a fresh interpreter has loaded after `statement`."""
+    """Top-level packages outside the standard library that `statement` loads in a new interpreter."""
     program = (
         f"import sys\nbefore = set(sys.modules)\n{statement}\n"
         "print(*{name.partition('.')[0] for name in set(sys.modules) - before})"
@@ -23,22 +23,22 @@ def test_importing_legroom_loads_only_legroom() -> None:
     assert loaded_by("import legroom") <= ALLOWED
 
 
-def test_that_check_can_fail() -> None:
+def test_the_check_above_can_fail() -> None:
     assert not loaded_by("import legroom, rich") <= ALLOWED
 
 
-def test_the_command_line_answers_without_torch() -> None:
+def test_the_command_line_does_not_load_torch() -> None:
     loaded = loaded_by("import legroom.cli")
     assert "typer" in loaded
     assert not {"torch", "ray", "textual", "plotly", "libcst"} & loaded
 
 
-def test_an_estimate_is_judged_and_shown_without_torch() -> None:
-    """The process that traces the script has it; a second one would take as long as the judging itself, many times."""
+def test_the_process_that_shows_an_estimate_does_not_load_torch() -> None:
+    """Only the process that traces the script needs torch, and importing it takes much longer than the rest."""
     assert "torch" not in loaded_by("import legroom.predict.script_estimate, legroom.show.estimate.estimate")
 
 
-def test_public_names_are_real_and_listed() -> None:
+def test_public_names_exist_and_are_listed() -> None:
     for name in legroom.__all__:
         assert getattr(legroom, name) is not None
     assert dir(legroom) == sorted(legroom.__all__)

@@ -1,4 +1,4 @@
-"""The command that adds an optional part works for this copy, however it came here."""
+"""The pip command matches how Legroom was installed."""
 
 import json
 from importlib import metadata
@@ -12,7 +12,7 @@ from legroom.installation import install_command
 
 
 class Distribution:
-    """What pip wrote about a copy."""
+    """A distribution with the origin that pip recorded."""
 
     def __init__(self, origin: dict[str, Any] | None) -> None:
         self._origin = origin
@@ -24,7 +24,7 @@ class Distribution:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """A copy that is in no checkout, from where the test says."""
+    """An installation outside a checkout, with a given origin."""
     monkeypatch.setattr(installation, "SOURCES", tmp_path / "site-packages")
 
     def from_origin(origin: dict[str, Any] | None) -> None:
@@ -33,7 +33,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return from_origin
 
 
-def test_a_checkout_is_installed_again_by_its_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_checkout_is_installed_from_its_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").touch()
     monkeypatch.setattr(installation, "SOURCES", tmp_path)
     assert install_command("tune") == f"pip install -e '{tmp_path}[tune]'"
@@ -41,34 +41,34 @@ def test_a_checkout_is_installed_again_by_its_folder(monkeypatch: pytest.MonkeyP
     assert install_command("tune") == "pip install -e '.[tune]'"
 
 
-def test_a_copy_made_from_a_folder_names_the_folder(installed: Any, tmp_path: Path) -> None:
+def test_an_installation_from_a_directory_names_it(installed: Any, tmp_path: Path) -> None:
     folder = tmp_path / "my sources"
     folder.mkdir()
     installed({"url": folder.as_uri(), "dir_info": {}})
     assert install_command("log") == f"pip install '{folder}[log]'"
 
 
-def test_a_folder_that_is_gone_is_not_named(installed: Any, tmp_path: Path) -> None:
+def test_a_deleted_directory_is_not_named(installed: Any, tmp_path: Path) -> None:
     installed({"url": (tmp_path / "gone").as_uri(), "dir_info": {}})
     assert install_command("log") == "pip install 'legroom[log]'"
 
 
-def test_a_copy_from_git_names_address_and_commit(installed: Any) -> None:
+def test_an_installation_from_git_names_url_and_commit(installed: Any) -> None:
     installed({"url": "https://host/legroom.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}})
     assert install_command("lint") == "pip install 'legroom[lint] @ git+https://host/legroom.git@abc'"
 
 
-def test_a_copy_from_an_archive_names_the_archive(installed: Any) -> None:
+def test_an_installation_from_an_archive_names_its_url(installed: Any) -> None:
     installed({"url": "https://host/legroom.tar.gz", "archive_info": {}})
     assert install_command("lint") == "pip install 'legroom[lint] @ https://host/legroom.tar.gz'"
 
 
-def test_a_copy_from_an_index_is_named(installed: Any) -> None:
+def test_an_installation_from_an_index_uses_the_package_name(installed: Any) -> None:
     installed(None)
     assert install_command("tune") == "pip install 'legroom[tune]'"
 
 
-def test_sources_without_an_installation_are_no_mystery(
+def test_without_an_installation_the_package_name_is_used(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def missing(name: str) -> None:

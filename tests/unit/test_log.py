@@ -1,4 +1,4 @@
-"""Sentences that Legroom says while somebody's program runs say whose they are."""
+"""Messages during a program have the prefix `legroom: ` unless the program configures logging."""
 
 import fcntl
 import logging
@@ -11,42 +11,42 @@ import termios
 
 import pytest
 
-SAY = "from legroom.log import log; log.warning('%s rows did not fit.', 8)"
+SAY = "from legroom.log import log; log.warning('%s samples did not fit.', 8)"
 
 
 def printed(program: str) -> str:
-    """What a fresh interpreter, whose logging nobody has arranged, prints on stderr."""
+    """What a new interpreter without logging configuration prints to stderr."""
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stderr
 
 
-def test_a_sentence_that_nobody_else_handles_names_who_says_it() -> None:
-    assert printed(SAY) == "legroom: 8 rows did not fit.\n"
+def test_a_message_without_another_handler_has_the_prefix() -> None:
+    assert printed(SAY) == "legroom: 8 samples did not fit.\n"
 
 
-def test_a_program_that_arranged_its_logging_gets_the_sentence_once_and_in_its_own_form() -> None:
-    arranged = "import logging; logging.basicConfig(format='%(name)s says %(message)s'); "
-    assert printed(arranged + SAY) == "legroom says 8 rows did not fit.\n"
+def test_configured_logging_formats_the_message_once() -> None:
+    configuration = "import logging; logging.basicConfig(format='%(name)s says %(message)s'); "
+    assert printed(configuration + SAY) == "legroom says 8 samples did not fit.\n"
 
 
-def test_a_handler_of_the_logger_itself_replaces_ours() -> None:
-    arranged = "import logging; logging.getLogger('legroom').addHandler(logging.NullHandler()); "
-    assert printed(arranged + SAY) == ""
+def test_a_handler_on_the_logger_replaces_the_default() -> None:
+    configuration = "import logging; logging.getLogger('legroom').addHandler(logging.NullHandler()); "
+    assert printed(configuration + SAY) == ""
 
 
-def test_what_is_said_on_the_side_is_not_printed() -> None:
+def test_info_messages_are_not_printed() -> None:
     assert printed("from legroom.log import log; log.setLevel('INFO'); log.info('a detail')") == ""
 
 
-def test_arranged_logging_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_message_has_no_prefix_for_other_handlers(caplog: pytest.LogCaptureFixture) -> None:
     from legroom.log import log
 
     with caplog.at_level(logging.WARNING):
-        log.warning("8 rows did not fit.")
-    assert caplog.messages == ["8 rows did not fit."]
+        log.warning("8 samples did not fit.")
+    assert caplog.messages == ["8 samples did not fit."]
 
 
 def on_a_terminal(program: str, columns: int) -> str:
-    """What a fresh interpreter prints on a terminal of that width."""
+    """What a new interpreter prints to a terminal of that width."""
     ours, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     subprocess.run([sys.executable, "-c", program], stderr=its, check=True)
@@ -55,17 +55,15 @@ def on_a_terminal(program: str, columns: int) -> str:
         return terminal.read1(65536).decode().replace("\r\n", "\n")
 
 
-LONG = (
-    "the script stopped before its first step: /home/somebody/train.py:12 asks for a file that is not there"
-)
+LONG = "The script stopped before its first step: /home/user/project/train.py:12 opens a file that does not exist"
 
 
-def test_a_long_sentence_is_folded_to_the_width_of_a_terminal_and_no_path_is_broken() -> None:
-    told = on_a_terminal(f"from legroom.log import say; say({LONG!r})", 40)
-    assert max(map(len, told.splitlines())) <= 40
-    assert "/home/somebody/train.py:12" in told
-    assert " ".join(told.split()) == f"legroom: {LONG}"
+def test_a_long_message_is_wrapped_on_a_terminal_without_breaking_paths() -> None:
+    printed_text = on_a_terminal(f"from legroom.log import say; say({LONG!r})", 40)
+    assert max(map(len, printed_text.splitlines())) <= 40
+    assert "/home/user/project/train.py:12" in printed_text
+    assert " ".join(printed_text.split()) == f"legroom: {LONG}"
 
 
-def test_a_long_sentence_is_one_line_where_no_terminal_is() -> None:
+def test_a_long_message_is_one_line_without_a_terminal() -> None:
     assert printed(f"from legroom.log import say; say({LONG!r})") == f"legroom: {LONG}\n"

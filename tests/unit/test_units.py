@@ -1,4 +1,4 @@
-"""Sizes: read as people write them, written as people read them."""
+"""Parsing and formatting sizes."""
 
 import doctest
 
@@ -32,27 +32,29 @@ from legroom.units import GiB, KiB, MiB, TiB, format_size, is_size, parse_size
         (4096, 4096),
     ],
 )
-def test_a_size_is_read(text: str | int, size: int) -> None:
+def test_a_size_is_parsed(text: str | int, size: int) -> None:
     assert parse_size(text) == size
 
 
 @pytest.mark.parametrize(
     "text", ["", "GiB", "eight", "8 gigs", "8GiBs", "-8GiB", "8,5GiB", "1e9", "8 G B", "0x10", "8..5"]
 )
-def test_what_is_no_size_is_named_with_an_example(text: str) -> None:
-    with pytest.raises(UsageError, match="is no size: write it like 8GiB, 512MiB or 24GB") as caught:
+def test_an_invalid_size_is_quoted_with_examples(text: str) -> None:
+    with pytest.raises(
+        UsageError, match="is not a valid size. Examples: `8GiB`, `512MiB`, `24GB`."
+    ) as caught:
         parse_size(text)
-    assert f"'{text}'" in str(caught.value)
+    assert f"`{text}`" in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["0", "0GiB", "0.0001b", 0, -5])
-def test_nothing_is_no_size(text: str | int) -> None:
-    with pytest.raises(UsageError, match="must be above zero"):
+def test_a_size_must_be_positive(text: str | int) -> None:
+    with pytest.raises(UsageError, match="must be positive"):
         parse_size(text)
 
 
 @pytest.mark.parametrize("value", [None, 1.5, True, b"8GiB"])
-def test_another_type_is_no_size(value: object) -> None:
+def test_another_type_is_rejected(value: object) -> None:
     with pytest.raises(UsageError, match=f"not {type(value).__name__}"):
         parse_size(value)  # type: ignore[arg-type]
 
@@ -72,26 +74,26 @@ def test_another_type_is_no_size(value: object) -> None:
         (0.4, "0 B"),
     ],
 )
-def test_a_size_is_written(size: float, text: str) -> None:
+def test_a_size_is_formatted(size: float, text: str) -> None:
     assert format_size(size) == text
 
 
 @given(st.integers(1, 1 << 60))
-def test_what_is_written_can_be_read_again(size: int) -> None:
+def test_a_formatted_size_can_be_parsed(size: int) -> None:
     assert parse_size(format_size(size)) == pytest.approx(size, rel=0.051)
 
 
 @given(st.integers(1, 1 << 53))
-def test_a_number_of_bytes_is_itself(size: int) -> None:
+def test_a_plain_number_is_a_number_of_bytes(size: int) -> None:
     assert parse_size(str(size)) == parse_size(size) == size
 
 
-def test_the_examples_hold() -> None:
+def test_the_docstring_examples_are_correct() -> None:
     assert doctest.testmod(units) == (0, 2)
 
 
 @pytest.mark.parametrize(
-    ("text", "yes"), [("8GiB", True), ("4 g", True), ("8", False), ("8x", False), ("train.py", False)]
+    ("text", "expected"), [("8GiB", True), ("4 g", True), ("8", False), ("8x", False), ("train.py", False)]
 )
-def test_a_word_is_a_size_when_it_has_a_unit(text: str, yes: bool) -> None:
-    assert is_size(text) is yes
+def test_text_with_a_unit_is_a_size(text: str, expected: bool) -> None:
+    assert is_size(text) is expected

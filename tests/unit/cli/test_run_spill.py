@@ -94,4 +94,4 @@ def test_a_size_without_its_sign_is_not_taken_for_a_script(run, capfd):
 
 def test_a_size_that_is_none_is_refused(run, capfd):
     assert main(["run", "--spill=lots", "train.py"]) == 2
-    assert "'lots' is no size" in capfd.readouterr().err
+    assert "`lots` is not a valid size" in capfd.readouterr().err

@@ -471,7 +471,7 @@ def test_memory_about_to_be_overwritten_is_not_filled_in_deterministic_mode(gpu,
 
 
 def test_a_budget_that_is_no_size_is_refused():
-    with pytest.raises(UsageError, match="is no size"):
+    with pytest.raises(UsageError, match="is not a valid size"):
         Spill("plenty")
 
 
