@@ -1,0 +1,78 @@
+"""Other programs that a traced script starts.
+
+With Landlock they cannot change the user's files, so they run. Without it, only programs known to change nothing run; any other is refused.
+"""
+
+import os
+import shlex
+import sys
+from typing import Any
+
+from legroom.errors import LegroomError
+
+_READ_ONLY = frozenset(
+    [
+        "nvidia-smi",
+        "stty",
+        "tput",
+        "uname",
+        "hostname",
+        "lscpu",
+        "which",
+        "whoami",
+        "nproc",
+        "free",
+        "df",
+        "id",
+        "date",
+        "echo",
+        "true",
+        "false",
+        "cat",
+        "ls",
+    ]
+)
+_READ_ONLY_GIT = frozenset(
+    ["rev-parse", "describe", "log", "show", "status", "diff", "branch", "config", "symbolic-ref", "remote"]
+)
+
+
+class RefusedProgram(LegroomError, PermissionError):  # noqa: N818
+    """A program that a script may not start while it is estimated."""
+
+
+def refuse_programs() -> None:
+    """From now on, starting a program that could change files raises `RefusedProgram`."""
+
+    def check(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "os.system":
+            command = os.fsdecode(arguments[0])
+        elif event == "subprocess.Popen":
+            command = (
+                shlex.join(map(str, arguments[1])) if not isinstance(arguments[1], str) else arguments[1]
+            )
+        elif event in ("os.exec", "os.posix_spawn", "os.spawn"):
+            command = shlex.join(map(os.fsdecode, arguments[1] if event != "os.spawn" else arguments[2]))
+        else:
+            return
+        if not _changes_nothing(command):
+            raise RefusedProgram(
+                f"estimate does not start `{command}`: it could change files, and this system has no Landlock to prevent that"
+            )
+
+    sys.addaudithook(check)
+
+
+def _changes_nothing(command: str) -> bool:
+    if any(sign in command for sign in ">|;&`$"):
+        return False
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return False
+    if not words:
+        return True
+    name = os.path.basename(words[0])
+    if name == "git":
+        return len(words) > 1 and words[1] in _READ_ONLY_GIT
+    return name in _READ_ONLY or (words[0] == sys.executable and "multiprocessing" in command)

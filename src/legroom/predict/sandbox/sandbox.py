@@ -1,0 +1,43 @@
+"""The sandbox of a traced script: its files go to a scratch folder, which is discarded."""
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from legroom.predict.sandbox.landlock import forbid_writes_outside
+from legroom.predict.sandbox.overlay import Overlay, install
+from legroom.predict.sandbox.programs import refuse_programs
+
+_TRACKERS = {"WANDB_MODE": "offline", "COMET_MODE": "disabled", "CLEARML_OFFLINE_MODE": "1"}
+"""Experiment trackers must not report a run that did not take place."""
+
+
+class Sandbox:
+    """Writes of this process, and of all that it starts, go to `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        temporary = folder / "tmp"
+        temporary.mkdir(exist_ok=True)
+        for name in ("TMPDIR", "TEMP", "TMP"):
+            os.environ[name] = str(temporary)
+        tempfile.tempdir = None
+        os.environ.update(_TRACKERS)
+        sys.dont_write_bytecode = True
+        self.overlay = Overlay(folder / "files", scratch=folder)
+        install(self.overlay)
+        self.is_enforced = forbid_writes_outside([str(folder), "/dev", "/proc"])
+        """Whether the kernel refuses what Python cannot redirect."""
+        if not self.is_enforced:
+            refuse_programs()
+
+    def continue_in_fork(self) -> None:
+        """In a fork: write to a copy, since other forks write to the same paths."""
+        self.overlay.continue_in(self._folder / f"files-{os.getpid()}")
+
+    def locate(self, path: Any) -> Any:
+        """Where the content of a file is, for code that opens it without Python."""
+        absolute = self.overlay.absolute(path)
+        return path if self.overlay.allow(absolute) else self.overlay.find(absolute) or path

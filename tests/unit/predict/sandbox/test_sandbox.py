@@ -1,0 +1,215 @@
+"""A script in the sandbox reads back what it wrote, and the user's files stay as they were."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+DRIVER = """
+import json, os, pathlib, shutil, sys
+from legroom.predict.sandbox import sandbox as module
+
+for name, project, program, enforce in json.load(sys.stdin):
+    child = os.fork()
+    if child == 0:
+        out = os.open(f"{project}.out", os.O_CREAT | os.O_WRONLY)
+        os.dup2(out, 1)
+        os.dup2(out, 2)
+        os.chdir(project)
+        if not enforce:
+            module.forbid_writes_outside = lambda folders: False
+        scratch = pathlib.Path(f"{project}.scratch")
+        scratch.mkdir()
+        try:
+            exec(program, {"sandbox": module.Sandbox(scratch), "os": os, "sys": sys, "shutil": shutil, "pathlib": pathlib})
+        finally:
+            sys.stdout.flush()
+            sys.excepthook(*sys.exc_info()) if sys.exc_info()[0] else None
+            os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+def make_project(folder: Path) -> Path:
+    """A folder of the user, with files of several kinds."""
+    (folder / "runs" / "old").mkdir(parents=True)
+    (folder / "log.csv").write_text("step,loss\n")
+    (folder / "best.pt").write_bytes(b"weights" * 100)
+    (folder / "runs" / "old" / "events").write_text("events")
+    (folder / "link").symlink_to("log.csv")
+    return folder
+
+
+def snapshot(folder: Path) -> dict[str, tuple[str, int]]:
+    """Every path below `folder` with its content (or link) and its time of change."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        state = path.lstat()
+        content = (
+            os.readlink(path) if path.is_symlink() else path.read_bytes().hex() if path.is_file() else ""
+        )
+        found[str(path.relative_to(folder))] = (content, state.st_mtime_ns)
+    return found
+
+
+WRITES = {
+    "append": ("open('log.csv', 'a').write('1,0.5\\n'); print(open('log.csv').read().split())", "['step,loss', '1,0.5']"),
+    "overwrite": ("open('best.pt', 'wb').write(b'new'); print(os.path.getsize('best.pt'))", "3"),
+    "truncate": ("open('best.pt', 'w').close(); print(os.stat('best.pt').st_size)", "0"),
+    "change in place": ("f = open('best.pt', 'r+b'); f.write(b'W'); f.close(); print(open('best.pt', 'rb').read(4))", "b'Weig'"),
+    "exclusive": ("open('new', 'x').close()\ntry: open('new', 'x')\nexcept FileExistsError as e: print(e.filename)", "new"),
+    "exclusive existing": ("try: open('log.csv', 'x')\nexcept FileExistsError: print('exists')", "exists"),
+    "missing folder": ("try: open('no/such/file', 'w')\nexcept FileNotFoundError as e: print(e.filename)", "no/such/file"),
+    "folder as file": ("try: open('runs', 'w')\nexcept IsADirectoryError as e: print(e.filename)", "runs"),
+    "pathlib": ("p = pathlib.Path('a.txt'); p.write_text('hi'); print(p.exists(), p.read_text(), p.stat().st_size)", "True hi 2"),
+    "descriptor": ("d = os.open('log.csv', os.O_WRONLY | os.O_APPEND); os.write(d, b'x'); os.close(d); print(open('log.csv').read()[-1])", "x"),
+    "make folders": ("os.makedirs('out/a/b'); open('out/a/b/c', 'w').write('1'); print(os.listdir('out/a'), sorted(os.listdir('.')))",
+                     "['b'] ['best.pt', 'link', 'log.csv', 'out', 'runs']"),
+    "make folder again": ("os.makedirs('runs', exist_ok=True)\ntry: os.mkdir('runs')\nexcept FileExistsError: print('exists')", "exists"),
+    "remove": ("os.remove('log.csv'); print(os.path.exists('log.csv'), 'log.csv' in os.listdir())", "False False"),
+    "remove and write": ("os.remove('log.csv'); open('log.csv', 'a').write('x'); print(open('log.csv').read())", "x"),
+    "remove twice": ("os.remove('log.csv')\ntry: os.remove('log.csv')\nexcept FileNotFoundError as e: print(e.filename)", "log.csv"),
+    "remove new": ("open('n', 'w').close(); os.remove('n'); print(os.path.exists('n'))", "False"),
+    "remove tree": ("shutil.rmtree('runs'); print(os.path.exists('runs/old/events'), os.path.isdir('runs'))", "False False"),
+    "tree again": ("shutil.rmtree('runs'); os.makedirs('runs'); print(os.listdir('runs'))", "[]"),
+    "rmdir not empty": ("try: os.rmdir('runs')\nexcept OSError as e: print(e.errno == 39 or e.errno == 66)", "True"),
+    "rename": ("os.rename('best.pt', 'last.pt'); print(os.path.exists('best.pt'), os.path.getsize('last.pt'))", "False 700"),
+    "replace with new": ("open('t', 'w').write('1'); os.replace('t', 'best.pt'); print(open('best.pt').read(), os.path.exists('t'))", "1 False"),
+    "rename folder": ("os.rename('runs', 'kept'); print(open('kept/old/events').read(), os.path.exists('runs'), os.listdir('kept'))", "events False ['old']"),
+    "rename then write": ("os.rename('best.pt', 'b'); open('b', 'ab').write(b'!'); print(os.path.getsize('b'))", "701"),
+    "rename written folder": ("os.mkdir('n'); open('n/a', 'w').write('1'); os.rename('n', 'm'); print(os.listdir('m'), os.path.exists('n'))", "['a'] False"),
+    "swap": ("os.rename('log.csv', 't'); os.rename('best.pt', 'log.csv'); os.rename('t', 'best.pt'); print(os.path.getsize('log.csv'), open('best.pt').read(4))", "700 step"),
+    "move": ("shutil.move('log.csv', 'runs/log.csv'); print(sorted(os.listdir('runs')))", "['log.csv', 'old']"),
+    "copy": ("shutil.copy2('log.csv', 'copy.csv'); shutil.copytree('runs', 'runs2'); print(open('copy.csv').read(4), os.listdir('runs2'))", "step ['old']"),
+    "through a link": ("open('link', 'a').write('x'); print(open('link').read()[-1])", "x"),
+    "symlink": ("os.symlink('best.pt', 'newest'); print(os.path.getsize('newest'), os.path.islink('newest'))", "700 True"),
+    "walk": ("open('runs/old/new', 'w').close(); print([sorted(f) for _, _, f in os.walk('runs')])", "[[], ['events', 'new']]"),
+    "glob": ("import glob; open('b.csv', 'w').close(); print(sorted(glob.glob('*.csv')), sorted(p.name for p in pathlib.Path('.').glob('*.csv')))", "['b.csv', 'log.csv'] ['b.csv', 'log.csv']"),
+    "scandir": ("open('runs/x', 'w').close(); print(sorted((e.path, e.is_dir()) for e in os.scandir('runs')))", "[('runs/old', True), ('runs/x', False)]"),
+    "change folder": ("os.mkdir('w'); os.chdir('w'); open('f', 'w').write('1'); print(os.path.basename(os.getcwd()), os.listdir('.'), os.path.exists('../log.csv'))", "w ['f'] True"),
+    "modes and times": ("os.chmod('log.csv', 0o600); os.utime('log.csv', (1, 1)); print(int(os.path.getmtime('log.csv')))", "1"),
+    "temporary files": ("import tempfile; f = tempfile.NamedTemporaryFile(dir='.'); f.write(b'1'); f.flush(); print(os.path.exists(f.name))", "True"),
+    "sqlite": ("import sqlite3; c = sqlite3.connect('s.db'); c.execute('create table t (a)'); c.commit(); print(os.path.exists('s.db'))", "True"),
+    "numpy": ("import numpy; numpy.save('a.npy', numpy.ones(3)); print(numpy.load('a.npy').sum())", "3.0"),
+    "memory map": ("import numpy; m = numpy.memmap('m', dtype='u1', mode='w+', shape=4); m[:] = 7; m.flush(); print(open('m', 'rb').read())", "b'\\x07\\x07\\x07\\x07'"),
+    "pickle": ("import pickle; pickle.dump(1, open('p', 'wb')); print(pickle.load(open('p', 'rb')))", "1"),
+    "log file": ("import logging; logging.basicConfig(filename='l.log', level=20); logging.info('hi'); print(open('l.log').read().strip())", "INFO:root:hi"),
+    "zip": ("import zipfile; z = zipfile.ZipFile('z', 'w'); z.writestr('a', '1'); z.close(); print(zipfile.ZipFile('z').namelist())", "['a']"),
+    "fork": ("p = os.fork()\nif p == 0:\n  open('log.csv', 'w').write('child'); os._exit(0)\nos.waitpid(p, 0); print(open('log.csv').read())", "child"),
+    "absolute path": ("p = os.path.abspath('best.pt'); os.remove(p); print(os.path.exists('best.pt'))", "False"),
+    "bytes path": ("os.remove(b'best.pt'); print(b'best.pt' in os.listdir(b'.'))", "False"),
+}  # fmt: skip
+
+
+NOT_PYTHON = {
+    "os.system": "os.system('echo x >> log.csv; rm -f best.pt; touch made')",
+    "subprocess": "import subprocess; subprocess.run(['rm', '-rf', 'runs'])",
+    "another python": "import subprocess; subprocess.run([sys.executable, '-c', 'open(\"log.csv\", \"w\")'])",
+    "C library": "import ctypes; c = ctypes.CDLL(None); c.unlink(b'best.pt'); c.truncate(b'log.csv', 0); c.rename(b'runs', b'r')",
+    "FileIO": "import _io\ntry: _io.FileIO('log.csv', 'w')\nexcept PermissionError: pass",
+    "posix": "import posix\ntry: posix.remove('log.csv')\nexcept PermissionError: pass",
+    "thread": "import threading; t = threading.Thread(target=os.system, args=('rm log.csv',)); t.start(); t.join()",
+}  # fmt: skip
+
+FORKS = """
+open("log.csv", "w").write("common ")
+for number in range(2):
+    child = os.fork()
+    if child == 0:
+        sandbox.continue_in_fork()
+        open("log.csv", "a").write(str(number))
+        print(open("log.csv").read(), flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+CHECKPOINTS = """
+import io, torch
+from legroom.predict.sandbox.checkpoints import load_saved, save
+model = torch.nn.Linear(2, 3)
+print(load_saved("best.pt", None)[0])
+save({"model": model.state_dict(), "epoch": 3}, "best.pt")
+known, loaded = load_saved("best.pt", "cpu")
+print(known, loaded["epoch"], {name: tuple(value.shape) for name, value in loaded["model"].items()})
+buffer = io.BytesIO()
+save(model, buffer)
+buffer.seek(0)
+print(type(load_saved(buffer, None)[1].weight).__name__)
+"""
+
+REFUSED = {
+    "refused os.system": "try: os.system('rm -f best.pt')\nexcept PermissionError as error: print(error)",
+    "refused shell": "import subprocess\ntry: subprocess.run('rm -f best.pt', shell=True)\nexcept PermissionError as error: print(error)",
+}
+HARMLESS = "import subprocess; print(subprocess.run(['echo', 'hi'], capture_output=True, text=True).stdout)"
+
+PROGRAMS = {
+    **{name: (program, True) for name, (program, _) in WRITES.items()},
+    **{name: (program, True) for name, program in NOT_PYTHON.items()},
+    **{name: (program, False) for name, program in REFUSED.items()},
+    "forks": (FORKS, True),
+    "checkpoints": (CHECKPOINTS, True),
+    "harmless": (HARMLESS, False),
+}
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """What a program printed in the sandbox. The first call runs them all, each in a fork with a project of its own."""
+    folder = tmp_path_factory.mktemp("sandbox")
+    projects = {name: make_project(folder / str(number)) for number, name in enumerate(PROGRAMS)}
+    before = {name: snapshot(project) for name, project in projects.items()}
+    work = [(name, str(projects[name]), *program) for name, program in PROGRAMS.items()]
+    done = subprocess.run([sys.executable, "-c", DRIVER], input=json.dumps(work), text=True, timeout=240)
+    assert done.returncode == 0
+
+    def printed(name: str) -> str:
+        assert snapshot(projects[name]) == before[name], "a file of the user changed"
+        return Path(f"{projects[name]}.out").read_text().strip()
+
+    return printed
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_script_reads_back_what_it_wrote_and_no_file_changes(
+    name: str, printed: Callable[[str], str]
+) -> None:
+    assert printed(name) == WRITES[name][1]
+
+
+def has_landlock() -> bool:
+    program = "from legroom.predict.sandbox.landlock import forbid_writes_outside as f; raise SystemExit(not f(['/dev']))"
+    return subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+@pytest.mark.skipif(not has_landlock(), reason="this kernel has no Landlock")
+@pytest.mark.parametrize("name", NOT_PYTHON)
+def test_code_outside_of_python_cannot_change_files(name: str, printed: Callable[[str], str]) -> None:
+    printed(name)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_without_landlock_programs_that_could_change_files_are_refused(
+    name: str, printed: Callable[[str], str]
+) -> None:
+    assert printed(name).startswith("estimate does not start `") and "rm -f best.pt" in printed(name)
+
+
+def test_without_landlock_programs_that_change_nothing_run(printed: Callable[[str], str]) -> None:
+    assert printed("harmless") == "hi"
+
+
+def test_forks_write_to_copies_of_their_own(printed: Callable[[str], str]) -> None:
+    assert printed("forks").splitlines() == ["common 0", "common 1"]
+
+
+def test_a_saved_checkpoint_is_loaded_again_without_its_data(printed: Callable[[str], str]) -> None:
+    assert printed("checkpoints").splitlines() == [
+        "False",
+        "True 3 {'weight': (3, 2), 'bias': (3,)}",
+        "Parameter",
+    ]
