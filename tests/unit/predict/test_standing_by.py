@@ -40,7 +40,10 @@ def test_it_gets_its_order_its_environment_and_requests_and_answers(start: Start
     process = start(ECHO)
     for number in (1, 2):
         process.ask({"number": number})
-        assert process.reply(60) == {"order": {"gpu": "8GiB"}, "request": {"number": number}, "word": "hello"}
+        reply = process.reply(60)
+        assert reply == {
+            "order": {"gpu": "8GiB", "folder": process.folder.name}, "request": {"number": number}, "word": "hello",
+        }  # fmt: skip
 
 
 def test_a_reply_is_waited_for_no_longer_than_wanted(start: Start) -> None:

@@ -1,23 +1,94 @@
-"""`torch.save` and `torch.load` in a traced script: the tensors have no data, so a file holds their descriptions.
+"""Checkpoints of a traced script: `torch.save` and `torch.load` in the sandbox.
 
-What the script saved it can load again. A file of this kind is recognised by a token of this run, so that no file from elsewhere is ever
-unpickled here.
+A trace has no data, so a file holds descriptions of the tensors. The script can load what it saved. Such a file is recognised by a token of
+this run: no file from elsewhere is ever unpickled here.
 """
 
+import contextlib
+import functools
 import io
 import os
 import pickle
 import secrets
-from collections.abc import Callable
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from legroom.observe.virtual.patching import replaced, table
+from legroom.predict.sandbox.sandbox import Sandbox
+
 _MARK = b"legroom-traced-checkpoint:" + secrets.token_bytes(16)
 
 
-def save(obj: Any, f: Any, *_args: Any, **_options: Any) -> None:
-    """In place of `torch.save`."""
+@contextlib.contextmanager
+def checkpoints_in(sandbox: Sandbox, *, has_data: bool) -> Iterator[None]:
+    """Saving writes to the sandbox, and loading reads what was saved there.
+
+    Checkpoints of the user are mapped instead of read, since tensors without data need no memory. Files that cannot be mapped are read as usual.
+    """
+    plain_save, plain_load = torch.save, torch.load
+
+    @functools.wraps(plain_save)
+    def save_tensors(obj: Any, f: Any, *args: Any, **options: Any) -> None:
+        if not has_data:
+            save(obj, f)
+        elif isinstance(f, str | bytes | os.PathLike):
+            with open(f, "wb") as file:  # a path would be opened in C++
+                plain_save(obj, file, *args, **options)
+        else:
+            plain_save(obj, f, *args, **options)
+
+    @functools.wraps(plain_load)
+    def load_tensors(f: Any, map_location: Any = None, *args: Any, **options: Any) -> Any:
+        is_ours, loaded = load_saved(f, map_location)
+        if is_ours:
+            return loaded
+        if isinstance(f, str | os.PathLike):
+            if options.get("mmap") is None:
+                with contextlib.suppress(RuntimeError, ValueError), sandbox.located(f) as file:
+                    return plain_load(file, map_location, *args, **{**options, "mmap": True})
+            with sandbox.located(f) as file:
+                return plain_load(file, map_location, *args, **options)
+        return plain_load(f, map_location, *args, **options)
+
+    functions = {"save": save_tensors, "load": load_tensors}
+    tables = table(torch, functions) + table(torch.serialization, functions)
+    with contextlib.suppress(ImportError):
+        import safetensors.torch
+
+        tables += table(safetensors.torch, {"serialize_file": _save_empty_file})
+    with replaced(tables):
+        yield
+
+
+def no_model_saved() -> None:
+    """Replace the saving of transformers, if the script has loaded it: it reads tensors' data before it writes.
+
+    If a version of transformers has none of these names, a script that saves in its first steps fails there.
+    """
+    for module, kind, method in _SAVERS:
+        saver = getattr(sys.modules.get(module), kind, None)
+        if hasattr(saver, method):
+            setattr(saver, method, _save_nothing)
+
+
+_SAVERS = (
+    ("transformers.modeling_utils", "PreTrainedModel", "save_pretrained"),
+    ("transformers.trainer", "Trainer", "_save_checkpoint"),
+)
+
+
+def _save_nothing(*_arguments: Any, **_options: Any) -> None: ...
+
+
+def _save_empty_file(_tensors: Any, filename: Any, *_arguments: Any, **_options: Any) -> None:
+    open(filename, "wb").close()
+
+
+def save(obj: Any, f: Any) -> None:
+    """Write an object with descriptions in place of its tensors."""
     content = io.BytesIO()
     content.write(_MARK)
     _Pickler(content, protocol=4).dump(obj)
@@ -29,7 +100,7 @@ def save(obj: Any, f: Any, *_args: Any, **_options: Any) -> None:
 
 
 def load_saved(f: Any, map_location: Any) -> tuple[bool, Any]:
-    """Whether `f` is a file that `save` wrote, and the object in it."""
+    """Whether `save` wrote the file `f`, and the object in it."""
     if isinstance(f, str | bytes | os.PathLike):
         with open(f, "rb") as file:
             return load_saved(file, map_location)
@@ -46,15 +117,14 @@ class _Pickler(pickle.Pickler):
     """Writes a description in place of each tensor."""
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, torch.Tensor) and type(obj) in (torch.Tensor, torch.nn.Parameter):
-            kind = "parameter" if isinstance(obj, torch.nn.Parameter) else "tensor"
-            described = (tuple(obj.shape), obj.dtype, str(obj.device), obj.requires_grad, kind)
-            return _tensor, described
-        return NotImplemented
+        if not isinstance(obj, torch.Tensor):
+            return NotImplemented
+        is_parameter = isinstance(obj, torch.nn.Parameter)
+        return _make_tensor, (tuple(obj.shape), obj.dtype, str(obj.device), obj.requires_grad, is_parameter)
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes tensors of the descriptions, where `map_location` says."""
+    """Makes tensors from descriptions, on the devices that `map_location` gives."""
 
     def __init__(self, file: Any, map_location: Any) -> None:
         super().__init__(file)
@@ -62,21 +132,21 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str, /) -> Any:
         found = super().find_class(module, name)
-        return self._tensor if found is _tensor else found
+        return self._make_mapped_tensor if found is _make_tensor else found
 
-    def _tensor(self, shape: Any, dtype: Any, device: str, requires_grad: bool, kind: str) -> torch.Tensor:
-        return _tensor(shape, dtype, _mapped(device, self._map_location), requires_grad, kind)
+    def _make_mapped_tensor(self, shape: Any, dtype: Any, device: str, *flags: bool) -> torch.Tensor:
+        return _make_tensor(shape, dtype, _mapped(device, self._map_location), *flags)
 
 
-def _tensor(shape: Any, dtype: Any, device: str, requires_grad: bool, kind: str) -> torch.Tensor:
-    tensor = torch.zeros(
-        shape, dtype=dtype, device="cpu"
-    )  # pages of zeros use no host memory until they are written
+def _make_tensor(
+    shape: tuple[int, ...], dtype: torch.dtype, device: str, requires_grad: bool, is_parameter: bool
+) -> torch.Tensor:
+    tensor = torch.zeros(shape, dtype=dtype, device="cpu")  # zeros use no host memory until they are written
     if device != "cpu":
         tensor = tensor.to(device)
-    if kind == "parameter":
+    if is_parameter:
         return torch.nn.Parameter(tensor, requires_grad=requires_grad)
-    return tensor.requires_grad_(requires_grad) if requires_grad else tensor
+    return tensor.requires_grad_() if requires_grad else tensor
 
 
 def _mapped(device: str, map_location: Any) -> str:
@@ -84,6 +154,6 @@ def _mapped(device: str, map_location: Any) -> str:
         return device
     if isinstance(map_location, dict):
         return str(map_location.get(device, device))
-    if isinstance(map_location, Callable):  # type: ignore[arg-type]
-        return "cpu"  # a function of storages; nearly always `lambda storage, location: storage`
+    if callable(map_location):  # nearly always `lambda storage, location: storage`
+        return "cpu"
     return str(torch.device(map_location))

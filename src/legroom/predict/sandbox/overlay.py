@@ -37,8 +37,22 @@ class Overlay:
         self._deleted: set[str] = set()
         self._moved: dict[str, str] = {}
         """A path that was renamed to → the path in the lower layer that has its content."""
+        self._threads = threading.local()
         self._directory: str | None = None
         """The current directory, if the script changed to one that is only in the upper layer."""
+
+    @contextlib.contextmanager
+    def plain(self) -> Iterator[None]:
+        """In this block, calls of this thread are not redirected."""
+        self._threads.depth = getattr(self._threads, "depth", 0) + 1
+        try:
+            yield
+        finally:
+            self._threads.depth -= 1
+
+    @property
+    def is_plain(self) -> bool:
+        return bool(getattr(self._threads, "depth", 0))
 
     def continue_in(self, upper: Path) -> None:
         """Use a copy of the upper layer from now on: for a fork, whose siblings write to the same paths."""
@@ -196,20 +210,11 @@ def _real_folder(path: str) -> str:
 
 def install(overlay: Overlay) -> None:
     """Redirect `open` and the functions of `os` for the rest of this process. Forks inherit it."""
-    inside = threading.local()
-
-    @contextlib.contextmanager
-    def plain() -> Iterator[None]:
-        """Calls that the overlay itself makes are not redirected."""
-        inside.depth = getattr(inside, "depth", 0) + 1
-        try:
-            yield
-        finally:
-            inside.depth -= 1
+    plain = overlay.plain
 
     def resolve(path: Any) -> str | None:
         """The absolute path, or None for one that is not redirected."""
-        if getattr(inside, "depth", 0) or not isinstance(path, str | bytes | os.PathLike):
+        if overlay.is_plain or not isinstance(path, str | bytes | os.PathLike):
             return None
         with plain():
             absolute = overlay.absolute(path)

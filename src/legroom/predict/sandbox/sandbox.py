@@ -1,8 +1,10 @@
 """The sandbox of a traced script: its files go to a scratch folder, which is discarded."""
 
+import contextlib
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +37,12 @@ class Sandbox:
 
     def continue_in_fork(self) -> None:
         """In a fork: write to a copy, since other forks write to the same paths."""
-        self.overlay.continue_in(self._folder / f"files-{os.getpid()}")
+        with self.overlay.plain():
+            self.overlay.continue_in(self._folder / f"files-{os.getpid()}")
 
-    def locate(self, path: Any) -> Any:
-        """Where the content of a file is, for code that opens it without Python."""
-        absolute = self.overlay.absolute(path)
-        return path if self.overlay.allow(absolute) else self.overlay.find(absolute) or path
+    @contextlib.contextmanager
+    def located(self, path: Any) -> Iterator[Any]:
+        """Where the content of a file is, for code that opens it without Python. In this block, nothing is redirected."""
+        with self.overlay.plain():
+            absolute = self.overlay.absolute(path)
+            yield path if self.overlay.allow(absolute) else self.overlay.find(absolute) or path

@@ -38,7 +38,8 @@ from legroom.observe.script import Script, execute, installed
 from legroom.observe.virtual.gpu import VirtualGPU
 from legroom.predict.options.apply import in_force
 from legroom.predict.options.names import Means
-from legroom.predict.tracing.files import checkpoints_mapped, no_model_saved, nothing_saved, write_apart
+from legroom.predict.sandbox.checkpoints import checkpoints_in, no_model_saved
+from legroom.predict.sandbox.sandbox import Sandbox
 from legroom.predict.tracing.line_reader import LineReader
 from legroom.predict.tracing.pause_gc import living, resting_during_imports
 from legroom.predict.tracing.resize import batch_size_of, resized, row_shapes
@@ -59,6 +60,7 @@ class TracingProcess:
 
     def __init__(self, order: dict[str, Any], requests: int, replies: int) -> None:
         hide_real_gpus()
+        self._sandbox = Sandbox(Path(order["folder"]))
         self.script = Script(order["script"], tuple(order["arguments"]), order["is_module"])
         self.steps: int = order["steps"]
         self.trace = Trace(
@@ -92,8 +94,7 @@ class TracingProcess:
             self._count_steps()
             self._stop_at_first_call()
             self._end_where_data_is_needed()
-            stack.enter_context(nothing_saved())
-            stack.enter_context(checkpoints_mapped())
+            stack.enter_context(checkpoints_in(self._sandbox, has_data=self.trace.mode == "cpu"))
             self._note_compiling()
             with installed(self.script):
                 outcome = execute(self.script, uncaught=_describe)
@@ -149,9 +150,7 @@ class TracingProcess:
         self._batch_size = request["batch_size"] or self._batch_size
         self._resize_to = request["batch_size"]
         no_model_saved()
-        # Inference will run to its end, and write what it found.
-        if not any(living(torch.optim.Optimizer)):
-            write_apart(Path(request["path"]).parent)
+        self._sandbox.continue_in_fork()
         if request["means"]:
             means = map(Means, request["means"])
             self._means.enter_context(

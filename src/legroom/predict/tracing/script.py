@@ -1,7 +1,6 @@
 """An unmodified script, traced in a process of its own."""
 
 import re
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +31,6 @@ class TracedScript:
         self, process: StandingBy, gpu: GpuSpec, *, mode: Mode = "fake", patience: float = 300
     ) -> None:
         self._process, self._gpu, self._mode, self._patience = process, gpu, mode, patience
-        self._folder = tempfile.TemporaryDirectory(prefix="legroom-")
         self._count = 0
         self._done: set[int] = set()
         reply = self._reply()
@@ -47,7 +45,7 @@ class TracedScript:
         if self._over is not None:
             raise self._explained(self._over)
         self._count += 1
-        path = Path(self._folder.name) / f"trace-{self._count}.legroom"
+        path = Path(self._process.folder.name) / f"trace-{self._count}.legroom"
         order = {
             "number": self._count, "path": str(path), "batch_size": batch_size, "urgent": urgent,
             "means": [one.value for one in means],
@@ -65,7 +63,6 @@ class TracedScript:
     def close(self) -> None:
         """End the process and whatever it started."""
         self._process.close()
-        self._folder.cleanup()
 
     def __enter__(self) -> "TracedScript":
         return self

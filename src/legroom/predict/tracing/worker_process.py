@@ -28,6 +28,8 @@ class StandingBy:
     _requests: IO[str]
     _replies: LineReader
     _printed: IO[bytes]
+    folder: tempfile.TemporaryDirectory[str]
+    """A scratch folder for the process and for its replies; removed when it is closed."""
 
     def ask(self, request: dict[str, Any]) -> None:
         """Send a request. Raises `EOFError` where the process is gone."""
@@ -74,12 +76,16 @@ class StandingBy:
             self._process.wait(timeout=SECONDS_TO_LEAVE)
         self.kill()
         self._printed.close()
+        with contextlib.suppress(OSError):
+            self.folder.cleanup()
 
 
 def start_standing_by(
     module: str, order: dict[str, Any], environment: Mapping[str, str] | None = None
 ) -> StandingBy:
     """Run a module of ours with `order` and the numbers of its two pipes as arguments. `environment`: what it finds beside ours."""
+    folder = tempfile.TemporaryDirectory(prefix="legroom-", ignore_cleanup_errors=True)
+    order = {**order, "folder": os.path.realpath(folder.name)}
     printed = tempfile.TemporaryFile("w+b")  # noqa: SIM115  (lives as long as the process)
     request_read, request_write = os.pipe()
     reply_read, reply_write = os.pipe()
@@ -95,4 +101,4 @@ def start_standing_by(
     )
     os.close(request_read)
     os.close(reply_write)
-    return StandingBy(process, os.fdopen(request_write, "w"), LineReader(reply_read), printed)
+    return StandingBy(process, os.fdopen(request_write, "w"), LineReader(reply_read), printed, folder)

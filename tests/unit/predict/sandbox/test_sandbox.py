@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 DRIVER = """
 import json, os, pathlib, shutil, sys
@@ -41,6 +42,8 @@ def make_project(folder: Path) -> Path:
     (folder / "best.pt").write_bytes(b"weights" * 100)
     (folder / "runs" / "old" / "events").write_text("events")
     (folder / "link").symlink_to("log.csv")
+    torch.save({"weight": torch.arange(1000)}, folder / "real.pt")
+    torch.save(torch.arange(10), folder / "old.pt", _use_new_zipfile_serialization=False)
     return folder
 
 
@@ -68,7 +71,7 @@ WRITES = {
     "pathlib": ("p = pathlib.Path('a.txt'); p.write_text('hi'); print(p.exists(), p.read_text(), p.stat().st_size)", "True hi 2"),
     "descriptor": ("d = os.open('log.csv', os.O_WRONLY | os.O_APPEND); os.write(d, b'x'); os.close(d); print(open('log.csv').read()[-1])", "x"),
     "make folders": ("os.makedirs('out/a/b'); open('out/a/b/c', 'w').write('1'); print(os.listdir('out/a'), sorted(os.listdir('.')))",
-                     "['b'] ['best.pt', 'link', 'log.csv', 'out', 'runs']"),
+                     "['b'] ['best.pt', 'link', 'log.csv', 'old.pt', 'out', 'real.pt', 'runs']"),
     "make folder again": ("os.makedirs('runs', exist_ok=True)\ntry: os.mkdir('runs')\nexcept FileExistsError: print('exists')", "exists"),
     "remove": ("os.remove('log.csv'); print(os.path.exists('log.csv'), 'log.csv' in os.listdir())", "False False"),
     "remove and write": ("os.remove('log.csv'); open('log.csv', 'a').write('x'); print(open('log.csv').read())", "x"),
@@ -141,6 +144,16 @@ buffer.seek(0)
 print(type(load_saved(buffer, None)[1].weight).__name__)
 """
 
+USERS_CHECKPOINTS = """
+import torch
+from legroom.predict.sandbox.checkpoints import checkpoints_in
+with checkpoints_in(sandbox, has_data=False):
+    os.rename("real.pt", "moved.pt")
+    loaded = torch.load("moved.pt", map_location="cpu")
+    print(loaded["weight"][999].item(), "real.pt" in pathlib.Path("/proc/self/maps").read_text())
+    print(torch.load("old.pt")[9].item())
+"""
+
 REFUSED = {
     "refused os.system": "try: os.system('rm -f best.pt')\nexcept PermissionError as error: print(error)",
     "refused shell": "import subprocess\ntry: subprocess.run('rm -f best.pt', shell=True)\nexcept PermissionError as error: print(error)",
@@ -153,6 +166,7 @@ PROGRAMS = {
     **{name: (program, False) for name, program in REFUSED.items()},
     "forks": (FORKS, True),
     "checkpoints": (CHECKPOINTS, True),
+    "user's checkpoints": (USERS_CHECKPOINTS, True),
     "harmless": (HARMLESS, False),
 }
 
@@ -196,7 +210,8 @@ def test_code_outside_of_python_cannot_change_files(name: str, printed: Callable
 def test_without_landlock_programs_that_could_change_files_are_refused(
     name: str, printed: Callable[[str], str]
 ) -> None:
-    assert printed(name).startswith("estimate does not start `") and "rm -f best.pt" in printed(name)
+    assert printed(name).startswith("estimate does not start `")
+    assert "rm -f best.pt" in printed(name)
 
 
 def test_without_landlock_programs_that_change_nothing_run(printed: Callable[[str], str]) -> None:
@@ -213,3 +228,10 @@ def test_a_saved_checkpoint_is_loaded_again_without_its_data(printed: Callable[[
         "True 3 {'weight': (3, 2), 'bias': (3,)}",
         "Parameter",
     ]
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/maps").exists(), reason="what a process has mapped is read from Linux"
+)
+def test_a_checkpoint_of_the_user_is_mapped_and_an_old_one_is_read(printed: Callable[[str], str]) -> None:
+    assert printed("user's checkpoints").splitlines() == ["999 True", "9"]
