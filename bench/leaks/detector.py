@@ -25,7 +25,7 @@ from torch.utils.data import dataloader
 
 from bench.lib.table import print_table
 from legroom.memory.annotations import DetectedLeak
-from legroom.observe.leaks.watcher import Watcher
+from legroom.observe.leaks.detector import LeakDetector
 
 
 def main() -> None:
@@ -120,13 +120,13 @@ def _answer(program: Program, writing: int) -> NoReturn:
 
 def _watched(program: Program) -> dict[str, Any]:
     leaks: dict[Any, DetectedLeak] = {}
-    watcher = Watcher(lambda kept: leaks.setdefault(kept.identity, kept) and None)
-    _follow_loaders(watcher)
-    watcher.attach()
+    detector = LeakDetector(lambda leak: leaks.setdefault(leak.identity, leak) and None)
+    _follow_loaders(detector)
+    detector.attach()
     main_module = types.ModuleType("__main__")
     main_module.__file__ = str(program.path)
     sys.modules["__main__"] = main_module
-    began, error = time.perf_counter(), watcher.trouble
+    began, error = time.perf_counter(), detector.error
     try:
         exec(compile(program.path.read_text(), str(program.path), "exec"), main_module.__dict__)
     except Exception as raised:
@@ -138,21 +138,21 @@ def _watched(program: Program) -> dict[str, Any]:
     ]  # fmt: skip
     return {
         "leaks": rows[:8],
-        "error": error or watcher.trouble,
+        "error": error or detector.error,
         "on_gpu": torch.cuda.is_available(),
         "seconds": round(time.perf_counter() - began, 2),
-        "looking": round(watcher.seconds_looking, 2),
+        "looking": round(detector.scan_seconds, 2),
     }
 
 
-def _follow_loaders(watcher: Watcher) -> None:
+def _follow_loaders(detector: LeakDetector) -> None:
     """Follow every DataLoader, as `legroom run` does."""
     iterator: Any = dataloader._BaseDataLoaderIter
     original = iterator.__next__
 
     def following(self: Any) -> Any:
         batch = original(self)
-        watcher.ticks.batch()
+        detector.iterations.next_batch()
         return batch
 
     iterator.__next__ = following

@@ -38,10 +38,10 @@ from legroom.memory.events import Category, Oom
 from legroom.memory.ledger import Ledger
 from legroom.observe.holders.paths import find_path
 from legroom.observe.holders.python_names import Variables
-from legroom.observe.leaks.census import look_around
-from legroom.observe.leaks.watcher import Watcher
+from legroom.observe.leaks.detector import LeakDetector
+from legroom.observe.leaks.live_objects import find_live_objects
 from legroom.observe.session import Session
-from legroom.show.watch.watch import REPAINT_SECONDS, _detector, _Line
+from legroom.show.watch.watch import REPAINT_SECONDS, _Line, _shared
 from legroom.units import GiB, MiB
 
 MILLISECONDS = (1.0, 5.0)
@@ -146,14 +146,14 @@ def always_on(device: str, milliseconds: float, seconds: float) -> dict[str, Any
     """Return the time of a step relative to a plain one in the same round, the median over all rounds."""
     layers = max(round(8 * milliseconds / (_median_iteration(_loop(device, 8)) * 1e3)), 1)
     iterations = _loop(device, layers)
-    watcher = Watcher(lambda kept: None)
+    detector = LeakDetector(lambda leak: None)
 
     def attached() -> list[float]:
-        watcher.attach()
+        detector.attach()
         try:
             return iterations(lambda batches: batches)
         finally:
-            watcher.detach()
+            detector.detach()
 
     def plain() -> list[float]:
         return iterations(lambda batches: batches)
@@ -163,17 +163,17 @@ def always_on(device: str, milliseconds: float, seconds: float) -> dict[str, Any
         "detector": attached,
         "legroom.watch": lambda: iterations(lambda batches: legroom.watch(batches, quiet=True)),
     }
-    while watcher.turn < FIRST_TURNS:
+    while detector.iteration < FIRST_TURNS:
         for mode in MODES:
             ways[mode]()
     compared: dict[str, list[tuple[list[float], ...]]] = {mode: [] for mode in MODES}
     before, until = plain(), time.perf_counter() + seconds
     while time.perf_counter() < until:
         for mode in random.sample(MODES, len(MODES)):
-            looked = watcher.seconds_looking, _detector.watcher.seconds_looking
+            looked = detector.scan_seconds, _shared.detector.scan_seconds
             block, after = ways[mode](), plain()
             # A scan belongs to growing memory, not to the permanent cost.
-            if looked == (watcher.seconds_looking, _detector.watcher.seconds_looking):
+            if looked == (detector.scan_seconds, _shared.detector.scan_seconds):
                 compared[mode].append((before, block, after))
             before = after
     figures: dict[str, Any] = {
@@ -250,11 +250,11 @@ def scan() -> dict[str, Any]:
     listing, following, holder = [], [], ""
     for _ in range(7):
         began = time.thread_time()
-        tensors, _ = look_around()
+        tensors, _ = find_live_objects()
         listing.append(time.thread_time() - began)
         del tensors
         began = time.thread_time()
-        path = find_path(KEPT[200], Variables(None), least=64)
+        path = find_path(KEPT[200], Variables(None), min_length=64)
         following.append(time.thread_time() - began)
         holder = f"{path.name} ({path.described})"
     figures = {

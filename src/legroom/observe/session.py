@@ -21,7 +21,7 @@ from legroom.memory.events import Event, Sink, Step
 from legroom.observe.cuda.history import CudaHistory
 from legroom.observe.dispatch.allocations import HostMemory
 from legroom.observe.dispatch.recorder import Recorder
-from legroom.observe.leaks.watcher import Watcher
+from legroom.observe.leaks.detector import LeakDetector
 from legroom.observe.producer import MemoryStats, Producer
 from legroom.observe.training import TrainingClock
 from legroom.observe.virtual.gpu import VirtualGPU
@@ -80,18 +80,18 @@ class Session:
             self._producer = _HostProducer(sink)
             self.devices = [DeviceInfo(0, "host memory", "host", psutil.virtual_memory().total)]
         self._began = time.perf_counter()
-        self._watcher = Watcher(
+        self._leak_detector = LeakDetector(
             self._record_leak, allocated=self._allocated, on_device=self._producer.is_on_device
         )
 
     def __enter__(self) -> "Session":
         self._began = time.perf_counter()
         self._exit.enter_context(self._producer)
-        loaders = TrainingClock(on_batch=lambda _: self._watcher.ticks.batch())
+        loaders = TrainingClock(on_batch=lambda _: self._leak_detector.iterations.next_batch())
         loaders.attach()
         self._exit.callback(loaders.detach)
-        self._watcher.attach()
-        self._exit.callback(self._watcher.detach)
+        self._leak_detector.attach()
+        self._exit.callback(self._leak_detector.detach)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -101,13 +101,13 @@ class Session:
     def finish(self) -> None:
         """Send the events that are still pending: a CUDA history is read at the end. May be called twice."""
         self._producer.finish()
-        if self._watcher.turn and not self._watching_reported:
+        if self._leak_detector.iteration and not self._watching_reported:
             self._watching_reported = True
-            if self._watcher.trouble:
-                message = f"the search for leaks stopped with an internal error ({self._watcher.trouble})"
+            if self._leak_detector.error:
+                message = f"the search for leaks stopped with an internal error ({self._leak_detector.error})"
                 self._sink(RecordingFailed(self._seconds, message))
             else:
-                self._sink(LoopWatched(self._seconds, self._watcher.turn))
+                self._sink(LoopWatched(self._seconds, self._leak_detector.iteration))
 
     def status(self) -> Status:
         """The status of the device with the most allocated memory now."""

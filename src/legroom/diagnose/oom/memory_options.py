@@ -185,7 +185,7 @@ def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
     if evidence.batch is None:
         how = f"Use a batch of at most {_fraction_words(fraction)} of today's"
     elif smaller is not None:
-        how = f"Use `{smaller.words}` instead of `{evidence.batch.words}`"
+        how = f"Use `{smaller.text}` instead of `{evidence.batch.text}`"
     else:
         how = "The batch cannot shrink that far: take the other means"
     less = f"; {_how_far(done)}" if unfinished else ""
@@ -198,7 +198,7 @@ def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
         evidence={
             "fraction": round(fraction, 3),
             "unfinished": unfinished,
-            "argument": smaller.words if smaller else None,
+            "argument": smaller.text if smaller else None,
             "fixed_bytes": fixed,
             "scaling_bytes": scaling,
         },

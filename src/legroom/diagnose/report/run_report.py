@@ -194,7 +194,7 @@ class RunReport:
                 ]
             smaller = batch.smaller(first.evidence["fraction"]) if batch is not None else None
             if smaller is not None:
-                again = self.command.with_arguments(smaller.put_into(self.command.arguments))
+                again = self.command.with_arguments(smaller.replace_in(self.command.arguments))
                 return [(again.text, "with the smaller batch"), *look]
         if first is not None and first.code == "LG607":
             return [

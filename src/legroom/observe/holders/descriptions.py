@@ -1,7 +1,7 @@
-"""A chain of objects, from a name to a tensor, as a person would write it: `trainer.history`, a list of 412 items.
+"""Describes a chain of references from a name to a tensor as in source code: `trainer.history`, a list of 412 items.
 
-On the way stand several containers, and mostly one of them grows. Where it is known at which turn tensors were made, that is the
-innermost one that has tensors of the most turns; else the largest.
+The chain may contain several containers, usually one of which grows. If the iterations in which tensors were created are known, that
+is the innermost container with tensors of the most iterations; otherwise the longest one.
 """
 
 import gc
@@ -27,89 +27,89 @@ from torch import nn
 from legroom.observe.dispatch.attribution import is_user_file
 from legroom.observe.holders.python_names import CONTAINERS, Root, attributes_of, file_of, key_of
 from legroom.observe.source.files import line_of_function
-from legroom.observe.source.storing_lines import limits_itself
+from legroom.observe.source.storing_lines import class_limits_itself
 
 GENERATORS = (GeneratorType, CoroutineType, AsyncGeneratorType)
-_OF_MODULES = ("_modules", "_parameters", "_buffers")
-_LARGE = 1025
-"""A cache of more entries than that does not limit anything."""
-_TURNS_IN_ATTRIBUTES = 3
-"""An object's attributes are a container if they hold tensors of so many turns."""
+_MODULE_DICTS = ("_modules", "_parameters", "_buffers")
+_UNBOUNDED_SIZE = 1025
+"""A cache with at least this `maxsize` counts as unbounded."""
+_MIN_ITERATIONS_IN_ATTRIBUTES = 3
+"""The attributes of an object count as a container if they hold tensors of this many iterations."""
 
 
 class StoredName(NamedTuple):
-    """A variable or attribute on the way to an object."""
+    """A variable or attribute on the path to an object."""
 
     name: str
-    """As a person would write it, from the root on: `node.parent`."""
+    """As in source code, from the root on: `node.parent`."""
     stored_as: str
     is_attribute: bool
     file: str | None
     function: str
     owner: type | None = None
-    """The class of the object whose attribute it is."""
+    """The class of the object that has the attribute."""
 
     @property
     def classes(self) -> frozenset[str]:
-        """The names of that class and of all it derives from."""
+        """The names of that class and its base classes."""
         return (
             frozenset(each.__name__ for each in self.owner.__mro__) if self.owner is not None else frozenset()
         )
 
 
 class HolderPath(NamedTuple):
-    """How a name in the program leads to an object."""
+    """The path from a name in the program to an object."""
 
     name: str
-    """As a person would write it: `losses`, `trainer.history`, `Probe.seen`; "" where no name leads there."""
+    """As in source code: `losses`, `trainer.history`, `Probe.seen`; "" if no name references it."""
     stored_as: str
-    """The last name on the way: the variable or attribute into which things are put."""
+    """The last name on the path: the variable or attribute that things are stored in."""
     is_attribute: bool
     """Whether `stored_as` is an attribute."""
     how: str
     """`container`, `variable`, `cache`, `exception`, `closure`, `generator`, `cycle` or `unknown`."""
     described: str
-    """What the object of that name is: `list, 412 items`."""
+    """The type and length of the named object: `list, 412 items`."""
     length: int
-    """How many items; 0 for what is no container."""
+    """Number of items; 0 if it is not a container."""
     bounded: bool
-    """Whether the container limits itself (`deque(maxlen=...)`, `lru_cache(maxsize=...)`)."""
+    """Whether the container limits its own length (`deque(maxlen=...)`, `lru_cache(maxsize=...)`)."""
     file: str | None
-    """Where the name lives."""
+    """The file of the name."""
     function: str
-    """The function whose local it is; "" for globals and attributes."""
+    """The function, for a local variable; "" for globals and attributes."""
     line: int
-    """Where that function is now, or where what keeps it is defined; 0 where unknown."""
+    """The current line of that function, or the line that defines the holder; 0 if unknown."""
     names: tuple[StoredName, ...]
-    """Every name on the way, the nearest to the object first."""
+    """Every name on the path, the closest to the object first."""
     contents: frozenset[int]
-    """`id` of everything in the container, one level down and within tuples: to see what else it explains."""
+    """`id`s of the items of the container, including nested ones, to find which other tensors it explains."""
     container: int = 0
-    """`id` of the container itself; 0 where there is none."""
+    """`id` of the container itself; 0 if there is none."""
     is_mapping: bool = False
-    """Whether the container finds things by keys that come again: then it may only be filling."""
-    turns: int = 0
-    """Of how many turns it is known to have tensors."""
+    """Whether the container stores items by keys that can repeat, so it may only be filling."""
+    iterations: int = 0
+    """From how many iterations it is known to have tensors."""
     keys: tuple[str, ...] = ()
-    """The plain keys on the way."""
+    """The literal keys on the path."""
     aliases: tuple[StoredName, ...] = ()
-    """Other names that the same object has in running functions: what one gave another as an argument."""
+    """Other names of the same object in running functions, such as arguments."""
     classes: frozenset[str] = frozenset()
-    """Whose attribute it is: the class and all it derives from."""
-    within_bounded: bool = False
-    """Whether, within the container, the object lies in another one that limits itself."""
-    of_models: bool = False
-    """Whether the container's items are models, or have one."""
-    by_iterator: bool = False
-    """Whether an iterator of Python's own (`itertools.cycle`) fills it: then the line that makes that iterator is the one to name."""
+    """The class that has the attribute, and its base classes."""
+    inside_bounded: bool = False
+    """Whether the object is in a bounded container inside this container."""
+    contains_models: bool = False
+    """Whether the items of the container are models, or contain one."""
+    filled_by_iterator: bool = False
+    """Whether an iterator of `itertools` (`cycle`) fills it; then the line that creates the iterator is reported."""
 
 
-NO_ONE = HolderPath("", "", False, "unknown", "", 0, False, None, "", 0, (), frozenset())
+NO_HOLDER = HolderPath("", "", False, "unknown", "", 0, False, None, "", 0, (), frozenset())
 """No path was found."""
 
 
 class _Step(NamedTuple):
-    """How one object leads to the next."""
+    """How one object references the next."""
 
     text: str
     attribute: str = ""
@@ -117,23 +117,24 @@ class _Step(NamedTuple):
     owner: type | None = None
 
 
-class _Grown(NamedTuple):
-    """A container on the way, and the name by which it is known."""
+class _Candidate(NamedTuple):
+    """A container on the path, and its name."""
 
     container: Any
     named: StoredName
-    turns: int
+    iterations: int
     length: int
 
 
-def in_words(root: Root, chain: list[Any], made: Mapping[int, int]) -> HolderPath:
-    """`chain`: from what the root names to the target. `made`: `id` of a tensor → the turn in which it was made."""
+def describe_path(root: Root, chain: list[Any], created_in: Mapping[int, int]) -> HolderPath:
+    """`chain`: the objects from the one that the root names to the target. `created_in`: `id` of a tensor → the iteration that
+    created it."""
     line, how = root.line, root.how
     named = StoredName(
         root.name, root.name.rpartition(".")[2], root.is_attribute, root.file, root.function, root.owner
     )
     names, keys = [named], list[str]()
-    candidates: list[_Grown] = []
+    candidates: list[_Candidate] = []
     cache: Any = None
     for position, item in enumerate(chain):
         if isinstance(item, BaseException | TracebackType | FrameType) and how in ("variable", "closure"):
@@ -153,7 +154,7 @@ def in_words(root: Root, chain: list[Any], made: Mapping[int, int]) -> HolderPat
         owner = chain[position - 1] if position else None
         if position > 1 and _is_namespace_of(owner, chain[position - 2]):
             owner = chain[position - 2]
-        candidate = _candidate(item, owner, named, made)
+        candidate = _candidate(item, owner, named, created_in)
         if candidate is not None:
             candidates.append(candidate)
         following = chain[position + 1] if position + 1 < len(chain) else None
@@ -169,63 +170,70 @@ def in_words(root: Root, chain: list[Any], made: Mapping[int, int]) -> HolderPat
             line = 0 if step.owner is not None else line
             named = StoredName(named.name, step.attribute, True, file_of(step.owner) if step.owner else named.file, "", step.owner)  # fmt: skip
         names.append(named)
-    grown = _most_likely(candidates)
-    best = grown.named if grown is not None else named
-    container = grown.container if grown is not None else None
+    growing = _most_likely(candidates)
+    best = growing.named if growing is not None else named
+    container = growing.container if growing is not None else None
     if container is not None and how == "variable":
         how = "container"
-    described, length, bounded = _described(grown) if grown is not None else (_kind(chain), 0, False)
+    described, length, bounded = _describe(growing) if growing is not None else (_kind(chain), 0, False)
     if cache is not None:
-        length, bounded = cache.cache_info().currsize, (cache.cache_info().maxsize or _LARGE) < _LARGE
+        length, bounded = (
+            cache.cache_info().currsize,
+            (cache.cache_info().maxsize or _UNBOUNDED_SIZE) < _UNBOUNDED_SIZE,
+        )
     return HolderPath(
         best.name, best.stored_as, best.is_attribute, how, described, length,
         bounded, best.file, best.function, line,
         tuple(reversed(names)), frozenset(_contents(container)) if container is not None else frozenset(),
         id(container) if container is not None else 0, isinstance(container, dict | set | frozenset) or (cache is not None and _has_keys_by_value(cache)),
-        grown.turns if grown is not None else 0, tuple(keys), (), best.classes, _limits_within(grown, candidates), _has_models(container),
+        growing.iterations if growing is not None else 0, tuple(keys), (), best.classes, _is_inside_bounded(growing, candidates), _has_models(container),
         any(type(each).__module__ == "itertools" for each in chain),
     )  # fmt: skip
 
 
-def _candidate(item: Any, owner: Any, named: StoredName, made: Mapping[int, int]) -> _Grown | None:
+def _candidate(item: Any, owner: Any, named: StoredName, created_in: Mapping[int, int]) -> _Candidate | None:
     if not isinstance(item, CONTAINERS):
-        attributes = attributes_of(item) if made and not isinstance(item, nn.Module) else None
-        if attributes is None or len(attributes) < _TURNS_IN_ATTRIBUTES:
+        attributes = attributes_of(item) if created_in and not isinstance(item, nn.Module) else None
+        if attributes is None or len(attributes) < _MIN_ITERATIONS_IN_ATTRIBUTES:
             return None
-        turns = {made[id(each)] for each in attributes.values() if id(each) in made}
+        iterations = {created_in[id(each)] for each in attributes.values() if id(each) in created_in}
         return (
-            _Grown(attributes, named, len(turns), len(attributes))
-            if len(turns) >= _TURNS_IN_ATTRIBUTES
+            _Candidate(attributes, named, len(iterations), len(attributes))
+            if len(iterations) >= _MIN_ITERATIONS_IN_ATTRIBUTES
             else None
         )
     if _is_namespace_of(item, owner):
         return None
-    turns = {made[each] for each in _contents(item) if each in made} if made else set()
+    iterations = {created_in[each] for each in _contents(item) if each in created_in} if created_in else set()
     length = len(item)
-    if _is_of_module(item, owner) and len(turns) < 2 and not isinstance(owner, nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict):  # fmt: skip
+    if _is_module_dict(item, owner) and len(iterations) < 2 and not isinstance(owner, nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict):  # fmt: skip
         return None  # the layers of a model
-    return _Grown(item, named, len(turns), length)
+    return _Candidate(item, named, len(iterations), length)
 
 
-def _most_likely(candidates: list[_Grown]) -> _Grown | None:
-    """Outermost first they come. The innermost that has tensors of many turns, has room for them (a dict of two lists has those of as
-    many turns as the lists) and can be filled (a tuple may have a state and the one before). Where turns say nothing, the longest."""
+def _most_likely(candidates: list[_Candidate]) -> _Candidate | None:
+    """The container that grows, of `candidates` from the outermost to the innermost.
+
+    It is the innermost one with tensors of many iterations that is long enough for them (a dict of two lists has tensors of as
+    many iterations as the lists) and that can grow (a tuple may hold a state and the previous one). If the iterations are
+    unknown, it is the longest one.
+    """
     if not candidates:
         return None
-    most = max(each.turns for each in candidates)
+    most = max(each.iterations for each in candidates)
     if most < 2:
         return max(candidates, key=lambda each: each.length)
-    many = [each for each in candidates if each.turns >= max(2, 0.75 * most)]
-    roomy = [each for each in many if each.length >= 0.8 * each.turns]
-    fillable = [each for each in roomy if not isinstance(each.container, tuple | frozenset)]
-    return (fillable or roomy or many)[-1]
+    many = [each for each in candidates if each.iterations >= max(2, 0.75 * most)]
+    long_enough = [each for each in many if each.length >= 0.8 * each.iterations]
+    mutable = [each for each in long_enough if not isinstance(each.container, tuple | frozenset)]
+    return (mutable or long_enough or many)[-1]
 
 
-def _limits_within(grown: _Grown | None, candidates: list[_Grown]) -> bool:
-    """Whether one of the containers within the one that grows limits itself."""
-    if grown is None:
+def _is_inside_bounded(growing: _Candidate | None, candidates: list[_Candidate]) -> bool:
+    """Whether one of the containers inside the growing one is bounded."""
+    if growing is None:
         return False
-    position = next(number for number, each in enumerate(candidates) if each is grown)
+    position = next(number for number, each in enumerate(candidates) if each is growing)
     return any(
         isinstance(each.container, deque) and each.container.maxlen is not None
         for each in candidates[position + 1 :]
@@ -248,7 +256,7 @@ def _has_models(container: Any) -> bool:
 
 
 def _has_keys_by_value(cache: Any) -> bool:
-    """Whether calls can find what an earlier call left: a tensor among the arguments is another one each time."""
+    """Whether a later call can hit an entry of the cache. With a tensor among the arguments it never does."""
     entries = next((each for each in gc.get_referents(cache) if isinstance(each, dict)), {})
     return not any(
         isinstance(part, torch.Tensor)
@@ -262,12 +270,12 @@ def _kind(chain: list[Any]) -> str:
     return "tensor" if isinstance(last, torch.Tensor) else type(last).__name__
 
 
-def _described(grown: _Grown) -> tuple[str, int, bool]:
-    container, length = grown.container, grown.length
+def _describe(growing: _Candidate) -> tuple[str, int, bool]:
+    container, length = growing.container, growing.length
     bounded = isinstance(container, deque) and container.maxlen is not None
     file = file_of(type(container))
     bounded = bounded or (
-        file is not None and is_user_file(file) and limits_itself(file, type(container).__name__)
+        file is not None and is_user_file(file) and class_limits_itself(file, type(container).__name__)
     )
     items = f"{length:,} item{'s' if length != 1 else ''}"
     return f"{type(container).__name__}, {items}", length, bounded
@@ -285,18 +293,18 @@ def _contents(container: Any, depth: int = 2) -> Iterator[int]:
                 yield from (id(each) for each in attributes.values())
 
 
-# --- single steps ----------------------------------------------------------------------------------------------------
+# --- the steps of a path ----------------------------------------------------------------------------------------------------
 
 
 def _step(item: Any, following: Any, owner: Any) -> _Step | None:
-    """How `item`, which `owner` led to, leads to `following`; None where that adds nothing to the name."""
+    """How `item`, which `owner` references, references `following`; None if that adds nothing to the name."""
     if _is_namespace_of(item, owner):
         return _attribute(owner, following)
     if isinstance(item, dict):
         key = key_of(item, following)
         if key is None:
             return None
-        if _is_of_module(item, owner):  # model.layer, not model._modules["layer"]
+        if _is_module_dict(item, owner):  # model.layer, not model._modules["layer"]
             return _Step(f".{key}", key, owner=type(owner))
         return _Step(f'["{key[:40]}"]', key=key)
     if isinstance(
@@ -304,24 +312,24 @@ def _step(item: Any, following: Any, owner: Any) -> _Step | None:
         (*CONTAINERS, MethodType, CellType, FunctionType, TracebackType, FrameType, BaseException, type),
     ):
         return None
-    if isinstance(following, dict) and _is_of_module(following, item):
+    if isinstance(following, dict) and _is_module_dict(following, item):
         return None
     return _attribute(item, following)
 
 
 def _attribute(owner: Any, following: Any) -> _Step | None:
-    if isinstance(following, dict) and _is_of_module(following, owner):
+    if isinstance(following, dict) and _is_module_dict(following, owner):
         return None
     attributes = attributes_of(owner)
     key = key_of(attributes, following) if attributes is not None else None
     return _Step(f".{key}", key, owner=type(owner)) if key is not None else None
 
 
-def _is_of_module(item: Any, owner: Any) -> bool:
-    """Whether a dict is where a module keeps its parameters, buffers or submodules."""
-    return isinstance(owner, nn.Module) and any(item is owner.__dict__.get(name) for name in _OF_MODULES)
+def _is_module_dict(item: Any, owner: Any) -> bool:
+    """Whether a dict contains the parameters, buffers or submodules of a module."""
+    return isinstance(owner, nn.Module) and any(item is owner.__dict__.get(name) for name in _MODULE_DICTS)
 
 
 def _is_namespace_of(item: Any, owner: Any) -> bool:
-    """Whether a dict is an instance's attributes rather than a container of the user's."""
+    """Whether a dict contains the attributes of an instance, so it is not a container of the user."""
     return isinstance(item, dict) and owner is not None and attributes_of(owner) is item

@@ -1,9 +1,9 @@
-"""By which path Python keeps an object: from the object backwards, until a name in the user's program is met.
+"""The reference path that keeps an object alive, searched backwards from the object to a name in the user's program.
 
-The garbage collector knows who refers to whom. Asking it costs one pass over all its objects, in C, for each step
-backwards; a path has few. A name is where a path ends (see `python_names`), unless what it leads to cannot be what grows: then the
-search goes on to who holds that, for a function made anew with every turn (a hook, a report to be made later) is not what gathers
-but lies in something that does. Nothing is called on the user's objects, and nothing of what is met is kept when the search is over.
+The garbage collector knows the referrers of an object. Each step backwards costs one pass over all its objects, in C, and a path
+has few steps. A path ends at a name (see `python_names`), unless the named object cannot be what grows. Then the search
+continues with its referrers: a function that is created in every iteration (a hook, a deferred report) does not grow itself, but is
+stored in something that does. The search calls no method of the user's objects and keeps no reference to them.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from legroom.observe.dispatch.attribution import is_user_file
-from legroom.observe.holders.descriptions import GENERATORS, NO_ONE, HolderPath, StoredName, in_words
+from legroom.observe.holders.descriptions import GENERATORS, NO_HOLDER, HolderPath, StoredName, describe_path
 from legroom.observe.holders.python_names import (
     CONTAINERS,
     Root,
@@ -27,22 +27,27 @@ from legroom.observe.holders.python_names import (
     key_of,
     locals_of,
 )
-from legroom.observe.source.files import built_at, name_around
+from legroom.observe.source.files import built_at, function_at
 
-MOST_LEVELS = 12
-MOST_AT_A_LEVEL = 12
-_NO_TURNS: Mapping[int, int] = {}
+MAX_LEVELS = 12
+MAX_PER_LEVEL = 12
+_UNKNOWN_ITERATIONS: Mapping[int, int] = {}
 
 
 def find_path(
-    target: Any, variables: Variables, *, least: int = 0, made: Mapping[int, int] = _NO_TURNS
+    target: Any,
+    variables: Variables,
+    *,
+    min_length: int = 0,
+    created_in: Mapping[int, int] = _UNKNOWN_ITERATIONS,
 ) -> HolderPath:
-    """Who keeps `target` alive. `least`: a container of fewer items is named only if nothing else leads there. `made`: `id` of a
-    tensor → the turn in which it was made, as far as known: what has tensors of several turns is what grows.
+    """The path that keeps `target` alive. `min_length`: a container with fewer items is only returned if no other path exists.
+    `created_in`: `id` of a tensor → the iteration in which it was created, if known; a container with tensors of several
+    iterations is what grows.
 
-    The caller may hold the target in local variables of plain functions; a list or a generator of its own would be found.
+    The caller may reference the target in local variables of plain functions, but not in a list or a generator.
     """
-    search = _Search(variables, least, made)
+    search = _Search(variables, min_length, created_in)
     try:
         return search.run(target)
     finally:
@@ -50,13 +55,13 @@ def find_path(
 
 
 def held_by_python(targets: list[Any], variables: Variables) -> set[int]:
-    """`id`s of those that some Python object or variable refers to; the others are kept by the C++ side alone. `targets` may
+    """`id`s of the targets that a Python object or variable references; the others are only referenced from C++. `targets` must
     be the caller's only list of them."""
     wanted = {id(target) for target in targets}
     held = wanted & variables.locals.keys()
     for referrer in gc.get_referrers(*targets):
         if isinstance(referrer, FrameType) and (
-            id(referrer) in variables.running or _is_ours(referrer.f_code)
+            id(referrer) in variables.running or _is_legroom_code(referrer.f_code)
         ):
             continue
         if referrer is not targets and _is_in_python(referrer):
@@ -65,79 +70,83 @@ def held_by_python(targets: list[Any], variables: Variables) -> set[int]:
 
 
 class _Search:
-    def __init__(self, variables: Variables, least: int, made: Mapping[int, int]) -> None:
+    def __init__(self, variables: Variables, min_length: int, created_in: Mapping[int, int]) -> None:
         self._variables = variables
-        self._least = least
-        self._made = made
-        self._ours: set[int] = set()
-        """`id`s of the lists that the search itself has in hand."""
-        self._met: dict[int, Any] = {}
-        """Every object met, by `id`: one dict, so that there is only this to overlook among the referrers."""
+        self._min_length = min_length
+        self._created_in = created_in
+        self._own_lists: set[int] = set()
+        """`id`s of the lists of the search itself."""
+        self._seen: dict[int, Any] = {}
+        """`id` → every object seen. A single dict, so that only this one must be skipped among the referrers."""
         self._leads_to: dict[int, int] = {}
-        """`id` of an object → of the one it refers to, nearer to the target."""
+        """`id` of an object → `id` of the object that it references, one step closer to the target."""
 
     def forget(self) -> None:
-        self._met.clear()
+        self._seen.clear()
 
     def run(self, target: Any) -> HolderPath:
         level: list[Any] = [target]
-        self._met[id(target)] = target
-        second_best: HolderPath | None = None
-        for _ in range(MOST_LEVELS):
-            leading: list[Any] = []
-            self._ours = {id(self._met), id(level), id(leading)}
+        self._seen[id(target)] = target
+        fallback: HolderPath | None = None
+        for _ in range(MAX_LEVELS):
+            unfinished: list[Any] = []
+            self._own_lists = {id(self._seen), id(level), id(unfinished)}
             for item in level:
                 root = self._root_of(item)
                 path = self._path(root, item) if root is not None else None
-                if path is not None and self._is_enough(path):
+                if path is not None and self._can_grow(path):
                     return path
-                if path is not None and (second_best is None or path.length > second_best.length):
-                    second_best = path
+                if path is not None and (fallback is None or path.length > fallback.length):
+                    fallback = path
                 if path is None or id(item) not in self._variables.namespaces:
-                    leading.append(item)
-            level = self._next_level(leading) if leading else []
+                    unfinished.append(item)
+            level = self._next_level(unfinished) if unfinished else []
             if not level:
                 break
-        return second_best or self._being_built() or self._unrooted(target)
+        return fallback or self._being_built() or self._unrooted(target)
 
-    def _is_enough(self, path: HolderPath) -> bool:
-        """Whether a path leads to something that can grow. A function or generator may itself lie in what does."""
+    def _can_grow(self, path: HolderPath) -> bool:
+        """Whether the path names something that can grow. A function or generator may be stored in something that does."""
         if path.how in ("cache", "exception"):
             return True
         if path.names and not any(name.file is None or is_user_file(name.file) for name in path.names):
-            return False  # in a library's own hands
-        return path.turns >= 2 or path.length >= self._least
+            return False  # internal to a library
+        return path.iterations >= 2 or path.length >= self._min_length
 
     def _next_level(self, level: list[Any]) -> list[Any]:
-        found = self._among(gc.get_referrers(*level), level)
+        found = self._candidates(gc.get_referrers(*level), level)
         if found:
             return found
-        # A task that is done hides its result from the collector.
+        # A finished task hides its result from the garbage collector.
         tasks = [each for each in gc.get_objects() if issubclass(type(each), asyncio.Future)]
-        return self._among([each for each in tasks if _which_result(each, level) is not None], level)
+        return self._candidates([each for each in tasks if _task_result_in(each, level) is not None], level)
 
-    def _among(self, referrers: list[Any], level: list[Any]) -> list[Any]:
-        """Those of the referrers that may lead to a name, likeliest first."""
+    def _candidates(self, referrers: list[Any], level: list[Any]) -> list[Any]:
+        """The referrers that may lead to a name, most likely first."""
         found: list[Any] = []
         for referrer in referrers:
-            if id(referrer) in self._met or id(referrer) in self._ours or isinstance(referrer, _NO_HOLDERS):
-                continue
-            if isinstance(referrer, FrameType) and (
-                id(referrer) in self._variables.running or _is_ours(referrer.f_code)
+            if (
+                id(referrer) in self._seen
+                or id(referrer) in self._own_lists
+                or isinstance(referrer, _NEVER_HOLDERS)
             ):
                 continue
-            child = _which_result(referrer, level)
-            if child is None:  # never by its truth: that would ask a tensor for its value
-                child = _which(referrer, level)
+            if isinstance(referrer, FrameType) and (
+                id(referrer) in self._variables.running or _is_legroom_code(referrer.f_code)
+            ):
+                continue
+            child = _task_result_in(referrer, level)
+            if child is None:  # not `or`: that would read the value of a tensor
+                child = _referenced_in(referrer, level)
             if child is None:
                 continue
-            self._met[id(referrer)] = referrer
+            self._seen[id(referrer)] = referrer
             self._leads_to[id(referrer)] = id(child)
             found.append(referrer)
         found.sort(key=_rank)
-        return found[:MOST_AT_A_LEVEL]
+        return found[:MAX_PER_LEVEL]
 
-    # --- where a search ends
+    # --- the end of a search
 
     def _root_of(self, item: Any) -> Root | None:
         namespace = self._variables.namespaces.get(id(item)) if isinstance(item, dict) else None
@@ -163,7 +172,7 @@ class _Search:
         return next(iter(self._variables.locals.get(id(item), ())), None)
 
     def _child(self, item: Any) -> Any:
-        return self._met.get(self._leads_to.get(id(item), 0))
+        return self._seen.get(self._leads_to.get(id(item), 0))
 
     def _global(self, namespace: dict[str, Any], module: str) -> Root | None:
         name = key_of(namespace, self._child(namespace))
@@ -173,10 +182,10 @@ class _Search:
         shown = f"sys.{name}" if module == "sys" else name
         return Root(shown, file if isinstance(file, str) else None, "", 0, "variable")
 
-    # --- from the root to the target, in words
+    # --- from the root to the target
 
     def _path(self, root: Root, item: Any) -> HolderPath:
-        """`item` is what the root names, or the namespace in which the name stands."""
+        """`item` is the object that the root names, or the namespace of the name."""
         chain = self._chain(item)
         if (isinstance(item, dict) and id(item) in self._variables.namespaces) or root.how in (
             "closure",
@@ -187,7 +196,7 @@ class _Search:
             chain = chain[1:] if chain[1] is not _class_namespace(item, chain[1]) else chain[2:]
         while chain and (isinstance(chain[0], CellType) or _is_closure(chain[0])):
             chain = chain[1:]
-        path = in_words(root, chain, self._made)
+        path = describe_path(root, chain, self._created_in)
         if not chain or path.stored_as != root.name:
             return path
         others = self._variables.others(root, chain[0])
@@ -198,37 +207,41 @@ class _Search:
         )
 
     def _being_built(self) -> HolderPath | None:
-        """A list that a statement is still filling: `losses = [step(x) for x in data]`. No name leads there before it is done."""
-        grown = [
-            item for item in self._met.values() if isinstance(item, CONTAINERS) and len(item) >= self._least
+        """A list that a running statement builds: `losses = [step(x) for x in data]`. It has no name until the statement ends."""
+        long_enough = [
+            item
+            for item in self._seen.values()
+            if isinstance(item, CONTAINERS) and len(item) >= self._min_length
         ]
-        if not grown or not self._least:
+        if not long_enough or not self._min_length:
             return None
         for file, line, function in self._variables.lines:
             name = built_at(file, line)
             if name is not None:
-                function = name_around(file, line) if function.startswith("<") else function
+                function = function_at(file, line) if function.startswith("<") else function
                 root = Root(name or function or "(a list being built)", file, function, line, "variable")
-                return in_words(root, self._chain(grown[-1]), self._made)
+                return describe_path(root, self._chain(long_enough[-1]), self._created_in)
         return None
 
     def _unrooted(self, target: Any) -> HolderPath:
-        """No name leads there: an instance's attribute, a reference cycle, or nothing in Python."""
+        """No name references the target: an attribute of an instance in a reference cycle, or nothing in Python."""
         chain: list[Any] = []
-        for item in reversed(self._met.values()):
+        for item in reversed(self._seen.values()):
             if (
                 isinstance(item, CONTAINERS)
                 or item is target
-                or (file_of(type(item)) or "").startswith(_OURS)
+                or (file_of(type(item)) or "").startswith(_LEGROOM)
             ):
-                continue  # what Legroom packs into a graph (spilled tensors) belongs to who keeps the graph
+                continue  # tensors that Legroom packs into a graph (spilling) belong to the holder of the graph
             if attributes_of(item) is not None:
                 chain = self._chain(item)
                 break
         if not chain:
-            return NO_ONE
+            return NO_HOLDER
         owner = chain[0]
-        path = in_words(Root(type(owner).__name__, file_of(type(owner)), "", 0, "cycle"), chain, self._made)
+        path = describe_path(
+            Root(type(owner).__name__, file_of(type(owner)), "", 0, "cycle"), chain, self._created_in
+        )
         closing = _closes_cycle(owner)
         return path if closing is None else path._replace(stored_as=closing, is_attribute=True)
 
@@ -241,7 +254,7 @@ class _Search:
 
 
 def _closes_cycle(owner: Any) -> str | None:
-    """The attribute of an object by which it reaches itself, directly or through one other."""
+    """The attribute through which an object references itself, directly or through one or two others."""
     attributes = attributes_of(owner) or {}
     for distance in (0, 1, 2):
         for name, value in attributes.items():
@@ -254,7 +267,7 @@ def _closes_cycle(owner: Any) -> str | None:
 
 
 def _closure(function: FunctionType, child: Any, grandchild: Any) -> Root | None:
-    """The variable that a function took along from around it, or the argument whose default is kept with it."""
+    """The closure variable of a function, or the argument whose default value it stores."""
     code = function.__code__
 
     def root(name: str) -> Root:
@@ -280,7 +293,7 @@ def _is_closure(item: Any) -> bool:
 
 
 def _class_namespace(kind: type, child: Any) -> Any:
-    """The dict behind a class's attributes, if that is what `child` is: it has the same names."""
+    """`child` if it is the dict of the class's attributes."""
     return (
         child if isinstance(child, dict) and "__module__" in child and "__module__" in kind.__dict__ else None
     )
@@ -305,14 +318,14 @@ def _suspended(generator: Any, child: Any) -> Root | None:
     return Root(name or code.co_name, code.co_filename, code.co_name, frame.f_lineno or 0, "generator")
 
 
-def _which_result(item: Any, level: list[Any]) -> Any:
-    """The member of `level` that is a done task's result."""
+def _task_result_in(item: Any, level: list[Any]) -> Any:
+    """The member of `level` that is the result of a finished task."""
     result = item._result if issubclass(type(item), asyncio.Future) else None
     return next((each for each in level if each is result), None) if result is not None else None
 
 
-def _which(referrer: Any, level: list[Any]) -> Any:
-    """The member of `level` that `referrer` refers to."""
+def _referenced_in(referrer: Any, level: list[Any]) -> Any:
+    """The member of `level` that `referrer` references."""
     if len(level) == 1:
         return level[0]
     wanted = {id(item): item for item in level}
@@ -322,24 +335,24 @@ def _which(referrer: Any, level: list[Any]) -> Any:
     return None
 
 
-_NO_HOLDERS = (ModuleType, CodeType, Variables, _Search)
+_NEVER_HOLDERS = (ModuleType, CodeType, Variables, _Search)
 
 
 def _is_in_python(referrer: Any) -> bool:
-    """A node of the autograd graph keeps tensors on behalf of those that the graph leads to: no one in Python. (A list may keep
-    such a node, though: the `ctx` of a function of the user's own.)"""
-    return not isinstance(referrer, (*_NO_HOLDERS, torch._C._FunctionBase))
+    """Autograd nodes are not Python holders: they retain tensors for the tensors that own the graph. (A list may reference such a
+    node, though: the `ctx` of a user's function.)"""
+    return not isinstance(referrer, (*_NEVER_HOLDERS, torch._C._FunctionBase))
 
 
 def _rank(referrer: Any) -> int:
-    """What most likely leads to a name first."""
+    """Sorts referrers by how likely they lead to a name."""
     if isinstance(referrer, list | dict | deque | set):
         return 0
     return 2 if isinstance(referrer, FrameType | TracebackType | BaseException) else 1
 
 
-def _is_ours(code: CodeType) -> bool:
-    return code.co_filename.startswith(_OURS)
+def _is_legroom_code(code: CodeType) -> bool:
+    return code.co_filename.startswith(_LEGROOM)
 
 
-_OURS = __file__.rpartition("observe")[0]
+_LEGROOM = __file__.rpartition("observe")[0]

@@ -1,7 +1,7 @@
-"""Where names lead: the variables of running functions, the names of modules, the attributes of objects.
+"""The objects that names refer to: variables of running functions, module globals, attributes.
 
-The garbage collector does not see the variables of functions that are still running, so those are read from their frames. Nothing
-is called on the user's objects: no `repr`, no property, no `__eq__`.
+The garbage collector does not track the local variables of running functions, so they are read from the frames. No method of
+the user's objects is called: no `repr`, no property, no `__eq__`.
 """
 
 import contextvars
@@ -22,7 +22,7 @@ _COPIES_LOCALS = sys.version_info < (3, 13)
 
 
 class Root(NamedTuple):
-    """A name from which a path begins."""
+    """A name at the start of a path."""
 
     name: str
     file: str | None
@@ -31,22 +31,22 @@ class Root(NamedTuple):
     how: str
     is_attribute: bool = False
     owner: type | None = None
-    """The class whose attribute it is."""
+    """The class, if it is a class attribute."""
 
 
 class Variables:
-    """Where the names of running functions and of modules lead, at one moment. Holds `id`s only."""
+    """The variables of running functions and of modules at one moment. Stores `id`s only."""
 
     def __init__(self, frame: FrameType | None) -> None:
-        """`frame`: where the caller's thread is; the other threads are looked at as well."""
+        """`frame`: the frame of the calling thread. Other threads are read as well."""
         self.running: set[int] = set()
         self.locals: dict[int, list[Root]] = {}
-        """`id` of an object → the variables of running functions that have it, innermost first."""
+        """`id` of an object → the local variables that refer to it, innermost first."""
         self._globals: dict[int, Root] = {}
         self.namespaces: dict[int, str] = {}
         self.names: dict[int, str | None] = {}
         self.lines: list[tuple[str, int, str]] = []
-        """File, line and function of each of the user's running frames on the caller's thread, innermost first."""
+        """File, line and function of each user frame of the calling thread, innermost first."""
         for name, module in list(sys.modules.items()):
             if isinstance(module, ModuleType):
                 self.namespaces[id(module.__dict__)] = name
@@ -54,7 +54,7 @@ class Variables:
         others = sys._current_frames()
         del others[
             threading.get_ident()
-        ]  # this very frame: to hold it in its own variable would pin all of it
+        ]  # this frame: a reference to it in its own variable would be a cycle
         for innermost in others.values():
             self._read_stack(innermost, [])
         self._read_context(self.lines[0][0] if self.lines else None)
@@ -80,19 +80,19 @@ class Variables:
             frame = frame.f_back
 
     def _read_context(self, file: str | None) -> None:
-        """Context variables keep what they are set to where no collector looks."""
+        """The garbage collector does not track the values of context variables."""
         for variable, value in contextvars.copy_context().items():
             self.locals.setdefault(id(value), []).append(Root(variable.name, file, "", 0, "variable"))
             del value
 
     def others(self, root: Root, item: Any) -> list[Root]:
-        """The other names that an object has in running functions and their modules: an argument is another's variable."""
+        """The other names of an object in running functions and their modules: an argument is also a variable of the caller."""
         found = [*self.locals.get(id(item), []), self._globals.get(id(item))]
         return [each for each in found if each is not None and each != root]
 
 
 def locals_of(frame: FrameType) -> Iterator[tuple[str, Any]]:
-    """A function's variables. CPython up to 3.12 keeps the copy that this makes in the frame: it is emptied again."""
+    """The local variables of a frame. Up to CPython 3.12 this creates a copy in the frame, which is cleared again."""
     variables = frame.f_locals
     try:
         for name in list(variables):
@@ -104,7 +104,7 @@ def locals_of(frame: FrameType) -> Iterator[tuple[str, Any]]:
 
 
 def attributes_of(item: Any) -> dict[str, Any] | None:
-    """An instance's attributes, without running any code of its class."""
+    """The attributes of an instance, without running code of its class."""
     if isinstance(item, (*CONTAINERS, type, ModuleType, torch.Tensor, FunctionType)):
         return None
     try:
@@ -127,7 +127,7 @@ def attributes_of(item: Any) -> dict[str, Any] | None:
 
 
 def key_of(mapping: dict[Any, Any], value: Any) -> str | None:
-    """The name under which a mapping has this very object."""
+    """The key under which a mapping stores this object."""
     for key, each in list(mapping.items()):
         if each is value and isinstance(key, str):
             return key
@@ -135,7 +135,7 @@ def key_of(mapping: dict[Any, Any], value: Any) -> str | None:
 
 
 def file_of(kind: type) -> str | None:
-    """Where a class is written."""
+    """The source file of a class."""
     module = sys.modules.get(getattr(kind, "__module__", "") or "")
     file = getattr(module, "__file__", None)
     return file if isinstance(file, str) else None

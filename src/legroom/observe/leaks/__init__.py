@@ -1,1 +1,1 @@
-"""Watching a training loop for memory that it keeps: counters always, a census when something grows, then the holder."""
+"""Leak detection in a training loop: counters after every iteration, heap scans when something grows, then the holder."""

@@ -1,8 +1,7 @@
-"""Figures cheap enough to read after every step: what the devices and the C++ side of the host have in use.
+"""Memory counters that are cheap enough to read after every iteration: device bytes and bytes of the C heap.
 
-An autograd graph that grows takes no device memory at all, and no Python objects either: its nodes live in the C library's
-heap. glibc tells in under a microsecond how much of that heap is in use, to the byte, which makes one more node in
-each step visible.
+A growing autograd graph may use no device memory and no Python objects: its nodes are in the heap of the C library. glibc
+reports the heap size exactly in less than a microsecond, so one more node per iteration is visible.
 """
 
 import ctypes
@@ -13,52 +12,55 @@ import psutil
 import torch
 
 
-class Reading(NamedTuple):
-    """The figures of one moment."""
+class CounterReading(NamedTuple):
+    """The counters at one moment."""
 
     device: int
     """Bytes in use on all devices together."""
     host: int
-    """Bytes in use in the C heap; 0 where the C library does not tell."""
+    """Bytes in use in the C heap; 0 if the C library does not report them."""
 
 
-class Counters:
-    """Reads the figures. `allocated` gives the device's where something else than the CUDA allocator keeps them."""
+class MemoryCounters:
+    """Reads the counters. `allocated` returns the device bytes if the CUDA allocator is not the source."""
 
     def __init__(self, allocated: Callable[[], int] | None = None) -> None:
         self._allocated = allocated or cuda_allocated
-        self._host = _heap_in_use()
+        self._heap_bytes = _heap_counter()
 
-    def read(self) -> Reading:
-        return Reading(self._allocated(), self._host() if self._host is not None else 0)
+    def read(self) -> CounterReading:
+        return CounterReading(self._allocated(), self._heap_bytes() if self._heap_bytes is not None else 0)
 
 
 def cuda_allocated() -> int:
-    """Bytes that live tensors hold on all CUDA devices in use; 0 without any."""
+    """Allocated bytes on all CUDA devices in use; 0 without one."""
     return cuda_allocated_and_peak()[0]
 
 
 def cuda_allocated_and_peak() -> tuple[int, int]:
-    """Bytes that live tensors hold on all CUDA devices in use, and the highest that one device's held so far."""
+    """Allocated bytes on all CUDA devices in use, and the highest peak of a single device."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return 0, 0
-    figures = [_figures_of(index) for index in range(torch.cuda.device_count())]
-    return sum(now for now, _ in figures), max((peak for _, peak in figures), default=0)
+    stats = [_device_stats(index) for index in range(torch.cuda.device_count())]
+    return sum(now for now, _ in stats), max((peak for _, peak in stats), default=0)
 
 
 def resident_bytes() -> int:
-    """This process's memory on the host, as the system counts it."""
+    """Resident host memory of this process."""
     return int(psutil.Process().memory_info().rss)
 
 
-def _figures_of(index: int) -> tuple[int, int]:
-    """Allocated bytes of a device and their peak. torch's own functions flatten a hundred figures for each of the two; the raw
-    statistics are several times quicker. Without the private call, those functions are asked."""
+def _device_stats(index: int) -> tuple[int, int]:
+    """Allocated bytes of a device and their peak.
+
+    torch's public functions flatten a hundred statistics for each value, so reading the raw statistics is several times faster.
+    Without the private function, the public ones are used.
+    """
     raw: Any = getattr(torch._C, "_cuda_memoryStats", None)
     if raw is None or getattr(torch.cuda.memory_allocated, "__module__", "") != "torch.cuda.memory":
         return int(torch.cuda.memory_allocated(index)), int(torch.cuda.max_memory_allocated(index))
-    figures = raw(index)["allocated_bytes"]["all"]
-    return int(figures["current"]), int(figures["peak"])
+    stats = raw(index)["allocated_bytes"]["all"]
+    return int(stats["current"]), int(stats["peak"])
 
 
 class _MallInfo(ctypes.Structure):
@@ -70,16 +72,16 @@ class _MallInfo(ctypes.Structure):
     )  # fmt: skip
 
 
-def _heap_in_use() -> Callable[[], int] | None:
-    """glibc's `mallinfo2`. Elsewhere (macOS, musl) growth on the host is found on a sparse schedule only."""
+def _heap_counter() -> Callable[[], int] | None:
+    """glibc's `mallinfo2`. Without it (macOS, musl), growth on the host is only found by the scheduled scans."""
     try:
-        ask = ctypes.CDLL(None).mallinfo2
+        mallinfo = ctypes.CDLL(None).mallinfo2
     except (AttributeError, OSError):
         return None
-    ask.restype = _MallInfo
+    mallinfo.restype = _MallInfo
 
-    def in_use() -> int:
-        info = ask()
+    def bytes_in_use() -> int:
+        info = mallinfo()
         return int(info.uordblks + info.hblkhd)
 
-    return in_use
+    return bytes_in_use

@@ -1,7 +1,7 @@
-"""When the nodes of the autograd graphs now alive were made: torch numbers them as it makes them.
+"""The iteration in which each live autograd node was created: torch numbers its nodes in order of creation.
 
-A sound loop ends a step with the nodes of that step at most. Nodes of four earlier steps in a row say at one look that
-something keeps a graph, without anything having been counted before.
+At the end of an iteration, a loop without a leak has at most the nodes of that iteration. Live nodes of four earlier
+iterations show in a single scan that something retains a graph.
 """
 
 import weakref
@@ -16,154 +16,157 @@ from legroom.observe.dispatch.storages import storage_of
 from legroom.observe.holders import autograd_graph
 
 
-class StepMarks:
-    """Which numbers the nodes of each step have."""
+class NodeNumbers:
+    """The sequence numbers that were assigned by the end of each iteration."""
 
-    KEEP = 512
+    MAX_ITERATIONS = 512
 
     def __init__(self) -> None:
-        self._steps: list[int] = []
+        self._iterations: list[int] = []
         self._ends: list[int] = []
         self.count = 0
-        """Steps that have ended so far."""
+        """Number of iterations so far."""
 
-    def end_step(self, step: int) -> None:
+    def end_iteration(self, iteration: int) -> None:
         self.count += 1
-        self._steps.append(step)
+        self._iterations.append(iteration)
         self._ends.append(0 if next_sequence_nr is None else next_sequence_nr())
-        if len(self._ends) > 2 * self.KEEP:
-            del self._steps[: -self.KEEP], self._ends[: -self.KEEP]
+        if len(self._ends) > 2 * self.MAX_ITERATIONS:
+            del self._iterations[: -self.MAX_ITERATIONS], self._ends[: -self.MAX_ITERATIONS]
 
-    def step_of(self, number: int) -> int | None:
-        """The step in which a node was made; None for what is older than the marks."""
-        position = bisect_right(self._ends, number)  # ends[i] is the first number after step i
-        if not self._steps or (position == 0 and self._steps[0] > 0):
+    def iteration_of(self, number: int) -> int | None:
+        """The iteration in which a node was created; None if it is older than the recorded iterations."""
+        position = bisect_right(self._ends, number)  # ends[i] is the first number after iteration i
+        if not self._iterations or (position == 0 and self._iterations[0] > 0):
             return None
-        return self._steps[min(position, len(self._steps) - 1)]
+        return self._iterations[min(position, len(self._iterations) - 1)]
 
 
-class Roots:
-    """Tells, for next to nothing, whether the graphs of earlier turns are gone: the nodes from which backward passes
-    began carry a token, which dies with them. Without torch's `metadata` on nodes, it never tells anything."""
+class BackwardRoots:
+    """Checks cheaply whether the graphs of earlier iterations are freed.
 
-    KEEP = 6
-    """So many turns are remembered."""
-    MOST_IN_TURN = 4
+    It stores a token in the metadata of each node from which a backward pass starts; the token is freed with the node.
+    Without torch's `metadata` on nodes, it never finds a retained graph.
+    """
+
+    MAX_ITERATIONS = 6
+    """How many iterations are remembered."""
+    MAX_PER_ITERATION = 4
 
     def __init__(self) -> None:
-        self.turn = 0
-        """The one at work."""
+        self.iteration = 0
+        """The current one."""
         self._tokens: dict[int, list[weakref.ref[_Token]]] = {}
-        """By turn; only of turns whose backward passes were marked."""
+        """By iteration; only of iterations whose backward passes were marked."""
 
-    def mark(self, started_from: Any) -> None:
-        """A backward pass begins from this tensor."""
-        tokens = self._tokens.setdefault(self.turn, [])
-        if len(tokens) >= self.MOST_IN_TURN:
+    def mark(self, root: Any) -> None:
+        """Mark the tensor from which a backward pass starts."""
+        tokens = self._tokens.setdefault(self.iteration, [])
+        if len(tokens) >= self.MAX_PER_ITERATION:
             return
-        node = started_from.grad_fn if isinstance(started_from, torch.Tensor) else None
+        node = root.grad_fn if isinstance(root, torch.Tensor) else None
         metadata = getattr(node, "metadata", None)
         if metadata is not None:
             token = _Token()
             metadata["legroom"] = token
             tokens.append(weakref.ref(token))
 
-    def turns_kept(self) -> int:
-        """How many of the turns before the last two still have a node that is alive."""
-        if len(self._tokens) > self.KEEP:
+    def retained_iterations(self) -> int:
+        """How many iterations before the last two still have a live marked node."""
+        if len(self._tokens) > self.MAX_ITERATIONS:
             del self._tokens[next(iter(self._tokens))]
-        kept = 0
-        for turn, tokens in self._tokens.items():
-            if turn < self.turn - 2:
+        retained = 0
+        for iteration, tokens in self._tokens.items():
+            if iteration < self.iteration - 2:
                 for token in tokens:
                     if token() is not None:
-                        kept += 1
+                        retained += 1
                         break
-        return kept
+        return retained
 
 
 class _Token:
     __slots__ = ("__weakref__",)
 
 
-class Share(NamedTuple):
-    """What one tensor's graph keeps of one turn; plain numbers."""
+class GraphPart(NamedTuple):
+    """What the graph of one tensor retains of one iteration, as plain numbers."""
 
-    turn: int
+    iteration: int
     nodes: frozenset[int]
     storages: dict[int, int]
-    """Bytes by storage."""
+    """Storage key → bytes."""
 
 
-class Births:
-    """The nodes below some tensors, by the step in which they were made."""
+class NodesByIteration:
+    """The nodes below some tensors, grouped by the iteration that created them."""
 
-    def __init__(self, marks: StepMarks, *, oldest: int, most: int = 400_000) -> None:
-        """Graphs are followed down to nodes of step `oldest`, not further: older ones are old news."""
+    def __init__(self, numbers: NodeNumbers, *, oldest: int, limit: int = 400_000) -> None:
+        """`oldest`: graphs are not followed beyond nodes older than this iteration."""
         self.nodes: dict[int, list[Any]] = {}
-        self._marks = marks
+        self._numbers = numbers
         self._oldest = oldest
-        self._most = most
+        self._limit = limit
 
     def follow(self, starts: Iterable[Any]) -> None:
-        """Every node below `starts`."""
+        """Add every node below `starts`."""
         stack = list(starts)
         seen: set[Any] = set()
-        while stack and len(seen) < self._most:
+        while stack and len(seen) < self._limit:
             node = stack.pop()
             if node in seen:
                 continue
             seen.add(node)
-            step = self.step_of(node)
-            if step is None:
+            iteration = self.iteration_of(node)
+            if iteration is None:
                 continue
-            self.nodes.setdefault(step, []).append(node)
-            if step >= self._oldest:
+            self.nodes.setdefault(iteration, []).append(node)
+            if iteration >= self._oldest:
                 stack.extend(following for following, _ in node.next_functions if following is not None)
 
-    def step_of(self, node: Any) -> int | None:
-        """When a node was made; None for what is older than the marks, or adds up a gradient."""
+    def iteration_of(self, node: Any) -> int | None:
+        """When a node was created; None for AccumulateGrad nodes and nodes older than the recorded iterations."""
         number = node._sequence_nr()
-        return None if number >= ACCUMULATE_GRAD else self._marks.step_of(number)
+        return None if number >= ACCUMULATE_GRAD else self._numbers.iteration_of(number)
 
-    def reached_from(self, node: Any, *, most: int = 20_000) -> int:
-        """How many steps have nodes below this one."""
-        alone = Births(self._marks, oldest=self._oldest, most=most)
+    def iterations_below(self, node: Any, *, limit: int = 20_000) -> int:
+        """How many iterations have nodes below this one."""
+        alone = NodesByIteration(self._numbers, oldest=self._oldest, limit=limit)
         alone.follow([node])
         return len(alone.nodes)
 
-    def steps(self, now: int) -> list[int]:
-        """The earlier steps that still have nodes."""
-        return sorted(step for step in self.nodes if step < now)
+    def iterations(self, before: int) -> list[int]:
+        """The iterations earlier than `before` that still have nodes."""
+        return sorted(iteration for iteration in self.nodes if iteration < before)
 
-    def shares(self, tensors: Iterable[torch.Tensor], now: int) -> dict[int, "Share"]:
-        """`id` of each tensor → what its own graph keeps of its newest step before `now`. Weights, which several steps
-        save, are left out."""
-        steps = self.steps(now)
-        saved = {step: self._saved(step) for step in steps[-3:]}
-        common = {
+    def parts(self, tensors: Iterable[torch.Tensor], before: int) -> dict[int, "GraphPart"]:
+        """`id` of each tensor → what its own graph retains of its newest iteration earlier than `before`. Storages that several
+        iterations saved are weights, so they are left out."""
+        iterations = self.iterations(before)
+        saved = {iteration: self._saved(iteration) for iteration in iterations[-3:]}
+        weights = {
             key for one in saved for key in saved[one] if sum(key in each for each in saved.values()) > 1
         }
-        found = {}
-        for tensor, node in roots(tensors):
-            # An old tensor's own graph is followed as well.
-            oldest = min(self._oldest, self.step_of(node) or 0)
-            alone = Births(self._marks, oldest=oldest, most=20_000)
+        parts = {}
+        for tensor, node in with_graph(tensors):
+            # Follow the graph of an old tensor as well.
+            oldest = min(self._oldest, self.iteration_of(node) or 0)
+            alone = NodesByIteration(self._numbers, oldest=oldest, limit=20_000)
             alone.follow([node])
-            step = max(alone.steps(now), default=-1)
-            nodes = frozenset(id(each) for each in alone.nodes.get(step, ()))
-            storages = {key: size for key, size in alone._saved(step).items() if key not in common}
-            found[id(tensor)] = Share(step, nodes, storages)
-        return found
+            iteration = max(alone.iterations(before), default=-1)
+            nodes = frozenset(id(each) for each in alone.nodes.get(iteration, ()))
+            storages = {key: size for key, size in alone._saved(iteration).items() if key not in weights}
+            parts[id(tensor)] = GraphPart(iteration, nodes, storages)
+        return parts
 
-    def bytes_saved_in(self, step: int, beside: int) -> int:
-        """What the nodes of one step saved and those of another did not: weights are saved by both."""
-        there, shared = (self._saved(each) for each in (step, beside))
-        return sum(size for key, size in there.items() if key not in shared)
+    def bytes_saved_in(self, iteration: int, other: int) -> int:
+        """Bytes saved by the nodes of one iteration but not by those of the other, which excludes the weights."""
+        saved, shared = (self._saved(each) for each in (iteration, other))
+        return sum(size for key, size in saved.items() if key not in shared)
 
-    def _saved(self, step: int) -> dict[int, int]:
+    def _saved(self, iteration: int) -> dict[int, int]:
         sizes: dict[int, int] = {}
-        for node in self.nodes.get(step, ()):
+        for node in self.nodes.get(iteration, ()):
             for tensor in autograd_graph.saved_by(node):
                 storage = storage_of(tensor)
                 if storage is not None:
@@ -171,13 +174,13 @@ class Births:
         return sizes
 
 
-def roots(tensors: Iterable[torch.Tensor]) -> list[tuple[torch.Tensor, Any]]:
-    """The tensors that hold a graph, each with its node."""
+def with_graph(tensors: Iterable[torch.Tensor]) -> list[tuple[torch.Tensor, Any]]:
+    """The tensors that have a graph, each with its node."""
     found = []
     for tensor in tensors:
         try:
             node = tensor.grad_fn
-        except RuntimeError:  # a view whose base was changed in place raises when asked
+        except RuntimeError:  # a view whose base was modified in place raises here
             continue
         if node is not None:
             found.append((tensor, node))

@@ -1,86 +1,88 @@
-"""When a turn of the loop ends, for the leak detector.
+"""Finds the end of each iteration of the user's loop, for the leak detector.
 
-An optimizer's step ends one: the first optimizer's, or, where that one has stepped for the last time, another's. Batches of a loader end one where no optimizer steps: in evaluation, before or after
-training; not within the batches whose gradients are accumulated, however many those are. A program that steps by
-hand and has no loader is followed by its backward passes (`torch.autograd.grad` as well), at once where no optimizer exists. Where there is none of the three, the calls of a model in evaluation
-mode are the turns; of one in training mode only where no optimizer exists, for they may be the many parts of one step (an unrolled
-network, the steps of an episode) whose backward pass is yet to come.
+- Training: a step of the optimizer that stepped first; if that one stops, of another.
+- Evaluation: the next batch of a loader, but not between the batches of one accumulated step.
+- Manual updates without a loader: backward passes and calls of `torch.autograd.grad`; from the first one if no optimizer exists.
+- None of these: calls of a model in evaluation mode. Calls in training mode only count if no optimizer exists, because
+  they may be parts of one step (an unrolled network, an episode) whose backward pass comes later.
 """
 
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from legroom.memory.events import Frame
 from legroom.observe.dispatch.attribution import user_frame
-from legroom.observe.leaks.model_calls import ModelCalls
 from legroom.observe.training import has_optimizer
 
 
-class Ticks:
-    """Calls `on_tick` at the end of every turn, from `attach` to `detach`."""
+class IterationTracker:
+    """Calls `on_iteration` at the end of every iteration, from `attach` to `detach`."""
 
     BACKWARDS_ALONE = 8
-    """So many backward passes with neither optimizer nor loader: then they are the turns."""
-    BY_HAND = 3
-    """After so many it is looked whether there is an optimizer at all."""
+    """After this many backward passes with no optimizer step and no loader, backward passes are the iterations."""
+    BACKWARDS_BEFORE_CHECK = 3
+    """After this many, it is checked whether an optimizer exists."""
     STEPS_OF_OTHERS = 3
-    """So many steps of other optimizers with none of the one that ends the turns: then another ends them."""
-    TENURE = 8
-    """Where optimizers come and go (one for each task), each ends one turn; one that steps more often than that is here to stay."""
-    TRAINS_AFTER = 3
-    """After so many steps, what an optimizer has is a model that is being trained."""
+    """After this many steps of other optimizers without one of the main optimizer, another becomes the main optimizer."""
+    MAX_PREVIOUS_STEPS = 8
+    """A new main optimizer ends iterations once it has stepped more often than the previous one did, up to this many steps.
+    So if optimizers are replaced often (one per task), each ends one iteration."""
+    TRAINED_AFTER = 3
+    """After this many steps, the parameters of an optimizer count as a trained model."""
     CALLS_ALONE = 8
-    """So are many calls of a model in training mode, with no backward pass."""
+    """After this many calls of a model in training mode without a backward pass, it is checked whether an optimizer exists."""
 
     def __init__(
-        self, on_tick: Callable[[], None], on_backward: Callable[[Any], None] = lambda what: None
+        self, on_iteration: Callable[[], None], on_backward: Callable[[Any], None] = lambda root: None
     ) -> None:
-        """`on_backward(what)` is called with what a backward pass starts from, unless it is `muted`."""
+        """`on_backward(root)` is called with the tensor from which a backward pass starts, unless `ignores_backward` is set."""
         self._on_backward = on_backward
-        self.muted = False
+        self.ignores_backward = False
         self.trains = False
-        """Whether the turn that just ended trained: an optimizer or a backward pass ended it."""
+        """Whether the last iteration was training: an optimizer or a backward pass ended it."""
         self.has_stepped = False
-        self.by_calls = False
-        """Whether calls of a model are the turns."""
-        self.by_hand = False
-        """Whether there is no optimizer: each backward pass is then followed by a step of the program's own."""
+        self.by_model_calls = False
+        """Whether calls of a model are the iterations."""
+        self.without_optimizer = False
+        """Whether no optimizer exists, so the program updates parameters itself after each backward pass."""
         self.optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self.trained: dict[int, weakref.ref[torch.Tensor]] = {}
-        """`id` → each parameter of an optimizer that ended turns and stepped some times."""
-        self._one_of_each: list[weakref.ref[torch.Tensor]] = []
-        """... and one for each such optimizer."""
-        self.graph_of_gradients: Frame | None = None
-        """Where a backward pass was last asked to make gradients that have a graph themselves."""
-        self._pacemaker: weakref.ref[torch.optim.Optimizer] | None = None
+        """`id` → parameter, of main optimizers that have stepped `TRAINED_AFTER` times."""
+        self._one_per_model: list[weakref.ref[torch.Tensor]] = []
+        """One parameter of each such optimizer."""
+        self.create_graph_line: Frame | None = None
+        """The line of the last backward pass with `create_graph=True`."""
+        self._main_optimizer: weakref.ref[torch.optim.Optimizer] | None = None
         self._steps_of_others = 0
-        self._tenure = self._tenure_before = 0
+        self._main_steps = self._previous_main_steps = 0
         self._grads_with_graph = 0
-        self._on_tick = on_tick
+        self._on_iteration = on_iteration
         self._batches = 0
         self._batches_since_step = 0
-        self._most_between_steps = 0
+        self._most_batches_per_step = 0
         self._backwards_since_step = 0
         self._training_calls = 0
         self._is_untrained = False
         self._handle: Any = None
         self._undo: list[Callable[[], None]] = []
-        self._calls = ModelCalls(self._model_called)
+        self._calls = _ModelCalls(self._model_called)
         self._evaluates = False
-        """Whether the user has switched a model to evaluation, and nothing has trained or loaded anything since."""
+        """Whether `model.eval()` was called, and no training or loading has happened since."""
 
     def attach(self) -> None:
-        if not self._knows_better():
+        if not self._has_better_signal():
             self._calls.attach()
         self._handle = register_optimizer_step_post_hook(self._stepped)
-        self._follow_backward()
-        self._follow_evaluation()
+        self._wrap_backward()
+        self._wrap_train()
 
     def detach(self) -> None:
         if self._handle is not None:
@@ -91,51 +93,51 @@ class Ticks:
         self._undo.clear()
         self._calls.detach()
 
-    def batch(self) -> None:
-        """A loader is asked for its next batch: the turn with the one before is over."""
+    def next_batch(self) -> None:
+        """A loader is asked for its next batch, so the iteration with the previous batch is over."""
         self._batches += 1
         self._batches_since_step += 1
         self._evaluates = False
         if not self.has_stepped:
             due = self._batches > 1 and self._backwards_since_step == 0
         else:
-            due = self._batches_since_step > 2 * self._most_between_steps + 2
+            due = self._batches_since_step > 2 * self._most_batches_per_step + 2
         if due:
-            self.trains = self.by_calls = False
-            self._on_tick()
+            self.trains = self.by_model_calls = False
+            self._on_iteration()
 
     def _stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        # After every step of every loop: what need not be done each time is not.
-        if self._pacemaker is None or self._pacemaker() is not optimizer:
-            self._meet(optimizer)
-        if self._sets_the_pace(optimizer):
-            if self._batches_since_step > self._most_between_steps:
-                self._most_between_steps = min(self._batches_since_step, 64)
+        # Runs after every step of every loop, so it does only what is necessary.
+        if self._main_optimizer is None or self._main_optimizer() is not optimizer:
+            self._add_optimizer(optimizer)
+        if self._ends_iteration(optimizer):
+            if self._batches_since_step > self._most_batches_per_step:
+                self._most_batches_per_step = min(self._batches_since_step, 64)
             self.trains = self.has_stepped = True
-            self.by_calls = False
+            self.by_model_calls = False
             self._batches_since_step = self._backwards_since_step = 0
             self._evaluates = False
-            self._on_tick()
+            self._on_iteration()
 
-    def _meet(self, optimizer: torch.optim.Optimizer) -> None:
+    def _add_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         if all(known() is not optimizer for known in self.optimizers):
             self.optimizers = [known for known in self.optimizers if known() is not None]
             self.optimizers.append(weakref.ref(optimizer))
 
-    def _sets_the_pace(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Of several optimizers one ends the turns."""
-        pacemaker = self._pacemaker() if self._pacemaker is not None else None
-        if pacemaker is optimizer:
+    def _ends_iteration(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether this optimizer is, or becomes, the main optimizer, whose steps end the iterations."""
+        main = self._main_optimizer() if self._main_optimizer is not None else None
+        if main is optimizer:
             self._steps_of_others = 0
-            self._tenure += 1
-            if self._tenure == self.TRAINS_AFTER:
+            self._main_steps += 1
+            if self._main_steps == self.TRAINED_AFTER:
                 self._note_trained(optimizer)
-            return self._tenure > self._tenure_before
+            return self._main_steps > self._previous_main_steps
         self._steps_of_others += 1
-        if pacemaker is not None and self._steps_of_others < self.STEPS_OF_OTHERS:
+        if main is not None and self._steps_of_others < self.STEPS_OF_OTHERS:
             return False
-        self._pacemaker, self._steps_of_others = weakref.ref(optimizer), 0
-        self._tenure, self._tenure_before = 1, min(self._tenure, self.TENURE)
+        self._main_optimizer, self._steps_of_others = weakref.ref(optimizer), 0
+        self._main_steps, self._previous_main_steps = 1, min(self._main_steps, self.MAX_PREVIOUS_STEPS)
         return True
 
     def _note_trained(self, optimizer: torch.optim.Optimizer) -> None:
@@ -143,98 +145,148 @@ class Ticks:
         trained = (each for group in optimizer.param_groups for each in group["params"])
         newest = {id(each): weakref.ref(each) for each in trained}
         self.trained = alive | newest
-        self._one_of_each += list(newest.values())[:1]
+        self._one_per_model += list(newest.values())[:1]
 
     @property
-    def models_kept(self) -> int:
-        """How many of the models that an optimizer of their own has trained are still there."""
-        self._one_of_each = [reference for reference in self._one_of_each if reference() is not None]
-        return len(self._one_of_each)
+    def live_trained_models(self) -> int:
+        """How many models that were trained by their own optimizer are still alive."""
+        self._one_per_model = [reference for reference in self._one_per_model if reference() is not None]
+        return len(self._one_per_model)
 
-    def _backward_begins(self) -> None:
+    def _backward_starts(self) -> None:
         self._backwards_since_step += 1
         self._grads_with_graph = 0
         self._evaluates = False
         if self.has_stepped:
             return
-        if self._backwards_since_step == self.BY_HAND and self._batches < self.BY_HAND:
-            self.by_hand = not has_optimizer()
-        if self.by_hand or self._backwards_since_step > self.BACKWARDS_ALONE:
+        if (
+            self._backwards_since_step == self.BACKWARDS_BEFORE_CHECK
+            and self._batches < self.BACKWARDS_BEFORE_CHECK
+        ):
+            self.without_optimizer = not has_optimizer()
+        if self.without_optimizer or self._backwards_since_step > self.BACKWARDS_ALONE:
             self.trains = True
-            self.by_calls = False
-            self._on_tick()
+            self.by_model_calls = False
+            self._on_iteration()
 
-    def _gradient_with_graph(self) -> None:
-        """Mostly a part of a step whose backward pass is yet to come (a penalty, an inner loop); the step itself where nothing comes."""
+    def _grad_with_graph(self) -> None:
+        """Usually part of a step whose backward pass comes later (a penalty, an inner loop). If none comes, it is the step itself."""
         self._grads_with_graph += 1
         if self._grads_with_graph == self.BACKWARDS_ALONE:
-            self.by_hand = self._batches < self.BY_HAND and not has_optimizer()
-        if self.by_hand and self._grads_with_graph >= self.BACKWARDS_ALONE:
-            self.trains, self.by_calls = True, False
-            self._on_tick()
+            self.without_optimizer = self._batches < self.BACKWARDS_BEFORE_CHECK and not has_optimizer()
+        if self.without_optimizer and self._grads_with_graph >= self.BACKWARDS_ALONE:
+            self.trains, self.by_model_calls = True, False
+            self._on_iteration()
 
     def _model_called(self, model: nn.Module) -> None:
-        if self._knows_better() and not (self._evaluates and not model.training):
+        if self._has_better_signal() and not (self._evaluates and not model.training):
             self._calls.detach()
-        elif not model.training or self._trains_nothing():
-            self.trains, self.by_calls = False, True
-            self._on_tick()
+        elif not model.training or self._nothing_trains():
+            self.trains, self.by_model_calls = False, True
+            self._on_iteration()
 
-    def _trains_nothing(self) -> bool:
-        """Whether a model in training mode is called and called, and nothing could ever train it."""
+    def _nothing_trains(self) -> bool:
+        """Whether a model in training mode is called repeatedly although no optimizer exists."""
         self._training_calls += 1
         if self._training_calls == self.CALLS_ALONE:
             self._is_untrained = not has_optimizer()
         return self._is_untrained
 
-    def _knows_better(self) -> bool:
+    def _has_better_signal(self) -> bool:
         return self.has_stepped or self._batches > 1 or self._backwards_since_step > 0
 
-    def _follow_backward(self) -> None:
-        """Stands in front of `torch.autograd.backward`, which every `loss.backward()` calls by that name, and of `grad`."""
+    def _wrap_backward(self) -> None:
+        """Wrap `torch.autograd.backward`, which every `loss.backward()` looks up by name, and `torch.autograd.grad`."""
         backward, grad = torch.autograd.backward, torch.autograd.grad
 
-        def followed(*args: Any, **kwargs: Any) -> Any:
-            self._backward_begins()
-            if args and not self.muted:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            self._backward_starts()
+            if args and not self.ignores_backward:
                 self._on_backward(args[0])
             if kwargs.get("create_graph") or (len(args) > 3 and args[3]):
-                self.graph_of_gradients = user_frame(sys._getframe(1))[0]
+                self.create_graph_line = user_frame(sys._getframe(1))[0]
             return backward(*args, **kwargs)
 
-        def followed_grad(*args: Any, **kwargs: Any) -> Any:
+        def wrapped_grad(*args: Any, **kwargs: Any) -> Any:
             if not self.has_stepped and args:
                 if not kwargs.get("create_graph"):
-                    self._backward_begins()
+                    self._backward_starts()
                     self._on_backward(args[0])
                 else:
-                    self._gradient_with_graph()
+                    self._grad_with_graph()
             return grad(*args, **kwargs)
 
         def undo() -> None:
-            if torch.autograd.backward is followed:
+            if torch.autograd.backward is wrapped:
                 torch.autograd.backward = backward
-            if torch.autograd.grad is followed_grad:
+            if torch.autograd.grad is wrapped_grad:
                 torch.autograd.grad = grad
 
-        followed.__wrapped__, followed_grad.__wrapped__ = backward, grad  # type: ignore[attr-defined]
-        torch.autograd.backward, torch.autograd.grad = followed, followed_grad
+        wrapped.__wrapped__, wrapped_grad.__wrapped__ = backward, grad  # type: ignore[attr-defined]
+        torch.autograd.backward, torch.autograd.grad = wrapped, wrapped_grad
         self._undo.append(undo)
 
-    def _follow_evaluation(self) -> None:
-        """`model.eval()` calls `train(False)`: a loop that evaluates may follow, over no loader at all."""
+    def _wrap_train(self) -> None:
+        """Wrap `nn.Module.train`: `model.eval()` calls `train(False)`, and an evaluation without a loader may follow."""
         train = nn.Module.train
 
-        def followed(module: nn.Module, mode: bool = True) -> nn.Module:
+        def wrapped(module: nn.Module, mode: bool = True) -> nn.Module:
             if not mode and not self._evaluates:
                 self._evaluates = True
                 self._calls.attach()
             return train(module, mode)
 
         def undo() -> None:
-            if nn.Module.train is followed:
+            if nn.Module.train is wrapped:
                 nn.Module.train = train  # type: ignore[method-assign]
 
-        followed.__wrapped__ = train  # type: ignore[attr-defined]
-        nn.Module.train = followed  # type: ignore[method-assign,assignment]
+        wrapped.__wrapped__ = train  # type: ignore[attr-defined]
+        nn.Module.train = wrapped  # type: ignore[method-assign,assignment]
         self._undo.append(undo)
+
+
+class _ModelCalls:
+    """Calls `on_call(model)` before each repeated call of the user's model, from `attach` to `detach`.
+
+    The model is the first module that is called a second time from outside any other module. torch's global module hooks slow down
+    every call a little, so they are removed when a better signal for the end of an iteration appears.
+    """
+
+    def __init__(self, on_call: Callable[[nn.Module], None]) -> None:
+        self._on_call = on_call
+        self._handles: list[Any] = []
+        self._called: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._model: weakref.ref[nn.Module] | None = None
+        self._depth = 0
+        self._thread = 0
+
+    def attach(self) -> None:
+        if not self._handles:
+            self._depth, self._thread = 0, threading.get_ident()
+            self._handles = [
+                register_module_forward_pre_hook(self._before_forward),
+                register_module_forward_hook(self._after_forward, always_call=True),
+            ]
+
+    def detach(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _before_forward(self, module: nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling() or threading.get_ident() != self._thread:
+            return
+        self._depth += 1
+        if self._depth > 1:
+            return
+        model = self._model() if self._model is not None else None
+        if model is None and module in self._called:
+            model, self._model = module, weakref.ref(module)
+        elif model is None:
+            self._called.add(module)
+        if model is module:
+            self._on_call(module)
+
+    def _after_forward(self, module: nn.Module, args: Any, result: Any) -> None:
+        if not torch.compiler.is_compiling() and threading.get_ident() == self._thread:
+            self._depth = max(self._depth - 1, 0)

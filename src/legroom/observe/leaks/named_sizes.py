@@ -1,4 +1,4 @@
-"""How large the tensors are that the user's variables and attributes name: to see one that is born larger each time."""
+"""The sizes of the tensors in the user's variables and attributes, to find one that grows."""
 
 import inspect
 import sys
@@ -13,8 +13,8 @@ from legroom.observe.dispatch.storages import storage_of
 from legroom.observe.holders.python_names import attributes_of, locals_of
 
 
-class Named(NamedTuple):
-    """A variable or attribute that holds a tensor."""
+class NamedTensor(NamedTuple):
+    """A variable or attribute whose value is a tensor."""
 
     name: str
     stored_as: str
@@ -23,44 +23,44 @@ class Named(NamedTuple):
     function: str
 
 
-def named_sizes(frame: FrameType | None) -> dict[Named, int]:
-    """Bytes of each tensor that a name leads to, from the variables of running functions and of the user's modules."""
-    sizes: dict[Named, int] = {}
+def named_sizes(frame: FrameType | None) -> dict[NamedTensor, int]:
+    """Bytes of each tensor in the variables of running functions and of the user's modules."""
+    sizes: dict[NamedTensor, int] = {}
     for named, value in _variables(frame):
-        for each, tensor in _within(named, value, 3):
+        for each, tensor in _tensors_within(named, value, 3):
             storage = storage_of(tensor)
             if storage is not None:
                 sizes[each] = max(storage.nbytes(), sizes.get(each, 0))
     return sizes
 
 
-def _variables(frame: FrameType | None) -> Iterator[tuple[Named, Any]]:
+def _variables(frame: FrameType | None) -> Iterator[tuple[NamedTensor, Any]]:
     seen: set[int] = set()
     while frame is not None:
         code = frame.f_code
         if is_user_file(code.co_filename):
             if code.co_flags & inspect.CO_OPTIMIZED:
                 for name, value in locals_of(frame):
-                    yield Named(name, name, False, code.co_filename, code.co_name), value
+                    yield NamedTensor(name, name, False, code.co_filename, code.co_name), value
             if id(frame.f_globals) not in seen:
                 seen.add(id(frame.f_globals))
-                yield from _names_of(frame.f_globals, code.co_filename)
+                yield from _variables_in(frame.f_globals, code.co_filename)
         frame = frame.f_back
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if not isinstance(module, ModuleType) or not isinstance(file, str) or not is_user_file(file):
             continue
         if id(module.__dict__) not in seen:
-            yield from _names_of(module.__dict__, file)
+            yield from _variables_in(module.__dict__, file)
 
 
-def _names_of(namespace: dict[str, Any], file: str) -> Iterator[tuple[Named, Any]]:
+def _variables_in(namespace: dict[str, Any], file: str) -> Iterator[tuple[NamedTensor, Any]]:
     for name, value in list(namespace.items()):
         if isinstance(name, str) and not name.startswith("__"):
-            yield Named(name, name, False, file, ""), value
+            yield NamedTensor(name, name, False, file, ""), value
 
 
-def _within(named: Named, value: Any, depth: int) -> Iterator[tuple[Named, torch.Tensor]]:
+def _tensors_within(named: NamedTensor, value: Any, depth: int) -> Iterator[tuple[NamedTensor, torch.Tensor]]:
     if isinstance(value, torch.Tensor):
         yield named, value
         return
@@ -70,12 +70,14 @@ def _within(named: Named, value: Any, depth: int) -> Iterator[tuple[Named, torch
         if len(value) <= 64:
             for key, item in list(value.items()):
                 if isinstance(key, str):
-                    yield from _within(named._replace(name=f'{named.name}["{key[:40]}"]'), item, depth - 1)
+                    yield from _tensors_within(
+                        named._replace(name=f'{named.name}["{key[:40]}"]'), item, depth - 1
+                    )
         return
     if isinstance(value, list):
         if len(value) <= 64:
             for position, item in enumerate(list(value)):
-                yield from _within(named._replace(name=f"{named.name}[{position}]"), item, depth - 1)
+                yield from _tensors_within(named._replace(name=f"{named.name}[{position}]"), item, depth - 1)
         return
     module = sys.modules.get(type(value).__module__)
     file = getattr(module, "__file__", None)
@@ -86,5 +88,5 @@ def _within(named: Named, value: Any, depth: int) -> Iterator[tuple[Named, torch
         if isinstance(groups, dict):
             for key, item in list(groups.items()):
                 if isinstance(key, str):
-                    inner = Named(f"{named.name}.{key}", key, True, file, "")
-                    yield from _within(inner, item, depth - 1)
+                    inner = NamedTensor(f"{named.name}.{key}", key, True, file, "")
+                    yield from _tensors_within(inner, item, depth - 1)

@@ -1,50 +1,44 @@
-"""Which line puts something into a container, seen as it happens: for where the source does not tell.
+"""Finds the line that stores into a container by tracing the program, if its source is not conclusive.
 
-The source of a name is searched first, at no cost to the loop. It says nothing where things are stored under another name (an
-alias, a helper's argument) or where there is no source, and too much where several lines store into the same name. Then the
-user's own lines are traced, for two turns at most and only until the container has grown once (or, where tensors in a small container are replaced, until one is). A trace that is already set (a debugger, a coverage tool) is left alone. The container is
-held meanwhile, and let go as soon as no one else holds it.
+The source of the holder's name is searched first, at no cost to the loop. It names no line if things are stored under another
+name (an alias, a helper's argument) or there is no source, and it names too many if several lines store into the same name.
+Then the user's lines are traced for at most two iterations, until the container grows once (or, if tensors in a small
+container are replaced, until one is). A trace function that is already set (a debugger, a coverage tool) is left alone. The trace
+references the container, and drops the reference when nothing else references it.
 """
 
 import gc
 import sys
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
+from legroom.memory.events import Frame
 from legroom.observe.dispatch.attribution import is_user_file
 
-TURNS = 2
-
-
-class Place(NamedTuple):
-    """A line that stores."""
-
-    file: str
-    line: int
-    function: str
+MAX_ITERATIONS = 2
 
 
 class StoringTrace:
-    """Follows one container from `begin` to `end`; `place` is the line, once seen."""
+    """Traces one container from `begin` to `end`. `line` is the storing line once it is found."""
 
     def __init__(self, container: int, *, replaced: bool = False) -> None:
-        """`container`: its `id`. `replaced`: it does not grow itself, what is in it is replaced."""
-        self.place: Place | None = None
-        self._wanted = container
+        """`container`: its `id`. `replaced`: the container does not grow; its items are replaced."""
+        self.line: Frame | None = None
+        self._container_id = container
         self._container: Any = None
         self._replaced = replaced
         self._state: Any = 0
         self._lines: dict[int, int] = {}
-        """`id` of a frame → the line it was last seen on."""
-        self._trace = self._event  # one object, to be recognised by
+        """`id` of a frame → its last line."""
+        self._trace = self._event  # a single object, so that it can be compared by identity
 
     def begin(self, frame: FrameType | None) -> bool:
-        """`frame`: where the program is. False where it cannot be traced."""
+        """Start tracing in `frame` and its callers. False if that is not possible."""
         if sys.gettrace() is not None:
             return False
-        self._container = next((each for each in gc.get_objects() if id(each) == self._wanted), None)
+        self._container = next((each for each in gc.get_objects() if id(each) == self._container_id), None)
         if self._container is None:
             return False
         self._state = self._measure()
@@ -72,9 +66,9 @@ class StoringTrace:
         state, before = self._measure(), self._state
         self._state = state
         if (state != before) if self._replaced else (state > before):
-            self._blame(frame.f_back if event == "call" else frame)
+            self._found_in(frame.f_back if event == "call" else frame)
             return None
-        if sys.getrefcount(self._container) <= 2:  # ours, and the argument of this very call
+        if sys.getrefcount(self._container) <= 2:  # our reference, and the argument of this call
             self._container = None
             return None
         if event == "line":
@@ -84,22 +78,22 @@ class StoringTrace:
         return self._trace
 
     def _measure(self) -> Any:
-        """The length, or which tensors there are."""
+        """The length of the container, or the identities and versions of its tensors."""
         if not self._replaced:
             return len(self._container)
         values = self._container.values() if isinstance(self._container, dict) else self._container
         return [(id(value), _version_of(value)) for value in list(values) if isinstance(value, torch.Tensor)]
 
-    def _blame(self, frame: FrameType | None) -> None:
-        """What was stored between two events was stored by the line on which this frame, or the one that called it, was before."""
+    def _found_in(self, frame: FrameType | None) -> None:
+        """The previous line of this frame, or of its nearest caller in the user's code, stored the item."""
         while frame is not None and not is_user_file(frame.f_code.co_filename):
             frame = frame.f_back
         self._container = None
         if frame is not None:
             line = self._lines.get(id(frame), frame.f_lineno or 0)
-            self.place = Place(frame.f_code.co_filename, line, frame.f_code.co_name)
+            self.line = Frame(frame.f_code.co_filename, line, frame.f_code.co_name)
 
 
 def _version_of(tensor: torch.Tensor) -> int:
-    """How often it was written to: `total.add_(loss)` leaves the same tensor there. 0 for one of inference mode, which does not count."""
+    """How often a tensor was modified in place (`total.add_(loss)`). 0 for inference tensors, which have no version."""
     return 0 if tensor.is_inference() else tensor._version

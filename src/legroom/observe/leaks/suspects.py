@@ -1,7 +1,7 @@
-"""From tensors that should be gone to who keeps them, and whether the source excuses it.
+"""Finds the holder of tensors that should be freed, and whether the source code explains why they are kept.
 
-A tensor is followed to its holder (`holder_paths`) and to the line that stores it (`storing_lines`). What limits itself there, is emptied, or belongs
-to a call that will end, is no leak; a cache that looks before it stores may only be filling.
+A tensor is traced to its holder (`holders.paths`) and to the line that stores it (`source.storing_lines`). A container that is
+bounded or emptied, or belongs to a call that will end, is not a leak. A cache that checks before it stores may be warming up.
 """
 
 import sys
@@ -16,46 +16,47 @@ import torch
 
 from legroom.memory.annotations import DetectedLeak, LeakHolder, LeakKind
 from legroom.observe.dispatch.attribution import is_user_file
-from legroom.observe.holders.descriptions import NO_ONE, HolderPath, StoredName
+from legroom.observe.holders.descriptions import NO_HOLDER, HolderPath, StoredName
 from legroom.observe.holders.paths import find_path, held_by_python
 from legroom.observe.holders.python_names import Variables
-from legroom.observe.leaks.named_sizes import Named
+from legroom.observe.leaks.named_sizes import NamedTensor
 from legroom.observe.source import storing_lines
-from legroom.observe.source.files import built_at, is_in_loop, name_around
-from legroom.observe.source.reader import Storing
-from legroom.observe.source.storing_lines import Stored, find_storing
+from legroom.observe.source.files import built_at, function_at, is_in_loop
+from legroom.observe.source.reader import StoringStatement
+from legroom.observe.source.storing_lines import NameUsage, find_usage
 
-MOST_PATHS = 4
-SECONDS_ENOUGH = 0.4
-"""Once someone was found, no further search begins after so long, in this thread's time: others on the machine do not change a verdict."""
-TURNS_KEPT = 4
-"""Nodes of so many earlier turns are no accident."""
+MAX_SEARCHES = 4
+MAX_SEARCH_SECONDS = 0.4
+"""Once a holder is found, no further search starts after this long, in CPU time of this thread so that the load of the machine does
+not change the result."""
+MIN_ITERATIONS = 4
+"""Live nodes of this many earlier iterations are not a coincidence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """What a look found: a leak, or (where `warming`) a cache that may only be filling."""
+    """What a scan found: a leak, or (if `may_be_warming_up`) a cache that may only be filling."""
 
-    kept: DetectedLeak
-    warming: bool
+    leak: DetectedLeak
+    may_be_warming_up: bool
     length: int
-    unplaced: int = 0
-    """`id` of the container, where the source does not say which line stores into it."""
+    container_to_trace: int = 0
+    """`id` of the container, if the source does not show which line stores into it."""
     replaced: bool = False
-    """Whether what is in that container is replaced by something that has grown, rather than added to."""
+    """Whether the items of that container are replaced by growing ones, instead of items being added."""
 
 
 Targets = list["weakref.ref[torch.Tensor]"]
-"""Tensors whose holders are to be found. While the search is on, nothing of ours may hold them."""
+"""Tensors whose holders are searched. During the search, Legroom must not reference them."""
 
 
-def being_built() -> HolderPath:
-    """No one in Python holds the graph: a statement at work may (`total = sum(loss(x) for x in data)`)."""
+def holder_being_built() -> HolderPath:
+    """The holder if Python references no tensor of the graph: a running statement (`total = sum(loss(x) for x in data)`)."""
     for file, line, function in Variables(sys._getframe(1)).lines:
         name = built_at(file, line)
         if name is not None:
-            function = name_around(file, line) if function.startswith("<") else function
-            return NO_ONE._replace(
+            function = function_at(file, line) if function.startswith("<") else function
+            return NO_HOLDER._replace(
                 name=name or function,
                 how="variable",
                 described="tensor",
@@ -63,47 +64,49 @@ def being_built() -> HolderPath:
                 function=function,
                 line=line,
             )
-    return NO_ONE
+    return NO_HOLDER
 
 
-class Found(NamedTuple):
-    """Who holds a tensor, what the source says of that name, and the tensor's `id`."""
+class FoundHolder(NamedTuple):
+    """The holder of a tensor, how the source uses its name, and the tensor's `id`."""
 
     path: HolderPath
-    stored: Stored
+    usage: NameUsage
     target: int
 
 
-class Holders:
-    """Finds who holds tensors, each name once."""
+class HolderFinder:
+    """Finds the holders of tensors, each name once."""
 
     def __init__(self) -> None:
         self._variables: Variables | None = None
         self._explained: set[int] = set()
         self.found = False
-        """Whether anyone was found."""
+        """Whether any holder was found."""
 
-    def of(self, targets: Targets, made: dict[int, int], least: int = 0) -> list[Found]:
+    def find(self, targets: Targets, created_in: dict[int, int], min_length: int = 0) -> list[FoundHolder]:
         if not targets:
             return []
         if self._variables is None:
             self._variables = Variables(sys._getframe(1))
         held = self._held(targets, self._variables)
-        found: dict[tuple[str, str | None], Found] = {}
-        searches, began, useful = 0, time.thread_time(), False
+        found: dict[tuple[str, str | None], FoundHolder] = {}
+        searches, started, useful = 0, time.thread_time(), False
         for reference in targets:
             tensor = reference()
             if tensor is None or id(tensor) not in held or id(tensor) in self._explained:
                 continue
-            if searches >= MOST_PATHS or (useful and time.thread_time() - began > SECONDS_ENOUGH):
+            if searches >= MAX_SEARCHES or (useful and time.thread_time() - started > MAX_SEARCH_SECONDS):
                 break
             searches += 1
-            path, stored = _with_source(find_path(tensor, self._variables, least=least, made=made))
-            each = Found(path, stored, id(tensor))
+            path, usage = _with_source(
+                find_path(tensor, self._variables, min_length=min_length, created_in=created_in)
+            )
+            holder = FoundHolder(path, usage, id(tensor))
             self._explained |= {id(tensor), *path.contents}
             del tensor
-            useful = useful or gathers(each)
-            found.setdefault((path.name, path.file), each)
+            useful = useful or can_accumulate(holder)
+            found.setdefault((path.name, path.file), holder)
         self.found = self.found or any(each.path.how != "unknown" for each in found.values())
         return list(found.values())
 
@@ -113,170 +116,173 @@ class Holders:
         return held_by_python(tensors, variables)
 
 
-def suspects_of(found: Found, *, kind: LeakKind, **figures: Any) -> Iterator[Suspect]:
-    path, stored, _ = found
-    # Four states may be at hand and yet each have the graph of all before it.
-    carries_on = kind == "graph" and path.length > 0 and figures["steps"] > path.length + 2
-    # One tensor that is cut to a size, or written to slot by slot, has the graph of all that was ever put into it.
-    carries_on |= kind == "graph" and not path.length
-    limited = path.bounded or (stored.limited and path.how not in ("cache", "exception"))
-    # A list into which things are put only in the place of others stays as long as it was made.
-    in_places = path.described.startswith("list") and any(each.at_index for each in stored.statements)
-    if kind != "graph" and in_places and all(each.at_index or each.replaces for each in stored.statements):
+def make_suspects(holder: FoundHolder, *, kind: LeakKind, **figures: Any) -> Iterator[Suspect]:
+    """A suspect for the holder, or none if the source shows that it is not a leak."""
+    path, usage, _ = holder
+    # A container may hold only four states, while each of them has the graph of all earlier ones.
+    carries_graph = kind == "graph" and path.length > 0 and figures["steps"] > path.length + 2
+    # One tensor that is truncated, or written slot by slot, has the graph of everything ever stored in it.
+    carries_graph |= kind == "graph" and not path.length
+    limited = path.bounded or (usage.limited and path.how not in ("cache", "exception"))
+    # A list whose items are only replaced keeps its length.
+    by_index = path.described.startswith("list") and any(each.at_index for each in usage.statements)
+    if kind != "graph" and by_index and all(each.at_index or each.replaces for each in usage.statements):
         return
-    if kind != "graph" and any(each.comes_again for each in stored.statements):
+    if kind != "graph" and any(each.repeats_keys for each in usage.statements):
         return
-    if (limited and not carries_on) or (stored.emptied and kind != "graph"):
+    if (limited and not carries_graph) or (usage.emptied and kind != "graph"):
         return
-    how = _how(path, stored)
-    candidates = _candidates(path, stored)
-    place = candidates[0] if candidates else None
-    # Seen is better than read: where the source names several lines, or none that could fill a container, or carry a graph on in a small one
-    # (`totals[name].add_(loss)`), the loop is traced.
-    small = kind == "graph" and path.length < TURNS_KEPT
-    unsure = place is None or (
+    how = _how(path, usage)
+    candidates = _candidates(path, usage)
+    statement = candidates[0] if candidates else None
+    # Trace the loop if the source shows several lines, or none that could fill the container or carry a graph
+    # in a small one (`totals[name].add_(loss)`).
+    small = kind == "graph" and path.length < MIN_ITERATIONS
+    uncertain = statement is None or (
         path.container
         and (
-            (place.replaces and not path.by_iterator)
-            or (small and not place.feeds_itself)
+            (statement.replaces and not path.filled_by_iterator)
+            or (small and not statement.uses_itself)
             or len({each.line for each in candidates}) > 1
         )
     )
     traceable = path.container and path.how in ("container", "variable", "closure", "generator")
-    kept = DetectedLeak(
+    leak = DetectedLeak(
         kind=kind,
         how=how,
         name=path.name,
         described=path.described,
-        file=place.file if place else path.file,
-        line=place.line if place else None if traceable else path.line or None,
-        function=place.function if place else path.function,
+        file=statement.file if statement else path.file,
+        line=statement.line if statement else None if traceable else path.line or None,
+        function=statement.function if statement else path.function,
         **figures,
     )
-    looks = path.how == "cache" or (stored.looks_first and how in ("container", "closure"))
-    # Queues that are each limited fill a dict up to the number of its keys.
-    filling = (looks and path.is_mapping) or path.within_bounded
-    ends = place is not None and place.guarded and bool(path.container)
+    is_cache = path.how == "cache" or (usage.checks_membership and how in ("container", "closure"))
+    # A dict of bounded queues grows up to the number of its keys.
+    filling = (is_cache and path.is_mapping) or path.inside_bounded
+    stops = statement is not None and statement.below_limit and bool(path.container)
     yield Suspect(
-        kept,
-        filling or ends or stored.emptied,
+        leak,
+        filling or stops or usage.emptied,
         path.length,
-        path.container if unsure and traceable else 0,
-        replaced=path.length < TURNS_KEPT,
+        path.container if uncertain and traceable else 0,
+        replaced=path.length < MIN_ITERATIONS,
     )
 
 
-def _how(path: HolderPath, stored: Stored) -> LeakHolder:
-    if path.how == "variable" or (path.how == "container" and path.length < TURNS_KEPT):
-        carried = any(each.feeds_itself and not each.adds and not each.joins for each in stored.statements)
+def _how(path: HolderPath, usage: NameUsage) -> LeakHolder:
+    if path.how == "variable" or (path.how == "container" and path.length < MIN_ITERATIONS):
+        carried = any(
+            each.uses_itself and not each.adds and not each.concatenates for each in usage.statements
+        )
         return "carried" if carried else "variable"
     return path.how  # type: ignore[return-value]
 
 
-def _candidates(path: HolderPath, stored: Stored) -> list[Storing]:
-    """The lines that may have stored it, best first."""
+def _candidates(path: HolderPath, usage: NameUsage) -> list[StoringStatement]:
+    """The statements that may have stored the tensor, best first."""
     if path.how == "cache":
-        return []  # the cached function itself
-    candidates = stored.candidates(path.keys)
-    if path.by_iterator:
-        return [each for each in stored.statements if each.replaces] or candidates
-    if path.how in ("variable", "container") and path.length < TURNS_KEPT:
-        feeding = stored._replace(statements=tuple(each for each in stored.statements if each.feeds_itself))
-        return feeding.candidates(path.keys) or candidates
+        return []  # the cached function itself is named
+    candidates = usage.candidates(path.keys)
+    if path.filled_by_iterator:
+        return [each for each in usage.statements if each.replaces] or candidates
+    if path.how in ("variable", "container") and path.length < MIN_ITERATIONS:
+        recursive = usage._replace(statements=tuple(each for each in usage.statements if each.uses_itself))
+        return recursive.candidates(path.keys) or candidates
     return candidates
 
 
-def _with_source(path: HolderPath) -> tuple[HolderPath, Stored]:
-    """The path, up to the name that things are put into, with what the source says of that name."""
+def _with_source(path: HolderPath) -> tuple[HolderPath, NameUsage]:
+    """The path up to the name that things are stored under, and how the source uses that name."""
     if path.how in ("cache", "unknown"):
-        return path, storing_lines.NOTHING
-    stored = find_storing(
+        return path, storing_lines.NO_USAGE
+    usage = find_usage(
         path.stored_as, is_attribute=path.is_attribute, file=path.file, function=path.function, line=path.line,
         classes=path.classes,
     )  # fmt: skip
-    if not is_user_file(path.file or "<user>") and (told := _by_users_name(path)) is not None:
-        return told
-    if path.how == "variable" or (path.how == "container" and path.length < TURNS_KEPT):
-        # Too small to gather much: a name that feeds itself, further up or down (`node = Node(state, node)`, `meters["loss"].total`).
+    if not is_user_file(path.file or "<user>") and (renamed := _by_user_name(path)) is not None:
+        return renamed
+    if path.how == "variable" or (path.how == "container" and path.length < MIN_ITERATIONS):
+        # Too small to accumulate: look for a name on the path that is computed from itself (`node = Node(state, node)`, `meters["loss"].total`).
         for name in path.names:
-            found = _stored_in(name, path.line)
-            if any(each.feeds_itself for each in found.statements):
+            found = _usage_of(name, path.line)
+            if any(each.uses_itself for each in found.statements):
                 return path._replace(name=name.name, stored_as=name.stored_as), found
-    if not stored.statements:
+    if not usage.statements:
         for alias in path.aliases:
-            found = _stored_in(alias)
+            found = _usage_of(alias)
             if any(not each.replaces for each in found.statements):
                 return path._replace(name=alias.name, stored_as=alias.stored_as, file=alias.file), found
-    if not stored.shrinks and not stored.statements and path.names:
+    if not usage.shrinks and not usage.statements and path.names:
         root = path.names[-1]
-        stored = storing_lines.find_feeding(root.name, root.file, root.function, path.line)
-    return path, stored
+        usage = storing_lines.find_feeding_calls(root.name, root.file, root.function, path.line)
+    return path, usage
 
 
-def _stored_in(name: StoredName, line: int = 0) -> Stored:
-    return find_storing(
+def _usage_of(name: StoredName, line: int = 0) -> NameUsage:
+    return find_usage(
         name.stored_as, is_attribute=name.is_attribute, file=name.file, function=name.function, line=line,
         classes=name.classes,
     )  # fmt: skip
 
 
-def _by_users_name(path: HolderPath) -> tuple[HolderPath, Stored] | None:
-    """What grows inside a library's object (`Queue.queue`) is put there by the name that the user has for that object."""
+def _by_user_name(path: HolderPath) -> tuple[HolderPath, NameUsage] | None:
+    """If the container is inside a library's object (`Queue.queue`), the user's name of that object and its usage."""
     for name in path.names:
         if name.file is None or not is_user_file(name.file):
             continue
-        stored = _stored_in(name)
-        if any(not each.replaces for each in stored.statements):
-            # `get` looks a key up in a dict; from a queue it takes something out.
-            stored = stored._replace(limited=stored.limited or stored.looks_first, looks_first=False)
-            return path._replace(name=name.name, stored_as=name.stored_as, file=name.file), stored
+        usage = _usage_of(name)
+        if any(not each.replaces for each in usage.statements):
+            # `get` reads a key of a dict, but removes an item from a queue.
+            usage = usage._replace(limited=usage.limited or usage.checks_membership, checks_membership=False)
+            return path._replace(name=name.name, stored_as=name.stored_as, file=name.file), usage
     return None
 
 
-def gathers(found: Found) -> bool:
-    """Whether a holder can hold things of many turns. A plain variable holds those of one, unless it feeds itself; so does what
-    is made anew with every turn, such as a sample of a buffer."""
-    path, stored, _ = found
-    if stored.is_made_anew:
+def can_accumulate(holder: FoundHolder) -> bool:
+    """Whether a holder can retain tensors of many iterations. A plain variable retains those of one, unless it is computed from
+    itself, and so does a container that is reassigned in every iteration, such as a sample of a buffer."""
+    path, usage, _ = holder
+    if usage.is_reassigned_in_loop:
         return False
-    if path.how in ("variable", "unknown") or (path.how == "container" and path.length < TURNS_KEPT - 1):
-        return any(each.feeds_itself for each in stored.statements)
+    if path.how in ("variable", "unknown") or (path.how == "container" and path.length < MIN_ITERATIONS - 1):
+        return any(each.uses_itself for each in usage.statements)
     return True
 
 
-def grown_by(turn: int) -> int:
-    """How long a container is at least that took something in with every turn (what began late may be shorter)."""
-    return min(max(turn - 1, 3), 64)
+def min_length_at(iteration: int) -> int:
+    """The minimum length of a container that grows in every iteration (shorter if it started late)."""
+    return min(max(iteration - 1, 3), 64)
 
 
-def is_passing(found: Found) -> bool:
-    """Whether tensors are held for a while only: until the next epoch, the end of a call, the next sample."""
-    path, stored, _ = found
-    if path.described.startswith("tuple") and not any(each.feeds_itself for each in stored.statements):
+def is_temporary(holder: FoundHolder) -> bool:
+    """Whether tensors are retained for a while only: until the next epoch, the end of a call, the next sample."""
+    path, usage, _ = holder
+    if path.described.startswith("tuple") and not any(each.uses_itself for each in usage.statements):
         return True
-    if stored.resets or stored.is_made_anew or (path.names and belongs_to_a_call(path.names[-1])):
+    if usage.resets or usage.is_reassigned_in_loop or (path.names and is_local_to_call(path.names[-1])):
         return True
     if not path.stored_as.isidentifier() and is_in_loop(path.file or "", path.line, itself=False):
-        return True  # a list that a statement in a loop builds and gives no name
-    return any(_stored_in(name).is_constructed_anew for name in path.names if not name.is_attribute)
+        return True  # a list that a statement in a loop builds without assigning it
+    return any(_usage_of(name).is_recreated_in_loop for name in path.names if not name.is_attribute)
 
 
-def belongs_to_a_call(root: StoredName | Named) -> bool:
-    """Whether a local variable, or what it has, belongs to a function that a loop calls, directly or by way of others: it dies with
+def is_local_to_call(root: StoredName | NamedTensor) -> bool:
+    """Whether a local variable belongs to a function that is called, directly or indirectly, from a loop: then it is freed with
     the call."""
     frame: FrameType | None = sys._getframe(1)
-    within = taken_along = False
+    inside = from_enclosing = False
     while frame is not None:
         code = frame.f_code
-        if within and is_user_file(code.co_filename) and is_in_loop(code.co_filename, frame.f_lineno or 0):
+        if inside and is_user_file(code.co_filename) and is_in_loop(code.co_filename, frame.f_lineno or 0):
             return True
-        has_it = root.name in code.co_cellvars if taken_along else code.co_name == root.function
-        if not within and has_it and code.co_filename == root.file:
+        owns_it = root.name in code.co_cellvars if from_enclosing else code.co_name == root.function
+        if not inside and owns_it and code.co_filename == root.file:
             if root.name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
-                return False  # an argument, such as `self`, is the caller's
-            # A comprehension or an inner function may have it from the one around it.
-            taken_along = root.name in code.co_freevars
-            within = not taken_along
-        # What runs the script is no loop of its own.
+                return False  # an argument such as `self` belongs to the caller
+            # A comprehension or an inner function may use a variable of the enclosing function.
+            from_enclosing = root.name in code.co_freevars
+            inside = not from_enclosing
+        # The code that runs the script is not one of its loops.
         frame = frame.f_back if code.co_name != "<module>" else None
     return False

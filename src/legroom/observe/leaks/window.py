@@ -1,11 +1,11 @@
-"""A few looks at all tensors, one after each turn of the loop, until it is clear whether something is kept.
+"""A series of heap scans, one after each iteration, until it is clear whether memory is retained.
 
-Three signs, each of which a sound loop does not show:
-  graph    nodes of several earlier turns are alive. Torch numbers its nodes, so one look tells.
-  tensor   storages first seen at each of the last looks are all still there, and there are more of them each time.
-  larger   one name leads to a larger tensor at every look, and the source says that it is made from itself.
-A sign is followed to who holds it (`holder_paths`) and to the line that stores it (`storing_lines`). What limits itself
-there, or is emptied, is no leak.
+A scan looks for three symptoms that a loop without a leak does not show:
+  graph    nodes of several earlier iterations are alive. torch numbers its nodes, so one scan is enough.
+  tensor   storages first seen in each of the last scans are all still alive, and their number rises each time.
+  larger   the tensor of a variable is larger in every scan, and according to the source it is computed from itself.
+A symptom is traced to its holder (`holders.paths`) and to the line that stores it (`source.storing_lines`). A container that is
+bounded or emptied there is not a leak.
 """
 
 import sys
@@ -18,357 +18,394 @@ import torch
 
 from legroom.memory.annotations import DetectedLeak, LeakKind
 from legroom.observe.dispatch.storages import storage_of
-from legroom.observe.leaks.census import Followed, accounted_for, look_around, of_trained
-from legroom.observe.leaks.graph_ages import Births, Share, StepMarks, roots
-from legroom.observe.leaks.iterations import Ticks
-from legroom.observe.leaks.named_sizes import Named, named_sizes
+from legroom.observe.leaks.graph_ages import GraphPart, NodeNumbers, NodesByIteration, with_graph
+from legroom.observe.leaks.iterations import IterationTracker
+from legroom.observe.leaks.live_objects import (
+    StorageTracker,
+    find_live_objects,
+    gradients_and_optimizer_state,
+    trained_parameters_and_buffers,
+)
+from legroom.observe.leaks.named_sizes import NamedTensor, named_sizes
 from legroom.observe.leaks.suspects import (
-    MOST_PATHS,
-    TURNS_KEPT,
-    Found,
-    Holders,
+    MAX_SEARCHES,
+    MIN_ITERATIONS,
+    FoundHolder,
+    HolderFinder,
     Suspect,
     Targets,
-    being_built,
-    belongs_to_a_call,
-    gathers,
-    grown_by,
-    is_passing,
-    suspects_of,
+    can_accumulate,
+    holder_being_built,
+    is_local_to_call,
+    is_temporary,
+    make_suspects,
+    min_length_at,
 )
 from legroom.observe.source import storing_lines
-from legroom.observe.source.reader import Storing
-from legroom.observe.source.storing_lines import find_storing
+from legroom.observe.source.reader import StoringStatement
+from legroom.observe.source.storing_lines import find_usage
 
-LOOKS = 7
-TURNS_BEFORE_STEPPING = 16
+MAX_SCANS = 7
+ITERATIONS_BEFORE_FIRST_STEP = 16
 """Before the first optimizer step, the batches of one accumulated step may share a graph."""
-LOOKS_OF_TENSORS = 2
-"""What was first seen at each of so many looks, after the first one, must all be there."""
-LOOKS_LARGER = 4
-SLOW_LOOKS = 3
-"""Of so many slow looks something must have stayed, and lie in one container."""
-ENSEMBLE = 8
-"""More models than that are hardly kept on purpose."""
-_BACK = 10
+TENSOR_SCANS = 2
+"""Storages first seen in each of this many scans, after the first one, must all be alive."""
+LARGER_SCANS = 4
+RARE_SCANS = 3
+"""Storages of this many rare scans must be alive and in one container."""
+MAX_ENSEMBLE = 8
+"""More models than this are probably not kept on purpose."""
+_MAX_AGE = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Signs:
-    """What one look saw; holds no tensor."""
+class _Observations:
+    """What one scan saw. References no tensor."""
 
-    turns_kept: int = 0
-    nodes_per_turn: int = 0
-    bytes_per_turn: int = 0
-    shares: dict[int, Share] = field(default_factory=dict)
-    """`id` of each of `old` and `carrying` → what its graph alone keeps of one turn."""
+    iterations_retained: int = 0
+    nodes_per_iteration: int = 0
+    bytes_per_iteration: int = 0
+    parts: dict[int, GraphPart] = field(default_factory=dict)
+    """`id` of each of `old` and `carrying` → what its own graph retains of one iteration."""
     old: Targets = field(default_factory=list)
-    """Tensors of earlier turns that hold a graph."""
+    """Tensors of earlier iterations that have a graph."""
     carrying: Targets = field(default_factory=list)
-    """New ones whose graph reaches back into earlier turns."""
-    gathered: Targets = field(default_factory=list)
-    gathered_sizes: dict[int, int] = field(default_factory=dict)
-    """`id` → bytes of everything that one turn left behind."""
-    gathers_on_host: bool = False
-    """Whether none of these is on a device, while other tensors are."""
+    """New tensors whose graph includes earlier iterations."""
+    accumulated: Targets = field(default_factory=list)
+    accumulated_sizes: dict[int, int] = field(default_factory=dict)
+    """`id` → bytes of everything that one iteration left."""
+    accumulates_on_host: bool = False
+    """Whether none of these is on a device while other tensors are."""
     with_graph: frozenset[int] = frozenset()
-    """`id`s of those of `gathered` that hold a graph."""
-    nodes_of_turn: int = 0
-    with_gradient: Targets = field(default_factory=list)
-    """Parameters whose gradients hold a graph."""
-    made: dict[int, int] = field(default_factory=dict)
-    """`id` of a tensor → the turn in which it was made, or first seen."""
-    uneasy: bool = False
-    """Worth another look."""
+    """`id`s of those in `accumulated` that have a graph."""
+    nodes_of_iteration: int = 0
+    with_gradient_graph: Targets = field(default_factory=list)
+    """Parameters whose gradients have a graph."""
+    created_in: dict[int, int] = field(default_factory=dict)
+    """`id` of a tensor → the iteration in which it was created or first seen."""
+    suspicious: bool = False
+    """Whether another scan is worthwhile."""
 
 
-class Window:
-    """Looks taken turn by turn. `look` gives what it is sure of."""
+class ScanWindow:
+    """Runs scans. `scan` returns the suspects that it is sure of."""
 
     def __init__(
-        self, marks: StepMarks, ticks: Ticks, *, on_device: Callable[[torch.Tensor], bool], slow: bool = False
+        self,
+        numbers: NodeNumbers,
+        iterations: IterationTracker,
+        *,
+        on_device: Callable[[torch.Tensor], bool],
+        rare: bool = False,
     ) -> None:
-        """`slow`: the looks are not at every turn, but where something may have been added."""
-        self.looks = 0
+        """`rare`: the scans are not after every iteration, but when something may have been added."""
+        self.scans = 0
         self.adds = False
-        """Whether what the look before the last first saw is still there: what a slow window waits for."""
+        """Whether storages first seen in the previous scan are still alive."""
         self.quiet = True
-        """Nothing odd was seen at the last look."""
-        self.searched = False
-        """Someone who holds something was found at the last look."""
-        self.told: set[LeakKind] = set()
-        """Signs that were judged to be leaks: not followed again, so that the other signs can still show theirs."""
-        self._marks = marks
-        self._ticks = ticks
-        self._slow = slow
-        self._turns: list[int] = []
-        """At which turn each look was taken."""
+        """Whether the last scan saw nothing suspicious."""
+        self.found_holder = False
+        """Whether the last scan found a holder."""
+        self.reported: set[LeakKind] = set()
+        """Symptoms that were judged to be leaks. They are not traced again, so that other symptoms can appear."""
+        self._numbers = numbers
+        self._iterations = iterations
+        self._rare = rare
+        self._scanned_at: list[int] = []
+        """The iteration of each scan."""
         self._on_device = on_device
-        self._named: set[tuple[object, ...]] = set()
-        self._followed = Followed()
+        self._returned: set[tuple[object, ...]] = set()
+        self._storages = StorageTracker()
         self._counts: list[int] = []
-        self._sizes: dict[Named, list[int]] = {}
+        self._sizes: dict[NamedTensor, list[int]] = {}
         self._lengths: dict[tuple[str, str | None], int] = {}
-        """By name and file of a holder, how long it was when it was first found."""
+        """Name and file of a holder → its length when it was first found."""
 
-    def look(self, turn: int) -> list[Suspect]:
-        """Call at the end of turn number `turn`."""
-        self.looks += 1
-        self._turns.append(turn)
+    def scan(self, iteration: int) -> list[Suspect]:
+        """Call at the end of an iteration."""
+        self.scans += 1
+        self._scanned_at.append(iteration)
         with torch._C.DisableTorchFunction():
-            signs = self._signs(turn)
-            self._note_sizes()
-            holders = Holders()
+            seen = self._observe(iteration)
+            self._record_sizes()
+            holders = HolderFinder()
             suspects = []
-            if "graph" not in self.told:
-                suspects += self._graphs(signs, holders, turn)
-            if "tensor" not in self.told:
-                suspects += self._gathered(signs, holders, turn)
-            if "larger" not in self.told:
-                suspects += self._larger(signs, turn)
-            # What was followed to holders that limit themselves is no reason to look again at once.
-            self.quiet = not suspects and (not signs.uneasy or holders.found)
-            self.searched = holders.found
-        return [each for each in suspects if each.warming or self._is_first(each.kept)]
+            if "graph" not in self.reported:
+                suspects += self._find_graphs(seen, holders, iteration)
+            if "tensor" not in self.reported:
+                suspects += self._find_tensors(seen, holders, iteration)
+            if "larger" not in self.reported:
+                suspects += self._find_larger(seen, iteration)
+            # Growth that was traced to bounded holders is not a reason to scan again at once.
+            self.quiet = not suspects and (not seen.suspicious or holders.found)
+            self.found_holder = holders.found
+        return [each for each in suspects if each.may_be_warming_up or self._is_first(each.leak)]
 
-    def _is_first(self, kept: DetectedLeak) -> bool:
-        """A list of tensors that hold graphs shows two signs; the first, of the graph, has the fuller figures."""
-        known = kept.identity in self._named
-        self._named.add(kept.identity)
+    def _is_first(self, leak: DetectedLeak) -> bool:
+        """A list of tensors with graphs shows two symptoms. The first, of the graph, has the more complete figures."""
+        known = leak.identity in self._returned
+        self._returned.add(leak.identity)
         return not known
 
-    # --- what can be seen
+    # --- observing
 
-    def _signs(self, turn: int) -> _Signs:
-        around = look_around()
-        tensors, evaluating = around.tensors, around.evaluating
-        births = Births(self._marks, oldest=turn - _BACK)
-        held = roots(tensors)
-        births.follow(node for _, node in held)
-        accounted = accounted_for(tensors, self._ticks.optimizers)
-        # Folds, members of an ensemble, blocks that a network grows by: what was trained is kept on purpose, if it is not too much.
-        if self._ticks.models_kept <= ENSEMBLE:
-            accounted |= of_trained(around.modules, self._ticks.trained)
-        by_birth = self._followed.look(tensors, accounted, self.looks)
-        self._counts.append(self._followed.count)
-        kept = births.steps(turn)
-        newest = by_birth.get(self.looks - 1, [])
-        self.adds = bool(newest) and self.looks > 2
-        # Results of an evaluation that are gathered on the host are its purpose.
-        matters = self._can_tell(evaluating) and (self._ticks.trains or any(map(self._on_device, newest)))
-        # Where calls of a model are the turns, a list may be a text that is being written, word by word.
-        matters = matters and not self._ticks.by_calls
-        gathering = matters and self._rising(3) and bool(newest) and bool(by_birth.get(self.looks - 2))
-        made = {id(tensor): self._turns[look - 1] for look, born in by_birth.items() for tensor in born}
-        made |= {id(tensor): step for tensor, node in held if (step := births.step_of(node)) is not None}
-        signs = _Signs(uneasy=len(kept) >= 2 or gathering, made=made)
-        if self._is_kept(kept, turn, evaluating):
-            when = [(tensor, births.step_of(node)) for tensor, node in held]
-            old = [tensor for tensor, made in when if made is not None and kept[0] <= made <= turn - 2]
+    def _observe(self, iteration: int) -> _Observations:
+        live = find_live_objects()
+        tensors, evaluating = live.tensors, live.has_model_in_eval_mode
+        graph = NodesByIteration(self._numbers, oldest=iteration - _MAX_AGE)
+        held = with_graph(tensors)
+        graph.follow(node for _, node in held)
+        expected = gradients_and_optimizer_state(tensors, self._iterations.optimizers)
+        # Folds, members of an ensemble, blocks of a growing network: trained models are kept on purpose if they are few.
+        if self._iterations.live_trained_models <= MAX_ENSEMBLE:
+            expected |= trained_parameters_and_buffers(live.modules, self._iterations.trained)
+        by_first_scan = self._storages.update(tensors, expected, self.scans)
+        self._counts.append(self._storages.count)
+        retained = graph.iterations(iteration)
+        newest = by_first_scan.get(self.scans - 1, [])
+        self.adds = bool(newest) and self.scans > 2
+        # An evaluation collects results on the host on purpose.
+        relevant = self._is_conclusive(evaluating) and (
+            self._iterations.trains or any(map(self._on_device, newest))
+        )
+        # If calls of a model are the iterations, a list may be a text that is being generated.
+        relevant = relevant and not self._iterations.by_model_calls
+        accumulating = (
+            relevant and self._count_rises(3) and bool(newest) and bool(by_first_scan.get(self.scans - 2))
+        )
+        created_in = {
+            id(tensor): self._scanned_at[scan - 1] for scan, new in by_first_scan.items() for tensor in new
+        }
+        created_in |= {
+            id(tensor): created for tensor, node in held if (created := graph.iteration_of(node)) is not None
+        }
+        seen = _Observations(suspicious=len(retained) >= 2 or accumulating, created_in=created_in)
+        if self._is_retained(retained, iteration, evaluating):
+            when = [(tensor, graph.iteration_of(node)) for tensor, node in held]
+            old = [
+                tensor
+                for tensor, created in when
+                if created is not None and retained[0] <= created <= iteration - 2
+            ]
             new = [
                 (tensor, node)
-                for (tensor, node), (_, made) in zip(held, when, strict=True)
-                if made is not None and made >= turn - 1
+                for (tensor, node), (_, created) in zip(held, when, strict=True)
+                if created is not None and created >= iteration - 1
             ]
-            old = _spread(old)
-            carrying = [t for t, node in new[:200] if births.reached_from(node) >= min(len(kept), 3)]
-            # A network that is being unrolled: one graph, and its backward pass is yet to come.
-            if self._ticks.by_calls and carrying and not evaluating:
-                return signs
-            shares = births.shares([*old, *carrying[:MOST_PATHS]], turn)
-            for tensor in filter(self._on_device, old):  # one in a container stays there itself
-                shares[id(tensor)].storages[id(tensor)] = _bytes_of(tensor)
-            signs = replace(
-                signs,
-                turns_kept=len(kept),
-                nodes_per_turn=len(births.nodes[kept[-2]]),
-                bytes_per_turn=births.bytes_saved_in(kept[-2], kept[-3]),
-                shares=shares,
-                old=_referred(old),
-                carrying=_referred(carrying),
-                with_gradient=_referred([tensor for tensor in tensors if _has_graph_of_gradient(tensor)][:1]),
+            old = _sample(old)
+            carrying = [t for t, node in new[:200] if graph.iterations_below(node) >= min(len(retained), 3)]
+            # An unrolled network: a single graph whose backward pass comes later.
+            if self._iterations.by_model_calls and carrying and not evaluating:
+                return seen
+            parts = graph.parts([*old, *carrying[:MAX_SEARCHES]], iteration)
+            for tensor in filter(self._on_device, old):  # a tensor in a container is itself retained
+                parts[id(tensor)].storages[id(tensor)] = _bytes_of(tensor)
+            seen = replace(
+                seen,
+                iterations_retained=len(retained),
+                nodes_per_iteration=len(graph.nodes[retained[-2]]),
+                bytes_per_iteration=graph.bytes_saved_in(retained[-2], retained[-3]),
+                parts=parts,
+                old=_weak(old),
+                carrying=_weak(carrying),
+                with_gradient_graph=_weak([tensor for tensor in tensors if _has_gradient_graph(tensor)][:1]),
             )
-        generations = self._generations(by_birth)
-        if not self._ticks.trains:
+        generations = self._generations(by_first_scan)
+        if not self._iterations.trains:
             generations = [[tensor for tensor in each if self._on_device(tensor)] for each in generations]
         if generations and all(generations):
-            sample = [tensor for generation in generations[1:] for tensor in _spread(generation)]
-            if matters:
-                signs = replace(
-                    signs,
-                    gathered=_referred(sample),
-                    gathers_on_host=any(map(self._on_device, tensors))
+            sample = [tensor for generation in generations[1:] for tensor in _sample(generation)]
+            if relevant:
+                seen = replace(
+                    seen,
+                    accumulated=_weak(sample),
+                    accumulates_on_host=any(map(self._on_device, tensors))
                     and not any(map(self._on_device, sample)),
-                    gathered_sizes={id(tensor): _bytes_of(tensor) for tensor in generations[1]},
-                    with_graph=frozenset(id(tensor) for tensor, _ in roots(sample)),
-                    nodes_of_turn=len(births.nodes.get(turn - 2, ())),
+                    accumulated_sizes={id(tensor): _bytes_of(tensor) for tensor in generations[1]},
+                    with_graph=frozenset(id(tensor) for tensor, _ in with_graph(sample)),
+                    nodes_of_iteration=len(graph.nodes.get(iteration - 2, ())),
                 )
-        return signs
+        return seen
 
-    def _generations(self, by_birth: dict[int, list[torch.Tensor]]) -> list[list[torch.Tensor]]:
-        """What was first seen at each of some looks and is still there, newest first; none before there is enough to tell."""
-        if self._slow:
-            looks = [look for look in by_birth if 1 < look < self.looks]
+    def _generations(self, by_first_scan: dict[int, list[torch.Tensor]]) -> list[list[torch.Tensor]]:
+        """The live tensors first seen in each of the last scans, newest first; empty if there are too few scans."""
+        if self._rare:
+            scans = [scan for scan in by_first_scan if 1 < scan < self.scans]
             return [
-                by_birth[look]
-                for look in sorted(looks, reverse=True)[:SLOW_LOOKS]
-                if len(looks) >= SLOW_LOOKS
+                by_first_scan[scan]
+                for scan in sorted(scans, reverse=True)[:RARE_SCANS]
+                if len(scans) >= RARE_SCANS
             ]
-        if self.looks <= LOOKS_OF_TENSORS + 1 or not self._rising(LOOKS_OF_TENSORS + 2):
+        if self.scans <= TENSOR_SCANS + 1 or not self._count_rises(TENSOR_SCANS + 2):
             return []
-        return [by_birth.get(self.looks - back, []) for back in range(1, LOOKS_OF_TENSORS + 1)]
+        return [by_first_scan.get(self.scans - back, []) for back in range(1, TENSOR_SCANS + 1)]
 
-    def _is_kept(self, kept: list[int], turn: int, evaluating: bool) -> bool:
-        """Whether graphs of enough turns are alive, and of one so lately that there will be more: within the last two turns, or, where
-        every so many turns one is kept, within a few more than that."""
-        if len(kept) < TURNS_KEPT:
+    def _is_retained(self, retained: list[int], iteration: int, evaluating: bool) -> bool:
+        """Whether graphs of enough iterations are alive, and the newest is recent: from the last two iterations, or from a few
+        more if a graph is retained only every few iterations."""
+        if len(retained) < MIN_ITERATIONS:
             return False
-        apart = max(after - before for before, after in pairwise(kept[-TURNS_KEPT:]))
-        return turn - kept[-1] <= 1.5 * apart + 1 and self._can_tell(evaluating)
+        apart = max(after - before for before, after in pairwise(retained[-MIN_ITERATIONS:]))
+        return iteration - retained[-1] <= 1.5 * apart + 1 and self._is_conclusive(evaluating)
 
-    def _can_tell(self, evaluating: bool) -> bool:
-        """Before the first step, what a model in training keeps may be for the batches of that one step."""
-        if self._ticks.has_stepped or self._ticks.by_hand or self._ticks.by_calls or evaluating:
+    def _is_conclusive(self, evaluating: bool) -> bool:
+        """Whether retained graphs mean something: before the first step they may belong to the batches of that step."""
+        if (
+            self._iterations.has_stepped
+            or self._iterations.without_optimizer
+            or self._iterations.by_model_calls
+            or evaluating
+        ):
             return True
-        return self._marks.count >= TURNS_BEFORE_STEPPING
+        return self._numbers.count >= ITERATIONS_BEFORE_FIRST_STEP
 
-    def _rising(self, looks: int) -> bool:
-        last = self._counts[-looks:]
-        return len(last) == looks and all(a < b for a, b in pairwise(last))
+    def _count_rises(self, scans: int) -> bool:
+        last = self._counts[-scans:]
+        return len(last) == scans and all(a < b for a, b in pairwise(last))
 
-    def _note_sizes(self) -> None:
+    def _record_sizes(self) -> None:
         sizes = named_sizes(sys._getframe(1))
         before, self._sizes = self._sizes, {}
         for named, size in sizes.items():
             series = before.get(named, [])
-            if series and size == series[-1] and self._slow:
+            if series and size == series[-1] and self._rare:
                 self._sizes[named] = series
             else:
                 self._sizes[named] = [*series, size] if not series or size > series[-1] else [size]
 
-    # --- what it means
+    # --- from symptoms to suspects
 
-    def _graphs(self, signs: _Signs, holders: Holders, turn: int) -> list[Suspect]:
-        """Who holds old tensors with a graph; if no one does, which of the new ones carries the old graph on."""
-        if not signs.turns_kept:
+    def _find_graphs(self, seen: _Observations, holders: HolderFinder, iteration: int) -> list[Suspect]:
+        """The holders of old tensors with a graph; if there are none, a new tensor that carries the old graph."""
+        if not seen.iterations_retained:
             return []
-        least = TURNS_KEPT if self._slow else grown_by(turn)
-        found = [each for each in holders.of(signs.old, signs.made, least=least) if gathers(each)]
-        carrying = [each for each in holders.of(signs.carrying, signs.made) if each.path.how != "unknown"]
-        feeding = [each for each in carrying if any(one.feeds_itself for one in each.stored.statements)]
-        if found:  # of two leaks at once, one may carry its graph on
-            found += feeding[:1]
+        min_length = MIN_ITERATIONS if self._rare else min_length_at(iteration)
+        old = holders.find(seen.old, seen.created_in, min_length=min_length)
+        found = [each for each in old if can_accumulate(each)]
+        carrying = [
+            each for each in holders.find(seen.carrying, seen.created_in) if each.path.how != "unknown"
+        ]
+        recursive = [each for each in carrying if any(one.uses_itself for one in each.usage.statements)]
+        if found:  # of two leaks at once, one may carry its graph
+            found += recursive[:1]
         else:
-            found = (feeding or carrying or self._gradients(signs, holders))[:1]
-        if not found and self.looks >= LOOKS - 1:
-            found = [Found(being_built(), storing_lines.NOTHING, 0)]
+            found = (recursive or carrying or self._find_gradients(seen, holders))[:1]
+        if not found and self.scans >= MAX_SCANS - 1:
+            found = [FoundHolder(holder_being_built(), storing_lines.NO_USAGE, 0)]
         suspects: list[Suspect] = []
         for each in found:
-            nodes, size = signs.nodes_per_turn, signs.bytes_per_turn
+            nodes, size = seen.nodes_per_iteration, seen.bytes_per_iteration
             if len(found) > 1:
-                nodes, size = _share_of(each, signs)
-            suspects += suspects_of(
-                each, kind="graph", step=turn, steps=signs.turns_kept, bytes_per_step=size, nodes_per_step=nodes,
-                storages_per_step=0, evaluation=not self._ticks.trains,
+                nodes, size = _retained_by(each, seen)
+            suspects += make_suspects(
+                each, kind="graph", step=iteration, steps=seen.iterations_retained, bytes_per_step=size,
+                nodes_per_step=nodes, storages_per_step=0, evaluation=not self._iterations.trains,
             )  # fmt: skip
         return suspects
 
-    def _gradients(self, signs: _Signs, holders: Holders) -> list[Found]:
-        """Who has the parameters whose gradients carry a graph on, and the line of the backward pass that makes it so."""
-        place = self._ticks.graph_of_gradients
-        if place is None:
+    def _find_gradients(self, seen: _Observations, holders: HolderFinder) -> list[FoundHolder]:
+        """The holders of parameters whose gradients have a graph, with the line of the backward pass that created it."""
+        line = self._iterations.create_graph_line
+        if line is None:
             return []
-        line = Storing(place.file, place.line, place.function, True, False, False, False, True)
+        statement = StoringStatement(
+            line.file, line.line, line.function, uses_itself=True, adds=False, concatenates=False,
+            stores_number=False, in_loop=True,
+        )  # fmt: skip
         return [
-            Found(each.path._replace(name=f"{each.path.name}.grad", how="variable", container=0, length=0),
-                   storing_lines.NOTHING._replace(statements=(line,)), each.target)
-            for each in holders.of(signs.with_gradient, {})
+            FoundHolder(
+                each.path._replace(name=f"{each.path.name}.grad", how="variable", container=0, length=0),
+                storing_lines.NO_USAGE._replace(statements=(statement,)),
+                each.target,
+            )
+            for each in holders.find(seen.with_gradient_graph, {})
             if each.path.how != "unknown"
-        ]  # fmt: skip
+        ]
 
-    def _gathered(self, signs: _Signs, holders: Holders, turn: int) -> list[Suspect]:
-        least = SLOW_LOOKS if self._slow else grown_by(turn)
-        held = holders.of(signs.gathered, signs.made, least=least)
-        found = [each for each in held if each.path.how != "unknown" and not is_passing(each)]
-        if self._slow:
+    def _find_tensors(self, seen: _Observations, holders: HolderFinder, iteration: int) -> list[Suspect]:
+        min_length = RARE_SCANS if self._rare else min_length_at(iteration)
+        held = holders.find(seen.accumulated, seen.created_in, min_length=min_length)
+        found = [each for each in held if each.path.how != "unknown" and not is_temporary(each)]
+        if self._rare:
             found = [each for each in found if self._has_grown(each) and not _is_ensemble(each)]
         suspects: list[Suspect] = []
         for each in found:
-            sizes = signs.gathered_sizes
-            if len(found) > 1:  # to each its own
+            sizes = seen.accumulated_sizes
+            if len(found) > 1:  # count for each holder only what it contains
                 within = {each.target, *each.path.contents}
                 sizes = {key: size for key, size in sizes.items() if key in within}
-            has_graph = each.target in signs.with_graph
-            suspects += suspects_of(
-                each, kind="graph" if has_graph else "tensor", step=turn, steps=self.looks - 1,
-                bytes_per_step=sum(sizes.values()), nodes_per_step=signs.nodes_of_turn if has_graph else 0,
-                storages_per_step=max(len(sizes), 1), evaluation=not self._ticks.trains, on_host=signs.gathers_on_host,
+            has_graph = each.target in seen.with_graph
+            suspects += make_suspects(
+                each, kind="graph" if has_graph else "tensor", step=iteration, steps=self.scans - 1,
+                bytes_per_step=sum(sizes.values()), nodes_per_step=seen.nodes_of_iteration if has_graph else 0,
+                storages_per_step=max(len(sizes), 1), evaluation=not self._iterations.trains,
+                on_host=seen.accumulates_on_host,
             )  # fmt: skip
         return suspects
 
-    def _has_grown(self, found: Found) -> bool:
-        """Whether a container has tensors of several looks, or, where they lie too deep in it to be seen, is longer than it was."""
-        path = found.path
+    def _has_grown(self, holder: FoundHolder) -> bool:
+        """Whether a container has tensors of several scans, or is longer than before if its tensors are nested too deeply to be seen."""
+        path = holder.path
         before = self._lengths.setdefault((path.name, path.file), path.length)
-        return path.turns >= SLOW_LOOKS or (not path.turns and path.length > before)
+        return path.iterations >= RARE_SCANS or (not path.iterations and path.length > before)
 
-    def _larger(self, signs: _Signs, turn: int) -> list[Suspect]:
-        found = []
+    def _find_larger(self, seen: _Observations, iteration: int) -> list[Suspect]:
+        suspects = []
         for named, series in self._sizes.items():
-            # What grows with its graph was told as a graph.
-            if len(series) < LOOKS_LARGER or signs.turns_kept or self._ticks.by_calls:
+            # A tensor that grows with its graph is reported as a graph.
+            if len(series) < LARGER_SCANS or seen.iterations_retained or self._iterations.by_model_calls:
                 continue
-            stored = find_storing(
+            usage = find_usage(
                 named.stored_as, is_attribute=named.is_attribute, file=named.file, function=named.function
             )
-            # `bank = torch.cat([bank, new])`, or a function of the user's that does it; a sum does not make it larger.
-            fed = [
+            # `bank = torch.cat([bank, new])`, or a user's function that does it. A sum does not make it larger.
+            enlarging = [
                 each
-                for each in stored.statements
-                if (each.joins or (each.feeds_itself and not each.adds)) and not each.cuts
+                for each in usage.statements
+                if (each.concatenates or (each.uses_itself and not each.adds)) and not each.truncates
             ]
-            statement = next(iter(sorted(fed, key=lambda each: not each.joins)), None)
-            starts_anew = stored.resets or any(
-                each.replaces and each.in_loop and not each.is_first for each in stored.statements
+            statement = next(iter(sorted(enlarging, key=lambda each: not each.concatenates)), None)
+            restarts = usage.resets or any(
+                each.replaces and each.in_loop and not each.only_if_missing for each in usage.statements
             )
-            if not named.is_attribute and belongs_to_a_call(named):
+            if not named.is_attribute and is_local_to_call(named):
                 continue
-            if statement is not None and not stored.shrinks and not starts_anew and not statement.guarded:
-                kept = DetectedLeak(
+            if statement is not None and not usage.shrinks and not restarts and not statement.below_limit:
+                leak = DetectedLeak(
                     kind="larger", how="variable", name=named.name, described="tensor", file=statement.file,
                     line=statement.line, function=statement.function, nodes_per_step=0, storages_per_step=0,
-                    bytes_per_step=(series[-1] - series[0]) // (len(series) - 1), step=turn, steps=len(series),
+                    bytes_per_step=(series[-1] - series[0]) // (len(series) - 1), step=iteration,
+                    steps=len(series),
                 )  # fmt: skip
-                # What a function of the user's makes of it may be limited in there: then it does not grow for long.
-                found.append(Suspect(kept, not statement.joins, turn))
-        return found
+                # A user's function may limit the size internally; then the growth ends soon.
+                suspects.append(Suspect(leak, not statement.concatenates, iteration))
+        return suspects
 
 
-def _is_ensemble(found: Found) -> bool:
-    """Whether a few models are gathered, which may be all there will be."""
-    return found.path.of_models and found.path.length < ENSEMBLE
+def _is_ensemble(holder: FoundHolder) -> bool:
+    """Whether the container holds a few models, which may be all."""
+    return holder.path.contains_models and holder.path.length < MAX_ENSEMBLE
 
 
-def _share_of(found: Found, signs: _Signs) -> tuple[int, int]:
-    """Nodes and bytes that one of several holders keeps of a turn: all that it holds of the turn in which the tensor it
-    was found by was made."""
-    made = signs.shares[found.target].turn if found.target in signs.shares else -1
-    within = {found.target, *found.path.contents}
-    shares = [share for key, share in signs.shares.items() if key in within and share.turn == made]
-    storages = {key: size for share in shares for key, size in share.storages.items()}
-    return len({node for share in shares for node in share.nodes}), sum(storages.values())
+def _retained_by(holder: FoundHolder, seen: _Observations) -> tuple[int, int]:
+    """Nodes and bytes that one of several holders retains of the iteration in which its found tensor was created."""
+    created = seen.parts[holder.target].iteration if holder.target in seen.parts else -1
+    within = {holder.target, *holder.path.contents}
+    parts = [part for key, part in seen.parts.items() if key in within and part.iteration == created]
+    storages = {key: size for part in parts for key, size in part.storages.items()}
+    return len({node for part in parts for node in part.nodes}), sum(storages.values())
 
 
-def _spread(tensors: list[torch.Tensor], most: int = 4 * MOST_PATHS) -> list[torch.Tensor]:
-    """Some of many, from both ends: what is held by one name tends to stand together."""
+def _sample(tensors: list[torch.Tensor], most: int = 4 * MAX_SEARCHES) -> list[torch.Tensor]:
+    """Some of many, from both ends, because tensors of one holder are often adjacent."""
     return tensors if len(tensors) <= most else [*tensors[: most // 2], *tensors[-most // 2 :]]
 
 
-def _referred(tensors: list[torch.Tensor]) -> Targets:
+def _weak(tensors: list[torch.Tensor]) -> Targets:
     return [weakref.ref(tensor) for tensor in tensors]
 
 
-def _has_graph_of_gradient(tensor: torch.Tensor) -> bool:
+def _has_gradient_graph(tensor: torch.Tensor) -> bool:
     return (
         tensor.requires_grad
         and tensor.is_leaf

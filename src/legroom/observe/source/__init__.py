@@ -1,1 +1,1 @@
-"""Reads the user's source code for what a run cannot show."""
+"""Reads the user's source code, for what the running objects do not show."""

@@ -1,7 +1,7 @@
-"""The script's own argument for its batch size, recognised among its words or where it declares it, and other sizes for it.
+"""The batch size argument of a script, found on its command line or where the script declares it.
 
-A report that can say `--batch-size 96 instead of 256` is worth more than one that says "use a smaller batch". The names
-are those that training scripts use; a word that is not followed by a whole number is left alone.
+With it, a report can suggest `--batch-size 96` instead of "use a smaller batch". The names are those that training
+scripts use. An argument without an integer value is ignored.
 """
 
 import ast
@@ -17,21 +17,21 @@ _NAME = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class BatchArgument:
-    """Where a batch size stands among the script's words."""
+    """A batch size among the script's arguments."""
 
     position: int
-    """Of the word that holds the number."""
+    """The index of the argument that contains the number."""
     name: str
     value: int
-    joined: bool
-    """`--batch-size=64` rather than `--batch-size 64`."""
+    with_equals: bool
+    """Whether it is written `--batch-size=64` instead of `--batch-size 64`."""
 
     @property
-    def words(self) -> str:
-        return f"{self.name}{'=' if self.joined else ' '}{self.value}"
+    def text(self) -> str:
+        return f"{self.name}{'=' if self.with_equals else ' '}{self.value}"
 
     def smaller(self, fraction: float) -> "BatchArgument | None":
-        """The same argument with at most `fraction` of the value, rounded down to a size that people use."""
+        """The same argument with at most `fraction` of the value, rounded down to a common batch size."""
         size = int(self.value * fraction)
         if size < 1 or size >= self.value:
             return None
@@ -40,30 +40,30 @@ class BatchArgument:
     def with_value(self, size: int) -> "BatchArgument":
         return replace(self, value=size)
 
-    def put_into(self, words: Sequence[str]) -> list[str]:
-        """The script's words with this argument in the place of the old one."""
-        changed = list(words)
-        changed[self.position] = self.words if self.joined else str(self.value)
+    def replace_in(self, arguments: Sequence[str]) -> list[str]:
+        """The script's arguments with this batch size instead of the old one."""
+        changed = list(arguments)
+        changed[self.position] = self.text if self.with_equals else str(self.value)
         return changed
 
 
-def find_batch_argument(words: Sequence[str]) -> BatchArgument | None:
+def find_batch_argument(arguments: Sequence[str]) -> BatchArgument | None:
     """The first batch size among the script's arguments."""
-    for position, word in enumerate(words):
-        name, equals, value = word.partition("=")
+    for position, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
         if not _NAME.fullmatch(name):
             continue
         if equals and value.isdecimal() and int(value) > 0:
-            return BatchArgument(position, name, int(value), joined=True)
-        follows = words[position + 1] if position + 1 < len(words) else ""
-        if not equals and name.startswith("-") and follows.isdecimal() and int(follows) > 0:
-            return BatchArgument(position + 1, name, int(follows), joined=False)
+            return BatchArgument(position, name, int(value), with_equals=True)
+        following = arguments[position + 1] if position + 1 < len(arguments) else ""
+        if not equals and name.startswith("-") and following.isdecimal() and int(following) > 0:
+            return BatchArgument(position + 1, name, int(following), with_equals=False)
     return None
 
 
 def declared_batch_argument(source: str) -> list[str]:
-    """The words that say what a script takes by itself where nobody says otherwise: of
-    `parser.add_argument("--batch-size", default=32)` these are `--batch-size 32`. None where it declares no such argument."""
+    """The default batch size that a script declares, as arguments: `["--batch-size", "32"]` for
+    `parser.add_argument("--batch-size", default=32)`. Empty if it declares none."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
@@ -76,12 +76,12 @@ def declared_batch_argument(source: str) -> list[str]:
         ):
             names = [each.value for each in call.args if isinstance(each, ast.Constant)]
             defaults = [each.value for each in call.keywords if each.arg == "default"]
-            for name in names[::-1]:  # the long one stands last
+            for name in names[::-1]:  # the long name comes last
                 for default in defaults:
                     if isinstance(name, str) and isinstance(default, ast.Constant):
-                        words = [name, str(default.value)]
-                        if find_batch_argument(words) is not None:
-                            return words
+                        arguments = [name, str(default.value)]
+                        if find_batch_argument(arguments) is not None:
+                            return arguments
     return []
 
 

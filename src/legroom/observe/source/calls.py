@@ -1,8 +1,8 @@
-"""Which of the user's functions are ever called, and which again and again: read off the source, by name.
+"""Which of the user's functions are called, and which repeatedly, according to the source.
 
-A method that would empty a buffer is no comfort if no one calls it. Names are compared, not objects, so what cannot be told counts as
-called: a name that is mentioned anywhere, a method that overrides a library's (a hook of a trainer), a special method, a plain function
-(a test, an entry point, may be called from outside).
+A method that empties a buffer has no effect if nothing calls it. Functions are compared by name, so in doubt a function counts as
+called: its name occurs anywhere, it overrides a library's method (a hook of a trainer), it is a special method, or it is a plain
+function that may be called from outside (a test, an entry point).
 """
 
 import ast
@@ -21,42 +21,42 @@ _METHODS_OF_CONTAINERS = {name for kind in (list, dict, set, deque) for name in 
 
 
 class Calls(NamedTuple):
-    """Names of functions."""
+    """Names of called functions."""
 
     called: frozenset[str]
-    """Mentioned in code that runs."""
+    """Their names occur in code that runs."""
     repeated: frozenset[str]
-    """... within a loop, or by a function that is itself called again and again."""
+    """Their names occur in a loop, or in a function that is itself called repeatedly."""
     mentions: Mapping[str, frozenset[str]]
-    """By function ("" outside all), the names that it mentions."""
+    """Function ("" at module level) → the names that occur in it."""
 
     def reached_from(self, functions: Iterable[str]) -> set[str]:
-        """These functions and all that they call, directly or by way of others."""
+        """These functions and all that they call, directly or indirectly."""
         return _closure(set(functions), self.mentions)
 
 
 @lru_cache(maxsize=16)
 def calls_in(files: tuple[str, ...]) -> Calls:
-    """`files`: the user's."""
-    survey = _Survey()
+    """The calls in the user's `files`."""
+    collector = _CallCollector()
     for file in files:
         tree = tree_of(file)
         if tree is not None:
-            survey.read(file, tree)
-    return survey.outcome()
+            collector.read(file, tree)
+    return collector.result()
 
 
-class _Survey:
+class _CallCollector:
     def __init__(self) -> None:
         self._mentions: dict[str, set[str]] = {}
-        """By function ("" outside all), the names that it mentions."""
+        """Function ("" at module level) → the names that occur in it."""
         self._in_loops: dict[str, set[str]] = {}
-        self._by_others: set[str] = set()
-        """Functions that a library or Python itself calls."""
-        self._entries: set[str] = set()
-        """Plain functions: what calls them may stand elsewhere."""
+        self._called_externally: set[str] = set()
+        """Functions that a library or Python calls."""
+        self._plain_functions: set[str] = set()
+        """They may be called from code that is not loaded."""
         self._containers: set[tuple[bool, str]] = set()
-        """Attributes (True) and variables that are given an empty container somewhere: their `clear` is not a function of the user's."""
+        """Attributes (True) and variables that are assigned a container somewhere: their `clear` is not a user's function."""
 
     def read(self, file: str, tree: ast.Module) -> None:
         for node in ast.walk(tree):
@@ -74,23 +74,23 @@ class _Survey:
             if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
                 for decorator in child.decorator_list:
                     self._descend(file, ast.Expression(decorator), kind, function, looped)
-                    self._by_others.add(child.name)  # what a decorator makes of it is unknown
+                    self._called_externally.add(child.name)  # the decorator may register it anywhere
                 if kind is None and not function:
-                    self._entries.add(child.name)
-                if kind is not None and not function and _is_called_by_others(file, kind, child.name):
-                    self._by_others.add(child.name)
+                    self._plain_functions.add(child.name)
+                if kind is not None and not function and _is_called_externally(file, kind, child.name):
+                    self._called_externally.add(child.name)
                 self._descend(file, child, kind, child.name, False)
                 continue
             if isinstance(child, ast.Name | ast.Attribute):
                 self._mention(child, function, looped)
-            elif isinstance(child, ast.Call) and function in CONSTRUCTORS and _is_of_self(child.func):
-                # `self.reset()` while it is made empties nothing.
+            elif isinstance(child, ast.Call) and function in CONSTRUCTORS and _is_method_of_self(child.func):
+                # `self.reset()` in the constructor empties nothing.
                 for argument in (*child.args, *child.keywords):
                     self._descend(file, ast.Expression(argument), kind, function, looped)  # type: ignore[arg-type]
                 continue
             if isinstance(child, ast.ClassDef):
                 self._descend(file, child, child, "", False)
-            elif isinstance(child, ast.For | ast.AsyncFor):  # what it runs over is asked for once
+            elif isinstance(child, ast.For | ast.AsyncFor):  # the iterable is evaluated once
                 self._descend(file, ast.Expression(child.iter), kind, function, looped)
                 self._descend(file, ast.Module([*child.body, *child.orelse], []), kind, function, True)
             else:
@@ -109,19 +109,21 @@ class _Survey:
         if looped:
             self._in_loops.setdefault(function, set()).add(name)
 
-    def outcome(self) -> Calls:
-        called = _closure({"", *self._by_others, *self._entries, *CONSTRUCTORS}, self._mentions)
-        begun = set(self._by_others)
+    def result(self) -> Calls:
+        called = _closure(
+            {"", *self._called_externally, *self._plain_functions, *CONSTRUCTORS}, self._mentions
+        )
+        starts = set(self._called_externally)
         for function, names in self._in_loops.items():
             if function in called:
-                begun |= names
-        repeated = _closure(begun - set(CONSTRUCTORS), self._mentions)
+                starts |= names
+        repeated = _closure(starts - set(CONSTRUCTORS), self._mentions)
         mentions = {name: frozenset(each) for name, each in self._mentions.items()}
         return Calls(frozenset(called), frozenset(repeated), mentions)
 
 
-def _closure(begun: set[str], mentions: Mapping[str, Set[str]]) -> set[str]:
-    reached, unread = set(begun), list(begun)
+def _closure(starts: set[str], mentions: Mapping[str, Set[str]]) -> set[str]:
+    reached, unread = set(starts), list(starts)
     while unread:
         new = mentions.get(unread.pop(), frozenset()) - reached
         reached |= new
@@ -129,8 +131,8 @@ def _closure(begun: set[str], mentions: Mapping[str, Set[str]]) -> set[str]:
     return reached
 
 
-def _is_called_by_others(file: str, kind: ast.ClassDef, method: str) -> bool:
-    """Whether Python or a library calls a method by itself: a special one, or one that stands for a library's."""
+def _is_called_externally(file: str, kind: ast.ClassDef, method: str) -> bool:
+    """Whether Python or a library calls a method: a special method, or one that overrides a library's method."""
     if method.startswith("__") and method.endswith("__"):
         return method not in CONSTRUCTORS
     module = next(
@@ -139,16 +141,16 @@ def _is_called_by_others(file: str, kind: ast.ClassDef, method: str) -> bool:
     found = getattr(module, "__dict__", {}).get(kind.name)
     if not isinstance(found, type):
         return bool(kind.bases)
-    others = [base for base in found.__mro__[1:] if not _is_users(base)]
+    others = [base for base in found.__mro__[1:] if not _is_user_class(base)]
     return method == "forward" or any(method in vars(base) for base in others)
 
 
-def _is_users(kind: type) -> bool:
+def _is_user_class(kind: type) -> bool:
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     return isinstance(file, str) and is_user_file(file)
 
 
-def _is_of_self(called: ast.expr) -> bool:
+def _is_method_of_self(called: ast.expr) -> bool:
     return (
         isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) and called.value.id == "self"
     )

@@ -1,4 +1,4 @@
-"""The user's source, parsed: files that were loaded, cells of notebooks. What cannot be read says nothing."""
+"""The user's parsed source: loaded files and notebook cells. Files that cannot be read are skipped."""
 
 import ast
 import linecache
@@ -12,16 +12,16 @@ from legroom.observe.dispatch.attribution import is_user_file
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 LOOPS = (ast.For, ast.While, ast.AsyncFor)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-_MOST_SOURCE = 2_000_000
+_MAX_SOURCE_BYTES = 2_000_000
 
 
 @lru_cache(maxsize=64)
 def tree_of(file: str) -> ast.Module | None:
     try:
         path = Path(file)
-        if not path.is_file():  # a notebook's cell
+        if not path.is_file():  # a notebook cell
             return ast.parse("".join(linecache.getlines(file)))
-        if path.stat().st_size > _MOST_SOURCE:
+        if path.stat().st_size > _MAX_SOURCE_BYTES:
             return None
         return ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
@@ -29,13 +29,13 @@ def tree_of(file: str) -> ast.Module | None:
 
 
 def user_files() -> list[str]:
-    """The source files of the user's that are loaded now."""
+    """The user's source files that are loaded now."""
     files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
     return [file for file in files if isinstance(file, str) and file.endswith(".py") and is_user_file(file)]
 
 
 def own_nodes(function: ast.AST) -> Iterator[ast.AST]:
-    """What stands in a function itself, not in functions and classes within it."""
+    """The nodes of a function, without those of functions and classes inside it."""
     stack = list(ast.iter_child_nodes(function))
     while stack:
         node = stack.pop()
@@ -44,8 +44,8 @@ def own_nodes(function: ast.AST) -> Iterator[ast.AST]:
             stack.extend(ast.iter_child_nodes(node))
 
 
-def function_around(tree: ast.Module, name: str, line: int, variable: str) -> ast.AST | None:
-    """The function of that name around `line`; for a variable that it takes from a function around it, that one."""
+def find_function(tree: ast.Module, name: str, line: int, variable: str) -> ast.AST | None:
+    """The function of that name around `line`; if it uses the variable of an enclosing function, that one."""
     within: list[ast.AST] = []
 
     def descend(node: ast.AST, above: list[ast.AST]) -> None:
@@ -77,8 +77,8 @@ def functions_in(file: str) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]
     return found
 
 
-def name_around(file: str, line: int) -> str:
-    """The innermost function around a line; "" outside all."""
+def function_at(file: str, line: int) -> str:
+    """The name of the innermost function around a line; "" outside any function."""
     tree = tree_of(file)
     functions = [
         node
@@ -89,25 +89,27 @@ def name_around(file: str, line: int) -> str:
     return max(functions, key=lambda node: node.lineno).name if functions else ""
 
 
-def family_around(file: str, line: int) -> frozenset[str]:
-    """The class around a line, with those of the file that it derives from and that derive from it; empty outside all."""
+def related_classes_at(file: str, line: int) -> frozenset[str]:
+    """The class around a line, with its base classes and subclasses in the file; empty outside any class."""
     tree = tree_of(file)
-    kinds = [node for node in (ast.walk(tree) if tree is not None else ()) if isinstance(node, ast.ClassDef)]
-    within = [node for node in kinds if node.lineno <= line <= (node.end_lineno or 0)]
-    family = {max(within, key=lambda node: node.lineno).name} if within else set()
-    grown = bool(family)
+    classes = [
+        node for node in (ast.walk(tree) if tree is not None else ()) if isinstance(node, ast.ClassDef)
+    ]
+    within = [node for node in classes if node.lineno <= line <= (node.end_lineno or 0)]
+    found = {max(within, key=lambda node: node.lineno).name} if within else set()
+    grown = bool(found)
     while grown:
         grown = False
-        for node in kinds:
+        for node in classes:
             related = {node.name, *(each.id for each in node.bases if isinstance(each, ast.Name))}
-            if related & family and not related <= family:
-                family |= related
+            if related & found and not related <= found:
+                found |= related
                 grown = True
-    return frozenset(family)
+    return frozenset(found)
 
 
 def line_of_function(file: str, name: str, first: int) -> int:
-    """Where `def name` stands, of a function whose first line (with decorators) is known."""
+    """The line of `def name`, for a function whose first line including decorators is known."""
     tree = tree_of(file)
     for node in ast.walk(tree) if tree is not None else ():
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
@@ -118,7 +120,7 @@ def line_of_function(file: str, name: str, first: int) -> int:
 
 
 def is_in_loop(file: str, line: int, *, itself: bool = True) -> bool:
-    """Whether the statement on this line stands within a loop of its function, or (`itself`) runs through one itself."""
+    """Whether the statement on this line is in a loop, or (`itself`) contains a comprehension."""
     tree = tree_of(file)
     for node in ast.walk(tree) if tree is not None else ():
         if isinstance(node, LOOPS) and node.lineno < line <= (node.end_lineno or 0):
@@ -129,8 +131,8 @@ def is_in_loop(file: str, line: int, *, itself: bool = True) -> bool:
 
 
 def built_at(file: str, line: int) -> str | None:
-    """The name that what a statement builds piece by piece will have (`losses = [step(x) for x in data]`, `list(map(...))`): until
-    it is done, no name leads there. "" where the statement gives it none, None where it builds nothing."""
+    """The name that the container built by a statement will have (`losses = [step(x) for x in data]`, `list(map(...))`); until the
+    statement ends, no name references it. "" if the statement assigns no name, None if it builds no container."""
     tree = tree_of(file)
     for node in ast.walk(tree) if tree is not None else ():
         if not isinstance(node, ast.stmt) or isinstance(

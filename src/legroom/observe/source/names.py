@@ -1,20 +1,27 @@
-"""What stands for one name in a piece of source: the name itself, an item of what it has, its length, a part cut from it."""
+"""Recognizes one name in expressions: the name itself, an item of it, its length, or a slice of it."""
 
 import ast
 
 from legroom.observe.source.files import COMPREHENSIONS
-from legroom.observe.source.syntax import called_name, is_same, is_selective, is_self, is_sliced, is_small
+from legroom.observe.source.syntax import (
+    called_name,
+    is_same,
+    is_selective,
+    is_self,
+    is_sliced,
+    is_zero_or_one,
+)
 
-_CUTS = {"nlargest", "nsmallest", "topk", "narrow", "islice", "sample"}
+_SELECTING_FUNCTIONS = {"nlargest", "nsmallest", "topk", "narrow", "islice", "sample"}
 _SIZES = {"qsize", "shape", "size", "numel", "nbytes"}
 
 
 class SourceName:
-    """A variable or attribute, recognised in expressions."""
+    """A variable or attribute, recognized in expressions."""
 
     def __init__(self, name: str, is_attribute: bool) -> None:
-        self.elsewhere = False
-        """Whether the walk is within a class that does not have the attribute: `self` is then another."""
+        self.in_unrelated_class = False
+        """Whether the code is in a class that does not have the attribute, so `self` is another object."""
         self._name = name
         self._is_attribute = is_attribute
 
@@ -30,14 +37,14 @@ class SourceName:
             return isinstance(node, ast.Name) and node.id == self._name
         if not isinstance(node, ast.Attribute) or not is_same(node.attr, self._name):
             return False
-        return not (self.elsewhere and is_self(node.value))
+        return not (self.in_unrelated_class and is_self(node.value))
 
     def is_item(self, node: ast.AST) -> bool:
-        """`name[...]`, and deeper."""
+        """`name[...]`, also nested."""
         return isinstance(node, ast.Subscript) and (self.is_it(node.value) or self.is_item(node.value))
 
     def is_default_item(self, node: ast.AST) -> bool:
-        """`name.setdefault(key, [])`, `name.get(key)`: what is then done is done to an item."""
+        """`name.setdefault(key, [])`, `name.get(key)`: an item."""
         return (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)
@@ -45,15 +52,15 @@ class SourceName:
             and (self.is_it(node.func.value) or self.is_item(node.func.value))
         )
 
-    def is_cut(self, value: ast.expr) -> bool:
-        """Whether what replaces the name is limited: a slice of it or of what was made from it, the largest of it, those of its items
-        that are recent."""
+    def is_truncated(self, value: ast.expr) -> bool:
+        """Whether the value assigned to the name is limited: a slice of it or of something computed from it, its largest items, or
+        its recent items."""
         if isinstance(value, ast.Subscript) and (is_sliced(value) or self.is_it(value.value)):
             return True
         for inner in ast.walk(value):
             if isinstance(inner, ast.Subscript) and self.is_it(inner.value) and is_sliced(inner):
                 return True
-            if called_name(inner) in _CUTS and self.is_within(inner):
+            if called_name(inner) in _SELECTING_FUNCTIONS and self.is_within(inner):
                 return True
             if isinstance(inner, COMPREHENSIONS) and any(
                 self.is_within(each.iter) and any(is_selective(test, each.target) for test in each.ifs)
@@ -76,9 +83,9 @@ class SourceName:
             and self.is_it(node.func.value)
         )
 
-    def is_measure(self, side: ast.expr) -> bool:
-        """`len(name)`, `len(self)` within its class, `name.qsize()`, `name.shape[0]`, `name.size(0)`; not `len(name) % 100`, which is
-        every hundredth."""
+    def is_length(self, side: ast.expr) -> bool:
+        """`len(name)`, `len(self)` in its class, `name.qsize()`, `name.shape[0]`, `name.size(0)`; not `len(name) % 100`, which is
+        true for every hundredth item."""
         if isinstance(side, ast.BinOp) and isinstance(side.op, ast.Mod):
             return False
         if called_name(side) == "sum" and self.is_within(side):
@@ -87,26 +94,26 @@ class SourceName:
             if isinstance(node, ast.Attribute) and node.attr in _SIZES and self.is_it(node.value):
                 return True
             if called_name(node) == "len" and isinstance(node, ast.Call) and node.args:
-                measured = node.args[0]
-                of_self = self._is_attribute and not self.elsewhere and is_self(measured)
-                if self.is_it(measured) or self.is_item(measured) or of_self:
+                argument = node.args[0]
+                of_self = self._is_attribute and not self.in_unrelated_class and is_self(argument)
+                if self.is_it(argument) or self.is_item(argument) or of_self:
                     return True
         return False
 
-    def asks_for_it(self, test: ast.expr) -> bool:
-        """Whether a test asks if there is anything yet: `bank is None`, `not hasattr(self, "bank")`, `"bank" not in store`, `not bank`,
+    def tests_for_it(self, test: ast.expr) -> bool:
+        """Whether a test checks that there is no value yet: `bank is None`, `not hasattr(self, "bank")`, `"bank" not in store`, `not bank`,
         `bank.numel() == 0`."""
         for node in ast.walk(test):
             if isinstance(node, ast.Compare):
                 sides = [node.left, *node.comparators]
                 if any(map(self.is_it_or_item, sides)) and any(isinstance(each, ast.Is | ast.IsNot | ast.In | ast.NotIn) for each in node.ops):  # fmt: skip
                     return True
-                if any(map(self.is_measure, sides)) and any(map(is_small, sides)):
+                if any(map(self.is_length, sides)) and any(map(is_zero_or_one, sides)):
                     return True
             elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not) and self.is_it(node.operand):
                 return True
             elif isinstance(node, ast.Call) and called_name(node) in ("hasattr", "getattr"):
-                asked = node.args[1] if len(node.args) > 1 else None
-                if isinstance(asked, ast.Constant) and asked.value == self._name:
+                attribute = node.args[1] if len(node.args) > 1 else None
+                if isinstance(attribute, ast.Constant) and attribute.value == self._name:
                     return True
         return self.is_it(test)

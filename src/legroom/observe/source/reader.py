@@ -1,7 +1,7 @@
-"""What a piece of source does with one name: puts things into it, takes them out, limits it, makes it anew, looks a key up.
+"""How source code uses one name: what stores into it, removes from it, limits it, resets it or looks up a key.
 
-The name is a variable or an attribute. Attributes of the same name in other classes are other things: `self.values` counts in the
-classes of the object at hand only.
+The name is a variable or an attribute. An attribute of the same name in an unrelated class is something else: `self.values` only
+counts in the classes of the holder.
 """
 
 import ast
@@ -11,100 +11,108 @@ from typing import NamedTuple
 from legroom.observe.source.files import COMPREHENSIONS, FUNCTIONS, LOOPS, own_nodes
 from legroom.observe.source.names import SourceName
 from legroom.observe.source.syntax import (
-    assigns_its_own,
+    assigns_local,
     branches,
     called_name,
     flattened,
-    goes_round,
     index_of,
     is_below,
+    is_consumed,
     is_empty,
     is_number,
-    is_remade,
     is_slice,
-    is_small,
-    is_used_up,
+    is_zero_or_one,
+    literal_keys,
     pairs_of,
-    plain_keys,
+    replaces_contents,
+    wraps_around,
 )
 
-_PUTS = {
+_STORING_METHODS = {
     "append", "appendleft", "extend", "extendleft", "insert", "add", "update", "setdefault", "put", "put_nowait",
     "push", "write", "store", "register", "record", "log", "heappush", "insort", "insort_left", "insort_right",
 }  # fmt: skip
-_TAKES = frozenset({
+_REMOVING_METHODS = frozenset({
     "pop", "popleft", "popitem", "clear", "remove", "discard", "get_nowait", "heappop", "heapreplace", "heappushpop",
 })  # fmt: skip
-_FUNCTIONS = {"heappush", "heappop", "heapreplace", "heappushpop", "insort", "insort_left", "insort_right"}
-"""Of Python's own modules: what they are given first is what they change."""
-_EMPTIES = frozenset({"clear", "popleft"})
-"""From one of many items a `pop` may take a detail; these take what counts."""
-_JOINS = {"cat", "concat", "concatenate", "hstack", "vstack", "stack", "pad", "append", "add"}
-_FEEDS = (
+_CONTAINER_FUNCTIONS = {
+    "heappush",
+    "heappop",
+    "heapreplace",
+    "heappushpop",
+    "insort",
+    "insort_left",
+    "insort_right",
+}
+"""Functions of the standard library that modify their first argument."""
+_CLEARING_METHODS = frozenset({"clear", "popleft"})
+"""Methods that free memory when called on an item. `pop` on an item may remove only a detail of it."""
+_CONCATENATING = {"cat", "concat", "concatenate", "hstack", "vstack", "stack", "pad", "append", "add"}
+_FEEDING_PREFIXES = (
     "add", "append", "register", "push", "put", "store", "log", "record", "update", "save", "collect", "keep",
 )  # fmt: skip
-_SETS = {"register_buffer", "register_parameter", "setattr"}
+_SETTERS = {"register_buffer", "register_parameter", "setattr"}
 
 
-class Storing(NamedTuple):
+class StoringStatement(NamedTuple):
     """A statement that stores into a name."""
 
     file: str
     line: int
     function: str
-    feeds_itself: bool
-    """The name stands on both sides: `total = total + loss`, `total += loss`, `h = cell(x, h)`."""
+    uses_itself: bool
+    """The new value is computed from the old: `total = total + loss`, `total += loss`, `h = cell(x, h)`."""
     adds: bool
-    """... with a sum: `total = total + loss`, `total += loss`."""
-    joins: bool
-    """... with a function that makes it larger: `torch.cat([history, out])`."""
+    """It is computed by a sum: `total = total + loss`, `total += loss`."""
+    concatenates: bool
+    """It is computed by a function that makes it larger: `torch.cat([history, out])`."""
     stores_number: bool
-    """What is stored is plainly a number or text: `losses.append(loss.item())`."""
+    """The stored value is a number or text: `losses.append(loss.item())`."""
     in_loop: bool
     replaces: bool = False
-    """A plain assignment of something else: what was there before is gone."""
+    """A plain assignment, which drops the old value."""
     constructs: bool = False
-    """... of a new object of a class: `meter = Meter()`."""
-    guarded: bool = False
-    """Only while something is below a limit: `if step < 10:`."""
+    """A plain assignment of a new instance: `meter = Meter()`."""
+    below_limit: bool = False
+    """It only runs while a counter is below a limit: `if step < 10:`."""
     keys: tuple[str, ...] = ()
-    """The plain keys under which it is stored: `totals["loss"] += loss`."""
+    """The literal keys under which it stores: `totals["loss"] += loss`."""
     at_index: bool = False
-    """Something takes the place of an item: `slots[i] = state`. A list does not grow by that."""
-    cuts: bool = False
-    """What is stored is a part of a fixed size of what was there and what is new: `torch.cat([queue, keys])[-64:]`."""
-    is_first: bool = False
-    """Only where there was nothing before: `if bank is None: bank = rows`."""
-    is_at_start: bool = False
-    """Only at the first turn of the outermost loop around it: `if step == 0:`."""
-    comes_again: bool = False
-    """Under a key that an outer loop brings again and again: `memory[index] = state` in a loop over the samples of each epoch."""
+    """It replaces an item (`slots[i] = state`), so a list does not grow."""
+    truncates: bool = False
+    """The stored value is a slice of the old and the new value: `torch.cat([queue, keys])[-64:]`."""
+    only_if_missing: bool = False
+    """It only runs if there is no value yet: `if bank is None: bank = samples`."""
+    only_at_start: bool = False
+    """It only runs in the first iteration of the outermost loop around it: `if step == 0:`."""
+    repeats_keys: bool = False
+    """Its key is the variable of an inner loop, so keys repeat: `memory[index] = state` in a loop over the samples of each epoch."""
 
 
-class Place(NamedTuple):
-    """Where something is done with the name."""
+class Occurrence(NamedTuple):
+    """Where the name is used: the function, and whether in a loop."""
 
     function: str
     in_loop: bool
 
 
-class Handed(NamedTuple):
-    """The thing of that name is given to a function, as its argument of that position or keyword."""
+class PassedArgument(NamedTuple):
+    """The named object is passed to a function, as a positional or keyword argument."""
 
     function: str
     argument: int | str
-    place: Place
+    occurrence: Occurrence
 
 
-class Check(NamedTuple):
-    """Its length decides whether some functions are called."""
+class LengthCheck(NamedTuple):
+    """The length of the named object decides whether some functions are called."""
 
     functions: frozenset[str]
-    place: Place
+    occurrence: Occurrence
 
 
 class NameReader:
-    """Walks a scope once and notes what is done with one name."""
+    """Walks a scope once and collects the uses of one name."""
 
     def __init__(
         self,
@@ -114,46 +122,47 @@ class NameReader:
         *,
         classes: frozenset[str] = frozenset(),
         feeding: bool = False,
-        is_second: bool = False,
-        takes: frozenset[str] | None = None,
+        is_alias: bool = False,
+        removing_methods: frozenset[str] | None = None,
     ) -> None:
-        """`classes`: whose attribute it is, with all that those derive from; empty where that is unknown. `feeding`: any method whose
-        name says that it takes something in counts. `is_second`: another name for the same thing: what is assigned to it is no matter.
-        `takes`: only these methods take something out."""
-        self.statements: list[Storing] = []
-        self.limits: list[Place] = []
-        """Its length decides what is done with it, or it is cut."""
-        self.takes: list[Place] = []
-        """Something is taken out of it."""
-        self.renewals: list[Place] = []
-        """It is made anew, and empty."""
-        self.looks_first = False
-        self.handed: list[Handed] = []
-        self.checks: list[Check] = []
+        """`classes`: the classes that have the attribute, with their base classes; empty if unknown. `feeding`: a method counts as
+        storing if its name suggests it. `is_alias`: the name is another name of the object, so assignments to it do not matter.
+        `removing_methods`: only these methods remove items."""
+        self.statements: list[StoringStatement] = []
+        self.limits: list[Occurrence] = []
+        """Its length decides what is done with it, or it is truncated."""
+        self.removals: list[Occurrence] = []
+        """Items are removed from it."""
+        self.resets: list[Occurrence] = []
+        """It is assigned an empty value."""
+        self.checks_membership = False
+        """Whether something tests if a key is in it."""
+        self.passed: list[PassedArgument] = []
+        self.length_checks: list[LengthCheck] = []
         self._file = file
         self._name = name
         self._is_attribute = is_attribute
         self._named = SourceName(name, is_attribute)
         self._classes = classes
         self._feeding = feeding
-        self._is_second = is_second
-        self._takes = takes if takes is not None else _TAKES
+        self._is_alias = is_alias
+        self._removing_methods = removing_methods if removing_methods is not None else _REMOVING_METHODS
         self._function = ""
         self._scope: ast.AST = ast.Module([], [])
         self._root: ast.AST = self._scope
         self._loops: list[ast.AST] = []
-        self._guards = 0
-        """So many tests around it say that something that counts is below a limit,"""
-        self._firsts = 0
-        """... that there is nothing yet,"""
-        self._starts = 0
-        """... that this is the first turn."""
+        self._limit_tests = 0
+        """How many enclosing tests require that a counter is below a limit."""
+        self._missing_tests = 0
+        """How many enclosing tests require that there is no value yet."""
+        self._start_tests = 0
+        """How many enclosing tests require that this is the first iteration."""
         self._tested: ast.If | ast.While | None = None
         """The statement whose test is being read."""
-        self._is_idle = False
-        """Whether nothing that is stored hangs on the comparison that is being read."""
+        self._is_irrelevant = False
+        """Whether the comparison that is being read does not decide what is stored."""
         self._exits: list[tuple[str, int]] = []
-        """Function and line where a check of the length ends a turn or a call early."""
+        """Function and line where a check of the length ends an iteration or a call early."""
 
     def read(self, scope: ast.AST) -> None:
         self._function = getattr(scope, "name", "") if isinstance(scope, FUNCTIONS) else ""
@@ -161,36 +170,36 @@ class NameReader:
         self._descend(scope)
         for function, line in self._exits:
             if any(each.function == function and each.line > line for each in self.statements):
-                self.limits.append(Place(function, True))
+                self.limits.append(Occurrence(function, True))
 
     def _descend(self, node: ast.AST) -> None:
         for child in ast.iter_child_nodes(node):
-            self._look(child)
+            self._visit(child)
             if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-                self._into_function(child)
+                self._visit_function(child)
             elif isinstance(child, ast.ClassDef):
-                before = self._named.elsewhere
-                self._named.elsewhere = bool(self._classes) and child.name not in self._classes
+                before = self._named.in_unrelated_class
+                self._named.in_unrelated_class = bool(self._classes) and child.name not in self._classes
                 self._descend(child)
-                self._named.elsewhere = before
+                self._named.in_unrelated_class = before
             elif isinstance(child, ast.If):
-                self._branches(child)
+                self._visit_if(child)
             elif isinstance(child, ast.Try):
-                self._tries(child)
+                self._visit_try(child)
             elif isinstance(child, ast.While):
                 self._loops.append(child)
                 self._read_test(child)
-                self._into([*child.body, *child.orelse])
+                self._visit_all([*child.body, *child.orelse])
                 self._loops.pop()
             elif isinstance(child, (*LOOPS, *COMPREHENSIONS)):
                 self._loops.append(child)
                 self._descend(child)
                 self._loops.pop()
             elif isinstance(child, ast.IfExp | ast.Assert):
-                before = self._is_idle
-                self._is_idle = True
+                before = self._is_irrelevant
+                self._is_irrelevant = True
                 self._descend(ast.Expression(child.test))
-                self._is_idle = before
+                self._is_irrelevant = before
                 rest = [child.body, child.orelse] if isinstance(child, ast.IfExp) else []
                 self._descend(ast.Tuple(rest, ast.Load()))
             else:
@@ -201,42 +210,45 @@ class NameReader:
         self._descend(ast.Expression(node.test))
         self._tested = None
 
-    def _branches(self, node: ast.If) -> None:
+    def _visit_if(self, node: ast.If) -> None:
         self._read_test(node)
-        guarded, first, start = is_below(node), self._named.asks_for_it(node.test), self._is_start(node.test)
-        self._firsts += first
-        self._guards += guarded
-        self._starts += start
-        self._into(node.body)
-        self._guards -= guarded
-        self._starts -= start
-        self._into(node.orelse)
-        self._firsts -= first
+        below_limit, missing = is_below(node), self._named.tests_for_it(node.test)
+        at_start = self._is_start(node.test)
+        self._missing_tests += missing
+        self._limit_tests += below_limit
+        self._start_tests += at_start
+        self._visit_all(node.body)
+        self._limit_tests -= below_limit
+        self._start_tests -= at_start
+        self._visit_all(node.orelse)
+        self._missing_tests -= missing
 
-    def _tries(self, node: ast.Try) -> None:
-        self._into(node.body)
-        missing = any("KeyError" in ast.dump(each.type) for each in node.handlers if each.type is not None)
+    def _visit_try(self, node: ast.Try) -> None:
+        self._visit_all(node.body)
+        catches_key_error = any(
+            "KeyError" in ast.dump(each.type) for each in node.handlers if each.type is not None
+        )
         read = (each for statement in node.body for each in ast.walk(statement))
-        self.looks_first |= missing and any(map(self._named.is_item, read))
-        first = any(map(self._is_assigned, node.body))
-        self._firsts += first  # `except NameError: bank = rows`
+        self.checks_membership |= catches_key_error and any(map(self._named.is_item, read))
+        assigns = any(map(self._is_assigned, node.body))
+        self._missing_tests += assigns  # `except NameError: bank = samples`
         for handler in node.handlers:
-            self._into(handler.body)
-        self._firsts -= first
-        self._into([*node.orelse, *node.finalbody])
+            self._visit_all(handler.body)
+        self._missing_tests -= assigns
+        self._visit_all([*node.orelse, *node.finalbody])
 
-    def _into(self, statements: Sequence[ast.AST]) -> None:
+    def _visit_all(self, statements: Sequence[ast.AST]) -> None:
         self._descend(ast.Module(list(statements), []))  # type: ignore[arg-type]
 
-    def _into_function(self, function: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        outside, before = (self._function, self._scope, self._loops, self._guards), len(self.statements)
-        self._function, self._scope, self._loops, self._guards = function.name, function, [], 0
+    def _visit_function(self, function: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        outside, before = (self._function, self._scope, self._loops, self._limit_tests), len(self.statements)
+        self._function, self._scope, self._loops, self._limit_tests = function.name, function, [], 0
         self._descend(function)
-        self._function, self._scope, self._loops, self._guards = outside
-        if not self._is_attribute and assigns_its_own(function, self._name):
-            del self.statements[before:]  # stored into a variable of that function, by the same name
+        self._function, self._scope, self._loops, self._limit_tests = outside
+        if not self._is_attribute and assigns_local(function, self._name):
+            del self.statements[before:]  # it stores into a local variable of the same name
 
-    def _look(self, node: ast.AST) -> None:
+    def _visit(self, node: ast.AST) -> None:
         if isinstance(node, ast.Assign | ast.AnnAssign):
             targets: list[ast.expr] = node.targets if isinstance(node, ast.Assign) else [node.target]
             if node.value is not None:
@@ -250,28 +262,26 @@ class NameReader:
                 isinstance(node.iter, ast.Call) and self._named.is_view(node.iter)
             ):
                 for target in flattened(node.target):
-                    self._follow(target, only=_EMPTIES)
+                    self._follow_alias(target, only=_CLEARING_METHODS)
         elif isinstance(node, ast.NamedExpr):
             self._assignment(node, [node.target], node.value)
         elif isinstance(node, ast.AugAssign):
             if self._named.is_it(node.target) or self._named.is_item(node.target):
-                self._store(node, [node.value], feeds_itself=True, adds=True, keys=plain_keys(node.target))
+                self._store(node, [node.value], uses_itself=True, adds=True, keys=literal_keys(node.target))
         elif isinstance(node, ast.Call):
             self._call(node)
         elif isinstance(node, ast.Delete):
             if any(
-                self._named.is_item(each) or (self._named.is_it(each) and not self._is_second)
+                self._named.is_item(each) or (self._named.is_it(each) and not self._is_alias)
                 for each in node.targets
             ):
-                self.takes.append(self._place)
+                self.removals.append(self._occurrence)
         elif isinstance(node, ast.Compare):
             self._comparison(node)
         elif (
-            isinstance(node, ast.BinOp)
-            and isinstance(node.op, ast.Mod)
-            and self._named.is_measure(node.right)
+            isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and self._named.is_length(node.right)
         ):
-            self.limits.append(self._place)  # slot = count % len(slots): round and round
+            self.limits.append(self._occurrence)  # `slot = count % len(slots)`: slots are reused
 
     def _assignment(self, node: ast.AST, targets: list[ast.expr], value: ast.expr) -> None:
         paired = [pair for target in targets for pair in pairs_of(target, value)]
@@ -281,51 +291,51 @@ class NameReader:
             return
         flat = [each for target in targets for each in flattened(target)]
         inner = [each for each in ast.walk(value) if isinstance(each, ast.expr)]
-        feeds_itself = any(map(self._named.is_it, inner))
+        uses_itself = any(map(self._named.is_it, inner))
         items = [target for target in flat if self._named.is_item(target)]
         if items:
-            if any(is_remade(each) or goes_round(index_of(each), self._root) for each in items):
-                # `buffer[:] = ...` makes it anew, `slots[i % 8] = ...` goes round.
-                self.limits.append(self._place)
-            joins = feeds_itself and any(called_name(each) in _JOINS for each in inner)
-            at_index = not feeds_itself and not any(map(is_slice, items))
+            if any(replaces_contents(each) or wraps_around(index_of(each), self._root) for each in items):
+                # `buffer[:] = ...` replaces the contents, `slots[i % 8] = ...` reuses slots.
+                self.limits.append(self._occurrence)
+            concatenates = uses_itself and any(called_name(each) in _CONCATENATING for each in inner)
+            at_index = not uses_itself and not any(map(is_slice, items))
             self._store(
                 node,
                 [value],
-                feeds_itself=feeds_itself,
-                joins=joins,
-                keys=plain_keys(items[0]),
+                uses_itself=uses_itself,
+                concatenates=concatenates,
+                keys=literal_keys(items[0]),
                 at_index=at_index,
-                comes_again=any(self._is_of_inner_loop(index_of(each)) for each in items),
+                repeats_keys=any(self._is_of_inner_loop(index_of(each)) for each in items),
             )
         elif any(self._named.is_it(target) for target in flat):
-            if self._is_second:
+            if self._is_alias:
                 return
-            if feeds_itself and self._named.is_cut(value):
-                self.limits.append(self._place)
-                self._store(node, [value], feeds_itself=True, cuts=True)
-            elif feeds_itself:
-                joins = any(called_name(each) in _JOINS for each in inner)
-                if any(isinstance(each, ast.Subscript) and is_used_up(each, self._scope) for each in inner):
+            if uses_itself and self._named.is_truncated(value):
+                self.limits.append(self._occurrence)
+                self._store(node, [value], uses_itself=True, truncates=True)
+            elif uses_itself:
+                concatenates = any(called_name(each) in _CONCATENATING for each in inner)
+                if any(isinstance(each, ast.Subscript) and is_consumed(each, self._scope) for each in inner):
                     # `chosen, pool = torch.cat([chosen, pool[:8]]), pool[8:]`
-                    self.limits.append(self._place)
+                    self.limits.append(self._occurrence)
                 adds = any(isinstance(each, ast.BinOp) for each in (value, *branches(value)))
-                self._store(node, [value], feeds_itself=True, adds=adds, joins=joins)
+                self._store(node, [value], uses_itself=True, adds=adds, concatenates=concatenates)
             elif is_empty(value):
-                self.renewals.append(self._place)
+                self.resets.append(self._occurrence)
             else:
                 self._store(node, [value], replaces=True, constructs=called_name(value)[:1].isupper())
-        elif self._named.is_it(value) and not self._is_second:
+        elif self._named.is_it(value) and not self._is_alias:
             for target in flat:
-                self._follow(target)
+                self._follow_alias(target)
 
-    def _follow(self, second: ast.expr, *, only: frozenset[str] | None = None) -> None:
-        """Another name for the same thing, or (`only` taking by these methods counts) for each of its items."""
-        if not isinstance(second, ast.Name) or self._is_second:
+    def _follow_alias(self, alias: ast.expr, *, only: frozenset[str] | None = None) -> None:
+        """Collect the uses of another name of the same object, or of its items (then `only` these methods count as removing)."""
+        if not isinstance(alias, ast.Name) or self._is_alias:
             return
-        reader = NameReader(self._file, second.id, False, is_second=True, takes=only)
+        reader = NameReader(self._file, alias.id, False, is_alias=True, removing_methods=only)
         reader.read(self._scope)
-        self.takes += reader.takes
+        self.removals += reader.removals
         if only is None:
             self.limits += reader.limits
             self.statements += [each for each in reader.statements if not each.replaces]
@@ -336,34 +346,34 @@ class NameReader:
         of_name = owner is not None and (
             self._named.is_it(owner) or self._named.is_item(owner) or self._named.is_default_item(owner)
         )
-        # `heappush(name, x)`, `record(name, x)`; but `others.append(name)` puts it elsewhere.
-        is_function = owner is None or called in _FUNCTIONS
+        # `heappush(name, x)`, `record(name, x)`; but `others.append(name)` stores into another container.
+        is_function = owner is None or called in _CONTAINER_FUNCTIONS
         first_is_name = bool(node.args) and is_function and self._named.is_it(node.args[0])
-        self.handed += [
-            Handed(called, index, self._place)
+        self.passed += [
+            PassedArgument(called, index, self._occurrence)
             for index, each in enumerate(node.args)
             if self._named.is_it(each)
         ]
-        self.handed += [
-            Handed(called, each.arg, self._place)
+        self.passed += [
+            PassedArgument(called, each.arg, self._occurrence)
             for each in node.keywords
             if each.arg and self._named.is_it(each.value)
         ]
-        if called in self._takes and (of_name or first_is_name):
-            self.takes.append(self._place)
-        elif called in _PUTS and (of_name or first_is_name):
+        if called in self._removing_methods and (of_name or first_is_name):
+            self.removals.append(self._occurrence)
+        elif called in _STORING_METHODS and (of_name or first_is_name):
             values = node.args[1:] if first_is_name and not of_name else node.args
-            self._store(node, values, keys=plain_keys(owner))
+            self._store(node, values, keys=literal_keys(owner))
         elif of_name and called.endswith("_") and not called.endswith("__") and node.args:
             # `total.add_(loss)`
-            self._store(node, node.args, feeds_itself=True, adds=True, keys=plain_keys(owner))
-        elif self._feeding and of_name and node.args and called.startswith(_FEEDS):
+            self._store(node, node.args, uses_itself=True, adds=True, keys=literal_keys(owner))
+        elif self._feeding and of_name and node.args and called.startswith(_FEEDING_PREFIXES):
             self._store(node, node.args)
         elif called == "get" and of_name:
-            self.looks_first = True
+            self.checks_membership = True
         elif called == "setattr" and first_is_name and len(node.args) == 3:
             self._store(node, node.args[2:])
-        elif called in _SETS and self._is_attribute and len(node.args) >= 2:
+        elif called in _SETTERS and self._is_attribute and len(node.args) >= 2:
             self._set_by_name(node)
 
     def _set_by_name(self, node: ast.Call) -> None:
@@ -379,45 +389,47 @@ class NameReader:
         if any(isinstance(operator, ast.In | ast.NotIn) for operator in node.ops) and any(
             map(self._named.is_it, sides)
         ):
-            self.looks_first = True
-        if any(map(is_small, sides)) or not any(map(self._named.is_measure, sides)):
-            return  # whether there is anything is no limit
+            self.checks_membership = True
+        if any(map(is_zero_or_one, sides)) or not any(map(self._named.is_length, sides)):
+            return  # a test for emptiness is not a limit
         if self._tested is not None:
             self._check(self._tested)
-        elif not self._is_idle:
-            # What hangs on it stands elsewhere: `return len(self.items) >= self.size`
-            self.limits.append(self._place)
+        elif not self._is_irrelevant:
+            # The decision is made elsewhere: `return len(self.items) >= self.size`
+            self.limits.append(self._occurrence)
 
     def _check(self, node: ast.If | ast.While) -> None:
-        """Its length is asked for. That limits it only if something is put in, taken out or ended because of the answer."""
+        """A test of its length. It is a limit only if something is stored, removed or ended because of the result."""
         inner = NameReader(
-            self._file, self._name, self._is_attribute, is_second=self._is_second, classes=self._classes
+            self._file, self._name, self._is_attribute, is_alias=self._is_alias, classes=self._classes
         )
-        inner._named.elsewhere, inner._function, inner._scope = (
-            self._named.elsewhere,
+        inner._named.in_unrelated_class, inner._function, inner._scope = (
+            self._named.in_unrelated_class,
             self._function,
             self._scope,
         )
-        inner._into([*node.body, *node.orelse])
-        if inner.statements or inner.takes or inner.limits or inner.renewals:
-            self.limits.append(self._place)
+        inner._visit_all([*node.body, *node.orelse])
+        if inner.statements or inner.removals or inner.limits or inner.resets:
+            self.limits.append(self._occurrence)
             return
         within = [each for statement in node.body for each in (statement, *own_nodes(statement))]
-        self.checks.append(Check(frozenset(filter(None, map(called_name, within))), self._place))
+        self.length_checks.append(
+            LengthCheck(frozenset(filter(None, map(called_name, within))), self._occurrence)
+        )
         if isinstance(node.test, ast.BoolOp) and isinstance(node.test.op, ast.And):
-            return  # it ends for another reason
+            return  # it ends for another reason as well
         if any(isinstance(each, ast.Break | ast.Raise) for each in within):
-            self.limits.append(self._place)
+            self.limits.append(self._occurrence)
         self._exits += [
             (self._function, each.lineno) for each in within if isinstance(each, ast.Return | ast.Continue)
         ]
 
     def _is_start(self, test: ast.expr) -> bool:
-        """`step == 0`, of the outermost loop's variable."""
+        """Whether the test is `step == 0`, with the variable of the outermost loop."""
         if not (
             isinstance(test, ast.Compare)
             and isinstance(test.ops[0], ast.Eq)
-            and is_small(test.comparators[0])
+            and is_zero_or_one(test.comparators[0])
         ):
             return False
         outermost = self._loops[0] if self._loops else None
@@ -427,7 +439,7 @@ class NameReader:
         )
 
     def _is_of_inner_loop(self, key: ast.expr | None) -> bool:
-        """Whether a key is the variable of a loop that itself stands in a loop."""
+        """Whether a key is the variable of a loop inside another loop."""
         return isinstance(key, ast.Name) and any(
             isinstance(target, ast.Name) and target.id == key.id
             for loop in self._loops[1:]
@@ -443,45 +455,49 @@ class NameReader:
         node: ast.AST,
         values: list[ast.expr],
         *,
-        feeds_itself: bool = False,
+        uses_itself: bool = False,
         adds: bool = False,
-        joins: bool = False,
+        concatenates: bool = False,
         replaces: bool = False,
         constructs: bool = False,
         keys: tuple[str, ...] = (),
         at_index: bool = False,
-        cuts: bool = False,
-        comes_again: bool = False,
+        truncates: bool = False,
+        repeats_keys: bool = False,
     ) -> None:
         number = bool(values) and all(is_number(value) for value in values)
         line = getattr(node, "lineno", 0)
         self.statements.append(
-            Storing(
+            StoringStatement(
                 self._file,
                 line,
                 self._function,
-                feeds_itself,
+                uses_itself,
                 adds,
-                joins,
+                concatenates,
                 number,
                 bool(self._loops),
                 replaces,
                 constructs,
-                self._guards > 0,
+                self._limit_tests > 0,
                 keys,
                 at_index,
-                cuts,
-                self._firsts > 0,
-                self._starts > 0,
-                comes_again,
+                truncates,
+                self._missing_tests > 0,
+                self._start_tests > 0,
+                repeats_keys,
             )
         )
 
     @property
-    def _place(self) -> Place:
-        return Place(self._function, bool(self._loops))
+    def _occurrence(self) -> Occurrence:
+        return Occurrence(self._function, bool(self._loops))
 
 
-def is_put(node: ast.AST) -> bool:
-    """Whether a node is a call of a method that puts something in."""
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _PUTS
+def is_storing_call(node: ast.AST) -> bool:
+    """Whether a node is a call of a method that stores something."""
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in _STORING_METHODS
+    )

@@ -1,9 +1,8 @@
-"""Which line puts things where they stay: read off the source, for a variable or attribute known to grow.
+"""Finds the lines that store into a variable or attribute that grows, by reading the source.
 
-The objects say who keeps the memory, not who put it there. The source does: the statements that store into that
-name are few, mostly one. It also says what the objects cannot: that a container is emptied again or limited in length
-(then its growth is no leak), or that a cache looks before it stores (then growth may only be warming up). What stands in
-a function that no one calls does not count.
+The objects show what retains the memory, but not which line stored it. The source does: only a few statements, usually one,
+store into that name. The source also shows whether a container is emptied or bounded (then it is not a leak), and whether a
+cache checks for a key before it stores (then it may be warming up). Code in a function that is never called does not count.
 """
 
 import ast
@@ -13,65 +12,74 @@ from typing import NamedTuple
 
 from legroom.observe.source.calls import CONSTRUCTORS, Calls, calls_in
 from legroom.observe.source.files import (
-    family_around,
-    function_around,
+    find_function,
+    function_at,
     functions_in,
-    name_around,
+    related_classes_at,
     tree_of,
     user_files,
 )
-from legroom.observe.source.reader import Handed, NameReader, Place, Storing, is_put
+from legroom.observe.source.reader import (
+    NameReader,
+    Occurrence,
+    PassedArgument,
+    StoringStatement,
+    is_storing_call,
+)
 
 
-class Stored(NamedTuple):
-    """All that the source says of a name."""
+class NameUsage(NamedTuple):
+    """How the source uses a name."""
 
-    statements: tuple[Storing, ...]
+    statements: tuple[StoringStatement, ...]
     limited: bool
-    """Its length is limited, or things are taken out where others are put in."""
+    """Its length is limited, or items are removed where others are added."""
     emptied: bool
-    """Things are taken out elsewhere: now and then, perhaps."""
+    """Items are removed elsewhere, perhaps only from time to time."""
     resets: bool
-    """It is made anew again and again: once in an epoch, mostly."""
-    looks_first: bool
-    """Something asks whether a key is in it: a cache."""
+    """It is assigned an empty value repeatedly, for example once per epoch."""
+    checks_membership: bool
+    """Something tests whether a key is in it, so it is a cache."""
 
     @property
     def shrinks(self) -> bool:
         return self.limited or self.emptied
 
     @property
-    def is_made_anew(self) -> bool:
-        """Whether all that the source does is to assign something else with every turn."""
+    def is_reassigned_in_loop(self) -> bool:
+        """Whether every statement replaces the value in a loop."""
         return bool(self.statements) and all(each.replaces and each.in_loop for each in self.statements)
 
     @property
-    def is_constructed_anew(self) -> bool:
-        """Whether a loop makes a new object of a class for it."""
+    def is_recreated_in_loop(self) -> bool:
+        """Whether a loop assigns a new instance of a class to it."""
         return any(each.constructs and each.in_loop for each in self.statements)
 
-    def candidates(self, keys: tuple[str, ...] = ()) -> list[Storing]:
-        """The statements to name, best first: those that add rather than replace, store no plain number, under one of `keys` where those
-        are known, within a loop or a function. What is clearly worse than the first is left out."""
+    def candidates(self, keys: tuple[str, ...] = ()) -> list[StoringStatement]:
+        """The statements that may have stored a tensor, best first; those that are less likely than the first are left out.
 
-        def weight(each: Storing) -> tuple[bool, ...]:
-            elsewhere = bool(keys and each.keys) and not set(keys) & set(each.keys)
-            passing = not (each.feeds_itself or each.in_loop or each.function != "")
-            begins = each.replaces and (each.is_first or each.function in CONSTRUCTORS)
-            return each.stores_number, each.replaces, begins, elsewhere, passing
+        Preferred are statements that add instead of replace, that do not store a number, that use one of `keys` (if known), and
+        that are in a loop or a function.
+        """
 
-        ranked = sorted(self.statements, key=lambda each: (weight(each), each.line))
-        return [each for each in ranked if weight(each) == weight(ranked[0])]
+        def rank(each: StoringStatement) -> tuple[bool, ...]:
+            other_key = bool(keys and each.keys) and not set(keys) & set(each.keys)
+            runs_once = not (each.uses_itself or each.in_loop or each.function != "")
+            initializes = each.replaces and (each.only_if_missing or each.function in CONSTRUCTORS)
+            return each.stores_number, each.replaces, initializes, other_key, runs_once
+
+        ranked = sorted(self.statements, key=lambda each: (rank(each), each.line))
+        return [each for each in ranked if rank(each) == rank(ranked[0])]
 
     @property
-    def best(self) -> Storing | None:
+    def best(self) -> StoringStatement | None:
         return next(iter(self.candidates()), None)
 
 
-NOTHING = Stored((), limited=False, emptied=False, resets=False, looks_first=False)
+NO_USAGE = NameUsage((), limited=False, emptied=False, resets=False, checks_membership=False)
 
 
-def find_storing(
+def find_usage(
     name: str,
     *,
     is_attribute: bool,
@@ -79,11 +87,11 @@ def find_storing(
     function: str = "",
     line: int = 0,
     classes: frozenset[str] = frozenset(),
-) -> Stored:
-    """Search the function that has the variable, else the whole file, else every file of the user's. `classes`: whose attribute
-    it is, where known."""
+) -> NameUsage:
+    """Search the function of the variable, then the whole file, then every file of the user. `classes`: the classes that have the
+    attribute, if known."""
     if not name.isidentifier():
-        return NOTHING
+        return NO_USAGE
     own = [file] if file is not None else []
     others = user_files()
     calls = calls_in(tuple(sorted({*own, *others})))
@@ -94,43 +102,43 @@ def find_storing(
             if (reader := _read(each, name, is_attribute, function if each == file else "", line, classes))
         ]
         if any(reader.statements or reader.limits for reader in readers):
-            return _told(readers, {*own, *others}, calls, is_attribute or not function)
+            return _combine(readers, {*own, *others}, calls, is_attribute or not function)
         if not is_attribute and file is not None and not file.startswith("<"):
             break
-    return NOTHING
+    return NO_USAGE
 
 
-def find_feeding(root: str, file: str | None, function: str, line: int) -> Stored:
-    """Where no statement names the growing thing itself (it lies inside a library's object): the calls of methods that
-    hand something to that object, as in `optimizer.add_param_group(...)`."""
+def find_feeding_calls(root: str, file: str | None, function: str, line: int) -> NameUsage:
+    """The calls of methods that pass something to a library's object, as in `optimizer.add_param_group(...)`. Used if no statement
+    names the growing container itself, because it is inside that object."""
     tree = tree_of(file) if file is not None and root.isidentifier() else None
     if tree is None or file is None:
-        return NOTHING
+        return NO_USAGE
     reader = NameReader(file, root, False, feeding=True)
-    reader.read((function_around(tree, function, line, root) if function else None) or tree)
-    return NOTHING._replace(statements=tuple(reader.statements))
+    reader.read((find_function(tree, function, line, root) if function else None) or tree)
+    return NO_USAGE._replace(statements=tuple(reader.statements))
 
 
 @lru_cache(maxsize=64)
-def limits_itself(file: str, kind: str) -> bool:
-    """Whether a class of the user's, made from a list or dict, takes things out of itself."""
+def class_limits_itself(file: str, class_name: str) -> bool:
+    """Whether a user's class that derives from list or dict removes items from itself."""
     tree = tree_of(file)
     for node in ast.walk(tree) if tree is not None else ():
-        if isinstance(node, ast.ClassDef) and node.name == kind:
+        if isinstance(node, ast.ClassDef) and node.name == class_name:
             reader = NameReader(file, "self", False)
             reader.read(node)
-            return bool(reader.takes or reader.limits)
+            return bool(reader.removals or reader.limits)
     return False
 
 
-def find_at(file: str, line: int) -> Stored:
-    """What the source says of the container that a line stores into, by whatever name it has there."""
+def usage_at_line(file: str, line: int) -> NameUsage:
+    """How the source uses the container that a line stores into, under the name that it has there."""
     tree = tree_of(file)
     for node in ast.walk(tree) if tree is not None else ():
         if getattr(node, "lineno", 0) != line:
             continue
         owners: list[ast.expr] = []
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and is_put(node):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and is_storing_call(node):
             owners = [node.func.value]
         elif isinstance(node, ast.Assign):
             owners = [target.value for target in node.targets if isinstance(target, ast.Subscript)]
@@ -138,13 +146,13 @@ def find_at(file: str, line: int) -> Stored:
             while isinstance(owner, ast.Subscript):
                 owner = owner.value
             name = owner.id if isinstance(owner, ast.Name) else getattr(owner, "attr", "")
-            found = find_storing(
-                name, is_attribute=isinstance(owner, ast.Attribute), file=file, function=name_around(file, line),
-                line=line, classes=family_around(file, line),
+            found = find_usage(
+                name, is_attribute=isinstance(owner, ast.Attribute), file=file, function=function_at(file, line),
+                line=line, classes=related_classes_at(file, line),
             )  # fmt: skip
             if found.statements:
                 return found
-    return NOTHING
+    return NO_USAGE
 
 
 def _read(
@@ -155,80 +163,87 @@ def _read(
         return None
     scope: ast.AST = tree
     if function and not is_attribute:
-        scope = function_around(tree, function, line, name) or tree
+        scope = find_function(tree, function, line, name) or tree
     reader = NameReader(file, name, is_attribute, classes=classes)
     reader.read(scope)
     return reader
 
 
-class _Done(NamedTuple):
-    """What a function does with something that it is given."""
+class _ArgumentUse(NamedTuple):
+    """What a function does with one of its arguments."""
 
-    takes: list[Place]
-    limits: list[Place]
+    removals: list[Occurrence]
+    limits: list[Occurrence]
 
 
-def _done_by(handed: Handed, files: Iterable[str]) -> _Done | None:
-    """None where the function is not the user's."""
+def _use_by(passed: PassedArgument, files: Iterable[str]) -> _ArgumentUse | None:
+    """What the called function does with the argument; None if it is not a function of the user."""
     for file in files:
-        function = functions_in(file).get(handed.function)
+        function = functions_in(file).get(passed.function)
         if function is None:
             continue
         names = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
         names = names[1:] if names[:1] == ["self"] else names
-        if isinstance(handed.argument, str):
-            name = handed.argument
-        elif handed.argument < len(names):
-            name = names[handed.argument]
+        if isinstance(passed.argument, str):
+            name = passed.argument
+        elif passed.argument < len(names):
+            name = names[passed.argument]
         else:
             continue
-        reader = NameReader(file, name, False, is_second=True)
+        reader = NameReader(file, name, False, is_alias=True)
         reader.read(function)
-        return _Done([handed.place] * bool(reader.takes), [handed.place] * bool(reader.limits))
+        return _ArgumentUse(
+            [passed.occurrence] * bool(reader.removals), [passed.occurrence] * bool(reader.limits)
+        )
     return None
 
 
-def _told(readers: list[NameReader], files: Iterable[str], calls: Calls, outlives_calls: bool) -> Stored:
-    """`outlives_calls`: whether it is no local variable, which is another one with each call."""
+def _combine(
+    readers: list[NameReader], files: Iterable[str], calls: Calls, outlives_calls: bool
+) -> NameUsage:
+    """`outlives_calls`: whether it is not a local variable, which is a new one in each call."""
     statements = tuple(
-        each._replace(is_first=each.is_first or (each.is_at_start and each.function not in calls.repeated))
+        each._replace(
+            only_if_missing=each.only_if_missing
+            or (each.only_at_start and each.function not in calls.repeated)
+        )
         for reader in readers
         for each in reader.statements
     )
-    fed_by = {each.function for each in statements}
+    storing_functions = {each.function for each in statements}
 
-    def at_work(places: Iterable[Place]) -> list[Place]:
-        return [each for each in places if not each.function or each.function in calls.called]
+    def that_run(occurrences: Iterable[Occurrence]) -> list[Occurrence]:
+        return [each for each in occurrences if not each.function or each.function in calls.called]
 
-    def within_reach(places: Iterable[Place]) -> list[Place]:
-        """What is done once, after the loop that stores, gives nothing back to it."""
-        looped = {each.function for each in statements if each.in_loop} - calls.repeated
-        return [each for each in at_work(places) if each.in_loop or each.function not in looped]
+    def during_loop(occurrences: Iterable[Occurrence]) -> list[Occurrence]:
+        """Without what runs once, after the loop that stores."""
+        loops_once = {each.function for each in statements if each.in_loop} - calls.repeated
+        return [each for each in that_run(occurrences) if each.in_loop or each.function not in loops_once]
 
-    handed = [
-        done for reader in readers for each in reader.handed if (done := _done_by(each, files)) is not None
+    uses = [use for reader in readers for each in reader.passed if (use := _use_by(each, files)) is not None]
+    removals = [each for reader in readers for each in reader.removals] + [
+        each for use in uses for each in use.removals
     ]
-    takes = [place for reader in readers for place in reader.takes] + [
-        place for each in handed for place in each.takes
+    limits = [each for reader in readers for each in reader.limits] + [
+        each for use in uses for each in use.limits
     ]
-    limits = [place for reader in readers for place in reader.limits] + [
-        place for each in handed for place in each.limits
-    ]
-    takes, limits = within_reach(takes), at_work(limits)
-    renewals = at_work(place for reader in readers for place in reader.renewals)
-    emptying = {place.function for place in (*takes, *renewals, *limits)} - {""}
-    checks = [check for reader in readers for check in reader.checks]
-    return Stored(
+    removals, limits = during_loop(removals), that_run(limits)
+    resets = that_run(each for reader in readers for each in reader.resets)
+    emptying = {each.function for each in (*removals, *resets, *limits)} - {""}
+    checks = [check for reader in readers for check in reader.length_checks]
+    return NameUsage(
         statements,
         limited=bool(limits)
-        or any(place.function in fed_by for place in takes)
-        or bool({place.function for place in takes} & calls.reached_from(fed_by - {""}))
-        or any(calls.reached_from(check.functions) & emptying for check in checks if at_work([check.place])),
-        emptied=bool(takes),
-        resets=any(
-            place.in_loop
-            or (outlives_calls and place.function in calls.repeated and place.function not in CONSTRUCTORS)
-            for place in renewals
+        or any(each.function in storing_functions for each in removals)
+        or bool({each.function for each in removals} & calls.reached_from(storing_functions - {""}))
+        or any(
+            calls.reached_from(check.functions) & emptying for check in checks if that_run([check.occurrence])
         ),
-        looks_first=any(reader.looks_first for reader in readers),
+        emptied=bool(removals),
+        resets=any(
+            each.in_loop
+            or (outlives_calls and each.function in calls.repeated and each.function not in CONSTRUCTORS)
+            for each in resets
+        ),
+        checks_membership=any(reader.checks_membership for reader in readers),
     )

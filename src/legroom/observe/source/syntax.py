@@ -1,4 +1,4 @@
-"""Shapes of Python's syntax that tell what a statement does: what it assigns to, calls, slices, compares."""
+"""Patterns in Python syntax trees: what a statement assigns, calls, slices or compares."""
 
 import ast
 from collections.abc import Iterable, Iterator
@@ -26,7 +26,7 @@ _EMPTY_CALLS = {"list", "dict", "set", "deque", "tuple", "OrderedDict", "Counter
 
 
 def is_same(attribute: str, name: str) -> bool:
-    """The same attribute, also where Python mangles its name: `self.__values` is `_Tracker__values`."""
+    """Whether two attribute names are equal, also if Python mangles one: `self.__values` is `_Tracker__values`."""
     return attribute == name or (
         attribute.startswith("__") and not attribute.endswith("__") and name.endswith(attribute)
     )
@@ -37,7 +37,7 @@ def is_self(node: ast.AST) -> bool:
 
 
 def is_selective(test: ast.expr, item: ast.expr) -> bool:
-    """Whether a filter lets items go in time: `age < 10`, `step - begun <= 10`, `not item.done()`; not `item is not None`."""
+    """Whether a filter drops items over time: `age < 10`, `step - started <= 10`, `not item.done()`; not `item is not None`."""
     names = {each.id for each in flattened(item) if isinstance(each, ast.Name)}
     return any(
         (
@@ -50,28 +50,28 @@ def is_selective(test: ast.expr, item: ast.expr) -> bool:
 
 
 def is_below(node: ast.If) -> bool:
-    """`if step < 10:`, also as a part of more: something that counts is below a limit. Not `if loss < best:`."""
+    """`if step < 10:`, also as a part of a longer test: a counter is below a limit. Not `if loss < best:`."""
     return any(
         isinstance(part, ast.Compare)
         and any(isinstance(operator, ast.Lt | ast.LtE) for operator in part.ops)
-        and any(_counts(name) for side in (part.left, *part.comparators) for name in ast.walk(side))
+        and any(_is_counter(name) for side in (part.left, *part.comparators) for name in ast.walk(side))
         for part in ast.walk(node.test)
     )
 
 
-def _counts(node: ast.AST) -> bool:
-    """A name that says so (`global_step`, `self.seen`, `i`), or a length."""
+def _is_counter(node: ast.AST) -> bool:
+    """A name that suggests a counter (`global_step`, `self.seen`, `i`), or a length."""
     name = node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
     return 0 < len(name) <= 2 or any(word in name.lower() for word in _COUNTERS)
 
 
-def is_small(value: ast.expr) -> bool:
-    """0 or 1: whether there is anything, not how much."""
+def is_zero_or_one(value: ast.expr) -> bool:
+    """A comparison with 0 or 1 tests for emptiness, not for a size."""
     return isinstance(value, ast.Constant) and value.value in (0, 1)
 
 
-def plain_keys(target: ast.AST | None) -> tuple[str, ...]:
-    """The plain keys of `name["a"]["b"]`, of `name.setdefault("a", [])`."""
+def literal_keys(target: ast.AST | None) -> tuple[str, ...]:
+    """The literal keys of `name["a"]["b"]` or `name.setdefault("a", [])`."""
     keys: list[str] = []
     while True:
         if isinstance(target, ast.Subscript):
@@ -84,8 +84,8 @@ def plain_keys(target: ast.AST | None) -> tuple[str, ...]:
             keys.append(key.value)
 
 
-def is_remade(target: ast.expr) -> bool:
-    """`name[:] = ...`, `name[:n] = ...`; `name[len(name):] = ...` adds, and in a tensor `name[a:b] = ...` only writes."""
+def replaces_contents(target: ast.expr) -> bool:
+    """`name[:] = ...`, `name[:n] = ...`. `name[len(name):] = ...` adds items, and for a tensor `name[a:b] = ...` only writes."""
     if not isinstance(target, ast.Subscript):
         return False
     if isinstance(target.slice, ast.BinOp):
@@ -94,18 +94,18 @@ def is_remade(target: ast.expr) -> bool:
 
 
 def index_of(target: ast.expr) -> ast.expr | None:
-    """`i` of `name[i]`."""
+    """`i` in `name[i]`."""
     return target.slice if isinstance(target, ast.Subscript) else None
 
 
-def goes_round(index: ast.expr | None, scope: ast.AST) -> bool:
-    """Whether a variable or attribute that counts is set back now and then: `i = (i + 1) % size`, `if i == size: i = 0`."""
+def wraps_around(index: ast.expr | None, scope: ast.AST) -> bool:
+    """Whether a counter is reset: `i = (i + 1) % size`, `if i == size: i = 0`."""
     if not isinstance(index, ast.Name | ast.Attribute):
         return False
-    counted = ast.dump(index).replace("Store()", "Load()")
+    counter = ast.dump(index).replace("Store()", "Load()")
 
     def is_counter(target: ast.expr) -> bool:
-        return ast.dump(target).replace("Store()", "Load()") == counted
+        return ast.dump(target).replace("Store()", "Load()") == counter
 
     for node in ast.walk(scope):
         if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Mod) and is_counter(node.target):
@@ -126,15 +126,15 @@ def goes_round(index: ast.expr | None, scope: ast.AST) -> bool:
     return False
 
 
-def is_used_up(part: ast.Subscript, scope: ast.AST) -> bool:
-    """Whether a slice is taken of a variable that is itself cut shorter: what it gives comes to an end."""
+def is_consumed(part: ast.Subscript, scope: ast.AST) -> bool:
+    """Whether the sliced variable is itself shortened, so the slices come to an end: `pool = pool[8:]`."""
     if not isinstance(part.value, ast.Name) or not is_sliced(part):
         return False
     name = part.value.id
     for node in ast.walk(scope):
         for target, value in pairs_of(node.targets[0], node.value) if isinstance(node, ast.Assign) else ():
-            cut = value.value if isinstance(value, ast.Subscript) and is_sliced(value) else None
-            if all(isinstance(each, ast.Name) and each.id == name for each in (target, cut)):
+            sliced = value.value if isinstance(value, ast.Subscript) and is_sliced(value) else None
+            if all(isinstance(each, ast.Name) and each.id == name for each in (target, sliced)):
                 return True
     return False
 
@@ -148,8 +148,8 @@ def is_sliced(node: ast.Subscript) -> bool:
     return any(isinstance(part, ast.Slice) for part in parts)
 
 
-def assigns_its_own(function: ast.AST, variable: str) -> bool:
-    """Whether a function assigns to a variable of that name that is another than the one outside it."""
+def assigns_local(function: ast.AST, variable: str) -> bool:
+    """Whether a function assigns to a local variable of that name, which hides the one outside."""
     own = list(own_nodes(function))
     declared = (node.names for node in own if isinstance(node, ast.Global | ast.Nonlocal))
     return not any(variable in names for names in declared) and any(
@@ -190,7 +190,7 @@ def called_name(node: ast.AST) -> str:
 
 
 def is_empty(value: ast.expr) -> bool:
-    """`[]`, `{}`, `list()`, `deque(maxlen=3)`, `defaultdict(list)`, `0`, `None`: where something starts anew."""
+    """An empty or initial value: `[]`, `{}`, `list()`, `deque(maxlen=3)`, `defaultdict(list)`, `0`, `None`."""
     if isinstance(value, ast.List | ast.Tuple | ast.Set):
         return not value.elts
     if isinstance(value, ast.Dict):

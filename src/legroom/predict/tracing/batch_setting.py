@@ -20,7 +20,7 @@ class BatchSetting:
     argument: BatchArgument
 
     def script_with(self, size: int) -> Script:
-        words = self.argument.with_value(size).put_into(self.script.arguments)
+        words = self.argument.with_value(size).replace_in(self.script.arguments)
         return replace(self.script, arguments=tuple(words))
 
 

@@ -21,7 +21,7 @@ from legroom.diagnose.report.leaks import leaks_from
 from legroom.errors import UsageError
 from legroom.memory.annotations import DetectedLeak
 from legroom.observe.leaks.counters import cuda_allocated_and_peak, resident_bytes
-from legroom.observe.leaks.watcher import Watcher
+from legroom.observe.leaks.detector import LeakDetector
 from legroom.show.common.live_line import can_repaint
 from legroom.show.common.terminal import print_to
 from legroom.show.report.run_report import render_leak
@@ -91,8 +91,8 @@ class Watched(Generic[Item]):
         line = _Line(self._file or sys.stderr, self._description, total, self._quiet)
         return _WatchedIterator(iter(self._loader), id(self._loader), line, self._report)
 
-    def _report(self, kept: DetectedLeak, line: "_Line") -> None:
-        (leak,) = leaks_from([kept], [], kept.step, 0)
+    def _report(self, detected: DetectedLeak, line: "_Line") -> None:
+        (leak,) = leaks_from([detected], [], detected.step, 0)
         known = any(
             (each.name, each.file, each.line) == (leak.name, leak.file, leak.line) for each in self.leaks
         )
@@ -118,13 +118,13 @@ class _WatchedIterator(Iterator[Item]):
         self._items = items
         self._line = line
         self._finished = False
-        self._report: Callable[[DetectedLeak], None] = lambda kept: report(kept, line)
-        _detector.begin(self._report, loop_id)
+        self._report: Callable[[DetectedLeak], None] = lambda detected: report(detected, line)
+        _shared.begin(self._report, loop_id)
 
     def __next__(self) -> Item:
         if self._finished:
             raise StopIteration
-        _detector.watcher.ticks.batch()
+        _shared.detector.iterations.next_batch()
         self._line.advance()
         try:
             return next(self._items)
@@ -133,12 +133,12 @@ class _WatchedIterator(Iterator[Item]):
             raise
 
     def __del__(self) -> None:  # the loop was left by `break`
-        if not self._finished and _detector is not None:
+        if not self._finished and _shared is not None:
             self._finish()
 
     def _finish(self) -> None:
         self._finished = True
-        _detector.end(self._report)
+        _shared.end(self._report)
         self._line.close()
 
 
@@ -146,7 +146,7 @@ class _SharedDetector:
     """The leak detector of this process, attached while at least one loop is watched."""
 
     def __init__(self) -> None:
-        self.watcher = Watcher(self._report)
+        self.detector = LeakDetector(self._report)
         self._listeners: list[Callable[[DetectedLeak], None]] = []
         self._pid = os.getpid()
         self._loop_id = 0
@@ -159,21 +159,21 @@ class _SharedDetector:
         if len(self._listeners) == 1:
             if loop_id != self._loop_id:
                 self._loop_id = loop_id
-                self.watcher.begin_loop()
-            self.watcher.attach()
+                self.detector.begin_loop()
+            self.detector.attach()
 
     def end(self, listener: Callable[[DetectedLeak], None]) -> None:
         if listener in self._listeners:
             self._listeners.remove(listener)
             if not self._listeners:
-                self.watcher.detach()
+                self.detector.detach()
 
-    def _report(self, kept: DetectedLeak) -> None:
+    def _report(self, detected: DetectedLeak) -> None:
         if self._listeners:
-            self._listeners[-1](kept)
+            self._listeners[-1](detected)
 
 
-_detector = _SharedDetector()
+_shared = _SharedDetector()
 
 
 class _Line:

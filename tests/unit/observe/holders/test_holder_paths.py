@@ -1,4 +1,4 @@
-"""Every way in which Python keeps a tensor is told by the name that leads to it."""
+"""Every way in which Python keeps a tensor alive is reported with a name."""
 
 import contextvars
 import functools
@@ -20,7 +20,7 @@ GLOBAL: list[Any] = []
 
 
 class Owner:
-    shared: list[Any] = []  # noqa: RUF012  (what is tested)
+    shared: list[Any] = []  # noqa: RUF012  (this is what is tested)
 
     def __init__(self) -> None:
         self.history: list[Any] = []
@@ -34,9 +34,9 @@ class Slotted:
         self.kept = kept
 
 
-def path_to(find: Any, *, least: int = 0) -> HolderPath:
-    """The path to what `find()` gives, with no other name for it anywhere."""
-    return find_path(find(), Variables(sys._getframe(1)), least=least)
+def path_to(find: Any, *, min_length: int = 0) -> HolderPath:
+    """The path to the object that `find()` returns, which no other variable references."""
+    return find_path(find(), Variables(sys._getframe(1)), min_length=min_length)
 
 
 @pytest.fixture(autouse=True)
@@ -109,7 +109,7 @@ def test_an_unbounded_cache() -> None:
     assert (path.how, path.name, path.bounded) == ("cache", "table", False)
 
 
-def test_a_bounded_cache_says_so() -> None:
+def test_a_bounded_cache_is_marked() -> None:
     @functools.lru_cache(maxsize=4)
     def table(n: int) -> torch.Tensor:
         return torch.ones(n)
@@ -136,7 +136,7 @@ def test_a_stored_exception() -> None:
         assert traceback.tb_next is not None
         return traceback.tb_next.tb_frame.f_locals["local"]
 
-    path = path_to(in_frame, least=3)
+    path = path_to(in_frame, min_length=3)
     assert (path.how, path.name) == ("exception", "errors")
 
 
@@ -157,7 +157,7 @@ def test_the_last_traceback_of_an_interactive_session(monkeypatch: pytest.Monkey
     assert (path.how, path.name) == ("exception", "sys.last_value")
 
 
-def test_the_outputs_of_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notebook_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     notebook = ModuleType("notebook_main")
     notebook.__dict__["Out"] = {n: torch.ones(1) for n in range(4)}
     monkeypatch.setitem(sys.modules, "notebook_main", notebook)
@@ -177,7 +177,7 @@ def test_a_generator() -> None:
     generator.close()
 
 
-def test_a_reference_cycle_that_no_name_leads_to() -> None:
+def test_a_reference_cycle_without_a_name() -> None:
     gc.collect()
     gc.disable()
     try:
@@ -198,26 +198,26 @@ def test_a_reference_cycle_that_no_name_leads_to() -> None:
         gc.enable()
 
 
-def test_a_bounded_queue_says_so() -> None:
+def test_a_bounded_queue_is_marked() -> None:
     recent = deque((torch.ones(1) for _ in range(5)), maxlen=5)
     assert path_to(lambda: recent[2]).bounded
 
 
-def test_the_longer_container_is_named_where_two_hold_it() -> None:
+def test_the_longer_of_two_containers_is_reported() -> None:
     memory = [torch.ones(1) for _ in range(40)]
     sample = memory[:3]
-    path = path_to(lambda: memory[1], least=20)
+    path = path_to(lambda: memory[1], min_length=20)
     assert path.name == "memory"
     assert len(sample) == 3
 
 
-def test_nothing_is_represented_and_no_property_runs() -> None:
-    class Touchy:
+def test_no_repr_comparison_or_property_runs() -> None:
+    class Raises:
         def __init__(self) -> None:
             self.kept = [torch.ones(1) for _ in range(3)]
 
         def __repr__(self) -> str:
-            raise AssertionError("represented")
+            raise AssertionError("repr")
 
         def __eq__(self, other: object) -> bool:
             raise AssertionError("compared")
@@ -228,11 +228,11 @@ def test_nothing_is_represented_and_no_property_runs() -> None:
         def trap(self) -> None:
             raise AssertionError("property ran")
 
-    touchy = Touchy()
-    assert path_to(lambda: touchy.kept[0]).name == "touchy.kept"
+    raises = Raises()
+    assert path_to(lambda: raises.kept[0]).name == "raises.kept"
 
 
-def test_a_search_leaves_nothing_alive() -> None:
+def test_a_search_keeps_nothing_alive() -> None:
     import weakref
 
     losses = [torch.ones(1) for _ in range(5)]
@@ -246,29 +246,29 @@ def test_a_search_leaves_nothing_alive() -> None:
         gc.enable()
 
 
-def test_functions_that_took_a_tensor_along_are_told_by_the_list_they_lie_in() -> None:
+def test_closures_are_reported_by_the_list_that_contains_them() -> None:
     def later(value: torch.Tensor) -> Any:
         return lambda: value.sum()
 
     reports = [later(torch.ones(1)) for _ in range(5)]
-    path = path_to(lambda: reports[2].__closure__[0].cell_contents, least=4)
+    path = path_to(lambda: reports[2].__closure__[0].cell_contents, min_length=4)
     assert (path.name, path.described) == ("reports", "list, 5 items")
 
 
-def test_a_default_argument_is_told_by_its_name() -> None:
-    def remember(value: Any, seen: list[Any] = []) -> None:  # noqa: B006  (what is tested)
+def test_a_default_argument_is_reported_by_its_name() -> None:
+    def remember(value: Any, seen: list[Any] = []) -> None:  # noqa: B006  (this is what is tested)
         seen.append(value)
 
     for _ in range(4):
         remember(torch.ones(1))
-    path = path_to(lambda: remember.__defaults__[0][1], least=4)  # type: ignore[index]
+    path = path_to(lambda: remember.__defaults__[0][1], min_length=4)  # type: ignore[index]
     assert (path.name, path.function) == ("seen", "remember")
 
 
-def test_the_lists_of_a_module_are_told_as_one_writes_them() -> None:
+def test_a_parameter_list_is_reported_as_an_attribute() -> None:
     model = torch.nn.Module()
     model.prompts = torch.nn.ParameterList(torch.ones(1) for _ in range(5))
-    path = path_to(lambda: model.prompts[3], least=4)
+    path = path_to(lambda: model.prompts[3], min_length=4)
     assert (path.name, path.stored_as) == ("model.prompts", "prompts")
 
 
@@ -279,9 +279,9 @@ def test_a_context_variable() -> None:
     variable.reset(token)
 
 
-def test_what_a_statement_is_still_building_has_the_name_it_will_have() -> None:
-    built = path_while_building()
-    assert (built.name, built.described) == ("losses", "list, 4 items")
+def test_a_list_under_construction_is_reported_by_its_future_name() -> None:
+    path = path_while_building()
+    assert (path.name, path.described) == ("losses", "list, 4 items")
 
 
 def numbered(number: int) -> Any:
@@ -292,41 +292,43 @@ def path_while_building() -> HolderPath:
     found: list[HolderPath] = []
 
     def step(i: int) -> torch.Tensor:
-        made = torch.full((1,), float(i))
-        made.number = i  # type: ignore[attr-defined]
+        tensor = torch.full((1,), float(i))
+        tensor.number = i  # type: ignore[attr-defined]
         if i == 4:
-            found.append(find_path(numbered(3), Variables(sys._getframe()), least=4))
-        return made
+            found.append(find_path(numbered(3), Variables(sys._getframe()), min_length=4))
+        return tensor
 
     losses = [step(i) for i in range(5)]
     del losses
     return found[0]
 
 
-def test_of_nested_containers_the_one_with_tensors_of_many_turns_is_named() -> None:
+def test_the_nested_container_with_tensors_of_many_iterations_is_reported() -> None:
     curves = {"loss": [torch.ones(1) for _ in range(4)], **{str(n): [] for n in range(9)}}
-    made = {id(each): turn for turn, each in enumerate(curves["loss"])}
-    path = find_path(curves["loss"][2], Variables(sys._getframe()), made=made)
-    assert (path.name, path.turns) == ('curves["loss"]', 4)
+    created_in = {id(each): iteration for iteration, each in enumerate(curves["loss"])}
+    path = find_path(curves["loss"][2], Variables(sys._getframe()), created_in=created_in)
+    assert (path.name, path.iterations) == ('curves["loss"]', 4)
 
 
-def test_of_rows_of_many_columns_the_list_of_rows_is_named() -> None:
-    rows = [{str(n): torch.ones(1) for n in range(9)} for _ in range(4)]
-    made = {id(each): turn for turn, row in enumerate(rows) for each in row.values()}
-    path = find_path(rows[1]["3"], Variables(sys._getframe()), made=made)
-    assert (path.name, path.described) == ("rows", "list, 4 items")
+def test_a_list_of_dicts_is_reported_instead_of_one_dict() -> None:
+    records = [{str(n): torch.ones(1) for n in range(9)} for _ in range(4)]
+    created_in = {id(each): i for i, record in enumerate(records) for each in record.values()}
+    path = find_path(records[1]["3"], Variables(sys._getframe()), created_in=created_in)
+    assert (path.name, path.described) == ("records", "list, 4 items")
 
 
-def test_attributes_that_gather_are_told_by_their_object() -> None:
+def test_accumulating_attributes_are_reported_by_their_object() -> None:
     owner = Owner()
     for n in range(6):
         setattr(owner, f"loss_{n}", torch.ones(1))
-    made = {id(value): n for n, value in enumerate(vars(owner).values()) if isinstance(value, torch.Tensor)}
-    path = find_path(owner.loss_3, Variables(sys._getframe()), made=made)  # type: ignore[attr-defined]
-    assert (path.name, path.turns) == ("owner", 6)
+    created_in = {
+        id(value): n for n, value in enumerate(vars(owner).values()) if isinstance(value, torch.Tensor)
+    }
+    path = find_path(owner.loss_3, Variables(sys._getframe()), created_in=created_in)  # type: ignore[attr-defined]
+    assert (path.name, path.iterations) == ("owner", 6)
 
 
-def test_an_argument_also_has_the_name_of_the_caller() -> None:
+def test_an_argument_has_the_name_of_the_caller_as_alias() -> None:
     def inner(argument: list[Any]) -> HolderPath:
         return find_path(argument[0], Variables(sys._getframe()))
 
@@ -336,7 +338,7 @@ def test_an_argument_also_has_the_name_of_the_caller() -> None:
     assert "owned" in [each.name for each in path.aliases]
 
 
-def test_a_cache_keyed_by_numbers_may_only_be_filling() -> None:
+def test_only_a_cache_keyed_by_values_may_be_filling() -> None:
     @functools.cache
     def table(n: int) -> torch.Tensor:
         return torch.ones(n)

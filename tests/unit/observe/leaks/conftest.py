@@ -1,4 +1,4 @@
-"""What these tests share."""
+"""Fixtures of the leak detector tests."""
 
 import weakref
 
@@ -10,11 +10,11 @@ from legroom.observe import training
 
 @pytest.fixture
 def no_earlier_optimizers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Optimizers that other tests of this process left alive are not seen."""
-    look = training.optimizers_alive
-    before = [weakref.ref(optimizer) for optimizer in look()]
+    """Hides optimizers that other tests of this process left alive."""
+    find = training.optimizers_alive
+    before = [weakref.ref(optimizer) for optimizer in find()]
 
     def later() -> list[torch.optim.Optimizer]:
-        return [each for each in look() if all(known() is not each for known in before)]
+        return [each for each in find() if all(known() is not each for known in before)]
 
     monkeypatch.setattr(training, "optimizers_alive", later)

@@ -1,4 +1,4 @@
-"""Small training loops under a watcher, for tests."""
+"""A small training loop with the leak detector attached."""
 
 import gc
 from collections.abc import Callable
@@ -8,30 +8,30 @@ import torch
 from torch import nn
 
 from legroom.memory.annotations import DetectedLeak
-from legroom.observe.leaks.watcher import Watcher
+from legroom.observe.leaks.detector import LeakDetector
 
 
 def leaks_of(
-    turn: Callable[[int, Any, Any], None], turns: int = 14, *, allocated: Callable[[], int] | None = None
+    body: Callable[[int, Any, Any], None], iterations: int = 14, *, allocated: Callable[[], int] | None = None
 ) -> list[DetectedLeak]:
-    """What a watcher tells of a loop that calls `turn(step, loss, output)` after each optimizer step. `allocated`: a device's bytes."""
+    """The leaks found in a loop that calls `body(step, loss, output)` after each optimizer step. `allocated`: the device bytes."""
     found: dict[tuple[object, ...], DetectedLeak] = {}
-    watcher = Watcher(
-        lambda kept: found.setdefault(kept.identity, kept) and None, allocated=allocated, share=1e6
-    )  # every turn is attended, however busy the machine
+    detector = LeakDetector(
+        lambda leak: found.setdefault(leak.identity, leak) and None, allocated=allocated, fraction=1e6
+    )  # every iteration is sampled, whatever the load of the machine
     model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     gc.collect()
-    watcher.attach()
+    detector.attach()
     try:
-        for step in range(turns):
+        for step in range(iterations):
             output = model(torch.randn(5, 6))
             loss = output.square().mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            turn(step, loss, output)
+            body(step, loss, output)
     finally:
-        watcher.detach()
-    assert watcher.trouble == ""
+        detector.detach()
+    assert detector.error == ""
     return list(found.values())

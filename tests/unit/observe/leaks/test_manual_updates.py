@@ -1,4 +1,4 @@
-"""Programs that step by hand, and holders that only look like one: what is watched, named, and left alone."""
+"""Programs with manual updates, and which of several possible holders is reported."""
 
 import queue
 import random
@@ -10,17 +10,17 @@ import torch
 from loops import leaks_of
 
 from legroom.memory.annotations import DetectedLeak
-from legroom.observe.leaks.watcher import Watcher
+from legroom.observe.leaks.detector import LeakDetector
 
 
-def _watched_by_hand(*, grad: bool, turns: int = 16) -> list[DetectedLeak]:
-    """A loop without optimizer and loader that keeps its losses."""
+def _leaks_of_manual_updates(*, grad: bool, iterations: int = 16) -> list[DetectedLeak]:
+    """The leaks of a loop without an optimizer and a loader that stores its losses."""
     found: dict[tuple[object, ...], DetectedLeak] = {}
-    watcher = Watcher(lambda kept: found.setdefault(kept.identity, kept) and None, share=1.0)
+    detector = LeakDetector(lambda leak: found.setdefault(leak.identity, leak) and None, fraction=1.0)
     weight, losses = torch.randn(4, 2, requires_grad=True), []
-    watcher.attach()
+    detector.attach()
     try:
-        for _ in range(turns):
+        for _ in range(iterations):
             loss = (torch.randn(5, 4) @ weight).square().mean()
             if grad:
                 (weight.grad,) = torch.autograd.grad(loss, [weight])
@@ -31,33 +31,33 @@ def _watched_by_hand(*, grad: bool, turns: int = 16) -> list[DetectedLeak]:
             weight.grad = None
             losses.append(loss)
     finally:
-        watcher.detach()
-    assert watcher.trouble == ""
+        detector.detach()
+    assert detector.error == ""
     return list(found.values())
 
 
 @pytest.mark.usefixtures("no_earlier_optimizers")
-def test_backward_passes_are_turns_at_once_where_no_optimizer_exists() -> None:
-    (leak,) = _watched_by_hand(grad=False)
+def test_without_an_optimizer_backward_passes_are_iterations_from_the_start() -> None:
+    (leak,) = _leaks_of_manual_updates(grad=False)
     assert (leak.name, leak.kind) == ("losses", "graph")
     assert leak.step <= 8
 
 
 @pytest.mark.usefixtures("no_earlier_optimizers")
-def test_so_are_calls_of_autograd_grad() -> None:
-    (leak,) = _watched_by_hand(grad=True)
+def test_without_an_optimizer_calls_of_autograd_grad_are_iterations() -> None:
+    (leak,) = _leaks_of_manual_updates(grad=True)
     assert (leak.name, leak.kind) == ("losses", "graph")
 
 
-def test_grad_and_backward_are_put_back() -> None:
+def test_detach_restores_grad_and_backward() -> None:
     before = torch.autograd.backward, torch.autograd.grad
-    watcher = Watcher(lambda kept: None)
-    watcher.attach()
-    watcher.detach()
+    detector = LeakDetector(lambda leak: None)
+    detector.attach()
+    detector.detach()
     assert (torch.autograd.backward, torch.autograd.grad) == before
 
 
-def test_a_queue_is_named_by_the_user_s_name_and_line() -> None:
+def test_a_queue_is_reported_by_its_name_in_the_user_code() -> None:
     pending: queue.Queue[Any] = queue.Queue()
 
     def put(step: int, loss: Any, output: Any) -> None:
@@ -67,7 +67,7 @@ def test_a_queue_is_named_by_the_user_s_name_and_line() -> None:
     assert (leak.name, leak.function) == ("pending", "put")
 
 
-def test_a_total_inside_a_small_dict_is_named_rather_than_the_dict() -> None:
+def test_a_total_inside_a_small_dict_is_reported_instead_of_the_dict() -> None:
     class Meter:
         total: Any = 0.0
 
@@ -80,7 +80,7 @@ def test_a_total_inside_a_small_dict_is_named_rather_than_the_dict() -> None:
     assert leak.name == 'meters["loss"].total'
 
 
-def test_containers_made_together_are_named_where_things_are_put_into_them() -> None:
+def test_the_storing_line_is_reported_not_the_shared_initialization() -> None:
     class Trainer:
         def __init__(self) -> None:
             self.seen, self.losses = [], []  # type: ignore[var-annotated]
@@ -94,13 +94,13 @@ def test_containers_made_together_are_named_where_things_are_put_into_them() -> 
     assert (leak.name, leak.function) == ("trainer.losses", "keep")
 
 
-def test_a_sample_of_a_buffer_is_not_named_beside_the_buffer() -> None:
+def test_a_sample_of_a_buffer_is_not_reported() -> None:
     buffer: list[Any] = []
     found = []
-    watcher = Watcher(found.append, share=1.0)
+    detector = LeakDetector(found.append, fraction=1.0)
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    watcher.attach()
+    detector.attach()
     try:
         for step in range(14):
             output = model(torch.randn(4, 3))
@@ -111,5 +111,5 @@ def test_a_sample_of_a_buffer_is_not_named_beside_the_buffer() -> None:
             loss.backward()
             optimizer.step()
     finally:
-        watcher.detach()
+        detector.detach()
     assert {leak.name for leak in found} == {"buffer"}

@@ -1,4 +1,4 @@
-"""Loops in which only a model is called: those of an evaluation are watched, the parts of one training step are not."""
+"""Loops that only call a model: evaluations are checked for leaks, parts of one training step are not."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,22 +9,22 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 from legroom.memory.annotations import DetectedLeak
-from legroom.observe.leaks.watcher import Watcher
+from legroom.observe.leaks.detector import LeakDetector
 
 
-def _watched(loop: Callable[[], None]) -> tuple[list[DetectedLeak], Watcher]:
+def _run(loop: Callable[[], None]) -> tuple[list[DetectedLeak], LeakDetector]:
     found: dict[tuple[object, ...], DetectedLeak] = {}
-    watcher = Watcher(lambda kept: found.setdefault(kept.identity, kept) and None, share=1.0)
-    watcher.attach()
+    detector = LeakDetector(lambda leak: found.setdefault(leak.identity, leak) and None, fraction=1.0)
+    detector.attach()
     try:
         loop()
     finally:
-        watcher.detach()
-    assert watcher.trouble == ""
-    return list(found.values()), watcher
+        detector.detach()
+    assert detector.error == ""
+    return list(found.values()), detector
 
 
-def test_an_evaluation_over_a_plain_range_that_keeps_graphs_is_told() -> None:
+def test_an_evaluation_over_a_range_that_retains_graphs_is_reported() -> None:
     model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 2)).eval()
     outputs = []
 
@@ -32,12 +32,12 @@ def test_an_evaluation_over_a_plain_range_that_keeps_graphs_is_told() -> None:
         for _ in range(14):
             outputs.append(model(torch.randn(5, 6)))
 
-    (leak,), _ = _watched(loop)
+    (leak,), _ = _run(loop)
     assert (leak.name, leak.kind, leak.evaluation) == ("outputs", "graph", True)
     assert leak.step <= 6
 
 
-def test_results_written_one_by_one_under_no_grad_are_no_leak() -> None:
+def test_results_generated_under_no_grad_are_not_a_leak() -> None:
     model = nn.Linear(4, 4).eval()
 
     def loop() -> None:
@@ -48,34 +48,34 @@ def test_results_written_one_by_one_under_no_grad_are_no_leak() -> None:
                 tokens.append(model(tokens[-1]))
                 text = torch.cat([text, tokens[-1]])
 
-    assert _watched(loop)[0] == []
+    assert _run(loop)[0] == []
 
 
 @pytest.mark.usefixtures("no_earlier_optimizers")
-def test_a_model_left_in_training_mode_that_nothing_trains_is_watched_as_well() -> None:
+def test_a_model_in_training_mode_without_an_optimizer_is_reported() -> None:
     model, outputs = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 2)), []
 
     def loop() -> None:
         for _ in range(30):
             outputs.append(model(torch.randn(5, 6)))
 
-    (leak,), _ = _watched(loop)
+    (leak,), _ = _run(loop)
     assert (leak.name, leak.kind, leak.evaluation) == ("outputs", "graph", True)
 
 
-def test_the_steps_of_an_episode_before_the_first_backward_pass_are_no_leak() -> None:
+def test_an_episode_before_the_first_backward_pass_is_not_a_leak() -> None:
     policy = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
 
     def loop() -> None:
-        kept = [policy(torch.randn(4)).log_softmax(-1)[0] for _ in range(60)]
-        torch.stack(kept).sum().backward()
+        log_probs = [policy(torch.randn(4)).log_softmax(-1)[0] for _ in range(60)]
+        torch.stack(log_probs).sum().backward()
         optimizer.step()
 
-    assert _watched(loop)[0] == []
+    assert _run(loop)[0] == []
 
 
-def test_a_network_unrolled_before_its_first_backward_pass_is_no_leak() -> None:
+def test_an_unrolled_network_before_its_first_backward_pass_is_not_a_leak() -> None:
     cell = nn.GRUCell(3, 3)
 
     def loop() -> None:
@@ -85,10 +85,10 @@ def test_a_network_unrolled_before_its_first_backward_pass_is_no_leak() -> None:
             states.append(state)
         torch.stack(states).mean().backward()
 
-    assert _watched(loop)[0] == []
+    assert _run(loop)[0] == []
 
 
-def test_the_hooks_are_gone_once_an_optimizer_has_stepped() -> None:
+def test_the_hooks_are_removed_after_an_optimizer_step() -> None:
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     before: list[Any] = list(torch_module._global_forward_pre_hooks)
@@ -100,5 +100,5 @@ def test_the_hooks_are_gone_once_an_optimizer_has_stepped() -> None:
             optimizer.step()
         during.extend(torch_module._global_forward_pre_hooks)
 
-    _watched(loop)
+    _run(loop)
     assert during == before

@@ -1,4 +1,4 @@
-"""What a loop keeps only now and then is found as well; what it keeps on purpose, or for a while, is not."""
+"""Leaks that grow rarely are found; models kept on purpose and bounded containers are not reported."""
 
 import copy
 from typing import Any
@@ -10,48 +10,48 @@ from torch import nn
 
 from legroom.memory.annotations import DetectedLeak
 from legroom.observe.leaks import counters
-from legroom.observe.leaks.watcher import Watcher
+from legroom.observe.leaks.detector import LeakDetector
 
 
 @pytest.mark.parametrize("every", [2, 5])
-def test_a_tensor_every_so_many_turns(every: int) -> None:
+def test_a_tensor_every_few_iterations_is_reported(every: int) -> None:
     kept = []
 
     def keep(step: int, loss: Any, output: Any) -> None:
         if step % every == 1:
             kept.append(output.detach().clone())
 
-    (leak,) = leaks_of(keep, turns=8 * every + 8)
+    (leak,) = leaks_of(keep, iterations=8 * every + 8)
     assert (leak.kind, leak.name) == ("tensor", "kept")
 
 
-def test_a_graph_every_so_many_turns() -> None:
+def test_a_graph_every_few_iterations_is_reported() -> None:
     logged = []
 
     def keep(step: int, loss: Any, output: Any) -> None:
         if step % 6 == 1:
             logged.append(loss)
 
-    (leak,) = leaks_of(keep, turns=42)
+    (leak,) = leaks_of(keep, iterations=42)
     assert (leak.kind, leak.name) == ("graph", "logged")
 
 
-def test_a_verdict_on_what_is_added_seldom_comes_with_the_fifth_addition(
+def test_rare_growth_is_reported_after_the_fifth_addition(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # The heap of a process in which other tests' threads are at work rises by itself.
-    monkeypatch.setattr(counters, "_heap_in_use", lambda: None)
+    # Threads of other tests may grow the heap of this process.
+    monkeypatch.setattr(counters, "_heap_counter", lambda: None)
     kept: list[torch.Tensor] = []
 
     def keep(step: int, loss: Any, output: Any) -> None:
         if step >= 20 and step % 5 == 0:
             kept.append(output.detach().clone())
 
-    (leak,) = leaks_of(keep, turns=70, allocated=lambda: sum(each.nbytes for each in kept))
+    (leak,) = leaks_of(keep, iterations=70, allocated=lambda: sum(each.nbytes for each in kept))
     assert 30 <= leak.step <= 20 + 5 * 5 + 1
 
 
-def test_snapshots_of_every_epoch_are_told() -> None:
+def test_snapshots_of_every_epoch_are_reported() -> None:
     model = nn.Linear(6, 4)
     snapshots = []
 
@@ -59,30 +59,30 @@ def test_snapshots_of_every_epoch_are_told() -> None:
         if step % 4 == 3:
             snapshots.append(copy.deepcopy(model.state_dict()))
 
-    (leak,) = leaks_of(keep, turns=50)
+    (leak,) = leaks_of(keep, iterations=50)
     assert leak.name == "snapshots"
 
 
-def test_a_tensor_joined_once_in_an_epoch_is_told() -> None:
-    class Rows:
-        joined: Any = None
+def test_a_tensor_concatenated_once_per_epoch_is_reported() -> None:
+    class Store:
+        outputs: Any = None
 
-    rows = Rows()
+    store = Store()
 
     def keep(step: int, loss: Any, output: Any) -> None:
         if step % 3 == 2:
-            rows.joined = (
-                output.detach() if rows.joined is None else torch.cat([rows.joined, output.detach()])
+            store.outputs = (
+                output.detach() if store.outputs is None else torch.cat([store.outputs, output.detach()])
             )
 
-    (leak,) = leaks_of(keep, turns=40)
-    assert (leak.kind, leak.name) == ("larger", "rows.joined")
+    (leak,) = leaks_of(keep, iterations=40)
+    assert (leak.kind, leak.name) == ("larger", "store.outputs")
 
 
-def test_models_that_were_trained_may_gather() -> None:
-    told: list[DetectedLeak] = []
-    watcher, members = Watcher(told.append), []
-    watcher.attach()
+def test_trained_models_are_not_a_leak() -> None:
+    leaks: list[DetectedLeak] = []
+    detector, members = LeakDetector(leaks.append), []
+    detector.attach()
     try:
         for _ in range(9):
             member = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6))
@@ -93,11 +93,11 @@ def test_models_that_were_trained_may_gather() -> None:
                 optimizer.step()
             members.append(member)
     finally:
-        watcher.detach()
-    assert told == []
+        detector.detach()
+    assert leaks == []
 
 
-def test_the_last_few_of_many_epochs_are_no_leak() -> None:
+def test_a_list_of_the_last_few_snapshots_is_not_a_leak() -> None:
     snapshots = []
 
     def keep(step: int, loss: Any, output: Any) -> None:
@@ -106,4 +106,4 @@ def test_the_last_few_of_many_epochs_are_no_leak() -> None:
             if len(snapshots) > 8:
                 snapshots.pop(0)
 
-    assert leaks_of(keep, turns=60) == []
+    assert leaks_of(keep, iterations=60) == []

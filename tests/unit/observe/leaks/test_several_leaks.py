@@ -1,4 +1,4 @@
-"""Several leaks in one loop are all named, each with its own figures."""
+"""All leaks of a loop are reported, each with its own figures."""
 
 from typing import Any
 
@@ -7,10 +7,10 @@ from tests.unit.observe.leaks.loops import leaks_of
 from torch import nn
 
 from legroom.memory.annotations import DetectedLeak
-from legroom.observe.leaks.watcher import Watcher
+from legroom.observe.leaks.detector import LeakDetector
 
 
-def test_a_graph_carried_on_is_named_beside_a_list() -> None:
+def test_a_running_total_and_a_list_are_both_reported() -> None:
     class Total:
         value: Any = 0.0
 
@@ -23,7 +23,7 @@ def test_a_graph_carried_on_is_named_beside_a_list() -> None:
     assert {leak.name for leak in leaks_of(keep)} == {"total.value", "outputs"}
 
 
-def test_plain_tensors_are_named_beside_a_graph_that_is_seen_sooner() -> None:
+def test_detached_tensors_are_reported_in_addition_to_a_graph() -> None:
     losses, features = [], []
 
     def keep(step: int, loss: Any, output: Any) -> None:
@@ -37,20 +37,20 @@ def test_plain_tensors_are_named_beside_a_graph_that_is_seen_sooner() -> None:
     assert found["features"].nodes_per_step == 0
 
 
-def test_labels_gathered_on_the_host_beside_a_leak_of_an_evaluation_are_no_leak() -> None:
+def test_labels_collected_on_the_host_in_an_evaluation_are_not_a_leak() -> None:
     found: dict[tuple[object, ...], DetectedLeak] = {}
-    # the host's tensors are those of whole numbers, for this test
-    watcher = Watcher(lambda kept: found.setdefault(kept.identity, kept) and None,
-                      on_device=lambda tensor: tensor.is_floating_point(), share=1.0)  # fmt: skip
+    # In this test, integer tensors are on the host.
+    detector = LeakDetector(lambda leak: found.setdefault(leak.identity, leak) and None,
+                      on_device=lambda tensor: tensor.is_floating_point(), fraction=1.0)  # fmt: skip
     model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 2)).eval()
     outputs, labels = [], []
-    watcher.attach()
+    detector.attach()
     try:
         for _ in range(16):
-            watcher.ticks.batch()
+            detector.iterations.next_batch()
             outputs.append(model(torch.randn(5, 6)))
             labels.append(torch.zeros(5, dtype=torch.int64))
     finally:
-        watcher.detach()
+        detector.detach()
     (leak,) = found.values()
     assert (leak.name, leak.bytes_per_step > 5 * 2 * 4) == ("outputs", True)

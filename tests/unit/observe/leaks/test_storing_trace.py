@@ -1,4 +1,4 @@
-"""Where the source of a name does not say which line stores, two turns are traced."""
+"""If the source does not show which line stores, two iterations are traced."""
 
 import sys
 import weakref
@@ -14,7 +14,7 @@ def _remember(store: list[Any], value: Any) -> None:
     store.append(value)  # the line
 
 
-def test_a_helper_that_stores_under_another_name_is_named() -> None:
+def test_a_helper_that_stores_under_another_name_is_reported() -> None:
     losses: list[Any] = []
     (leak,) = leaks_of(lambda step, loss, output: _remember(losses, loss))
     assert (leak.name, leak.function, leak.file) == ("losses", "_remember", __file__)
@@ -29,27 +29,27 @@ def _push(ring: list[Any], value: Any) -> None:
         ring.pop(0)
 
 
-def test_a_helper_that_limits_what_it_stores_under_another_name_is_no_leak() -> None:
+def test_a_helper_that_bounds_the_list_under_another_name_is_not_a_leak() -> None:
     losses: list[Any] = []
-    assert leaks_of(lambda step, loss, output: _push(losses, loss), turns=20) == []
+    assert leaks_of(lambda step, loss, output: _push(losses, loss), iterations=20) == []
 
 
-def test_the_line_of_the_caller_is_named_where_an_argument_is_computed_by_a_call() -> None:
+def test_the_line_of_the_caller_is_found_if_an_argument_is_a_call() -> None:
     store: list[int] = []
 
-    def give() -> int:
+    def value() -> int:
         return 3
 
     trace = StoringTrace(id(store))
     assert trace.begin(sys._getframe())
-    wanted = sys._getframe().f_lineno + 1
-    store.append(give())
+    expected = sys._getframe().f_lineno + 1
+    store.append(value())
     trace.end()
-    assert trace.place is not None
-    assert trace.place.line == wanted
+    assert trace.line is not None
+    assert trace.line.line == expected
 
 
-def test_the_line_that_writes_into_a_tensor_of_a_small_container_is_named() -> None:
+def test_the_line_that_modifies_a_tensor_in_a_small_container_is_reported() -> None:
     totals = {"loss": torch.zeros(())}
 
     def total(name: str) -> torch.Tensor:
@@ -62,7 +62,7 @@ def test_the_line_that_writes_into_a_tensor_of_a_small_container_is_named() -> N
     assert (leak.kind, leak.name, leak.line) == ("graph", "totals", add.__code__.co_firstlineno + 1)
 
 
-def test_a_debugger_is_left_alone() -> None:
+def test_a_trace_function_that_is_already_set_stays() -> None:
     def debugger(frame: Any, event: str, argument: Any) -> None:
         return None
 
@@ -75,7 +75,7 @@ def test_a_debugger_is_left_alone() -> None:
         sys.settrace(None)
 
 
-def test_a_container_that_the_program_drops_is_let_go() -> None:
+def test_the_trace_does_not_keep_the_container_alive() -> None:
     store = [torch.ones(2)]
     alive = weakref.ref(store[0])
     trace = StoringTrace(id(store))

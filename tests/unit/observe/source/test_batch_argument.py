@@ -6,7 +6,7 @@ from legroom.observe.source.batch_argument import declared_batch_argument, find_
 
 
 @pytest.mark.parametrize(
-    ("words", "found"),
+    ("arguments", "found"),
     [
         (["--batch-size", "256"], "--batch-size 256"),
         (["--epochs", "3", "--batch_size=64"], "--batch_size=64"),
@@ -17,12 +17,12 @@ from legroom.observe.source.batch_argument import declared_batch_argument, find_
         (["data.batch_size=64"], "data.batch_size=64"),
     ],
 )
-def test_the_usual_spellings_are_recognised(words, found):
-    assert find_batch_argument(words).words == found
+def test_common_spellings_are_recognized(arguments, found):
+    assert find_batch_argument(arguments).text == found
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         [],
         ["--batch-size"],
@@ -32,30 +32,30 @@ def test_the_usual_spellings_are_recognised(words, found):
         ["--batches", "4"],
     ],
 )
-def test_anything_else_is_left_alone(words):
-    assert find_batch_argument(words) is None
+def test_other_arguments_are_ignored(arguments):
+    assert find_batch_argument(arguments) is None
 
 
 @pytest.mark.parametrize(("fraction", "size"), [(0.5, 128), (0.4, 96), (0.05, 8), (0.03, 4), (1 / 256, 1)])
-def test_smaller_is_rounded_down_to_a_usual_size(fraction, size):
+def test_a_smaller_batch_is_rounded_down_to_a_common_size(fraction, size):
     assert find_batch_argument(["--batch-size", "256"]).smaller(fraction).value == size
 
 
 @pytest.mark.parametrize("fraction", [0.001, 1.0])
-def test_there_may_be_no_smaller_one(fraction):
+def test_there_may_be_no_smaller_batch(fraction):
     assert find_batch_argument(["--batch-size", "256"]).smaller(fraction) is None
 
 
 @pytest.mark.parametrize(
-    ("words", "changed"),
+    ("arguments", "changed"),
     [(["a", "--batch-size", "8", "b"], ["a", "--batch-size", "4", "b"]), (["--bs=8"], ["--bs=4"])],
 )
-def test_the_smaller_one_takes_the_old_ones_place(words, changed):
-    assert find_batch_argument(words).smaller(0.5).put_into(words) == changed
+def test_a_smaller_batch_replaces_the_old_argument(arguments, changed):
+    assert find_batch_argument(arguments).smaller(0.5).replace_in(arguments) == changed
 
 
 @pytest.mark.parametrize(
-    ("source", "words"),
+    ("source", "arguments"),
     [
         ('parser.add_argument("--batch-size", type=int, default=32)', ["--batch-size", "32"]),
         ('parser.add_argument("-b", "--batch_size", default=8, type=int)', ["--batch_size", "8"]),
@@ -64,5 +64,5 @@ def test_the_smaller_one_takes_the_old_ones_place(words, changed):
         ("print 'Python 2'", []),
     ],
 )
-def test_a_default_that_the_script_declares_is_known(source, words):
-    assert declared_batch_argument(source) == words
+def test_the_declared_default_is_found(source, arguments):
+    assert declared_batch_argument(source) == arguments

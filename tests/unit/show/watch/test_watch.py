@@ -73,13 +73,13 @@ def test_a_log_gets_one_plain_line_at_the_end() -> None:
 
 
 def test_break_detaches_the_leak_detector() -> None:
-    from legroom.show.watch.watch import _detector
+    from legroom.show.watch.watch import _shared
 
     for item in legroom.watch(range(5), quiet=True):
         if item == 2:
             break
     gc.collect()
-    assert _detector._listeners == []
+    assert _shared._listeners == []
 
 
 def test_an_exception_of_the_loader_propagates() -> None:

@@ -1,8 +1,8 @@
-"""One look at every tensor alive: which storages there are, since when, and what can be said of the graphs.
+"""All live tensors and modules, and how long their storages have existed.
 
-Python's garbage collector lists its objects without collecting anything. Tensors that only the C++ side holds are
-reached through the graphs of those it lists. Storages are recognised from look to look by weak references, since an
-address may be used again.
+Python's garbage collector lists its objects without collecting. Tensors that only C++ references are reached through the
+autograd graphs of the listed ones. Storages are identified between scans by weak references, because an address may be
+reused.
 """
 
 import gc
@@ -19,42 +19,41 @@ from legroom.observe.dispatch.storages import storage_of, tensors_in
 from legroom.observe.holders.python_names import file_of
 
 
-class Around(NamedTuple):
-    """What there is at one moment. Not to be kept longer than the look."""
+class LiveObjects(NamedTuple):
+    """The objects alive at one moment. Drop it after the scan, because it keeps them alive."""
 
     tensors: list[torch.Tensor]
-    """All that Python knows of."""
+    """All tensors that have a Python object."""
     modules: list[nn.Module]
 
     @property
-    def evaluating(self) -> bool:
-        """Whether a model is in evaluation mode."""
+    def has_model_in_eval_mode(self) -> bool:
         return any(
             each.__dict__.get("training") is False and each.__dict__.get("_modules") for each in self.modules
         )
 
 
-def look_around() -> Around:
+def find_live_objects() -> LiveObjects:
     """Every tensor and every module."""
-    kinds = {torch.Tensor: _with_memory(_derived(torch.Tensor)), nn.Module: _derived(nn.Module)}
+    kinds = {torch.Tensor: _with_memory(_subclasses(torch.Tensor)), nn.Module: _subclasses(nn.Module)}
     wanted = kinds[torch.Tensor] | kinds[nn.Module]
     objects = gc.get_objects()
-    # Chained in C: asking each of some hundred thousand objects in Python takes several times as long.
+    # Runs in C: testing some hundred thousand objects in Python takes several times as long.
     found = list(compress(objects, map(wanted.__contains__, map(type, objects))))
     del objects
-    return Around(
+    return LiveObjects(
         [each for each in found if type(each) in kinds[torch.Tensor]],
         [each for each in found if type(each) in kinds[nn.Module]],
     )
 
 
 def _with_memory(kinds: set[type]) -> set[type]:
-    """Without the stand-ins that compiling leaves behind: they hold nothing, and their nodes are numbered by other threads."""
+    """Without the fake tensors that `torch.compile` leaves behind: they have no memory, and other threads number their nodes."""
     return {kind for kind in kinds if not kind.__module__.startswith("torch._subclasses.")}
 
 
-def _derived(kind: type) -> set[type]:
-    """A class and all that are derived from it."""
+def _subclasses(kind: type) -> set[type]:
+    """A class and all its subclasses."""
     kinds, unread = {kind}, [kind]
     while unread:
         derived: set[type] = set(type.__subclasses__(unread.pop())) - kinds
@@ -63,18 +62,18 @@ def _derived(kind: type) -> set[type]:
     return kinds
 
 
-class Followed:
-    """Storages from look to look: when each was first seen."""
+class StorageTracker:
+    """Remembers in which scan each storage was first seen."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[weakref.ref[Any], int, int]] = {}
+        self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
 
-    def look(
-        self, tensors: Iterable[torch.Tensor], excluded: set[int], now: int
+    def update(
+        self, tensors: Iterable[torch.Tensor], excluded: set[int], scan: int
     ) -> dict[int, list[torch.Tensor]]:
-        """The tensors alive by the look at which their storage was first seen (one tensor for each storage)."""
+        """The live tensors, one per storage, grouped by the scan in which their storage was first seen."""
         before, self._known = self._known, {}
-        by_birth: dict[int, list[torch.Tensor]] = {}
+        by_first_scan: dict[int, list[torch.Tensor]] = {}
         for tensor in tensors:
             storage = storage_of(tensor)
             if storage is None:
@@ -84,34 +83,32 @@ class Followed:
                 continue
             known = before.get(key)
             if known is None or known[0]() is not storage:
-                known = (weakref.ref(storage), now, storage.nbytes())
+                known = (weakref.ref(storage), scan)
             self._known[key] = known
-            by_birth.setdefault(known[1], []).append(tensor)
-        return by_birth
+            by_first_scan.setdefault(known[1], []).append(tensor)
+        return by_first_scan
 
     @property
     def count(self) -> int:
         return len(self._known)
 
-    @property
-    def bytes(self) -> int:
-        return sum(size for _, _, size in self._known.values())
 
-
-def accounted_for(
+def gradients_and_optimizer_state(
     tensors: Iterable[torch.Tensor], optimizers: Iterable[weakref.ref[torch.optim.Optimizer]]
 ) -> set[int]:
-    """Storages that a sound loop may add at any time, once for each parameter: gradients, and the optimizer's state."""
+    """Keys of storages that a loop without a leak may add at any time, once per parameter: gradients and optimizer state."""
     keys: set[int] = set()
-    for tensor in _claimed(tensors, optimizers):
+    for tensor in _gradients_and_state(tensors, optimizers):
         storage = storage_of(tensor)
         if storage is not None:
             keys.add(storage._cdata)
     return keys
 
 
-def of_trained(modules: Iterable[nn.Module], trained: Mapping[int, weakref.ref[torch.Tensor]]) -> set[int]:
-    """Storages of parameters that an optimizer has trained (`id` → the parameter), and of the buffers beside them."""
+def trained_parameters_and_buffers(
+    modules: Iterable[nn.Module], trained: Mapping[int, weakref.ref[torch.Tensor]]
+) -> set[int]:
+    """Keys of the storages of parameters that an optimizer has trained (`id` → the parameter), and of buffers of the same modules."""
     alive = {key for key, reference in trained.items() if reference() is not None}
     keys: set[int] = set()
     for each in modules:
@@ -124,7 +121,7 @@ def of_trained(modules: Iterable[nn.Module], trained: Mapping[int, weakref.ref[t
     return keys
 
 
-def _claimed(
+def _gradients_and_state(
     tensors: Iterable[torch.Tensor], optimizers: Iterable[weakref.ref[torch.optim.Optimizer]]
 ) -> Iterator[torch.Tensor]:
     for tensor in tensors:
@@ -133,7 +130,7 @@ def _claimed(
     for reference in optimizers:
         optimizer = reference()
         if optimizer is not None:
-            # Lists in an optimizer of torch's are limited (LBFGS); in one of the user's own they may grow.
+            # Lists in torch's own optimizers are bounded (LBFGS); in a user's optimizer they may grow.
             yield from tensors_in(
                 optimizer.state.values(), depth=1 if is_user_file(file_of(type(optimizer)) or "") else 2
             )

@@ -1,4 +1,4 @@
-"""What a watched loop keeps is found within a few turns, and what it does not keep is not."""
+"""Leaks of a training loop are found within a few iterations; loops without a leak are not reported."""
 
 import gc
 import weakref
@@ -9,11 +9,11 @@ import torch
 from tests.unit.observe.leaks.loops import leaks_of
 from torch import nn
 
-from legroom.observe.leaks import watcher as watcher_module
-from legroom.observe.leaks.watcher import Watcher
+from legroom.observe.leaks import window
+from legroom.observe.leaks.detector import LeakDetector
 
 
-def test_a_list_of_losses_is_a_graph_with_its_holder_and_line() -> None:
+def test_a_list_of_losses_is_reported_with_variable_and_line() -> None:
     losses = []
 
     def keep(step: int, loss: Any, output: Any) -> None:
@@ -26,13 +26,13 @@ def test_a_list_of_losses_is_a_graph_with_its_holder_and_line() -> None:
     assert "# the line" in open(__file__).read().splitlines()[leak.line - 1]  # noqa: SIM115
 
 
-def test_the_verdict_comes_within_five_turns_of_growth() -> None:
+def test_a_leak_is_reported_within_five_iterations() -> None:
     losses = []
     (leak,) = leaks_of(lambda step, loss, output: losses.append(loss))
     assert leak.step <= 5
 
 
-def test_what_compiling_left_behind_is_not_taken_for_a_holder() -> None:
+def test_fake_tensors_of_torch_compile_are_not_holders() -> None:
     compiled = torch.compile(nn.Sequential(nn.Linear(6, 4), nn.ReLU()), backend="aot_eager")
     compiled(torch.randn(3, 6)).sum().backward()
     losses = []
@@ -40,19 +40,19 @@ def test_what_compiling_left_behind_is_not_taken_for_a_holder() -> None:
     assert leak.name == "losses"
 
 
-def test_growth_that_begins_late_is_found_within_five_turns() -> None:
+def test_growth_that_starts_late_is_found_within_six_iterations() -> None:
     kept = []
 
     def keep(step: int, loss: Any, output: Any) -> None:
         if step >= 30:
             kept.append(output.detach().clone())
 
-    (leak,) = leaks_of(keep, turns=60)
+    (leak,) = leaks_of(keep, iterations=60)
     assert leak.kind == "tensor"
     assert 30 <= leak.step <= 36
 
 
-def test_a_late_graph_is_not_hidden_by_floats() -> None:
+def test_a_list_of_floats_does_not_hide_a_graph_that_starts_late() -> None:
     floats, losses = [], []
 
     def keep(step: int, loss: Any, output: Any) -> None:
@@ -60,11 +60,11 @@ def test_a_late_graph_is_not_hidden_by_floats() -> None:
         if step >= 40:
             losses.append(loss)
 
-    (leak,) = leaks_of(keep, turns=60)
+    (leak,) = leaks_of(keep, iterations=60)
     assert (leak.name, leak.step <= 46) == ("losses", True)
 
 
-def test_one_graph_node_a_step_is_enough() -> None:
+def test_one_graph_node_per_step_is_enough() -> None:
     class Total:
         value: Any = 0.0
 
@@ -77,20 +77,20 @@ def test_one_graph_node_a_step_is_enough() -> None:
     assert (leak.kind, leak.name) == ("graph", "total.value")
 
 
-def test_one_tensor_born_larger_each_time() -> None:
+def test_a_single_tensor_that_grows() -> None:
     class Store:
         history = torch.zeros(0, 2)
 
     store = Store()
 
-    def join(step: int, loss: Any, output: Any) -> None:
+    def concatenate(step: int, loss: Any, output: Any) -> None:
         store.history = torch.cat([store.history, output.detach()])
 
-    (leak,) = leaks_of(join)
+    (leak,) = leaks_of(concatenate)
     assert (leak.kind, leak.name, leak.bytes_per_step) == ("larger", "store.history", 40)
 
 
-def test_a_list_that_is_emptied_is_no_leak() -> None:
+def test_a_list_that_is_cleared_is_not_a_leak() -> None:
     outputs = []
 
     def keep(step: int, loss: Any, output: Any) -> None:
@@ -101,17 +101,17 @@ def test_a_list_that_is_emptied_is_no_leak() -> None:
     assert leaks_of(keep) == []
 
 
-def test_a_bounded_queue_is_no_leak_while_it_fills() -> None:
+def test_a_bounded_queue_is_not_a_leak_while_it_fills() -> None:
     recent: Any = deque(maxlen=100)
     assert leaks_of(lambda step, loss, output: recent.append(output.detach().clone())) == []
 
 
-def test_floats_are_no_leak() -> None:
+def test_a_list_of_floats_is_not_a_leak() -> None:
     losses = []
-    assert leaks_of(lambda step, loss, output: losses.append(loss.item()), turns=40) == []
+    assert leaks_of(lambda step, loss, output: losses.append(loss.item()), iterations=40) == []
 
 
-def test_slots_that_are_filled_one_after_another_are_no_leak() -> None:
+def test_filling_preallocated_slots_is_not_a_leak() -> None:
     slots: list[Any] = [None] * 30
 
     def keep(step: int, loss: Any, output: Any) -> None:
@@ -121,7 +121,7 @@ def test_slots_that_are_filled_one_after_another_are_no_leak() -> None:
     assert leaks_of(keep) == []
 
 
-def test_nothing_is_collected_for_a_user_who_has_gc_off() -> None:
+def test_the_detector_never_runs_the_garbage_collector() -> None:
     class Cycle:
         def __init__(self) -> None:
             self.me = self
@@ -134,11 +134,11 @@ def test_nothing_is_collected_for_a_user_who_has_gc_off() -> None:
         del cycle
         losses = []
         leaks_of(lambda step, loss, output: losses.append(loss))
-        # leaks_of itself collects once before the loop; what dies in the loop must stay
+        # `leaks_of` collects once before its loop, so the cycles are created afterwards.
         cycles = [weakref.ref(Cycle()) for _ in range(3)]
-        watcher = Watcher(lambda kept: None)
+        detector = LeakDetector(lambda leak: None)
         for _ in range(12):
-            watcher._turn_ended()
+            detector._iteration_ended()
         assert all(each() is not None for each in cycles)
         del alive
     finally:
@@ -146,44 +146,46 @@ def test_nothing_is_collected_for_a_user_who_has_gc_off() -> None:
         gc.collect()
 
 
-def test_looking_keeps_no_tensor_alive() -> None:
+def test_scans_keep_no_tensor_alive() -> None:
     losses = []
     gc.disable()
     try:
         leaks_of(lambda step, loss, output: losses.append(loss))
         references = [weakref.ref(loss) for loss in losses]
         losses.clear()
-        assert sum(reference() is not None for reference in references) <= 1  # the loop's own last one
+        assert (
+            sum(reference() is not None for reference in references) <= 1
+        )  # the last one is still a variable of the loop
     finally:
         gc.enable()
 
 
-def test_trouble_in_looking_never_reaches_the_loop(monkeypatch: Any) -> None:
-    def fails(self: Any, turn: int) -> Any:
-        raise RuntimeError("no luck")
+def test_an_error_in_a_scan_does_not_reach_the_loop(monkeypatch: Any) -> None:
+    def fails(self: Any, iteration: int) -> Any:
+        raise RuntimeError("scan failed")
 
-    monkeypatch.setattr(watcher_module.Window, "look", fails)
-    watcher = Watcher(lambda kept: None)
-    watcher.attach()
+    monkeypatch.setattr(window.ScanWindow, "scan", fails)
+    detector = LeakDetector(lambda leak: None)
+    detector.attach()
     parameter = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     for _ in range(5):
         parameter.grad = torch.ones(2)
         optimizer.step()
-    assert watcher.trouble == "RuntimeError: no luck"
+    assert detector.error == "RuntimeError: scan failed"
 
 
-def test_without_windows_a_turn_only_counts() -> None:
-    watcher = Watcher(lambda kept: None)
-    watcher._next_by_chance = 10**9
-    watcher._not_before = dict.fromkeys(watcher._not_before, 10**9)
+def test_without_a_window_an_iteration_only_reads_counters() -> None:
+    detector = LeakDetector(lambda leak: None)
+    detector._next_scheduled = 10**9
+    detector._not_before = dict.fromkeys(detector._not_before, 10**9)
     for _ in range(50):
-        watcher._turn_ended()
-    assert watcher.seconds_looking == 0.0
+        detector._iteration_ended()
+    assert detector.scan_seconds == 0.0
 
 
-def test_what_an_object_keeps_is_seen_from_within_a_comprehension_of_its_method() -> None:
-    """There `self` is a variable taken along, and yet no variable of a call that ends."""
+def test_an_attribute_is_found_from_a_comprehension_in_a_method() -> None:
+    """In the comprehension `self` is a closure variable, but it does not belong to a call that ends."""
 
     class Server:
         def __init__(self) -> None:
@@ -202,22 +204,22 @@ def test_what_an_object_keeps_is_seen_from_within_a_comprehension_of_its_method(
             self.archive[number] = updates
 
     leaks: list[Any] = []
-    watcher = Watcher(leaks.append, share=1e6)
-    watcher.attach()
+    detector = LeakDetector(leaks.append, fraction=1e6)
+    detector.attach()
     try:
         server = Server()
         for number in range(14):
             server.run_round(number)
     finally:
-        watcher.detach()
+        detector.detach()
     assert {leak.name.rpartition(".")[2] for leak in leaks} == {"archive"}
 
 
-def _models_trained_and_kept(trials: int) -> set[str]:
-    """Who is told to keep something in a search that keeps the model of every trial."""
+def _leaks_of_search(trials: int) -> set[str]:
+    """The variables reported in a search that keeps the model of every trial."""
     leaks: list[Any] = []
-    watcher = Watcher(leaks.append, share=1e6)
-    watcher.attach()
+    detector = LeakDetector(leaks.append, fraction=1e6)
+    detector.attach()
     try:
         results = []
         for _ in range(trials):
@@ -229,10 +231,10 @@ def _models_trained_and_kept(trials: int) -> set[str]:
                 optimizer.step()
             results.append({"model": model})
     finally:
-        watcher.detach()
+        detector.detach()
     return {leak.name for leak in leaks}
 
 
-def test_a_few_trained_models_are_kept_on_purpose_and_many_are_not() -> None:
-    assert _models_trained_and_kept(6) == set()
-    assert _models_trained_and_kept(24) == {"results"}
+def test_a_few_trained_models_are_not_a_leak_but_many_are() -> None:
+    assert _leaks_of_search(6) == set()
+    assert _leaks_of_search(24) == {"results"}

@@ -1,0 +1,295 @@
+"""Detects memory leaks of a training loop, with negligible overhead.
+
+After an iteration, the detector reads two counters (device bytes, bytes of the C heap) and checks whether the roots of earlier backward
+passes are freed. It samples only some of the iterations that take a few milliseconds (see `scan_schedule`). It opens a window of
+scans (see `window`) when a counter reaches a new maximum in two consecutive iterations or such roots stay alive; also
+shortly after the start, and from time to time later, for what the counters do not show. A window that finds nothing closes
+after three scans, and the same symptom must then last longer to open the next one. Growth in a few iterations only is
+found by rare scans. If the source does not show which line stores the tensors, the report waits for an iteration or two in which
+the user's lines are traced (see `storing_trace`).
+"""
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from legroom.memory.annotations import DetectedLeak
+from legroom.memory.events import Frame
+from legroom.observe.leaks import storing_trace
+from legroom.observe.leaks.counters import MemoryCounters
+from legroom.observe.leaks.graph_ages import BackwardRoots, NodeNumbers
+from legroom.observe.leaks.iterations import IterationTracker
+from legroom.observe.leaks.scan_schedule import RareGrowthScans, SamplingBudget
+from legroom.observe.leaks.storing_trace import StoringTrace
+from legroom.observe.leaks.suspects import Suspect
+from legroom.observe.leaks.window import MAX_SCANS, TENSOR_SCANS, ScanWindow
+from legroom.observe.source.storing_lines import usage_at_line
+
+_SYMPTOMS = ("device", "host", "graph")
+FIRST_SCAN = 2
+RISES = 2
+"""This many consecutive new maxima open a window."""
+MAXIMUM_OVER = 8
+"""A new maximum is a value above those of the last this many iterations."""
+GRAPHS_RETAINED = 2
+"""Graphs of this many earlier iterations open a window."""
+SCANS_WITHOUT_FINDING = 3
+SCANS_AFTER_FINDING = TENSOR_SCANS + 3
+"""After this many scans every symptom is visible. A window that found a leak stays open until then, because there may be another."""
+LONG_SCANS = 18
+"""Before the first optimizer step, a graph must grow for longer."""
+RARE_TRACE_ITERATIONS = 12
+"""A rare addition may take this many iterations to happen again."""
+WARM_UP_ITERATIONS = 13
+"""A cache that still grows in every iteration after this many is not warming up."""
+
+
+class LeakDetector:
+    """Calls `on_leak` for each leak, from `attach` to `detach`.
+
+    The same leak may be reported again later with newer figures; `DetectedLeak.identity` is then equal.
+    """
+
+    def __init__(
+        self,
+        on_leak: Callable[[DetectedLeak], None],
+        *,
+        allocated: Callable[[], int] | None = None,
+        on_device: Callable[[torch.Tensor], bool] | None = None,
+        fraction: float = 0.003,
+    ) -> None:
+        """`allocated`, `on_device`: the source of device memory, if it is not the CUDA allocator. `fraction`: the maximum
+        fraction of the run time to use while nothing grows."""
+        self.leaks: dict[tuple[object, ...], DetectedLeak] = {}
+        self.iteration = 0
+        self.scan_seconds = 0.0
+        """Time spent in scans."""
+        self.error = ""
+        """The internal error that stopped the detector; "" while it works."""
+        self._roots = BackwardRoots()
+        self.iterations = IterationTracker(self._iteration_ended, self._roots.mark)
+        self._on_leak = on_leak
+        self._on_device = on_device or _is_on_accelerator
+        self._counters = MemoryCounters(allocated)
+        self._numbers = NodeNumbers()
+        self._window: ScanWindow | None = None
+        self._budget = SamplingBudget(fraction)
+        self._recent: dict[str, deque[int]] = {
+            counter: deque(maxlen=MAXIMUM_OVER) for counter in ("device", "host")
+        }
+        self._rises = {"device": 0, "host": 0}
+        self._highest = {"device": 0, "host": 0}
+        self._consecutive_maxima = 0
+        """In how many consecutive iterations a counter reached its overall maximum."""
+        self._rare_scans = self._new_rare_scans()
+        self._opened_by: list[str] = []
+        self._has_stepped = False
+        self._windows_opened = dict.fromkeys(_SYMPTOMS, 0)
+        """How many windows closed for each symptom, up to 6."""
+        self._next_scheduled = FIRST_SCAN
+        self._not_before = dict.fromkeys(_SYMPTOMS, 0)
+        self._warming_up: dict[tuple[object, ...], tuple[int, int]] = {}
+        self._traced: tuple[DetectedLeak, StoringTrace, int] | None = None
+        self._traced_lines: dict[tuple[str, str | None], Frame] = {}
+        """Name and file of a holder → the line found by tracing."""
+
+    def begin_loop(self) -> None:
+        """Another loop starts, so earlier results do not delay its scans."""
+        self._next_scheduled = self.iteration + FIRST_SCAN
+        self._windows_opened, self._not_before = dict.fromkeys(_SYMPTOMS, 0), dict.fromkeys(_SYMPTOMS, 0)
+
+    def attach(self) -> None:
+        self.iterations.attach()
+
+    def detach(self) -> None:
+        self.iterations.detach()
+        self._window = None
+        self._finish_trace(now=True)
+
+    def _iteration_ended(self) -> None:
+        # Runs after every iteration of every loop: keep the part above `_is_busy` minimal.
+        now, iteration = time.perf_counter(), self.iteration
+        self.iteration = self._roots.iteration = iteration + 1
+        if self.iterations.has_stepped is not self._has_stepped:
+            self._restart(iteration)
+        self._numbers.end_iteration(iteration)
+        if not (self._budget.is_due(now) or self._is_busy(iteration)):
+            self.iterations.ignores_backward = not self._budget.expects_sample
+            return
+        started = time.thread_time()
+        if self._traced is not None:
+            self._finish_trace()
+        symptoms, uncertain = self._read_counters()
+        self._budget.spend(now, time.thread_time() - started, again=uncertain)
+        self.iterations.ignores_backward = not self._budget.expects_sample
+        # After several maxima in a row, a window shows more than a rare scan.
+        new_maximum = self._consecutive_maxima == 1 and self._window is None
+        if self.iterations.trains and self._rare_scans.is_due(iteration, new_maximum=new_maximum):
+            self._timed(self._scan_for_rare_growth, iteration)
+        if self._window is None:
+            due = [symptom for symptom in symptoms if iteration >= self._not_before[symptom]]
+            if iteration >= self._next_scheduled:
+                self._next_scheduled = max(4 * iteration, 32)
+            elif not due:
+                return
+            self._opened_by = due
+            self._window = ScanWindow(self._numbers, self.iterations, on_device=self._on_device)
+        self._timed(self._scan, iteration)
+
+    def _timed(self, scan: Callable[[int], None], iteration: int) -> None:
+        started = time.perf_counter()
+        try:
+            scan(iteration)
+        except Exception as error:  # an error in a scan must not stop the user's loop
+            self.error = f"{type(error).__name__}: {error}"
+            self.detach()
+        self.scan_seconds += time.perf_counter() - started
+
+    def _scan_for_rare_growth(self, iteration: int) -> None:
+        for suspect in self._rare_scans.scan(iteration):
+            if suspect.leak.identity not in self.leaks:
+                self._judge(suspect, iteration, trace_iterations=RARE_TRACE_ITERATIONS)
+
+    def _new_rare_scans(self) -> RareGrowthScans:
+        window = ScanWindow(self._numbers, self.iterations, on_device=self._on_device, rare=True)
+        return RareGrowthScans(window, fraction=self._budget.fraction * 2 / 3)
+
+    def _restart(self, iteration: int) -> None:
+        """The first optimizer step: the batches before it were parts of that step."""
+        self._has_stepped = True
+        self._numbers = NodeNumbers()
+        self._window = None
+        self._rare_scans = self._new_rare_scans()
+        self._next_scheduled = iteration + FIRST_SCAN
+
+    def _is_busy(self, iteration: int) -> bool:
+        """Whether this iteration must be sampled in any case."""
+        return self._window is not None or self._traced is not None or iteration >= self._next_scheduled
+
+    def _read_counters(self) -> tuple[list[str], bool]:
+        """The symptoms (`graph`: graphs are retained; `device`, `host`: that counter has risen for some iterations), and whether one
+        may be about to appear."""
+        uncertain, symptoms = False, []
+        maxima, self._consecutive_maxima = self._consecutive_maxima, 0
+        for counter, value in zip(("device", "host"), self._counters.read(), strict=True):
+            recent = self._recent[counter]
+            self._rises[counter] = self._rises[counter] + 1 if len(recent) >= 3 and value > max(recent) else 0
+            recent.append(value)
+            if value > self._highest[counter]:
+                self._highest[counter] = value
+                self._consecutive_maxima = maxima + 1
+            if self._rises[counter] >= RISES:
+                symptoms.append(counter)
+            elif self._rises[counter]:
+                uncertain = True
+        retained = self._roots.retained_iterations()
+        return ([*symptoms, "graph"] if retained >= GRAPHS_RETAINED else symptoms), uncertain or retained == 1
+
+    def _scan(self, iteration: int) -> None:
+        window = self._window
+        assert window is not None
+        for suspect in window.scan(iteration):
+            if self._judge(suspect, iteration):
+                window.reported.add(suspect.leak.kind)
+        found = bool(window.reported)
+        long = not self.iterations.has_stepped and not window.quiet
+        waits = any(
+            first <= iteration <= first + WARM_UP_ITERATIONS for first, _ in self._warming_up.values()
+        )
+        if (
+            (found and window.scans >= SCANS_AFTER_FINDING)
+            or window.scans >= (LONG_SCANS if long else MAX_SCANS)
+            or (
+                window.quiet
+                and not found
+                and window.scans >= SCANS_WITHOUT_FINDING + (iteration < 8 or waits)
+            )
+        ):
+            self._window = None
+            self._rises = dict.fromkeys(self._rises, 0)
+            # Each symptom is delayed separately: floats that fill the heap must not hide a graph.
+            for symptom in _SYMPTOMS if found else self._opened_by:
+                self._windows_opened[symptom] = min(self._windows_opened[symptom] + 1, 6)
+                self._not_before[symptom] = iteration + 4 * 2 ** self._windows_opened[symptom]
+            if self._next_scheduled <= iteration + WARM_UP_ITERATIONS and self._warming_up:
+                self._not_before = {
+                    symptom: max(until, self._next_scheduled) for symptom, until in self._not_before.items()
+                }
+
+    def _judge(
+        self, suspect: Suspect, iteration: int, *, trace_iterations: int = storing_trace.MAX_ITERATIONS
+    ) -> bool:
+        """Whether the suspect is a leak that was reported or will be reported after tracing."""
+        leak = suspect.leak
+        if suspect.may_be_warming_up:
+            first, length = self._warming_up.setdefault(leak.identity, (iteration, suspect.length))
+            # Schedule the next window so that every symptom is visible exactly when the warm-up time is over.
+            self._next_scheduled = max(first + WARM_UP_ITERATIONS - TENSOR_SCANS - 1, iteration + 1)
+            if iteration < first + WARM_UP_ITERATIONS or suspect.length - length < 0.9 * (iteration - first):
+                return False
+        if suspect.container_to_trace:
+            return self._trace(leak, suspect, trace_iterations)
+        self._report(leak)
+        return True
+
+    def _report(self, leak: DetectedLeak) -> None:
+        self.leaks[leak.identity] = leak
+        self._on_leak(leak)
+
+    # --- tracing, if the source does not show which line stores the tensors
+
+    def _trace(self, leak: DetectedLeak, suspect: Suspect, iterations: int) -> bool:
+        """Trace for at most `iterations`. True if the leak was reported or will be."""
+        line = self._traced_lines.get((leak.name, leak.file))
+        if line is not None:
+            if _is_limited(leak, line):
+                return False
+            self._report(_with_line(leak, line))
+        elif self._traced is not None:
+            return False  # one trace at a time
+        else:
+            trace = StoringTrace(suspect.container_to_trace, replaced=suspect.replaced)
+            if trace.begin(sys._getframe()):
+                self._traced = leak, trace, self.iteration + iterations
+            else:
+                self._report(leak)
+        return True
+
+    def _finish_trace(self, *, now: bool = False) -> None:
+        """End the trace and report its leak if the line was found, the time is over, or `now` is set."""
+        if self._traced is None:
+            return
+        leak, trace, until = self._traced
+        if trace.line is None and self.iteration <= until and not now:
+            return
+        trace.end()
+        self._traced = None
+        if trace.line is not None:
+            self._traced_lines[leak.name, leak.file] = trace.line
+            if _is_limited(leak, trace.line):
+                return
+            leak = _with_line(leak, trace.line)
+        self._report(leak)
+
+
+def _is_limited(leak: DetectedLeak, line: Frame) -> bool:
+    """Whether the source limits the container that this line stores into, under the name that it has there."""
+    found = usage_at_line(line.file, line.line)
+    return found.limited or (found.emptied and leak.kind != "graph")
+
+
+def _with_line(leak: DetectedLeak, line: Frame) -> DetectedLeak:
+    return replace(leak, file=line.file, line=line.line, function=line.function)
+
+
+def _is_on_accelerator(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is on a device or, if a virtual GPU is active (then its module is loaded), on that."""
+    module = sys.modules.get("legroom.observe.virtual.gpu")
+    virtual = module.VirtualGPU._active if module is not None else None
+    if virtual is not None:
+        return virtual.recorder.measure(tensor) is not None
+    return tensor.device.type not in ("cpu", "meta")

@@ -1,0 +1,101 @@
+"""Which iterations are sampled, and when the heap is scanned for rare growth.
+
+Sampling: a sampled iteration is timed. The next one is sampled once that time, doubled for what cannot be timed (hooks
+and the marks on backward roots), is within the budget: every iteration of 20 ms or more, about every fourth of 5 ms. If something
+may be growing, the next iteration is sampled in any case and the time is paid back later. The first iterations are
+always sampled, so the result for a short program does not depend on the load of the machine.
+
+Rare growth (once per epoch, in every tenth step, with each evaluation) is not visible in a few consecutive
+iterations. So one scan window lasts for the whole run, and its scans are far apart: after an iteration in which a counter reached a
+new maximum, and from time to time for what the counters do not show. A scan that finds nothing new delays the next one. The first
+scans are free; later ones use a small fraction of the time.
+"""
+
+import time
+
+from legroom.observe.leaks.suspects import Suspect
+from legroom.observe.leaks.window import ScanWindow
+
+UNTIMED_FACTOR = 2.0
+"""The total cost of a sampled iteration as a multiple of the timed part, measured by `bench.overhead.watch`."""
+FREE_ITERATIONS = 256
+FIRST_RARE_SCAN = 5
+"""Earlier iterations reach new maxima without meaning. Later, a scan is due when half as many iterations again have passed."""
+FREE_SCANS = 16
+MAX_DELAY_EXPONENT = 6
+
+
+class SamplingBudget:
+    """Decides which iterations are sampled. Call `is_due` after every iteration, and `spend` after a sampled one."""
+
+    def __init__(self, fraction: float, *, free: int = FREE_ITERATIONS) -> None:
+        """`fraction`: the maximum fraction of the run time. `free`: this many iterations are always sampled at first."""
+        self.fraction = fraction
+        self.expects_sample = True
+        """Whether the iteration that starts now will be sampled; then its backward passes are marked."""
+        self._next = 0.0
+        self._debt = 0.0
+        self._last = 0.0
+        self._free = free
+
+    def is_due(self, now: float) -> bool:
+        if self._free:
+            self._free -= 1
+            return True
+        due = now >= self._next
+        if not due:
+            self._expect(now)
+        return due
+
+    def spend(self, now: float, seconds: float, *, again: bool) -> None:
+        """Account for a sampled iteration. `again`: sample the next one whatever it costs."""
+        if self._free:
+            return
+        self._debt += UNTIMED_FACTOR * seconds
+        if again:
+            self._next = 0.0
+        else:
+            self._next = now + self._debt / self.fraction
+            self._debt = 0.0
+        self._expect(now)
+
+    def _expect(self, now: float) -> None:
+        """Assume that the next iteration takes about as long as the last. An extra mark is cheap; a missing one delays the report."""
+        self.expects_sample = now + 1.2 * (now - self._last) >= self._next
+        self._last = now
+
+
+class RareGrowthScans:
+    """Decides when to scan for rare growth. Call `is_due` after an iteration, then `scan`."""
+
+    def __init__(self, window: ScanWindow, fraction: float) -> None:
+        """`fraction`: the maximum fraction of the run time once the free scans are used up."""
+        self._window = window
+        self._fraction = fraction
+        self._next = FIRST_RARE_SCAN
+        self._not_before = FIRST_RARE_SCAN
+        self._delay_exponent = 0
+        self._started = time.perf_counter()
+        self._seconds = 0.0
+
+    def is_due(self, iteration: int, *, new_maximum: bool) -> bool:
+        """`new_maximum`: a counter is higher than ever before."""
+        if iteration < self._next and not (new_maximum and iteration >= self._not_before):
+            return False
+        if self._window.scans < FREE_SCANS:
+            return True
+        return self._seconds < self._fraction * (time.perf_counter() - self._started)
+
+    def scan(self, iteration: int) -> list[Suspect]:
+        started = time.thread_time()
+        suspects = self._window.scan(iteration)
+        self._seconds += time.thread_time() - started
+        # A holder that was found and ruled out is not a reason to scan earlier.
+        useful = self._window.adds and (suspects or not self._window.found_holder)
+        self._delay_exponent = (
+            0 if useful or self._window.scans < 3 else min(self._delay_exponent + 1, MAX_DELAY_EXPONENT)
+        )
+        self._not_before = iteration + 2**self._delay_exponent
+        if iteration >= self._next:
+            self._next = iteration + max(iteration // 2, 1)
+        return suspects
