@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -323,3 +324,38 @@ for batch in torch.utils.data.DataLoader(torch.randn(100, 64), batch_size=10):
     answer = told(estimate(tmp_path, script))
     assert answer["steps"] == 2
     assert any("traced as the only one" in note for note in answer["notes"])
+
+
+CRASHING_CUDNN = """
+#include <stdlib.h>
+size_t cudnnGetVersion(void) { return 92100; }
+size_t cudnnGetCudartVersion(void) { return 13000; }
+int cudnnBackendCreateDescriptor(int kind, void **out) { abort(); }
+"""
+CONVOLUTIONS = """
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Conv2d(3, 37, 3), nn.ReLU(), nn.Conv2d(37, 41, 3), nn.Flatten(), nn.Linear(34481, 4)).cuda()
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.zeros(8, 3, 33, 33, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_a_crash_of_cudnn_does_not_end_the_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, source in (("libcudnn.so.9", CRASHING_CUDNN), ("libcublasLt.so.13", "")):
+        (tmp_path / "stub.c").write_text(source)
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / name, tmp_path / "stub.c"], check=True)
+    monkeypatch.setenv("LEGROOM_CUDNN", str(tmp_path / "libcudnn.so.9"))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+
+    done = estimate(tmp_path, CONVOLUTIONS, gpu="h200")
+    notes = json.loads(done.stdout)["notes"]
+
+    assert done.returncode == 0
+    assert any(note.startswith("cuDNN crashed when it was queried") for note in notes)
+    assert any("cuDNN 9.21" in note and "the safe bound is" in note for note in notes)

@@ -14,3 +14,8 @@ COMMUNICATION = (
 )
 COMMUNICATION_BYTES = 556 * 2**20
 """What the device holds more after the first all-reduce; `bench/accuracy/measure_cases.py context` shows it."""
+
+CUDNN_CRASHED = (
+    "cuDNN crashed when it was queried. The affected convolutions use recorded workspace sizes instead. `LEGROOM_CUDNN=off` skips "
+    "the query."
+)

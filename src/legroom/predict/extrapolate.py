@@ -56,6 +56,7 @@ def foretelling(a: int, small: Trace, b: int, large: Trace) -> Callable[[int], F
             steps=small.steps,
             trains=small.trains,
             batch_size=size,
+            differing_versions=small.differing_versions,
             doubt=max(0, round(small.doubt + (large.doubt - small.doubt) * share)),
             doubts={
                 number: tuple(between(*pair, share) for pair in sizes) for number, sizes in others.items()

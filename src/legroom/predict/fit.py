@@ -18,7 +18,7 @@ from legroom.units import MiB
 Verdict = Literal["fits", "uncertain", "does-not-fit"]
 
 MARGIN = 0.04
-"""Of the peak: what the safe bound adds for what no rule knows (other versions of libraries, unseen kernels). With half of it 5 of 180
+"""Of the peak: what the safe bound adds for what no rule knows (unseen kernels; other versions of libraries add to it). With half of it 5 of 180
 measured networks of convolutions were above their bound, with all of it two; a bound that is farther away is of little use."""
 
 PIECES = 4 * MiB
@@ -49,7 +49,8 @@ def beside(trace: Trace) -> int:
 
 def slack(trace: Trace, peaks: Peaks) -> int:
     """What the safe bound adds to the peak: what is known to be in doubt, and a share for what is not."""
-    return trace.doubt + max(PIECES, round(MARGIN * peaks.reserved))
+    margin = MARGIN + uncertainty.version_margin(trace.differing_versions)
+    return trace.doubt + max(PIECES, round(margin * peaks.reserved))
 
 
 def safe_reserved(trace: Trace, peaks: Peaks, extra: int | None = None) -> int:

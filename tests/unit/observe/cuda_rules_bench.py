@@ -9,7 +9,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from legroom.gpus.catalog import find_gpu
-from legroom.observe.cuda_rules import CudaRules, Give, Keep, Output, Plan, Take
+from legroom.observe.cuda_rules.plan import Give, Keep, Output, Plan, Take
+from legroom.observe.cuda_rules.rules import CudaRules
 
 
 class Log(TorchDispatchMode):

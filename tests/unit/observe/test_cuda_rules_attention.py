@@ -4,8 +4,8 @@ import torch.nn.functional as F
 from cuda_rules_bench import order, taken, traced
 
 from legroom.gpus.catalog import find_gpu
-from legroom.observe.cuda_rules import Output
 from legroom.observe.cuda_rules.attention.kernel_choice import Backend, Request, choose
+from legroom.observe.cuda_rules.plan import Output
 
 KERNELS = {
     "_scaled_dot_product_cudnn_attention": Backend.CUDNN,

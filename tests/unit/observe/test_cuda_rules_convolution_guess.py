@@ -8,7 +8,7 @@ import numpy
 import pytest
 
 from legroom.gpus.catalog import GPUS, find_gpu
-from legroom.observe.cuda_rules.convolution import cudnn_library, decide, decision_forest
+from legroom.observe.cuda_rules.convolution import decide, decision_forest
 from legroom.observe.cuda_rules.convolution.cudnn_library import (
     Attribute,
     Desk,
@@ -19,13 +19,15 @@ from legroom.observe.cuda_rules.convolution.cudnn_library import (
     find_library,
     numbers,
 )
+from legroom.observe.cuda_rules.convolution.cudnn_process import Answer
 from legroom.observe.cuda_rules.convolution.cudnn_query import OPERATIONS, Choice, Cudnn, described
-from legroom.observe.cuda_rules.convolution.decide import guess
+from legroom.observe.cuda_rules.convolution.decide import Guess, guess
 from legroom.observe.cuda_rules.convolution.decision_forest import LEAF, Head, Voted, features, vote
 from legroom.observe.cuda_rules.convolution.layout_copies import converted
 from legroom.observe.cuda_rules.convolution.recorded_table import Layer, Question
 from legroom.observe.cuda_rules.convolution.recorded_table import described as described_layer
 from legroom.observe.cuda_rules.convolution.split_k import Product, partial_sums, product_of
+from legroom.observe.cuda_rules.convolution.workspace import Workspaces
 from legroom.observe.cuda_rules.convolution.workspace_formulas import cooked
 
 H200 = find_gpu("h200")
@@ -233,22 +235,6 @@ def test_every_gpu_that_can_be_named_can_be_described():
         assert told["multiProcessorCount"] == gpu.sm_count
 
 
-def test_the_library_can_be_switched_off(monkeypatch):
-    monkeypatch.setenv(cudnn_library.SWITCH, "off")
-    find_library.cache_clear()
-
-    assert find_library() is None
-    find_library.cache_clear()
-
-
-def test_a_library_that_is_not_there_is_none(monkeypatch, tmp_path):
-    monkeypatch.setenv(cudnn_library.SWITCH, str(tmp_path / "libcudnn.so.9"))
-    find_library.cache_clear()
-
-    assert find_library() is None
-    find_library.cache_clear()
-
-
 @pytest.mark.skipif(find_library() is None, reason="cuDNN's library is not installed (nvidia-cudnn-cu13)")
 def test_the_library_names_a_kernel_without_a_gpu():
     question, c = asked(64, 64, 56, 3, batch=64)
@@ -351,15 +337,78 @@ def test_where_only_the_kernel_is_known_and_not_its_size_cudnn_has_no_answer(mon
 # What is made of it
 
 
-def with_library(monkeypatch, answer, *, tells_all=False):
-    monkeypatch.setattr(decide, "find_library", lambda: SimpleNamespace())
-    monkeypatch.setattr(decide, "tells_all", lambda _: tells_all)
-    monkeypatch.setattr(Cudnn, "workspaces", lambda *_: (answer,))
+def with_library(monkeypatch, answer, *, tells_all=False, recorded_version=True):
+    """cuDNN's library is installed and gives this answer for every operation; None: it crashes."""
+    reply = None if answer is None else Answer(91900, tells_all, ((answer,),) * 3)
+    library = SimpleNamespace(
+        version="9.19.0" if recorded_version else "9.21.0",
+        is_recorded_version=recorded_version,
+        crashes=int(answer is None),
+        ask=lambda *_: reply,
+    )
+    monkeypatch.setattr(decide, "cudnn_process", lambda: library)
 
 
 def voting(monkeypatch, *votes):
     monkeypatch.setattr(decide, "vote", lambda *_: [Voted(*one) for one in votes])
-    monkeypatch.setattr(decide, "find_library", lambda: None)
+    monkeypatch.setattr(decide, "cudnn_process", lambda: None)
+
+
+RECORDED = Workspaces(1111, 2222, 3333)
+
+
+def recorded(monkeypatch):
+    """The recorded table has this layer."""
+    monkeypatch.setattr(decide, "look_up", lambda *_: RECORDED)
+
+
+def test_the_library_that_is_installed_is_asked_before_the_recorded_table(monkeypatch):
+    recorded(monkeypatch)
+    with_library(monkeypatch, 4711, tells_all=True, recorded_version=False)
+
+    found = guess(*asked(97, 61, 21, 3, batch=33), H200)
+
+    assert set(found.likely) == {4711}
+    assert RECORDED in found.others
+
+
+def test_the_recorded_table_holds_the_answers_of_its_own_version(monkeypatch):
+    recorded(monkeypatch)
+    with_library(monkeypatch, 4711, tells_all=True)
+
+    assert guess(*asked(97, 61, 21, 3, batch=33), H200) == Guess(RECORDED)
+
+
+def test_without_a_library_the_recorded_table_decides(monkeypatch):
+    recorded(monkeypatch)
+    monkeypatch.setattr(decide, "cudnn_process", lambda: None)
+
+    assert guess(*asked(97, 61, 21, 3, batch=33), H200) == Guess(RECORDED)
+
+
+def test_a_layer_that_crashes_cudnn_falls_back_to_the_recorded_table(monkeypatch):
+    recorded(monkeypatch)
+    with_library(monkeypatch, None, recorded_version=False)
+
+    assert guess(*asked(97, 61, 21, 3, batch=33), H200) == Guess(RECORDED, crashed=True)
+
+
+def test_a_layer_that_crashes_cudnn_and_was_never_measured_falls_back_to_the_forest(monkeypatch):
+    voting(monkeypatch, (5, 1.0, "P"))
+    with_library(monkeypatch, None)
+
+    found = guess(*asked(97, 61, 21, 3, batch=33), H200)
+
+    assert set(found.likely) == {5}
+    assert found.crashed
+
+
+def test_the_recorded_table_answers_for_operations_that_the_library_cannot(monkeypatch):
+    recorded(monkeypatch)
+    with_library(monkeypatch, 4711, recorded_version=False)
+    monkeypatch.setattr(decide.cudnn_process(), "ask", lambda *_: Answer(92100, True, ((4711,), (), (4711,))))
+
+    assert guess(*asked(97, 61, 21, 3, batch=33), H200).likely == Workspaces(4711, 2222, 4711)
 
 
 def test_the_library_is_believed_before_the_trees(monkeypatch):

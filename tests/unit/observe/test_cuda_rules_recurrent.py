@@ -7,9 +7,9 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from legroom.gpus.catalog import find_gpu
-from legroom.observe.cuda_rules import CudaRules
 from legroom.observe.cuda_rules.plan import Take
 from legroom.observe.cuda_rules.recurrent.sizes import Layer, dropout_state, reserve, workspace
+from legroom.observe.cuda_rules.rules import CudaRules
 
 MODES = {"LSTM": 2, "GRU": 3, "RNN": 1}
 

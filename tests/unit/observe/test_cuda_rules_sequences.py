@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from legroom.gpus.catalog import find_gpu
-from legroom.observe.cuda_rules import CudaRules
+from legroom.observe.cuda_rules.rules import CudaRules
 
 
 def test_an_lstm_cell_is_two_products_and_one_kernel():

@@ -2,8 +2,9 @@
 
 from legroom.gpus.catalog import find_gpu
 from legroom.memory.events import Alloc, Category, Phase
-from legroom.predict.fit import MARGIN, replay, safe_reserved
+from legroom.predict.fit import MARGIN, replay, safe_reserved, verdict
 from legroom.predict.tracing.trace import Trace
+from legroom.predict.uncertainty import version_margin, version_note
 from legroom.units import MiB
 
 
@@ -29,3 +30,33 @@ def test_what_is_in_doubt_comes_on_top() -> None:
     trace.doubt = 300 * MiB
 
     assert safe_reserved(trace, replay(trace)) == 2300 * MiB + round(MARGIN * 2000 * MiB)
+
+
+def test_versions_that_the_rules_were_not_measured_with_widen_the_bound() -> None:
+    trace = trace_of(2000 * MiB)
+    bounds = []
+    for differing in ({}, {"torch": "2.13"}, {"torch": "2.13", "cuDNN": "9.21"}):
+        trace.differing_versions = differing
+        bounds.append(safe_reserved(trace, replay(trace)))
+
+    assert bounds == [
+        2000 * MiB + round(share * 2000 * MiB) for share in (MARGIN, MARGIN + 0.02, MARGIN + 0.06)
+    ]
+
+
+def test_a_run_that_fits_only_within_the_narrow_bound_is_uncertain_with_other_versions() -> None:
+    trace = trace_of(2000 * MiB)
+    capacity = safe_reserved(trace, replay(trace))
+
+    assert verdict(trace, replay(trace), capacity) == "fits"
+    trace.differing_versions = {"cuDNN": "9.21"}
+    assert verdict(trace, replay(trace), capacity) == "uncertain"
+
+
+def test_other_versions_are_reported_in_one_line() -> None:
+    assert version_note({"torch": "2.13", "cuDNN": "9.21"}) == (
+        "The CUDA rules were measured with torch 2.11 and cuDNN 9.19 on an NVIDIA H200; torch 2.13 and cuDNN 9.21 are "
+        "installed, so the safe bound is 6% higher"
+    )
+    assert "; torch 2.13 is installed, so the safe bound is 2% higher" in version_note({"torch": "2.13"})
+    assert version_margin({}) == 0

@@ -1,12 +1,9 @@
-"""What CUDA would allocate where a trace over CPU or fake tensors differs.
+"""Rules for what CUDA allocates where a trace over CPU or fake tensors differs.
 
-`CudaRules(gpu).plan(...)` says, operation by operation, what the CUDA kernel takes beyond its results and in which
-order; `CudaRules(gpu).installed(...)` makes operations that are composed of others (attention, dropout, recurrent
-layers, all of autocast, optimizers) take CUDA's path. Each file states for its rules what the kernel does and where
-that was read or measured.
+`CudaRules(gpu).plan(...)` in `rules` returns, for one operation, what the CUDA kernel allocates in addition to its results and in which
+order. `CudaRules(gpu).installed(...)` makes operations that are composed of others (attention, dropout, recurrent
+layers, everything under autocast, optimizers) take CUDA's path. Each file states what its kernels do and where
+that was read or measured. `RULES_VERSION` in `versions` states the torch, cuDNN and GPU of the measurements.
+
+Nothing is imported here, so that the process that queries cuDNN does not load torch.
 """
-
-from legroom.observe.cuda_rules.plan import Give, Keep, Output, Plan, Step, Take
-from legroom.observe.cuda_rules.rules import CudaRules
-
-__all__ = ["CudaRules", "Give", "Keep", "Output", "Plan", "Step", "Take"]

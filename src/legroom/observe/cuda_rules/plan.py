@@ -60,8 +60,8 @@ class Plan:
     """What one operation does, in order. Results that no step names are allocated before the first step."""
 
     steps: Sequence[Step] = ()
-    note: str = ""
-    """What people should know of the estimate because of this operation."""
+    notes: tuple[str, ...] = ()
+    """Remarks on the estimate, because of this operation."""
 
 
 @dataclass(slots=True)

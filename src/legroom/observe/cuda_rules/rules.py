@@ -11,6 +11,7 @@ from legroom.gpus.catalog import GpuSpec
 from legroom.observe.cuda_rules import autocast, libraries, optimizers
 from legroom.observe.cuda_rules.attention import attention
 from legroom.observe.cuda_rules.convolution import convolution, deformable
+from legroom.observe.cuda_rules.convolution.cudnn_process import cudnn_process, installed_cudnn
 from legroom.observe.cuda_rules.dispatcher import Overrides
 from legroom.observe.cuda_rules.ops import (
     accumulation,
@@ -37,10 +38,11 @@ from legroom.observe.cuda_rules.ops import (
 )
 from legroom.observe.cuda_rules.plan import Call, Plan, Rule
 from legroom.observe.cuda_rules.recurrent import cells, layers, packed_sequences
+from legroom.observe.cuda_rules.versions import RULES_VERSION, minor_version
 from legroom.observe.dispatch.backward_engine import in_backward_pass
 
-MEASURED_RELEASE = (2, 11)
-"""The release of torch whose CUDA kernels the rules describe where releases differ: the newest one measured."""
+MEASURED_RELEASE = minor_version(RULES_VERSION.torch)
+"""The rules describe this release's CUDA kernels where releases differ."""
 
 
 class CudaRules:
@@ -55,6 +57,8 @@ class CudaRules:
         self.notes: dict[str, None] = {}
         """What people should know of an estimate made with these rules, in the order of its discovery."""
         self._installed = False
+        self._uses_cudnn = False
+        cudnn_process()  # starts here, so that the forks of a traced script share it
 
     def instead_of(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> Any:
         """The operation to run in place of `func`, before it is run: what torch would run were it not watched."""
@@ -66,6 +70,7 @@ class CudaRules:
             known = self._known[id(func)]
         except KeyError:
             known = self._known[id(func)] = _rule_for(func)
+            self._uses_cudnn |= known is not None and known[0] in _CUDNN_RULES
             if self._installed:  # an operation not seen before: libraries may have been loaded since
                 self._unseen.check()
         if known is None:
@@ -76,9 +81,14 @@ class CudaRules:
             for index, (name, default) in enumerate(parameters)
         }
         plan = rule(Call(func, arguments, result, self.gpu, in_backward_pass()))
-        if plan is not None and plan.note:
-            self.notes.setdefault(plan.note)
+        if plan is not None and plan.notes:
+            self.notes.update(dict.fromkeys(plan.notes))
         return plan
+
+    def differing_versions(self) -> dict[str, str]:
+        """Library → its installed version, if the rules were measured with another one and the program uses it."""
+        cudnn = installed_cudnn() if self._uses_cudnn else None
+        return RULES_VERSION.differing(torch=torch.__version__, cudnn=cudnn)
 
     @contextlib.contextmanager
     def installed(
@@ -149,3 +159,4 @@ _RULES: dict[str, Rule] = {
     **deformable.RULES,
     **changed_views.RULES,
 }
+_CUDNN_RULES = {*convolution.RULES.values(), *layers.RULES.values()}

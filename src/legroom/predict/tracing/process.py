@@ -64,7 +64,7 @@ class TracingProcess:
         self.script = Script(order["script"], tuple(order["arguments"]), order["is_module"])
         self.steps: int = order["steps"]
         self.trace = Trace(
-            gpu=GpuSpec(**{**order["gpu"], "capability": tuple(order["gpu"]["capability"])}),
+            gpu=_gpu_spec(order["gpu"]),
             mode=order["mode"],
         )
         self.device: VirtualGPU = make_device(self.trace.gpu, self.trace.mode, self.trace.events.append)
@@ -326,6 +326,7 @@ class TracingProcess:
         facts = {
             "how": how, "text": text, "exit_code": exit_code, "steps": trace.steps, "trains": trace.trains,
             "batch_size": trace.batch_size, "doubt": trace.doubt, "doubts": trace.doubts, "spare": sorted(trace.spare), "made_up": trace.made_up,
+            "differing_versions": trace.differing_versions,
             "notes": trace.notes, "batches": self._batches, "reserved": self.device.devices[0].allocator.peak_reserved,
         }  # fmt: skip
         if self._path is None:
@@ -342,6 +343,12 @@ class TracingProcess:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
+
+
+def _gpu_spec(fields: dict[str, Any]) -> GpuSpec:
+    """JSON turns tuples into lists, and a list cannot be hashed."""
+    tuples = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
+    return GpuSpec(**{**fields, **tuples})
 
 
 def _where() -> str:

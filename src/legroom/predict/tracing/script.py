@@ -99,6 +99,7 @@ class TracedScript:
             doubts={int(number): tuple(others) for number, others in facts["doubts"].items()},
             spare=set(facts["spare"]),
             made_up=facts["made_up"],
+            differing_versions=facts["differing_versions"],
             notes=facts["notes"],
         )
 

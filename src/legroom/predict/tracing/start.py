@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Literal
 
 from legroom.gpus.catalog import GpuSpec
+from legroom.observe.cuda_rules.convolution.cudnn_process import check_setting
 from legroom.observe.script import Script
 from legroom.predict.tracing.worker_process import StandingBy, start_standing_by
 
@@ -21,6 +22,7 @@ def start(
 
     `environment`: what it finds there beside ours.
     """
+    check_setting()
     order = {
         "script": script.name, "arguments": list(script.arguments), "is_module": script.is_module,
         "gpu": asdict(gpu), "mode": mode, "steps": steps,

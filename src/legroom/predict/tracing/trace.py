@@ -40,6 +40,8 @@ class Trace:
     """Memory of kernels that have another way where there is no room: its ids."""
     made_up: int = 0
     """How many values the program asked for and was given a stand-in."""
+    differing_versions: dict[str, str] = field(default_factory=dict)
+    """Library → its installed version, if the CUDA rules were measured with another one."""
     notes: list[str] = field(default_factory=list)
 
     def requests(self, device: int = 0, *, instead: dict[int, int] | None = None) -> list[Request]:

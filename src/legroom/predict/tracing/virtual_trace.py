@@ -37,7 +37,11 @@ def finish(trace: Trace, device: VirtualGPU) -> Trace:
     trace.spare = recorder.allocations.optional
     trace.doubt = uncertainty.of(trace)
     if recorder.rules is not None:
-        trace.notes.extend(note for note in recorder.rules.notes if note not in trace.notes)
+        notes = list(recorder.rules.notes)
+        trace.differing_versions = recorder.rules.differing_versions()
+        if trace.differing_versions:
+            notes.append(uncertainty.version_note(trace.differing_versions))
+        trace.notes.extend(note for note in notes if note not in trace.notes)
     trace.made_up = 0 if device.fake_tensors is None else device.fake_tensors.values_substituted
     return trace
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from legroom.gpus.catalog import GpuSpec
+from legroom.observe.cuda_rules.convolution.cudnn_process import check_setting
 from legroom.tuning.engines.fork_server import Forked, ServerGone, ended, fork_server
 from legroom.tuning.memory.admission import Place
 from legroom.tuning.space.space import Config
@@ -73,6 +74,8 @@ class Tracer:
     """Traces one function for GPUs of one kind."""
 
     def __init__(self, function: TrainFunction, places: Sequence[Place], ranks: int) -> None:
+        if not places[0].virtual:
+            check_setting()
         self.places = list(places)
         self._printed = tempfile.NamedTemporaryFile(prefix="legroom-")  # noqa: SIM115  (lives as long as the tracer)
         self._order = TraceOrder(

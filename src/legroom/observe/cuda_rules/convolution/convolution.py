@@ -17,7 +17,7 @@ from legroom.observe.cuda_rules.convolution.recorded_table import Layer, Questio
 from legroom.observe.cuda_rules.convolution.workspace import Convolution
 from legroom.observe.cuda_rules.ops import reductions
 from legroom.observe.cuda_rules.plan import Call, Give, Output, Plan, Rule, Step, Take, numbered, size_of
-from legroom.observe.notes import BENCHMARK
+from legroom.observe.notes import BENCHMARK, CUDNN_CRASHED
 
 
 def _forward(call: Call) -> Plan:
@@ -28,7 +28,7 @@ def _forward(call: Call) -> Plan:
     taken = _workspaces(found, arguments, input, weight, result, call.gpu)
     copies = _copies(found, input=input), _copies(found, weight=weight)
     steps = [*copies[0], Output(0), *copies[1], *_held("workspace", taken, 0)]
-    return Plan(steps, BENCHMARK if torch.backends.cudnn.benchmark else "")
+    return Plan(steps, _notes(taken))
 
 
 def _backward(call: Call) -> Plan:
@@ -54,7 +54,12 @@ def _backward(call: Call) -> Plan:
         steps.append(Output(_position(mask, 2)))
         dims = [0, *range(2, gradient.dim())]
         steps += numbered("bias", reductions.of_tensor(gradient, dims, call.gpu, accumulator=4))
-    return Plan(steps)
+    return Plan(steps, _notes(taken))
+
+
+def _notes(guess: Guess) -> tuple[str, ...]:
+    notes = (BENCHMARK, torch.backends.cudnn.benchmark), (CUDNN_CRASHED, guess.crashed)
+    return tuple(note for note, applies in notes if applies)
 
 
 def _workspaces(

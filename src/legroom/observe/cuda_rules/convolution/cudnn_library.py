@@ -6,20 +6,17 @@ a wrong number.
 """
 
 import ctypes
-import importlib.util
-import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import IntEnum
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
+from legroom.observe.cuda_rules.convolution.cudnn_location import CUBLAS_LT, library_paths
+
 OLDEST = 90_800
-"""The first version that can be asked about a GPU that is not there (9.8)."""
-SWITCH = "LEGROOM_CUDNN"
-"""Environment variable: the library's path, or `off`."""
+"""The first version that can be queried about a GPU that is not present (9.8)."""
 
 
 class Kind(IntEnum):
@@ -258,39 +255,32 @@ def desk_of(functions: Any) -> Iterator[Desk]:
 
 @lru_cache(maxsize=1)
 def find_library() -> Any | None:
-    """cuDNN's functions: of the library that `LEGROOM_CUDNN` names, that torch has loaded, or that one of NVIDIA's packages
-    (`nvidia-cudnn-cu12`, `nvidia-cudnn-cu13`) brought. None without one, or with one that is too old to be asked."""
-    named = os.environ.get(SWITCH, "")
-    if named == "off":
-        return None
-    for path in [named] if named else ["libcudnn.so.9", *_installed("cudnn", "libcudnn.so.9")]:
+    """cuDNN's functions, loaded into this process. `cudnn_process` queries cuDNN without that risk."""
+    return load_library(library_paths())
+
+
+def load_library(paths: Sequence[str]) -> Any | None:
+    """cuDNN's functions, from the first of these files that can be queried; None if there is none."""
+    cublas = [path for path in paths if CUBLAS_LT in path]
+    for path in paths:
+        if path in cublas:
+            continue
         try:
             functions = ctypes.CDLL(path)
             functions.cudnnGetVersion.restype = functions.cudnnGetCudartVersion.restype = ctypes.c_size_t
-            if functions.cudnnGetVersion() >= OLDEST and _has_products(
-                functions.cudnnGetCudartVersion() // 1000
-            ):
-                return functions
+            cuda = functions.cudnnGetCudartVersion() // 1000
         except (OSError, AttributeError):
             continue
+        if functions.cudnnGetVersion() >= OLDEST and _loads_cublas(cuda, cublas):
+            return functions
     return None
 
 
-def _has_products(cuda: int) -> bool:
-    """Whether cuBLAS, which cuDNN asks in turn, can be loaded. Where it cannot, cuDNN ends the whole process when it is asked."""
-    name = f"libcublasLt.so.{cuda}"
-    for path in (name, *_installed("cublas", name), *_installed(f"cu{cuda}", name)):
+def _loads_cublas(cuda: int, paths: Sequence[str]) -> bool:
+    """Whether cuBLASLt can be loaded. cuDNN needs it, and aborts the process if it is missing."""
+    name = f"{CUBLAS_LT}.{cuda}"
+    for path in (*(path for path in paths if name in path), name):
         with suppress(OSError):
             ctypes.CDLL(path)
             return True
     return False
-
-
-def _installed(package: str, library: str) -> Iterator[str]:
-    """Where a package of NVIDIA's has put a library."""
-    try:
-        found = importlib.util.find_spec("nvidia")
-    except (ImportError, ValueError):
-        return
-    for folder in found.submodule_search_locations or () if found else ():
-        yield from map(str, Path(folder).glob(f"{package}/lib/{library}"))

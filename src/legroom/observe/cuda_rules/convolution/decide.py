@@ -1,8 +1,9 @@
-"""What a convolution takes: as measured, as cuDNN's library says, as the forest votes, or by rule, in this order.
+"""The workspace of a convolution: from cuDNN's library, the recorded table, the decision forest, or the rules, in this order.
 
-Where a layer was measured at its batch size, and where the library names the kernel, there is no doubt but for partial sums. Where it does not, because it
-is not there or the kernel's size is not known, the forest is asked, which has learnt from a real H200.
-Hopper alone was measured; for other GPUs there is the library, or the rules.
+The library that is installed knows best which kernels it will run. For the version that the table was recorded with, the table comes first:
+it holds that library's choices as measured on a real H200, and the library without a GPU gets 1 to 2% of them wrong (partial sums, kernels that
+only a GPU can compile). For any other version the table is an alternative. A crash of cuDNN leaves the table, the forest and the rules.
+Only Hopper GPUs were measured. For other GPUs there is the library, or the rules.
 """
 
 from dataclasses import replace
@@ -11,19 +12,21 @@ from typing import NamedTuple
 
 from legroom.gpus.catalog import GpuSpec
 from legroom.observe.cuda_rules.convolution import workspace as workspace
-from legroom.observe.cuda_rules.convolution.cudnn_library import Kind, find_library
-from legroom.observe.cuda_rules.convolution.cudnn_query import HOPPER, OPERATIONS, Cudnn, tells_all
+from legroom.observe.cuda_rules.convolution.cudnn_process import Answer, cudnn_process
+from legroom.observe.cuda_rules.convolution.cudnn_query import HOPPER, OPERATIONS
 from legroom.observe.cuda_rules.convolution.decision_forest import Voted, vote
 from legroom.observe.cuda_rules.convolution.recorded_table import Question, look_up
 from legroom.observe.cuda_rules.convolution.workspace import Convolution, Workspaces, whole
 
 
 class Guess(NamedTuple):
-    """What a convolution may take."""
+    """The workspaces of a convolution, as far as they are known."""
 
     likely: Workspaces
     others: tuple[Workspaces, ...] = ()
-    """What it may take instead, likelier ones first; none where it was measured."""
+    """Alternatives, likelier ones first. Empty if the sizes are certain."""
+    crashed: bool = False
+    """Whether cuDNN crashed when it was queried about this convolution."""
 
 
 class _Sizes(NamedTuple):
@@ -35,14 +38,18 @@ class _Sizes(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def guess(question: Question, c: Convolution, gpu: GpuSpec) -> Guess:
-    is_measured_kind = gpu.capability == HOPPER
-    if is_measured_kind and (measured := look_up(question.layer, c)) is not None:
-        return Guess(measured)
+    recorded = look_up(question.layer, c) if gpu.capability == HOPPER else None
+    library = cudnn_process() if gpu.capability >= OLDEST else None
+    if library is not None and library.version is None and not library.crashes:
+        library = None
+    if recorded is not None and (library is None or library.is_recorded_version):
+        return Guess(recorded)
+    answer = library.ask(question, c, gpu) if library else None
+    crashed = library is not None and answer is None
+    if recorded is not None and crashed:
+        return Guess(recorded, crashed=True)
     by_rule = ruled(c, gpu)
-    columns = [
-        _of_operation(question, c, operation, gpu, rule)
-        for operation, rule in zip(OPERATIONS, by_rule.likely, strict=True)
-    ]
+    columns = [_of_operation(question, c, index, gpu, answer, recorded) for index in range(len(OPERATIONS))]
     likely = Workspaces(
         *(found.likely if found else rule for found, rule in zip(columns, by_rule.likely, strict=True))
     )
@@ -53,7 +60,7 @@ def guess(question: Question, c: Convolution, gpu: GpuSpec) -> Guess:
     ]
     if not all(columns):
         others += by_rule.others
-    return Guess(likely, tuple(others))
+    return Guess(likely, tuple(others), crashed)
 
 
 def _at(found: _Sizes | None, rank: int, likely: int) -> int:
@@ -61,23 +68,31 @@ def _at(found: _Sizes | None, rank: int, likely: int) -> int:
 
 
 def _of_operation(
-    question: Question, c: Convolution, operation: Kind, gpu: GpuSpec, rule: int
+    question: Question,
+    c: Convolution,
+    index: int,
+    gpu: GpuSpec,
+    answer: Answer | None,
+    recorded: Workspaces | None,
 ) -> _Sizes | None:
-    """None: only the rules know anything."""
-    functions = find_library() if gpu.capability >= OLDEST else None
-    said = Cudnn(functions, gpu).workspaces(question, operation, c) if functions else ()
-    if said and tells_all(functions):
-        return _Sizes(said[0], said if len(set(said)) > 1 else ())
+    """The workspace of one of `OPERATIONS`. None: only the rules have an answer."""
+    said = answer.sizes[index] if answer and answer.sizes else ()
+    if said and answer and answer.logs_skipped_kernels:
+        sizes = said if recorded is None else (*said, recorded[index])
+        return _Sizes(said[0], sizes if len(set(sizes)) > 1 else ())
+    if recorded is not None:
+        sizes = (*said, recorded[index])
+        return _Sizes(recorded[index], sizes if len(set(sizes)) > 1 else ())
     is_learnt = gpu.capability == HOPPER and (c.channels_last or not c.depthwise)
-    voted = vote(question, c, operation) if is_learnt else []
-    sizes = [one.size for one in voted]
+    voted = vote(question, c, OPERATIONS[index]) if is_learnt else []
+    votes = [one.size for one in voted]
     if said and not _may_be_hidden(c, voted, said[0]):
-        is_larger = bool(voted) and voted[0].share > MOST and sizes[0] > said[0] + whole(c) // 50
-        return _Sizes(said[0], (sizes[0] if is_larger else said[0], said[-1], *sizes))
+        is_larger = bool(voted) and voted[0].share > MOST and votes[0] > said[0] + whole(c) // 50
+        return _Sizes(said[0], (votes[0] if is_larger else said[0], said[-1], *votes))
     if voted:
         sane = [one for one in voted if one.size <= GIANT * whole(c) or one.share > MOST] or voted[-1:]
         high = max(one.size for one in sane if one.share >= SOME or one is sane[0])
-        return _Sizes(sane[0].size, (high, *sizes))
+        return _Sizes(sane[0].size, (high, *votes))
     return None
 
 

@@ -9,7 +9,7 @@ from legroom.observe.notes import COMMUNICATION
 
 
 def _collective(call: Call) -> Plan:
-    return Plan((), COMMUNICATION)
+    return Plan((), (COMMUNICATION,))
 
 
 RULES: dict[str, Rule] = {

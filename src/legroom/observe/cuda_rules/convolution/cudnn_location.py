@@ -1,0 +1,80 @@
+"""Finds the installed cuDNN library without loading it, and reads the `LEGROOM_CUDNN` setting."""
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from legroom.errors import UsageError
+
+SETTING = "LEGROOM_CUDNN"
+"""Environment variable: `on` (the default), `off`, or the path of a cuDNN library."""
+CUDNN = "libcudnn.so.9"
+CUBLAS_LT = "libcublasLt.so"
+"""cuDNN calls cuBLASLt, and aborts the process if it cannot load it."""
+_PACKAGES = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
+_LINKER_CACHE = Path("/etc/ld.so.cache")
+_LOADED = Path("/proc/self/maps")
+
+
+def library_paths() -> list[str]:
+    """Files that may be the cuDNN and cuBLASLt libraries, best first. Empty if cuDNN is not installed or is switched off.
+
+    Raises `UsageError` if `LEGROOM_CUDNN` is neither `on`, `off` nor a file.
+    """
+    setting = os.environ.get(SETTING, "")
+    if setting == "off":
+        return []
+    products = [
+        *_loaded(CUBLAS_LT),
+        *_packaged("cublas", f"{CUBLAS_LT}.*"),
+        *_packaged("cu1*", f"{CUBLAS_LT}.*"),
+    ]
+    if setting not in ("", "on"):
+        if not Path(setting).is_file():
+            raise UsageError(
+                f"{SETTING}={setting!r} is not valid: there is no such file. "
+                f"Set it to `on`, `off`, or the path of {CUDNN}."
+            )
+        return [setting, *products]
+    found = [*_loaded(CUDNN), *_packaged("cudnn", CUDNN), *_on_linker_path()]
+    return [*found, *products] if found else []
+
+
+def packaged_version() -> str | None:
+    """The version of NVIDIA's cuDNN package in this environment, if there is one."""
+    for package in _PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(package)
+    return None
+
+
+def _loaded(name: str) -> list[str]:
+    """Libraries that this process has loaded already, as a CUDA build of torch does."""
+    try:
+        maps = _LOADED.read_text()
+    except OSError:
+        return []
+    return list(dict.fromkeys(re.findall(rf"(/\S*/{re.escape(name)}\S*)", maps)))
+
+
+def _packaged(package: str, library: str) -> Iterator[str]:
+    """Libraries of NVIDIA's Python packages."""
+    try:
+        found = importlib.util.find_spec("nvidia")
+    except (ImportError, ValueError):
+        return
+    for folder in found.submodule_search_locations or () if found else ():
+        yield from map(str, Path(folder).glob(f"{package}/lib/{library}"))
+
+
+def _on_linker_path() -> list[str]:
+    folders = filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":"))
+    found = [str(path) for folder in folders if (path := Path(folder) / CUDNN).is_file()]
+    with suppress(OSError):
+        if CUDNN.encode() in _LINKER_CACHE.read_bytes():
+            found.append(CUDNN)
+    return found

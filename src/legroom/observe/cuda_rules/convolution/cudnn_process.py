@@ -1,0 +1,203 @@
+"""Queries the cuDNN library from a separate process, so that a crash inside cuDNN cannot end a trace.
+
+cuDNN aborts its process on some queries, for example next to a GPU driver that a fork cannot use. The process is started once
+and loads cuDNN at the first query. A traced script forks, and its forks share the process: one message per query and answer, with a
+file lock around both. After a crash the process is restarted, and the query that crashed has no answer.
+"""
+
+import atexit
+import contextlib
+import json
+import os
+import pickle
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from legroom.errors import UsageError
+from legroom.gpus.catalog import GpuSpec
+from legroom.observe.cuda_rules.convolution.cudnn_location import (
+    CUDNN,
+    SETTING,
+    library_paths,
+    packaged_version,
+)
+from legroom.observe.cuda_rules.convolution.recorded_table import Question
+from legroom.observe.cuda_rules.convolution.workspace import Convolution
+from legroom.observe.cuda_rules.versions import RULES_VERSION
+
+MAX_CRASHES = 3
+"""After so many crashes cuDNN is not queried again."""
+TIMEOUT = 60
+"""Seconds for one answer. The first one includes loading some hundred MiB of libraries."""
+MAX_MESSAGE = 1 << 16
+"""Bytes of one query or answer."""
+
+
+class Answer(NamedTuple):
+    """The reply to one query."""
+
+    version: int
+    """As `cudnnGetVersion` returns it: 91900 for 9.19.0. 0 if no library could be loaded."""
+    logs_skipped_kernels: bool = False
+    """As `cudnn_query.logs_skipped_kernels` found."""
+    sizes: tuple[tuple[int, ...], ...] = ()
+    """For the forward pass and the two gradients: the likeliest workspace size and its alternatives, or nothing if cuDNN has no answer."""
+
+
+class CudnnProcess:
+    """The process that loads cuDNN, as the traced script sees it."""
+
+    def __init__(self, paths: Sequence[str], command: Sequence[str] | None = None) -> None:
+        """`command`: runs instead of `cudnn_worker`. The number of its socket is appended as the last argument."""
+        self._command = list(command or _worker_command(paths))
+        self._version: int | None = None
+        self._queries = 0
+        self.crashes = 0
+        self._start()
+        atexit.register(self.close)
+
+    @property
+    def version(self) -> str | None:
+        """`9.19.0`; None if no library can be queried."""
+        if self._version is None:
+            answer = self._ask(None)
+            self._version = answer.version if answer else 0
+        if not self._version:
+            return None
+        return f"{self._version // 10_000}.{self._version // 100 % 100}.{self._version % 100}"
+
+    @property
+    def is_recorded_version(self) -> bool:
+        """Whether this version chooses the kernels that the recorded table holds."""
+        return self.version is not None and RULES_VERSION.covers_cudnn(self.version)
+
+    def ask(self, question: Question, c: Convolution, gpu: GpuSpec) -> Answer | None:
+        """The workspaces of one convolution. None if cuDNN crashed or is not queried any more."""
+        return self._ask((question, c, gpu))
+
+    def close(self) -> None:
+        """Ends the process if this process started it. It also ends when nothing is connected to it any more."""
+        atexit.unregister(self.close)
+        self._disconnect()
+
+    def _ask(self, query: Any) -> Answer | None:
+        if self.crashes >= MAX_CRASHES:
+            return None
+        try:
+            if not self._is_alive():  # another fork's query crashed it
+                self._restart()
+            with self._exclusive():
+                return self._exchange(query)
+        except OSError:
+            self.crashes += 1
+            with contextlib.suppress(OSError):
+                self._restart()
+            return None
+
+    def _exchange(self, query: Any) -> Answer:
+        self._queries += 1
+        number = os.getpid(), self._queries
+        self._socket.send(pickle.dumps((number, query)))
+        while message := self._socket.recv(MAX_MESSAGE):
+            answered, answer = pickle.loads(message)
+            if answered == number:  # a fork that was killed may have left its answer unread
+                return Answer(*answer)
+        raise ConnectionResetError
+
+    def _is_alive(self) -> bool:
+        poll = select.poll()
+        poll.register(self._socket, 0)  # hang-ups are always reported
+        return not poll.poll(0)
+
+    @contextlib.contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """One query at a time among threads and forks. The lock of a fork that is killed is released."""
+        import fcntl  # not on Windows, where there is no process to lock
+
+        file = os.open(f"/proc/self/fd/{self._lock}", os.O_RDONLY)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)
+            os.close(file)
+
+    def _start(self) -> None:
+        # Packets, not a stream: a fork that is killed between two reads leaves no half message.
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.settimeout(TIMEOUT)
+        self._lock = os.memfd_create("legroom-cudnn")
+        self._owner = os.getpid()
+        with theirs:
+            self._process = subprocess.Popen(
+                [*self._command, str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+
+    def _restart(self) -> None:
+        self._disconnect()
+        self._start()
+
+    def _disconnect(self) -> None:
+        self._socket.close()
+        os.close(self._lock)
+        if self._owner == os.getpid():
+            self._process.kill()
+            self._process.wait()
+
+
+def _worker_command(paths: Sequence[str]) -> list[str]:
+    """`-I`: modules in the script's folder must not replace those of the standard library."""
+    root = str(Path(__file__).parents[4])
+    return [sys.executable, "-I", "-c", _WORKER, root, json.dumps(list(paths))]
+
+
+_WORKER = f"""
+import json, sys
+if sys.argv[1] not in sys.path:
+    sys.path.insert(0, sys.argv[1])
+from {__package__}.cudnn_worker import main
+main(json.loads(sys.argv[2]), int(sys.argv[3]))
+"""
+
+
+@lru_cache(maxsize=1)
+def cudnn_process() -> CudnnProcess | None:
+    """The one process of this trace and of its forks. None if cuDNN is not installed, or is switched off."""
+    paths = library_paths()
+    if not paths or sys.platform != "linux":
+        return None
+    try:
+        return CudnnProcess(paths)
+    except OSError:
+        return None
+
+
+def installed_cudnn() -> str | None:
+    """The version of the cuDNN library that is installed, whether it is queried or not."""
+    process = cudnn_process()
+    return (process.version if process else None) or packaged_version()
+
+
+def check_setting() -> None:
+    """Raises `UsageError` if `LEGROOM_CUDNN` is neither `on`, `off` nor a cuDNN library that can be queried."""
+    paths, setting = library_paths(), os.environ.get(SETTING, "")
+    if paths and paths[0] == setting:
+        process = CudnnProcess(paths)
+        try:
+            if process.version is None:
+                raise UsageError(
+                    f"{SETTING}={setting!r} is not a cuDNN library that can be queried. Set it to `on`, `off`, or the path of "
+                    f"{CUDNN} (version 9.8 or newer, with cuBLAS installed)."
+                )
+        finally:
+            process.close()

@@ -1,0 +1,40 @@
+"""The process that loads the cuDNN library and answers queries about convolutions (see `cudnn_process`). Imports no torch."""
+
+import pickle
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+from legroom.observe.cuda_rules.convolution.cudnn_library import load_library
+from legroom.observe.cuda_rules.convolution.cudnn_process import MAX_MESSAGE, TIMEOUT, Answer
+from legroom.observe.cuda_rules.convolution.cudnn_query import OPERATIONS, Cudnn, tells_all
+
+
+def main(paths: Sequence[str], descriptor: int) -> None:
+    """Answers queries on a socket until nothing is connected to it any more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the script's to handle
+    serve(socket.socket(fileno=descriptor), lambda: load_library(paths))
+
+
+def serve(connection: socket.socket, load: Callable[[], Any | None]) -> None:
+    """`load`: returns cuDNN's functions. Called at the first query."""
+    load = lru_cache(maxsize=1)(load)
+    while message := connection.recv(MAX_MESSAGE):
+        signal.alarm(2 * TIMEOUT)  # a query that hangs ends the process, even if the script is gone
+        number, query = pickle.loads(message)
+        connection.send(pickle.dumps((number, tuple(_answer(load(), query)))))
+        signal.alarm(0)
+
+
+def _answer(functions: Any | None, query: Any) -> Answer:
+    if functions is None:
+        return Answer(version=0)
+    version = int(functions.cudnnGetVersion())
+    if query is None:
+        return Answer(version)
+    question, c, gpu = query
+    cudnn = Cudnn(functions, gpu)
+    sizes = tuple(cudnn.workspaces(question, operation, c) for operation in OPERATIONS)
+    return Answer(version, tells_all(functions), sizes)

@@ -1,0 +1,16 @@
+"""`LEGROOM_CUDNN` on the command line."""
+
+from pathlib import Path
+
+from legroom.cli import main
+
+
+def test_a_setting_that_is_neither_on_nor_off_nor_a_file_is_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LEGROOM_CUDNN", "yes")
+    Path("train.py").write_text("import torch\n")
+
+    assert main(["estimate", "--gpu", "8GiB", "train.py"]) == 2
+    assert capsys.readouterr().err == (
+        "legroom: LEGROOM_CUDNN='yes' is not valid: there is no such file. Set it to `on`, `off`, or the path of libcudnn.so.9.\n"
+    )
