@@ -59,7 +59,7 @@ def test_python_m_legroom_is_the_same_command():
         (["run", "--nonsense", "x.py"], "No such option: --nonsense"),
         (["run", "--format", "xml", "x.py"], "Invalid value for '--format'"),
         (["frobnicate"], "No such command 'frobnicate'"),
-        (["report", "missing.legroom"], "missing.legroom does not exist: check the path"),
+        (["report", "missing.legroom"], "missing.legroom does not exist. Check the path."),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(capsys, monkeypatch, tmp_path, words, sentence):

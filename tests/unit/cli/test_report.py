@@ -109,4 +109,4 @@ def test_what_is_no_capture_of_ours_is_refused_in_a_sentence(capture, tmp_path, 
 
 def test_a_comparison_with_no_capture_is_refused(capture, capfd):
     assert main(["report", capture("a.legroom"), "--compare", "missing.legroom"]) == 2
-    assert capfd.readouterr() == ("", "legroom: missing.legroom does not exist: check the path\n")
+    assert capfd.readouterr() == ("", "legroom: missing.legroom does not exist. Check the path.\n")

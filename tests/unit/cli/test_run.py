@@ -217,7 +217,7 @@ def test_an_existing_capture_is_not_overwritten(run, tmp_path):
     (tmp_path / "x.legroom").write_bytes(b"precious")
     code, out, err = run("print('ran')", "--gpu", "64MiB", "-o", "x.legroom")
     assert (code, out) == (2, "")
-    assert "x.legroom exists: add --force to overwrite it, or give another name" in err
+    assert "x.legroom already exists. Add `--force` to overwrite it, or give another path." in err
     assert (tmp_path / "x.legroom").read_bytes() == b"precious"
 
 

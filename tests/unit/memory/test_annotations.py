@@ -3,7 +3,7 @@
 from legroom.memory.annotations import ExitReason, GapEnded, RunEnded, find_ending
 
 
-def test_the_last_ending_counts() -> None:
+def test_the_last_ending_is_used() -> None:
     first = RunEnded(1.0, 1, ExitReason.RAISED, "E: x")
     last = RunEnded(2.0, 3, ExitReason.OS_EXIT)
     assert find_ending([first, last, GapEnded(3.0)]) == last

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from made_events import alloc
+from example_events import alloc
 
 from legroom.memory.capture.capture import CaptureWriter, read_capture
 from legroom.memory.compare import Change, compare, compare_captures
@@ -56,7 +56,7 @@ def test_modules_are_compared() -> None:
     ]
 
 
-def test_a_state_does_not_differ_from_itself() -> None:
+def test_a_state_has_no_difference_to_itself() -> None:
     state = Ledger(BEFORE).now()
     difference = compare(state, state)
     for rows in (difference.by_category, difference.by_line, difference.by_module):

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 import pytest
+from example_events import HERE, alloc, events, oom, step, training
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_events import HERE, alloc, events, oom, step, training
 
 from legroom.errors import UsageError
 from legroom.memory import ledger as ledger_module
@@ -63,7 +63,7 @@ def small_spans() -> Iterator[None]:
 
 @given(streams)
 @settings(max_examples=150, deadline=None)
-def test_the_state_at_every_moment_is_that_of_the_reference(stream: list[Event]) -> None:
+def test_the_state_after_every_event_equals_the_reference(stream: list[Event]) -> None:
     ledger, reference = Ledger(stream), Reference(stream)
     for index in range(-1, len(stream)):
         for device in range(3):
@@ -75,7 +75,7 @@ def test_the_state_at_every_moment_is_that_of_the_reference(stream: list[Event])
 
 @given(streams)
 @settings(max_examples=150, deadline=None)
-def test_the_peaks_are_those_of_the_reference(stream: list[Event]) -> None:
+def test_the_peaks_equal_the_reference(stream: list[Event]) -> None:
     ledger, reference = Ledger(stream), Reference(stream)
     indexes = range(-1, len(stream))
     for device in range(3):
@@ -89,7 +89,7 @@ def test_the_peaks_are_those_of_the_reference(stream: list[Event]) -> None:
 
 @given(streams)
 @settings(max_examples=80, deadline=None)
-def test_applied_one_by_one_or_given_at_once_is_the_same(stream: list[Event]) -> None:
+def test_live_and_complete_ledgers_are_equal(stream: list[Event]) -> None:
     live, whole = Ledger(), Ledger(stream)
     for event in stream:
         live.apply(event)
@@ -104,7 +104,7 @@ def test_applied_one_by_one_or_given_at_once_is_the_same(stream: list[Event]) ->
 
 @given(streams)
 @settings(max_examples=80, deadline=None)
-def test_every_grouping_adds_up(stream: list[Event]) -> None:
+def test_every_grouping_sums_to_the_total(stream: list[Event]) -> None:
     state = Ledger(stream).now()
     for grouping in (state.by_category(), state.by_line(), state.by_module()):
         assert sum(grouping.values()) == state.allocated
@@ -114,13 +114,13 @@ def test_every_grouping_adds_up(stream: list[Event]) -> None:
     assert sum(row.count for row in rows) == len(state.live)
 
 
-def test_the_last_tag_counts_for_the_whole_life() -> None:
+def test_the_last_tag_of_a_storage_applies_to_its_whole_lifetime() -> None:
     ledger = Ledger([alloc(1), alloc(2), Tag(1, ACTIVATION), Free(0.1, 1), Tag(1, GRADIENT)])
     assert [born.category for born in ledger.at(0).live] == [GRADIENT]
     assert [born.category for born in ledger.at(1).live] == [GRADIENT, Category.TEMPORARY]
 
 
-def test_the_peak_knows_its_moment() -> None:
+def test_the_peak_has_a_step_and_a_phase() -> None:
     stream = [
         alloc(1, 100),
         step(0),
@@ -132,7 +132,7 @@ def test_the_peak_knows_its_moment() -> None:
     assert (peak.index, peak.time, peak.step, peak.phase, peak.bytes) == (2, 1.5, 1, Phase.BACKWARD, 400)
 
 
-def test_the_peak_of_nothing_is_nothing() -> None:
+def test_the_peak_of_an_empty_run_is_zero() -> None:
     ledger = Ledger()
     assert ledger.peak().bytes == 0
     assert ledger.at(ledger.peak().index).live == []
@@ -141,7 +141,7 @@ def test_the_peak_of_nothing_is_nothing() -> None:
     assert ledger.devices() == []
 
 
-def test_the_reserved_peak_is_not_the_allocated_one() -> None:
+def test_reserved_and_allocated_peaks_are_separate() -> None:
     stream = [Segment(0.0, 0, 900), alloc(1, 100), Segment(0.2, 0, -500), alloc(2, 200)]
     ledger = Ledger(stream)
     assert (ledger.peak(of="reserved").index, ledger.peak(of="reserved").bytes) == (0, 900)
@@ -154,19 +154,19 @@ def test_allocated_counts_blocks_and_requested_counts_bytes() -> None:
     assert (state.allocated, state.requested) == (1536, 700)
 
 
-def test_every_category_is_there() -> None:
+def test_every_category_is_listed() -> None:
     state = Ledger([alloc(1, 100, category=INPUT)]).now()
     assert set(state.by_category()) == set(Category)
     assert next(iter(state.by_category().items())) == (INPUT, 100)
 
 
-def test_a_line_that_runs_as_two_functions_is_one_line() -> None:
+def test_a_line_in_two_functions_is_counted_once() -> None:
     inner = HERE._replace(function="<listcomp>")
     state = Ledger([alloc(1, 100), alloc(2, 50, frame=inner), alloc(3, 7, frame=None)]).now()
     assert state.by_line() == {HERE: 150, None: 7}
 
 
-def test_the_top_lines_are_apart_by_category_and_name_the_module_that_holds_most() -> None:
+def test_top_lines_are_separate_by_category_and_name_the_largest_module() -> None:
     stream = [
         alloc(1, 100, category=ACTIVATION, module="net.a"),
         alloc(2, 300, category=ACTIVATION, module="net.b"),
@@ -181,12 +181,12 @@ def test_the_top_lines_are_apart_by_category_and_name_the_module_that_holds_most
     assert len(Ledger(stream).now().top(2)) == 2
 
 
-def test_coverage_is_the_share_of_bytes_with_a_line() -> None:
+def test_coverage_is_the_fraction_of_bytes_with_a_line() -> None:
     assert Ledger([alloc(1, 300), alloc(2, 100, frame=None)]).now().coverage() == 0.75
     assert Ledger().now().coverage() == 1.0
 
 
-def test_a_step_can_be_looked_at() -> None:
+def test_the_state_at_a_step() -> None:
     ledger = Ledger([alloc(1, 10), step(0), alloc(2, 20), step(1), step(1, device=1), Free(0.5, 1)])
     assert ledger.at_step(0).allocated == 10
     assert ledger.at_step(1).allocated == 30
@@ -194,14 +194,14 @@ def test_a_step_can_be_looked_at() -> None:
     assert [end.step for end in ledger.steps(0)] == [0, 1]
 
 
-def test_a_step_that_is_not_there_is_a_sentence() -> None:
+def test_an_unknown_step_is_an_error() -> None:
     with pytest.raises(UsageError, match="there is no step 7 on device 0: known are from 0 to 1"):
         Ledger([step(0), step(1)]).at_step(7)
     with pytest.raises(UsageError, match="known are none"):
         Ledger().at_step(0)
 
 
-def test_an_oom_can_be_looked_at_with_its_holders() -> None:
+def test_the_state_and_the_holders_at_an_oom() -> None:
     holder = Holder("losses (list, 3 items)", 10, 3, HERE)
     stream = [alloc(1, 10, device=1), oom(device=1), holder, Free(0.5, 1), oom()]
     ledger = Ledger(stream)
@@ -213,18 +213,18 @@ def test_an_oom_can_be_looked_at_with_its_holders() -> None:
     assert ledger.ooms() == [stream[1], stream[4]]
 
 
-def test_an_oom_that_is_not_there_is_a_sentence() -> None:
+def test_an_unknown_oom_is_an_error() -> None:
     with pytest.raises(UsageError, match="there is no out-of-memory event 0: the run has 0"):
         Ledger().at_oom()
 
 
 @pytest.mark.parametrize("index", [-2, 1])
-def test_an_event_that_is_not_there_is_a_sentence(index: int) -> None:
+def test_an_unknown_event_is_an_error(index: int) -> None:
     with pytest.raises(UsageError, match=f"there is no event {index}: the run has 1"):
         Ledger([alloc(1)]).at(index)
 
 
-def test_devices_are_apart() -> None:
+def test_devices_are_separate() -> None:
     ledger = Ledger([alloc(1, 10), alloc(2, 20, device=1), Segment(0.0, 1, 99), Free(0.1, 2)])
     assert ledger.devices() == [0, 1]
     assert (ledger.peak(0).bytes, ledger.peak(1).bytes) == (10, 20)
@@ -232,7 +232,7 @@ def test_devices_are_apart() -> None:
     assert (ledger.now(0).allocated, ledger.now(1).allocated) == (10, 0)
 
 
-def test_in_a_gap_nothing_is_a_peak_and_a_step_has_only_its_totals() -> None:
+def test_a_gap_has_no_peaks_and_its_steps_have_only_totals() -> None:
     stream = [
         alloc(1, 100),
         GapStarted(1.0),
@@ -250,7 +250,7 @@ def test_in_a_gap_nothing_is_a_peak_and_a_step_has_only_its_totals() -> None:
         ledger.at_step(0)
 
 
-def test_events_may_come_from_many_threads() -> None:
+def test_events_from_several_threads() -> None:
     from threading import Thread
 
     ledger = Ledger()
@@ -271,7 +271,7 @@ def test_events_may_come_from_many_threads() -> None:
     assert ledger.now().allocated == 0
 
 
-def test_an_event_may_come_while_a_question_is_answered() -> None:
+def test_an_event_during_a_query() -> None:
     class Meddler(str):
         def __hash__(self) -> int:
             for _ in range(10):
@@ -285,7 +285,7 @@ def test_an_event_may_come_while_a_question_is_answered() -> None:
     assert ledger.now().allocated == 17
 
 
-def test_growth_is_of_lines_that_rise_at_each_step_end() -> None:
+def test_lines_that_grow_at_every_step_end_are_reported() -> None:
     stream: list[Event] = [alloc(0, 5000, category=Category.PARAMETER)]
     leaking, steady = Frame("train.py", 30, "main"), Frame("train.py", 31, "main")
     for number in range(6):
@@ -346,7 +346,7 @@ def test_growth_needs_five_step_ends_in_a_row_up_to_the_last(sizes: list[int], s
     )
 )
 @settings(deadline=None)
-def test_growth_is_that_of_the_reference(stream: list[Event]) -> None:
+def test_growth_equals_the_reference(stream: list[Event]) -> None:
     stream = [
         event._replace(step=index) if isinstance(event, Step) else event for index, event in enumerate(stream)
     ]
@@ -370,13 +370,13 @@ def test_growth_is_that_of_the_reference(stream: list[Event]) -> None:
     assert found == expected
 
 
-def test_growth_can_be_asked_of_more_steps() -> None:
+def test_growth_over_a_given_number_of_steps() -> None:
     ledger = Ledger(growing([1, 2, 3, 4, 5, 6]))
     assert ledger.growth(least_steps=6)
     assert not ledger.growth(least_steps=7)
 
 
-def test_growth_follows_a_tag() -> None:
+def test_growth_uses_the_new_category_of_a_tag() -> None:
     stream: list[Event] = []
     for number in range(6):
         stream += [alloc(number, 10, step=number), step(number), Tag(number, ACTIVATION)]
@@ -385,7 +385,7 @@ def test_growth_follows_a_tag() -> None:
     assert [(row.category, row.bytes) for row in rows] == [(ACTIVATION, 60)]
 
 
-def test_growth_bridges_a_gap() -> None:
+def test_growth_continues_after_a_gap() -> None:
     stream = growing([10, 20, 30])
     stream += [GapStarted(1.0), *(step(number) for number in range(3, 8))]
     stream += [Free(1.0, 2), alloc(7, 80), GapEnded(1.0)]

@@ -1,7 +1,7 @@
 """A ledger of bounded memory forgets what matters least, and no figure changes by it."""
 
 import pytest
-from made_events import alloc, oom, training
+from example_events import alloc, oom, training
 
 from legroom.errors import UsageError
 from legroom.memory.events import Category, Event, Free, Holder, Step, Tag
@@ -38,14 +38,14 @@ def test_few_events_are_kept(both: tuple[Ledger, Ledger]) -> None:
     assert sum(len(span.events) for span in bounded._spans) <= LIMIT + LIMIT // 4
 
 
-def test_the_peak_is_remembered_with_its_state(both: tuple[Ledger, Ledger]) -> None:
+def test_the_peak_is_kept_with_its_state(both: tuple[Ledger, Ledger]) -> None:
     whole, bounded = both
     assert bounded.peak() == whole.peak()
     index = bounded.peak().index
     assert bounded.at(index) == whole.at(index)
 
 
-def test_the_first_and_last_oom_are_remembered_with_their_states(both: tuple[Ledger, Ledger]) -> None:
+def test_the_first_and_last_oom_are_kept_with_their_states(both: tuple[Ledger, Ledger]) -> None:
     whole, bounded = both
     assert bounded.ooms() == whole.ooms()
     assert bounded.at_oom(0) == whole.at_oom(0)
@@ -53,29 +53,29 @@ def test_the_first_and_last_oom_are_remembered_with_their_states(both: tuple[Led
     assert [bounded.holders(number)[0].bytes for number in range(3)] == [60, 90, 120]
 
 
-def test_every_step_is_remembered(both: tuple[Ledger, Ledger]) -> None:
+def test_every_step_total_is_kept(both: tuple[Ledger, Ledger]) -> None:
     whole, bounded = both
     assert bounded.steps() == whole.steps()
 
 
-def test_the_last_state_and_what_grows_are_the_same(both: tuple[Ledger, Ledger]) -> None:
+def test_the_last_state_and_growth_are_unchanged(both: tuple[Ledger, Ledger]) -> None:
     whole, bounded = both
     assert bounded.now() == whole.now()
     assert bounded.growth() == whole.growth() != []
 
 
-def test_the_last_step_can_be_looked_at(both: tuple[Ledger, Ledger]) -> None:
+def test_the_state_at_the_last_step_is_kept(both: tuple[Ledger, Ledger]) -> None:
     whole, bounded = both
     assert bounded.at_step(199) == whole.at_step(199)
 
 
-def test_a_forgotten_moment_is_a_sentence(both: tuple[Ledger, Ledger]) -> None:
+def test_a_dropped_event_is_an_error(both: tuple[Ledger, Ledger]) -> None:
     _, bounded = both
     with pytest.raises(UsageError, match="is no longer remembered: read it from the run's capture"):
         bounded.at_step(40)
 
 
-def test_the_end_of_the_last_step_stays_however_much_follows() -> None:
+def test_the_end_of_the_last_step_is_kept_after_many_events() -> None:
     stream: list[Event] = [alloc(1, 10), Step(0.5, 0, 0.5, 0, 10, 20, 10, 20)]
     for number in range(2, 4 * LIMIT):
         stream += [alloc(number, 1), Free(1.0, number)]
@@ -83,7 +83,7 @@ def test_the_end_of_the_last_step_stays_however_much_follows() -> None:
     assert bounded.at_last_step() == whole.at_last_step() == whole.at_step(0)
 
 
-def test_births_before_an_oom_are_told_newest_first_up_to_what_was_forgotten(
+def test_allocations_before_an_oom_are_listed_newest_first(
     both: tuple[Ledger, Ledger],
 ) -> None:
     whole, bounded = both
@@ -92,12 +92,12 @@ def test_births_before_an_oom_are_told_newest_first_up_to_what_was_forgotten(
     assert known == every[: len(known)]
 
 
-def test_what_is_remembered_has_a_timeline_with_its_peak(both: tuple[Ledger, Ledger]) -> None:
+def test_the_timeline_of_the_kept_events_contains_the_peak(both: tuple[Ledger, Ledger]) -> None:
     whole, bounded = both
     assert max(sample.allocated for sample in bounded.timeline(80)) == whole.peak().bytes
 
 
-def test_of_very_many_steps_older_ones_are_thinned_and_the_highest_is_known() -> None:
+def test_old_steps_are_dropped_but_their_highest_peak_is_known() -> None:
     ledger = Ledger(remember=LIMIT)
     for step in range(60_000):
         for device in (0, 1):
@@ -109,7 +109,7 @@ def test_of_very_many_steps_older_ones_are_thinned_and_the_highest_is_known() ->
     assert ledger.peak_of_steps(1) == (5, 2)
 
 
-def test_tags_of_what_was_forgotten_are_forgotten() -> None:
+def test_tags_of_dropped_events_are_dropped() -> None:
     ledger = Ledger(remember=LIMIT)
     ledger._tags_to_keep = 100
     for event in training(300):
@@ -118,7 +118,7 @@ def test_tags_of_what_was_forgotten_are_forgotten() -> None:
     assert len(ledger._tags) < 15_000
 
 
-def test_what_is_alive_keeps_its_tag() -> None:
+def test_tags_of_live_storages_are_kept() -> None:
     ledger = Ledger([alloc(10**9, category=Category.TEMPORARY)], remember=LIMIT)
     ledger._tags_to_keep = 100
     ledger.apply(Tag(10**9, Category.PARAMETER))

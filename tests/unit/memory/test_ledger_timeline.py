@@ -1,8 +1,8 @@
 """However few the samples, the timeline shows every peak."""
 
+from example_events import alloc, training
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_events import alloc, training
 
 from legroom.memory.annotations import GapEnded, GapStarted
 from legroom.memory.events import Alloc, Category, Event, Free, Segment, Tag
@@ -10,7 +10,7 @@ from legroom.memory.ledger import Ledger
 from legroom.memory.timeline import Sample
 
 
-def test_each_sample_adds_up() -> None:
+def test_the_categories_of_a_sample_sum_to_its_total() -> None:
     for sample in Ledger(training(10)).timeline(40):
         assert sum(sample.by_category.values()) == sample.allocated
         assert list(sample.by_category) == list(Category)
@@ -28,7 +28,7 @@ def test_final_categories_are_used() -> None:
     st.integers(1, 40),
 )
 @settings(deadline=None)
-def test_the_maxima_and_the_end_survive_any_number_of_samples(
+def test_the_peaks_and_the_end_are_in_any_number_of_samples(
     changes: list[tuple[int, bool, int, int]], number: int
 ) -> None:
     stream: list[Event] = []
@@ -51,7 +51,7 @@ def test_the_maxima_and_the_end_survive_any_number_of_samples(
         assert samples[-1].reserved == ledger.now().reserved
 
 
-def test_with_as_many_samples_as_events_nothing_is_lost() -> None:
+def test_with_as_many_samples_as_events_every_change_is_shown() -> None:
     stream = [alloc(id, 10 * id, time=float(id)) for id in range(1, 6)]
     samples = Ledger(stream).timeline(1000)
     assert [(sample.time, sample.allocated) for sample in samples] == [
@@ -74,7 +74,7 @@ def test_both_edges_of_a_short_spike_are_shown() -> None:
     assert [sample.allocated for sample in samples] == [100, 9100, 100, 101]
 
 
-def test_time_never_runs_backward() -> None:
+def test_time_never_decreases() -> None:
     """After a gap, storages come with the time of their birth."""
     stream: list[Event] = [
         alloc(1, 10, time=1.0),
@@ -87,13 +87,13 @@ def test_time_never_runs_backward() -> None:
     assert [(sample.time, sample.allocated) for sample in samples] == [(1.0, 10), (6.0, 30), (7.0, 35)]
 
 
-def test_other_devices_are_left_out() -> None:
+def test_other_devices_are_ignored() -> None:
     stream: list[Event] = [alloc(1, 10), alloc(2, 99, device=1, time=1.0), Segment(2.0, 1, 50)]
     assert {sample.allocated for sample in Ledger(stream).timeline()} == {10}
     assert [(s.allocated, s.reserved) for s in Ledger(stream).timeline(device=1)] == [(99, 0), (99, 50)]
 
 
-def test_an_id_that_comes_twice_is_counted_once() -> None:
+def test_a_repeated_id_is_counted_once() -> None:
     stream: list[Event] = [alloc(1, 10), alloc(1, 30, time=1.0)]
     assert all(isinstance(event, Alloc) for event in stream)
     assert [sample.allocated for sample in Ledger(stream).timeline()] == [10, 30]

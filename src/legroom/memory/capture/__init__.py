@@ -1,1 +1,1 @@
-"""The capture file: written, trimmed and read."""
+"""The capture file: writing, trimming and reading."""

@@ -1,12 +1,12 @@
-"""The capture file: a run's events on disk, for every viewer to read.
+"""Writes a capture file: the events of a run on disk.
 
-It is streamed, so that a run which is killed leaves all but its last moments; bounded, so that a run of days does
-not fill the disk; plain (`zcat run.legroom` shows it), so that no capture can run code. `capture_rows` says what is
-in it, `capture_trim` what is given up when it grows too large.
+The file is streamed, so a run that is killed loses only its last moments. It has a maximum size, so a run of several
+days does not fill the disk. It is gzipped JSON (`zcat run.legroom` shows it), so reading a capture cannot run code.
+`lines` describes the format, `trim` which events are removed when the file grows too large.
 
-A writer stands in the middle of somebody's training. So `write` only puts the event on a list; events are encoded
-in batches, by one thread at a time, and never inside one another: a storage may die, and `write` be called for it,
-at any moment, even while a batch is encoded. And whatever happens to the file, the training goes on: see `failed`.
+`write` is called during training, so it only appends the event to a list. One thread at a time encodes the events in
+batches. A storage can be freed at any moment, even while a batch is encoded, so `write` must not be reentered. If the
+file cannot be written, training continues: see `failed`.
 """
 
 import errno
@@ -30,17 +30,17 @@ __all__ = ["DEFAULT_MAX_BYTES", "SUFFIX", "Capture", "CaptureWriter", "read_capt
 
 SUFFIX = ".legroom"
 DEFAULT_MAX_BYTES = 64 * MiB
-"""About 15 million events. More could be written, but a viewer needs some 250 bytes of memory for each."""
+"""About 15 million events. A viewer needs about 250 bytes of memory per event."""
 
-_LEAST_MAX_BYTES = MiB
-_MOST_PENDING = 1024
-"""Events that may wait, and so be lost when the process is killed ..."""
-_LONGEST_WAIT = 0.5
-"""... or seconds' worth of them. A Step, an Oom and other rare events do not wait at all."""
+_MIN_MAX_BYTES = MiB
+_MAX_PENDING = 1024
+"""How many events may be pending. Pending events are lost if the process is killed."""
+_MAX_WAIT = 0.5
+"""How many seconds an event may be pending. A Step, an Oom and other rare events are written at once."""
 
 
 class CaptureWriter:
-    """Writes events to a capture file. Its `write` is a Sink."""
+    """Writes events to a capture file. `write` is a Sink."""
 
     def __init__(
         self,
@@ -50,25 +50,26 @@ class CaptureWriter:
         force: bool = False,
         max_bytes: int = DEFAULT_MAX_BYTES,
     ) -> None:
-        """`run` describes the run in plain JSON data: script, devices, versions, settings.
+        """`run` describes the run in JSON types: script, devices, versions, settings.
 
-        The file stays below `max_bytes` (while it is trimmed, another of half the size lies beside it). Only where so
-        much is alive at once that to describe it takes more than an eighth of that does the bound give way.
+        The file stays smaller than `max_bytes`. While it is trimmed, a second file of half the size exists next to it.
+        Exception: if describing the live storages alone takes more than an eighth of `max_bytes`, the file may grow
+        larger.
         """
-        if max_bytes < _LEAST_MAX_BYTES:
+        if max_bytes < _MIN_MAX_BYTES:
             raise UsageError(
-                f"a capture needs at least {format_size(_LEAST_MAX_BYTES)}, not {format_size(max_bytes)}"
+                f"A capture needs at least {format_size(_MIN_MAX_BYTES)}, not {format_size(max_bytes)}."
             )
         try:
             to_json(run)
         except (TypeError, ValueError) as error:
-            raise UsageError(f"what describes a run must be plain JSON data: {error}") from None
+            raise UsageError(f"`run` must contain JSON types only: {error}") from None
         self.path = Path(os.path.realpath(path))
         self.failed: str | None = None
-        """Why writing stopped before the run did, as a sentence; None while all is well."""
+        """Why writing stopped before the end of the run; None if it did not."""
         self._process = os.getpid()
         self._pending: list[Event] = []
-        self._due = _LONGEST_WAIT
+        self._due = _MAX_WAIT
         self._lock = Lock()
         self._owner: int | None = None
         try:
@@ -76,11 +77,11 @@ class CaptureWriter:
                 self.path, _create(self.path, force=force), run=run, max_bytes=max_bytes
             )
         except OSError as error:
-            raise CaptureError(_why_not(self.path, error)) from None
+            raise CaptureError(_write_error(self.path, error)) from None
 
     @property
     def dropped(self) -> int:
-        """How many events the file is without, because it was kept small."""
+        """How many events were removed to limit the size of the file."""
         return self._file.dropped if self._file is not None else 0
 
     def write(self, event: Event) -> None:
@@ -88,22 +89,22 @@ class CaptureWriter:
             return
         self._pending.append(event)
         if isinstance(event, Alloc | Free):
-            if event[0] < self._due and len(self._pending) < _MOST_PENDING:
+            if event[0] < self._due and len(self._pending) < _MAX_PENDING:
                 return
-        elif isinstance(event, Tag) and len(self._pending) < _MOST_PENDING:
+        elif isinstance(event, Tag) and len(self._pending) < _MAX_PENDING:
             return
         self._drain()
 
     def flush(self) -> None:
-        """Put every event written so far where it survives the death of the process."""
+        """Pass all pending events to the operating system, so that they survive if the process is killed."""
         self._drain(wait=True)
 
     def close(self) -> None:
-        """Write what waits and the mark of a good end. Events that come later are ignored."""
+        """Write the pending events and the end mark. Later events are ignored."""
         self._drain(wait=True, finish=True)
 
     def abandon(self) -> None:
-        """For a forked child: stop, and leave the file, which is the parent's, as it is."""
+        """Stop writing without changing the file. For a forked child: the file belongs to the parent."""
         self._stop(self.failed)
 
     def __enter__(self) -> Self:
@@ -115,9 +116,9 @@ class CaptureWriter:
         self.close()
 
     def _drain(self, *, wait: bool = False, finish: bool = False) -> None:
-        """Encode and write what waits; when that is under way already, whoever does it or comes next will."""
+        """Write the pending events. If another thread is writing, it or the next call writes them."""
         if os.getpid() != self._process:
-            self.abandon()  # before the lock: at the fork, another thread of the parent may have held it
+            self.abandon()  # before the lock, which another thread of the parent may have held at the fork
         me = get_ident()
         if self._file is None or self._owner == me:
             return
@@ -134,12 +135,12 @@ class CaptureWriter:
         try:
             self._write_pending(finish)
         except OSError as error:
-            self._stop(f"recording stopped: {_why_not(self.path, error)}")
+            self._stop(f"Recording stopped: {_write_error(self.path, error)}")
         except (TypeError, ValueError, OverflowError) as error:
-            self._stop(f"recording to {self.path} stopped: an event could not be written ({error})")
+            self._stop(f"Recording to {self.path} stopped: an event could not be written ({error}).")
         except BaseException as error:
-            # A signal's handler raised this. Half a batch is written: to go on would spoil what is there.
-            self._stop(f"recording to {self.path} stopped: it was interrupted by {type(error).__name__}")
+            # A signal handler raised this. The batch is incomplete, and writing more would corrupt the file.
+            self._stop(f"Recording to {self.path} stopped: interrupted by {type(error).__name__}.")
             raise
 
     def _write_pending(self, finish: bool) -> None:
@@ -147,52 +148,54 @@ class CaptureWriter:
             return
         self._write_batch(self._file)
         if finish:
-            while self._pending:  # more may have come while those were written
+            while self._pending:  # events may have been added in the meantime
                 self._write_batch(self._file)
             self._file.finish()
             self._file = None
 
     def _write_batch(self, file: ChunkFile) -> None:
-        # Other threads may append meanwhile. Each of these two lines is atomic; swapping in a new list is not.
+        # Other threads may append at the same time. Each of these two lines is atomic; replacing the list is not.
         batch = self._pending[:]
         del self._pending[: len(batch)]
         if batch:
             file.write(batch)
-            self._due = file.seconds + _LONGEST_WAIT
+            self._due = file.seconds + _MAX_WAIT
 
     def _stop(self, failed: str | None) -> None:
         self.failed = failed
         file, self._file = self._file, None
         self._pending.clear()
         if file is not None:
-            file.drop()
+            file.abandon()
 
 
 def _create(path: Path, *, force: bool) -> FileIO:
-    """A new file at `path`; `force` replaces a capture, and nothing but a capture."""
+    """Create the file. `force` overwrites an existing capture, but no other kind of file."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
         return FileIO(path, "xb")
     if stat.S_ISDIR(mode):
-        raise CaptureError(f"{path} is a folder: give the name of a file in it")
+        raise CaptureError(f"{path} is a directory. Give the path of a file.")
     if not stat.S_ISREG(mode):
-        raise CaptureError(f"{path} is no ordinary file: give the name of one")
+        raise CaptureError(f"{path} is not a regular file. Give another path.")
     if not force:
-        raise UsageError(f"{path} exists: add --force to overwrite it, or give another name")
+        raise UsageError(f"{path} already exists. Add `--force` to overwrite it, or give another path.")
     with open(path, "rb") as existing:
         if existing.read(2) not in (b"", b"\x1f\x8b"):
-            raise UsageError(f"{path} is no capture, so --force does not overwrite it: give another name")
+            raise UsageError(
+                f"{path} is not a capture, so `--force` does not overwrite it. Give another path."
+            )
     return FileIO(path, "wb")
 
 
-def _why_not(path: Path, error: OSError) -> str:
+def _write_error(path: Path, error: OSError) -> str:
     match error.errno:
         case errno.ENOENT | errno.ENOTDIR:
-            return f"{path} cannot be written because {path.parent} is no folder: create it, or give another path"
+            return f"Cannot write {path}: {path.parent} is not a directory. Create it, or give another path."
         case errno.EACCES | errno.EPERM | errno.EROFS:
-            return f"{path} cannot be written because {path.parent} is read-only: give a path where you may write"
+            return f"Cannot write {path}: {path.parent} is read-only. Give another path."
         case errno.ENOSPC | errno.EDQUOT:
-            return f"{path} cannot be written because the disk is full: free some space, or give another path"
+            return f"Cannot write {path}: the disk is full. Free some space, or give another path."
         case _:
-            return f"{path} cannot be written ({error.strerror or error}): give another path"
+            return f"Cannot write {path} ({error.strerror or error}). Give another path."

@@ -1,8 +1,8 @@
-"""A capture file being written: chunk after chunk, trimmed when it grows too large.
+"""Writes the chunks of a capture file, and trims the file when it grows too large.
 
-Every batch is flushed through the compressor to the operating system, so what was written survives the death of
-the process. A chunk ends, where possible, at the end of a training step: what a storage is becomes known within
-the step, so a chunk that is kept knows it of all that it holds.
+Every batch is flushed through the compressor to the operating system, so it survives if the process is killed. If
+possible, a chunk ends at the end of a training step: the category of a storage is known by then, so a chunk that is
+kept contains the categories of its storages.
 """
 
 import os
@@ -13,36 +13,36 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from legroom.memory.capture.lines import FORMAT, VERSION, RowEncoder
-from legroom.memory.capture.trim import Chunk, left_out, trim
+from legroom.memory.capture.lines import FORMAT, VERSION, LineEncoder
+from legroom.memory.capture.trim import Chunk, dropped_events, trim
 from legroom.memory.events import Event, Holder, Oom, Step
 
 
 class ChunkFile:
-    """Takes events, keeps the file. Raises OSError as the disk does; `CaptureWriter` knows what to do then."""
+    """A capture file open for writing. Raises OSError if a write fails."""
 
     def __init__(self, path: Path, file: FileIO, *, run: dict[str, Any], max_bytes: int) -> None:
         self._path = path
         self._file = file
         self._header = {"format": FORMAT, "version": VERSION, "run": run}
         self._max_bytes = max_bytes
-        self._encoder = RowEncoder()
+        self._encoder = LineEncoder()
         self._chunks: list[Chunk] = []
         self._chunk_with_peak: dict[tuple[str, int], int] = {}
         self._begin_chunk(0)
 
     @property
     def seconds(self) -> float:
-        """The latest time of any event so far."""
+        """The time of the latest event."""
         return self._encoder.time / 1e6
 
     @property
     def dropped(self) -> int:
-        """How many events went when the file was trimmed."""
-        return sum(left_out(chunk) for chunk in self._chunks)
+        """How many events were removed by trimming."""
+        return sum(dropped_events(chunk) for chunk in self._chunks)
 
     def write(self, events: Sequence[Event]) -> None:
-        self._put(self._encoder.encode(events))
+        self._write_lines(self._encoder.encode(events))
         if self._is_full(events[-1]):
             self._end_chunk()
             if self._chunks[-1].offset + self._chunks[-1].size > self._max_bytes * 3 // 4:
@@ -50,19 +50,19 @@ class ChunkFile:
             self._begin_chunk(self._chunks[-1].number + 1)
 
     def finish(self) -> None:
-        """Close the file, with the mark of a good end."""
-        self._put(['["e"]'])
+        """Write the end mark and close the file."""
+        self._write_lines(['["e"]'])
         self._end_chunk()
         self._file.close()
 
-    def drop(self) -> None:
-        """Close the file as it is. It is unbuffered: this writes nothing, and a parent's file stays its own."""
+    def abandon(self) -> None:
+        """Close the file as it is. The file is unbuffered, so this writes nothing."""
         with suppress(OSError):
             self._file.close()
 
     def _is_full(self, latest: Event) -> bool:
         if isinstance(latest, Oom | Holder):
-            return False  # an Oom and the holders that follow it belong together
+            return False  # the holders of an Oom follow it in the same chunk
         size = self._file.tell() - self._chunks[-1].offset
         return size > (self._full // 2 if isinstance(latest, Step) else self._full)
 
@@ -77,13 +77,13 @@ class ChunkFile:
                 events=0,
                 begin=encoder.time,
                 end=encoder.time,
-                step_rows=b"",
+                step_lines=b"",
             )
         )
         self._peaks_before = self._peaks()
         self._compressor = zlib.compressobj(1, zlib.DEFLATED, 31)
-        self._put(encoder.begin_chunk({**self._header, "chunk": number, "holds": "events"}))
-        # Where much is alive, its description must not come to outweigh the events.
+        self._write_lines(encoder.begin_chunk({**self._header, "chunk": number, "holds": "events"}))
+        # If many storages are alive, the chunk is longer, so that most of it is events.
         self._full = max(self._max_bytes // 8, 3 * (self._file.tell() - offset))
 
     def _end_chunk(self) -> None:
@@ -93,13 +93,13 @@ class ChunkFile:
         chunk.events = encoder.events - chunk.first_event
         chunk.end = encoder.time
         chunk.ooms = encoder.ooms
-        chunk.step_rows = zlib.compress("".join(f"{row}\n" for row in encoder.step_rows).encode())
+        chunk.step_lines = zlib.compress("".join(f"{line}\n" for line in encoder.step_lines).encode())
         for key, peak in self._peaks().items():
             if peak > self._peaks_before.get(key, 0):
                 self._chunk_with_peak[key] = chunk.number
 
     def _peaks(self) -> dict[tuple[str, int], int]:
-        """Allocated before reserved: should they not all find room, the former matter more."""
+        """Allocated before reserved: if there is not enough room for all, the chunks of the former are kept."""
         allocated, reserved = self._encoder.peak_allocated, self._encoder.peak_reserved
         return {
             **{("allocated", device): peak for device, peak in allocated.items()},
@@ -107,11 +107,11 @@ class ChunkFile:
         }
 
     def _trim(self) -> None:
-        """Replace the file, at once, by one without the chunks that matter least."""
-        beside = self._path.with_name(f".{self._path.name}.{os.getpid()}.part")
+        """Atomically replace the file by one without the least important chunks."""
+        trimmed = self._path.with_name(f".{self._path.name}.{os.getpid()}.part")
         highest = [self._chunk_with_peak[key] for key in sorted(self._chunk_with_peak)]
         try:
-            with open(self._path, "rb") as source, open(beside, "xb") as target:
+            with open(self._path, "rb") as source, open(trimmed, "xb") as target:
                 chunks = trim(
                     self._chunks,
                     highest=highest,
@@ -121,16 +121,16 @@ class ChunkFile:
                     target=target,
                 )
             self._file.close()
-            os.replace(beside, self._path)
+            os.replace(trimmed, self._path)
         except OSError:
             with suppress(OSError):
-                beside.unlink()
+                trimmed.unlink()
             raise
         self._chunks = chunks
         self._file = FileIO(self._path, "ab")
 
-    def _put(self, rows: Sequence[str]) -> None:
-        text = "\n".join(rows) + "\n"
+    def _write_lines(self, lines: Sequence[str]) -> None:
+        text = "\n".join(lines) + "\n"
         compressor = self._compressor
         self._write_all(compressor.compress(text.encode("ascii")) + compressor.flush(zlib.Z_SYNC_FLUSH))
 

@@ -1,31 +1,30 @@
-"""The rows of a capture file: events as lines of JSON, and back.
+"""The format of a capture file: encodes events as lines of JSON, and decodes them.
 
-A capture is a series of chunks. A chunk is one gzip member of JSON lines that needs no other chunk to be
-understood:
+A capture is a series of chunks. A chunk is one gzip member of JSON lines and does not depend on other chunks:
 
     {"format": "legroom capture", "version": 2, ...}    the header
     ["s", device, stream, category, phase, module, file, line, function, op]
-                                                        a site: where storages are born; numbered from 0 as they come
-    ["l", time, id, bytes, block bytes, step, site]     a storage that was alive when the chunk began
-    ["r", device, bytes]                                what the allocator had reserved when the chunk began
-    ["b", number of "l" rows]                           from here on, events
+                                                        a site that allocates; sites are numbered from 0
+    ["l", time, id, bytes, block bytes, step, site]     a storage that is alive at the start of the chunk
+    ["r", device, bytes]                                reserved memory at the start of the chunk
+    ["b", number of "l" lines]                          the events start here
     ["a", time, id, bytes, block bytes - bytes, step, site]     Alloc
     ["f", time, id]                                             Free
     ["t", id, category]                                         Tag
     ["g", ...] ["p", ...] ["o", ...] ["h", ...]                 Segment, Step, Oom, Holder: their fields in order
     ["n", time, class name, ...]                                Annotation: its other fields in order
-    ["e"]                                                       the run ended, nothing is missing
+    ["e"]                                                       end mark: the capture is complete
 
-Times are whole microseconds. The time of an "a" or "f" row counts from the "a" or "f" row before it (the first,
-from the header's time); the id of an "a" row from the "a" row before it (the first, from 0); the id of an "f" or
-"t" row *back* from the last "a" row. One training step then reads much like another, and that is what makes a
-capture small: about 4 bytes an event. Sites serve the same end, and make encoding an event one look-up and one
-formatted string.
+Times are in whole microseconds. Times and ids are differences: the time of an "a" or "f" line is relative to the
+previous "a" or "f" line (at first, to the time in the header), the id of an "a" line to the previous "a" line (at
+first, to 0), and the id of an "f" or "t" line counts back from the last "a" line. The lines of one training step then
+resemble those of the next, so they compress to about 4 bytes per event. Sites reduce the size further, and encoding
+an event takes one lookup and one formatted string.
 
-Nothing is trusted on the way back: a capture may come from a stranger.
+A capture may come from an untrusted source, so every value is checked when it is read.
 """
 
-# ruff: noqa: UP031  (percent formatting is as fast as a bare f-string, and refuses what is no number)
+# ruff: noqa: UP031  (percent formatting is as fast as an f-string, and rejects values that are not numbers)
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -52,26 +51,26 @@ FORMAT = "legroom capture"
 VERSION = 2
 
 Site = tuple[int, int, Category, Phase, str, Frame | None, str]
-"""Device, stream, category, phase, module, frame, operation: what the allocations of one line have in common."""
+"""Device, stream, category, phase, module, frame and operation, which many allocations share."""
 
 
-class RowEncoder:
-    """Turns events into rows; knows what is alive, since every chunk begins by saying so."""
+class LineEncoder:
+    """Encodes events as lines. Tracks the live storages, which are listed at the start of every chunk."""
 
     def __init__(self) -> None:
         self.events = 0
-        """How many were encoded so far."""
+        """The number of encoded events."""
         self.time = 0
-        """The latest so far, in microseconds."""
+        """The latest time in microseconds."""
         self.allocated: defaultdict[int, int] = defaultdict(int)
-        """Of each device, now; likewise the three below."""
+        """Current bytes by device."""
         self.reserved: defaultdict[int, int] = defaultdict(int)
         self.peak_allocated: defaultdict[int, int] = defaultdict(int)
         self.peak_reserved: defaultdict[int, int] = defaultdict(int)
-        self.step_rows: list[str] = []
-        """Those of this chunk: they are kept when the rest of it is dropped."""
+        self.step_lines: list[str] = []
+        """The Step events of this chunk, which are kept if the chunk is dropped."""
         self.ooms = 0
-        """How many this chunk holds."""
+        """The number of Oom events in this chunk."""
         self._live: dict[int, Alloc] = {}
         self._tags: dict[int, Category] = {}
         self._sites: dict[Site, int] = {}
@@ -79,27 +78,27 @@ class RowEncoder:
         self._last_id = 0
 
     def begin_chunk(self, header: dict[str, Any]) -> list[str]:
-        """The rows that open a new chunk: `header`, completed, and what is alive now."""
-        self.step_rows, self.ooms = [], 0
+        """The first lines of a new chunk: the completed `header` and the live storages."""
+        self.step_lines, self.ooms = [], 0
         self._sites = {}
         self._last_time, self._last_id = self.time, 0
-        rows = [to_json({**header, "first_event": self.events, "time": self.time})]
+        lines = [to_json({**header, "first_event": self.events, "time": self.time})]
         for alloc in self._live.values():
             category = self._tags.get(alloc.id, alloc.category)
             key = (alloc.device, alloc.stream, category, alloc.phase, alloc.module, alloc.frame, alloc.op)
             site = self._sites.get(key)
             if site is None:
-                site = self._declare(key, rows.append)
+                site = self._declare(key, lines.append)
             numbers = (round(alloc.time * 1e6), alloc.id, alloc.bytes, alloc.block_bytes, alloc.step, site)
-            rows.append('["l",%d,%d,%d,%d,%d,%d]' % numbers)
-        rows += (to_json(["r", device, size]) for device, size in self.reserved.items() if size)
-        rows.append(to_json(["b", len(self._live)]))
-        return rows
+            lines.append('["l",%d,%d,%d,%d,%d,%d]' % numbers)
+        lines += (to_json(["r", device, size]) for device, size in self.reserved.items() if size)
+        lines.append(to_json(["b", len(self._live)]))
+        return lines
 
     def encode(self, events: Sequence[Event]) -> list[str]:
-        # This loop meets every storage of a live run.
-        rows: list[str] = []
-        add = rows.append
+        # This loop runs for every allocation of a run, so it is optimized for speed.
+        lines: list[str] = []
+        add = lines.append
         live, tags, sites = self._live, self._tags, self._sites
         allocated, peak_allocated = self.allocated, self.peak_allocated
         last_time, last_id = self._last_time, self._last_id
@@ -117,7 +116,7 @@ class RowEncoder:
                 )
                 last_time, last_id = now, id
                 if id in live:
-                    self._bury(id)
+                    self._remove(id)
                 live[id] = event
                 total = allocated[device] + block
                 allocated[device] = total
@@ -129,7 +128,7 @@ class RowEncoder:
                 add('["f",%d,%d]' % (now - last_time, last_id - id))
                 last_time = now
                 if id in live:
-                    self._bury(id)
+                    self._remove(id)
             elif isinstance(event, Tag):
                 id, category = event
                 add('["t",%d,"%s"]' % (last_id - id, category))
@@ -140,7 +139,7 @@ class RowEncoder:
         self._last_time, self._last_id = last_time, last_id
         self.time = max(self.time, last_time)
         self.events += len(events)
-        return rows
+        return lines
 
     def _encode_rare(
         self, event: Segment | Step | Oom | Holder | Annotation, add: Callable[[str], None]
@@ -154,14 +153,14 @@ class RowEncoder:
             kind = type(event)
             add(to_json(["n", now, kind.__name__, *(getattr(event, name) for name, _ in _FIELDS[kind])]))
             return
-        row = to_json([_LETTERS[type(event)], now, *event[1:]])
-        add(row)
+        line = to_json([_LETTERS[type(event)], now, *event[1:]])
+        add(line)
         if isinstance(event, Segment):
             reserved = self.reserved[event.device] + event.bytes
             self.reserved[event.device] = reserved
             self.peak_reserved[event.device] = max(self.peak_reserved[event.device], reserved)
         elif isinstance(event, Step):
-            self.step_rows.append(row)
+            self.step_lines.append(line)
         elif isinstance(event, Oom):
             self.ooms += 1
 
@@ -171,9 +170,9 @@ class RowEncoder:
         add(to_json(["s", *where, *(frame or (None, None, None)), op]))
         return number
 
-    def _bury(self, id: int) -> None:
-        dead = self._live.pop(id)
-        self.allocated[dead[4]] -= dead[3]
+    def _remove(self, id: int) -> None:
+        freed = self._live.pop(id)
+        self.allocated[freed[4]] -= freed[3]
         if id in self._tags:
             del self._tags[id]
 
@@ -185,21 +184,21 @@ def to_json(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
-class BadRow(Exception):  # noqa: N818  (says what it is; never leaves the reader)
-    """A row that no writer of ours made."""
+class InvalidLine(Exception):  # noqa: N818  (internal; the reader catches it)
+    """A line that the encoder cannot have written."""
 
 
-class RowDecoder:
-    """Turns the rows of one chunk back into events, and checks every value on the way."""
+class LineDecoder:
+    """Decodes the lines of one chunk, and checks every value."""
 
     def __init__(self, time: int, known: dict[Site, Site], *, state_first: bool) -> None:
-        """`known` is shared between the chunks of a file, so that equal sites are one object in memory."""
+        """`known`: the sites of all chunks, so that equal sites are one object in memory."""
         self.time = time
-        """When the chunk began, in microseconds."""
+        """The time at the start of the chunk, in microseconds."""
         self.live: dict[int, Alloc] = {}
         self.reserved: dict[int, int] = {}
         self.begun = not state_first
-        """Whether `live` and `reserved` are complete: the state of things when the chunk began."""
+        """Whether `live` and `reserved`, the state at the start of the chunk, are complete."""
         self.ended = False
         self._known = known
         self._sites: list[Site] = []
@@ -207,14 +206,14 @@ class RowDecoder:
         self._last_id = 0
 
     def decode(self, rows: Sequence[Any], into: list[Event]) -> None:
-        """Append what `rows` say to `into`; on a bad row, what came before it is there."""
+        """Append the events of `rows` to `into`. If a row is invalid, the events before it are appended."""
         remaining = iter(rows)
         try:
             if not self.begun:
                 self._decode_state(remaining)
             self._decode_events(remaining, into)
         except (TypeError, ValueError, LookupError, ArithmeticError) as error:
-            raise BadRow from error
+            raise InvalidLine from error
 
     def _decode_state(self, rows: Iterator[Any]) -> None:
         for row in rows:
@@ -224,23 +223,23 @@ class RowDecoder:
                 case ["l", time, id, size, block, step, site]:
                     where = self._sites[_count(site)]
                     device, stream, category, phase, module, frame, op = where
-                    self.live[_whole(id)] = Alloc(
+                    self.live[_integer(id)] = Alloc(
                         _time(time), id, _count(size), _count(block), device, stream,
-                        category, phase, _whole(step), module, frame, op,
+                        category, phase, _integer(step), module, frame, op,
                     )  # fmt: skip
                 case ["r", device, size]:
-                    self.reserved[_whole(device)] = _whole(size)
+                    self.reserved[_integer(device)] = _integer(size)
                 case ["b", number]:
                     if number != len(self.live):
-                        raise BadRow
+                        raise InvalidLine
                     self.begun = True
                     return
                 case _:
-                    raise BadRow
+                    raise InvalidLine
 
     def _decode_events(self, rows: Iterator[Any], into: list[Event]) -> None:
         add = into.append
-        new = tuple.__new__  # a third of the time of calling Alloc itself
+        new = tuple.__new__  # three times as fast as calling Alloc
         sites = self._sites
         last_time, last_id = self._last_time, self._last_id
         for row in rows:
@@ -250,19 +249,19 @@ class RowDecoder:
                 if not (
                     type(delta) is type(age) is type(size) is type(rest) is type(step) is type(site) is int
                 ):
-                    raise BadRow
+                    raise InvalidLine
                 last_time += delta
                 last_id += age
                 block = size + rest
                 if not (
-                    _LEAST < last_time < _MOST
-                    and _LEAST < last_id < _MOST
-                    and 0 <= size < _MOST
-                    and 0 <= block < _MOST
-                    and _LEAST < step < _MOST
+                    _MIN < last_time < _MAX
+                    and _MIN < last_id < _MAX
+                    and 0 <= size < _MAX
+                    and 0 <= block < _MAX
+                    and _MIN < step < _MAX
                     and site >= 0
                 ):
-                    raise BadRow
+                    raise InvalidLine
                 device, stream, category, phase, module, frame, op = sites[site]
                 add(
                     new(
@@ -276,15 +275,15 @@ class RowDecoder:
             elif letter == "f":
                 _, delta, age = row
                 if not (type(delta) is type(age) is int):
-                    raise BadRow
+                    raise InvalidLine
                 last_time += delta
                 id = last_id - age
-                if not (_LEAST < last_time < _MOST and _LEAST < id < _MOST):
-                    raise BadRow
+                if not (_MIN < last_time < _MAX and _MIN < id < _MAX):
+                    raise InvalidLine
                 add(new(Free, (last_time / 1e6, id)))
             elif letter == "t":
                 _, age, category_text = row
-                add(Tag(_whole(last_id - _whole(age)), _CATEGORIES[category_text]))
+                add(Tag(_integer(last_id - _integer(age)), _CATEGORIES[category_text]))
             elif letter == "s":
                 self._decode_site(row)
             elif letter == "e":
@@ -297,8 +296,8 @@ class RowDecoder:
     def _decode_site(self, row: list[Any]) -> None:
         _, device, stream, category, phase, module, file, line, function, op = row
         site = (
-            _whole(device),
-            _whole(stream),
+            _integer(device),
+            _integer(stream),
             _CATEGORIES[category],
             _PHASES[phase],
             _text(module),
@@ -311,52 +310,52 @@ class RowDecoder:
 def _decode_rare(row: list[Any]) -> Event:
     match row:
         case ["g", time, device, size]:
-            return Segment(_time(time), _whole(device), _whole(size))
+            return Segment(_time(time), _integer(device), _integer(size))
         case ["p", time, step, seconds, *sizes]:
-            return Step(_time(time), _whole(step), _number(seconds), *map(_whole, sizes))
+            return Step(_time(time), _integer(step), _number(seconds), *map(_integer, sizes))
         case ["o", time, *sizes, step, phase, module, frame, op, message]:
-            where = (_whole(step), _PHASES[phase], _text(module), _frame(frame), _text(op), _text(message))
-            return Oom._make((_time(time), *map(_whole, sizes), *where))
+            where = (_integer(step), _PHASES[phase], _text(module), _frame(frame), _text(op), _text(message))
+            return Oom._make((_time(time), *map(_integer, sizes), *where))
         case ["h", path, size, count, frame]:
-            return Holder(_text(path), _whole(size), _whole(count), _frame(frame))
+            return Holder(_text(path), _integer(size), _integer(count), _frame(frame))
         case ["n", time, name, *values]:
             kind = _ANNOTATIONS[name]
             checked = {name: check(value) for (name, check), value in zip(_FIELDS[kind], values, strict=True)}
             return kind(time=_time(time), **checked)
-    raise BadRow
+    raise InvalidLine
 
 
 _CATEGORIES: dict[str, Category] = {str(category): category for category in Category}
 _PHASES: dict[str, Phase] = {str(phase): phase for phase in Phase}
-_MOST = 1 << 62
-_LEAST = -_MOST
+_MAX = 1 << 62
+_MIN = -_MAX
 
 
-def _whole(value: Any) -> int:
-    if type(value) is not int or not _LEAST < value < _MOST:
-        _refuse()
+def _integer(value: Any) -> int:
+    if type(value) is not int or not _MIN < value < _MAX:
+        _reject()
     return value
 
 
 def _time(value: Any) -> float:
-    return _whole(value) / 1e6
+    return _integer(value) / 1e6
 
 
 def _count(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < _MOST:
-        _refuse()
+    if type(value) is not int or not 0 <= value < _MAX:
+        _reject()
     return value
 
 
 def _number(value: Any) -> float:
     if type(value) not in (int, float) or not isfinite(value):
-        _refuse()
+        _reject()
     return float(value)
 
 
 def _text(value: Any) -> str:
     if type(value) is not str:
-        _refuse()
+        _reject()
     return value
 
 
@@ -364,17 +363,17 @@ def _frame(value: Any) -> Frame | None:
     if value is None:
         return None
     file, line, function = value
-    return Frame(_text(file), _whole(line), _text(function))
+    return Frame(_text(file), _integer(line), _text(function))
 
 
 def _flag(value: Any) -> bool:
     if type(value) is not bool:
-        _refuse()
+        _reject()
     return value
 
 
 def _numbered_lines(value: Any) -> tuple[tuple[int, str], ...]:
-    return tuple((_whole(number), _text(text)) for number, text in value)
+    return tuple((_integer(number), _text(text)) for number, text in value)
 
 
 def _optional(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -386,16 +385,16 @@ def _one_of(choices: Any) -> Callable[[Any], Any]:
     return lambda value: names[value]
 
 
-def _refuse() -> NoReturn:
-    raise BadRow
+def _reject() -> NoReturn:
+    raise InvalidLine
 
 
 _CHECKS: dict[Any, Callable[[Any], Any]] = {
-    int: _whole,
+    int: _integer,
     float: _number,
     str: _text,
     bool: _flag,
-    int | None: _optional(_whole),
+    int | None: _optional(_integer),
     str | None: _optional(_text),
     tuple[tuple[int, str], ...]: _numbered_lines,
     LeakKind: _one_of(get_args(LeakKind)),

@@ -1,10 +1,10 @@
-"""Reads a capture file back, whoever wrote it and however it ended.
+"""Reads a capture file.
 
-A file that breaks off, as after a crash, is read up to where it breaks. Where chunks were dropped to keep it small,
-the events go on from the state in which the next chunk found the run: between a `GapStarted` and a `GapEnded`
+An incomplete file, for example after a crash, is read up to its last valid line. If chunks were dropped to limit the
+size of the file, the events continue from the state at the start of the next chunk: between a `GapStarted` and a `GapEnded`
 are the steps of the dropped chunks, then the allocations, frees and tags that lead to that state.
 
-A capture may come from a stranger: every value is checked, and what unpacks to absurd sizes is refused.
+A capture may come from an untrusted source: every value is checked, and decompression bombs are rejected.
 """
 
 import json
@@ -18,70 +18,70 @@ from typing import Any, BinaryIO
 
 from legroom.errors import CaptureError, CaptureVersionError
 from legroom.memory.annotations import GapEnded, GapStarted
-from legroom.memory.capture.lines import FORMAT, VERSION, BadRow, RowDecoder, Site
+from legroom.memory.capture.lines import FORMAT, VERSION, InvalidLine, LineDecoder, Site
 from legroom.memory.events import Alloc, Category, Event, Free, Segment, Tag
 from legroom.memory.garbage_collection import no_garbage_collection
 from legroom.units import MiB
 
-MAX_ROWS = 60_000_000
-"""Some 15 GB of events: four times what a capture of the default size can hold."""
+MAX_LINES = 60_000_000
+"""About 15 GB of events, four times as many as a capture of the default size can contain."""
 
-_PIECE = MiB // 4
-_LONGEST_LINE = 4 * MiB
-_HIGHEST_RATIO = 250
-"""Unpacked to packed. The compressor cannot do much better even on equal lines; real captures are at about 5."""
+_READ_SIZE = MiB // 4
+_MAX_LINE = 4 * MiB
+_MAX_RATIO = 250
+"""Of decompressed to compressed size. Real captures have about 5; identical lines reach about 250."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capture:
-    """What a capture file holds."""
+    """The content of a capture file."""
 
     path: Path
     run: dict[str, Any]
-    """What the writer said of the run: script, devices, versions, settings. Unchecked but for being JSON."""
+    """A description of the run: script, devices, versions, settings. JSON types, otherwise unchecked."""
     events: list[Event]
-    """In order."""
+    """In the order in which they happened."""
     truncated: bool
-    """Whether the file breaks off: the run was killed, or still goes on, or the file is damaged."""
+    """Whether the end is missing: the run was killed or is still running, or the file is damaged."""
     dropped: int
-    """How many events are missing because the file was kept small."""
+    """How many events were removed to limit the size of the file."""
 
 
-def read_capture(path: str | os.PathLike[str], *, max_rows: int = MAX_ROWS) -> Capture:
-    """Read a capture, or say in a sentence why it cannot be read (CaptureError, CaptureVersionError)."""
+def read_capture(path: str | os.PathLike[str], *, max_lines: int = MAX_LINES) -> Capture:
+    """Read a capture. Raises CaptureError or CaptureVersionError if that is not possible."""
     path = Path(path)
     try:
         with open(path, "rb") as file, no_garbage_collection():
-            return _Reader(path, max_rows).read(file)
+            return _Reader(path, max_lines).read(file)
     except FileNotFoundError:
-        raise CaptureError(f"{path} does not exist: check the path") from None
+        raise CaptureError(f"{path} does not exist. Check the path.") from None
     except IsADirectoryError:
-        raise CaptureError(f"{path} is a folder: give a capture in it") from None
+        raise CaptureError(f"{path} is a directory. Give the path of a capture in it.") from None
     except OSError as error:
-        raise CaptureError(f"{path} cannot be read ({error.strerror or error})") from None
+        raise CaptureError(f"Cannot read {path}: {error.strerror or error}.") from None
 
 
 class _Reader:
-    def __init__(self, path: Path, max_rows: int) -> None:
+    def __init__(self, path: Path, max_lines: int) -> None:
         self._path = path
-        self._max_rows = max_rows
+        self._max_lines = max_lines
         self._run: dict[str, Any] | None = None
         self._events: list[Event] = []
         self._dropped = 0
         self._position = 0
-        """Which event of the run comes next."""
+        """The number of the next event of the run."""
         self._in_gap = False
         self._steps_only = False
         self._known: dict[Site, Site] = {}
-        self._decoder = RowDecoder(0, self._known, state_first=True)
-        self._alive = _Alive()
+        self._decoder = LineDecoder(0, self._known, state_first=True)
+        self._alive = _LiveStorages()
 
     def read(self, file: BinaryIO) -> Capture:
-        with suppress(BadRow):  # the file breaks off there
+        with suppress(InvalidLine):  # the file is valid up to here
             self._read_chunks(file)
         if self._run is None:
             file.seek(0)
-            raise CaptureError(_why_no_capture(self._path, file.read(4096)))
+            raise CaptureError(_not_a_capture(self._path, file.read(4096)))
         return Capture(
             path=self._path,
             run=self._run,
@@ -91,41 +91,41 @@ class _Reader:
         )
 
     def _read_chunks(self, file: BinaryIO) -> None:
-        rows_read = 0
+        lines_read = 0
         for begins, lines in _lines(file, self._path):
             if begins:
                 self._begin_chunk(_parse(lines.pop(0)))
-            rows_read += len(lines)
-            if rows_read > self._max_rows:
+            lines_read += len(lines)
+            if lines_read > self._max_lines:
                 raise CaptureError(
-                    f"{self._path} holds more than {self._max_rows:,} rows, too many to read at once: "
-                    "record the run again with a lower limit on the size of its capture"
+                    f"{self._path} contains more than {self._max_lines:,} lines, which is too many to read. "
+                    "Record the run again with a smaller maximum size."
                 )
-            rows, sound = _parse_all(lines)
+            rows, all_valid = _parse_all(lines)
             self._decode(rows)
             if self._decoder.ended:
                 return
-            if not sound:
-                raise BadRow
+            if not all_valid:
+                raise InvalidLine
 
     def _begin_chunk(self, header: Any) -> None:
         if not isinstance(header, dict) or header.get("format") != FORMAT:
-            raise BadRow
+            raise InvalidLine
         if self._run is None and header.get("version") != VERSION:
-            raise CaptureVersionError(_why_other_version(self._path, header.get("version")))
+            raise CaptureVersionError(_other_version(self._path, header.get("version")))
         run, first_event, time = header.get("run"), header.get("first_event"), header.get("time")
         if not (isinstance(run, dict) and type(first_event) is int and type(time) is int):
-            raise BadRow
+            raise InvalidLine
         missing = first_event - self._position
         if missing < 0:
-            raise BadRow
+            raise InvalidLine
         self._run = run
         self._steps_only = header.get("holds") == "steps"
-        self._decoder = RowDecoder(time, self._known, state_first=not self._steps_only)
+        self._decoder = LineDecoder(time, self._known, state_first=not self._steps_only)
         if self._steps_only:
             number, until, every = header.get("events"), header.get("until"), header.get("every")
             if not (type(number) is type(until) is type(every) is int):
-                raise BadRow
+                raise InvalidLine
             missing += number
             self._enter_gap(time, missing, every)
         elif missing:
@@ -134,17 +134,17 @@ class _Reader:
         self._position += missing
 
     def _decode(self, rows: list[Any]) -> None:
-        fresh: list[Event] = []
+        decoded: list[Event] = []
         try:
-            self._decoder.decode(rows, fresh)
+            self._decoder.decode(rows, decoded)
         finally:
             if self._steps_only:
-                self._dropped -= len(fresh)
+                self._dropped -= len(decoded)
             else:
-                self._position += len(fresh)
+                self._position += len(decoded)
                 if self._in_gap and self._decoder.begun:
                     self._leave_gap()
-            self._events += fresh
+            self._events += decoded
 
     def _enter_gap(self, microseconds: int, missing: int, every: int = 1) -> None:
         if not self._in_gap:
@@ -159,8 +159,8 @@ class _Reader:
         self._in_gap = False
 
 
-class _Alive:
-    """What is alive where the events stop, so that a gap can be bridged."""
+class _LiveStorages:
+    """The live storages before a gap, from which the changes during the gap are computed."""
 
     def __init__(self) -> None:
         self._folded = 0
@@ -197,51 +197,53 @@ class _Alive:
 
 
 def _lines(file: BinaryIO, path: Path) -> Iterator[tuple[bool, list[bytes]]]:
-    """The complete lines of each chunk, in batches, and whether a batch begins a chunk; ends where the file breaks."""
+    """The complete lines of the file in batches, each with whether it starts a chunk. Stops at damaged data."""
     current, begins, rest = -1, True, b""
-    for chunk, text in _unpacked(file, path):
+    for chunk, text in _decompressed(file, path):
         if chunk != current:
             current, begins, rest = chunk, True, b""
         *lines, rest = (rest + text).split(b"\n")
         if lines:
             yield begins, lines
             begins = False
-        if len(rest) > _LONGEST_LINE:
+        if len(rest) > _MAX_LINE:
             return
 
 
-def _unpacked(file: BinaryIO, path: Path) -> Iterator[tuple[int, bytes]]:
-    """The text of the file in pieces, each with the number of the gzip member that it comes from."""
-    chunk = packed = unpacked = 0
-    unpacker = zlib.decompressobj(31)
-    while piece := file.read(_PIECE):
-        packed += len(piece)
-        while piece:
-            before = unpacker.copy()
+def _decompressed(file: BinaryIO, path: Path) -> Iterator[tuple[int, bytes]]:
+    """The decompressed data in parts, each with the number of its gzip member."""
+    chunk = bytes_read = bytes_decompressed = 0
+    decompressor = zlib.decompressobj(31)
+    while data := file.read(_READ_SIZE):
+        bytes_read += len(data)
+        while data:
+            before = decompressor.copy()
             try:
-                text = unpacker.decompress(piece, 4 * _PIECE)
+                text = decompressor.decompress(data, 4 * _READ_SIZE)
             except zlib.error:
-                yield chunk, _unpack_until_damage(before, piece)
+                yield chunk, _decompress_until_damage(before, data)
                 return
-            unpacked += len(text)
-            if unpacked > 64 * MiB + _HIGHEST_RATIO * packed:
-                raise CaptureError(f"{path} unpacks to an absurd size: it is damaged, or was made to do harm")
+            bytes_decompressed += len(text)
+            if bytes_decompressed > 64 * MiB + _MAX_RATIO * bytes_read:
+                raise CaptureError(
+                    f"{path} decompresses to an unreasonable size. It is damaged or malicious; do not use it."
+                )
             yield chunk, text
-            if unpacker.eof:
-                piece = unpacker.unused_data
-                unpacker = zlib.decompressobj(31)
+            if decompressor.eof:
+                data = decompressor.unused_data
+                decompressor = zlib.decompressobj(31)
                 chunk += 1
             else:
-                piece = unpacker.unconsumed_tail
-    yield chunk, unpacker.flush()
+                data = decompressor.unconsumed_tail
+    yield chunk, decompressor.flush()
 
 
-def _unpack_until_damage(unpacker: "zlib._Decompress", piece: bytes) -> bytes:
-    """What `piece` holds before the byte at which it is damaged."""
+def _decompress_until_damage(decompressor: "zlib._Decompress", data: bytes) -> bytes:
+    """The content of `data` before the first damaged byte."""
     text = b""
     with suppress(zlib.error):
-        for position in range(len(piece)):
-            text += unpacker.decompress(piece[position : position + 1])
+        for position in range(len(data)):
+            text += decompressor.decompress(data[position : position + 1])
     return text
 
 
@@ -249,42 +251,42 @@ def _parse(line: bytes) -> Any:
     try:
         return json.loads(line.decode())
     except (ValueError, RecursionError) as error:
-        raise BadRow from error
+        raise InvalidLine from error
 
 
 def _parse_all(lines: list[bytes]) -> tuple[list[Any], bool]:
-    """The rows that `lines` say up to the first bad one, and whether there is none."""
-    try:  # all at once is several times as fast as one by one
+    """The values of `lines` up to the first invalid one, and whether all are valid."""
+    try:  # several times as fast as one by one
         return list(json.loads("[" + b",".join(lines).decode() + "]")), True
     except (ValueError, RecursionError):
         rows: list[Any] = []
-        with suppress(BadRow):
+        with suppress(InvalidLine):
             for line in lines:
                 rows.append(_parse(line))
         return rows, False
 
 
-def _why_no_capture(path: Path, start: bytes) -> str:
+def _not_a_capture(path: Path, start: bytes) -> str:
     if not start:
-        return f"{path} is empty: the run ended before anything was recorded; run it again"
+        return f"{path} is empty: the run ended before anything was recorded. Run it again."
     opening = b'{"format":"' + FORMAT.encode()
-    text = _unpack_until_damage(zlib.decompressobj(31), start)
+    text = _decompress_until_damage(zlib.decompressobj(31), start)
     if (
         start[:2] == b"\x1f\x8b"[: len(start)]
         and opening.startswith(text[: len(opening)])
         and b"\n" not in text
     ):
-        return f"{path} breaks off before its first line: the run was killed as it began; run it again"
-    return f"{path} is no capture of Legroom: give a file that `legroom run` wrote"
+        return f"{path} is incomplete: the run was killed before anything was recorded. Run it again."
+    return f"{path} is not a Legroom capture. Give a file that `legroom run` wrote."
 
 
-def _why_other_version(path: Path, version: Any) -> str:
+def _other_version(path: Path, version: Any) -> str:
     if type(version) is int and version > VERSION:
         return (
-            f"{path} was written by a newer Legroom (its format is {version}, this one reads {VERSION}): "
-            "upgrade with pip install -U legroom"
+            f"{path} was written by a newer version of Legroom (capture format {version}; this version reads "
+            f"{VERSION}). Upgrade with `pip install -U legroom`."
         )
     return (
-        f"{path} was written by another version of Legroom (its format is not {VERSION}): "
-        "record the run again with this one"
+        f"{path} was written by an older version of Legroom (this version reads capture format {VERSION}). "
+        "Record the run again."
     )

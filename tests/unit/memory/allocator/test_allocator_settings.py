@@ -32,23 +32,23 @@ class TestValues:
             ("pinned_use_background_threads:True,release_lock_on_cudamalloc:True", AllocatorSettings()),
         ],
     )
-    def test_a_text_stands_for_these_settings(self, text: str, settings: AllocatorSettings) -> None:
+    def test_settings_are_parsed(self, text: str, settings: AllocatorSettings) -> None:
         assert AllocatorSettings.parse(text) == settings
 
-    def test_the_size_of_large_segments_moves_what_else_is_measured_by_it(self) -> None:
+    def test_the_size_of_large_segments_changes_the_related_thresholds(self) -> None:
         settings = AllocatorSettings.parse("large_segment_size_mb:64")
 
         assert (settings.large_segment_size, settings.max_non_split_rounding) == (64 * MiB, 64 * MiB)
 
-    def test_one_number_of_divisions_holds_for_all_sizes(self) -> None:
+    def test_one_number_of_divisions_applies_to_all_sizes(self) -> None:
         assert AllocatorSettings.parse("roundup_power2_divisions:8").roundup_power2_divisions == (8,) * 16
 
-    def test_a_list_of_divisions_goes_by_intervals(self) -> None:
+    def test_a_list_of_divisions_applies_by_interval(self) -> None:
         settings = AllocatorSettings.parse("roundup_power2_divisions:[256:1,512:2,1024:4,>:8]")
 
         assert settings.roundup_power2_divisions == (1,) * 9 + (2, 4) + (8,) * 5
 
-    def test_a_list_leaves_intervals_that_it_does_not_name_as_they_were(self) -> None:
+    def test_intervals_that_a_list_omits_are_unchanged(self) -> None:
         settings = AllocatorSettings.parse("roundup_power2_divisions:[4:8,64:2]")
 
         assert settings.roundup_power2_divisions == (8, 8, 8, 0, 0, 0, 2) + (0,) * 9
@@ -83,7 +83,7 @@ class TestBadValues:
             ("expandable_segments:True:max_split_size_mb", "a comma belongs there"),
         ],
     )
-    def test_a_sentence_says_what_is_wrong(self, text: str, sentence: str) -> None:
+    def test_an_invalid_setting_is_rejected(self, text: str, sentence: str) -> None:
         with pytest.raises(UsageError) as error:
             AllocatorSettings.parse(text)
 
@@ -91,14 +91,14 @@ class TestBadValues:
 
 
 class TestEnvironment:
-    def test_without_a_variable_all_is_as_torch_has_it(self) -> None:
+    def test_without_the_variable_the_defaults_apply(self) -> None:
         assert AllocatorSettings.from_environment({}) == AllocatorSettings()
 
     @pytest.mark.parametrize("name", ENVIRONMENT_NAMES)
-    def test_every_name_is_read(self, name: str) -> None:
+    def test_every_variable_name_is_read(self, name: str) -> None:
         assert AllocatorSettings.from_environment({name: "expandable_segments:True"}).expandable_segments
 
-    def test_the_older_name_wins_even_when_empty(self) -> None:
+    def test_the_older_name_has_precedence_even_if_empty(self) -> None:
         settings = AllocatorSettings.from_environment(
             {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "PYTORCH_CUDA_ALLOC_CONF": ""}
         )
@@ -112,12 +112,12 @@ class TestEnvironment:
     @pytest.mark.parametrize(
         ("version", "ties"), [("2.11.0+cu130", "address"), ("2.13.0", "age"), ("3.0", "age")]
     )
-    def test_the_version_of_torch_decides_about_ties(self, version: str, ties: str) -> None:
+    def test_the_torch_version_decides_how_ties_are_resolved(self, version: str, ties: str) -> None:
         assert ties_of(version) == AllocatorSettings.from_environment({}, version).ties == ties
 
 
 class TestChangesWhileRunning:
-    def test_options_of_segments_are_kept_and_the_others_reset(self) -> None:
+    def test_changed_settings_keep_the_segment_options(self) -> None:
         before = AllocatorSettings.parse(
             "expandable_segments:True,max_split_size_mb:64,large_segment_size_mb:32"
         )
@@ -133,12 +133,12 @@ class TestChangesWhileRunning:
 
 
 class TestPlainData:
-    def test_settings_survive_the_way_into_a_file_and_back(self) -> None:
+    def test_settings_are_read_back_from_a_file(self) -> None:
         settings = AllocatorSettings.parse("roundup_power2_divisions:[64:2,>:8],max_split_size_mb:99")
 
         assert AllocatorSettings.from_dict(settings.as_dict()) == settings
 
-    def test_names_of_a_later_version_are_left_aside(self) -> None:
+    def test_options_of_a_later_version_are_ignored(self) -> None:
         assert AllocatorSettings.from_dict({"expandable_segments": True, "colour": "red"}).expandable_segments
 
 
@@ -188,7 +188,7 @@ class TestAgainstTorch:
             "pinned_use_background_threads:True",
         ],
     )
-    def test_what_torch_refuses_is_refused_and_nothing_else(self, text: str) -> None:
+    def test_exactly_the_values_that_torch_rejects_are_rejected(self, text: str) -> None:
         torch._C._accelerator_setAllocatorSettings("large_segment_size_mb:20")
         try:
             torch._C._accelerator_setAllocatorSettings(text)
@@ -203,7 +203,7 @@ class TestAgainstTorch:
 
         assert accepted == torch_accepts
 
-    def test_torch_too_prefers_the_older_name(self) -> None:
+    def test_torch_also_prefers_the_older_name(self) -> None:
         code = "import torch; print(torch._C._accelerator_getAllocatorSettings())"
         environment = {name: f"max_split_size_mb:{64 + n}" for n, name in enumerate(ENVIRONMENT_NAMES)}
 

@@ -1,4 +1,4 @@
-"""Events for tests: a few made by hand, a training run made by a loop, and any at all made by hypothesis."""
+"""Events for tests: single events, the events of a training loop, and hypothesis strategies."""
 
 from collections.abc import Iterator
 from dataclasses import fields
@@ -69,7 +69,7 @@ def oom(*, time: float = 0.0, device: int = 0, at_step: int = 0) -> Oom:
 
 
 def training(steps: int, *, allocations: int = 200, leak: bool = False) -> Iterator[Event]:
-    """A loop that keeps half of what a forward pass makes until the backward pass, and with `leak` one for ever."""
+    """A training loop that keeps half of its forward allocations until the backward pass. `leak`: one is never freed."""
     time, id = 0.0, 0
     yield Segment(time, 0, 2 << 20)
     for number in range(steps):
@@ -92,7 +92,7 @@ def training(steps: int, *, allocations: int = 200, leak: bool = False) -> Itera
         yield step(number, time=round(time, 6))
 
 
-# Times are kept to the microsecond.
+# Captures store times in microseconds.
 _times = st.integers(0, 10**10).map(lambda microseconds: microseconds / 1e6)
 _sizes = st.integers(0, 1 << 45)
 _devices = st.integers(0, 3)

@@ -21,7 +21,7 @@ class TestRounding:
 
         assert (block.requested, block.size) == (asked, charged)
 
-    def test_a_rest_too_small_to_split_off_is_charged(self) -> None:
+    def test_a_remainder_too_small_to_split_off_is_charged(self) -> None:
         allocator = Allocator()
 
         block = allocator.malloc(19 * MiB + 512 * KiB)
@@ -43,7 +43,7 @@ class TestSegments:
             (101 * MiB, 102 * MiB),
         ],
     )
-    def test_a_first_request_takes_a_segment_of_this_size(self, asked: int, segment: int) -> None:
+    def test_the_size_of_the_first_segment(self, asked: int, segment: int) -> None:
         allocator = Allocator()
 
         allocator.malloc(asked)
@@ -66,7 +66,7 @@ class TestSegments:
 
         assert allocator.reserved == 40 * MiB
 
-    def test_the_device_is_told_of_every_segment_taken_and_given_back(self) -> None:
+    def test_the_callback_receives_every_segment_change(self) -> None:
         told: list[int] = []
         allocator = Allocator(on_segment=told.append)
 
@@ -76,14 +76,14 @@ class TestSegments:
 
         assert told == [30 * MiB, 2 * MiB, -30 * MiB]
 
-    def test_segments_lie_where_the_caller_says(self) -> None:
+    def test_segments_are_placed_at_given_addresses(self) -> None:
         allocator = Allocator(base_address=lambda size, stream: 0x1000_0000 + size + stream)
 
         assert allocator.malloc(30 * MiB, stream=2).address == 0x1000_0000 + 30 * MiB + 2
 
 
 class TestBestFit:
-    def test_the_smallest_free_block_that_fits_is_taken(self) -> None:
+    def test_the_smallest_free_block_that_fits_is_used(self) -> None:
         allocator = Allocator()
         held = [allocator.malloc(size * MiB) for size in (50, 30, 40)]
         for block in held:
@@ -91,7 +91,7 @@ class TestBestFit:
 
         assert allocator.malloc(30 * MiB).address == held[1].address
 
-    def test_among_equals_the_older_segment_is_taken(self) -> None:
+    def test_among_equal_blocks_the_older_segment_is_used(self) -> None:
         allocator = Allocator()
         older, newer = allocator.malloc(30 * MiB), allocator.malloc(30 * MiB)
         allocator.free(newer)
@@ -100,7 +100,7 @@ class TestBestFit:
         assert newer.address < older.address
         assert allocator.malloc(30 * MiB).address == older.address
 
-    def test_the_rest_of_a_large_block_is_split_off_when_above_one_mebibyte(self) -> None:
+    def test_the_remainder_of_a_large_block_is_split_off_above_1_mib(self) -> None:
         allocator = Allocator()
 
         first, second = allocator.malloc(2 * MiB), allocator.malloc(3 * MiB)
@@ -108,7 +108,7 @@ class TestBestFit:
         assert second.address == first.address + 2 * MiB
         assert allocator.reserved == 20 * MiB
 
-    def test_the_rest_of_a_small_block_is_split_off_from_512_bytes_on(self) -> None:
+    def test_the_remainder_of_a_small_block_is_split_off_from_512_bytes(self) -> None:
         allocator = Allocator()
 
         first, second = allocator.malloc(MiB), allocator.malloc(MiB - 512)
@@ -118,7 +118,7 @@ class TestBestFit:
 
 
 class TestFree:
-    def test_neighbours_merge_on_both_sides(self) -> None:
+    def test_adjacent_free_blocks_are_merged(self) -> None:
         allocator = Allocator()
         blocks = [allocator.malloc(4 * MiB) for _ in range(5)]
         allocator.free(blocks[1])
@@ -137,7 +137,7 @@ class TestFree:
 
         assert (before, allocator.reserved) == (30 * MiB, 0)
 
-    def test_emptying_the_cache_keeps_segments_that_are_partly_in_use(self) -> None:
+    def test_empty_cache_keeps_partly_used_segments(self) -> None:
         allocator = Allocator()
         kept = allocator.malloc(4 * MiB)
         allocator.free(allocator.malloc(4 * MiB))
@@ -155,7 +155,7 @@ class TestFree:
         with pytest.raises(ValueError, match="it is not allocated"):
             allocator.free(block)
 
-    def test_a_block_freed_in_the_middle_of_a_request_is_free_after_it(self) -> None:
+    def test_a_block_freed_during_an_allocation_is_free_afterwards(self) -> None:
         allocator = Allocator(on_segment=lambda _: allocator.free(victims.pop()) if victims else None)
         victims: list[Block] = []
         victims.append(allocator.malloc(4 * MiB))
@@ -165,7 +165,7 @@ class TestFree:
         assert allocator.allocated == kept.size
         assert allocator.cached == 20 * MiB
 
-    def test_dead_owners_found_by_the_garbage_collector_disturb_nothing(self) -> None:
+    def test_frees_by_the_garbage_collector_during_an_allocation_are_safe(self) -> None:
         class Owner:
             pass
 
@@ -191,7 +191,7 @@ class TestFree:
 
 
 class TestStreams:
-    def test_a_block_used_on_another_stream_is_not_used_again_before_the_next_request(self) -> None:
+    def test_a_block_used_on_another_stream_is_reused_only_after_the_next_allocation(self) -> None:
         allocator = Allocator()
         block = allocator.malloc(30 * MiB)
         allocator.record_stream(block, 5)
@@ -203,7 +203,7 @@ class TestStreams:
         assert allocator.largest_free_block == 0
         assert allocator.malloc(30 * MiB).address == block.address
 
-    def test_use_on_its_own_stream_is_nothing_to_wait_for(self) -> None:
+    def test_use_on_its_own_stream_does_not_delay_reuse(self) -> None:
         allocator = Allocator()
         block = allocator.malloc(30 * MiB, stream=5)
         allocator.record_stream(block, 5)
@@ -212,7 +212,7 @@ class TestStreams:
 
         assert allocator.largest_free_block == 30 * MiB
 
-    def test_where_streams_lag_behind_a_block_waits_until_it_is_said_to_be_done(self) -> None:
+    def test_with_asynchronous_streams_a_block_is_reused_only_after_its_stream_is_done(self) -> None:
         allocator = Allocator(streams_keep_up=False)
         block = allocator.malloc(30 * MiB)
         allocator.record_stream(block, 5)
@@ -224,7 +224,7 @@ class TestStreams:
         assert other.address != block.address
         assert allocator.malloc(30 * MiB).address == block.address
 
-    def test_a_full_device_waits_for_other_streams(self) -> None:
+    def test_a_full_device_synchronizes_other_streams(self) -> None:
         allocator = Allocator(40 * MiB, streams_keep_up=False)
         block = allocator.malloc(30 * MiB)
         allocator.record_stream(block, 5)
@@ -236,7 +236,7 @@ class TestStreams:
 
 
 class TestFullDevice:
-    def test_free_segments_are_given_back_before_a_request_fails(self) -> None:
+    def test_free_segments_are_released_before_an_allocation_fails(self) -> None:
         allocator = Allocator(50 * MiB)
         allocator.free(allocator.malloc(30 * MiB))
 
@@ -245,7 +245,7 @@ class TestFullDevice:
         assert allocator.reserved == 40 * MiB
         assert (allocator.num_alloc_retries, allocator.num_ooms) == (1, 0)
 
-    def test_a_failure_tells_what_was_asked_for_and_what_of_the_device(self) -> None:
+    def test_a_failure_has_the_requested_and_the_segment_size(self) -> None:
         allocator = Allocator(10 * MiB)
 
         with pytest.raises(AllocationFailed) as failure:
@@ -254,7 +254,7 @@ class TestFullDevice:
         assert (failure.value.requested, failure.value.segment_bytes) == (3 * MiB, 20 * MiB)
         assert allocator.num_ooms == 1
 
-    def test_the_run_goes_on_after_a_failure(self) -> None:
+    def test_allocations_continue_after_a_failure(self) -> None:
         allocator = Allocator(64 * MiB)
         held = [allocator.malloc(30 * MiB), allocator.malloc(30 * MiB)]
         with pytest.raises(AllocationFailed):
@@ -277,14 +277,14 @@ class TestFullDevice:
 
 
 class TestFraction:
-    def test_a_fraction_is_of_the_total_and_not_of_what_the_process_can_have(self) -> None:
+    def test_the_memory_fraction_is_of_the_total(self) -> None:
         allocator = Allocator(7 * GiB, total=8 * GiB)
 
         allocator.set_memory_fraction(0.5)
 
         assert allocator.limit == 4 * GiB
 
-    def test_a_request_beyond_the_fraction_fails_though_the_device_has_room(self) -> None:
+    def test_an_allocation_beyond_the_memory_fraction_fails(self) -> None:
         allocator = Allocator(100 * MiB)
         allocator.set_memory_fraction(0.5)
         allocator.malloc(40 * MiB)
@@ -292,7 +292,7 @@ class TestFraction:
         with pytest.raises(AllocationFailed):
             allocator.malloc(12 * MiB)
 
-    def test_a_fraction_of_one_lifts_the_limit(self) -> None:
+    def test_a_fraction_of_one_removes_the_limit(self) -> None:
         allocator = Allocator(100 * MiB)
         allocator.set_memory_fraction(0.5)
 
@@ -300,11 +300,11 @@ class TestFraction:
 
         assert allocator.limit == 100 * MiB
 
-    def test_a_number_that_is_no_fraction_is_refused(self) -> None:
+    def test_an_invalid_fraction_is_rejected(self) -> None:
         with pytest.raises(UsageError, match=r"between 0 and 1: 1\.5 does not"):
             Allocator(GiB).set_memory_fraction(1.5)
 
-    def test_a_device_without_a_size_has_no_fractions(self) -> None:
+    def test_a_device_without_a_size_rejects_a_fraction(self) -> None:
         with pytest.raises(UsageError, match="give the device a capacity"):
             Allocator().set_memory_fraction(0.5)
 
@@ -336,7 +336,7 @@ class TestFigures:
         assert allocator.fragmented == 16 * MiB
         assert allocator.reserved == 50 * MiB
 
-    def test_accumulated_figures_can_be_reset(self) -> None:
+    def test_accumulated_statistics_can_be_reset(self) -> None:
         allocator = Allocator()
         kept = allocator.malloc(30 * MiB)
         allocator.reset_accumulated()

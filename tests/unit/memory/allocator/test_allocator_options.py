@@ -12,7 +12,7 @@ def allocator_with(text: str, capacity: int | None = None) -> Allocator:
 
 
 class TestMaxSplitSize:
-    def test_a_block_of_that_size_is_not_split_for_a_smaller_request(self) -> None:
+    def test_a_block_above_the_limit_is_not_split(self) -> None:
         allocator = allocator_with("max_split_size_mb:64")
         allocator.free(allocator.malloc(100 * MiB))
 
@@ -20,7 +20,7 @@ class TestMaxSplitSize:
 
         assert allocator.reserved == 130 * MiB
 
-    def test_a_block_below_it_is_split(self) -> None:
+    def test_a_block_below_the_limit_is_split(self) -> None:
         allocator = allocator_with("max_split_size_mb:64")
         allocator.free(allocator.malloc(60 * MiB))
 
@@ -28,13 +28,13 @@ class TestMaxSplitSize:
 
         assert allocator.reserved == 60 * MiB
 
-    def test_a_larger_block_serves_a_request_of_nearly_its_size_whole(self) -> None:
+    def test_an_oversize_block_serves_a_request_of_similar_size_without_splitting(self) -> None:
         allocator = allocator_with("max_split_size_mb:64")
         allocator.free(allocator.malloc(100 * MiB))
 
         assert allocator.malloc(90 * MiB).size == 100 * MiB
 
-    def test_a_block_larger_by_twenty_mebibytes_does_not(self) -> None:
+    def test_a_block_more_than_20_mib_larger_is_not_used(self) -> None:
         allocator = allocator_with("max_split_size_mb:64")
         allocator.free(allocator.malloc(100 * MiB))
 
@@ -42,13 +42,13 @@ class TestMaxSplitSize:
 
         assert allocator.reserved == 180 * MiB
 
-    def test_max_non_split_rounding_says_by_how_much_it_may_be_larger(self) -> None:
+    def test_max_non_split_rounding_limits_the_difference(self) -> None:
         allocator = allocator_with("max_split_size_mb:64,max_non_split_rounding_mb:30")
         allocator.free(allocator.malloc(100 * MiB))
 
         assert allocator.malloc(80 * MiB).size == 100 * MiB
 
-    def test_on_a_full_device_one_sufficient_oversize_block_is_given_back_and_no_other(self) -> None:
+    def test_a_full_device_releases_one_sufficient_oversize_block(self) -> None:
         allocator = allocator_with("max_split_size_mb:64", 400 * MiB)
         for block in [allocator.malloc(size * MiB) for size in (100, 150, 40)]:
             allocator.free(block)
@@ -58,7 +58,7 @@ class TestMaxSplitSize:
         assert allocator.num_alloc_retries == 0
         assert allocator.reserved == (100 + 40 + 126) * MiB
 
-    def test_on_a_full_device_oversize_blocks_go_largest_first_until_enough_is_free(self) -> None:
+    def test_a_full_device_releases_oversize_blocks_largest_first(self) -> None:
         allocator = allocator_with("max_split_size_mb:64", 300 * MiB)
         for block in [allocator.malloc(size * MiB) for size in (70, 90, 80, 40)]:
             allocator.free(block)
@@ -92,12 +92,10 @@ class TestRoundupPower2Divisions:
             (2000, 2048),
         ],
     )
-    def test_sizes_go_up_to_the_next_division_of_the_doubling_they_lie_in(
-        self, asked: int, charged: int
-    ) -> None:
+    def test_sizes_are_rounded_up_to_the_next_power_of_two_division(self, asked: int, charged: int) -> None:
         assert allocator_with("roundup_power2_divisions:4").malloc(asked).size == charged
 
-    def test_a_list_holds_for_its_intervals_only(self) -> None:
+    def test_a_list_applies_to_its_intervals_only(self) -> None:
         allocator = allocator_with("roundup_power2_divisions:[16:1,32:2,>:1]")
 
         assert allocator.malloc(17 * MiB).size == 18 * MiB
@@ -114,7 +112,7 @@ class TestGarbageCollection:
         allocator.set_limit(190 * MiB)
         return allocator
 
-    def test_segments_idle_for_longer_than_the_average_are_given_back(self) -> None:
+    def test_segments_idle_for_longer_than_the_average_are_released(self) -> None:
         told: list[int] = []
         allocator = self.make(told)
         idle, busy = allocator.malloc(50 * MiB), allocator.malloc(60 * MiB)
@@ -128,7 +126,7 @@ class TestGarbageCollection:
 
         assert told == [50 * MiB, 60 * MiB, -50 * MiB, 62 * MiB]
 
-    def test_below_the_threshold_the_cache_is_left_alone(self) -> None:
+    def test_below_the_threshold_the_cache_is_kept(self) -> None:
         allocator = self.make()
         allocator.free(allocator.malloc(40 * MiB))
 
@@ -136,7 +134,7 @@ class TestGarbageCollection:
 
         assert allocator.reserved == 90 * MiB
 
-    def test_above_the_threshold_idle_segments_go_before_a_new_one_is_taken(self) -> None:
+    def test_above_the_threshold_idle_segments_are_released_first(self) -> None:
         allocator = self.make()
         allocator.free(allocator.malloc(100 * MiB))
 
@@ -155,7 +153,7 @@ class TestGarbageCollection:
 
 
 class TestLargeSegmentSize:
-    def test_requests_between_one_and_ten_mebibytes_take_such_a_segment(self) -> None:
+    def test_requests_from_1_to_10_mib_use_a_large_segment(self) -> None:
         allocator = allocator_with("large_segment_size_mb:64")
 
         allocator.malloc(2 * MiB)
@@ -166,12 +164,12 @@ class TestLargeSegmentSize:
 
 
 class TestFractionOption:
-    def test_it_limits_from_the_start(self) -> None:
+    def test_the_limit_applies_from_the_start(self) -> None:
         assert allocator_with("per_process_memory_fraction:0.25", 400 * MiB).limit == 100 * MiB
 
 
 class TestExpandableSegments:
-    def test_memory_grows_by_pages_of_2_and_20_mebibytes(self) -> None:
+    def test_segments_grow_by_pages_of_2_and_20_mib(self) -> None:
         allocator = allocator_with("expandable_segments:True")
 
         allocator.malloc(1)
@@ -180,7 +178,7 @@ class TestExpandableSegments:
 
         assert (small, allocator.reserved) == (2 * MiB, 42 * MiB)
 
-    def test_a_growing_request_uses_the_free_end_of_the_segment(self) -> None:
+    def test_a_larger_request_uses_the_free_end_of_the_segment(self) -> None:
         allocator = allocator_with("expandable_segments:True")
         first = allocator.malloc(15 * MiB)
 
@@ -189,12 +187,12 @@ class TestExpandableSegments:
         assert second.address == first.address + 15 * MiB
         assert allocator.reserved == 40 * MiB
 
-    def test_rests_are_split_off_from_512_bytes_on(self) -> None:
+    def test_remainders_are_split_off_from_512_bytes(self) -> None:
         allocator = allocator_with("expandable_segments:True")
 
         assert allocator.malloc(20 * MiB - 512).size == 20 * MiB - 512
 
-    def test_emptying_the_cache_gives_back_wholly_free_pages_only(self) -> None:
+    def test_empty_cache_releases_only_completely_free_pages(self) -> None:
         allocator = allocator_with("expandable_segments:True")
         blocks = [allocator.malloc(10 * MiB) for _ in range(10)]
         for block in blocks[1:7]:
@@ -208,7 +206,7 @@ class TestExpandableSegments:
         assert allocator.allocated == 40 * MiB
         assert allocator.fragmented == 20 * MiB
 
-    def test_gaps_that_were_given_back_are_filled_first(self) -> None:
+    def test_released_pages_are_mapped_first(self) -> None:
         allocator = allocator_with("expandable_segments:True")
         blocks = [allocator.malloc(20 * MiB) for _ in range(5)]
         allocator.free(blocks[1])
@@ -217,7 +215,7 @@ class TestExpandableSegments:
 
         assert allocator.malloc(40 * MiB).address == blocks[1].address
 
-    def test_a_segment_with_no_page_left_is_forgotten(self) -> None:
+    def test_a_segment_without_pages_is_removed(self) -> None:
         allocator = allocator_with("expandable_segments:True")
         allocator.free(allocator.malloc(100 * MiB))
 
@@ -225,7 +223,7 @@ class TestExpandableSegments:
 
         assert (allocator.reserved, allocator.segments()) == (0, [])
 
-    def test_a_larger_gap_fits_better_than_the_end_of_the_segment_which_can_grow(self) -> None:
+    def test_a_larger_gap_is_preferred_to_the_end_of_the_segment(self) -> None:
         allocator = allocator_with("expandable_segments:True")
         gap = allocator.malloc(15 * MiB)
         for size in (5, 8):
@@ -237,7 +235,7 @@ class TestExpandableSegments:
         # The end has 12 MiB mapped: closer to 11 than the gap's 15, were it not for all that it could grow to.
         assert allocator.malloc(11 * MiB).address == address
 
-    def test_a_full_device_gives_back_pages_of_other_streams(self) -> None:
+    def test_a_full_device_releases_pages_of_other_streams(self) -> None:
         allocator = allocator_with("expandable_segments:True", 100 * MiB)
         allocator.free(allocator.malloc(60 * MiB, stream=1))
 
@@ -246,7 +244,7 @@ class TestExpandableSegments:
         assert allocator.reserved == 80 * MiB
         assert allocator.num_alloc_retries == 1
 
-    def test_a_failure_leaves_the_account_right(self) -> None:
+    def test_the_statistics_are_correct_after_a_failure(self) -> None:
         allocator = allocator_with("expandable_segments:True", 100 * MiB)
         held = allocator.malloc(60 * MiB)
 
@@ -257,14 +255,14 @@ class TestExpandableSegments:
 
         assert (allocator.allocated, allocator.reserved) == (0, 0)
 
-    def test_a_request_beyond_any_device_fails(self) -> None:
+    def test_a_request_larger_than_the_address_space_fails(self) -> None:
         with pytest.raises(AllocationFailed):
             allocator_with("expandable_segments:True", 100 * MiB).malloc(1 << 50)
 
-    def test_a_device_without_end_serves_any_request(self) -> None:
+    def test_a_device_without_a_limit_serves_any_request(self) -> None:
         assert allocator_with("expandable_segments:True").malloc(1 << 42).size == 1 << 42
 
-    def test_where_neither_gap_nor_end_has_room_for_a_request_a_second_range_is_opened(self) -> None:
+    def test_a_second_address_range_is_reserved_if_the_first_has_no_room(self) -> None:
         ranges: list[int] = []
 
         def base_address(size: int, stream: int) -> int:
@@ -283,7 +281,7 @@ class TestExpandableSegments:
         assert ranges == [180 * MiB, 180 * MiB]
         assert allocator.reserved == 160 * MiB
 
-    def test_switched_off_while_running_its_blocks_serve_no_new_request(self) -> None:
+    def test_after_switching_off_expandable_blocks_are_not_reused(self) -> None:
         allocator = allocator_with("expandable_segments:True")
         allocator.free(allocator.malloc(40 * MiB))
 

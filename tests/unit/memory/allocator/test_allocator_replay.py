@@ -29,11 +29,11 @@ def rows() -> list[list[Any]]:
     ]
 
 
-def test_a_true_history_agrees() -> None:
+def test_a_correct_history_has_no_mismatch() -> None:
     assert replay(rows(), peaks=(38 * MiB, 50 * MiB)).mismatches == 0
 
 
-def test_without_a_limit_memory_given_back_means_that_the_cache_was_emptied() -> None:
+def test_without_a_limit_released_memory_means_empty_cache() -> None:
     unmarked = [row for row in rows() if row[0] != "empty_cache"]
 
     assert replay([*unmarked, ["segment_alloc", B, 40 * MiB, 0], ["alloc", B, 40 * MiB, 0]]).mismatches == 0
@@ -49,7 +49,7 @@ def test_without_a_limit_memory_given_back_means_that_the_cache_was_emptied() ->
         (7, ["free_requested", 0x1234, 4 * MiB, 0], "0x1234 is freed and was not allocated"),
     ],
 )
-def test_a_false_row_is_reported(number: int, row: list[Any], words: str) -> None:
+def test_a_wrong_entry_is_reported(number: int, row: list[Any], words: str) -> None:
     false = rows()
     false[number] = row
 
@@ -59,7 +59,7 @@ def test_a_false_row_is_reported(number: int, row: list[Any], words: str) -> Non
     assert any(words in example for example in result.examples), result.examples
 
 
-def test_false_peaks_are_reported() -> None:
+def test_wrong_peaks_are_reported() -> None:
     assert "peaks are (1, 2), replayed" in replay(rows(), peaks=(1, 2), with_addresses=False).examples[0]
 
 
@@ -69,8 +69,8 @@ def test_a_request_that_should_have_succeeded_is_reported() -> None:
     assert "31457280 bytes could be allocated, replayed they could not" in result.examples[0]
 
 
-def test_the_wrong_settings_are_noticed() -> None:
-    path = Path(__file__).parents[2] / "data" / "histories" / "h200_max_split_sizes.json.gz"
+def test_wrong_settings_are_detected() -> None:
+    path = Path(__file__).parents[3] / "data" / "histories" / "h200_max_split_sizes.json.gz"
     history = History.read(path)
 
     assert (

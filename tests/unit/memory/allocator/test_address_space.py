@@ -10,31 +10,29 @@ def placed(space: AddressSpace, *sizes: int) -> list[int]:
     return [(space.segment(size * MiB, 0) - first) // MiB for size in sizes]
 
 
-def test_before_kernels_run_segments_go_downwards_in_units_of_32() -> None:
+def test_before_the_first_kernel_segments_are_placed_downwards_in_units_of_32_mib() -> None:
     assert placed(AddressSpace(), 2, 20, 20, 20, 148) == [0, 74, -446, -478, -638]
 
 
-def test_once_kernels_run_a_wide_place_is_filled_upwards_and_then_it_goes_downwards_again() -> None:
+def test_after_the_first_kernel_a_wide_gap_is_filled_upwards_before_segments_go_downwards() -> None:
     space = AddressSpace()
     placed(space, 2, 20, 20, 20)
     space.kernels_run()
     assert placed(space, 66, 148, 198, 98, 50) == [-414, -348, -200, -606, -670]
 
 
-def test_the_lowest_place_that_is_large_enough_is_taken() -> None:
+def test_the_lowest_gap_that_is_large_enough_is_used() -> None:
     space = AddressSpace()
     placed(space, 2, 24)
     assert placed(space, 38, 38, 26, 26, 20) == [-478, -542, -504, -440, -574]
 
 
-def test_a_large_segment_that_comes_first_leaves_its_rest_to_the_small_ones() -> None:
+def test_small_segments_fill_the_remainder_of_a_large_first_segment() -> None:
     large, small = placed(AddressSpace(), 114, 2)
     assert small - large == 114
 
 
-def test_where_the_first_segment_was_larger_than_a_unit_the_wide_place_is_filled_in_units_from_its_top() -> (
-    None
-):
+def test_after_a_large_first_segment_the_wide_gap_is_filled_from_its_top() -> None:
     space = AddressSpace()
     first = placed(space, 100, 2, 20, 2, 20)[0]
     space.kernels_run()
@@ -42,7 +40,7 @@ def test_where_the_first_segment_was_larger_than_a_unit_the_wide_place_is_filled
     assert offsets == [480, 500, 448, -352, 416]
 
 
-def test_a_library_takes_its_place_before_its_workspace() -> None:
+def test_a_library_is_placed_before_its_workspace() -> None:
     space = AddressSpace()
     placed(space, 2, 20)
     space.kernels_run()

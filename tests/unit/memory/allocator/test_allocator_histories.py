@@ -9,7 +9,7 @@ from legroom.memory.allocator.blocks import Block
 from legroom.memory.allocator.replay import History
 from legroom.units import GiB, KiB, MiB
 
-PATHS = sorted((Path(__file__).parents[2] / "data" / "histories").glob("*.json.gz"))
+PATHS = sorted((Path(__file__).parents[3] / "data" / "histories").glob("*.json.gz"))
 NAMES = [path.name.removesuffix(".json.gz") for path in PATHS]
 WITH_STATS = [path for path in PATHS if "_step_" not in path.name]
 ERRORS = [path for path in PATHS if "_error_" in path.name]
@@ -24,7 +24,7 @@ def history(request: pytest.FixtureRequest) -> History:
     return History.read(request.param)
 
 
-def test_recordings_of_every_kind_are_there() -> None:
+def test_there_are_recordings_of_every_kind() -> None:
     kinds = {
         "step",
         "cap",
@@ -40,14 +40,14 @@ def test_recordings_of_every_kind_are_there() -> None:
     assert kinds <= {kind for kind in kinds if any(f"h200_{kind}" in name for name in NAMES)}
 
 
-def test_every_address_every_segment_every_failure_and_both_peaks_agree(history: History) -> None:
+def test_addresses_segments_failures_and_peaks_agree(history: History) -> None:
     result = history.replay()
 
     assert result.mismatches == 0, "\n".join(result.examples)
     assert result.events > 40
 
 
-def test_without_the_addresses_both_peaks_agree(history: History, request: pytest.FixtureRequest) -> None:
+def test_the_peaks_agree_without_recorded_addresses(history: History, request: pytest.FixtureRequest) -> None:
     result = history.replay(with_addresses=False)
 
     if PLACED_BY_CHANCE in request.node.name:
@@ -57,7 +57,7 @@ def test_without_the_addresses_both_peaks_agree(history: History, request: pytes
 
 
 @pytest.mark.parametrize("path", WITH_STATS, ids=lambda path: path.name)
-def test_every_figure_of_memory_stats_agrees(path: Path) -> None:
+def test_memory_stats_agree(path: Path) -> None:
     history = History.read(path)
     # Where several streams are done at once, the order in which their blocks merge is not recorded.
     ignored = "inactive_split" if "streams" in path.name else "nothing"
@@ -71,7 +71,7 @@ def test_every_figure_of_memory_stats_agrees(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", WITH_STATS, ids=lambda path: path.name)
-def test_the_segments_at_the_end_agree_block_by_block(path: Path) -> None:
+def test_the_final_segments_agree_block_by_block(path: Path) -> None:
     history = History.read(path)
 
     segments = history.replay().allocator.segments()
@@ -89,7 +89,7 @@ def test_the_segments_at_the_end_agree_block_by_block(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ERRORS, ids=lambda path: path.name)
-def test_the_figures_in_the_words_of_an_error_agree(path: Path) -> None:
+def test_the_sizes_in_error_messages_agree(path: Path) -> None:
     history = History.read(path)
     allocator = Allocator(history.capacity, settings=history.settings, total=history.total)
     live: dict[int, Block] = {}

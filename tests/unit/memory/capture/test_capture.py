@@ -1,4 +1,4 @@
-"""What is written is what is read, however the run ended."""
+"""Writing a capture and reading it back."""
 
 import gzip
 import json
@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from example_events import alloc, events, oom, step, training
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_events import alloc, events, oom, step, training
 
 from legroom.errors import CaptureError, UsageError
 from legroom.memory.annotations import LoopWatched
@@ -34,7 +34,7 @@ def write(path: Path, stream: list[Event], **options: object) -> Path:
 
 @given(st.lists(events, max_size=40))
 @settings(max_examples=150, deadline=None)
-def test_any_events_come_back_equal(tmp_path_factory: pytest.TempPathFactory, stream: list[Event]) -> None:
+def test_any_events_are_read_back(tmp_path_factory: pytest.TempPathFactory, stream: list[Event]) -> None:
     capture = read_capture(write(tmp_path_factory.mktemp("any") / "run.legroom", stream))
     assert capture.events == stream
     assert [type(event) for event in capture.events] == [type(event) for event in stream]
@@ -42,7 +42,7 @@ def test_any_events_come_back_equal(tmp_path_factory: pytest.TempPathFactory, st
 
 @given(st.lists(events, min_size=1, max_size=60))
 @settings(max_examples=60, deadline=None)
-def test_any_events_come_back_equal_from_many_chunks(
+def test_any_events_are_read_back_from_many_chunks(
     tmp_path_factory: pytest.TempPathFactory, stream: list[Event]
 ) -> None:
     path = tmp_path_factory.mktemp("chunks") / "run.legroom"
@@ -55,21 +55,21 @@ def test_any_events_come_back_equal_from_many_chunks(
     assert read_capture(path).events == stream
 
 
-def test_the_run_is_described(tmp_path: Path) -> None:
+def test_the_description_of_the_run_is_read_back(tmp_path: Path) -> None:
     capture = read_capture(write(tmp_path / "run.legroom", []))
     assert capture.run == RUN
     assert not capture.truncated
     assert capture.dropped == 0
 
 
-def test_gunzip_shows_one_row_a_line(tmp_path: Path) -> None:
+def test_a_decompressed_capture_is_json_lines(tmp_path: Path) -> None:
     path = write(tmp_path / "run.legroom", [alloc(1, 512), Free(0.25, 1)])
     header, *rows = gzip.decompress(path.read_bytes()).decode().splitlines()
     assert json.loads(header)["format"] == "legroom capture"
     assert [json.loads(row)[0] for row in rows] == ["b", "s", "a", "f", "e"]
 
 
-def test_a_file_cut_at_any_byte_reads_as_a_prefix(tmp_path: Path) -> None:
+def test_a_file_truncated_at_any_byte_yields_the_events_before_it(tmp_path: Path) -> None:
     stream = [*training(2, allocations=6), oom(), Holder("losses (list)", 4096, 2, None)]
     path = tmp_path / "run.legroom"
     with CaptureWriter(path, run={}) as writer:
@@ -79,65 +79,67 @@ def test_a_file_cut_at_any_byte_reads_as_a_prefix(tmp_path: Path) -> None:
                 writer.flush()
             if position == 20:
                 assert writer._file is not None
-                writer._file._full = 0  # so that the second chunk is cut too
-    whole, cut = path.read_bytes(), tmp_path / "cut.legroom"
-    begin = whole.index(b"\x00\x00\xff\xff") + 4  # where the first flush ends: what opens the chunk is there
+                writer._file._full = 0  # so that there is a second chunk
+    complete, truncated = path.read_bytes(), tmp_path / "truncated.legroom"
+    begin = (
+        complete.index(b"\x00\x00\xff\xff") + 4
+    )  # the end of the first flush, which contains the start of the chunk
     lengths = []
-    for size in range(begin, len(whole)):
-        cut.write_bytes(whole[:size])
-        capture = read_capture(cut)
+    for size in range(begin, len(complete)):
+        truncated.write_bytes(complete[:size])
+        capture = read_capture(truncated)
         assert capture.events == stream[: len(capture.events)]
         lengths.append(len(capture.events))
     assert lengths == sorted(lengths)
     assert lengths[-1] == len(stream)
 
 
-def test_a_file_cut_before_its_first_line_says_so(tmp_path: Path) -> None:
+def test_a_file_truncated_in_its_first_line_is_rejected(tmp_path: Path) -> None:
     path = write(tmp_path / "run.legroom", list(training(1)))
-    whole = path.read_bytes()
+    complete = path.read_bytes()
     for size in range(1, 60):
-        path.write_bytes(whole[:size])
-        with pytest.raises(CaptureError, match="breaks off before its first line"):
+        path.write_bytes(complete[:size])
+        with pytest.raises(CaptureError, match="is incomplete: the run was killed"):
             read_capture(path)
 
 
-def test_a_file_that_breaks_off_says_so(tmp_path: Path) -> None:
+def test_a_truncated_file_is_marked_as_truncated(tmp_path: Path) -> None:
     path = write(tmp_path / "run.legroom", list(training(3)))
     path.write_bytes(path.read_bytes()[:-30])
     assert read_capture(path).truncated
 
 
-def test_a_damaged_byte_costs_nothing_of_what_came_before_it(tmp_path: Path) -> None:
+def test_events_before_a_damaged_byte_are_read(tmp_path: Path) -> None:
     path = tmp_path / "run.legroom"
     stream = list(training(20))
     with CaptureWriter(path, run={}) as writer:
         for event in stream[:2000]:
             writer.write(event)
         writer.flush()
-        sound = path.stat().st_size
+        undamaged = path.stat().st_size
         for event in stream[2000:]:
             writer.write(event)
     data = bytearray(path.read_bytes())
-    data[sound:] = b"\xff" * (len(data) - sound)
+    data[undamaged:] = b"\xff" * (len(data) - undamaged)
     path.write_bytes(data)
     capture = read_capture(path)
     assert capture.truncated
     assert capture.events == stream[:2000]
 
 
-def test_a_killed_process_leaves_what_it_flushed(tmp_path: Path) -> None:
+def test_flushed_events_survive_a_killed_process(tmp_path: Path) -> None:
     path = tmp_path / "run.legroom"
     program = """
         import itertools, sys
-        from made_events import training
+        from example_events import training
         from legroom.memory.capture.capture import CaptureWriter
         writer = CaptureWriter(sys.argv[1], run={})
         for number, event in enumerate(training(10_000)):
             writer.write(event)
             if number == 30_000:
-                print("well under way", flush=True)
+                print("ready", flush=True)
     """
-    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     child = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(program), str(path)], stdout=subprocess.PIPE, env=environment
@@ -155,7 +157,7 @@ def test_a_killed_process_leaves_what_it_flushed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("event", [step(0), oom(), LoopWatched(0.0, 5)])
-def test_rare_events_are_on_disk_at_once(tmp_path: Path, event: Event) -> None:
+def test_rare_events_are_written_at_once(tmp_path: Path, event: Event) -> None:
     writer = CaptureWriter(tmp_path / "run.legroom", run={})
     writer.write(alloc(1))
     writer.write(event)
@@ -163,7 +165,7 @@ def test_rare_events_are_on_disk_at_once(tmp_path: Path, event: Event) -> None:
     writer.close()
 
 
-def test_half_a_second_of_events_is_on_disk(tmp_path: Path) -> None:
+def test_events_older_than_half_a_second_are_written(tmp_path: Path) -> None:
     writer = CaptureWriter(tmp_path / "run.legroom", run={})
     for number in range(8):
         writer.write(alloc(number, time=number / 10))
@@ -171,7 +173,7 @@ def test_half_a_second_of_events_is_on_disk(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_every_thousand_events_are_on_disk(tmp_path: Path) -> None:
+def test_a_thousand_pending_events_are_written(tmp_path: Path) -> None:
     writer = CaptureWriter(tmp_path / "run.legroom", run={})
     for number in range(1100):
         writer.write(Tag(number, Category.INPUT))
@@ -179,10 +181,10 @@ def test_every_thousand_events_are_on_disk(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_an_event_that_comes_while_another_is_encoded_is_not_lost(tmp_path: Path) -> None:
-    """A storage may die, and so `write` be called, inside `write`."""
+def test_an_event_during_encoding_is_not_lost(tmp_path: Path) -> None:
+    """A storage may be freed, and `write` called, inside `write`."""
 
-    class Meddler(str):
+    class WritesWhenHashed(str):
         def __hash__(self) -> int:
             if not inside:
                 inside.append(True)
@@ -193,7 +195,7 @@ def test_an_event_that_comes_while_another_is_encoded_is_not_lost(tmp_path: Path
     inside: list[bool] = []
     writer = CaptureWriter(tmp_path / "run.legroom", run={})
     with writer:
-        writer.write(alloc(1, module=Meddler("net")))
+        writer.write(alloc(1, module=WritesWhenHashed("net")))
     assert inside
     assert read_capture(writer.path).events == [alloc(1), Free(0.5, 99)]
 
@@ -209,7 +211,7 @@ class Interrupting(str):
         return str.__hash__(self)
 
 
-def test_an_interrupt_while_events_are_written_comes_after_they_are(tmp_path: Path) -> None:
+def test_an_interrupt_during_writing_is_delayed_until_after_it(tmp_path: Path) -> None:
     """Some scripts catch Ctrl-C to stop early and evaluate."""
     writer = CaptureWriter(tmp_path / "run.legroom", run={})
     handler = signal.getsignal(signal.SIGINT)
@@ -225,7 +227,7 @@ def test_an_interrupt_while_events_are_written_comes_after_they_are(tmp_path: Pa
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="needs SIGUSR1")
-def test_another_signal_that_raises_while_events_are_written_spoils_nothing(tmp_path: Path) -> None:
+def test_an_exception_of_a_signal_handler_during_writing_does_not_corrupt_the_file(tmp_path: Path) -> None:
     class Timeout(BaseException):
         pass
 
@@ -249,7 +251,7 @@ def test_another_signal_that_raises_while_events_are_written_spoils_nothing(tmp_
     assert read_capture(writer.path).events == [step(0)]
 
 
-def test_threads_lose_no_events(tmp_path: Path) -> None:
+def test_no_events_of_other_threads_are_lost(tmp_path: Path) -> None:
     from threading import Thread
 
     path = tmp_path / "run.legroom"
@@ -268,7 +270,7 @@ def test_threads_lose_no_events(tmp_path: Path) -> None:
     assert len(ids) == len(set(ids)) == 15_000
 
 
-def test_events_after_the_end_are_ignored(tmp_path: Path) -> None:
+def test_events_after_close_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "run.legroom"
     with CaptureWriter(path, run={}) as writer:
         writer.write(alloc(1))
@@ -278,14 +280,14 @@ def test_events_after_the_end_are_ignored(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize("told", [True, False])
-def test_a_forked_child_leaves_the_file_to_its_parent(tmp_path: Path, told: bool) -> None:
+@pytest.mark.parametrize("abandons", [True, False])
+def test_a_forked_child_does_not_change_the_file(tmp_path: Path, abandons: bool) -> None:
     path = tmp_path / "run.legroom"
     writer = CaptureWriter(path, run={})
     writer.write(alloc(1))
     child = os.fork()
     if child == 0:
-        if told:
+        if abandons:
             writer.abandon()
         for number in range(3000):
             writer.write(alloc(100 + number))
@@ -299,7 +301,7 @@ def test_a_forked_child_leaves_the_file_to_its_parent(tmp_path: Path, told: bool
     assert not capture.truncated
 
 
-def test_a_disk_that_fills_up_does_not_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_stops_recording_but_not_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = CaptureWriter(tmp_path / "run.legroom", run={})
     writer.write(alloc(1))
     writer.flush()
@@ -310,7 +312,7 @@ def test_a_disk_that_fills_up_does_not_stop_the_run(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(chunks.ChunkFile, "_write_all", full)
     writer.write(step(0))
     assert writer.failed is not None
-    assert "recording stopped" in writer.failed
+    assert "Recording stopped" in writer.failed
     assert "the disk is full" in writer.failed
     writer.write(step(1))
     writer.close()
@@ -318,7 +320,7 @@ def test_a_disk_that_fills_up_does_not_stop_the_run(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_a_disk_that_is_full_from_the_start_is_an_error(
+def test_a_disk_that_is_full_at_the_start_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from io import FileIO
@@ -326,11 +328,11 @@ def test_a_disk_that_is_full_from_the_start_is_an_error(
     from legroom.memory.capture import capture as module
 
     monkeypatch.setattr(module, "_create", lambda path, force: FileIO("/dev/full", "wb"))
-    with pytest.raises(CaptureError, match="the disk is full: free some space"):
+    with pytest.raises(CaptureError, match=r"the disk is full\. Free some space"):
         CaptureWriter(tmp_path / "run.legroom", run={})
 
 
-def test_an_event_that_cannot_be_written_does_not_stop_the_run(tmp_path: Path) -> None:
+def test_an_invalid_event_stops_recording_but_not_the_run(tmp_path: Path) -> None:
     writer = CaptureWriter(tmp_path / "run.legroom", run={})
     writer.write(alloc(1))
     writer.flush()
@@ -343,7 +345,7 @@ def test_an_event_that_cannot_be_written_does_not_stop_the_run(tmp_path: Path) -
 
 def test_an_existing_capture_is_not_overwritten(tmp_path: Path) -> None:
     path = write(tmp_path / "run.legroom", [alloc(1)])
-    with pytest.raises(UsageError, match=r"run\.legroom exists: add --force"):
+    with pytest.raises(UsageError, match=r"run\.legroom already exists\. Add `--force`"):
         CaptureWriter(path, run={})
     assert read_capture(path).events == [alloc(1)]
 
@@ -356,39 +358,41 @@ def test_force_overwrites_a_capture(tmp_path: Path) -> None:
 def test_force_does_not_overwrite_a_script(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text("import torch\n")
-    with pytest.raises(UsageError, match="is no capture, so --force does not overwrite it"):
+    with pytest.raises(UsageError, match="is not a capture, so `--force` does not overwrite it"):
         CaptureWriter(path, run={}, force=True)
     assert path.read_text() == "import torch\n"
 
 
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CaptureError, match=r"nowhere is no folder: create it"):
+def test_a_missing_directory_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match=r"nowhere is not a directory\. Create it"):
         CaptureWriter(tmp_path / "nowhere" / "run.legroom", run={})
 
 
-def test_a_folder_in_place_of_a_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CaptureError, match="is a folder: give the name of a file"):
+def test_a_directory_instead_of_a_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="is a directory. Give the path of a file"):
         CaptureWriter(tmp_path, run={}, force=True)
 
 
-def test_a_device_is_not_written_to() -> None:
-    with pytest.raises(CaptureError, match="is no ordinary file"):
+def test_a_device_file_is_not_overwritten() -> None:
+    with pytest.raises(CaptureError, match="is not a regular file"):
         CaptureWriter(os.devnull, run={}, force=True)
 
 
 @pytest.mark.parametrize("number", [13, 30])
-def test_a_read_only_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_a_read_only_directory_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     from legroom.memory.capture import capture as module
 
     def refuse(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(module, "FileIO", refuse)
-    with pytest.raises(CaptureError, match="is read-only: give a path where you may write"):
+    with pytest.raises(CaptureError, match=r"is read-only\. Give another path"):
         CaptureWriter(tmp_path / "run.legroom", run={})
 
 
-def test_a_description_that_is_no_json_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="plain JSON data"):
+def test_a_description_with_other_types_than_json_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="must contain JSON types only"):
         CaptureWriter(tmp_path / "run.legroom", run={"device": object()})
     assert not (tmp_path / "run.legroom").exists()

@@ -1,11 +1,11 @@
-"""A capture stays below its bound, and keeps what matters most."""
+"""Trimming: a capture stays below its maximum size and keeps the most important events."""
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from made_events import alloc, oom, step, training
+from example_events import alloc, oom, step, training
 
 from legroom.errors import UsageError
 from legroom.memory.annotations import Annotation, GapEnded, GapStarted
@@ -19,7 +19,7 @@ STEPS = 700
 
 
 def long_run() -> Iterator[Event]:
-    """More than fits, with the highest memory a fifth of the way in, an Oom at two fifths, and a device's cache freed."""
+    """More events than fit, with the peak after a fifth of the steps and an Oom after two fifths."""
     for event in training(STEPS):
         if isinstance(event, Step) and event.step == STEPS // 5:
             yield alloc(10**9, 1 << 40, time=event.time)
@@ -36,7 +36,7 @@ def long_run() -> Iterator[Event]:
 
 @pytest.fixture(scope="module")
 def bounded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Capture, list[Event], int]:
-    """What is read, what was written, and the largest size that the file ever had."""
+    """The events read, the events written, and the largest size of the file."""
     path = tmp_path_factory.mktemp("bounded") / "run.legroom"
     written, largest = [], 0
     with CaptureWriter(path, run={"script": "train.py"}, max_bytes=MiB) as writer:
@@ -53,38 +53,38 @@ def bounded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Capture, list[Eve
     return read_capture(path), written, max(largest, path.stat().st_size)
 
 
-def test_the_file_stays_below_its_bound(bounded: tuple[Capture, list[Event], int]) -> None:
+def test_the_file_stays_below_its_maximum_size(bounded: tuple[Capture, list[Event], int]) -> None:
     _, _, largest = bounded
     assert MiB // 2 < largest <= MiB
 
 
 def test_the_number_of_dropped_events_is_exact(bounded: tuple[Capture, list[Event], int]) -> None:
     capture, written, _ = bounded
-    truly_read = set(capture.events) & set(written)
+    events_read = set(capture.events) & set(written)
     assert capture.dropped > 0
-    assert capture.dropped == len(written) - len(truly_read) == len(set(written) - truly_read)
+    assert capture.dropped == len(written) - len(events_read) == len(set(written) - events_read)
 
 
-def test_every_step_survives(bounded: tuple[Capture, list[Event], int]) -> None:
+def test_every_step_is_kept(bounded: tuple[Capture, list[Event], int]) -> None:
     capture, _, _ = bounded
     assert [event.step for event in capture.events if isinstance(event, Step)] == list(range(STEPS))
 
 
-def test_the_highest_moment_survives_with_its_tags(bounded: tuple[Capture, list[Event], int]) -> None:
+def test_the_peak_is_kept_with_its_tags(bounded: tuple[Capture, list[Event], int]) -> None:
     capture, _, _ = bounded
     giant = next(event for event in capture.events if isinstance(event, Alloc) and event.bytes == 1 << 40)
     assert Tag(giant.id, Category.WORKSPACE) in capture.events
 
 
-def test_the_out_of_memory_survives_with_what_was_alive(bounded: tuple[Capture, list[Event], int]) -> None:
+def test_an_oom_is_kept_with_the_allocation_before_it(bounded: tuple[Capture, list[Event], int]) -> None:
     capture, _, _ = bounded
     where = next(index for index, event in enumerate(capture.events) if isinstance(event, Oom))
-    born = capture.events[where - 1]
-    assert isinstance(born, Alloc)
-    assert born.bytes == 77
+    allocated = capture.events[where - 1]
+    assert isinstance(allocated, Alloc)
+    assert allocated.bytes == 77
 
 
-def test_the_first_and_the_last_events_survive(bounded: tuple[Capture, list[Event], int]) -> None:
+def test_the_first_and_the_last_events_are_kept(bounded: tuple[Capture, list[Event], int]) -> None:
     capture, written, _ = bounded
     assert capture.events[:1000] == written[:1000]
     assert capture.events[-1000:] == written[-1000:]
@@ -101,8 +101,8 @@ def test_gaps_are_marked_with_the_number_of_missing_events(
     assert all(gap.events and gap.every == 1 for gap in gaps)
 
 
-def test_across_gaps_what_is_alive_is_right(bounded: tuple[Capture, list[Event], int]) -> None:
-    """After each gap the storages alive are those that were alive there in the whole run."""
+def test_the_live_storages_after_a_gap_are_correct(bounded: tuple[Capture, list[Event], int]) -> None:
+    """After each gap, the live storages are those of the complete run at that event."""
     capture, written, _ = bounded
     position = {event: index for index, event in enumerate(written)}
     resumed = [index for index, event in enumerate(capture.events) if isinstance(event, GapEnded)]
@@ -113,7 +113,7 @@ def test_across_gaps_what_is_alive_is_right(bounded: tuple[Capture, list[Event],
 
 
 def alive(events: list[Event]) -> tuple[dict[int, Category], int]:
-    """After these events: the category of each live storage, and what is reserved."""
+    """The category of each live storage and the reserved memory after `events`."""
     live: dict[int, Category] = {}
     reserved = 0
     for event in events:
@@ -130,11 +130,11 @@ def alive(events: list[Event]) -> tuple[dict[int, Category], int]:
     return live, reserved
 
 
-def test_steps_are_thinned_when_even_they_outgrow_the_bound(tmp_path: Path) -> None:
+def test_steps_are_dropped_if_they_alone_exceed_the_maximum_size(tmp_path: Path) -> None:
     path = tmp_path / "run.legroom"
     with CaptureWriter(path, run={}, max_bytes=MiB) as writer:
         for number in range(60_000):
-            # Figures that compress badly.
+            # Numbers that compress badly.
             scatter = number * 2654435761 % 2**32
             writer.write(Step(number / 7, number, 0.1, 0, scatter, scatter ^ 12345, scatter * 3, scatter * 7))
     assert path.stat().st_size <= MiB
@@ -145,7 +145,7 @@ def test_steps_are_thinned_when_even_they_outgrow_the_bound(tmp_path: Path) -> N
     assert any(event.every > 1 for event in capture.events if isinstance(event, GapStarted))
 
 
-def test_when_there_is_no_room_to_trim_recording_stops_and_the_file_stays(
+def test_without_disk_space_to_trim_recording_stops_and_the_file_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object, **__: object) -> None:
@@ -162,12 +162,12 @@ def test_when_there_is_no_room_to_trim_recording_stops_and_the_file_stays(
     assert len(read_capture(path).events) > 50_000
 
 
-def test_a_bound_too_small_to_keep_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"a capture needs at least 1\.0 MiB, not 1000 B"):
+def test_a_maximum_size_below_1_mib_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"A capture needs at least 1\.0 MiB, not 1000 B"):
         CaptureWriter(tmp_path / "run.legroom", run={}, max_bytes=1000)
 
 
-def test_where_much_is_alive_describing_it_does_not_outweigh_the_events(tmp_path: Path) -> None:
+def test_many_live_storages_do_not_fill_the_file(tmp_path: Path) -> None:
     path = tmp_path / "run.legroom"
     with CaptureWriter(path, run={}, max_bytes=MiB) as writer:
         for number in range(30_000):
@@ -178,10 +178,10 @@ def test_where_much_is_alive_describing_it_does_not_outweigh_the_events(tmp_path
     assert writer.path.stat().st_size < 2 * MiB
 
 
-def chunk(number: int, *, size: int = 100, ooms: int = 0, whole: bool = True) -> Chunk:
+def chunk(number: int, *, size: int = 100, ooms: int = 0, is_complete: bool = True) -> Chunk:
     return Chunk(
         number=number, offset=0, size=size, first_event=0, events=0, begin=0, end=0,
-        step_rows=b"", ooms=ooms, whole=whole,
+        step_lines=b"", ooms=ooms, is_complete=is_complete,
     )  # fmt: skip
 
 
@@ -197,17 +197,17 @@ def test_the_highest_chunk_is_kept_before_an_oom_and_that_before_the_first() -> 
     assert choose(chunks, highest=[4], max_bytes=1000) == {9, 4, 6, 0, 8}
 
 
-def test_of_many_ooms_the_first_and_the_latest_are_kept() -> None:
+def test_the_first_and_the_latest_chunks_with_ooms_are_kept() -> None:
     chunks = [chunk(n, ooms=1) for n in range(10)]
     assert choose(chunks, highest=[], max_bytes=800) == {9, 0, 8, 7}
 
 
-def test_what_was_dropped_before_is_not_chosen_again() -> None:
-    assert choose([chunk(0), chunk(1, whole=False), chunk(9)], highest=[1], max_bytes=10_000) == {0, 9}
+def test_dropped_chunks_are_not_selected_again() -> None:
+    assert choose([chunk(0), chunk(1, is_complete=False), chunk(9)], highest=[1], max_bytes=10_000) == {0, 9}
 
 
-def test_step_rows_keep_their_own_share(tmp_path: Path) -> None:
-    """A step recorded by two devices at the same time survives for both."""
+def test_the_steps_of_two_devices_are_kept(tmp_path: Path) -> None:
+    """Steps that two devices record at the same time are kept for both."""
     path = tmp_path / "run.legroom"
     with CaptureWriter(path, run={}, max_bytes=MiB) as writer:
         for event in training(STEPS):
