@@ -33,6 +33,7 @@ from legroom.observe.dispatch.device_placement import HOST, INHERIT, DevicePlace
 from legroom.observe.dispatch.kernel_memory import KernelMemory
 from legroom.observe.dispatch.location import OpLocator
 from legroom.observe.dispatch.operations import overloads
+from legroom.observe.dispatch.result_size import ResultSizes
 from legroom.observe.dispatch.storages import LiveStorage, is_shape_inference, storage_of, tensors_in
 from legroom.observe.fake.fake_tensors import DEVICE_QUERY, FakeTensors, active_fake_mode, is_factory
 from legroom.observe.training import TrainingClock
@@ -57,12 +58,14 @@ class Recorder:
         fake_tensors: FakeTensors | None = None,
         on_failure: Callable[["Recorder", AllocationFailed, int, OpLocation, str], BaseException | None]
         | None = None,
+        room: Callable[[], int] | None = None,
     ) -> None:
         """`host_only`: record every storage, as device 0. `eager`: the program compiles nothing with `torch.compile`, which makes
         recording an operation cheaper. `stream_on(device)`: the current stream of a device, if the program uses several.
         `rules`: also count the memory that CUDA kernels allocate in addition to their results. `fake_tensors`: device tensors
         have no data. `on_failure(recorder, failure, device, location, op)` returns the exception that an operation
-        raises when an allocation fails, or None to retry."""
+        raises when an allocation fails, or None to retry. `room()`: the memory left on the fullest device; an operation whose
+        results need more fails before it is computed."""
         self.rules = rules
         self.fake_tensors = fake_tensors
         self.live: dict[int, LiveStorage] = {}
@@ -85,6 +88,8 @@ class Recorder:
         """The mode whose fake tensors are recorded: that of `fake_tensors`, or one that the program entered itself."""
         self._eager = eager
         self._on_failure = on_failure
+        self.room = room
+        self._result_sizes = ResultSizes()
         self._lock = threading.RLock()
         self._expired: deque[LiveStorage] = deque()
         self._exit = contextlib.ExitStack()
@@ -119,6 +124,28 @@ class Recorder:
         return EagerMode(self) if self._eager else RecordingMode(self)
 
     # --- allocations and frees
+
+    def check_room(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> None:
+        """Fail an operation whose results cannot fit, before the CPU computes them in host memory."""
+        assert self.room is not None
+        nbytes = self._result_sizes.new_bytes(func, args, kwargs, self.room())
+        if not nbytes:
+            return
+        target = self.context.target
+        if target == INHERIT:
+            found, _ = self.placement.device_of_inputs(
+                func, args, kwargs, in_backward=self._locator.in_backward
+            )
+            target = HOST if found is None else found
+        if target == HOST:
+            return
+        with self._lock:
+            self._free_expired()
+            location = self._locator.locate(args, depth=3)
+            category = self._locator.initial_category(func, location.phase)
+            # This raises, unless another device is the full one or memory was freed meanwhile.
+            number, block = self.allocations.allocate(nbytes, target, category, location, func)
+            self.allocations.free_workspace(number, block, target)
 
     def record_operation(
         self, func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None, out: Any
@@ -359,6 +386,13 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with torch._C.DisableTorchFunction():
             if self._recorder.rules is not None:
                 func = self._recorder.rules.instead_of(func, args, kwargs)
+            try:
+                if self._recorder.room is not None:
+                    self._recorder.check_room(func, args, kwargs)
+            except BaseException as error:
+                # The traceback keeps this frame alive, so drop the operation's tensors and our frames.
+                args = kwargs = ()  # type: ignore[assignment]
+                raise error.with_traceback(None) from None
             if fake_tensors is None:
                 out = func(*args, **kwargs) if kwargs else func(*args)
             else:
@@ -366,7 +400,6 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             try:
                 self._recorder.record_operation(func, args, kwargs, out)
             except BaseException as error:
-                # The traceback keeps this frame alive, so drop the operation's tensors and our frames.
                 args = kwargs = out = ()  # type: ignore[assignment]
                 raise error.with_traceback(None) from None
         return out

@@ -114,6 +114,7 @@ class VirtualGPU:
             rules=rules,
             fake_tensors=fake_tensors,
             on_failure=self._out_of_memory,
+            room=self._room if bounded and fake_tensors is None else None,
         )
         for index, spec in enumerate(specs):
             allocator = Allocator(
@@ -126,6 +127,13 @@ class VirtualGPU:
         self._selected = _Selected()
         self._faults: Faults | None = None
         self._exit = contextlib.ExitStack()
+
+    def _room(self) -> int:
+        """Bytes that are not allocated, on the fullest device."""
+        return min(
+            (device.allocator.limit or device.spec.usable) - device.allocator.allocated
+            for device in self.devices
+        )
 
     # --- being active
 

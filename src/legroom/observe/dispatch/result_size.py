@@ -1,0 +1,98 @@
+"""Predicts how much memory an operation allocates for its results, before it runs.
+
+A virtual GPU computes on the CPU, so an operation whose results are far too large for the GPU would use up the host's memory before
+the allocator could refuse them. The size comes from an evaluation on torch's `meta` device, which computes shapes only. Evaluations are
+cached, and a cheap upper bound avoids them for small operations.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+LARGEST_ELEMENT = 16
+"""Bytes of a complex128."""
+
+
+class ResultSizes:
+    """Sizes of the results of operations, by shapes."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, int] = {}
+
+    def new_bytes(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None, room: int) -> int:
+        """Bytes of the results that share no memory with an input. 0 if they surely fit into `room` or are not known."""
+        if upper_bound(args) * LARGEST_ELEMENT <= room:
+            return 0
+        kwargs = kwargs or {}
+        try:
+            key = (func, *map(_described, args), *((name, _described(kwargs[name])) for name in kwargs))
+            known = self._known.get(key)
+        except TypeError:  # an argument that cannot be hashed
+            key, known = None, None
+        if known is None:
+            known = _evaluated(func, args, kwargs)
+            if key is not None:
+                self._known[key] = known
+        return known if known > room else 0
+
+
+def upper_bound(args: Sequence[Any]) -> float:
+    """At least as many elements as any operation with these arguments creates."""
+    bound: float = 1
+    has_tensor = False
+    for argument in args:
+        if isinstance(argument, torch.Tensor):
+            bound *= argument.numel() or 1
+            has_tensor = True
+        elif isinstance(argument, list | tuple):
+            tensors = 0
+            for each in argument:
+                if isinstance(each, torch.Tensor):
+                    tensors += each.numel()
+                elif isinstance(each, int | float) and abs(each) > 1:
+                    bound *= abs(each)
+            if tensors:
+                bound *= tensors
+                has_tensor = True
+        elif isinstance(argument, int | float) and abs(argument) > 1:
+            bound *= abs(argument)
+    return bound if has_tensor else bound * bound  # `eye(n)` has n² elements
+
+
+def _described(argument: Any) -> Any:
+    if isinstance(argument, torch.Tensor):
+        return (argument.shape, argument.dtype)
+    if isinstance(argument, list | tuple):
+        return tuple(map(_described, argument))
+    return argument
+
+
+def _evaluated(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> int:
+    """Bytes of the new storages among the results. 0 if torch cannot evaluate shapes of this operation."""
+    inputs: set[int] = set()
+
+    def on_meta(tensor: torch.Tensor) -> torch.Tensor:
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+            raise NotImplementedError
+        base = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        inputs.add(base.untyped_storage()._cdata)
+        return base
+
+    try:
+        meta_args, meta_kwargs = tree_map_only(torch.Tensor, on_meta, (tuple(args), kwargs))
+        if "device" in meta_kwargs or not inputs:
+            meta_kwargs["device"] = torch.device("meta")
+        results = func(*meta_args, **meta_kwargs)
+    except (
+        Exception
+    ):  # no meta kernel, a shape that depends on data, an error that the operation itself will raise
+        return 0
+    new: dict[int, int] = {}
+    for result in results if isinstance(results, list | tuple) else (results,):
+        if isinstance(result, torch.Tensor):
+            storage = result.untyped_storage()
+            if storage._cdata not in inputs:
+                new[storage._cdata] = storage.nbytes()
+    return sum(new.values())
