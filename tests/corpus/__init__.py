@@ -1,1 +1,1 @@
-"""Training programs as people write them: ones that leak, each with the line to blame, and ones that do not."""
+"""Training programs as users write them: leaking ones, each with its storing line marked, and healthy ones."""

@@ -1,17 +1,18 @@
-"""The corpus as data: which programs there are, which lines leak, who holds what, and what a linter can see.
+"""The programs of the corpus, with the expected results: lines, holders, kinds, and findings of the linter.
 
-A program is a script that runs in a second or so on a CPU, a virtual GPU or a real one. Its marks stand in comments
-at the end of the lines they speak of:
+A program is a script that runs in about a second on a CPU, a virtual GPU or a real one. The expected results are in
+comments at the end of a line:
 
     losses.append(loss)  # leak: holder=losses kind=graph lint=accumulate
 
-`leak:` marks the line that must be named; `holder` is the variable, attribute or function that keeps the memory (one of
-several, where `|` parts them); `kind` is `graph` (an autograd graph grows), `tensor` (plain tensors) or `larger` (one
-tensor, born anew and larger with each step). `also:` marks a second line that is right as well. `lint` (in a mark of
-either kind, or alone as `# lint: no-grad`) names what a linter should say of that line: a word of `LINT_WORDS`.
+`leak:` marks the line to report. `holder` is the variable, attribute or function that retains the memory (alternatives
+are separated by `|`). `kind` is `graph` (an autograd graph grows), `tensor` (tensors accumulate) or `larger` (one tensor
+grows with each step). `also:` marks a second line that is also correct. `lint` (in either comment, or alone as
+`# lint: no-grad`) is the expected finding of the linter on that line: a key of `LINT_WORDS`.
 
-Programs were written in rounds, told apart by their numbers (`ROUNDS`). From the second on, a round was written when linter and detector had been committed, in
-styles that the rounds before have not, and scored once before anything was mended by it: docs/figures.md has those first scores.
+The programs were written in rounds, identified by their numbers (`ROUNDS`). From the second round on, the programs were written
+after the linter and the detector were committed, in styles that earlier rounds do not have, and scored once before anything
+was fixed: docs/figures.md has these first scores.
 """
 
 import re
@@ -20,14 +21,14 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 LINT_WORDS = {
-    "accumulate": "a loss or output with its graph is added up, or put into a container or attribute",
-    "no-grad": "evaluation with gradients on",
-    "hidden-state": "a recurrent state is carried on without detach",
+    "accumulate": "a loss or output with its graph is summed, or stored in a container or attribute",
+    "no-grad": "evaluation with gradients enabled",
+    "hidden-state": "a recurrent state is reused without detach",
     "retain-graph": "retain_graph=True in a loop",
     "create-graph": "create_graph=True in a loop, with backward()",
-    "hook-append": "a hook stores what it is given",
-    "lru-cache": "lru_cache or cache around a method or function that takes or gives tensors",
-    "stored-exception": "an exception is kept",
+    "hook-append": "a hook stores its arguments",
+    "lru-cache": "lru_cache or cache on a method or function that receives or returns tensors",
+    "stored-exception": "an exception is stored",
     "retry-in-except": "a retry inside an except block",
     "data": "the .data attribute",
 }
@@ -43,11 +44,11 @@ class Program:
     path: Path
     leaks: bool
     lines: frozenset[int]
-    """Naming one of these is right."""
+    """Reporting one of these is correct."""
     holders: tuple[str, ...]
     kind: str
     lint: frozenset[tuple[int, str]]
-    """(line, word) that a linter should tell."""
+    """(line, key of `LINT_WORDS`) pairs that the linter should report."""
 
     @property
     def number(self) -> int:
@@ -55,12 +56,12 @@ class Program:
 
     @property
     def round(self) -> str:
-        """In which it was written."""
+        """The round in which it was written."""
         return [name for name, first in ROUNDS.items() if self.number >= first][-1]
 
 
 def programs(folder: Path = FOLDER) -> list[Program]:
-    """All programs below a folder, the corpus if none is given: the leaking ones first, each kind by number."""
+    """All programs in a folder (default: the corpus), the leaking ones first, sorted by number."""
     found = [
         _read(path, leaks=kind == "leaking")
         for kind in ("leaking", "healthy")

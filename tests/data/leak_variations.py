@@ -1,9 +1,9 @@
-"""Small programs written around what the leak detector once got wrong, as files that can be run.
+"""Small programs similar to those that the leak detector once got wrong, as files that can be run.
 
     python -m tests.data.leak_variations FOLDER
 
-writes them into FOLDER, where `python -m bench.leaks.detector --folder FOLDER --names` runs them. Many are alike on purpose: a rule that knows one
-wording is none.
+writes them into FOLDER, and `python -m bench.leaks.detector --folder FOLDER --names` runs them. Many are similar on
+purpose, so that a rule is not fitted to a single spelling.
 """
 
 import re
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 TEXTS = Path(__file__).parent / "leak_variations"
-BEGINNING = """import copy, functools, heapq, random
+PREAMBLE = """import copy, functools, heapq, random
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -33,13 +33,13 @@ STEP = "trained()"
 
 
 def write_programs(folder: Path) -> None:
-    """One file for each program, in `folder/leaking` and `folder/healthy`."""
+    """Write one file per program into `folder/leaking` and `folder/healthy`."""
     for kind in ("leaking", "healthy"):
         (folder / kind).mkdir(parents=True, exist_ok=True)
         parts = re.split(r"(?m)^### (.+)\n", (TEXTS / f"{kind}.txt").read_text(encoding="utf-8"))[1:]
         for number, (title, code) in enumerate(zip(parts[::2], parts[1::2], strict=True), start=1):
             name = re.sub(r"\W+", "_", title).strip("_")
-            text = BEGINNING + code.replace("STEP", STEP)
+            text = PREAMBLE + code.replace("STEP", STEP)
             (folder / kind / f"{number:02}_{name}.py").write_text(text, encoding="utf-8")
 
 

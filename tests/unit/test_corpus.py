@@ -1,15 +1,15 @@
-"""The corpus is what its marks say it is."""
+"""The comments with expected results in the corpus are complete."""
 
 from tests.corpus.programs import LINT_WORDS, programs
 
 
-def test_there_are_enough_programs_of_both_kinds() -> None:
+def test_the_corpus_has_enough_leaking_and_healthy_programs() -> None:
     corpus = programs()
     assert sum(program.leaks for program in corpus) >= 40
     assert sum(not program.leaks for program in corpus) >= 25
 
 
-def test_every_leaking_program_marks_its_line_holder_and_kind() -> None:
+def test_every_leaking_program_states_line_holder_and_kind() -> None:
     for program in programs():
         if program.leaks:
             assert program.lines, program.path.name
@@ -19,6 +19,6 @@ def test_every_leaking_program_marks_its_line_holder_and_kind() -> None:
             assert not program.lines, program.path.name
 
 
-def test_lint_marks_are_known_words_on_their_lines() -> None:
+def test_expected_lint_findings_are_known() -> None:
     for program in programs():
         assert {word for _, word in program.lint} <= set(LINT_WORDS), program.path.name

@@ -24,7 +24,7 @@ from typing import NoReturn
 
 from legroom.errors import UsageError
 from legroom.memory.annotations import ExitReason
-from legroom.observe.warned_lines import warned_where_they_arise
+from legroom.observe.warned_lines import user_line_warnings
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def installed(script: Script) -> Iterator[None]:
     elif not script.is_module and not _is_plain_file(script.name):
         sys.path.insert(0, os.path.abspath(script.name))  # a folder or zip is always importable from itself
     try:
-        with warned_where_they_arise():
+        with user_line_warnings():
             yield
     finally:
         sys.argv, sys.path[:], sys.modules["__main__"] = argv, path, main

@@ -1,9 +1,9 @@
-"""Where the training loop is: optimizer steps and loader batches, from torch's own hooks.
+"""Counts the steps of a training loop, with torch's hooks on optimizers and loaders.
 
-A step ends when the optimizer has stepped. With several optimizers (a GAN), the one that stepped first is the
-clock. A program that goes backward and has none (it changes its parameters by hand) has done a step when its model is called again. A
-program that never trains (inference) counts the batches after which a model was called: some are fetched ahead, one by
-accelerate, a whole accumulation's by the Trainer of transformers.
+A step ends with an optimizer step. With several optimizers (a GAN), the one that stepped first counts. In a program with backward
+passes but no optimizer (manual updates), a step ends when the model is called again. In a program that never trains (inference),
+a step is a batch after which a model was called, because some batches are prefetched: one by accelerate, all batches of an accumulated
+step by the Trainer of transformers.
 """
 
 import gc
@@ -20,7 +20,7 @@ from legroom.observe.dispatch.backward_engine import current_node
 
 
 class TrainingClock:
-    """Counts steps and says whether an optimizer is at work; calls back at the moments that matter."""
+    """Counts steps, tracks whether an optimizer is running, and calls the callbacks below."""
 
     def __init__(
         self,
@@ -29,16 +29,16 @@ class TrainingClock:
         on_optimizer: Callable[[torch.optim.Optimizer, bool], None] | None = None,
         on_batch: Callable[[Any], None] | None = None,
     ) -> None:
-        """`on_step_end(step, seconds)` after each step; `on_optimizer(optimizer, done)` before and after each
-        `optimizer.step()`; `on_batch(batch)` with what a DataLoader is about to hand out."""
+        """`on_step_end(step, seconds)` is called after each step, `on_optimizer(optimizer, done)` before and after each
+        `optimizer.step()`, `on_batch(batch)` before a DataLoader returns a batch."""
         self.step = 0
         self.in_optimizer = False
         self.trains = False
-        """Set once a backward pass or an optimizer step was seen: from then on, batches are no steps."""
-        self.by_hand: bool | None = None
-        """Whether the program trains without an optimizer; None before its first backward pass is over."""
+        """Set after the first backward pass or optimizer step; from then on, batches are not steps."""
+        self.without_optimizer: bool | None = None
+        """Whether the program trains without an optimizer; None before the end of its first backward pass."""
         self.has_optimizer: Callable[[], bool] = has_optimizer
-        """Asked once: it looks at all objects."""
+        """Called once, because it scans all objects."""
         self.optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self.on_step_end = on_step_end
         self._on_optimizer = on_optimizer
@@ -46,18 +46,18 @@ class TrainingClock:
         self._has_batch = False
         self._model_was_called = False
         self._went_backward = False
-        self._clock: weakref.ref[torch.optim.Optimizer] | None = None
-        self._began = time.perf_counter()
+        self._counting_optimizer: weakref.ref[torch.optim.Optimizer] | None = None
+        self._step_started = time.perf_counter()
         self._handles: list[Any] = []
         self._original_next: Callable[[Any], Any] | None = None
 
     def attach(self) -> None:
-        self._began = time.perf_counter()
+        self._step_started = time.perf_counter()
         self._handles = [
             register_optimizer_step_pre_hook(self._before_optimizer),
             register_optimizer_step_post_hook(self._after_optimizer),
         ]
-        self._follow_loaders()
+        self._wrap_loaders()
 
     def detach(self) -> None:
         for handle in self._handles:
@@ -68,21 +68,21 @@ class TrainingClock:
             self._original_next = None
 
     def went_backward(self) -> None:
-        """To be told when a backward pass begins."""
+        """Call when a backward pass starts."""
         self.trains = self._went_backward = True
 
     def model_called(self) -> None:
-        """To be told when a model begins."""
+        """Call when a model is called."""
         self._model_was_called = True
-        if self._went_backward and self._clock is None and current_node() is None:
+        if self._went_backward and self._counting_optimizer is None and current_node() is None:
             self._went_backward = False
-            if self.by_hand is None:
-                self.by_hand = not self.has_optimizer()
-            if self.by_hand:
+            if self.without_optimizer is None:
+                self.without_optimizer = not self.has_optimizer()
+            if self.without_optimizer:
                 self._end_step()
 
     def interrupted(self) -> None:
-        """An exception left `optimizer.step()` without its closing hook."""
+        """Call when an exception may have left `optimizer.step()` before its post hook."""
         self.in_optimizer = False
 
     def _before_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -96,20 +96,20 @@ class TrainingClock:
         self.in_optimizer = False
         if self._on_optimizer is not None:
             self._on_optimizer(optimizer, True)
-        if self._clock is None or self._clock() is None:
-            self._clock, self.by_hand = weakref.ref(optimizer), False
-        if self._clock() is optimizer:
+        if self._counting_optimizer is None or self._counting_optimizer() is None:
+            self._counting_optimizer, self.without_optimizer = weakref.ref(optimizer), False
+        if self._counting_optimizer() is optimizer:
             self._end_step()
 
-    def _follow_loaders(self) -> None:
-        """Stands in front of what every DataLoader iterator gives. Without torch's private iterator class,
-        inputs are told by where they go, and a run without optimizer has no steps."""
+    def _wrap_loaders(self) -> None:
+        """Wrap `__next__` of DataLoader iterators. Without torch's private iterator class, inputs are only recognized when a
+        model receives them, and a run without an optimizer has no steps."""
         iterator = _loader_iterator()
         if iterator is None:
             return
         original = self._original_next = iterator.__next__
 
-        def following(loader_iterator: Any) -> Any:
+        def wrapped(loader_iterator: Any) -> Any:
             try:
                 batch = original(loader_iterator)
             except StopIteration:
@@ -118,7 +118,7 @@ class TrainingClock:
             self._batch(batch)
             return batch
 
-        iterator.__next__ = following
+        iterator.__next__ = wrapped
 
     def _batch(self, batch: Any) -> None:
         if self._on_batch is not None:
@@ -127,7 +127,7 @@ class TrainingClock:
         self._has_batch = True
 
     def _end_batch(self) -> None:
-        """The batch before, if any, is done with: a step, where a model saw it and nothing trains."""
+        """The previous batch is done. It was a step if a model was called and nothing trains."""
         if self._has_batch and self._model_was_called and not self.trains:
             self._end_step()
         self._model_was_called = False
@@ -136,18 +136,18 @@ class TrainingClock:
         now = time.perf_counter()
         ended, self.step = self.step, self.step + 1
         if self.on_step_end is not None:
-            self.on_step_end(ended, now - self._began)
-        self._began = time.perf_counter()
+            self.on_step_end(ended, now - self._step_started)
+        self._step_started = time.perf_counter()
 
 
 def has_optimizer() -> bool:
-    """Whether one exists in this process."""
-    return bool(optimizers_alive())
+    """Whether an optimizer exists in this process."""
+    return bool(live_optimizers())
 
 
-def optimizers_alive() -> list[torch.optim.Optimizer]:
-    """All that this process has. Not one by one: a generator is among the objects that it goes through, so one that is left half-way would
-    keep all of them until Python's next collection."""
+def live_optimizers() -> list[torch.optim.Optimizer]:
+    """All optimizers of this process. Not a generator: an unfinished generator would be among the objects that it
+    iterates over, and keep them alive until the next garbage collection."""
     return [each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)]
 
 

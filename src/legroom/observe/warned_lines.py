@@ -1,7 +1,7 @@
-"""Warnings name the line that they would name without us.
+"""Shows warnings with the user's line, as without Legroom.
 
-A warning from C++ is given at the innermost Python frame. While a program is watched, that is a frame of ours or of the machinery by
-which torch calls us, in between the program's line and torch's code.
+Python attributes a warning from C++ to the innermost Python frame. While a program is recorded, that is a frame of Legroom or of
+torch's dispatch code, between the user's line and the C++ code.
 """
 
 import os
@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-_OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
-_MACHINERY = tuple(os.path.join("torch", name) for name in ("_ops.py", "overrides.py"))
+_LEGROOM = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+_TORCH_DISPATCH = tuple(os.path.join("torch", name) for name in ("_ops.py", "overrides.py"))
 
 
 @contextmanager
-def warned_where_they_arise() -> Iterator[None]:
-    """Inside, warnings are shown with the line that they are about. Who takes `warnings.showwarning` over has it as ever."""
-    plain = warnings.showwarning
+def user_line_warnings() -> Iterator[None]:
+    """Inside, warnings are shown with the user's line. A program that replaces `warnings.showwarning` is not affected."""
+    original = warnings.showwarning
 
     def show(
         message: Warning | str,
@@ -29,21 +29,23 @@ def warned_where_they_arise() -> Iterator[None]:
         file: Any = None,
         line: str | None = None,
     ) -> None:
-        if _is_between(filename):
+        if _is_internal(filename):
             frame: FrameType | None = sys._getframe(1)
-            while frame is not None and _is_between(frame.f_code.co_filename):
+            while frame is not None and _is_internal(frame.f_code.co_filename):
                 frame = frame.f_back
             if frame is not None:
                 filename, lineno = frame.f_code.co_filename, frame.f_lineno
-        plain(message, category, filename, lineno, file, line)
+        original(message, category, filename, lineno, file, line)
 
     warnings.showwarning = show
     try:
         yield
     finally:
         if warnings.showwarning is show:
-            warnings.showwarning = plain
+            warnings.showwarning = original
 
 
-def _is_between(filename: str) -> bool:
-    return filename.startswith(_OURS) or filename.endswith(_MACHINERY) or filename == warnings.__file__
+def _is_internal(filename: str) -> bool:
+    return (
+        filename.startswith(_LEGROOM) or filename.endswith(_TORCH_DISPATCH) or filename == warnings.__file__
+    )

@@ -1,4 +1,4 @@
-"""Which optimizers there are is found out without keeping anything alive."""
+"""The search for optimizers keeps nothing alive."""
 
 import gc
 import weakref
@@ -8,15 +8,15 @@ import torch
 from legroom.observe.training import has_optimizer
 
 
-def test_looking_for_optimizers_keeps_nothing_until_the_next_collection():
+def test_the_search_for_optimizers_keeps_no_references():
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
-    kept = torch.nn.Linear(1, 1)
-    is_gone = weakref.ref(kept)
+    module = torch.nn.Linear(1, 1)
+    reference = weakref.ref(module)
     gc.disable()
     try:
         assert has_optimizer()
-        del kept
-        assert is_gone() is None
+        del module
+        assert reference() is None
     finally:
         gc.enable()
     assert optimizer.param_groups

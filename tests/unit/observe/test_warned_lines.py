@@ -1,4 +1,4 @@
-"""Warnings of torch's on a program that is watched name the program's own line."""
+"""Warnings of torch in a recorded program are shown with the user's line."""
 
 import warnings
 
@@ -6,19 +6,19 @@ import pytest
 import torch
 
 import legroom
-from legroom.observe.warned_lines import warned_where_they_arise
+from legroom.observe.warned_lines import user_line_warnings
 
 
-def doubtful(value: torch.Tensor) -> float:
+def warns(value: torch.Tensor) -> float:
     return float(value)  # torch warns here: it requires a gradient
 
 
-LINE = doubtful.__code__.co_firstlineno + 1
+LINE = warns.__code__.co_firstlineno + 1
 
 
 @pytest.fixture
 def warned() -> list[tuple[str, int]]:
-    """Where the one warning of a program is shown to be."""
+    """The file and line shown for the warning of a program."""
     shown: list[tuple[str, int]] = []
     torch.set_warn_always(True)
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
@@ -26,30 +26,30 @@ def warned() -> list[tuple[str, int]]:
         patch.setattr(
             warnings, "showwarning", lambda message, kind, file, line, *_: shown.append((file, line))
         )
-        with warned_where_they_arise(), legroom.VirtualGPU("1GiB"):
-            doubtful(torch.ones(1, device="cuda", requires_grad=True) * 2)
+        with user_line_warnings(), legroom.VirtualGPU("1GiB"):
+            warns(torch.ones(1, device="cuda", requires_grad=True) * 2)
     torch.set_warn_always(False)
     return shown
 
 
-def test_a_warning_from_below_us_names_the_programs_line(warned: list[tuple[str, int]]) -> None:
+def test_a_warning_of_torch_has_the_user_line(warned: list[tuple[str, int]]) -> None:
     assert warned == [(__file__, LINE)]
 
 
-def test_a_programs_own_warnings_are_left_alone() -> None:
-    with warnings.catch_warnings(record=True) as caught, warned_where_they_arise():
+def test_warnings_of_the_program_are_unchanged() -> None:
+    with warnings.catch_warnings(record=True) as caught, user_line_warnings():
         warnings.simplefilter("always")
         warnings.warn_explicit("old", DeprecationWarning, "library.py", 7)
     assert [(each.filename, each.lineno) for each in caught] == [("library.py", 7)]
 
 
-def test_who_shows_warnings_otherwise_stays() -> None:
+def test_a_replaced_showwarning_stays() -> None:
     def mine(*_: object) -> None:
         pass
 
     before = warnings.showwarning
     try:
-        with warned_where_they_arise():
+        with user_line_warnings():
             warnings.showwarning = mine
         assert warnings.showwarning is mine
     finally:

@@ -22,7 +22,7 @@ from legroom.observe.holders.python_names import Variables
 from legroom.observe.leaks.named_sizes import NamedTensor
 from legroom.observe.source import storing_lines
 from legroom.observe.source.files import built_at, function_at, is_in_loop
-from legroom.observe.source.reader import StoringStatement
+from legroom.observe.source.statements import StoringStatement
 from legroom.observe.source.storing_lines import NameUsage, find_usage
 
 MAX_SEARCHES = 4

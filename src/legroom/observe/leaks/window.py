@@ -42,7 +42,7 @@ from legroom.observe.leaks.suspects import (
     min_length_at,
 )
 from legroom.observe.source import storing_lines
-from legroom.observe.source.reader import StoringStatement
+from legroom.observe.source.statements import StoringStatement
 from legroom.observe.source.storing_lines import find_usage
 
 MAX_SCANS = 7

@@ -19,13 +19,8 @@ from legroom.observe.source.files import (
     tree_of,
     user_files,
 )
-from legroom.observe.source.reader import (
-    NameReader,
-    Occurrence,
-    PassedArgument,
-    StoringStatement,
-    is_storing_call,
-)
+from legroom.observe.source.reader import NameReader, is_storing_call
+from legroom.observe.source.statements import Occurrence, PassedArgument, StoringStatement
 
 
 class NameUsage(NamedTuple):

@@ -321,7 +321,7 @@ class TracingProcess:
             trace.notes.append(
                 "Nothing was trained up to there, so this is the peak of the forward passes alone"
             )
-        elif self.device.recorder.clock.by_hand:
+        elif self.device.recorder.clock.without_optimizer:
             trace.notes.append("There is no optimizer, so each backward pass was taken for a step")
         facts = {
             "how": how, "text": text, "exit_code": exit_code, "steps": trace.steps, "trains": trace.trains,

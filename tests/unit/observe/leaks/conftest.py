@@ -11,10 +11,10 @@ from legroom.observe import training
 @pytest.fixture
 def no_earlier_optimizers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hides optimizers that other tests of this process left alive."""
-    find = training.optimizers_alive
+    find = training.live_optimizers
     before = [weakref.ref(optimizer) for optimizer in find()]
 
     def later() -> list[torch.optim.Optimizer]:
         return [each for each in find() if all(known() is not each for known in before)]
 
-    monkeypatch.setattr(training, "optimizers_alive", later)
+    monkeypatch.setattr(training, "live_optimizers", later)

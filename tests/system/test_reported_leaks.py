@@ -1,4 +1,4 @@
-"""`legroom run` tells leaks of unmodified scripts: on a virtual GPU, in JSON and in words."""
+"""`legroom run` reports leaks of unmodified scripts on a virtual GPU, as text and as JSON."""
 
 import json
 import os
@@ -16,7 +16,7 @@ def run(tmp_path: Path, script: Path, *options: str) -> subprocess.CompletedProc
     )  # fmt: skip
 
 
-def test_a_leak_is_named_by_line_holder_and_kind(tmp_path: Path) -> None:
+def test_a_leak_is_reported_with_line_holder_and_kind(tmp_path: Path) -> None:
     name = "06_collected_predictions.py"
     (program,) = [each for each in programs() if each.path == FOLDER / "leaking" / name]
     done = run(tmp_path, program.path, "--format", "json")
@@ -29,12 +29,12 @@ def test_a_leak_is_named_by_line_holder_and_kind(tmp_path: Path) -> None:
     assert {"bytes_per_step", "nodes_per_step", "advice"} <= set(leak)
 
 
-def test_a_sound_script_has_no_leaks(tmp_path: Path) -> None:
+def test_a_healthy_script_has_no_leaks(tmp_path: Path) -> None:
     done = run(tmp_path, FOLDER / "healthy" / "08_evaluation_every_n.py", "--format", "json")
     assert json.loads(done.stdout)["leaks"] == []
 
 
-def test_the_words_name_the_path(tmp_path: Path) -> None:
+def test_the_report_shows_the_reference_path(tmp_path: Path) -> None:
     done = run(tmp_path, FOLDER / "leaking" / "02_list_of_losses.py")
     assert "Memory grows with every step" in done.stderr
     assert "02_list_of_losses.py:15 losses (list, " in done.stderr
