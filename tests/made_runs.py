@@ -17,7 +17,7 @@ from legroom.memory.events import (
     Holder,
     Oom,
     Phase,
-    Segment,
+    SegmentChange,
     Step,
 )
 from legroom.units import MiB
@@ -74,7 +74,7 @@ class Run:
         self._live[number] = size * MiB
         self._peak = max(self._peak, self.allocated)
         if self.allocated > self._reserved:
-            self.events.append(Segment(self._time, 0, self.allocated - self._reserved))
+            self.events.append(SegmentChange(self._time, 0, self.allocated - self._reserved))
             self._reserved = self.allocated
         return number
 

@@ -39,7 +39,7 @@ def _perceptron(width: int, batch: int, *, guarded: bool = False) -> Step:
     if guarded:
         import legroom
 
-        guard = legroom.Guard(model, optimizer, remember=False)
+        guard = legroom.Guard(model, optimizer, keep_events=False)
         return lambda: guard.step(loss_of, x, y).item()
     return _plain(lambda: loss_of(x, y), optimizer)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench.lib.table import print_table
 from legroom.memory.capture.capture import CaptureWriter, read_capture
-from legroom.memory.events import Alloc, Category, Event, Frame, Free, Phase, Segment, Step, Tag
+from legroom.memory.events import Alloc, Category, Event, Frame, Free, Phase, SegmentChange, Step, Tag
 from legroom.memory.ledger import Ledger
 
 BLOCKS = 48
@@ -41,7 +41,7 @@ def training(steps: int) -> Iterator[Event]:
             tick(), number, size, block, 0, 0, Category.TEMPORARY, phase, step, module, frame, f"aten.{op}"
         )
 
-    yield Segment(tick(), 0, 20 << 20)
+    yield SegmentChange(tick(), 0, 20 << 20)
     for step in range(steps):
         saved = []
         for block in range(BLOCKS):
@@ -91,7 +91,7 @@ def main(steps: int) -> None:
             assert writer.failed is None
 
         def fold_live() -> None:
-            ledger = Ledger(remember=200_000)
+            ledger = Ledger(keep_events=200_000)
             for event in stream:
                 ledger.apply(event)
 

@@ -1,6 +1,7 @@
-"""What changed between two moments, or between two runs at their peaks.
+"""Compares the memory at two points of a run, or at the peaks of two runs.
 
-Lines are matched by file and number. Between two runs of edited code they move; categories and modules do not.
+Lines are matched by file and line number. If the code was edited between two runs, line numbers differ; categories and
+modules do not.
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ _Name = TypeVar("_Name", bound=str)
 
 class Change(NamedTuple):
     what: str
-    """A category, a module or `file:line`; "" where none is known."""
+    """A category, a module or `file:line`; "" if unknown."""
     before: int
     after: int
     delta: int
@@ -25,7 +26,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Of two states. Rows are in bytes, the largest change first; what neither holds is left out."""
+    """The changes between two states in bytes, largest first."""
 
     allocated: Change
     reserved: Change
@@ -35,7 +36,7 @@ class Difference:
 
 
 def compare(before: State, after: State) -> Difference:
-    """What changed from one moment to another."""
+    """The changes from `before` to `after`."""
     return Difference(
         allocated=_change("allocated", before.allocated, after.allocated),
         reserved=_change("reserved", before.reserved, after.reserved),
@@ -46,7 +47,7 @@ def compare(before: State, after: State) -> Difference:
 
 
 def compare_captures(before: Capture, after: Capture, *, device: int = 0) -> Difference:
-    """What changed from one run to another, each at the moment when the most was allocated."""
+    """The changes between two runs, each at its peak of allocated memory."""
     first, second = Ledger(before.events), Ledger(after.events)
     return compare(first.at(first.peak(device).index, device), second.at(second.peak(device).index, device))
 
@@ -56,9 +57,9 @@ def _named(by_line: Mapping[Frame | None, int]) -> dict[str, int]:
 
 
 def _changes(before: Mapping[_Name, int], after: Mapping[_Name, int]) -> list[Change]:
-    rows = [_change(str(what), before.get(what, 0), after.get(what, 0)) for what in {**before, **after}]
-    held = [row for row in rows if row.before or row.after]
-    return sorted(held, key=lambda row: (-abs(row.delta), row.what))
+    changes = [_change(str(what), before.get(what, 0), after.get(what, 0)) for what in {**before, **after}]
+    nonzero = [change for change in changes if change.before or change.after]
+    return sorted(nonzero, key=lambda change: (-abs(change.delta), change.what))
 
 
 def _change(what: str, before: int, after: int) -> Change:

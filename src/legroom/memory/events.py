@@ -1,10 +1,10 @@
-"""The vocabulary: a running program as a stream of events.
+"""Memory events: what a running program does to memory, as a stream of small tuples.
 
-Two producers speak it (a dispatch mode over CPU or fake tensors, and the CUDA allocator's own history) and
-everything that reasons about memory reads it. An event is a small tuple: millions are made in a long run.
+There are two producers: a dispatch mode over CPU or fake tensors, and the history of the CUDA allocator. All analysis
+reads these events. A long run has millions of them, so the frequent ones are tuples.
 
-What a storage *is* (a gradient, an activation) is often known only after it was born, so a `Tag` may follow an
-`Alloc`; the last tag wins for the whole life of the storage. See `ledger` for the folding.
+The category of a storage (gradient, activation) is often known only after its allocation, so a `Tag` may follow an
+`Alloc`. The last tag applies to the whole lifetime of the storage. `ledger` combines events into totals.
 """
 
 from collections.abc import Callable
@@ -15,27 +15,27 @@ from legroom.memory.annotations import Annotation
 
 
 class Category(StrEnum):
-    """What a piece of memory is for."""
+    """What memory is used for."""
 
     PARAMETER = "parameter"
     GRADIENT = "gradient"
     OPTIMIZER_STATE = "optimizer state"
     ACTIVATION = "activation"
-    """What autograd saved for the backward pass."""
+    """Saved by autograd for the backward pass."""
     INPUT = "input"
-    """What the data loader, or the script itself, brought to the device."""
+    """Copied to the device by the data loader or the script."""
     BUFFER = "buffer"
     WORKSPACE = "workspace"
-    """What a library (cuBLAS, cuDNN) holds for itself."""
+    """Used internally by a library (cuBLAS, cuDNN)."""
     RESULT = "result"
-    """What the forward pass made and a variable of the program's holds, saved for no backward pass, or not any more: an output or a loss of
-    the step before."""
+    """Computed by the forward pass, retained by a variable, and not saved for a backward pass: an output, or the loss
+    of the previous step."""
     TEMPORARY = "temporary"
-    """What an operation made and nothing above claims: a call at work has it in hand, or it is about to die."""
+    """None of the above: an intermediate result, usually freed soon."""
 
 
 class Phase(StrEnum):
-    """What the training loop was doing."""
+    """The part of the training step."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -44,7 +44,7 @@ class Phase(StrEnum):
 
 
 class Frame(NamedTuple):
-    """A line of the user's own code."""
+    """A line of the user's code."""
 
     file: str
     line: int
@@ -52,46 +52,46 @@ class Frame(NamedTuple):
 
 
 class Alloc(NamedTuple):
-    """A storage was born."""
+    """A storage was allocated."""
 
     time: float
-    """Seconds since the run began."""
+    """Seconds since the run started."""
     id: int
-    """Unique in the run, never reused."""
+    """Unique within the run."""
     bytes: int
-    """As the program asked for."""
+    """The requested size."""
     block_bytes: int
-    """As the allocator charged: rounded up, with a rest too small to split off."""
+    """The size of the block: rounded up, including a remainder too small to split off."""
     device: int
     stream: int
     category: Category
     phase: Phase
     step: int
-    """Optimizer steps completed so far (loader batches, where no optimizer steps)."""
+    """Completed optimizer steps, or loader batches if there is no optimizer."""
     module: str
-    """Dotted path of the innermost module at work (for a backward operation, of the forward one); "" for none."""
+    """Dotted path of the innermost running module (for a backward operation, that of the forward operation), or ""."""
     frame: Frame | None
-    """The user's line; for a backward operation, the line of the forward operation it undoes."""
+    """The user's line; for a backward operation, that of its forward operation."""
     op: str
-    """`aten.convolution`, `aten.addmm`, ...; "" where unknown."""
+    """`aten.convolution`, `aten.addmm`, ...; "" if unknown."""
 
 
 class Free(NamedTuple):
-    """A storage died."""
+    """A storage was freed."""
 
     time: float
     id: int
 
 
 class Tag(NamedTuple):
-    """It became known what a storage is."""
+    """The category of a storage became known."""
 
     id: int
     category: Category
 
 
-class Segment(NamedTuple):
-    """The allocator took memory from the device (`bytes` > 0) or gave it back (`bytes` < 0)."""
+class SegmentChange(NamedTuple):
+    """The allocator reserved device memory (`bytes` > 0) or released it (`bytes` < 0)."""
 
     time: float
     device: int
@@ -99,66 +99,66 @@ class Segment(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A training step ended. The figures are of that step."""
+    """A training step ended."""
 
     time: float
     step: int
-    """The number of the step that ended, from 0."""
+    """The number of the step, from 0."""
     seconds: float
     device: int
     allocated: int
-    """At its end."""
+    """At the end of the step."""
     reserved: int
-    """At its end."""
+    """At the end of the step."""
     peak_allocated: int
-    """The highest within it."""
+    """During the step."""
     peak_reserved: int
 
 
 class Oom(NamedTuple):
-    """An allocation failed. Every figure is of the failing device at that moment, in bytes."""
+    """An allocation failed. All sizes are bytes of the device on which it failed."""
 
     time: float
     device: int
     requested: int
-    """What the operation asked for."""
+    """The size that the operation requested."""
     capacity: int
     """The device's total memory."""
     limit: int
-    """What this process may take of it: below `capacity` under a per-process fraction."""
+    """What this process may use: less than `capacity` with a per-process memory fraction."""
     allocated: int
-    """In live storages, as charged."""
+    """The blocks of live storages."""
     reserved: int
-    """Taken from the device by PyTorch's allocator."""
+    """Reserved by PyTorch's allocator."""
     cached: int
-    """Part of `reserved` in wholly free segments."""
+    """The part of `reserved` in completely free segments."""
     fragmented: int
-    """Part of `reserved` that is free inside segments in use."""
+    """The part of `reserved` that is free in segments in use."""
     largest_free_block: int
     other: int
-    """Device memory that is not PyTorch's: CUDA context, other processes."""
+    """Device memory outside PyTorch: the CUDA context and other processes."""
     step: int
     phase: Phase
     module: str
     frame: Frame | None
     op: str
     message: str
-    """torch's own wording."""
+    """The message of the exception."""
 
 
 class Holder(NamedTuple):
-    """Who keeps memory alive at the `Oom` just before it: a path through the user's variables."""
+    """A variable that retains memory at the preceding `Oom`."""
 
     path: str
     """`losses (list, 412 items)`, `model (ResNet)`, `self.history (dict, 8 items)`."""
     bytes: int
-    """Device bytes reachable through it (two holders may reach the same bytes)."""
+    """Device bytes reachable through it. Two holders may reach the same bytes."""
     storages: int
-    """How many storages that is."""
+    """The number of storages reachable through it."""
     frame: Frame | None
-    """Where the variable lives: the frame's current line."""
+    """The current line of the frame that has the variable."""
 
 
-Event = Alloc | Free | Tag | Segment | Step | Oom | Holder | Annotation
+Event = Alloc | Free | Tag | SegmentChange | Step | Oom | Holder | Annotation
 Sink = Callable[[Event], None]
-"""Where a producer puts events: a capture writer, a ledger, a list's `append`."""
+"""Receives events: a capture writer, a ledger, the `append` of a list."""

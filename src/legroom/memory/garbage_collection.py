@@ -1,4 +1,4 @@
-"""The cycle collector, switched off where millions of objects are made that hold no cycles: it would search them in vain."""
+"""Disables the cyclic garbage collector while millions of objects without cycles are created."""
 
 import contextlib
 import gc
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Inside, no cycle is looked for; afterwards as before."""
+    """Disable the cyclic garbage collector inside the block."""
     enabled = gc.isenabled()
     gc.disable()
     try:

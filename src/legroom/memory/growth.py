@@ -1,7 +1,7 @@
-"""Which lines hold more at the end of every step than at the end of the one before.
+"""Finds lines whose memory grows from step to step.
 
-A sound training loop ends each step with what it began with. A line whose bytes rise step after step keeps
-something: this is what the leak detector stands on. Categories are as known at the end of each step.
+A training loop without leaks has the same memory at the end of every step. If the memory allocated by a line grows at
+every step end, something retains it. Categories are those known at the end of each step.
 """
 
 from collections.abc import Mapping
@@ -13,18 +13,18 @@ Line = tuple[Frame | None, Category]
 
 
 class Growth(NamedTuple):
-    """A line that held more at the end of each of the last steps."""
+    """A line whose memory grew at every one of the last step ends."""
 
     file: str | None
-    """None, like `line` and `function`, where no line of the user's is known."""
+    """None if no line of the user's code is known; likewise `line` and `function`."""
     line: int | None
     function: str | None
     category: Category
     bytes_per_step: int
     steps: int
-    """How many step ends in a row, each above the one before."""
+    """The number of consecutive step ends at which it grew."""
     bytes: int
-    """At the last of them."""
+    """At the last step end."""
 
 
 class _Streak(NamedTuple):
@@ -35,8 +35,8 @@ class _Streak(NamedTuple):
     last_bytes: int
 
 
-class GrowthWatch:
-    """Follows the lines of one device from step end to step end."""
+class GrowthTracker:
+    """Tracks the memory of the lines of one device at step ends."""
 
     def __init__(self) -> None:
         self._streaks: dict[Line, _Streak] = {}
@@ -53,14 +53,14 @@ class GrowthWatch:
             else:
                 self._streaks[line] = _Streak(1, step, size, step, size)
 
-    def growing(self, least_steps: int) -> list[Growth]:
-        """Those that grew over at least so many step ends in a row, up to the last; the fastest first."""
-        rows = []
+    def growing(self, min_steps: int) -> list[Growth]:
+        """The lines that grew at the last `min_steps` step ends or more, fastest first."""
+        growths = []
         for (frame, category), streak in self._streaks.items():
-            if streak.steps >= max(least_steps, 2):
+            if streak.steps >= max(min_steps, 2):
                 elapsed = max(streak.last_step - streak.first_step, 1)
                 rate = (streak.last_bytes - streak.first_bytes) / elapsed
-                rows.append(
+                growths.append(
                     Growth(
                         file=frame.file if frame else None,
                         line=frame.line if frame else None,
@@ -71,4 +71,4 @@ class GrowthWatch:
                         bytes=streak.last_bytes,
                     )
                 )
-        return sorted(rows, key=lambda row: -row.bytes_per_step)
+        return sorted(growths, key=lambda growth: -growth.bytes_per_step)

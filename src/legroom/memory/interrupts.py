@@ -1,4 +1,4 @@
-"""Ctrl-C, kept out of the few lines that must not be left half done."""
+"""Delays Ctrl-C while a block runs that must not be interrupted."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,25 +7,25 @@ from threading import current_thread, main_thread
 
 
 @contextmanager
-def later_interrupts() -> Iterator[None]:
-    """Let Ctrl-C wait for the end of the block: a script may catch it and go on, and then our record must too.
+def delayed_interrupts() -> Iterator[None]:
+    """Delay Ctrl-C until the end of the block, so that recording stays consistent if the script catches it and continues.
 
-    Only the main thread ever sees it; in others this does nothing.
+    Python delivers signals to the main thread only. In other threads this does nothing.
     """
     handler = getsignal(SIGINT)
     if current_thread() is not main_thread() or not callable(handler):
         yield
         return
-    came = False
+    received = False
 
     def remember(*_: object) -> None:
-        nonlocal came
-        came = True
+        nonlocal received
+        received = True
 
     signal(SIGINT, remember)
     try:
         yield
     finally:
         signal(SIGINT, handler)
-        if came:
+        if received:
             raise_signal(SIGINT)

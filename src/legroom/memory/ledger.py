@@ -1,12 +1,12 @@
-"""Folds events into what people ask about: the peak, what was alive at any moment, what grows.
+"""Combines events into the peak, the live storages at any point, and the lines that grow.
 
-It takes a whole capture, or a run as it goes. Live, `apply` only notes an event and now and then works through those
-noted: a storage may die, and `apply` be called for it, at any moment, in any thread, even while a question is being
-answered. A long run has more events than there is memory for; with `remember` a ledger keeps about so many: those
-around the peaks, the out-of-memory events and the last step's end, and the newest. What it says of any other moment is
-said from the totals that it carries on, and of very many steps it keeps every second, fourth, ... of the older ones.
+A ledger is built from a complete capture or during a run. During a run, `apply` only appends the event to a list that
+is processed in batches: a storage can be freed, and `apply` called, at any moment, in any thread, even during a query.
+A long run has more events than fit into memory. With `keep_events`, a ledger keeps about that many: those around the
+peaks, the out-of-memory events and the end of the last step, and the newest. Totals always cover the whole run. If
+there are very many steps, only every second, fourth, ... of the older steps is kept.
 
-What a storage is may become known after its birth: its last tag counts for its whole life.
+The category of a storage may become known after its allocation. Its last tag applies to its whole lifetime.
 """
 
 from bisect import bisect_right
@@ -19,34 +19,34 @@ from typing import Literal
 
 from legroom.errors import UsageError
 from legroom.memory.annotations import Annotation, ForwardProgress, GapEnded, GapStarted
-from legroom.memory.events import Alloc, Category, Event, Free, Holder, Oom, Phase, Segment, Step, Tag
-from legroom.memory.growth import Growth, GrowthWatch, Line
-from legroom.memory.interrupts import later_interrupts
+from legroom.memory.events import Alloc, Category, Event, Free, Holder, Oom, Phase, SegmentChange, Step, Tag
+from legroom.memory.growth import Growth, GrowthTracker, Line
+from legroom.memory.interrupts import delayed_interrupts
 from legroom.memory.state import Moment, State
 from legroom.memory.timeline import Sample, TimelineBuilder
 
 _BATCH = 4096
 _SPAN = 1 << 15
-_MOST_STEPS = 20_000
-"""Step ends that a ledger keeps which does not keep everything."""
+_MAX_STEPS = 20_000
+"""The number of steps that a ledger with `keep_events` keeps."""
 
 
 class Ledger:
-    """A run, folded. `apply` is a Sink."""
+    """The memory of a run. `apply` is a Sink."""
 
-    def __init__(self, events: Iterable[Event] = (), *, remember: int | None = None) -> None:
-        """`remember`: how many events to keep, about; None for all."""
-        self._remember = remember
-        self._noted: list[Event] = []
+    def __init__(self, events: Iterable[Event] = (), *, keep_events: int | None = None) -> None:
+        """`keep_events`: about how many events to keep; None keeps all."""
+        self._keep_events = keep_events
+        self._pending: list[Event] = []
         self._lock = Lock()
         self._length = 0
         self._time = 0.0
         self._live: dict[int, Alloc] = {}
         self._fresh: dict[int, Alloc] = {}
-        """Those of `_live` that were born since the last step ended: not yet counted in any gauge's `lines`."""
+        """The part of `_live` that was allocated since the last step end. Not yet counted in `_DeviceTotals.lines`."""
         self._tags: dict[int, Category] = {}
         self._tags_to_keep = 1 << 16
-        self._gauges: dict[int, _Gauge] = {}
+        self._totals: dict[int, _DeviceTotals] = {}
         self._spans = [_Span(start=0, time=0.0, live={}, reserved={})]
         self._steps: list[_StepEnd] = []
         self._every_step = 1
@@ -55,81 +55,85 @@ class Ledger:
         self._in_gap = False
         remaining = iter(events)
         while batch := list(islice(remaining, _BATCH)):
-            self._fold(batch)
+            self._process(batch)
 
     def apply(self, event: Event) -> None:
-        self._noted.append(event)
-        if len(self._noted) >= _BATCH:
-            with later_interrupts():
+        self._pending.append(event)
+        if len(self._pending) >= _BATCH:
+            with delayed_interrupts():
                 if self._lock.acquire(blocking=False):
                     try:
-                        self._fold_noted()
+                        self._process_pending()
                     finally:
                         self._lock.release()
 
     def __len__(self) -> int:
-        """How many events there were."""
+        """The number of events."""
         with self._up_to_date():
             return self._length
 
     @property
     def seconds(self) -> float:
-        """When the last event was, counted from the run's beginning."""
+        """The time of the last event, since the start of the run."""
         with self._up_to_date():
             return self._time
 
     def devices(self) -> list[int]:
         with self._up_to_date():
-            return sorted(self._gauges)
+            return sorted(self._totals)
 
     def peak(self, device: int = 0, of: Literal["allocated", "reserved"] = "allocated") -> Moment:
-        """When the most was allocated, or reserved, for the first time."""
+        """The first point with the highest allocated or reserved memory."""
         with self._up_to_date():
-            gauge = self._gauges.get(device, _Gauge())
-            return gauge.peak_allocated if of == "allocated" else gauge.peak_reserved
+            totals = self._totals.get(device, _DeviceTotals())
+            return totals.peak_allocated if of == "allocated" else totals.peak_reserved
 
     def peak_of_steps(self, device: int = 0) -> tuple[int, int]:
-        """The most that was allocated, and reserved, as the steps themselves tell: it may be more than the events that are left show."""
+        """The highest allocated and reserved memory of all steps, which includes events that were dropped."""
         with self._up_to_date():
-            return self._gauges.get(device, _Gauge()).peak_of_steps
+            return self._totals.get(device, _DeviceTotals()).peak_of_steps
 
     def at(self, index: int, device: int = 0) -> State:
-        """What `device` held after event number `index`; -1 is before the first."""
+        """The state of `device` after event number `index`; -1 is before the first event."""
         with self._up_to_date():
             return self._state_after(index, device)
 
     def at_step(self, step: int, device: int = 0) -> State:
-        """What `device` held when that step ended."""
+        """The state of `device` at the end of `step`."""
         with self._up_to_date():
             ends = [end for end in self._steps if end.event.device == device]
             for end in ends:
                 if end.event.step == step and end.index is not None:
                     return self._state_after(end.index, device)
             if any(end.event.step == step for end in ends):
-                raise UsageError(f"step {step} was dropped from the capture: only its totals are known")
-            known = f"from {ends[0].event.step} to {ends[-1].event.step}" if ends else "none"
-            raise UsageError(f"there is no step {step} on device {device}: known are {known}")
+                raise UsageError(f"Step {step} was dropped from the capture. Only its totals are known.")
+            known = (
+                f"The run has steps {ends[0].event.step} to {ends[-1].event.step}."
+                if ends
+                else "It has no steps."
+            )
+            raise UsageError(f"There is no step {step} on device {device}. {known}")
 
     def at_last_step(self, device: int = 0) -> State | None:
-        """What `device` held at the end of the last step whose events are known; None before there is one."""
+        """The state of `device` at the end of the last step with known events; None if there is none."""
         with self._up_to_date():
-            ended = self._gauges[device].ended if device in self._gauges else None
+            ended = self._totals[device].ended if device in self._totals else None
             return None if ended is None else self._state_after(ended, device)
 
     def at_oom(self, number: int = 0) -> State:
-        """What the failing device held at that out-of-memory event, counted from 0."""
+        """The state of the failing device at out-of-memory event `number`, counted from 0."""
         with self._up_to_date():
             failure = self._failure(number)
             return self._state_after(failure.index, failure.event.device)
 
     def now(self, device: int = 0) -> State:
-        """What `device` holds after the last event."""
+        """The state of `device` after the last event."""
         with self._up_to_date():
-            reserved = self._gauges[device].reserved if device in self._gauges else 0
+            reserved = self._totals[device].reserved if device in self._totals else 0
             return self._state(self._live, reserved, self._length - 1, self._time, device)
 
     def steps(self, device: int | None = None) -> list[Step]:
-        """The steps, of every device or of one."""
+        """The steps of all devices, or of `device`."""
         with self._up_to_date():
             return [end.event for end in self._steps if device is None or end.event.device == device]
 
@@ -138,7 +142,7 @@ class Ledger:
             return [failure.event for failure in self._ooms]
 
     def holders(self, number: int = 0) -> list[Holder]:
-        """Who held memory at that out-of-memory event, counted from 0."""
+        """The variables that retained memory at out-of-memory event `number`."""
         with self._up_to_date():
             return list(self._failure(number).holders)
 
@@ -146,16 +150,16 @@ class Ledger:
         with self._up_to_date():
             return list(self._annotations)
 
-    def births_before_oom(self, number: int = 0) -> Iterator[Alloc]:
-        """Storages born on the failing device before that out-of-memory event, counted from 0: the newest first, as far back as is
-        remembered, with their final categories."""
+    def allocations_before_oom(self, number: int = 0) -> Iterator[Alloc]:
+        """The allocations on the failing device before out-of-memory event `number`, newest first, with their final
+        categories, as far back as the events are kept."""
         with self._up_to_date():
             failure = self._failure(number)
             spans = [span for span in self._spans if span.start <= failure.index]
         until = failure.index
         for span in reversed(spans):
             if span.start + len(span.events) < until:
-                return  # what came between is forgotten
+                return  # the events in between were dropped
             for event in reversed(span.events[: until - span.start]):
                 if isinstance(event, Alloc) and event.device == failure.event.device:
                     yield self._with_final_category(event)
@@ -167,7 +171,7 @@ class Ledger:
             return self._failure(number).progress
 
     def timeline(self, samples: int = 600, device: int = 0) -> list[Sample]:
-        """The device's memory over time, as far as it is remembered, in at most about so many samples; every peak is among them."""
+        """The memory of `device` over time in at most about `samples` samples, which include all peaks of the kept events."""
         with self._up_to_date():
             begin = self._spans[0].time
             builder = TimelineBuilder(device, self._tags, begin=begin, end=self._time, samples=samples)
@@ -175,25 +179,25 @@ class Ledger:
                 builder.add_events(span.live.values(), span.reserved.get(device, 0), span.events)
             return builder.samples()
 
-    def growth(self, device: int = 0, *, least_steps: int = 5) -> list[Growth]:
-        """The lines that held more at the end of each of the last steps, over at least so many; the fastest first."""
+    def growth(self, device: int = 0, *, min_steps: int = 5) -> list[Growth]:
+        """The lines that grew at the last `min_steps` step ends or more, fastest first."""
         with self._up_to_date():
-            return self._gauges.get(device, _Gauge()).growth.growing(least_steps)
+            return self._totals.get(device, _DeviceTotals()).growth.growing(min_steps)
 
     @contextmanager
     def _up_to_date(self) -> Iterator[None]:
-        with later_interrupts(), self._lock:
-            self._fold_noted()
+        with delayed_interrupts(), self._lock:
+            self._process_pending()
             yield
 
-    def _fold_noted(self) -> None:
-        # Other threads may append meanwhile. Each of these two lines is atomic; swapping in a new list is not.
-        batch = self._noted[:]
-        del self._noted[: len(batch)]
-        self._fold(batch)
+    def _process_pending(self) -> None:
+        # Other threads may append at the same time. Each of these two lines is atomic; replacing the list is not.
+        batch = self._pending[:]
+        del self._pending[: len(batch)]
+        self._process(batch)
 
-    def _fold(self, batch: list[Event]) -> None:
-        live, fresh, gauges = self._live, self._fresh, self._gauges
+    def _process(self, batch: list[Event]) -> None:
+        live, fresh, totals_by_device = self._live, self._fresh, self._totals
         self._spans[-1].events += batch
         index, time = self._length - 1, self._time
         for event in batch:
@@ -201,32 +205,32 @@ class Ledger:
             if isinstance(event, Alloc):
                 time, id = event[0], event[1]
                 if id in live:
-                    self._bury(id)
+                    self._remove(id)
                 live[id] = fresh[id] = event
-                gauge = gauges.get(event[4])
-                if gauge is None:
-                    gauge = gauges[event[4]] = _Gauge()
-                gauge.latest = event
-                gauge.allocated += event[3]
-                if gauge.allocated > gauge.highest and not self._in_gap:
-                    gauge.note_peaks(index, time)
+                totals = totals_by_device.get(event[4])
+                if totals is None:
+                    totals = totals_by_device[event[4]] = _DeviceTotals()
+                totals.latest = event
+                totals.allocated += event[3]
+                if totals.allocated > totals.highest and not self._in_gap:
+                    totals.update_peaks(index, time)
             elif isinstance(event, Free):
                 time, id = event
-                dead = fresh.pop(id, None)
-                if dead is not None:  # most die in the step that they were born in
+                freed = fresh.pop(id, None)
+                if freed is not None:  # most storages are freed in the step that allocates them
                     del live[id]
-                    gauges[dead[4]].allocated -= dead[3]
+                    totals_by_device[freed[4]].allocated -= freed[3]
                 elif id in live:
-                    self._bury(id)
+                    self._remove(id)
             elif isinstance(event, Tag):
                 self._retag(event[0], event[1])
             else:
-                self._fold_rare(index, event)
+                self._process_rare(index, event)
         self._length += len(batch)
         self._time = max(self._time, time)
         self._end_span_if_full()
 
-    def _fold_rare(self, index: int, event: Segment | Step | Oom | Holder | Annotation) -> None:
+    def _process_rare(self, index: int, event: SegmentChange | Step | Oom | Holder | Annotation) -> None:
         if isinstance(event, Holder):
             if self._ooms:
                 self._ooms[-1].holders.append(event)
@@ -238,29 +242,29 @@ class Ledger:
                 self._ooms[-1].progress = event.fraction
             if isinstance(event, GapStarted | GapEnded):
                 self._in_gap = isinstance(event, GapStarted)
-                for gauge in self._gauges.values():
-                    gauge.note_peaks(index, event.time)
+                for totals in self._totals.values():
+                    totals.update_peaks(index, event.time)
             return
-        gauge = self._gauges.setdefault(event.device, _Gauge())
-        if isinstance(event, Segment):
-            gauge.reserved += event.bytes
+        totals = self._totals.setdefault(event.device, _DeviceTotals())
+        if isinstance(event, SegmentChange):
+            totals.reserved += event.bytes
             if not self._in_gap:
-                gauge.note_peaks(index, event.time)
+                totals.update_peaks(index, event.time)
         elif isinstance(event, Step):
             self._steps.append(_StepEnd(None if self._in_gap else index, event))
-            gauge.end_step(event)
+            totals.end_step(event)
             if not self._in_gap:
-                gauge.ended = index
+                totals.ended = index
                 self._settle()
-                gauge.growth.end_step(event.step, gauge.lines)
+                totals.growth.end_step(event.step, totals.lines)
         else:
             self._ooms.append(_Failure(index, event, []))
 
-    def _bury(self, id: int) -> None:
-        dead = self._live.pop(id)
-        self._gauges[dead.device].allocated -= dead.block_bytes
+    def _remove(self, id: int) -> None:
+        freed = self._live.pop(id)
+        self._totals[freed.device].allocated -= freed.block_bytes
         if self._fresh.pop(id, None) is None:
-            self._count(dead, -dead.block_bytes)
+            self._count(freed, -freed.block_bytes)
 
     def _retag(self, id: int, category: Category) -> None:
         settled = id in self._live and id not in self._fresh
@@ -271,27 +275,29 @@ class Ledger:
             self._count(self._live[id], self._live[id].block_bytes)
 
     def _settle(self) -> None:
-        """Count what was born in the step that ends and is still alive."""
+        """Count the storages that the ended step allocated and that are still alive."""
         for alloc in self._fresh.values():
             self._count(alloc, alloc.block_bytes)
         self._fresh.clear()
 
     def _count(self, alloc: Alloc, change: int) -> None:
-        lines = self._gauges[alloc.device].lines
+        lines = self._totals[alloc.device].lines
         line = alloc.frame, self._tags.get(alloc.id, alloc.category)
         lines[line] = lines.get(line, 0) + change
 
     def _failure(self, number: int) -> "_Failure":
         if not 0 <= number < len(self._ooms):
-            raise UsageError(f"there is no out-of-memory event {number}: the run has {len(self._ooms)}")
+            raise UsageError(f"There is no out-of-memory event {number}. The run has {len(self._ooms)}.")
         return self._ooms[number]
 
     def _state_after(self, index: int, device: int) -> State:
         if not -1 <= index < self._length:
-            raise UsageError(f"there is no event {index}: the run has {self._length:,}")
+            raise UsageError(f"There is no event {index}. The run has {self._length:,}.")
         span = self._spans[max(bisect_right(self._spans, index, key=lambda span: span.start) - 1, 0)]
         if index not in span and index != span.start - 1:
-            raise UsageError(f"event {index:,} is no longer remembered: read it from the run's capture")
+            raise UsageError(
+                f"Event {index:,} was dropped to save memory. Read it from the capture of the run."
+            )
         live, reserved, time = dict(span.live), span.reserved.get(device, 0), span.time
         for event in islice(span.events, index - span.start + 1):
             if isinstance(event, Tag | Holder):
@@ -302,7 +308,7 @@ class Ledger:
                 live[event.id] = event
             elif isinstance(event, Free):
                 live.pop(event.id, None)
-            elif isinstance(event, Segment) and event.device == device:
+            elif isinstance(event, SegmentChange) and event.device == device:
                 reserved += event.bytes
         return self._state(live, reserved, index, time, device)
 
@@ -315,39 +321,39 @@ class Ledger:
         return alloc if category is alloc.category else alloc._replace(category=category)
 
     def _end_span_if_full(self) -> None:
-        # What is alive is copied for each span, so where much is, spans are longer.
+        # The live storages are copied for each span, so spans are longer if there are many.
         full = max(_SPAN, 8 * len(self._live))
-        if self._remember is not None:
-            full = min(full, self._remember // 8)
+        if self._keep_events is not None:
+            full = min(full, self._keep_events // 8)
         if len(self._spans[-1].events) < full:
             return
-        reserved = {device: gauge.reserved for device, gauge in self._gauges.items()}
+        reserved = {device: totals.reserved for device, totals in self._totals.items()}
         self._spans.append(
             _Span(start=self._length, time=self._time, live=dict(self._live), reserved=reserved)
         )
-        if self._remember is not None:
-            self._forget(self._remember)
+        if self._keep_events is not None:
+            self._drop_spans(self._keep_events)
 
-    def _forget(self, remember: int) -> None:
-        remembered = sum(len(span.events) for span in self._spans)
-        precious: set[int | None] = {failure.index for failure in (*self._ooms[:1], *self._ooms[-1:])}
-        for gauge in self._gauges.values():
-            precious |= {gauge.peak_allocated.index, gauge.peak_reserved.index, gauge.ended}
+    def _drop_spans(self, keep_events: int) -> None:
+        kept_events = sum(len(span.events) for span in self._spans)
+        needed: set[int | None] = {failure.index for failure in (*self._ooms[:1], *self._ooms[-1:])}
+        for totals in self._totals.values():
+            needed |= {totals.peak_allocated.index, totals.peak_reserved.index, totals.ended}
         kept = []
         for span in self._spans[:-1]:
-            if remembered <= remember or any(index in span for index in precious):
+            if kept_events <= keep_events or any(index in span for index in needed):
                 kept.append(span)
             else:
-                remembered -= len(span.events)
+                kept_events -= len(span.events)
         self._spans = [*kept, self._spans[-1]]
         if len(self._tags) > self._tags_to_keep:
-            self._forget_tags()
-        if len(self._steps) > _MOST_STEPS:
+            self._drop_tags()
+        if len(self._steps) > _MAX_STEPS:
             self._every_step *= 2
-            older, newer = self._steps[: -_MOST_STEPS // 4], self._steps[-_MOST_STEPS // 4 :]
+            older, newer = self._steps[: -_MAX_STEPS // 4], self._steps[-_MAX_STEPS // 4 :]
             self._steps = [*(end for end in older if end.event.step % self._every_step == 0), *newer]
 
-    def _forget_tags(self) -> None:
+    def _drop_tags(self) -> None:
         known = set(self._live)
         for span in self._spans:
             known.update(span.live)
@@ -360,33 +366,33 @@ _NEVER = Moment(-1, 0.0, 0, Phase.OTHER, 0)
 
 
 @dataclass(slots=True)
-class _Gauge:
-    """What is known of one device as the fold goes on."""
+class _DeviceTotals:
+    """The running totals of one device."""
 
     allocated: int = 0
     reserved: int = 0
     highest: int = 0
-    """What `allocated` must exceed to be a peak."""
+    """`allocated` must exceed this to be a new peak."""
     steps: int = 0
     ended: int | None = None
-    """The event at which the last step ended whose events are known."""
+    """The number of the event at the end of the last step with known events."""
     latest: Alloc | None = None
     peak_allocated: Moment = _NEVER
     peak_reserved: Moment = _NEVER
     peak_of_steps: tuple[int, int] = 0, 0
-    """The highest that any step told, allocated and reserved."""
+    """The highest allocated and reserved memory of any step."""
     lines: dict[Line, int] = field(default_factory=dict)
-    growth: GrowthWatch = field(default_factory=GrowthWatch)
+    growth: GrowthTracker = field(default_factory=GrowthTracker)
 
     def end_step(self, step: Step) -> None:
         self.steps = step.step + 1
         allocated, reserved = self.peak_of_steps
         self.peak_of_steps = max(allocated, step.peak_allocated), max(reserved, step.peak_reserved)
 
-    def note_peaks(self, index: int, time: float) -> None:
-        born = self.latest
-        step = max(self.steps, born.step if born else 0)
-        phase = born.phase if born else Phase.OTHER
+    def update_peaks(self, index: int, time: float) -> None:
+        latest = self.latest
+        step = max(self.steps, latest.step if latest else 0)
+        phase = latest.phase if latest else Phase.OTHER
         if self.allocated > self.peak_allocated.bytes:
             self.highest = self.allocated
             self.peak_allocated = Moment(index, time, step, phase, self.allocated)
@@ -396,7 +402,7 @@ class _Gauge:
 
 @dataclass(slots=True)
 class _Span:
-    """A stretch of events and the state in which it began."""
+    """Consecutive events and the state before them."""
 
     start: int
     time: float
@@ -411,7 +417,7 @@ class _Span:
 @dataclass(slots=True)
 class _StepEnd:
     index: int | None
-    """None for a step whose events were dropped from the capture."""
+    """None if the events of the step were dropped from the capture."""
     event: Step
 
 

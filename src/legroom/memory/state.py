@@ -1,7 +1,7 @@
-"""What was in memory at one moment of a run, and what that adds up to.
+"""The memory of a device at one point of a run, summed by category, line or module.
 
-Sums are of `block_bytes`, what the allocator charged, so that they agree with what PyTorch reports as allocated.
-Every storage carries its final category: what it turned out to be, not what it was taken for at its birth.
+Sums are of `block_bytes`, so they agree with the allocated memory that PyTorch reports. Every storage has its final
+category, which may differ from that at its allocation.
 """
 
 from collections.abc import Callable, Hashable, Iterable
@@ -16,10 +16,10 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A point in a run, and how much memory there was."""
+    """A point of a run, with the memory in use."""
 
     index: int
-    """Of the event after which it was so; -1 for before the first."""
+    """The number of the event before this point; -1 before the first event."""
     time: float
     step: int
     phase: Phase
@@ -28,30 +28,30 @@ class Moment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """What one line of code holds in one category."""
+    """The live memory that one line allocated in one category."""
 
     file: str | None
-    """None, like `line` and `function`, where no line of the user's is known."""
+    """None if no line of the user's code is known; likewise `line` and `function`."""
     line: int | None
     function: str | None
     bytes: int
     category: Category
     module: str
-    """The one that most of the bytes belong to; "" for none."""
+    """The module with most of the bytes, or ""."""
     count: int
-    """How many storages that is."""
+    """The number of storages."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """What a device held at one moment. Much may be alive, so what is asked for again and again is summed once."""
+    """The live storages of a device at one point of a run. Sums that are needed repeatedly are cached."""
 
     device: int
     index: int
-    """Of the event after which it was so; -1 for before the first."""
+    """The number of the event before this point; -1 before the first event."""
     time: float
     live: list[Alloc]
-    """In the order of their birth, with their final categories."""
+    """In the order of allocation, with their final categories."""
     reserved: int
 
     @cached_property
@@ -63,7 +63,7 @@ class State:
         return sum(alloc.bytes for alloc in self.live)
 
     def by_category(self) -> dict[Category, int]:
-        """Every category is there, also where it is 0. This and the others: the largest first."""
+        """Every category, including those with 0 bytes, largest first."""
         return dict(self._by_category)
 
     @cached_property
@@ -71,13 +71,13 @@ class State:
         return _sums(self.live, lambda alloc: alloc.category, at_least=Category)
 
     def by_line(self) -> dict[Frame | None, int]:
-        """None where no line of the user's is known."""
-        spoken_for: dict[tuple[str, int], Frame] = {}
+        """The key is None for memory without a known line. Largest first."""
+        first: dict[tuple[str, int], Frame] = {}
 
         def line(alloc: Alloc) -> Frame | None:
-            # A line may run as several functions (a comprehension is one): the first stands for all.
+            # A line may belong to several functions, for example to a comprehension. The first one is used.
             frame = alloc.frame
-            return frame and spoken_for.setdefault((frame.file, frame.line), frame)
+            return frame and first.setdefault((frame.file, frame.line), frame)
 
         return _sums(self.live, line)
 
@@ -85,12 +85,12 @@ class State:
         return _sums(self.live, lambda alloc: alloc.module)
 
     def top(self, number: int = 10) -> list[Holding]:
-        """The lines that hold the most, each apart by category."""
+        """The lines with the most memory, separately for each category."""
         groups: dict[tuple[str | None, int | None, Category], list[Alloc]] = {}
         for alloc in self.live:
             file, line, _ = alloc.frame or (None, None, None)
             groups.setdefault((file, line, alloc.category), []).append(alloc)
-        rows = [
+        holdings = [
             Holding(
                 file=file,
                 line=line,
@@ -102,10 +102,10 @@ class State:
             )
             for (file, line, category), allocs in groups.items()
         ]
-        return sorted(rows, key=lambda row: -row.bytes)[:number]
+        return sorted(holdings, key=lambda holding: -holding.bytes)[:number]
 
     def coverage(self) -> float:
-        """The share of the bytes that a line of the user's is known for; 1 where there are none."""
+        """The fraction of the bytes with a known line; 1 if there are no bytes."""
         total = self.allocated
         known = sum(alloc.block_bytes for alloc in self.live if alloc.frame is not None)
         return known / total if total else 1.0

@@ -1,8 +1,8 @@
-"""A run's memory over time in a few hundred samples, drawn from any number of events.
+"""The memory of a run over time, in a few hundred samples.
 
-Time is cut into even parts. Of each, the lowest moment, the highest and the last are kept, and the one at which most
-was reserved, so that no peak is lost however few the samples. From one sample to the next, memory was as at the
-first of the two.
+Time is divided into equal intervals. For each interval, the samples with the lowest and highest allocated memory, the
+highest reserved memory, and the last one are kept, so the peaks are always included. Memory is constant from one
+sample to the next.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,11 +10,11 @@ from math import inf
 from typing import NamedTuple
 
 from legroom.memory.annotations import GapEnded, GapStarted
-from legroom.memory.events import Alloc, Category, Event, Free, Holder, Oom, Segment, Step, Tag
+from legroom.memory.events import Alloc, Category, Event, Free, Holder, Oom, SegmentChange, Step, Tag
 
 
 class Sample(NamedTuple):
-    """A device's memory at one time."""
+    """The memory of a device at one time."""
 
     time: float
     allocated: int
@@ -23,14 +23,14 @@ class Sample(NamedTuple):
 
 
 _Point = tuple[int, float, int, int, tuple[int, ...]]
-"""A sample in the making: its number in the run, time, allocated, reserved, sums in the order of the categories."""
+"""The number of the event, time, allocated, reserved, and the sums in the order of `Category`."""
 
 _CATEGORIES = tuple(Category)
 _POSITIONS = {category: position for position, category in enumerate(_CATEGORIES)}
 
 
 class TimelineBuilder:
-    """Takes a run in order and picks the samples of one device: at most about `samples` of them."""
+    """Selects at most about `samples` samples of one device from the events of a run."""
 
     def __init__(
         self, device: int, tags: Mapping[int, Category], *, begin: float, end: float, samples: int
@@ -43,23 +43,23 @@ class TimelineBuilder:
         self._number = 0
         self._now = begin
         self._in_gap = False
-        self._picked: list[_Point] = []
+        self._selected: list[_Point] = []
         self._lowest: _Point | None = None
-        """Of the current part of time; likewise the next three."""
+        """In the current interval; likewise the next three."""
         self._highest: _Point | None = None
         self._most_reserved: _Point | None = None
         self._last: _Point | None = None
 
     def samples(self) -> list[Sample]:
-        """Those picked, in order."""
-        self._end_part(self._now)
+        """The selected samples in order."""
+        self._end_interval(self._now)
         return [
             Sample(time, allocated, reserved, dict(zip(_CATEGORIES, sums, strict=True)))
-            for _, time, allocated, reserved, sums in self._picked
+            for _, time, allocated, reserved, sums in self._selected
         ]
 
     def add_events(self, alive: Iterable[Alloc], reserved: int, events: Iterable[Event]) -> None:
-        """A piece of the run: its events, and what was alive and reserved when it began."""
+        """Add consecutive events. `alive` and `reserved`: the state before them."""
         device, tags, number, now = self._device, self._tags, self._number, self._now
         sums = [0] * len(_CATEGORIES)
         live: dict[int, tuple[int, int]] = {}
@@ -71,7 +71,7 @@ class TimelineBuilder:
         allocated = sum(sums)
         low, high, most = self._extremes()
         in_gap = self._in_gap
-        # This loop meets every event of a run: it only takes note where a moment is the most extreme so far.
+        # This loop runs for every event, so it creates a point only for a new extreme.
         for event in events:
             if isinstance(event, (Tag, Step, Oom, Holder)):
                 continue
@@ -79,7 +79,7 @@ class TimelineBuilder:
             if time >= self._edge:
                 if high >= 0:
                     self._last = (number, now, allocated, reserved, tuple(sums))
-                self._end_part(time)
+                self._end_interval(time)
                 low, high, most = self._extremes()
             number += 1
             now = time
@@ -95,13 +95,13 @@ class TimelineBuilder:
                 sums[position] += block
                 allocated += block
             elif isinstance(event, Free):
-                dead = live.pop(event[1], None)
-                if dead is None:
+                freed = live.pop(event[1], None)
+                if freed is None:
                     continue
-                position, block = dead
+                position, block = freed
                 sums[position] -= block
                 allocated -= block
-            elif isinstance(event, Segment):
+            elif isinstance(event, SegmentChange):
                 if event[1] != device:
                     continue
                 reserved += event[2]
@@ -130,10 +130,10 @@ class TimelineBuilder:
         most = -1 if self._most_reserved is None else self._most_reserved[3]
         return low, high, most
 
-    def _end_part(self, time: float) -> None:
-        """Pick from the part that ends, and go on to the one that `time` is in."""
+    def _end_interval(self, time: float) -> None:
+        """Select the points of the current interval, and continue with the interval of `time`."""
         candidates = {self._lowest, self._highest, self._most_reserved, self._last} - {None}
-        self._picked += sorted(point for point in candidates if point is not None)
+        self._selected += sorted(point for point in candidates if point is not None)
         self._lowest = self._highest = self._most_reserved = self._last = None
         if self._width > 0:
             self._edge = self._begin + ((time - self._begin) // self._width + 1) * self._width

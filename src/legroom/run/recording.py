@@ -100,7 +100,7 @@ class Recording:
         self._session: Session | None = None
         self._place: CapturePlace | None = None
         self._run: dict[str, Any] = {}
-        self._ledger = Ledger(remember=REMEMBERED)
+        self._ledger = Ledger(keep_events=REMEMBERED)
         self._live: LiveLine | None = None
         self._flushing: PeriodicThread | None = None
         self._json: JsonStdout | None = None

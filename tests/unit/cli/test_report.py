@@ -7,7 +7,7 @@ import pytest
 
 from legroom.cli import main
 from legroom.memory.capture.capture import CaptureWriter
-from legroom.memory.events import Alloc, Category, Frame, Phase, Segment
+from legroom.memory.events import Alloc, Category, Frame, Phase, SegmentChange
 from legroom.units import MiB
 
 RUN = {
@@ -25,7 +25,7 @@ def capture(tmp_path, monkeypatch):
 
     def capture(name: str, size: int = 8) -> str:
         with CaptureWriter(name, run=RUN) as writer:
-            writer.write(Segment(0.1, 0, 20 * MiB))
+            writer.write(SegmentChange(0.1, 0, 20 * MiB))
             frame = Frame("/project/train.py", 3, "main")
             writer.write(
                 Alloc(

@@ -16,7 +16,7 @@ from legroom.memory.events import (
     Holder,
     Oom,
     Phase,
-    Segment,
+    SegmentChange,
     Step,
     Tag,
 )
@@ -71,7 +71,7 @@ def oom(*, time: float = 0.0, device: int = 0, at_step: int = 0) -> Oom:
 def training(steps: int, *, allocations: int = 200, leak: bool = False) -> Iterator[Event]:
     """A training loop that keeps half of its forward allocations until the backward pass. `leak`: one is never freed."""
     time, id = 0.0, 0
-    yield Segment(time, 0, 2 << 20)
+    yield SegmentChange(time, 0, 2 << 20)
     for number in range(steps):
         saved = []
         for position in range(allocations):
@@ -128,7 +128,7 @@ events: st.SearchStrategy[Event] = st.one_of(
     allocs,
     st.builds(Free, _times, _ids),
     st.builds(Tag, _ids, _categories),
-    st.builds(Segment, _times, _devices, st.integers(-(1 << 45), 1 << 45)),
+    st.builds(SegmentChange, _times, _devices, st.integers(-(1 << 45), 1 << 45)),
     st.builds(
         Step, _times, st.integers(0, 10**6), st.floats(0, 1e6), _devices, _sizes, _sizes, _sizes, _sizes
     ),

@@ -1,4 +1,4 @@
-"""The difference of two moments, and of two runs."""
+"""Comparing two states, and two runs."""
 
 from pathlib import Path
 
@@ -6,17 +6,17 @@ from example_events import alloc
 
 from legroom.memory.capture.capture import CaptureWriter, read_capture
 from legroom.memory.compare import Change, compare, compare_captures
-from legroom.memory.events import Category, Event, Frame, Free, Segment, Tag
+from legroom.memory.events import Category, Event, Frame, Free, SegmentChange, Tag
 from legroom.memory.ledger import Ledger
 
 OTHER_LINE = Frame("model.py", 7, "forward")
 BEFORE: list[Event] = [
-    Segment(0.0, 0, 1000),
+    SegmentChange(0.0, 0, 1000),
     alloc(1, 100, category=Category.PARAMETER, module="net.a"),
     alloc(2, 300, module="net.b", frame=OTHER_LINE),
 ]
 AFTER: list[Event] = [
-    Segment(0.0, 0, 4000),
+    SegmentChange(0.0, 0, 4000),
     alloc(1, 100, category=Category.PARAMETER, module="net.a"),
     alloc(2, 50, module="net.b", frame=OTHER_LINE),
     alloc(3, 20, category=Category.INPUT, module="", frame=None),

@@ -1,4 +1,4 @@
-"""The ledger's answers, against a reference that is too simple to be wrong and by example."""
+"""The ledger, compared to a simple reference implementation and by example."""
 
 from collections.abc import Iterator
 
@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from legroom.errors import UsageError
 from legroom.memory import ledger as ledger_module
 from legroom.memory.annotations import GapEnded, GapStarted
-from legroom.memory.events import Alloc, Category, Event, Frame, Free, Holder, Phase, Segment, Step, Tag
+from legroom.memory.events import Alloc, Category, Event, Frame, Free, Holder, Phase, SegmentChange, Step, Tag
 from legroom.memory.ledger import Ledger
 
 ACTIVATION, GRADIENT, INPUT = Category.ACTIVATION, Category.GRADIENT, Category.INPUT
 
 
 class Reference:
-    """Starts again from the first event for every answer."""
+    """Processes all events again for every query."""
 
     def __init__(self, stream: list[Event]) -> None:
         self.stream = stream
@@ -31,20 +31,20 @@ class Reference:
             if isinstance(event, Alloc):
                 live[event.id] = event
         return [
-            born._replace(category=self.tags.get(born.id, born.category))
-            for born in live.values()
-            if born.device == device
+            storage._replace(category=self.tags.get(storage.id, storage.category))
+            for storage in live.values()
+            if storage.device == device
         ]
 
     def allocated(self, index: int, device: int) -> int:
-        return sum(born.block_bytes for born in self.live(index, device))
+        return sum(storage.block_bytes for storage in self.live(index, device))
 
     def reserved(self, index: int, device: int) -> int:
-        segments = (event for event in self.stream[: index + 1] if isinstance(event, Segment))
+        segments = (event for event in self.stream[: index + 1] if isinstance(event, SegmentChange))
         return sum(event.bytes for event in segments if event.device == device)
 
 
-# No gaps: what a gap means to a ledger has tests of its own.
+# Gaps have their own tests.
 streams = st.lists(
     events.filter(lambda event: not isinstance(event, GapStarted | GapEnded)),
     max_size=40,
@@ -53,7 +53,7 @@ streams = st.lists(
 
 @pytest.fixture(autouse=True, scope="module")
 def small_spans() -> Iterator[None]:
-    """So that a few events make several spans."""
+    """So that few events fill several spans."""
     patch = pytest.MonkeyPatch()
     patch.setattr(ledger_module, "_SPAN", 8)
     patch.setattr(ledger_module, "_BATCH", 5)
@@ -90,15 +90,15 @@ def test_the_peaks_equal_the_reference(stream: list[Event]) -> None:
 @given(streams)
 @settings(max_examples=80, deadline=None)
 def test_live_and_complete_ledgers_are_equal(stream: list[Event]) -> None:
-    live, whole = Ledger(), Ledger(stream)
+    live, complete = Ledger(), Ledger(stream)
     for event in stream:
         live.apply(event)
-    assert len(live) == len(whole) == len(stream)
+    assert len(live) == len(complete) == len(stream)
     for device in range(3):
-        assert live.now(device) == whole.now(device)
-        assert live.peak(device) == whole.peak(device)
-        assert live.timeline(device=device) == whole.timeline(device=device)
-        assert live.growth(device) == whole.growth(device)
+        assert live.now(device) == complete.now(device)
+        assert live.peak(device) == complete.peak(device)
+        assert live.timeline(device=device) == complete.timeline(device=device)
+        assert live.growth(device) == complete.growth(device)
     assert live.steps() == [event for event in stream if isinstance(event, Step)]
 
 
@@ -116,8 +116,8 @@ def test_every_grouping_sums_to_the_total(stream: list[Event]) -> None:
 
 def test_the_last_tag_of_a_storage_applies_to_its_whole_lifetime() -> None:
     ledger = Ledger([alloc(1), alloc(2), Tag(1, ACTIVATION), Free(0.1, 1), Tag(1, GRADIENT)])
-    assert [born.category for born in ledger.at(0).live] == [GRADIENT]
-    assert [born.category for born in ledger.at(1).live] == [GRADIENT, Category.TEMPORARY]
+    assert [storage.category for storage in ledger.at(0).live] == [GRADIENT]
+    assert [storage.category for storage in ledger.at(1).live] == [GRADIENT, Category.TEMPORARY]
 
 
 def test_the_peak_has_a_step_and_a_phase() -> None:
@@ -142,7 +142,7 @@ def test_the_peak_of_an_empty_run_is_zero() -> None:
 
 
 def test_reserved_and_allocated_peaks_are_separate() -> None:
-    stream = [Segment(0.0, 0, 900), alloc(1, 100), Segment(0.2, 0, -500), alloc(2, 200)]
+    stream = [SegmentChange(0.0, 0, 900), alloc(1, 100), SegmentChange(0.2, 0, -500), alloc(2, 200)]
     ledger = Ledger(stream)
     assert (ledger.peak(of="reserved").index, ledger.peak(of="reserved").bytes) == (0, 900)
     assert (ledger.peak().index, ledger.peak().bytes) == (3, 300)
@@ -195,9 +195,9 @@ def test_the_state_at_a_step() -> None:
 
 
 def test_an_unknown_step_is_an_error() -> None:
-    with pytest.raises(UsageError, match="there is no step 7 on device 0: known are from 0 to 1"):
+    with pytest.raises(UsageError, match=r"There is no step 7 on device 0\. The run has steps 0 to 1\."):
         Ledger([step(0), step(1)]).at_step(7)
-    with pytest.raises(UsageError, match="known are none"):
+    with pytest.raises(UsageError, match="It has no steps"):
         Ledger().at_step(0)
 
 
@@ -214,18 +214,18 @@ def test_the_state_and_the_holders_at_an_oom() -> None:
 
 
 def test_an_unknown_oom_is_an_error() -> None:
-    with pytest.raises(UsageError, match="there is no out-of-memory event 0: the run has 0"):
+    with pytest.raises(UsageError, match=r"There is no out-of-memory event 0\. The run has 0\."):
         Ledger().at_oom()
 
 
 @pytest.mark.parametrize("index", [-2, 1])
 def test_an_unknown_event_is_an_error(index: int) -> None:
-    with pytest.raises(UsageError, match=f"there is no event {index}: the run has 1"):
+    with pytest.raises(UsageError, match=rf"There is no event {index}\. The run has 1\."):
         Ledger([alloc(1)]).at(index)
 
 
 def test_devices_are_separate() -> None:
-    ledger = Ledger([alloc(1, 10), alloc(2, 20, device=1), Segment(0.0, 1, 99), Free(0.1, 2)])
+    ledger = Ledger([alloc(1, 10), alloc(2, 20, device=1), SegmentChange(0.0, 1, 99), Free(0.1, 2)])
     assert ledger.devices() == [0, 1]
     assert (ledger.peak(0).bytes, ledger.peak(1).bytes) == (10, 20)
     assert (ledger.now(0).reserved, ledger.now(1).reserved) == (0, 99)
@@ -246,7 +246,7 @@ def test_a_gap_has_no_peaks_and_its_steps_have_only_totals() -> None:
     assert (ledger.peak().bytes, ledger.peak().index) == (500, 5)
     assert max(sample.allocated for sample in ledger.timeline()) == 500
     assert ledger.at_step(1).allocated == 500
-    with pytest.raises(UsageError, match="step 0 was dropped from the capture"):
+    with pytest.raises(UsageError, match="Step 0 was dropped from the capture"):
         ledger.at_step(0)
 
 
@@ -300,7 +300,7 @@ def test_lines_that_grow_at_every_step_end_are_reported() -> None:
 
 
 def growing(sizes: list[int]) -> list[Event]:
-    """One line that holds `sizes` at its step ends."""
+    """A run in which one line has `sizes` at the step ends."""
     stream: list[Event] = []
     for number, size in enumerate(sizes):
         stream += [
@@ -354,9 +354,9 @@ def test_growth_equals_the_reference(stream: list[Event]) -> None:
     for index, event in enumerate(stream):
         if isinstance(event, Step):
             sums: dict[tuple[Frame | None, Category], int] = {}
-            for born in Reference(stream[: index + 1]).live(index, 0):
-                key = born.frame, born.category
-                sums[key] = sums.get(key, 0) + born.block_bytes
+            for storage in Reference(stream[: index + 1]).live(index, 0):
+                key = storage.frame, storage.category
+                sums[key] = sums.get(key, 0) + storage.block_bytes
             at_ends.append(sums)
     expected = {}
     for key in at_ends[-1] if at_ends else ():
@@ -365,15 +365,15 @@ def test_growth_equals_the_reference(stream: list[Event]) -> None:
             steps += 1
         if steps >= 2:
             expected[key] = steps, at_ends[-1][key]
-    rows = Ledger(stream).growth(least_steps=2)
+    rows = Ledger(stream).growth(min_steps=2)
     found = {(HERE if row.file else None, row.category): (row.steps, row.bytes) for row in rows}
     assert found == expected
 
 
 def test_growth_over_a_given_number_of_steps() -> None:
     ledger = Ledger(growing([1, 2, 3, 4, 5, 6]))
-    assert ledger.growth(least_steps=6)
-    assert not ledger.growth(least_steps=7)
+    assert ledger.growth(min_steps=6)
+    assert not ledger.growth(min_steps=7)
 
 
 def test_growth_uses_the_new_category_of_a_tag() -> None:

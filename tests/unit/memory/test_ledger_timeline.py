@@ -1,11 +1,11 @@
-"""However few the samples, the timeline shows every peak."""
+"""The timeline includes every peak, for any number of samples."""
 
 from example_events import alloc, training
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from legroom.memory.annotations import GapEnded, GapStarted
-from legroom.memory.events import Alloc, Category, Event, Free, Segment, Tag
+from legroom.memory.events import Alloc, Category, Event, Free, SegmentChange, Tag
 from legroom.memory.ledger import Ledger
 from legroom.memory.timeline import Sample
 
@@ -37,7 +37,7 @@ def test_the_peaks_and_the_end_are_in_any_number_of_samples(
         time += pause / 10
         stream.append(alloc(id, size, time=time))
         alive.append(id)
-        stream.append(Segment(time, 0, segment))
+        stream.append(SegmentChange(time, 0, segment))
         if dies:
             stream.append(Free(time, alive.pop(0)))
     ledger = Ledger(stream)
@@ -75,7 +75,7 @@ def test_both_edges_of_a_short_spike_are_shown() -> None:
 
 
 def test_time_never_decreases() -> None:
-    """After a gap, storages come with the time of their birth."""
+    """After a gap, live storages have the time of their allocation."""
     stream: list[Event] = [
         alloc(1, 10, time=1.0),
         GapStarted(5.0),
@@ -88,7 +88,7 @@ def test_time_never_decreases() -> None:
 
 
 def test_other_devices_are_ignored() -> None:
-    stream: list[Event] = [alloc(1, 10), alloc(2, 99, device=1, time=1.0), Segment(2.0, 1, 50)]
+    stream: list[Event] = [alloc(1, 10), alloc(2, 99, device=1, time=1.0), SegmentChange(2.0, 1, 50)]
     assert {sample.allocated for sample in Ledger(stream).timeline()} == {10}
     assert [(s.allocated, s.reserved) for s in Ledger(stream).timeline(device=1)] == [(99, 0), (99, 50)]
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from legroom.memory.events import Alloc, Category, Event, Frame, Free, Oom, Phase, Segment, Step, Tag
+from legroom.memory.events import Alloc, Category, Event, Frame, Free, Oom, Phase, SegmentChange, Step, Tag
 from legroom.observe.cuda.address_owners import Sighting
 from legroom.observe.cuda.history_events import Batch, DeviceHistory, Failure, Pending
 from legroom.observe.cuda.markers import BACKWARD, FORWARD, INFERENCE, OPTIMIZER, OTHER, Marks
@@ -174,11 +174,15 @@ def test_memory_taken_and_given_back_adds_up(program: Program) -> None:
     program.note("segment_free", 0, 2 * MiB)
     program.note("segment_map", 0, 20 * MiB)
     events = program.read(reserved=20 * MiB)
-    assert [event.bytes for event in events if isinstance(event, Segment)] == [2 * MiB, -2 * MiB, 20 * MiB]
+    assert [event.bytes for event in events if isinstance(event, SegmentChange)] == [
+        2 * MiB,
+        -2 * MiB,
+        20 * MiB,
+    ]
 
 
 def test_memory_reserved_before_the_history_is_told(program: Program) -> None:
-    assert [event.bytes for event in program.read(reserved=6 * MiB) if isinstance(event, Segment)] == [
+    assert [event.bytes for event in program.read(reserved=6 * MiB) if isinstance(event, SegmentChange)] == [
         6 * MiB
     ]
 

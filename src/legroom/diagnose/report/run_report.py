@@ -311,7 +311,7 @@ def _last_oom(
     evidence = Evidence(
         oom=event,
         state=state,
-        births=lambda: ledger.births_before_oom(last),
+        births=lambda: ledger.allocations_before_oom(last),
         progress=ledger.progress(last),
         holders=holders,
         leaks=[leak for leak in leaks if leak.device == event.device],

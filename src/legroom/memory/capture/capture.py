@@ -23,7 +23,7 @@ from legroom.memory.capture.chunks import ChunkFile
 from legroom.memory.capture.lines import to_json
 from legroom.memory.capture.reader import Capture, read_capture
 from legroom.memory.events import Alloc, Event, Free, Tag
-from legroom.memory.interrupts import later_interrupts
+from legroom.memory.interrupts import delayed_interrupts
 from legroom.units import MiB, format_size
 
 __all__ = ["DEFAULT_MAX_BYTES", "SUFFIX", "Capture", "CaptureWriter", "read_capture"]
@@ -122,7 +122,7 @@ class CaptureWriter:
         me = get_ident()
         if self._file is None or self._owner == me:
             return
-        with later_interrupts():
+        with delayed_interrupts():
             if self._lock.acquire(blocking=wait):
                 try:
                     self._owner = me

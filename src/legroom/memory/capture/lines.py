@@ -11,7 +11,7 @@ A capture is a series of chunks. A chunk is one gzip member of JSON lines and do
     ["a", time, id, bytes, block bytes - bytes, step, site]     Alloc
     ["f", time, id]                                             Free
     ["t", id, category]                                         Tag
-    ["g", ...] ["p", ...] ["o", ...] ["h", ...]                 Segment, Step, Oom, Holder: their fields in order
+    ["g", ...] ["p", ...] ["o", ...] ["h", ...]                 SegmentChange, Step, Oom, Holder: their fields in order
     ["n", time, class name, ...]                                Annotation: its other fields in order
     ["e"]                                                       end mark: the capture is complete
 
@@ -42,7 +42,7 @@ from legroom.memory.events import (
     Holder,
     Oom,
     Phase,
-    Segment,
+    SegmentChange,
     Step,
     Tag,
 )
@@ -142,7 +142,7 @@ class LineEncoder:
         return lines
 
     def _encode_rare(
-        self, event: Segment | Step | Oom | Holder | Annotation, add: Callable[[str], None]
+        self, event: SegmentChange | Step | Oom | Holder | Annotation, add: Callable[[str], None]
     ) -> None:
         if isinstance(event, Holder):
             add(to_json(["h", *event]))
@@ -155,7 +155,7 @@ class LineEncoder:
             return
         line = to_json([_LETTERS[type(event)], now, *event[1:]])
         add(line)
-        if isinstance(event, Segment):
+        if isinstance(event, SegmentChange):
             reserved = self.reserved[event.device] + event.bytes
             self.reserved[event.device] = reserved
             self.peak_reserved[event.device] = max(self.peak_reserved[event.device], reserved)
@@ -177,7 +177,7 @@ class LineEncoder:
             del self._tags[id]
 
 
-_LETTERS: dict[type[Event], str] = {Segment: "g", Step: "p", Oom: "o"}
+_LETTERS: dict[type[Event], str] = {SegmentChange: "g", Step: "p", Oom: "o"}
 
 
 def to_json(value: Any) -> str:
@@ -310,7 +310,7 @@ class LineDecoder:
 def _decode_rare(row: list[Any]) -> Event:
     match row:
         case ["g", time, device, size]:
-            return Segment(_time(time), _integer(device), _integer(size))
+            return SegmentChange(_time(time), _integer(device), _integer(size))
         case ["p", time, step, seconds, *sizes]:
             return Step(_time(time), _integer(step), _number(seconds), *map(_integer, sizes))
         case ["o", time, *sizes, step, phase, module, frame, op, message]:

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 from legroom.errors import CaptureError, CaptureVersionError
 from legroom.memory.annotations import GapEnded, GapStarted
 from legroom.memory.capture.lines import FORMAT, VERSION, InvalidLine, LineDecoder, Site
-from legroom.memory.events import Alloc, Category, Event, Free, Segment, Tag
+from legroom.memory.events import Alloc, Category, Event, Free, SegmentChange, Tag
 from legroom.memory.garbage_collection import no_garbage_collection
 from legroom.units import MiB
 
@@ -177,7 +177,7 @@ class _LiveStorages:
             elif isinstance(event, Tag):
                 if event.id in self._live:
                     self._live[event.id] = event.category
-            elif isinstance(event, Segment):
+            elif isinstance(event, SegmentChange):
                 self._reserved[event.device] = self._reserved.get(event.device, 0) + event.bytes
         self._folded = len(events)
 
@@ -193,7 +193,7 @@ class _LiveStorages:
         for device in sorted({*reserved, *self._reserved}):
             change = reserved.get(device, 0) - self._reserved.get(device, 0)
             if change:
-                yield Segment(time, device, change)
+                yield SegmentChange(time, device, change)
 
 
 def _lines(file: BinaryIO, path: Path) -> Iterator[tuple[bool, list[bytes]]]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from legroom.memory.allocator.settings import AllocatorSettings
 from legroom.memory.annotations import GapEnded, HolderCoverage, OtherProcesses
-from legroom.memory.events import Alloc, Category, Event, Frame, Free, Oom, Phase, Segment, Tag
+from legroom.memory.events import Alloc, Category, Event, Frame, Free, Oom, Phase, SegmentChange, Tag
 from legroom.observe.cuda.address_owners import Sighting
 from legroom.observe.cuda.block_lifetimes import (
     Life,
@@ -170,7 +170,7 @@ class _Reading:
                 del history.lives[address]
                 self._tell(Free(self._time, life.id))
         if start.reserved != history.reserved:
-            self._tell(Segment(self._time, history.device, start.reserved - history.reserved))
+            self._tell(SegmentChange(self._time, history.device, start.reserved - history.reserved))
             history.reserved = start.reserved
         for address, size in start.segments.items():
             self._blocks.add_segment(address, size)
@@ -328,7 +328,7 @@ class _Reading:
             self._blocks.add_segment(entry["addr"], entry["size"])
         elif entry["action"] == "segment_free":
             self._blocks.remove_segment(entry["addr"])
-        self._tell(Segment(self._time, self._history.device, change))
+        self._tell(SegmentChange(self._time, self._history.device, change))
 
     def _failed(self, failure: Failure, requested: int, stack: Stack) -> None:
         """Memory ran out here. A backward operation's line is found when all places are (see `told`)."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from legroom.memory.allocator.allocator import AllocationFailed
-from legroom.memory.events import Alloc, Category, Free, Segment, Sink, Step
+from legroom.memory.events import Alloc, Category, Free, SegmentChange, Sink, Step
 from legroom.observe.dispatch.attribution import OpLocation
 from legroom.observe.dispatch.storages import LiveStorage
 from legroom.observe.training import TrainingClock
@@ -184,7 +184,7 @@ class DeviceAllocations:
 
     def segment_changed(self, device: int, change: int) -> None:
         """The allocator reserved memory from its device, or released it."""
-        self.sink(Segment(self.seconds, device, change))
+        self.sink(SegmentChange(self.seconds, device, change))
 
 
 _new = tuple.__new__

@@ -12,7 +12,7 @@ from legroom.memory.annotations import Annotation, GapEnded, GapStarted
 from legroom.memory.capture import chunks
 from legroom.memory.capture.capture import Capture, CaptureWriter, read_capture
 from legroom.memory.capture.trim import Chunk, choose
-from legroom.memory.events import Alloc, Category, Event, Free, Oom, Segment, Step, Tag
+from legroom.memory.events import Alloc, Category, Event, Free, Oom, SegmentChange, Step, Tag
 from legroom.units import MiB
 
 STEPS = 700
@@ -23,10 +23,10 @@ def long_run() -> Iterator[Event]:
     for event in training(STEPS):
         if isinstance(event, Step) and event.step == STEPS // 5:
             yield alloc(10**9, 1 << 40, time=event.time)
-            yield Segment(event.time, 0, 1 << 40)
+            yield SegmentChange(event.time, 0, 1 << 40)
             yield Tag(10**9, Category.WORKSPACE)
             yield Free(event.time, 10**9)
-            yield Segment(event.time, 0, -(1 << 40))
+            yield SegmentChange(event.time, 0, -(1 << 40))
         if isinstance(event, Step) and event.step == 2 * STEPS // 5:
             yield alloc(2 * 10**9, 77, time=event.time)
             yield oom(time=event.time)
@@ -125,7 +125,7 @@ def alive(events: list[Event]) -> tuple[dict[int, Category], int]:
             case Tag(id=id, category=category):
                 if id in live:
                     live[id] = category
-            case Segment(bytes=size):
+            case SegmentChange(bytes=size):
                 reserved += size
     return live, reserved
 

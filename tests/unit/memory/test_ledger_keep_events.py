@@ -1,4 +1,4 @@
-"""A ledger of bounded memory forgets what matters least, and no figure changes by it."""
+"""`keep_events` drops the least important events, and the totals stay the same."""
 
 import pytest
 from example_events import alloc, oom, training
@@ -11,7 +11,7 @@ LIMIT = 20_000
 
 
 def long_run() -> list[Event]:
-    """A peak early on, an Oom in the middle, another later."""
+    """A run with an early peak, an Oom in the middle and another one later."""
     stream: list[Event] = []
     for event in training(200, leak=True):
         if isinstance(event, Step) and event.step == 20:
@@ -24,54 +24,54 @@ def long_run() -> list[Event]:
 
 @pytest.fixture(scope="module")
 def both() -> tuple[Ledger, Ledger]:
-    """The same run, once with all events and once with few."""
+    """The same run with all events and with few."""
     stream = long_run()
-    bounded = Ledger(remember=LIMIT)
+    bounded = Ledger(keep_events=LIMIT)
     for event in stream:
         bounded.apply(event)
     return Ledger(stream), bounded
 
 
 def test_few_events_are_kept(both: tuple[Ledger, Ledger]) -> None:
-    whole, bounded = both
-    assert len(bounded) == len(whole) > 4 * LIMIT
+    complete, bounded = both
+    assert len(bounded) == len(complete) > 4 * LIMIT
     assert sum(len(span.events) for span in bounded._spans) <= LIMIT + LIMIT // 4
 
 
 def test_the_peak_is_kept_with_its_state(both: tuple[Ledger, Ledger]) -> None:
-    whole, bounded = both
-    assert bounded.peak() == whole.peak()
+    complete, bounded = both
+    assert bounded.peak() == complete.peak()
     index = bounded.peak().index
-    assert bounded.at(index) == whole.at(index)
+    assert bounded.at(index) == complete.at(index)
 
 
 def test_the_first_and_last_oom_are_kept_with_their_states(both: tuple[Ledger, Ledger]) -> None:
-    whole, bounded = both
-    assert bounded.ooms() == whole.ooms()
-    assert bounded.at_oom(0) == whole.at_oom(0)
-    assert bounded.at_oom(2) == whole.at_oom(2)
+    complete, bounded = both
+    assert bounded.ooms() == complete.ooms()
+    assert bounded.at_oom(0) == complete.at_oom(0)
+    assert bounded.at_oom(2) == complete.at_oom(2)
     assert [bounded.holders(number)[0].bytes for number in range(3)] == [60, 90, 120]
 
 
 def test_every_step_total_is_kept(both: tuple[Ledger, Ledger]) -> None:
-    whole, bounded = both
-    assert bounded.steps() == whole.steps()
+    complete, bounded = both
+    assert bounded.steps() == complete.steps()
 
 
 def test_the_last_state_and_growth_are_unchanged(both: tuple[Ledger, Ledger]) -> None:
-    whole, bounded = both
-    assert bounded.now() == whole.now()
-    assert bounded.growth() == whole.growth() != []
+    complete, bounded = both
+    assert bounded.now() == complete.now()
+    assert bounded.growth() == complete.growth() != []
 
 
 def test_the_state_at_the_last_step_is_kept(both: tuple[Ledger, Ledger]) -> None:
-    whole, bounded = both
-    assert bounded.at_step(199) == whole.at_step(199)
+    complete, bounded = both
+    assert bounded.at_step(199) == complete.at_step(199)
 
 
 def test_a_dropped_event_is_an_error(both: tuple[Ledger, Ledger]) -> None:
     _, bounded = both
-    with pytest.raises(UsageError, match="is no longer remembered: read it from the run's capture"):
+    with pytest.raises(UsageError, match="was dropped to save memory"):
         bounded.at_step(40)
 
 
@@ -79,26 +79,26 @@ def test_the_end_of_the_last_step_is_kept_after_many_events() -> None:
     stream: list[Event] = [alloc(1, 10), Step(0.5, 0, 0.5, 0, 10, 20, 10, 20)]
     for number in range(2, 4 * LIMIT):
         stream += [alloc(number, 1), Free(1.0, number)]
-    whole, bounded = Ledger(stream), Ledger(stream, remember=LIMIT)
-    assert bounded.at_last_step() == whole.at_last_step() == whole.at_step(0)
+    complete, bounded = Ledger(stream), Ledger(stream, keep_events=LIMIT)
+    assert bounded.at_last_step() == complete.at_last_step() == complete.at_step(0)
 
 
 def test_allocations_before_an_oom_are_listed_newest_first(
     both: tuple[Ledger, Ledger],
 ) -> None:
-    whole, bounded = both
-    every, known = list(whole.births_before_oom(2)), list(bounded.births_before_oom(2))
+    complete, bounded = both
+    every, known = list(complete.allocations_before_oom(2)), list(bounded.allocations_before_oom(2))
     assert 0 < len(known) < len(every)
     assert known == every[: len(known)]
 
 
 def test_the_timeline_of_the_kept_events_contains_the_peak(both: tuple[Ledger, Ledger]) -> None:
-    whole, bounded = both
-    assert max(sample.allocated for sample in bounded.timeline(80)) == whole.peak().bytes
+    complete, bounded = both
+    assert max(sample.allocated for sample in bounded.timeline(80)) == complete.peak().bytes
 
 
 def test_old_steps_are_dropped_but_their_highest_peak_is_known() -> None:
-    ledger = Ledger(remember=LIMIT)
+    ledger = Ledger(keep_events=LIMIT)
     for step in range(60_000):
         for device in (0, 1):
             ledger.apply(Step(step * 0.1, step, 0.1, device, 1, 1, 5 if step == 7 else 1, 2))
@@ -110,7 +110,7 @@ def test_old_steps_are_dropped_but_their_highest_peak_is_known() -> None:
 
 
 def test_tags_of_dropped_events_are_dropped() -> None:
-    ledger = Ledger(remember=LIMIT)
+    ledger = Ledger(keep_events=LIMIT)
     ledger._tags_to_keep = 100
     for event in training(300):
         ledger.apply(event)
@@ -119,7 +119,7 @@ def test_tags_of_dropped_events_are_dropped() -> None:
 
 
 def test_tags_of_live_storages_are_kept() -> None:
-    ledger = Ledger([alloc(10**9, category=Category.TEMPORARY)], remember=LIMIT)
+    ledger = Ledger([alloc(10**9, category=Category.TEMPORARY)], keep_events=LIMIT)
     ledger._tags_to_keep = 100
     ledger.apply(Tag(10**9, Category.PARAMETER))
     for event in training(200):
