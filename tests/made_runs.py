@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from legroom.diagnose.report.run_report import RunReport, run_report
+from legroom.diagnose.report.run_report import RunReport, report_from_capture
 from legroom.diagnose.report.source_lines import to_annotations
 from legroom.findings import Finding
 from legroom.memory.annotations import ExitReason, RunEnded
@@ -150,7 +150,7 @@ class Run:
         capture = Capture(
             path=Path("run.legroom"), run=header, events=self.events, truncated=False, dropped=0
         )
-        return run_report(capture, path="run.legroom")
+        return report_from_capture(capture, path="run.legroom")
 
     def advice(self) -> dict[str, Finding]:
         """Findings by code, most useful first."""

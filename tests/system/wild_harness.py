@@ -106,11 +106,11 @@ def start(work: Callable[[], int], prefix: Path) -> int:
 
 def on_virtual_gpu(name: str, gpu: str, folder: Path) -> int:
     from legroom.cli import main as legroom
-    from legroom.diagnose.report.run_report import run_report
+    from legroom.diagnose.report.run_report import report_from_capture
     from legroom.memory.capture.capture import read_capture
 
     code = legroom(["run", "--gpu", gpu, "-o", "run.legroom", str(SCRIPTS / f"{name}.py")])
-    report = run_report(read_capture("run.legroom"), path="run.legroom").as_json()
+    report = report_from_capture(read_capture("run.legroom"), path="run.legroom").as_json()
     (folder / f"{name}.report.json").write_text(json.dumps(report))
     return code
 

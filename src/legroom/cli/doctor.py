@@ -23,4 +23,4 @@ def doctor(format: FormatOption = Format.TEXT) -> int:
         print(json.dumps(diagnosis.as_json(), indent=2))
     else:
         print_to(sys.stdout, render_diagnosis(diagnosis))
-    return 0 if diagnosis.is_sound else 1
+    return 0 if diagnosis.is_ok else 1

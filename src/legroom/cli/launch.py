@@ -212,11 +212,11 @@ def _memory_report(end: "LaunchEnd") -> "RunReport | None":
     cause = end.last.cause if end.last is not None else None
     if cause is None or not cause.files.capture.exists():
         return None
-    from legroom.diagnose.report.run_report import run_report
+    from legroom.diagnose.report.run_report import report_from_capture
     from legroom.memory.capture.capture import read_capture
 
-    told = run_report(read_capture(cause.files.capture), path=str(cause.files.capture))
-    return told if told.died_of_memory else None
+    told = report_from_capture(read_capture(cause.files.capture), path=str(cause.files.capture))
+    return told if told.failed_with_oom else None
 
 
 def _as_json(end: "LaunchEnd", plan: "LaunchPlan", folder: "RunFolder") -> dict[str, object]:

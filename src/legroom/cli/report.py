@@ -24,22 +24,21 @@ def report(
     format: FormatOption = Format.TEXT,
 ) -> int:
     """Show the report of a recorded run: the peak or the failure, what used the memory, and what to change."""
-    from legroom.diagnose.report import comparison
-    from legroom.diagnose.report.run_report import run_report
+    from legroom.diagnose.report.run_report import report_from_capture
     from legroom.memory.capture.capture import read_capture
     from legroom.memory.compare import compare_captures
     from legroom.show.common.terminal import print_to
-    from legroom.show.report.comparison import render_comparison
+    from legroom.show.report.comparison import comparison_as_dict, render_comparison
     from legroom.show.report.run_report import render_report
 
     capture = read_capture(file)
-    result = run_report(capture, path=str(file))
+    result = report_from_capture(capture, path=str(file))
     device = result.device.index if result.device else 0
     difference = (
         compare_captures(read_capture(compare), capture, device=device) if compare is not None else None
     )
     if format == Format.JSON:
-        compared = {"compared": comparison.as_dict(difference)} if difference is not None else {}
+        compared = {"compared": comparison_as_dict(difference)} if difference is not None else {}
         print(json.dumps({**result.as_json(), **compared}, indent=2))
         return 0
     print_to(sys.stdout, render_report(result))

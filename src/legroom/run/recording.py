@@ -25,7 +25,7 @@ from legroom import __version__
 from legroom.diagnose.oom.recognize import is_oom
 from legroom.diagnose.report import source_lines
 from legroom.diagnose.report.command import RunCommand
-from legroom.diagnose.report.run_report import RunReport, report_of
+from legroom.diagnose.report.run_report import RunReport, report_from_ledger
 from legroom.errors import LegroomError
 from legroom.gpus.catalog import GpuSpec
 from legroom.log import say
@@ -162,7 +162,7 @@ class Recording:
             tuple(self._options), tuple(script.words[: 2 if script.is_module else 1]), script.arguments
         )
         return {
-            **command.as_run(),
+            **command.as_header(),
             "folder": os.getcwd(),
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "legroom": __version__,
@@ -274,9 +274,9 @@ class Recording:
             return
         _flush(sys.stdout)
         if told is None:
-            print_to(sys.stderr, "", render_oom(report) if report.died_of_memory else render_run(report))
+            print_to(sys.stderr, "", render_oom(report) if report.failed_with_oom else render_run(report))
         print_to(
-            sys.stderr, render_footer(report, complaint=self._place.writer.failed or self._place.complaint)
+            sys.stderr, render_footer(report, warning=self._place.writer.failed or self._place.complaint)
         )
 
     def _conclude_in_silence(self, outcome: Outcome, speaker: Speaker) -> None:
@@ -296,7 +296,7 @@ class Recording:
         self._write_ending(outcome)
         writer = self._place.writer
         writer.flush()
-        report = report_of(self._ledger, self._run, path=self._place.name, dropped=writer.dropped)
+        report = report_from_ledger(self._ledger, self._run, path=self._place.name, dropped=writer.dropped)
         lines = source_lines.read_sources(report.frames())
         for annotation in source_lines.to_annotations(lines, self._seconds):
             writer.write(annotation)

@@ -3,8 +3,8 @@
 import pytest
 
 from legroom.diagnose.explain.cuda_statuses import STATUSES, CudaStatus
+from legroom.diagnose.explain.error_lines import ErrorLine
 from legroom.diagnose.explain.explain import explain
-from legroom.diagnose.explain.headlines import Headline
 from legroom.diagnose.explain.python_errors import classify_python_error
 
 
@@ -40,7 +40,7 @@ def test_a_sentence_never_seen_is_told_by_its_words_and_only_likely(text: str, c
 
 
 def test_a_mistake_of_the_program_has_no_family_whatever_words_it_uses() -> None:
-    error = Headline(line=1, kind="TypeError", text="TypeError: forward() got an unexpected argument 'size'")
+    error = ErrorLine(line=1, kind="TypeError", text="TypeError: forward() got an unexpected argument 'size'")
     assert classify_python_error(error) == ("not-memory", "")
 
 

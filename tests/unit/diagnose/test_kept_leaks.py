@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from legroom.diagnose.report.leaks import advice_on, holder_sentence, latest_leaks, leaks_from
+from legroom.diagnose.report.leaks import advice_on, holder_path, latest_leaks, leaks_from
 from legroom.memory.annotations import DetectedLeak, LoopWatched
 from legroom.units import MiB
 
@@ -17,7 +17,7 @@ LOSSES = DetectedLeak(
 
 def test_the_path_as_a_sentence() -> None:
     expected = "train.py:41 losses (list, 412 items) → tensor → graph of 37 nodes → 1.2 MiB a step"
-    assert holder_sentence(LOSSES) == expected
+    assert holder_path(LOSSES) == expected
 
 
 @pytest.mark.parametrize(

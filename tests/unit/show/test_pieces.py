@@ -7,10 +7,10 @@ import pytest
 from legroom.memory.compare import Change, Difference
 from legroom.memory.events import Step
 from legroom.show.common.background_thread import PeriodicThread
+from legroom.show.common.code_frame import code_frame, source_line
+from legroom.show.common.memory_charts import StepSparkline, downsample_max
 from legroom.show.common.terminal import render_to_string, verbatim
-from legroom.show.report.code_frame import code_frame, source_line
 from legroom.show.report.comparison import render_comparison
-from legroom.show.report.step_history import StepSparkline, downsample_max
 from legroom.units import MiB
 
 SOURCES = {"a.py": {1: "def f():", 2: "\tif x:", 3: "        return g(x)", 4: ""}}

@@ -114,8 +114,8 @@ def test_the_bar_adds_up_to_the_device(make_run):
     run = make_run(capacity=16000, other=3000)
     run.alloc(7000, Category.ACTIVATION)
     run.oom(1500, limit=8000, fragmented=700)
-    picture = run.report().oom.picture
-    assert sum(share.bytes for share in picture.shares) == picture.capacity == run.capacity
+    snapshot = run.report().oom.snapshot
+    assert sum(share.bytes for share in snapshot.shares) == snapshot.capacity == run.capacity
 
 
 def test_a_strangers_capture_cannot_command_the_terminal(make_run):

@@ -19,7 +19,7 @@ def test_a_file_elsewhere_keeps_its_path(tmp_path, monkeypatch):
 
 
 def test_a_long_path_loses_its_beginning():
-    shown = format_location("/a" * 50 + "/model.py", 31, longest=20)
+    shown = format_location("/a" * 50 + "/model.py", 31, max_length=20)
     assert shown.endswith("/model.py:31")
     assert len(shown) == 20
 

@@ -1,6 +1,6 @@
-"""The checks that `legroom doctor` makes: facts in, findings out. `checks_for_errors` makes those that bear on an error.
+"""The checks of `legroom doctor`. `explain.machine_checks` runs those that are relevant to an error.
 
-Each check is a function of the machine's facts alone, so that machines with every kind of trouble can be made up in a test.
+Each check is a function of the collected facts only, so that tests can simulate any machine.
 """
 
 import difflib
@@ -20,41 +20,43 @@ from legroom.units import GiB, format_size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorCheck:
-    """One thing looked at."""
+    """The result of one check."""
 
     name: str
     value: str
-    """What was seen."""
+    """What the check found, for the table of results."""
     findings: tuple[Finding, ...] = ()
 
 
 def driver(machine: Machine) -> DoctorCheck:
-    if machine.driver_trouble:
+    if machine.driver_error:
         return DoctorCheck(
             name="driver",
-            value="does not answer",
+            value="not responding",
             findings=(
                 Finding(
                     code="LG901",
-                    message=f"the NVIDIA driver is loaded but its library does not answer: {machine.driver_trouble}",
-                    fix="restart the machine if the driver was updated; in a container, start it with GPUs (docker run --gpus all)",
+                    message=f"The NVIDIA driver is loaded, but its library does not respond: {machine.driver_error}.",
+                    fix="If the driver was updated, restart the machine. In a container, enable GPUs with `docker run --gpus all`.",
                 ),
             ),
         )
     if isinstance(machine.driver, NotAvailable):
-        return DoctorCheck(name="driver", value="none: no NVIDIA GPU is used here")
-    serves = f", serves CUDA up to {_dotted(machine.driver_cuda)}" if machine.driver_cuda else ""
-    return DoctorCheck(name="driver", value=f"{machine.driver}{serves}", findings=tuple(_driver_age(machine)))
+        return DoctorCheck(name="driver", value="none (no NVIDIA GPU)")
+    supported = f", supports CUDA up to {_dotted(machine.driver_cuda)}" if machine.driver_cuda else ""
+    return DoctorCheck(
+        name="driver", value=f"{machine.driver}{supported}", findings=tuple(_driver_age(machine))
+    )
 
 
 def _driver_age(machine: Machine) -> Iterator[Finding]:
-    wanted = _version(machine.torch_cuda)
-    if wanted is None or machine.driver_cuda is None or wanted[0] <= machine.driver_cuda[0]:
-        return  # within one major version an older driver serves a newer CUDA
+    required = _version(machine.torch_cuda)
+    if required is None or machine.driver_cuda is None or required[0] <= machine.driver_cuda[0]:
+        return  # within one major version, an older driver supports a newer CUDA
     yield Finding(
         code="LG902",
-        message=f"torch {machine.torch} was built for CUDA {machine.torch_cuda}, and the driver {machine.driver} serves CUDA up to {_dotted(machine.driver_cuda)}",
-        fix=f"install a driver for CUDA {wanted[0]}, or the torch build for CUDA {machine.driver_cuda[0]} (pytorch.org lists them)",
+        message=f"torch {machine.torch} was built for CUDA {machine.torch_cuda}, but driver {machine.driver} supports only CUDA {_dotted(machine.driver_cuda)}.",
+        fix=f"Install a driver for CUDA {required[0]}, or the torch build for CUDA {machine.driver_cuda[0]} (see pytorch.org).",
     )
 
 
@@ -62,12 +64,12 @@ def torch_build(machine: Machine, torch: TorchFacts | None = None) -> DoctorChec
     findings = []
     version = torch.version if torch is not None and torch.version else machine.torch
     built = (torch.cuda if torch is not None else "") or machine.torch_cuda
-    if torch is not None and torch.trouble:
+    if torch is not None and torch.error:
         findings.append(
             Finding(
                 code="LG903",
-                message=f"torch {'hangs' if torch.hung else 'cannot be used'}: {torch.trouble}",
-                fix="`legroom explain` on this error says more; installing torch anew in a fresh environment is the usual cure",
+                message=f"torch {'hangs' if torch.hung else 'does not work'}: {torch.error}.",
+                fix="Run `legroom explain` with this error. Reinstalling torch in a new environment usually helps.",
             )
         )
     hip = torch is not None and bool(torch.hip)
@@ -75,16 +77,16 @@ def torch_build(machine: Machine, torch: TorchFacts | None = None) -> DoctorChec
         findings.append(
             Finding(
                 code="LG904",
-                message=f"torch {version} was built without CUDA, and this machine has {_counted(len(machine.gpus), 'GPU')}",
-                fix="install the CUDA build: pytorch.org gives the command for your driver",
+                message=f"torch {version} was built without CUDA, but this machine has {_count(len(machine.gpus), 'GPU')}.",
+                fix="Install the CUDA build; pytorch.org shows the command for your driver.",
             )
         )
-    elif torch is not None and version and machine.gpus and not torch.device_count and not torch.trouble:
+    elif torch is not None and version and machine.gpus and not torch.device_count and not torch.error:
         findings.append(
             Finding(
                 code="LG905",
-                message=f"the driver shows {_counted(len(machine.gpus), 'GPU')} and torch can use none",
-                fix="look at CUDA_VISIBLE_DEVICES and at the findings about the driver",
+                message=f"The driver reports {_count(len(machine.gpus), 'GPU')}, but torch can use none.",
+                fix="Check CUDA_VISIBLE_DEVICES and the driver problems reported here.",
             )
         )
     kind = f"CUDA {built}" if built else (f"ROCm {torch.hip}" if torch is not None and hip else "no CUDA")
@@ -101,53 +103,51 @@ def libraries(machine: Machine, torch: TorchFacts) -> DoctorCheck:
         findings.append(
             Finding(
                 code="LG906",
-                message="torch finds no cuDNN: convolutions are slow or fail",
-                fix="install torch anew; its wheels bring cuDNN along",
+                message="torch does not find cuDNN. Convolutions are slow or fail.",
+                fix="Reinstall torch; its wheels include cuDNN.",
             )
         )
     if torch.cuda and torch.device_count > 1 and not torch.nccl:
         findings.append(
             Finding(
                 code="LG907",
-                message=f"torch was built without NCCL, and there are {torch.device_count} GPUs",
-                fix="install a build with NCCL (the Linux wheels have it); without it use the gloo backend",
+                message=f"torch was built without NCCL, but this machine has {torch.device_count} GPUs.",
+                fix="Install a build with NCCL (included in the Linux wheels), or use the gloo backend.",
             )
         )
-    told = [
+    found = [
         f"{name} {value}" for name, value in (("cuDNN", _cudnn(torch.cudnn)), ("NCCL", torch.nccl)) if value
     ]
     return DoctorCheck(
-        name="libraries", value=", ".join(told) or "no cuDNN, no NCCL", findings=tuple(findings)
+        name="libraries", value=", ".join(found) or "no cuDNN, no NCCL", findings=tuple(findings)
     )
 
 
 def _cudnn(number: str) -> str:
-    """91002 is 9.10.2, 8902 is 8.9.2."""
+    """`9.10.2` for 91002, `8.9.2` for 8902."""
     if not number.isdecimal():
         return number
-    whole = int(number)
-    scale = 10000 if whole >= 90000 else 1000
-    return f"{whole // scale}.{whole % scale // 100}.{whole % 100}"
+    version = int(number)
+    scale = 10000 if version >= 90000 else 1000
+    return f"{version // scale}.{version % scale // 100}.{version % 100}"
 
 
-def shadowing(machine: Machine) -> DoctorCheck:
-    """Libraries that are found before torch's own."""
+def library_path(machine: Machine) -> DoctorCheck:
+    """CUDA libraries on LD_LIBRARY_PATH, which are loaded instead of torch's own."""
     path = machine.environ.get("LD_LIBRARY_PATH", "")
     found = sorted(
         {name for folder in path.split(os.pathsep) if folder for name in _cuda_libraries(Path(folder))}
     )
     if not found:
-        return DoctorCheck(
-            name="library path", value="nothing before torch's own libraries" if path else "not set"
-        )
+        return DoctorCheck(name="library path", value="no CUDA libraries" if path else "not set")
     return DoctorCheck(
         name="library path",
         value=", ".join(found),
         findings=(
             Finding(
                 code="LG908",
-                message=f"LD_LIBRARY_PATH leads to {', '.join(found)}, which torch may load instead of its own",
-                fix="unset LD_LIBRARY_PATH for training; torch's wheels bring these libraries along",
+                message=f"LD_LIBRARY_PATH contains {', '.join(found)}, which torch may load instead of its own.",
+                fix="Unset LD_LIBRARY_PATH for training; torch's wheels include these libraries.",
             ),
         ),
     )
@@ -176,31 +176,31 @@ def _cuda_libraries(folder: Path) -> Iterator[str]:
             yield library
 
 
-def visible(machine: Machine) -> DoctorCheck:
-    words = named_gpus(machine.environ)
+def visible_gpus(machine: Machine) -> DoctorCheck:
+    entries = named_gpus(machine.environ)
     count = len(machine.gpus)
-    if words is None:
+    if entries is None:
         shown = ", ".join(f"{gpu.index}: {gpu.name}, {_size(gpu.total)}" for gpu in machine.gpus)
         return DoctorCheck(name="GPUs", value=shown or "none")
-    named = machine.environ["CUDA_VISIBLE_DEVICES"]
-    value = f"{_counted(count, 'GPU')}; CUDA_VISIBLE_DEVICES={named or '(empty)'}"
+    setting = machine.environ["CUDA_VISIBLE_DEVICES"]
+    value = f"{_count(count, 'GPU')}; CUDA_VISIBLE_DEVICES={setting or '(empty)'}"
     if not count:
-        return DoctorCheck(name="GPUs", value=f"none; CUDA_VISIBLE_DEVICES={named or '(empty)'}")
-    if not words or words[0] == "-1":
+        return DoctorCheck(name="GPUs", value=f"none; CUDA_VISIBLE_DEVICES={setting or '(empty)'}")
+    if not entries or entries[0] == "-1":
         return DoctorCheck(
-            name="GPUs", value=value, findings=(_hidden(f"CUDA_VISIBLE_DEVICES={named} hides all GPUs"),)
+            name="GPUs", value=value, findings=(_hidden(f"CUDA_VISIBLE_DEVICES={setting} hides all GPUs."),)
         )
-    for word in words:
-        if word.startswith(("GPU-", "MIG-")):
+    for entry in entries:
+        if entry.startswith(("GPU-", "MIG-")):
             continue
-        if not word.isdecimal() or int(word) >= count:
+        if not entry.isdecimal() or int(entry) >= count:
             numbers = "0" if count == 1 else f"0 to {count - 1}"
             return DoctorCheck(
                 name="GPUs",
                 value=value,
                 findings=(
                     _hidden(
-                        f"CUDA_VISIBLE_DEVICES names '{word}', and GPUs here are {numbers}: CUDA ignores it and all after it"
+                        f"CUDA_VISIBLE_DEVICES contains '{entry}', but the GPUs are {numbers}. CUDA ignores it and all entries after it."
                     ),
                 ),
             )
@@ -211,51 +211,51 @@ def _hidden(message: str) -> Finding:
     return Finding(
         code="LG909",
         message=message,
-        fix="unset CUDA_VISIBLE_DEVICES, or name GPUs that exist, such as 0 or 0,1",
+        fix="Unset CUDA_VISIBLE_DEVICES, or list GPUs that exist, such as 0 or 0,1.",
     )
 
 
-def divided(machine: Machine) -> DoctorCheck:
-    mig = [gpu for gpu in machine.gpus if gpu.is_mig is True]
-    if not mig:
-        return DoctorCheck(name="MIG", value="no GPU is divided" if machine.gpus else "no GPU")
-    which = ", ".join(str(gpu.index) for gpu in mig)
+def mig(machine: Machine) -> DoctorCheck:
+    partitioned = [gpu for gpu in machine.gpus if gpu.is_mig is True]
+    if not partitioned:
+        return DoctorCheck(name="MIG", value="disabled" if machine.gpus else "no GPU")
+    which = ", ".join(str(gpu.index) for gpu in partitioned)
     return DoctorCheck(
         name="MIG",
-        value=f"GPU {which} divided into instances",
+        value=f"enabled on GPU {which}",
         findings=(
             Finding(
                 code="LG910",
-                message=f"GPU {which} is divided into instances: a process uses one of them, with its share of the memory",
-                fix="reckon with the instance's memory; `nvidia-smi -L` lists them, CUDA_VISIBLE_DEVICES=MIG-... chooses one",
+                message=f"GPU {which} is partitioned into MIG instances. A process can use only one instance and its memory.",
+                fix="Plan with the memory of an instance. `nvidia-smi -L` lists them; select one with CUDA_VISIBLE_DEVICES=MIG-...",
             ),
         ),
     )
 
 
-def others(machine: Machine) -> DoctorCheck:
+def other_processes(machine: Machine) -> DoctorCheck:
     findings = []
-    told = []
+    per_gpu = []
     for gpu in machine.gpus:
         if isinstance(gpu.processes, NotAvailable):
-            told.append(f"GPU {gpu.index}: not told")
+            per_gpu.append(f"GPU {gpu.index}: unknown")
             continue
         foreign = [process for process in gpu.processes if process.pid != os.getpid()]
-        held = sum(process.bytes for process in foreign if not isinstance(process.bytes, NotAvailable))
-        told.append(f"GPU {gpu.index}: {_counted(len(foreign), 'process') if foreign else 'none'}")
-        whole = gpu.total if not isinstance(gpu.total, NotAvailable) else 0
-        if foreign and held > whole // 20:
-            named = ", ".join(str(process.pid) for process in foreign[:4])
+        used = sum(process.bytes for process in foreign if not isinstance(process.bytes, NotAvailable))
+        per_gpu.append(f"GPU {gpu.index}: {_count(len(foreign), 'process') if foreign else 'none'}")
+        total = gpu.total if not isinstance(gpu.total, NotAvailable) else 0
+        if foreign and used > total // 20:
+            pids = ", ".join(str(process.pid) for process in foreign[:4])
             findings.append(
                 Finding(
                     code="LG911",
-                    message=f"GPU {gpu.index}: other processes ({named}) hold {format_size(held)} of {_size(gpu.total)}",
-                    fix="end them if they are left over (`ps -p PID`), or choose another GPU with CUDA_VISIBLE_DEVICES",
-                    bytes=held,
+                    message=f"Other processes ({pids}) use {format_size(used)} of {_size(gpu.total)} on GPU {gpu.index}.",
+                    fix="Stop them if they are no longer needed (see `ps -p PID`), or select another GPU with CUDA_VISIBLE_DEVICES.",
+                    bytes=used,
                     evidence={"pids": [process.pid for process in foreign]},
                 )
             )
-    return DoctorCheck(name="other processes", value="; ".join(told) or "no GPU", findings=tuple(findings))
+    return DoctorCheck(name="other processes", value="; ".join(per_gpu) or "no GPU", findings=tuple(findings))
 
 
 def health(machine: Machine) -> DoctorCheck:
@@ -265,40 +265,40 @@ def health(machine: Machine) -> DoctorCheck:
             findings.append(
                 Finding(
                     code="LG912",
-                    message=f"GPU {gpu.index} had {_counted(state.uncorrected_errors, 'memory error')} that could not be corrected",
-                    fix="restart the machine; if it comes again, have the card replaced",
+                    message=f"GPU {gpu.index} had {_count(state.uncorrected_errors, 'uncorrected memory error')}.",
+                    fix="Restart the machine. If the errors return, have the card replaced.",
                 )
             )
         if state.is_exclusive:
             findings.append(
                 Finding(
                     code="LG913",
-                    message=f"GPU {gpu.index} takes one process at a time, or none",
-                    fix="`nvidia-smi -c DEFAULT` (as administrator), or wait until the other process ends",
+                    message=f"GPU {gpu.index} is in exclusive or prohibited compute mode: at most one process can use it.",
+                    fix="Run `nvidia-smi -c DEFAULT` as administrator, or wait until the other process exits.",
                 )
             )
     value = (
         "no GPU"
         if not machine.gpus
-        else ("see the findings" if findings else "no memory errors, open to all")
+        else ("problems found" if findings else "no memory errors, default compute mode")
     )
     return DoctorCheck(name="GPU health", value=value, findings=tuple(findings))
 
 
-def container(machine: Machine) -> DoctorCheck:
+def host_memory(machine: Machine) -> DoctorCheck:
     host = machine.host
     memory = f"{_size(host.available)} free of {_size(host.total)}"
     if isinstance(host.limit, NotAvailable) or (
         not isinstance(host.total, NotAvailable) and host.limit >= host.total
     ):
-        return DoctorCheck(name="host memory", value=f"{memory}, no limit below that")
-    value = f"{memory}; this process may use {format_size(host.limit)}"
+        return DoctorCheck(name="host memory", value=f"{memory}, no container limit")
+    value = f"{memory}; limit {format_size(host.limit)}"
     largest = max((gpu.total for gpu in machine.gpus if not isinstance(gpu.total, NotAvailable)), default=0)
     if host.limit < max(largest, 4 * GiB):
         than = (
-            f"less than the GPU has ({format_size(largest)})"
+            f"less than the GPU memory ({format_size(largest)})"
             if host.limit < largest
-            else "little for training"
+            else "too little for most training"
         )
         return DoctorCheck(
             name="host memory",
@@ -306,8 +306,8 @@ def container(machine: Machine) -> DoctorCheck:
             findings=(
                 Finding(
                     code="LG914",
-                    message=f"a container or batch job allows {format_size(host.limit)} of host memory: {than}",
-                    fix="raise the limit (docker run --memory, Slurm --mem); until then fewer workers, and load checkpoints with mmap=True",
+                    message=f"The container or batch job limits host memory to {format_size(host.limit)}, {than}.",
+                    fix="Raise the limit (`docker run --memory`, Slurm `--mem`), or use fewer workers and load checkpoints with `mmap=True`.",
                     bytes=host.limit,
                 ),
             ),
@@ -317,7 +317,7 @@ def container(machine: Machine) -> DoctorCheck:
 
 def shared_memory(machine: Machine) -> DoctorCheck:
     if isinstance(machine.shared_total, NotAvailable) or isinstance(machine.shared_free, NotAvailable):
-        return DoctorCheck(name="/dev/shm", value="none on this system")
+        return DoctorCheck(name="/dev/shm", value="not available")
     value = f"{format_size(machine.shared_free)} free of {format_size(machine.shared_total)}"
     if machine.shared_free >= GiB:
         return DoctorCheck(name="/dev/shm", value=value)
@@ -327,8 +327,8 @@ def shared_memory(machine: Machine) -> DoctorCheck:
         findings=(
             Finding(
                 code="LG915",
-                message=f"{format_size(machine.shared_free)} of shared memory are free in /dev/shm: data loader workers may die of a bus error",
-                fix="start the container with --ipc=host or --shm-size=8g; or torch.multiprocessing.set_sharing_strategy('file_system')",
+                message=f"Only {format_size(machine.shared_free)} of shared memory are free in /dev/shm. DataLoader workers may crash with a bus error.",
+                fix="Start the container with `--ipc=host` or `--shm-size=8g`, or call `torch.multiprocessing.set_sharing_strategy('file_system')`.",
                 bytes=machine.shared_total,
             ),
         ),
@@ -337,7 +337,7 @@ def shared_memory(machine: Machine) -> DoctorCheck:
 
 def limits(machine: Machine) -> DoctorCheck:
     files = machine.open_files
-    value = f"{_plain(files)} open files, {_plain(machine.locked, size=True)} of locked memory"
+    value = f"{_limit(files)} open files, {_limit(machine.locked, size=True)} locked memory"
     if isinstance(files, NotAvailable) or files == UNLIMITED or files >= 1024:
         return DoctorCheck(name="limits", value=value)
     return DoctorCheck(
@@ -346,16 +346,16 @@ def limits(machine: Machine) -> DoctorCheck:
         findings=(
             Finding(
                 code="LG916",
-                message=f"this process may open {files} files: few for data loader workers",
-                fix="raise it: ulimit -n 65536",
+                message=f"This process may open only {files} files, which is low for DataLoader workers.",
+                fix="Raise the limit with `ulimit -n 65536`.",
             ),
         ),
     )
 
 
 def allocator(machine: Machine) -> DoctorCheck:
-    """As torch reads it: of several names the first that is set counts."""
-    told = [(name, machine.environ[name]) for name in ENVIRONMENT_NAMES if name in machine.environ]
+    """The allocator settings as torch reads them: the first variable that is set counts."""
+    settings = [(name, machine.environ[name]) for name in ENVIRONMENT_NAMES if name in machine.environ]
     findings = []
     similar = [
         name
@@ -366,113 +366,115 @@ def allocator(machine: Machine) -> DoctorCheck:
         and difflib.get_close_matches(name, ENVIRONMENT_NAMES, 1, 0.85)
     ]
     for name in similar:
-        meant = difflib.get_close_matches(name, ENVIRONMENT_NAMES, 1, 0.85)[0]
+        intended = difflib.get_close_matches(name, ENVIRONMENT_NAMES, 1, 0.85)[0]
         findings.append(
             Finding(
                 code="LG917",
-                message=f"{name} is set, and torch does not know it",
-                fix=f"did you mean {meant}?",
+                message=f"{name} is set, but torch does not read it.",
+                fix=f"Did you mean {intended}?",
             )
         )
-    if told:
-        name, text = told[0]
+    if settings:
+        name, text = settings[0]
         try:
             AllocatorSettings.parse(text)
         except UsageError as error:
             findings.append(
                 Finding(
                     code="LG917",
-                    message=f"{name}={text} is refused by torch: {error}",
-                    fix="mend or unset it",
+                    message=f"torch rejects {name}={text}: {str(error).rstrip('.')}.",
+                    fix="Correct or unset it.",
                 )
             )
-        for other, ignored in told[1:]:
+        for other, ignored in settings[1:]:
             if ignored != text:
                 findings.append(
                     Finding(
                         code="LG918",
-                        message=f"{other}={ignored} is ignored, because {name} is set too",
-                        fix=f"set one of them: unset {name}, or write all options there",
+                        message=f"{other}={ignored} is ignored because {name} is also set.",
+                        fix=f"Set only one of them: unset {name}, or set all options there.",
                     )
                 )
-    value = ", ".join(f"{name}={text}" for name, text in told) or "torch's defaults"
+    value = ", ".join(f"{name}={text}" for name, text in settings) or "default settings"
     return DoctorCheck(name="allocator", value=value, findings=tuple(findings))
 
 
-_SLOW = {
-    "CUDA_LAUNCH_BLOCKING": "every kernel is waited for",
-    "PYTORCH_NO_CUDA_MEMORY_CACHING": "every allocation goes to the driver",
-    "NCCL_P2P_DISABLE": "GPUs exchange data through the host",
+_DEBUG_SETTINGS = {
+    "CUDA_LAUNCH_BLOCKING": "every kernel launch waits for the kernel to finish",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": "every allocation calls the driver",
+    "NCCL_P2P_DISABLE": "GPUs exchange data through host memory",
 }
 
 
-def leftovers(machine: Machine) -> DoctorCheck:
-    """Settings for debugging that make training slow."""
-    on = [name for name in _SLOW if machine.environ.get(name, "0") not in ("0", "")]
+def debug_settings(machine: Machine) -> DoctorCheck:
+    """Debug settings that slow training down."""
+    active = [name for name in _DEBUG_SETTINGS if machine.environ.get(name, "0") not in ("0", "")]
     return DoctorCheck(
         name="debug settings",
-        value=", ".join(f"{name}={machine.environ[name]}" for name in on) or "none",
+        value=", ".join(f"{name}={machine.environ[name]}" for name in active) or "none",
         findings=tuple(
             Finding(
                 code="LG919",
-                message=f"{name} is set: {_SLOW[name]}, which is slow",
-                fix=f"unset {name} for training",
+                message=f"{name} is set, which slows training down: {_DEBUG_SETTINGS[name]}.",
+                fix=f"Unset {name} for training.",
             )
-            for name in on
+            for name in active
         ),
     )
 
 
 def computation(torch: TorchFacts) -> DoctorCheck:
     findings = []
-    told = []
+    results = []
     for device in torch.devices:
         sm = f"sm_{device.capability[0]}{device.capability[1]}" if device.capability else ""
-        if not device.trouble:
-            told.append(f"{device.device} right")
+        if not device.error:
+            results.append(f"{device.device} OK")
         else:
-            told.append(f"{device.device} failed")
+            results.append(f"{device.device} failed")
             findings.append(
                 Finding(
                     code="LG920",
-                    message=f"{device.device}{f' ({device.name})' if device.name else ''}: a small computation failed: {device.trouble}",
-                    fix="`legroom explain` on this error says more; try another GPU, then restart the machine",
+                    message=f"A test computation on {device.device}{f' ({device.name})' if device.name else ''} failed: {device.error}.",
+                    fix="Run `legroom explain` with this error. Try another GPU, then restart the machine.",
                 )
             )
         if sm and torch.architectures and not _has_kernels(device.capability, torch.architectures):
             findings.append(
                 Finding(
                     code="LG921",
-                    message=f"{device.device} is {sm}, and this torch has kernels for {', '.join(torch.architectures)}",
-                    fix="install a torch build that knows this GPU (pytorch.org)",
+                    message=f"{device.device} is {sm}, but this torch build has kernels only for {', '.join(torch.architectures)}.",
+                    fix="Install a torch build that supports this GPU (see pytorch.org).",
                 )
             )
-    return DoctorCheck(name="computation", value=", ".join(told) or "not tried", findings=tuple(findings))
+    return DoctorCheck(name="computation", value=", ".join(results) or "not tested", findings=tuple(findings))
 
 
 def _has_kernels(capability: tuple[int, int] | None, architectures: tuple[str, ...]) -> bool:
-    """A binary serves its own major version from its minor on; PTX (`compute_`) serves everything newer."""
+    """Whether the build has kernels for a GPU. A binary runs on the same major version from its minor version on; PTX
+    (`compute_`) runs on everything newer."""
     if capability is None:
         return True
     for architecture in architectures:
         kind, _, number = architecture.partition("_")
-        digits = "".join(sign for sign in number if sign.isdecimal())
+        digits = "".join(character for character in number if character.isdecimal())
         if not digits:
             continue
-        known = int(digits[:-1] or 0), int(digits[-1])
-        if kind == "sm" and known[0] == capability[0] and known[1] <= capability[1]:
+        built = int(digits[:-1] or 0), int(digits[-1])
+        if kind == "sm" and built[0] == capability[0] and built[1] <= capability[1]:
             return True
-        if kind == "compute" and known <= capability:
+        if kind == "compute" and built <= capability:
             return True
     return False
 
 
 MACHINE_CHECKS: tuple[Callable[[Machine], DoctorCheck], ...] = (
-    driver, visible, divided, others, health, shadowing, container, shared_memory, limits, allocator, leftovers,
+    driver, visible_gpus, mig, other_processes, health, library_path, host_memory, shared_memory, limits, allocator,
+    debug_settings,
 )  # fmt: skip
 
 
-# --- words
+# --- formatting
 
 
 def _version(text: str) -> tuple[int, int] | None:
@@ -488,14 +490,14 @@ def _size(size: Count) -> str:
     return "N/A" if isinstance(size, NotAvailable) else format_size(size)
 
 
-def _plain(number: Count, *, size: bool = False) -> str:
+def _limit(number: Count, *, size: bool = False) -> str:
     if isinstance(number, NotAvailable):
-        return "an unknown number of" if not size else "N/A"
+        return "unknown number of" if not size else "unknown"
     if number == UNLIMITED:
-        return "any number of" if not size else "any amount"
+        return "unlimited"
     return format_size(number) if size else f"{number:,}"
 
 
-def _counted(number: int, one: str) -> str:
+def _count(number: int, one: str) -> str:
     many = f"{one}es" if one.endswith("s") else f"{one}s"
     return f"{number} {one if number == 1 else many}"

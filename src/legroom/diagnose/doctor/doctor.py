@@ -1,4 +1,4 @@
-"""Is this set-up sound? Every check of the machine, then torch itself in a process of its own."""
+"""`legroom doctor`: all checks of this machine, including torch in a separate process."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,7 +12,7 @@ from legroom.findings import Finding
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """What was looked at, and what was found."""
+    """The results of all checks."""
 
     checks: tuple[DoctorCheck, ...]
 
@@ -21,27 +21,28 @@ class Diagnosis:
         return tuple(finding for check in self.checks for finding in check.findings)
 
     @property
-    def is_sound(self) -> bool:
+    def is_ok(self) -> bool:
+        """Whether no check found a problem."""
         return not self.findings
 
     def as_json(self) -> dict[str, Any]:
         return {
             "schema": schemas.DOCTOR,
-            "sound": self.is_sound,
+            "sound": self.is_ok,
             "checks": [{"name": check.name, "value": check.value} for check in self.checks],
             "findings": [asdict(finding) for finding in self.findings],
         }
 
 
 def diagnose(machine: Machine | None = None, torch: TorchFacts | None = None) -> Diagnosis:
-    """Look at everything. Takes as long as importing torch and one CUDA context per GPU."""
-    seen = machine if machine is not None else inspect_machine()
-    asked = torch if torch is not None else check_torch()
+    """Run all checks. This takes as long as importing torch and creating a CUDA context on each GPU."""
+    facts = machine if machine is not None else inspect_machine()
+    torch_facts = torch if torch is not None else check_torch()
     return Diagnosis(
         checks=(
-            torch_build(seen, asked),
-            libraries(seen, asked),
-            *(check(seen) for check in MACHINE_CHECKS),
-            computation(asked),
+            torch_build(facts, torch_facts),
+            libraries(facts, torch_facts),
+            *(check(facts) for check in MACHINE_CHECKS),
+            computation(torch_facts),
         )
     )

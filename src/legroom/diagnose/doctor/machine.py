@@ -1,7 +1,7 @@
-"""What this machine says of itself: drivers, GPUs, memory, limits, settings. Facts only; `checks` judges them.
+"""Collects facts about this machine: driver, GPUs, memory, limits, settings. `checks` evaluates them.
 
-Nothing here imports torch or initialises CUDA: a broken installation must still be describable, and `legroom explain` must answer
-at once. What torch itself says is `checks_torch`'s, in a process of its own.
+This module does not import torch or initialize CUDA, so that it also works with a broken installation and starts quickly.
+`torch_check` tests torch itself in a separate process.
 """
 
 import contextlib
@@ -18,52 +18,52 @@ UNLIMITED = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuState:
-    """What only a doctor asks of a GPU."""
+    """Facts about a GPU that only `legroom doctor` uses."""
 
     uncorrected_errors: Count = NA
-    """Memory errors since the last restart that could not be corrected."""
+    """Uncorrected memory errors since the last restart."""
     is_exclusive: bool = False
-    """Only one process may use it, or none."""
+    """Whether at most one process may use the GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """The facts."""
+    """The facts about one machine."""
 
     driver: str | NotAvailable = NA
     driver_cuda: tuple[int, int] | None = None
-    """The newest CUDA version that the driver serves."""
-    driver_trouble: str = ""
-    """Why the driver's library did not answer, where a driver is there; "" otherwise."""
+    """The newest CUDA version that the driver supports."""
+    driver_error: str = ""
+    """Why the driver's library did not respond, if a driver is loaded; otherwise ""."""
     gpus: tuple[Gpu, ...] = ()
     states: tuple[GpuState, ...] = ()
-    """Of each GPU, in the same order."""
+    """One entry per GPU, in the same order."""
     host: HostUsage = field(
         default_factory=lambda: HostUsage(total=NA, available=NA, resident=NA, limit=NA, used_of_limit=NA)
     )
     shared_total: Count = NA
-    """Of /dev/shm."""
+    """The size of /dev/shm."""
     shared_free: Count = NA
     open_files: Count = NA
-    """How many this process may have; `UNLIMITED` for any number."""
+    """The limit of open files for this process, or `UNLIMITED`."""
     locked: Count = NA
-    """Bytes that may be page-locked without rights."""
+    """The limit of page-locked bytes for this process, or `UNLIMITED`."""
     environ: Mapping[str, str] = field(default_factory=dict)
     torch: str = ""
-    """Its version as installed; "" where it is not."""
+    """The version of the installed torch; "" if it is not installed."""
     torch_cuda: str = ""
-    """The CUDA version that it was built with; "" for none."""
+    """The CUDA version that torch was built with; "" without CUDA."""
 
 
 def inspect_machine() -> Machine:
-    """The facts of this machine, now."""
+    """Collect the facts about this machine."""
     found = tuple(gpus())
     shared_total, shared_free = _shared_memory()
     torch, torch_cuda = _torch_as_installed()
     return Machine(
         driver=driver_version(),
         driver_cuda=_driver_cuda(),
-        driver_trouble=_driver_trouble(),
+        driver_error=_driver_error(),
         gpus=found,
         states=tuple(_state(gpu.index) for gpu in found),
         host=host_usage(),
@@ -78,7 +78,7 @@ def inspect_machine() -> Machine:
 
 
 def _driver_cuda() -> tuple[int, int] | None:
-    with contextlib.suppress(Exception):  # no library, no driver: every kind of it means the same here
+    with contextlib.suppress(Exception):  # no library or no driver
         import pynvml
 
         pynvml.nvmlInit()
@@ -90,8 +90,8 @@ def _driver_cuda() -> tuple[int, int] | None:
     return None
 
 
-def _driver_trouble() -> str:
-    """What the driver's library says, where the kernel has a driver and the library does not answer."""
+def _driver_error() -> str:
+    """The error of the driver's library, if the kernel driver is loaded but the library does not respond."""
     if not Path("/proc/driver/nvidia/version").exists():
         return ""
     try:
@@ -99,13 +99,13 @@ def _driver_trouble() -> str:
 
         pynvml.nvmlInit()
         pynvml.nvmlShutdown()
-    except Exception as error:  # NVML has one type for each reason; its words are what matters
+    except Exception as error:  # NVML has one exception type per error; the message is enough
         return str(error) or type(error).__name__
     return ""
 
 
 def _state(index: int) -> GpuState:
-    with contextlib.suppress(Exception):  # an old driver, a missing right: not known
+    with contextlib.suppress(Exception):  # an old driver, or no permission
         import pynvml
 
         pynvml.nvmlInit()
@@ -129,10 +129,10 @@ def _state(index: int) -> GpuState:
 
 def _shared_memory() -> tuple[Count, Count]:
     try:
-        told = os.statvfs("/dev/shm")
-    except (OSError, AttributeError):  # no such folder, no such call on this system
+        status = os.statvfs("/dev/shm")
+    except (OSError, AttributeError):  # not available on this system
         return NA, NA
-    return told.f_blocks * told.f_frsize, told.f_bavail * told.f_frsize
+    return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
 
 
 def _limit(name: str) -> Count:
@@ -140,14 +140,14 @@ def _limit(name: str) -> Count:
         import resource
 
         soft, _ = resource.getrlimit(getattr(resource, name))
-    except (ImportError, AttributeError, OSError, ValueError):  # not on this system
+    except (ImportError, AttributeError, OSError, ValueError):  # not available on this system
         return NA
     return UNLIMITED if soft == resource.RLIM_INFINITY else int(soft)
 
 
 def _torch_as_installed() -> tuple[str, str]:
-    """Version and CUDA version, read from torch's own file without importing torch."""
-    with contextlib.suppress(Exception):  # not installed, or put together otherwise
+    """Torch's version and CUDA version, read from its version file without importing torch."""
+    with contextlib.suppress(Exception):  # not installed, or without a version file
         spec = find_spec("torch")
         if spec is not None and spec.origin is not None:
             names: dict[str, object] = {}

@@ -1,36 +1,36 @@
-"""Does torch work here? Asked in a process of its own, which may fail to start, crash or hang without harm to who asks.
+"""Tests torch in a separate process, which may fail, crash or hang without affecting the caller.
 
-    python -m legroom.diagnose.doctor.torch_check     # prints one line of JSON per thing learnt
+    python -m legroom.diagnose.doctor.torch_check     # prints one line of JSON per result
 
-Lines come one by one, so that after a hang it is known which device it was.
+Each result is printed immediately, so that after a hang the device is known.
 """
 
 import json
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 SECONDS = 120.0
-"""Enough for importing torch from a slow disk and for the first CUDA context of several GPUs."""
+"""Timeout. Allows for importing torch from a slow disk and creating CUDA contexts on several GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceResult:
-    """What computing on a device came to."""
+    """The result of a test computation on one device."""
 
     device: str
     """`cpu`, `cuda:0`."""
     name: str = ""
     capability: tuple[int, int] | None = None
-    trouble: str = ""
-    """What went wrong, in torch's words or ours; "" where all is well."""
+    error: str = ""
+    """Why the computation failed; "" if it succeeded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchFacts:
-    """What torch says of itself."""
+    """Facts that torch reports, and the results of the test computations."""
 
     version: str = ""
     cuda: str = ""
@@ -40,65 +40,66 @@ class TorchFacts:
     architectures: tuple[str, ...] = ()
     device_count: int = 0
     devices: tuple[DeviceResult, ...] = ()
-    trouble: str = ""
-    """Why torch could not be asked: it cannot be imported, crashed, or hung; "" where it answered."""
+    error: str = ""
+    """Why the test process failed: torch cannot be imported, crashed or hung; "" if it succeeded."""
     hung: bool = False
 
 
 def check_torch(*, seconds: float = SECONDS, command: list[str] | None = None) -> TorchFacts:
-    """What torch says, or why it says nothing."""
-    words = command or [sys.executable, "-m", "legroom.diagnose.doctor.torch_check"]
+    """Run the test process and collect its results."""
+    arguments = command or [sys.executable, "-m", "legroom.diagnose.doctor.torch_check"]
     try:
         done = subprocess.run(
-            words, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL
+            arguments, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL
         )
     except subprocess.TimeoutExpired as late:
-        told = late.stdout.decode(errors="replace") if isinstance(late.stdout, bytes) else (late.stdout or "")
-        return _gathered(told, f"no answer within {seconds:.0f} s", hung=True)
-    trouble = ""
+        output = (
+            late.stdout.decode(errors="replace") if isinstance(late.stdout, bytes) else (late.stdout or "")
+        )
+        return _parse_output(output, f"no response within {seconds:.0f} s", hung=True)
+    error = ""
     if done.returncode != 0:
         last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "")
         how = f"signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
-        trouble = last.strip() or f"the process ended with {how}"
-    return _gathered(done.stdout, trouble, hung=False)
+        error = last.strip().rstrip(".") or f"the process exited with {how}"
+    return _parse_output(done.stdout, error, hung=False)
 
 
-def _gathered(output: str, trouble: str, *, hung: bool) -> TorchFacts:
+def _parse_output(output: str, error: str, *, hung: bool) -> TorchFacts:
     facts: dict[str, Any] = {}
-    begun: dict[str, DeviceResult] = {}
+    devices: dict[str, DeviceResult] = {}
     for line in output.splitlines():
         try:
-            said = json.loads(line)
-        except ValueError:  # a library printed something of its own
+            entry = json.loads(line)
+        except ValueError:  # printed by a library
             continue
-        if not isinstance(said, dict):
+        if not isinstance(entry, dict):
             continue
-        if "device" in said:
-            capability = said.pop("capability", None)
-            begun[said["device"]] = DeviceResult(**said, capability=tuple(capability) if capability else None)
-        elif "version" in said:
-            facts.update(said)
-    if trouble and begun:
-        # What was begun and never ended is where it happened.
-        open_ones = [device for device in begun.values() if device.trouble == _BEGUN]
-        for device in open_ones:
-            begun[device.device] = DeviceResult(
-                device=device.device, name=device.name, capability=device.capability, trouble=trouble
-            )
-        trouble = "" if open_ones else trouble
+        if "device" in entry:
+            capability = entry.pop("capability", None)
+            result = DeviceResult(**entry, capability=tuple(capability) if capability else None)
+            devices[result.device] = result
+        elif "version" in entry:
+            facts.update(entry)
+    if error and devices:
+        # The device whose test never finished caused the failure.
+        unfinished = [device for device in devices.values() if device.error == _STARTED]
+        for device in unfinished:
+            devices[device.device] = replace(device, error=error)
+        error = "" if unfinished else error
     facts["architectures"] = tuple(facts.get("architectures", ()))
-    return TorchFacts(**facts, devices=tuple(begun.values()), trouble=trouble, hung=hung)
+    return TorchFacts(**facts, devices=tuple(devices.values()), error=error, hung=hung)
 
 
-_BEGUN = "begun"
+_STARTED = "started"
 
 
-def _tell(**facts: Any) -> None:
+def _report(**facts: Any) -> None:
     print(json.dumps(facts), flush=True)
 
 
 def main() -> int:
-    """In the process of its own."""
+    """The entry point of the test process."""
     import torch
 
     cudnn = torch.backends.cudnn.version() if torch.version.cuda else None  # type: ignore[no-untyped-call]
@@ -107,7 +108,7 @@ def main() -> int:
     if torch.version.cuda and torch.distributed.is_available() and torch.distributed.is_nccl_available():
         nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
     count = torch.cuda.device_count() if usable else 0
-    _tell(
+    _report(
         version=torch.__version__,
         cuda=torch.version.cuda or "",
         hip=torch.version.hip or "",
@@ -122,23 +123,23 @@ def main() -> int:
         try:
             name = torch.cuda.get_device_name(index)
             capability = torch.cuda.get_device_capability(index)
-        except RuntimeError:  # said again, and told, by the computation
+        except RuntimeError:  # the computation reports the same error
             pass
         _try(f"cuda:{index}", name, capability, compute)
     return 0
 
 
 def _try(device: str, name: str, capability: tuple[int, int] | None, work: Callable[[str], str]) -> None:
-    _tell(device=device, name=name, capability=capability, trouble=_BEGUN)
+    _report(device=device, name=name, capability=capability, error=_STARTED)
     try:
-        trouble = work(device)
-    except Exception as error:  # whatever it is, it is what the doctor is asked about
-        trouble = next(iter(str(error).splitlines()), "") or type(error).__name__
-    _tell(device=device, name=name, capability=capability, trouble=trouble)
+        error = work(device)
+    except Exception as raised:  # any exception is a result of the test
+        error = (next(iter(str(raised).splitlines()), "") or type(raised).__name__).rstrip(".")
+    _report(device=device, name=name, capability=capability, error=error)
 
 
 def compute(device: str) -> str:
-    """A matrix product, a convolution and their gradients, compared with the host's; "" or what is wrong."""
+    """Compare a matrix product, a convolution and their gradients with the CPU's results. Returns an error message or ""."""
     import torch
 
     torch.manual_seed(0)
@@ -146,9 +147,9 @@ def compute(device: str) -> str:
     image = torch.randint(-2, 3, (2, 3, 16, 16)).float()
     weight = torch.randint(-2, 3, (4, 3, 3, 3)).float()
 
-    def results(place: str) -> list[torch.Tensor]:
-        # small whole numbers: exact in every format, TF32 included
-        parts = [part.to(place, copy=True).requires_grad_() for part in (left, image, weight)]
+    def results(target: str) -> list[torch.Tensor]:
+        # Small integers are exact in every format, including TF32.
+        parts = [part.to(target, copy=True).requires_grad_() for part in (left, image, weight)]
         product = parts[0] @ parts[0].detach()
         convolved = torch.nn.functional.conv2d(parts[1], parts[2])
         torch.autograd.backward(product.sum() + convolved.sum())
@@ -157,7 +158,7 @@ def compute(device: str) -> str:
 
     expected, found = results("cpu"), results(device)
     wrong = [one for one, other in zip(expected, found, strict=True) if not torch.allclose(one, other)]
-    return "it computes wrong numbers" if wrong else ""
+    return "wrong results" if wrong else ""
 
 
 if __name__ == "__main__":

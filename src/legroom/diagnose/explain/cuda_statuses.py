@@ -1,9 +1,9 @@
-"""Every status that a call of CUDA can return, by its family: the number, the name, the words, and the page that explains it.
+"""The CUDA status codes by family: number, name, message, and the code of the page that explains them.
 
-CUDA's list is closed, so an error is told by what it is, not by whether anyone has pasted it before. A status is spelled in five ways:
-`cudaErrorIllegalAddress` (the runtime), `CUDA_ERROR_ILLEGAL_ADDRESS` (the driver), `hipErrorIllegalAddress` (AMD's), its number
-(`error=700`), and its words, which count anywhere where they are CUDA's alone, and else only behind something like `CUDA error:`.
-Running out of memory is not here: `oom_spellings` knows more of it.
+CUDA's list is fixed, so every status is recognized. A status appears in logs in five forms: `cudaErrorIllegalAddress` (runtime),
+`CUDA_ERROR_ILLEGAL_ADDRESS` (driver), `hipErrorIllegalAddress` (AMD), its number (`error=700`), and its message. A message that is
+specific to CUDA matches anywhere; a generic one only after a prefix such as `CUDA error:`. `oom.messages` has the out-of-memory
+statuses.
 """
 
 import re
@@ -11,19 +11,19 @@ from typing import NamedTuple
 
 
 class CudaStatus(NamedTuple):
-    """One status of CUDA."""
+    """One CUDA status code."""
 
     number: int
     name: str
-    """As the runtime has it, without `cudaError`."""
-    words: str
-    """What CUDA says of it."""
+    """The runtime's name without `cudaError`."""
+    message: str
+    """CUDA's description of the status."""
     driver: str = ""
-    """The driver's name where it is not the runtime's, without `CUDA_ERROR_`."""
+    """The driver's name without `CUDA_ERROR_`, if it differs from the runtime's."""
 
 
-_OWN_WORDS = 3
-"""Words of CUDA's that are at least so many are nobody else's."""
+_SPECIFIC_WORDS = 3
+"""A message of at least this many words is specific to CUDA."""
 
 _FAULT = (
     CudaStatus(700, "IllegalAddress", "an illegal memory access was encountered"),
@@ -129,28 +129,28 @@ STATUSES: dict[str, tuple[CudaStatus, ...]] = {
     "LG731": _PEERS,
     "LG728": _REFUSED,
 }
-"""By the code of the page that explains the family."""
+"""The statuses of each family, by the code of the page that explains it."""
 
 
 def pattern_of(statuses: tuple[CudaStatus, ...]) -> str:
-    """What a log says where one of these was returned."""
-    ways = []
+    """A pattern that matches any of these statuses in a log."""
+    variants = []
     for status in statuses:
         driver = status.driver or re.sub(r"(?<=[a-z])(?=[A-Z])", "_", status.name).upper()
-        ways += [rf"(?:cuda|hip)Error{status.name}\b", rf"(?:CUDA|HIP)_ERROR_{driver}\b"]
-        words = re.sub(r"([().])", r"\\\1", status.words)
-        ways.append(words if len(status.words.split()) >= _OWN_WORDS else _BEHIND_CUDA + words)
+        variants += [rf"(?:cuda|hip)Error{status.name}\b", rf"(?:CUDA|HIP)_ERROR_{driver}\b"]
+        message = re.sub(r"([().])", r"\\\1", status.message)
+        variants.append(message if len(status.message.split()) >= _SPECIFIC_WORDS else _AFTER_CUDA + message)
     numbers = "|".join(sorted({str(status.number) for status in statuses}))
-    ways += [rf"{said}(?:{numbers})\b(?![.%])" for said in _NUMBERED]
-    return "|".join(dict.fromkeys(ways))
+    variants += [rf"{prefix}(?:{numbers})\b(?![.%])" for prefix in _NUMBER_PREFIXES]
+    return "|".join(dict.fromkeys(variants))
 
 
-_SIGNS = r"[ =:#]{0,3}\(?"
-_NUMBERED = (
+_SEPARATOR = r"[ =:#]{0,3}\(?"
+_NUMBER_PREFIXES = (
     r"THCudaCheck FAIL[^\n]{0,160}error=",
     *(
-        said + _SIGNS
-        for said in (
+        prefix + _SEPARATOR
+        for prefix in (
             "cuda error",
             "cuda runtime error",
             "cuda driver error",
@@ -159,5 +159,5 @@ _NUMBERED = (
         )
     ),
 )
-"""What stands before the number; each way has a long plain part, by which long logs are looked through quickly."""
-_BEHIND_CUDA = r"(?:CUDA|HIP|Triton)[^\n]{0,60}(?:error|failure|failed)[^\n]{0,30}[:' ] ?"
+"""Prefixes of a status number. Each contains a long literal, so that long logs are searched quickly."""
+_AFTER_CUDA = r"(?:CUDA|HIP|Triton)[^\n]{0,60}(?:error|failure|failed)[^\n]{0,30}[:' ] ?"

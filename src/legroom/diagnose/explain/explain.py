@@ -1,11 +1,11 @@
-"""What an error really means: its kind, its causes, the check that decides between them, and the fix.
+"""Explains an error: its kind, its possible causes, how to check each, and the fix.
 
     explanation = explain(error)        # an exception or a text
     explanation = explain_file(path)    # a log of any length, or a capture
 
-Whether it is about memory is `oom`'s judgement; which error a log is about, `explain_log`'s. The words are those of the code's page,
-so that they are written once. Where the error tells figures, causes that follow from them come first. What this machine can say about
-the causes (free memory, versions, limits) is looked up by the same checks that `legroom doctor` makes.
+`oom.recognize` decides whether an error is about memory; `log_reader` finds the error in a log. The text comes from the code's
+page. If the message contains sizes, causes that follow from them come first. `machine_checks` adds what this machine shows about
+the causes (free memory, versions, limits), with the checks of `legroom doctor`.
 """
 
 import builtins
@@ -24,34 +24,34 @@ from typing import Any, Literal, Protocol
 
 from legroom import schemas
 from legroom.diagnose.codes import find_page
-from legroom.diagnose.explain.headlines import Headline
+from legroom.diagnose.explain.error_lines import ErrorLine
 from legroom.diagnose.explain.log_reader import LogMatch, LogResult, chunks_of, search_log
 from legroom.diagnose.explain.plain_text import printed_chunks
 from legroom.diagnose.explain.python_errors import classify_python_error
-from legroom.diagnose.explain.rules import CAUSES_SAID
-from legroom.diagnose.explain.sizes import causes_from_figures, sentence_of_figures, sentence_of_sizes
+from legroom.diagnose.explain.rules import CAUSE_PATTERNS
+from legroom.diagnose.explain.sizes import causes_from_sizes, summarize_shapes, summarize_sizes
 from legroom.diagnose.oom.messages import Certainty
 from legroom.diagnose.oom.recognize import ErrorClassification, classify
 from legroom.diagnose.oom.sizes import ReportedSizes, parse_sizes
 from legroom.errors import UsageError
 
-Kind = Literal["oom", "disguised-oom", "host-oom", "not-memory", "unknown"]
-Sureness = Literal["sure", "likely", "unsure"]
+ErrorKind = Literal["oom", "disguised-oom", "host-oom", "not-memory", "unknown"]
+ExplanationCertainty = Literal["sure", "likely", "unsure"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """One thing that may have led to the error."""
+    """A possible cause of the error."""
 
     cause: str
     check: str
-    """What to look at: it decides whether this is the cause."""
+    """How to find out whether this is the cause."""
     fix: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Earlier:
-    """An error that stands further up in the same log."""
+class EarlierError:
+    """An error that comes earlier in the same log."""
 
     code: str
     title: str
@@ -61,27 +61,27 @@ class Earlier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What an error means."""
+    """What an error means, with its possible causes."""
 
-    kind: Kind
-    certainty: Sureness
+    kind: ErrorKind
+    certainty: ExplanationCertainty
     code: str = ""
-    """Of its page; "" where there is none."""
+    """The code of the page that explains it; "" if there is none."""
     sentence: str
-    """What happened, in a sentence."""
+    """What happened, in one sentence."""
     meaning: str = ""
     message: str = ""
-    """The line that was recognised."""
+    """The line of the log that was recognized."""
     line: int | None = None
-    """Its number in the log; None where there is no log."""
+    """The line number in the log; None without a log."""
     causes: tuple[Cause, ...] = ()
-    """The likeliest first."""
+    """Most likely cause first."""
     figures: dict[str, int] = field(default_factory=dict)
-    """What the error itself tells, in bytes (and the device's number)."""
+    """Sizes in the error message, in bytes, and the device index."""
     here: tuple[str, ...] = ()
-    """What the checks say that could be made on this machine."""
-    earlier: Earlier | None = None
-    """Often the first cause."""
+    """Results of the checks on this machine."""
+    earlier: EarlierError | None = None
+    """An earlier error in the log, often the original cause."""
 
     def as_json(self) -> dict[str, Any]:
         return {"schema": schemas.EXPLAIN, **asdict(self), "causes": [asdict(cause) for cause in self.causes]}
@@ -90,12 +90,12 @@ class Explanation:
 def explain(
     error: BaseException | str, *, here: Callable[[str], tuple[str, ...]] | None = None
 ) -> Explanation:
-    """What an exception or a text means. `here`: what this machine says about a code."""
+    """Explain an exception or a text. `here`: a function that returns this machine's check results for a code."""
     if isinstance(error, BaseException):
-        return _with_checks(_of_exception(error), here)
+        return _with_checks(_explain_exception(error), here)
     if not isinstance(error, str):
-        raise UsageError(f"give an exception or a text to explain, not a {type(error).__name__}")
-    return _with_checks(_of_pieces(chunks_of(error), is_log=error.count("\n") > 3), here)
+        raise UsageError(f"explain() takes an exception or a string, not {type(error).__name__}")
+    return _with_checks(_explain_log(chunks_of(error), is_log=error.count("\n") > 3), here)
 
 
 def explain_file(
@@ -104,87 +104,85 @@ def explain_file(
     here: Callable[[str], tuple[str, ...]] | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Explanation:
-    """What a log, a capture of `legroom run`, or `-` (standard input) tells; or the text itself, where there is no such file."""
+    """Explain a log, a capture, or `-` (standard input). If no such file exists, explain the text itself."""
     if path == "-":
-        return _with_checks(_of_pieces(_decoded(sys.stdin.buffer, "standard input", progress)), here)
+        return _with_checks(_explain_log(_decoded(sys.stdin.buffer, "standard input", progress)), here)
     file = Path(path)
     try:
         if file.is_dir():
-            raise UsageError(f"{path} is a folder: name the log in it")
+            raise UsageError(f"{path} is a directory. Give the path of a log file in it.")
         with file.open("rb") as stream:
             start = stream.read(4)
             stream.seek(0)
             if start[:2] == b"\x1f\x8b":
                 if file.suffix == ".legroom":
                     text = _error_of_capture(file)
-                    return _with_checks(_of_log(search_log(chunks_of(text)), is_log=False), here)
+                    return _with_checks(_explain_result(search_log(chunks_of(text)), is_log=False), here)
                 with gzip.open(stream) as unpacked:
-                    return _with_checks(_of_pieces(_decoded(unpacked, path, progress)), here)
-            return _with_checks(_of_pieces(_decoded(stream, path, progress)), here)
+                    return _with_checks(_explain_log(_decoded(unpacked, path, progress)), here)
+            return _with_checks(_explain_log(_decoded(stream, path, progress)), here)
     except FileNotFoundError:
-        if " " in path.strip():  # the error itself, as one tries first
+        if " " in path.strip():  # the error message itself, given as an argument
             return explain(path, here=here)
         raise UsageError(
-            f"{path} does not exist: name a log, a code such as LG710, or - for standard input"
+            f"{path} does not exist. Give the path of a log, a code such as LG710, or - for standard input."
         ) from None
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             return explain(path, here=here)
-        raise UsageError(f"{path} cannot be read ({error.strerror or error}): check the file") from None
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
 
 
-# --- a log
+# --- logs
 
 
-def _of_pieces(pieces: Iterable[str], *, is_log: bool = True) -> Explanation:
-    """What a log tells; lines of what a notebook's cells put out have no number in its file."""
-    printed, is_notebook = printed_chunks(pieces)
+def _explain_log(chunks: Iterable[str], *, is_log: bool = True) -> Explanation:
+    """Explain a log, given in chunks. The output of a notebook's cells has no line numbers."""
+    printed, is_notebook = printed_chunks(chunks)
     rest = iter(printed)
     first = next(rest, "")
     found = search_log(chain([first], rest))
-    if found.error is None and found.first is None and len(first) <= _A_PASTE:
-        joined = search_log([" ".join(first.split())])  # words may be broken where a window ended
+    if found.error is None and found.first is None and len(first) <= _MAX_PASTED:
+        joined = search_log([" ".join(first.split())])  # a terminal may have wrapped the lines
         if joined.error is not None and not joined.error.weak:
-            return _of_log(joined, is_log=False)
-    return _of_log(found, is_log=is_log and not is_notebook)
+            return _explain_result(joined, is_log=False)
+    return _explain_result(found, is_log=is_log and not is_notebook)
 
 
-_A_PASTE = 4000
-"""Characters of a text that someone pasted."""
+_MAX_PASTED = 4000
+"""Longest text, in characters, that is treated as pasted from a terminal."""
 
 
-def _of_log(found: LogResult, *, is_log: bool = True) -> Explanation:
+def _explain_result(found: LogResult, *, is_log: bool = True) -> Explanation:
     earlier = _earlier(found.first)
     if found.error is not None:
-        return _of_sighting(found.error, found.error.line if is_log else None, earlier)
+        return _explain_match(found.error, found.error.line if is_log else None, earlier)
     if found.unknown is not None:
-        return _of_headline(found.unknown, found.unknown.line if is_log else None, earlier)
+        return _explain_unknown(found.unknown, found.unknown.line if is_log else None, earlier)
     return Explanation(
         kind="unknown",
         certainty="unsure",
-        sentence="It ends inside a traceback, before the line that says what went wrong: give the rest of it."
+        sentence="The text ends inside a traceback, before the error message. Give the complete traceback."
         if found.is_cut
-        else "No error was found in it: give the whole output of the program, with its last traceback.",
+        else "No error found. Give the complete output of the program, including the last traceback.",
         earlier=earlier,
     )
 
 
-def _of_headline(last: Headline, line: int | None, earlier: Earlier | None) -> Explanation:
-    """An error that no table knows: its family, if its words tell that."""
+def _explain_unknown(last: ErrorLine, line: int | None, earlier: EarlierError | None) -> Explanation:
+    """Explain an error that matches no pattern, by its class and its wording."""
     kind, code = classify_python_error(last)
     name = last.kind.rpartition(".")[2]
     if code:
-        return _built(code, kind, "likely", last.text, ReportedSizes(), line=line, earlier=earlier)
-    if kind == "not-memory" and earlier is not None and earlier.code in _OF_MEMORY:
-        kind = "unknown"  # it may have come of that
+        return _build(code, kind, "likely", last.text, ReportedSizes(), line=line, earlier=earlier)
+    if kind == "not-memory" and earlier is not None and earlier.code in _MEMORY_CODES:
+        kind = "unknown"  # the memory error may have caused it
     if kind == "unknown":
-        sentence = "This error is not known: its traceback says where it was raised."
+        sentence = "Unknown error. The traceback shows where it was raised."
     elif isinstance(getattr(builtins, name, None), type):
-        sentence = f"{name}: {_OF_PROGRAM}"
+        sentence = f"{name}: {_PROGRAM_ERROR}"
     else:
-        sentence = (
-            "This error is not known, but nothing in it speaks of memory: its traceback says where to look."
-        )
+        sentence = "Unknown error, but not about memory. The traceback shows where it was raised."
     return Explanation(
         kind=kind,
         certainty="likely" if kind == "not-memory" else "unsure",
@@ -195,34 +193,36 @@ def _of_headline(last: Headline, line: int | None, earlier: Earlier | None) -> E
     )
 
 
-_OF_PROGRAM = (
-    "an error of the program, not of memory. The traceback's last line of your own code is where to look."
+_PROGRAM_ERROR = (
+    "a program error, not a memory error. Look at the last line of your own code in the traceback."
 )
-_OF_MEMORY = frozenset(f"LG70{number}" for number in range(7))
+_MEMORY_CODES = frozenset(f"LG70{number}" for number in range(7))
 
 
-def _earlier(seen: LogMatch | None) -> Earlier | None:
-    if seen is None:
+def _earlier(match: LogMatch | None) -> EarlierError | None:
+    if match is None:
         return None
-    return Earlier(code=seen.code, title=find_page(seen.code).title, line=seen.line, message=seen.text)
+    return EarlierError(
+        code=match.code, title=find_page(match.code).title, line=match.line, message=match.text
+    )
 
 
-def _of_sighting(seen: LogMatch, line: int | None, earlier: Earlier | None) -> Explanation:
-    figures = parse_sizes(seen.around) if seen.spelling is not None else ReportedSizes()
-    certainty = seen.spelling.certainty if seen.spelling is not None else Certainty.NOT_MEMORY
-    sure: Sureness = "likely" if seen.weak else "sure"
-    return _built(
-        seen.code,
+def _explain_match(match: LogMatch, line: int | None, earlier: EarlierError | None) -> Explanation:
+    sizes = parse_sizes(match.around) if match.pattern is not None else ReportedSizes()
+    certainty = match.pattern.certainty if match.pattern is not None else Certainty.NOT_MEMORY
+    sure: ExplanationCertainty = "likely" if match.weak else "sure"
+    return _build(
+        match.code,
         _KINDS[certainty],
         "unsure" if certainty is Certainty.DISGUISED else sure,
-        seen.text,
-        figures,
+        match.text,
+        sizes,
         line=line,
         earlier=earlier,
     )
 
 
-_KINDS: dict[Certainty, Kind] = {
+_KINDS: dict[Certainty, ErrorKind] = {
     Certainty.SURE: "oom",
     Certainty.DISGUISED: "disguised-oom",
     Certainty.HOST: "host-oom",
@@ -231,22 +231,22 @@ _KINDS: dict[Certainty, Kind] = {
 }
 
 
-def _built(
+def _build(
     code: str,
-    kind: Kind,
-    certainty: Sureness,
+    kind: ErrorKind,
+    certainty: ExplanationCertainty,
     message: str,
-    figures: ReportedSizes,
+    sizes: ReportedSizes,
     *,
     reason: str = "",
     line: int | None = None,
-    earlier: Earlier | None = None,
+    earlier: EarlierError | None = None,
 ) -> Explanation:
     page = find_page(code)
     meaning, causes = page_parts(code)
-    causes = _said_first(code, causes, message)
-    sentence = sentence_of_figures(figures) if kind == "oom" else sentence_of_sizes(message)
-    more = [Cause(**each) for each in causes_from_figures(figures)] if kind == "oom" else []
+    causes = _named_first(code, causes, message)
+    sentence = summarize_sizes(sizes) if kind == "oom" else summarize_shapes(message)
+    more = [Cause(**each) for each in causes_from_sizes(sizes)] if kind == "oom" else []
     return Explanation(
         kind=kind,
         certainty=certainty,
@@ -255,99 +255,99 @@ def _built(
         meaning=" ".join(part for part in (meaning, reason) if part),
         message=message,
         line=line,
-        causes=(*more, *(_undecided(causes, more) if more else causes)),
-        figures={name: value for name, value in asdict(figures).items() if value is not None},
+        causes=(*more, *(_remaining_causes(causes, more) if more else causes)),
+        figures={name: value for name, value in asdict(sizes).items() if value is not None},
         earlier=earlier,
     )
 
 
-def _said_first(code: str, causes: tuple[Cause, ...], message: str) -> tuple[Cause, ...]:
-    """A page's causes, the one first that the error's own words name."""
-    said = {number for page, number, pattern in CAUSES_SAID if page == code and pattern.search(message)}
-    return tuple(cause for _, cause in sorted(enumerate(causes, 1), key=lambda each: each[0] not in said))
+def _named_first(code: str, causes: tuple[Cause, ...], message: str) -> tuple[Cause, ...]:
+    """The causes of a page; causes that the message names come first."""
+    named = {number for page, number, pattern in CAUSE_PATTERNS if page == code and pattern.search(message)}
+    return tuple(cause for _, cause in sorted(enumerate(causes, 1), key=lambda each: each[0] not in named))
 
 
-def _undecided(causes: tuple[Cause, ...], more: list[Cause]) -> tuple[Cause, ...]:
-    """Of the page's causes, what figures cannot tell: whether tensors are kept from step to step."""
-    if len(more) == 1 and "the whole GPU" in more[0].cause:
+def _remaining_causes(causes: tuple[Cause, ...], more: list[Cause]) -> tuple[Cause, ...]:
+    """The causes of a page that sizes cannot show: tensors that are retained from step to step."""
+    if len(more) == 1 and "(LG601)" in more[0].cause:
         return ()
     return tuple(cause for cause in causes if "from step to step" in cause.cause)
 
 
 @cache
 def page_parts(code: str) -> tuple[str, tuple[Cause, ...]]:
-    """What a page says the error means, and its causes."""
+    """The meaning and the causes on a code's page."""
     meaning, _, listed = find_page(code).body.partition("## Causes")
     causes = []
     for item in re.split(r"(?m)^\d+\. ", listed)[1:]:
         cause, check, fix = re.split(r"\n\s+- (?:Check|Fix): ", item.strip())
-        causes.append(Cause(cause=_joined(cause), check=_joined(check), fix=_joined(fix)))
-    return _joined(meaning), tuple(causes)
+        causes.append(Cause(cause=_join_lines(cause), check=_join_lines(check), fix=_join_lines(fix)))
+    return _join_lines(meaning), tuple(causes)
 
 
-def _joined(text: str) -> str:
+def _join_lines(text: str) -> str:
     return " ".join(text.split())
 
 
-# --- an exception
+# --- exceptions
 
 
-def _of_exception(error: BaseException) -> Explanation:
-    failure = classify(error)
-    if failure.certainty is not Certainty.NOT_MEMORY:
-        return _of_failure(failure)
+def _explain_exception(error: BaseException) -> Explanation:
+    classified = classify(error)
+    if classified.certainty is not Certainty.NOT_MEMORY:
+        return _explain_classified(classified)
     text = "\n".join(_headlines(error))
     found = search_log(chunks_of(text))
-    # `oom` judged the exception, not only its words.
-    if found.error is not None and found.error.spelling is not None:
+    # `classify` has examined the exception itself, so memory patterns in its text do not count.
+    if found.error is not None and found.error.pattern is not None:
         found = LogResult(error=None, unknown=None, first=None, lines=found.lines)
-    told = _of_log(found, is_log=False)
-    if told.kind == "unknown" and isinstance(error, _PROGRAM):
+    explanation = _explain_result(found, is_log=False)
+    if explanation.kind == "unknown" and isinstance(error, _PROGRAM_ERRORS):
         name = type(error).__name__
         return Explanation(
             kind="not-memory",
             certainty="likely",
-            sentence=f"{name}: {_OF_PROGRAM}",
+            sentence=f"{name}: {_PROGRAM_ERROR}",
             message=text.splitlines()[0] if text else name,
         )
-    return told
+    return explanation
 
 
-_PROGRAM = (
+_PROGRAM_ERRORS = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, SyntaxError, TypeError, ValueError,
     KeyboardInterrupt,
 )  # fmt: skip
 
 
-def _of_failure(failure: ErrorClassification) -> Explanation:
-    figures = ReportedSizes(**{each.name: getattr(failure, each.name) for each in fields(ReportedSizes)})
-    code = _code_of(failure)
-    kind = _KINDS[failure.certainty]
-    certainty: Sureness = "sure"
-    if failure.certainty is Certainty.DISGUISED:
-        certainty = "likely" if failure.capacity is not None else "unsure"
-    return _built(code, kind, certainty, failure.message, figures, reason=failure.reason)
+def _explain_classified(classified: ErrorClassification) -> Explanation:
+    sizes = ReportedSizes(**{each.name: getattr(classified, each.name) for each in fields(ReportedSizes)})
+    code = _code_of(classified)
+    kind = _KINDS[classified.certainty]
+    certainty: ExplanationCertainty = "sure"
+    if classified.certainty is Certainty.DISGUISED:
+        certainty = "likely" if classified.capacity is not None else "unsure"
+    return _build(code, kind, certainty, classified.message, sizes, reason=classified.reason)
 
 
-def _code_of(failure: ErrorClassification) -> str:
-    if failure.certainty is Certainty.DISGUISED:
-        return "LG706" if failure.source == "NCCL" else "LG701"
-    if failure.certainty is Certainty.HOST:
-        if failure.source == "shared memory":
+def _code_of(classified: ErrorClassification) -> str:
+    if classified.certainty is Certainty.DISGUISED:
+        return "LG706" if classified.source == "NCCL" else "LG701"
+    if classified.certainty is Certainty.HOST:
+        if classified.source == "shared memory":
             return "LG703"
-        return "LG705" if "killed" in failure.reason else "LG702"
-    return "LG704" if failure.certainty is Certainty.PINNED else "LG700"
+        return "LG705" if "killed" in classified.reason else "LG702"
+    return "LG704" if classified.certainty is Certainty.PINNED else "LG700"
 
 
 def _headlines(error: BaseException) -> Iterator[str]:
-    """The headline of an exception and of those that it came from; nothing of them is kept."""
+    """The error lines of an exception and of its chain."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
         seen.add(id(link))
         try:
             yield "".join(traceback.format_exception_only(link)).strip()
-        except Exception:  # a broken `__str__` is the user's
+        except Exception:  # a broken `__str__` in the user's code
             yield type(link).__name__
         if link.__cause__ is not None:
             link = link.__cause__
@@ -368,7 +368,7 @@ def _error_of_capture(file: Path) -> str:
     return f"{ending.traceback}\n{ending.error}"
 
 
-_PIECE = 1 << 20
+_CHUNK = 1 << 20
 
 
 class _Readable(Protocol):
@@ -376,22 +376,22 @@ class _Readable(Protocol):
 
 
 def _decoded(stream: _Readable, name: str, progress: Callable[[int], None]) -> Iterator[str]:
-    """The text of a file in pieces; refuses what is no text."""
-    piece = stream.read(_PIECE)
-    encoding = "utf-16" if piece[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
-    if encoding == "utf-8" and b"\0" in piece[:8192]:
-        raise UsageError(f"{name} is a binary file: give the text that the program printed")
+    """The text of a file in chunks. Rejects binary files."""
+    chunk = stream.read(_CHUNK)
+    encoding = "utf-16" if chunk[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
+    if encoding == "utf-8" and b"\0" in chunk[:8192]:
+        raise UsageError(f"{name} is a binary file. Give the text that the program printed.")
     decoder = codecs.getincrementaldecoder("utf-8-sig" if encoding == "utf-8" else encoding)("replace")
     done = 0
-    while piece:
-        done += len(piece)
+    while chunk:
+        done += len(chunk)
         progress(done)
-        yield decoder.decode(piece)
-        piece = stream.read(_PIECE)
+        yield decoder.decode(chunk)
+        chunk = stream.read(_CHUNK)
     yield decoder.decode(b"", final=True)
 
 
-def _with_checks(told: Explanation, here: Callable[[str], tuple[str, ...]] | None) -> Explanation:
-    if here is None or not told.code:
-        return told
-    return replace(told, here=here(told.code))
+def _with_checks(explanation: Explanation, here: Callable[[str], tuple[str, ...]] | None) -> Explanation:
+    if here is None or not explanation.code:
+        return explanation
+    return replace(explanation, here=here(explanation.code))

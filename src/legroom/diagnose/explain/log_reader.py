@@ -1,7 +1,7 @@
-"""Finds the errors in a log of any length: it is read once, in pieces, and never held whole.
+"""Finds the error in a log of any length. The log is read once, in chunks.
 
-Of each known spelling the first and the last place are kept, and of Python's own tracebacks the last headline. From these it is
-decided which error the log is about: the last one, unless that is only a consequence (`weak`), or wraps one that is known.
+The first and the last match of each known message are kept, and the error line of the last Python traceback. The result is the
+last error, unless it is only a consequence of another (`weak`) or wraps a known one.
 """
 
 import re
@@ -9,154 +9,162 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
-from legroom.diagnose.explain.headlines import TRACEBACK, Headline, last_of_tracebacks, lone_headline, shown
+from legroom.diagnose.explain.error_lines import (
+    TRACEBACK,
+    ErrorLine,
+    find_error_line,
+    last_traceback_error,
+    shorten,
+)
 from legroom.diagnose.explain.plain_text import lines_before, strip_log_formatting
 from legroom.diagnose.explain.python_errors import classify_python_error, is_uninformative
 from legroom.diagnose.explain.rules import RULES, memory_code
-from legroom.diagnose.oom.messages import SPELLINGS, Certainty, Spelling
+from legroom.diagnose.oom.messages import MESSAGE_PATTERNS, Certainty, MessagePattern
 
-_PIECE, _OVERLAP = 1 << 20, 1 << 14
-"""Characters of a piece, and how many of them are looked at again with the next: an error may lie across the border."""
-_BEFORE, _BEHIND = 500, 5000
-_TRIES = 25
-_CHAINS = ("during handling of the above exception", "direct cause of the following exception")
-_CHAIN_REACH = 400
-"""Lines before the words of a chain in which the error that it speaks of may stand."""
+_CHUNK, _OVERLAP = 1 << 20, 1 << 14
+"""Characters per chunk, and characters that are searched again with the next chunk, because an error may span both."""
+_BEFORE, _AFTER = 500, 5000
+_MAX_TRIES = 25
+_CHAIN_MESSAGES = ("during handling of the above exception", "direct cause of the following exception")
+_CHAIN_LINES = 400
+"""Lines before a chain message in which the chained error may be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogMatch:
-    """A known spelling at one place of a log."""
+    """A known error message at one position of a log."""
 
     code: str
     line: int
-    """Its number, from 1."""
+    """The line number, from 1."""
     text: str
     around: str
-    """What stands around it: the figures of an error may be on the next lines."""
-    order: int
-    """Its place in the tables: of several on one line the lowest counts."""
+    """The text around the match; sizes may be on the following lines."""
+    priority: int
+    """The position in the tables. If several match one line, the lowest counts."""
     weak: bool
-    spelling: Spelling | None = None
+    pattern: MessagePattern | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogResult:
-    """What a log is about."""
+    """The error that a log is about."""
 
     error: LogMatch | None
-    unknown: Headline | None
-    """An error of Python that no table knows, where that is the last one."""
+    unknown: ErrorLine | None
+    """A Python error that matches no pattern, if it is the last error."""
     first: LogMatch | None
-    """The first error of another kind, where there was one earlier."""
+    """The first error of another kind, if there was one earlier."""
     lines: int
     is_cut: bool = False
-    """Nothing was found, and it ends inside a traceback."""
+    """True if nothing was found and the log ends inside a traceback."""
 
 
-def search_log(pieces: Iterable[str]) -> LogResult:
-    """Look through a log, piece by piece."""
+def search_log(chunks: Iterable[str]) -> LogResult:
+    """Search a log, chunk by chunk."""
     search = _Search()
-    for piece in pieces:
-        search.feed(piece)
-    return search.found()
+    for chunk in chunks:
+        search.feed(chunk)
+    return search.result()
 
 
 def chunks_of(text: str) -> Iterator[str]:
-    for begin in range(0, len(text), _PIECE):
-        yield text[begin : begin + _PIECE]
+    for begin in range(0, len(text), _CHUNK):
+        yield text[begin : begin + _CHUNK]
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """What is known of one kind of error, and where it stands in the order in which they count."""
+    """One kind of error, and its priority."""
 
-    order: int
+    priority: int
     code: str
     weak: bool
-    spelling: Spelling | None
+    pattern: MessagePattern | None
 
 
-_Way = tuple[_Entry, str, re.Pattern[str]]
+_Variant = tuple[_Entry, str, re.Pattern[str]]
 _DIGITS = b"0123456789"
 
 
 @cache
-def _known() -> tuple[tuple[_Way, bytes], ...]:
-    """Everything that is known, each with its plain part as `_shapes` would leave it."""
-    return tuple((way, way[1].encode().translate(None, _DIGITS)) for way in _ways())
+def _known_variants() -> tuple[tuple[_Variant, bytes], ...]:
+    """All variants of known messages, each with its literal in the form that `_distinct_lines` returns."""
+    return tuple((variant, variant[1].encode().translate(None, _DIGITS)) for variant in _variants())
 
 
-def _shapes(lowered: str) -> bytes:
-    """The different lines of a text, digits left out: of a training log, next to nothing remains to be looked through."""
+def _distinct_lines(lowered: str) -> bytes:
+    """The distinct lines of a text without digits. Very little of a training log remains to be searched."""
     lines = lowered.encode("utf-8", "replace").translate(None, _DIGITS).split(b"\n")
     return b"\n".join(dict.fromkeys(lines))
 
 
-def _ways() -> Iterator[_Way]:
-    """Words that speak of memory without saying of which count last."""
-    known = [spelling for spelling in SPELLINGS if spelling.certainty is not Certainty.NOT_MEMORY]
+def _variants() -> Iterator[_Variant]:
+    """All variants in order of priority; informal messages about memory come last."""
+    known = [each for each in MESSAGE_PATTERNS if each.certainty is not Certainty.NOT_MEMORY]
     table = [
         *(
-            (memory_code(each), memory_code(each) == "LG705", each, each.ways)
+            (memory_code(each), memory_code(each) == "LG705", each, each.variants)
             for each in known
-            if not each.in_words
+            if not each.informal
         ),
-        *((rule.code, rule.weak, None, rule.ways) for rule in RULES),
-        *((memory_code(each), True, each, each.ways) for each in known if each.in_words),
+        *((rule.code, rule.weak, None, rule.variants) for rule in RULES),
+        *((memory_code(each), True, each, each.variants) for each in known if each.informal),
     ]
-    for order, (code, weak, spelling, ways) in enumerate(table):
-        for plain, pattern in ways:
-            yield _Entry(order, code, weak, spelling), plain, pattern
+    for priority, (code, weak, message, variants) in enumerate(table):
+        for literal, pattern in variants:
+            yield _Entry(priority, code, weak, message), literal, pattern
 
 
 class _Search:
     def __init__(self) -> None:
         self._carried = ""
-        self._before = 0
+        self._lines_before = 0
         """Lines before the carried text."""
         self._first: dict[int, LogMatch] = {}
         self._last: dict[int, LogMatch] = {}
-        self._headline: Headline | None = None
+        self._error_line: ErrorLine | None = None
         self._chain = -1
         self._lines = 0
 
-    def feed(self, piece: str) -> None:
-        text = (self._carried + strip_log_formatting(piece)).replace("\r\n", "\n")
+    def feed(self, chunk: str) -> None:
+        text = (self._carried + strip_log_formatting(chunk)).replace("\r\n", "\n")
         lowered = text.lower()
-        if len(lowered) != len(text):  # a few letters are longer in lower case; positions must agree
+        if len(lowered) != len(text):  # some letters are longer in lower case, but positions must agree
             text = lowered
-        window = _Window(text, lowered, self._before)
-        shapes = _shapes(lowered)
-        for (entry, plain, pattern), shape in _known():
-            if shape in shapes and plain in lowered:
-                self._look(window, entry, plain, pattern)
-        self._headline = window.headline() or self._headline
-        for words in _CHAINS:
-            position = lowered.rfind(words)
+        window = _Window(text, lowered, self._lines_before)
+        distinct = _distinct_lines(lowered)
+        for (entry, literal, pattern), stripped in _known_variants():
+            if stripped in distinct and literal in lowered:
+                self._search(window, entry, literal, pattern)
+        self._error_line = window.error_line() or self._error_line
+        for message in _CHAIN_MESSAGES:
+            position = lowered.rfind(message)
             if position >= 0:
                 self._chain = max(self._chain, window.number(position))
         cut = text.rfind("\n", 0, max(len(text) - _OVERLAP, 0)) + 1
         self._carried = text[max(cut, len(text) - 4 * _OVERLAP) :]
-        self._before += lines_before(text, len(text) - len(self._carried))
-        self._lines = self._before + lines_before(self._carried, len(self._carried)) + 1
+        self._lines_before += lines_before(text, len(text) - len(self._carried))
+        self._lines = self._lines_before + lines_before(self._carried, len(self._carried)) + 1
 
-    def _look(self, window: "_Window", entry: "_Entry", plain: str, pattern: re.Pattern[str]) -> None:
-        order = entry.order
-        if order not in self._first and (match := window.first(plain, pattern)):
-            self._first[order] = window.sighting(match, entry)
-        if match := window.last(plain, pattern):
-            seen = window.sighting(match, entry)
-            if order not in self._last or self._last[order].line <= seen.line:
-                self._last[order] = seen
+    def _search(self, window: "_Window", entry: "_Entry", literal: str, pattern: re.Pattern[str]) -> None:
+        key = entry.priority
+        if key not in self._first and (match := window.first(literal, pattern)):
+            self._first[key] = window.log_match(match, entry)
+        if match := window.last(literal, pattern):
+            found = window.log_match(match, entry)
+            if key not in self._last or self._last[key].line <= found.line:
+                self._last[key] = found
 
-    def found(self) -> LogResult:
+    def result(self) -> LogResult:
         latest = [seen for seen in self._last.values() if _counts(seen, self._lines)]
-        strong = [seen for seen in latest if not seen.weak or _is_said_as_an_error(seen)]
-        if self._headline is None and self._lines < 2000 and not strong:
-            self._headline = lone_headline(self._carried, self._before + 1)
+        strong = [seen for seen in latest if not seen.weak or _is_reported_as_error(seen)]
+        if self._error_line is None and self._lines < 2000 and not strong:
+            self._error_line = find_error_line(self._carried, self._lines_before + 1)
         error = max(
-            strong or latest, key=lambda seen: (_says_more(seen), seen.line, -seen.order), default=None
+            strong or latest,
+            key=lambda seen: (_informativeness(seen), seen.line, -seen.priority),
+            default=None,
         )
         error = self._cause_of(error) or error
         unknown = self._unknown(error, latest)
@@ -170,46 +178,49 @@ class _Search:
         )
 
     def _cause_of(self, error: LogMatch | None) -> LogMatch | None:
-        """What a library's failure is the consequence of: after a kernel has failed, every call of CUDA fails, in words that hide the
-        cause; and where NCCL says that a call of CUDA failed, or only that it failed, it has said shortly before why."""
+        """The original error that a library's failure follows from.
+
+        After a kernel has failed, every CUDA call fails with a message that hides the cause. NCCL reports the reason shortly
+        before it reports that a call failed.
+        """
         if error is not None and error.code == _NCCL:
-            full = [
+            memory_errors = [
                 seen
                 for seen in self._last.values()
                 if seen.code == "LG700"
                 and "NCCL" in seen.text
-                and error.line - _NCCL_REACH < seen.line <= error.line
+                and error.line - _NCCL_LINES < seen.line <= error.line
             ]
-            return max(full, key=lambda seen: seen.line, default=None)
-        if error is None or error.spelling is None or not _hides_a_fault(error.spelling):
+            return max(memory_errors, key=lambda seen: seen.line, default=None)
+        if error is None or error.pattern is None or not _may_follow_fault(error.pattern):
             return None
         faults = [seen for seen in self._last.values() if seen.code in _FAULTS and seen.line <= error.line]
         if not faults and error.code == _NCCL_CALL:
             faults = [
                 seen
                 for seen in self._last.values()
-                if "Cuda failure" in seen.text and error.line - _NCCL_REACH < seen.line <= error.line
+                if "Cuda failure" in seen.text and error.line - _NCCL_LINES < seen.line <= error.line
             ]
-        return max(faults, key=lambda seen: (seen.line, -seen.order), default=None)
+        return max(faults, key=lambda seen: (seen.line, -seen.priority), default=None)
 
-    def _unknown(self, error: LogMatch | None, latest: list[LogMatch]) -> Headline | None:
-        """The last headline, where nothing that is known explains it."""
-        last = self._headline
+    def _unknown(self, error: LogMatch | None, latest: list[LogMatch]) -> ErrorLine | None:
+        """The error line of the last traceback, if no known message explains it."""
+        last = self._error_line
         if last is None:
             return None
         if any(last.line <= seen.line for seen in latest if not seen.weak):
             return None
-        if error is None or (error.weak and not _is_said_as_an_error(error)):
+        if error is None or (error.weak and not _is_reported_as_error(error)):
             if latest and last.kind.endswith("Warning"):
                 return None
-            if error is not None and error.code == _IN_A_WORKER and not classify_python_error(last)[1]:
-                return None  # the error of a worker, and where it was is all that is known of it
-            if any(seen.line >= last.line and not _counts_the_dead(seen, last) for seen in latest):
-                return None  # a wrapper and nothing more: that is what the log tells
+            if error is not None and error.code == _IN_WORKER and not classify_python_error(last)[1]:
+                return None  # raised in a worker; nothing more is known
+            if any(seen.line >= last.line and not _only_reports_exit(seen, last) for seen in latest):
+                return None  # the last error is only a wrapper
             return last
-        if _is_memory(error) and last.line - error.line <= _SOON and is_uninformative(last):
+        if _is_memory(error) and last.line - error.line <= _FOLLOWUP_LINES and is_uninformative(last):
             return None
-        chained = error.line < self._chain <= last.line and self._chain - error.line < _CHAIN_REACH
+        chained = error.line < self._chain <= last.line and self._chain - error.line < _CHAIN_LINES
         wraps = any(seen.weak and seen.line >= last.line for seen in latest)
         return None if chained or wraps else last
 
@@ -221,96 +232,94 @@ class _Search:
             and _counts(seen, self._lines)
             and (error is None or (seen.code != error.code and seen.line < error.line))
         ]
-        return min(others, key=lambda seen: (seen.line, seen.order), default=None)
+        return min(others, key=lambda seen: (seen.line, seen.priority), default=None)
 
 
-def _hides_a_fault(spelling: Spelling) -> bool:
-    """Whether a library says this when a kernel has failed before: it gets no memory either then."""
-    return spelling.certainty is Certainty.DISGUISED or spelling.source in _LIBRARIES
+def _may_follow_fault(pattern: MessagePattern) -> bool:
+    """Whether a library prints this message after an earlier kernel failure, when its allocations fail too."""
+    return pattern.certainty is Certainty.DISGUISED or pattern.source in _LIBRARIES
 
 
 def _is_memory(seen: LogMatch) -> bool:
-    """Whether memory ran out beyond doubt, and nobody says that it was dealt with."""
-    if seen.spelling is None or seen.spelling.certainty is Certainty.DISGUISED:
+    """Whether memory certainly ran out and the log does not say that the error was handled."""
+    if seen.pattern is None or seen.pattern.certainty is Certainty.DISGUISED:
         return False
-    return _DEALT_WITH.search(seen.around[seen.around.find(seen.text) :][:600]) is None
+    return _HANDLED.search(seen.around[seen.around.find(seen.text) :][:600]) is None
 
 
 def _counts(seen: LogMatch, lines: int) -> bool:
-    """Whether words that only mention memory are those of an error."""
-    if any(words in seen.text for words in _NO_ERROR):
+    """Whether a match is an error: an informal message counts only on a line that looks like one."""
+    if any(marker in seen.text for marker in _NOT_ERRORS):
         return False
-    if seen.spelling is None or not seen.spelling.in_words:
+    if seen.pattern is None or not seen.pattern.informal:
         return True
-    if _LOOKS_BAD.search(seen.text) is not None:
+    if _ERROR_WORDS.search(seen.text) is not None:
         return True
-    return lines <= 3 and _IN_PASSING.search(seen.text) is None
+    return lines <= 3 and _MENTIONED.search(seen.text) is None
 
 
-def _is_said_as_an_error(seen: LogMatch) -> bool:
-    """Whether words name the memory that is short, on a line that looks bad."""
-    spelling = seen.spelling
-    if spelling is None or not spelling.in_words or spelling.certainty is Certainty.DISGUISED:
+def _is_reported_as_error(seen: LogMatch) -> bool:
+    """Whether an informal message names the kind of memory, on a line that looks like an error."""
+    pattern = seen.pattern
+    if pattern is None or not pattern.informal or pattern.certainty is Certainty.DISGUISED:
         return False
-    return _LOOKS_BAD.search(seen.text) is not None
+    return _ERROR_WORDS.search(seen.text) is not None
 
 
-def _counts_the_dead(seen: LogMatch, error: Headline) -> bool:
-    """Whether a launcher only says that the process ended whose traceback stands above."""
-    return seen.code == _ENDED[0] and seen.line > error.line and bool(error.frames)
+def _only_reports_exit(seen: LogMatch, error: ErrorLine) -> bool:
+    """Whether a launcher only reports the exit of the process whose traceback comes before."""
+    return seen.code == _EXIT_CODES[0] and seen.line > error.line and bool(error.frames)
 
 
-def _says_more(seen: LogMatch) -> int:
-    return _ENDED.index(seen.code) if seen.code in _ENDED else len(_ENDED)
+def _informativeness(seen: LogMatch) -> int:
+    return _EXIT_CODES.index(seen.code) if seen.code in _EXIT_CODES else len(_EXIT_CODES)
 
 
-_NO_ERROR = ("NCCL INFO", "could not destroy")
-"""Words of lines that tell how things are, or that clear up after an error."""
-_IN_A_WORKER = "LG741"
-_ENDED = ("LG734", "LG729")
-"""Only say that a process ended, that it crashed: whatever else is known tells more."""
-
-
+_NOT_ERRORS = ("NCCL INFO", "could not destroy")
+"""Markers of informational lines and of cleanup after an error."""
+_IN_WORKER = "LG741"
+_EXIT_CODES = ("LG734", "LG729")
+"""A process exited, a process crashed. Any other known error is more informative."""
 _FAULTS = ("LG710", "LG711")
 _LIBRARIES = frozenset({"cuBLAS", "cuDNN", "cuSOLVER", "cuFFT", "cuSPARSE", "cuRAND"})
 _NCCL, _NCCL_CALL = "LG731", "LG706"
-_NCCL_REACH = 200
-"""Lines before NCCL's failure in which it names the call that failed."""
-_SOON = 60
-"""Lines after an error in which another, that says nothing of its own, is its consequence."""
-_LOOKS_BAD = re.compile(
+_NCCL_LINES = 200
+"""Lines before NCCL's failure in which it reports the failed call."""
+_FOLLOWUP_LINES = 60
+"""An uninformative error within this many lines after another is its consequence."""
+_ERROR_WORDS = re.compile(
     r"error|exception|fatal|abort|kill|crash|cannot|could not|unable|\bfail(?:ed|ure)\b|[✗❌⚠]", re.IGNORECASE
 )
-_DEALT_WITH = re.compile(
+_HANDLED = re.compile(
     r"retry|retries|trying again|try again|skipping|skipped|caught|recover|reducing|halving|fall(?:ing)? back|lowering|instead",
     re.IGNORECASE,
 )
-_IN_PASSING = re.compile(
+_MENTIONED = re.compile(
     r"handler|\[W\]|\bwarning\b|skipping|avoid|prevent|in case|\bif\b|without|never|no longer|instead of|\bmay\b|\bmight\b|\bwould\b|risk",
     re.IGNORECASE,
 )
 
 
 class _Window:
-    """A piece of the log with what was carried over from the one before."""
+    """A chunk of the log, preceded by the end of the previous one."""
 
-    def __init__(self, text: str, lowered: str, before: int) -> None:
-        self._text, self._lowered, self._before = text, lowered, before
+    def __init__(self, text: str, lowered: str, lines_before: int) -> None:
+        self._text, self._lowered, self._lines_before = text, lowered, lines_before
 
-    def first(self, plain: str, pattern: re.Pattern[str]) -> re.Match[str] | None:
+    def first(self, literal: str, pattern: re.Pattern[str]) -> re.Match[str] | None:
         position = -1
-        for _ in range(_TRIES):
-            position = self._lowered.find(plain, position + 1)
+        for _ in range(_MAX_TRIES):
+            position = self._lowered.find(literal, position + 1)
             if position < 0:
                 return None
             if match := self._match(pattern, position):
                 return match
         return None
 
-    def last(self, plain: str, pattern: re.Pattern[str]) -> re.Match[str] | None:
+    def last(self, literal: str, pattern: re.Pattern[str]) -> re.Match[str] | None:
         position = len(self._lowered)
-        for _ in range(_TRIES):
-            position = self._lowered.rfind(plain, 0, position + len(plain) - 1)
+        for _ in range(_MAX_TRIES):
+            position = self._lowered.rfind(literal, 0, position + len(literal) - 1)
             if position < 0:
                 return None
             if match := self._match(pattern, position):
@@ -318,8 +327,8 @@ class _Window:
         return None
 
     def _match(self, pattern: re.Pattern[str], position: int) -> re.Match[str] | None:
-        """The match that holds this very place: another may stand shortly before it."""
-        for match in pattern.finditer(self._lowered, max(position - _BEFORE, 0), position + _BEHIND):
+        """The match that contains this position; another may come shortly before it."""
+        for match in pattern.finditer(self._lowered, max(position - _BEFORE, 0), position + _AFTER):
             if match.start() > position:
                 return None
             if position < match.end():
@@ -327,27 +336,27 @@ class _Window:
         return None
 
     def number(self, position: int) -> int:
-        return self._before + lines_before(self._text, position) + 1
+        return self._lines_before + lines_before(self._text, position) + 1
 
-    def sighting(self, match: re.Match[str], entry: _Entry) -> LogMatch:
+    def log_match(self, match: re.Match[str], entry: _Entry) -> LogMatch:
         begin, end = self._line_at(max(match.end() - 1, match.start()))
         opening, _ = self._line_at(match.start())
         return LogMatch(
             code=entry.code,
             line=self.number(match.end() - 1),
-            text=shown(self._text[begin:end]),
-            around=self._text[max(opening - _BEFORE, 0) : match.end() + _BEHIND],
-            order=entry.order,
+            text=shorten(self._text[begin:end]),
+            around=self._text[max(opening - _BEFORE, 0) : match.end() + _AFTER],
+            priority=entry.priority,
             weak=entry.weak,
-            spelling=entry.spelling,
+            pattern=entry.pattern,
         )
 
     def _line_at(self, position: int) -> tuple[int, int]:
         begin = max(self._text.rfind("\n", 0, position), self._text.rfind("\r", 0, position)) + 1
-        ends = [end for sign in "\n\r" if (end := self._text.find(sign, position)) >= 0]
+        ends = [end for newline in "\n\r" if (end := self._text.find(newline, position)) >= 0]
         return begin, min(ends, default=len(self._text))
 
-    def headline(self) -> Headline | None:
-        """The line that ends the last traceback."""
-        found = last_of_tracebacks(self._text, self._lowered)
-        return replace(found, line=self._before + found.line) if found is not None else None
+    def error_line(self) -> ErrorLine | None:
+        """The error line of the last traceback."""
+        found = last_traceback_error(self._text, self._lowered)
+        return replace(found, line=self._lines_before + found.line) if found is not None else None

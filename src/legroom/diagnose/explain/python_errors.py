@@ -1,53 +1,53 @@
-"""Which family an error of Python belongs to that no table knows letter by letter.
+"""Classifies Python errors that match no known message, by class, wording and library.
 
-Torch and the libraries around it say the same few things in ever new sentences: sizes that do not fit, types that differ, devices
-that differ, an index beyond its end. The words of such a sentence tell its family, though not its exact cause, so what is
-concluded from them is `likely`, never sure. A sentence that speaks of memory is left alone: it is better not known than told wrongly.
+Torch and related libraries report the same few problems in many wordings: mismatched sizes, types or devices, an index out of
+range. The wording shows the family of an error but not its exact cause, so the certainty is `likely`. A message that mentions
+memory stays unknown, because a wrong classification would be worse.
 """
 
 import builtins
 import re
 from typing import Literal
 
-from legroom.diagnose.explain.headlines import Headline
+from legroom.diagnose.explain.error_lines import ErrorLine
 
-Told = tuple[Literal["oom", "host-oom", "not-memory", "unknown"], str]
-"""What can be said of an error, and the page of its family, "" where it has none."""
+ErrorFamily = tuple[Literal["oom", "host-oom", "not-memory", "unknown"], str]
+"""The kind of an error, and the code of the page of its family; "" if there is none."""
 
 
-def classify_python_error(error: Headline) -> Told:
-    """By its class, then by its words, then by the library that raised it."""
+def classify_python_error(error: ErrorLine) -> ErrorFamily:
+    """Classify an error by its class, then by its wording, then by the library that raised it."""
     name = error.kind.rpartition(".")[2]
-    words = _NOT_ABOUT_ROOM.sub("", error.text)
+    text = _NOT_ABOUT_SIZE.sub("", error.text)
     if name in _BY_CLASS:
         return _BY_CLASS[name]
     if name.endswith("Warning"):
-        return ("unknown" if _SPEAKS_OF_ROOM.search(words) else "not-memory"), ""
-    if name in _SAYS_ENOUGH:
+        return ("unknown" if _MAY_BE_MEMORY.search(text) else "not-memory"), ""
+    if name in _CLEAR_CLASSES:
         return "not-memory", _library_of(error)
     if error.text.rstrip().endswith(f"{name}:") and not hasattr(builtins, name):
-        return "unknown", ""  # the name of a library's own class, and nothing more
-    if _SPEAKS_OF_ROOM.search(words):
-        return ("not-memory" if name in _OF_VALUES else "unknown"), ""
-    told = next((code for code, pattern in _FAMILIES if pattern.search(words)), "")
-    return "not-memory", told or _library_of(error)
+        return "unknown", ""  # only the name of a library's own class
+    if _MAY_BE_MEMORY.search(text):
+        return ("not-memory" if name in _VALUE_ERRORS else "unknown"), ""
+    code = next((code for code, pattern in _FAMILIES if pattern.search(text)), "")
+    return "not-memory", code or _library_of(error)
 
 
-def is_uninformative(error: Headline) -> bool:
-    """Whether neither its class nor its words tell what went wrong."""
+def is_uninformative(error: ErrorLine) -> bool:
+    """Whether neither the class nor the wording of an error shows what went wrong."""
     return classify_python_error(error) in (("not-memory", ""), ("unknown", "")) and error.kind.rpartition(
         "."
-    )[2] not in (_SAYS_ENOUGH)
+    )[2] not in (_CLEAR_CLASSES)
 
 
-def _library_of(error: Headline) -> str:
-    """The page for errors of the library in whose files the traceback ends."""
+def _library_of(error: ErrorLine) -> str:
+    """The code of the page for the library in whose files the traceback ends."""
     frames = error.frames.replace("\\", "/")
     last = frames[frames.rfind("file ") :] if "file " in frames else frames[-400:]
     return next((code for code, pattern in _LIBRARIES if pattern.search(last)), "")
 
 
-_BY_CLASS: dict[str, Told] = {
+_BY_CLASS: dict[str, ErrorFamily] = {
     "OutOfMemoryError": ("oom", "LG700"),
     "MemoryError": ("host-oom", "LG702"),
     "ModuleNotFoundError": ("not-memory", "LG790"),
@@ -63,7 +63,7 @@ _BY_CLASS: dict[str, Told] = {
     "URLError": ("not-memory", "LG782"),
     "SSLError": ("not-memory", "LG782"),
 }
-"""Classes that are a page of their own, also where the log ends before their words."""
+"""Classes that have their own page, even if the log ends before the message."""
 
 _LIBRARIES = tuple(
     (code, re.compile(pattern))
@@ -78,32 +78,32 @@ _LIBRARIES = tuple(
         ("LG733", r"/torch/distributed/(?:rendezvous|distributed_c10d|elastic)"),
     )
 )
-"""Who raised it, by the last file of the traceback."""
+"""The library that raised the error, by the last file of the traceback."""
 
 
-_SAYS_ENOUGH = frozenset(
+_CLEAR_CLASSES = frozenset(
     (
         "AttributeError", "FileExistsError", "IndentationError",
         "KeyError", "KeyboardInterrupt", "NameError", "RecursionError", "SyntaxError",
         "TabError", "TypeError", "UnboundLocalError", "UnicodeEncodeError", "ZeroDivisionError",
     )
 )  # fmt: skip
-"""Errors whose class says enough: the program, or what it was given, is wrong, whatever words they use."""
-_OF_VALUES = ("AssertionError", "IndexError", "NotImplementedError", "ValueError")
-"""Not memory either, but their words tell more."""
+"""Classes that are always program errors, whatever the message says."""
+_VALUE_ERRORS = ("AssertionError", "IndexError", "NotImplementedError", "ValueError")
+"""Not memory errors either; their message tells more."""
 
-_NOT_ABOUT_ROOM = re.compile(
+_NOT_ABOUT_SIZE = re.compile(
     r"has not been allocated|memory[_ -](?:format|layout|location|efficient|overlap|view|order|bank|address|key|mask|map|access)\w*|(?:contiguous|laid out) in memory"
     r"|in-memory|pin_memory|memory_(?!allocat)\w+|(?:non-?contiguous|shared|associative|short-term|term) memory|\bGPUs?_memory_\w+",
     re.IGNORECASE,
 )
-"""Memory, but not how much of it there is."""
+"""Phrases that contain `memory` but are not about its size."""
 
-_SPEAKS_OF_ROOM = re.compile(
+_MAY_BE_MEMORY = re.compile(
     r"memory|\balloc(?:at\w+)?\b|\boom\b|\bkilled\b|\bsig(?:kill|bus)\b|signal 9\b|exhausted|insufficient resource|\bdied\b|exited (?:unexpectedly|with)|exit code",
     re.IGNORECASE,
 )
-"""Words that leave open whether there was too little of something."""
+"""Words that may refer to a lack of memory."""
 
 _SIZE = r"\b(?:shapes?|sizes?|dim(?:ension)?s?|dimensional|ndim|rank|channels?|lengths?|features|elements|batch[_ ]?size|broadcast\w*|axis|columns?|rows?|\d-?D)\b"
 _DIFFERS = r"\b(?:mis-?match\w*|match\w*|equal|same|expect\w*|must|should|got|invalid|incompatible|inconsistent|cannot|can't|could not|unable|different|wrong|divisible|larger|smaller|greater|exceeds?|but|support\w*|only|compatible|negative|empty|previously|one of)\b"
@@ -129,4 +129,4 @@ _FAMILIES = tuple(
         ("LG728", r"\bcuda\b.{0,40}\b(?:error|fail\w*)"),
     )
 )  # fmt: skip
-"""The first that fits counts: who speaks (NCCL, a process group) before what is said, devices and types before sizes."""
+"""The first match counts: the source (NCCL, a process group) comes before the content, devices and types before sizes."""

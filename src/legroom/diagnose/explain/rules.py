@@ -1,21 +1,20 @@
-"""How errors that are not about memory are spelled, and which page explains each.
+"""Messages of errors that are not about memory, and the code of the page that explains each.
 
-A table, read from the top: of several entries that match the same line, the first counts. The explanation itself (what it
-means, the causes, the check that decides and the fix) is the code's page, so that it is written once. Texts about memory are
-`oom_spellings`' business; `MEMORY_CODES` says which page each kind of those has.
+The table is read from the top: if several entries match the same line, the first counts. The explanation (meaning, causes, checks and
+fixes) is on the code's page. `oom.messages` has the messages about memory; `memory_code` maps them to codes.
 
-A `weak` entry tells of a consequence: a launcher that counts its dead children, a peer that lost its connection. It is the answer
-only where nothing else in the log is.
+A `weak` entry reports a consequence: a launcher lists exited processes, a peer lost its connection. It is the result only if the log
+contains no other error.
 
-Where a library's list of statuses is closed, the whole list stands here by its names (`cuda_statuses`, `CUBLAS_STATUS_\\w+`), so that a
-status need not have been met before. A sentence that is not here can still be told by its words: see `explain_families`.
+If a library has a fixed list of status codes, the table matches all of them by name (`cuda_statuses`, `CUBLAS_STATUS_\\w+`).
+`python_errors` classifies messages that are not in this table by their wording.
 """
 
 import re
 from dataclasses import dataclass
 
 from legroom.diagnose.explain.cuda_statuses import STATUSES, pattern_of
-from legroom.diagnose.oom.messages import Certainty, Spelling, compiled_ways
+from legroom.diagnose.oom.messages import Certainty, MessagePattern, compile_variants
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,23 +22,23 @@ class Rule:
     """One kind of error that is not about memory."""
 
     code: str
-    ways: tuple[tuple[str, re.Pattern[str]], ...]
-    """Each with a part of it that is plain text, in lower case."""
+    variants: tuple[tuple[str, re.Pattern[str]], ...]
+    """Each regular expression, preceded by a literal that every match contains, in lower case."""
     weak: bool = False
 
 
-def memory_code(spelling: Spelling) -> str:
-    """The page of something that is said about memory; "" where it is none."""
-    if spelling.certainty is Certainty.SURE:
+def memory_code(pattern: MessagePattern) -> str:
+    """The code of the page for a message about memory; "" if it is not about memory."""
+    if pattern.certainty is Certainty.SURE:
         return "LG700"
-    if spelling.certainty is Certainty.DISGUISED:
-        return _DISGUISED.get(spelling.source, "LG701")
-    if spelling.certainty is Certainty.PINNED:
+    if pattern.certainty is Certainty.DISGUISED:
+        return _DISGUISED.get(pattern.source, "LG701")
+    if pattern.certainty is Certainty.PINNED:
         return "LG704"
-    if spelling.certainty is Certainty.HOST:
-        if spelling.source == "shared memory":
+    if pattern.certainty is Certainty.HOST:
+        if pattern.source == "shared memory":
             return "LG703"
-        return "LG705" if "killed" in spelling.reason else "LG702"
+        return "LG705" if "killed" in pattern.reason else "LG702"
     return ""
 
 
@@ -47,11 +46,11 @@ _DISGUISED = {"NCCL": "LG706"}
 
 
 def _rule(code: str, pattern: str, *, weak: bool = False) -> Rule:
-    return Rule(code, compiled_ways(pattern), weak)
+    return Rule(code, compile_variants(pattern), weak)
 
 
 def _status(code: str) -> Rule:
-    """What CUDA itself says of errors of this kind."""
+    """CUDA's own messages for errors of this kind."""
     return _rule(code, pattern_of(STATUSES[code]))
 
 
@@ -86,7 +85,7 @@ RULES: tuple[Rule, ...] = (
     _rule("LG716", r"Expected target size\b|Using a target size \([^\n]{0,60}\) that is different to the input size|Expected more than 1 value per channel when training|shape mismatch: (?:value|indexing) tensor"),
     _rule("LG716", r"Dimension out of range \(expected to be in range of|Target size \([^\n]{0,60}\) must be the same as input size|batch1 dim \d must match batch2|multi-target not supported"),
     _rule("LG717", r"Error\(s\) in loading state_dict|(?:unexpected|missing) keys? [^\n]{0,200} in (?:source )?state_dict|While copying the parameter named|(?:Missing|Unexpected) key\(s\) in state_dict|size mismatch for \S+: copying a param"),
-    # --- where tensors live, and of what type they are
+    # --- devices and data types
     _rule(
         "LG713", r"Expected all tensors to be on the same device|Placeholder storage has not been allocated on|should be the same or input should be a MKLDNN tensor|Expected object of (?:device|backend) type|to have the same device as tensor for argument"
         r"|Input and (?:parameter|hidden) tensors are not at the same device|Expected a 'cuda' device type for generator|module must have its parameters and buffers on device",
@@ -99,7 +98,7 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule("LG718", r"result type \w+ can't be cast to the desired output type|Expected tensor for argument #\d+ '\w+' to have (?:one of the following )?scalar type|self and mat2 must have the same dtype"),
     _rule("LG718", r"to have the same dtype, but got|query, key, and value to have the same dtype|expects (?:a )?\w+ scalar type|expected dtype \w+ for"),
-    # --- the libraries on the GPU
+    # --- GPU libraries
     _rule("LG720", r"cuDNN Frontend error|\[cudnn_frontend\]|cuDNN version incompatibility|CUDNN_STATUS_\w+|miopenStatus\w+|CUDNN_BACKEND_\w+[^\n]{0,80}(?:fail|error)"),
     _rule("LG721", r"(?:CU|HIP)(?:BLAS|SOLVER|SPARSE|RAND)_STATUS_\w+|(?:CU|HIP)FFT_(?!SUCCESS)[A-Z]+_[A-Z_]+|rocblas_status_\w+|MAGMA_ERR\w*|nvrtc: error|NVRTC_ERROR\w*|NVJITLINK_ERROR\w*|CUTENSOR_STATUS_\w+"),
     _status("LG722"),
@@ -174,7 +173,7 @@ RULES: tuple[Rule, ...] = (
         "LG781", r"PytorchStreamReader failed|failed finding central directory|invalid load key|Weights only load failed|unexpected EOF, expected \d+ more bytes|Ran out of input"
         r"|HeaderTooLarge|MetadataIncompleteBuffer|InvalidHeaderDeserialization|unpickling stack underflow|PytorchStreamWriter failed",
     ),
-    # --- what comes from outside: downloads, files, packages
+    # --- downloads, files, packages
     _rule(
         "LG782", r"\b\d{3} Client Error|\b\d{3} Server Error|gated repo|GatedRepoError|RepositoryNotFoundError|LocalEntryNotFoundError|OfflineModeIsEnabled|We couldn't connect to '|HfHubHTTPError"
         r"|is not a local folder and is not a valid model identifier|is not a valid model identifier listed on|Max retries exceeded with url|NameResolutionError|Temporary failure in name resolution|SSLCertVerificationError|CERTIFICATE_VERIFY_FAILED|urlopen error|HTTP Error \d{3}|ReadTimeoutError|huggingface-cli login",
@@ -183,13 +182,13 @@ RULES: tuple[Rule, ...] = (
         "LG783", r"ArrowInvalid|ArrowTypeError|DatasetGenerationError|UnidentifiedImageError|cannot identify image file|JSONDecodeError|Error tokenizing data|image file is truncated|Unable to open file \(|Error loading file|Not able to read records in the JSON file",
     ),
     _rule("LG790", r"cannot import name '|No module named '?\w|module '[\w.]+' has no attribute '|has no attribute '(?:bool|float|int|object)'\.|got an unexpected keyword argument '|is required (?:for a normal functioning|but found)|requires? the \S+ library but it was not found|DistributionNotFound|VersionConflict"),
-    # --- whatever else CUDA says: an error is what was before it, if anything was
+    # --- other CUDA errors: an earlier error, if any, is the cause
     _status("LG728"),
     _rule("LG728", r"CUDA error executing |cudaSuccess'? failed", weak=True),
     _rule("LG728", r"(?:CUDA|HIP) (?:runtime |driver |kernel )?error: (?!out of memory)|Triton Error \[(?:CUDA|HIP)\]: (?!out of memory)|(?:CUDA|HIP)_ERROR_\w+|cudaError[A-Z]\w+|hipError[A-Z]\w+", weak=True),
 )  # fmt: skip
 
-CAUSES_SAID = tuple(
+CAUSE_PATTERNS = tuple(
     (code, number, re.compile(pattern, re.IGNORECASE))
     for code, number, pattern in (
         ("LG712", 1, r"\btarget\b|n_classes|class values"),
@@ -208,4 +207,4 @@ CAUSES_SAID = tuple(
         ("LG770", 3, r"in-?place operation"),
     )
 )
-"""Which cause of a page, by its number there, an error's own words name."""
+"""The cause on a page, by its number, that an error message names."""

@@ -1,10 +1,10 @@
-"""After an out-of-memory error: what to change, most useful first, each with its estimated effect.
+"""Suggested changes after an out-of-memory error, most useful first, each with its estimated saving.
 
-Every rule looks at the same evidence (who held the memory at the failure, what was asked for, the history before). Rules of
-`mistakes` name what a program keeps without need; rules of `means` name ways to make a sound run smaller. A mistake that
-frees enough comes before any means, since the means would only postpone it.
+Every rule reads the same evidence: the memory in use at the failure, the failed request, and the allocations before it. Rules
+in `retained_memory` find memory that the program retains by mistake. Rules in `memory_options` reduce the memory of a
+correct program. A mistake that frees enough memory comes first, because other changes would only postpone the failure.
 
-`saves` is an estimate of the bytes that the change frees at that moment; what it stands on is said in the sentence.
+`saves` is an estimate of the bytes that the change frees at the failure; the message states its assumptions.
 """
 
 from legroom.diagnose.oom import memory_options, retained_memory
@@ -20,7 +20,7 @@ RULES: tuple[Rule, ...] = (
     retained_memory.held_by_container,
     retained_memory.held_by_variable,
     retained_memory.gradients_during_forward,
-    memory_options.data_set_on_device,
+    memory_options.dataset_on_device,
     memory_options.fragmentation,
     memory_options.process_fraction,
     memory_options.others_on_device,
@@ -31,38 +31,38 @@ RULES: tuple[Rule, ...] = (
     memory_options.checkpoint_activations,
     memory_options.spill_activations,
 )
-"""The cheapest to follow first."""
+"""In order of effort, least first."""
 
-_NOTHING_ELSE_HELPS = ("LG601", "LG602")
-_KEEPS_GRAPHS = ("LG101", "LG104", "LG201")
-_SMALLER_GRAPHS = ("LG603", "LG401", "LG604", "LG613")
+_BLOCKING_CODES = ("LG601", "LG602")
+_RETAINED_GRAPH_CODES = ("LG101", "LG104", "LG201")
+_SMALLER_GRAPH_CODES = ("LG603", "LG401", "LG604", "LG613")
 
 
 def advise(evidence: Evidence) -> tuple[Finding, ...]:
-    """What to change: mistakes that free enough, then means that do, then what helps a little."""
+    """Suggested changes: mistakes that free enough memory, then options that do, then smaller savings."""
     ranked = [
-        (_usefulness(finding, evidence, price), finding)
-        for price, rule in enumerate(RULES)
+        (_rank(finding, evidence, effort), finding)
+        for effort, rule in enumerate(RULES)
         for finding in rule(evidence)
-        if finding.saves > 0 or finding.code in _NOTHING_ELSE_HELPS
+        if finding.saves > 0 or finding.code in _BLOCKING_CODES
     ]
     findings = [finding for _, finding in sorted(ranked, key=lambda pair: pair[0])]
     half = evidence.oom.allocated / 2
-    if any(finding.code in _KEEPS_GRAPHS and finding.saves >= half for finding in findings):
-        # To make each of the kept graphs smaller is then beside the point.
-        findings = [finding for finding in findings if finding.code not in _SMALLER_GRAPHS]
+    if any(finding.code in _RETAINED_GRAPH_CODES and finding.saves >= half for finding in findings):
+        # Smaller graphs do not help while the graph of every step is retained.
+        findings = [finding for finding in findings if finding.code not in _SMALLER_GRAPH_CODES]
     return tuple(findings)
 
 
-def _usefulness(finding: Finding, evidence: Evidence, price: int) -> tuple[int, int, int]:
-    """The smaller, the earlier it is told."""
-    if finding.code in _NOTHING_ELSE_HELPS:
-        return 0, 0, price
-    helps_a_little = finding.saves < max(evidence.shortfall, evidence.oom.allocated // 20)
-    # What lies in pieces may be all that is missing in a later step, but not half-way through the first.
-    if helps_a_little or (finding.code == "LG607" and evidence.in_first_forward):
-        return 4, -finding.saves, price
+def _rank(finding: Finding, evidence: Evidence, effort: int) -> tuple[int, int, int]:
+    """The sort key of a finding: lower comes first."""
+    if finding.code in _BLOCKING_CODES:
+        return 0, 0, effort
+    small_saving = finding.saves < max(evidence.shortfall, evidence.oom.allocated // 20)
+    # Fragments may be all that is missing in a later step, but not in the middle of the first forward pass.
+    if small_saving or (finding.code == "LG607" and evidence.in_first_forward):
+        return 4, -finding.saves, effort
     if not finding.code.startswith(("LG1", "LG2")):
-        return 3, 0, price
-    grows = finding.code in _KEEPS_GRAPHS or "bytes_per_step" in finding.evidence  # and would grow further
-    return 1 if grows else 2, -finding.saves, price
+        return 3, 0, effort
+    grows = finding.code in _RETAINED_GRAPH_CODES or "bytes_per_step" in finding.evidence
+    return 1 if grows else 2, -finding.saves, effort

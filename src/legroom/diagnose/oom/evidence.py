@@ -1,4 +1,4 @@
-"""All that is known of one out-of-memory error, for the rules that look for its cause."""
+"""The evidence about one out-of-memory error that the advice rules read."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -17,20 +17,20 @@ from legroom.observe.source.batch_argument import BatchArgument
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """All that is known of one failure."""
+    """Everything known about one out-of-memory error."""
 
     oom: Oom
     state: State
-    """At the failure."""
-    births: Callable[[], Iterator[Alloc]]
-    """Storages born on the full device, the newest first, with what they turned out to be."""
+    """The live memory at the failure."""
+    allocations: Callable[[], Iterator[Alloc]]
+    """Allocations on the full device before the failure, newest first, with their final categories."""
     holders: Sequence[Holder] = ()
     leaks: Sequence[Leak] = ()
-    """Of the device that is full."""
+    """Leaks on the full device."""
     progress: float | None = None
-    """Which part of its forward pass was over, about, by the modules that had begun."""
+    """The approximate completed fraction of the forward pass, from the modules that had started."""
     batch: BatchArgument | None = None
-    """The script's own argument for its batch size, where one is recognised."""
+    """The script's batch size argument, if one is recognized."""
 
     def held(self, *categories: Category) -> int:
         """Live bytes of these categories."""
@@ -42,38 +42,38 @@ class Evidence:
 
     @property
     def budget(self) -> int:
-        """What PyTorch may take of the device in all."""
+        """The number of bytes that PyTorch may reserve on the device."""
         return budget_of(self.oom)
 
     @property
     def shortfall(self) -> int:
-        """How much more had to be free, at least: for what was asked for, or where that was there, for the block it takes."""
+        """The minimum number of additional free bytes needed for the request, or for its block if the request itself fits."""
         free = free_at(self.oom)
-        wanted = self.oom.requested if self.oom.requested > free else block_of(self.oom)
-        return max(wanted - free, 0)
+        needed = self.oom.requested if self.oom.requested > free else block_of(self.oom)
+        return max(needed - free, 0)
 
     @property
     def in_first_forward(self) -> bool:
-        """Whether the first forward pass was not over: nobody knows yet how much the rest of it needs."""
+        """Whether the failure was in the first forward pass, when the memory for the rest of it is unknown."""
         return self.oom.step == 0 and self.oom.phase is Phase.FORWARD
 
-    def kept_by(self, leak: Leak) -> int:
-        """What a leak has come to: what its holder reaches, where that is known; else what it was seen to grow."""
-        reached = [
+    def retained_by(self, leak: Leak) -> int:
+        """The bytes that a leak retains: those its holder retains, if known, otherwise the measured growth."""
+        retained = [
             holder.bytes for holder in self.holders if stem_of(holder.path) == stem_of(leak.name) != ""
         ]
-        passing = self.held(Category.ACTIVATION, Category.RESULT, Category.TEMPORARY, Category.INPUT)
-        return max(leak.bytes, min(max(reached, default=0), passing))
+        transient = self.held(Category.ACTIVATION, Category.RESULT, Category.TEMPORARY, Category.INPUT)
+        return max(leak.bytes, min(max(retained, default=0), transient))
 
     @cached_property
-    def trained(self) -> int:
-        """Bytes that do not shrink with the batch, those that a first step has yet to make included."""
+    def fixed(self) -> int:
+        """Bytes that do not depend on the batch size, including those that the first step has yet to allocate."""
         parameters = self.held(Category.PARAMETER)
         gradients = self.held(Category.GRADIENT)
         optimizer = self.held(Category.OPTIMIZER_STATE)
-        if self.held(Category.ACTIVATION) or gradients:  # it trains
+        if self.held(Category.ACTIVATION) or gradients:  # training, not inference
             gradients = max(gradients, parameters)
-            if self.oom.step == 0:  # two copies, as Adam keeps them: the usual choice, and the larger one
+            if self.oom.step == 0:  # assume Adam: two copies of the parameters
                 optimizer = max(optimizer, 2 * parameters)
         return parameters + gradients + optimizer + self.held(Category.BUFFER, Category.WORKSPACE)
 
@@ -83,16 +83,16 @@ class Evidence:
 
 
 Rule = Callable[[Evidence], Iterator[Finding]]
-"""Looks for one cause, and yields a finding where it sees its signs."""
+"""A rule looks for one cause and yields a finding if the evidence shows it."""
 
 
 def block_of(oom: Oom) -> int:
-    """What PyTorch wanted to take from the device: memory is taken in large blocks. Read off its message."""
+    """The block that PyTorch tried to allocate, from its message. PyTorch allocates device memory in large blocks."""
     return max(classify(oom.message).requested or 0, oom.requested)
 
 
 def stem_of(name: str) -> str:
-    """`history` of `self.history["loss"]` and of `trainer.history (dict, 2 items)`."""
+    """`history` for `self.history["loss"]` and for `trainer.history (dict, 2 items)`."""
     return name.partition(" ")[0].partition("[")[0].rpartition(".")[2]
 
 
@@ -101,7 +101,7 @@ def bytes_of(allocations: Sequence[Alloc]) -> int:
 
 
 def heaviest_frame(allocations: Sequence[Alloc]) -> Frame | None:
-    """The line that most of the bytes come from."""
+    """The line that allocated the most bytes."""
     sizes: Counter[Frame] = Counter()
     for each in allocations:
         if each.frame is not None:
@@ -109,6 +109,6 @@ def heaviest_frame(allocations: Sequence[Alloc]) -> Frame | None:
     return sizes.most_common(1)[0][0] if sizes else None
 
 
-def at(frame: Frame | None) -> dict[str, Any]:
-    """A finding's place."""
+def location(frame: Frame | None) -> dict[str, Any]:
+    """The `file` and `line` arguments of a finding."""
     return {"file": frame.file, "line": frame.line} if frame else {}

@@ -1,24 +1,24 @@
-"""Ways to make a sound run smaller, and reasons why it cannot fit as it is: LG4xx and LG6xx.
+"""Advice rules that reduce the memory of a correct program: LG4xx and LG6xx.
 
-What a change frees is estimated from what was alive at the failure. Where the estimate stands on an assumption (the
-optimizer is Adam, the arithmetic is float32), the sentence says so.
+The saving is estimated from the live memory at the failure. If an estimate assumes something (Adam, float32), the message
+says so.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from legroom.diagnose.oom.evidence import Evidence, at, bytes_of
+from legroom.diagnose.oom.evidence import Evidence, bytes_of, location
 from legroom.diagnose.report.device_memory import free_at
 from legroom.findings import Finding
 from legroom.memory.events import Alloc, Category, Oom, Phase
 from legroom.units import GiB, MiB, format_size
 
-CHECKPOINTING_FREES = 0.6
-"""Part of the activations that recomputing them block by block frees, at about a third more arithmetic."""
-AUTOCAST_FREES = 0.4
-"""Part of float32 activations that bfloat16 frees: most halve; those of normalisations, softmax and losses stay."""
+CHECKPOINTING_SAVES = 0.6
+"""Fraction of the activations that checkpointing block by block saves, for about a third more computation."""
+AUTOCAST_SAVES = 0.4
+"""Fraction of float32 activations that bfloat16 saves: most halve; normalization, softmax and losses stay in float32."""
 CUDA_CONTEXT = 512 * MiB
-"""About what the CUDA context of a process takes."""
+"""Approximate size of a process's CUDA context."""
 
 
 def operation_larger_than_device(evidence: Evidence) -> Iterator[Finding]:
@@ -27,49 +27,50 @@ def operation_larger_than_device(evidence: Evidence) -> Iterator[Finding]:
         return
     yield Finding(
         code="LG601",
-        message=f"This one operation asks for {format_size(oom.requested)}: more than the whole device has for it "
-        f"({format_size(evidence.budget)}).",
-        fix="Check the shapes on this line first (a broadcast or a wrong dimension is the usual cause); "
-        "otherwise compute it in pieces or with a smaller batch.",
-        **at(oom.frame),
+        message=f"This operation alone requires {format_size(oom.requested)}; PyTorch can use at most "
+        f"{format_size(evidence.budget)} on this device.",
+        fix="Check the shapes on this line. An unintended broadcast or a wrong dimension is the usual cause. Otherwise "
+        "compute it in chunks or reduce the batch size.",
+        **location(oom.frame),
         bytes=oom.requested,
         evidence={"requested": oom.requested, "budget": evidence.budget},
     )
 
 
 def weights_do_not_fit(evidence: Evidence) -> Iterator[Finding]:
-    """A failure while the model is moved to the device, with nothing else on it."""
+    """A failure while the model is moved to an otherwise empty device."""
     oom = evidence.oom
     weights = evidence.held(Category.PARAMETER, Category.BUFFER)
     if oom.phase is not Phase.OTHER or evidence.held(Category.ACTIVATION, Category.GRADIENT):
         return
-    wanted = weights + oom.requested
-    # Memory is taken in large blocks, so that even what would fit may find no room.
-    is_full = wanted >= evidence.budget * 0.8 or oom.requested <= free_at(oom)
+    needed = weights + oom.requested
+    # PyTorch allocates large blocks, so even a request that is smaller than the free memory may fail.
+    is_full = needed >= evidence.budget * 0.8 or oom.requested <= free_at(oom)
     if not is_full or weights < oom.allocated * 0.8:
         return
     yield Finding(
         code="LG602",
-        message=f"The weights alone do not fit: with {format_size(weights)} of them on the device there was no room for the next "
-        f"{format_size(oom.requested)}. Gradients and the optimizer's state are yet to come: with Adam three times the weights.",
-        fix="Load them in half precision (`model.to(torch.bfloat16)` before `.to(device)`), train adapters on a "
-        "quantised model, or spread the model over several devices.",
-        **at(evidence.oom.frame),
-        bytes=wanted,
-        saves=wanted // 2,
+        message=f"The weights do not fit: with {format_size(weights)} of weights on the device, the next "
+        f"{format_size(oom.requested)} could not be allocated. Gradients and Adam's state need another three times the "
+        "size of the weights.",
+        fix="Load the weights in half precision (`model.to(torch.bfloat16)` before `.to(device)`), train adapters on a "
+        "quantized model, or split the model over several GPUs.",
+        **location(evidence.oom.frame),
+        bytes=needed,
+        saves=needed // 2,
     )
 
 
-def data_set_on_device(evidence: Evidence) -> Iterator[Finding]:
-    largest = max(_data_sets(evidence), key=lambda each: each.block_bytes, default=None)
+def dataset_on_device(evidence: Evidence) -> Iterator[Finding]:
+    largest = max(_whole_datasets(evidence), key=lambda each: each.block_bytes, default=None)
     if largest is None:
         return
     size = largest.block_bytes
     yield Finding(
         code="LG609",
-        message=f"One input holds {size / evidence.oom.capacity:.0%} of the memory: {format_size(size)}.",
-        fix="If that is the whole data set, keep it on the host and move one batch at a time to the device.",
-        **at(largest.frame),
+        message=f"One input tensor uses {size / evidence.oom.capacity:.0%} of the memory: {format_size(size)}.",
+        fix="If it is the whole dataset, keep it on the host and move one batch at a time to the GPU.",
+        **location(largest.frame),
         bytes=size,
         saves=size,
     )
@@ -81,33 +82,34 @@ def fragmentation(evidence: Evidence) -> Iterator[Finding]:
         return
     yield Finding(
         code="LG607",
-        message=f"{format_size(oom.fragmented)} are free but in pieces: {_why_pieces_do_not_serve(oom)}.",
+        message=f"{format_size(oom.fragmented)} are reserved but fragmented: {_why_unusable(oom)}.",
         fix="Set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` in the environment.",
         bytes=oom.fragmented,
         saves=oom.fragmented,
     )
 
 
-def _why_pieces_do_not_serve(oom: Oom) -> str:
+def _why_unusable(oom: Oom) -> str:
     if oom.largest_free_block < oom.requested:
-        return f"the largest is {format_size(oom.largest_free_block)} and {format_size(oom.requested)} were asked for"
+        return f"the largest free block is {format_size(oom.largest_free_block)}, the request was {format_size(oom.requested)}"
     return (
-        f"requests of up to 1 MiB have segments of their own, and {format_size(oom.requested)} were asked for"
+        "PyTorch keeps requests of up to 1 MiB in separate segments, and the free blocks are in the other kind "
+        f"(the request was {format_size(oom.requested)})"
     )
 
 
 def process_fraction(evidence: Evidence) -> Iterator[Finding]:
     oom = evidence.oom
-    barred = oom.capacity - oom.other - oom.limit
-    if barred <= 0 or oom.requested - free_at(oom) > barred:
+    above_limit = oom.capacity - oom.other - oom.limit
+    if above_limit <= 0 or oom.requested - free_at(oom) > above_limit:
         return
     yield Finding(
         code="LG610",
-        message=f"This process may take only {format_size(oom.limit)} of {format_size(oom.capacity)}: "
-        "`set_per_process_memory_fraction` was called.",
-        fix="Raise the fraction, or leave it out if no one shares the device.",
-        bytes=barred,
-        saves=barred,
+        message=f"`set_per_process_memory_fraction` limits this process to {format_size(oom.limit)} of "
+        f"{format_size(oom.capacity)}.",
+        fix="Raise the fraction, or remove the call if no other process uses the GPU.",
+        bytes=above_limit,
+        saves=above_limit,
     )
 
 
@@ -117,9 +119,9 @@ def others_on_device(evidence: Evidence) -> Iterator[Finding]:
         return
     yield Finding(
         code="LG608",
-        message=f"{format_size(other)} of the device are not this program's PyTorch memory.",
-        fix="See who holds it with `nvidia-smi`: another process, a notebook kernel still running, or libraries in "
-        "this one.",
+        message=f"{format_size(other)} of the device are used outside this process's PyTorch allocator.",
+        fix="Run `nvidia-smi` to see what uses it: another process, a notebook kernel that is still running, or other "
+        "libraries in this process.",
         bytes=other,
         saves=other - CUDA_CONTEXT,
     )
@@ -133,11 +135,11 @@ def optimizer_state_does_not_fit(evidence: Evidence) -> Iterator[Finding]:
     state = evidence.held(Category.OPTIMIZER_STATE)
     yield Finding(
         code="LG605",
-        message=f"The optimizer makes its state in the first step and it does not fit: {format_size(state)} so far "
-        f"for {format_size(parameters)} of parameters (Adam keeps two copies of them).",
-        fix="Take an optimizer with less state (SGD: none or one copy; 8-bit Adam: half a copy), or freeze the "
+        message=f"The optimizer state does not fit. The first optimizer step creates it: {format_size(state)} so far "
+        f"for {format_size(parameters)} of parameters (Adam stores two copies of the parameters).",
+        fix="Use an optimizer with less state (SGD: none, or one copy with momentum; 8-bit Adam: half a copy), or freeze "
         "parameters that need no training.",
-        **at(oom.frame),
+        **location(oom.frame),
         bytes=max(state, 2 * parameters),
         saves=max(state, parameters),
     )
@@ -147,52 +149,53 @@ def optimizer_temporaries(evidence: Evidence) -> Iterator[Finding]:
     oom = evidence.oom
     if oom.phase is not Phase.OPTIMIZER:
         return
-    passing = evidence.live(Category.TEMPORARY, Category.WORKSPACE)
-    size = bytes_of([each for each in passing if each.phase is Phase.OPTIMIZER])
-    size += 0 if _makes_state(evidence) else oom.requested
+    transient = evidence.live(Category.TEMPORARY, Category.WORKSPACE)
+    size = bytes_of([each for each in transient if each.phase is Phase.OPTIMIZER])
+    size += 0 if _creates_state(evidence) else oom.requested
     if size < evidence.held(Category.PARAMETER) * 0.2 and "_foreach" not in oom.op:
         return
     yield Finding(
         code="LG606",
-        message=f"The optimizer works on all parameters at once and needs {format_size(size)} of temporaries for it.",
-        fix="Give the optimizer `fused=True` (no temporaries, also faster) or `foreach=False` (one parameter at a "
+        message=f"The optimizer updates all parameters at once, which requires {format_size(size)} of temporary memory.",
+        fix="Pass `fused=True` to the optimizer (no temporaries, also faster) or `foreach=False` (one parameter at a "
         "time, slower).",
-        **at(oom.frame),
+        **location(oom.frame),
         bytes=size,
         saves=size,
     )
 
 
 def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
-    """Activations, inputs and results scale with the batch; the rest does not. So the largest batch that fits follows,
-    where the failure was in the backward pass: then all activations were there. In the forward pass some were still
-    to come: as many again for each part of the model as for the part that was over. Where that is not known, half of the batch is as much
-    as can be hoped for."""
+    """The largest batch size that fits, if activations, inputs and results scale with the batch and the rest does not.
+
+    After a failure in the backward pass, all activations are known. In the forward pass, activations are extrapolated from
+    the completed part of the model. If that part is unknown, at most half the batch size is suggested.
+    """
     oom = evidence.oom
     if oom.phase is Phase.OPTIMIZER or not (evidence.held(Category.ACTIVATION) or oom.phase is Phase.FORWARD):
         return
-    data_sets = bytes_of(_data_sets(evidence))
-    fixed = evidence.trained + data_sets
-    passing = evidence.held(Category.ACTIVATION, Category.INPUT, Category.RESULT, Category.TEMPORARY)
-    scaling = passing - data_sets + oom.requested
-    room = evidence.budget - fixed
-    if scaling < evidence.budget * 0.2 or room <= 0:
+    datasets = bytes_of(_whole_datasets(evidence))
+    fixed = evidence.fixed + datasets
+    transient = evidence.held(Category.ACTIVATION, Category.INPUT, Category.RESULT, Category.TEMPORARY)
+    scaling = transient - datasets + oom.requested
+    available = evidence.budget - fixed
+    if scaling < evidence.budget * 0.2 or available <= 0:
         return
     unfinished = oom.phase is not Phase.BACKWARD
     done = evidence.progress if unfinished and evidence.progress else 1.0
-    fraction = min(room / scaling * 0.75 * done, 0.5) if unfinished else min(room / scaling, 0.95)
+    fraction = min(available / scaling * 0.75 * done, 0.5) if unfinished else min(available / scaling, 0.95)
     smaller = evidence.batch.smaller(fraction) if evidence.batch else None
     if evidence.batch is None:
-        how = f"Use a batch of at most {_fraction_words(fraction)} of today's"
+        change = f"Use at most {_format_fraction(fraction)} the current batch size"
     elif smaller is not None:
-        how = f"Use `{smaller.text}` instead of `{evidence.batch.text}`"
+        change = f"Use `{smaller.text}` instead of `{evidence.batch.text}`"
     else:
-        how = "The batch cannot shrink that far: take the other means"
-    less = f"; {_how_far(done)}" if unfinished else ""
+        change = "The batch size cannot be reduced far enough; use another option"
+    caveat = f" {_estimate_caveat(done)}" if unfinished else ""
     yield Finding(
         code="LG603",
-        message=f"{format_size(scaling)} of what is needed (activations, inputs, results) shrink with the batch.",
-        fix=f"{how}{less}. Accumulate gradients over several batches to keep the effective size.",
+        message=f"{format_size(scaling)} (activations, inputs, results) scale with the batch size.",
+        fix=f"{change}.{caveat} Accumulate gradients over several batches to keep the effective batch size.",
         bytes=scaling,
         saves=int(scaling * (1 - fraction)),
         evidence={
@@ -207,15 +210,14 @@ def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
 
 def autocast(evidence: Evidence) -> Iterator[Finding]:
     size = evidence.held(Category.ACTIVATION)
-    if size < evidence.budget * 0.2 or evidence.oom.phase is Phase.OPTIMIZER or _casts(evidence):
+    if size < evidence.budget * 0.2 or evidence.oom.phase is Phase.OPTIMIZER or _uses_autocast(evidence):
         return
     yield Finding(
         code="LG401",
-        message=f"If the forward pass runs in float32, most of its {format_size(size)} of activations can be half as "
-        "large.",
-        fix='Run the forward pass and the loss under `with torch.autocast("cuda", dtype=torch.bfloat16):`.',
+        message=f"Autocast to bfloat16 would roughly halve the {format_size(size)} of float32 activations.",
+        fix='Wrap the forward pass and the loss in `with torch.autocast("cuda", dtype=torch.bfloat16):`.',
         bytes=size,
-        saves=int(size * AUTOCAST_FREES),
+        saves=int(size * AUTOCAST_SAVES),
     )
 
 
@@ -225,20 +227,20 @@ def checkpoint_activations(evidence: Evidence) -> Iterator[Finding]:
     if size < evidence.budget * 0.3 or evidence.oom.phase is Phase.OPTIMIZER:
         return
     block = _heaviest_block(activations)
-    where = f"the parts of `{block}`, where most of them are," if block else "the model's blocks"
+    where = f"the parts of `{block}`, which save most of them," if block else "the model's blocks"
     yield Finding(
         code="LG604",
-        message=f"Activations kept for the backward pass hold {format_size(size)}.",
-        fix=f"Recompute instead of keeping them: wrap {where} in `torch.utils.checkpoint.checkpoint(…, "
-        "use_reentrant=False)`; costs about a third more time.",
+        message=f"Activations saved for the backward pass use {format_size(size)}.",
+        fix=f"Recompute them in the backward pass: wrap {where} in `torch.utils.checkpoint.checkpoint(…, "
+        "use_reentrant=False)`. A step takes about a third longer.",
         bytes=size,
-        saves=int(size * CHECKPOINTING_FREES),
+        saves=int(size * CHECKPOINTING_SAVES),
         evidence={"module": block or None},
     )
 
 
 def spill_activations(evidence: Evidence) -> Iterator[Finding]:
-    """What moves are tensors from 1 MiB; some of the largest are on the way at any time."""
+    """Only tensors of at least 1 MiB are moved, and up to three of the largest are in transfer at any time."""
     movable = [each for each in evidence.live(Category.ACTIVATION) if each.block_bytes >= MiB]
     size = bytes_of(movable)
     if size < evidence.budget * 0.3 or evidence.oom.phase is Phase.OPTIMIZER:
@@ -247,16 +249,16 @@ def spill_activations(evidence: Evidence) -> Iterator[Finding]:
     if saves > 0:
         yield Finding(
             code="LG613",
-            message=f"{format_size(size)} of activations could wait in host memory for the backward pass.",
-            fix="Change nothing and run it with `legroom run --spill`, or put the forward pass under `with legroom.Spill():`; "
-            "the same gradients, but a step takes several times as long.",
+            message=f"{format_size(size)} of saved activations could be moved to host memory until the backward pass.",
+            fix="Run `legroom run --spill` without changing the code, or wrap the forward pass in `with legroom.Spill():`. "
+            "The gradients stay the same; a step takes several times as long.",
             bytes=size,
             saves=saves,
         )
 
 
-def _makes_state(evidence: Evidence) -> bool:
-    """Whether the optimizer was at work on its state, in its first step. Where the operation is not known, by how much of it there is."""
+def _creates_state(evidence: Evidence) -> bool:
+    """Whether the optimizer was creating its state. If the operation is unknown, decide by the size of the state."""
     oom = evidence.oom
     if oom.step > 0 or not oom.op:
         missing = evidence.held(Category.OPTIMIZER_STATE) < evidence.held(Category.PARAMETER)
@@ -264,20 +266,22 @@ def _makes_state(evidence: Evidence) -> bool:
     return oom.op in ("aten.zeros_like", "aten.zeros", "aten.empty_like", "aten.full_like", "aten.clone")
 
 
-def _data_sets(evidence: Evidence) -> list[Alloc]:
-    """Inputs too large to be one batch of many."""
+def _whole_datasets(evidence: Evidence) -> list[Alloc]:
+    """Inputs that are too large to be a batch."""
     return [each for each in evidence.live(Category.INPUT) if each.block_bytes >= evidence.budget * 0.25]
 
 
-def _casts(evidence: Evidence) -> bool:
-    """Whether several modules keep converted copies for the backward pass, as under autocast."""
+def _uses_autocast(evidence: Evidence) -> bool:
+    """Whether several modules save converted copies for the backward pass, as autocast does."""
     converted = {each.module for each in evidence.live(Category.ACTIVATION) if each.op == "aten._to_copy"}
     return len(converted - {""}) >= 2
 
 
 def _heaviest_block(activations: Sequence[Alloc]) -> str:
-    """The innermost module path that still makes most of the activations, above single layers and what is one of many alike:
-    `encoder.layers`."""
+    """The innermost module path, such as `encoder.layers`, that allocates at least half of the activations.
+
+    Single layers and numbered repetitions are not considered.
+    """
     sizes: Counter[str] = Counter()
     for each in activations:
         parts = each.module.split(".")[:-1]
@@ -289,19 +293,19 @@ def _heaviest_block(activations: Sequence[Alloc]) -> str:
 
 
 _FRACTIONS = {
-    "three quarters": 3 / 4,
+    "three quarters of": 3 / 4,
     "half": 1 / 2,
-    "a third": 1 / 3,
-    "a quarter": 1 / 4,
-    "an eighth": 1 / 8,
+    "a third of": 1 / 3,
+    "a quarter of": 1 / 4,
+    "an eighth of": 1 / 8,
 }
 
 
-def _how_far(done: float) -> str:
+def _estimate_caveat(done: float) -> str:
     if done < 1:
-        return f"the forward pass had come to about {done:.0%} of the model, so this is an estimate"
-    return "the forward pass was not over, so it may take less still"
+        return f"This is an estimate: the failure came about {done:.0%} into the forward pass."
+    return "The forward pass did not finish, so a smaller batch size may be required."
 
 
-def _fraction_words(fraction: float) -> str:
-    return next((words for words, value in _FRACTIONS.items() if fraction >= value), f"{fraction:.0%}")
+def _format_fraction(fraction: float) -> str:
+    return next((words for words, value in _FRACTIONS.items() if fraction >= value), f"{fraction:.0%} of")

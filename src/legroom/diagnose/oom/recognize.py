@@ -1,15 +1,15 @@
-"""Is this error about memory? One answer for exceptions and texts, with how sure it is.
+"""Decides whether an exception or a text is an out-of-memory error, and with what certainty.
 
-    failure = classify(error)
-    failure.is_oom          # a device ran out of memory: smaller work will do
-    failure.requested       # what was asked for, where the text says so
+    result = classify(error)
+    result.is_oom          # a device ran out of memory, so a smaller workload can succeed
+    result.requested       # the requested bytes, if the message states them
 
-Errors that hide the cause (`CUDNN_STATUS_EXECUTION_FAILED`) count only if little memory was free when the question is put,
-so ask inside `except`, before anything is cleaned up. What comes back holds no exception, no frame and no tensor.
+An ambiguous error such as `CUDNN_STATUS_EXECUTION_FAILED` counts only if little memory is free at the time of the call.
+Call `classify` inside `except`, before memory is freed. The result refers to no exception, frame or tensor.
 
-An error is read together with the errors that it came from, as Python prints them: `__cause__`, or `__context__` unless it was
-suppressed. Ctrl-C and `sys.exit` while memory was short are still what they are. A group of errors is about memory
-only if all of its members are. Does not import torch; it asks torch only where the program has.
+The whole exception chain is read as Python prints it: `__cause__`, or `__context__` unless suppressed. Ctrl-C and `sys.exit` are
+never out-of-memory errors. An exception group is one only if all of its members are. The module does not import torch and
+uses it only if the program has imported it.
 """
 
 import errno
@@ -20,110 +20,117 @@ from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import Any, Literal
 
-from legroom.diagnose.oom.messages import Certainty, find_spelling
+from legroom.diagnose.oom.messages import Certainty, find_pattern
 from legroom.diagnose.oom.sizes import ReportedSizes, parse_sizes
 from legroom.units import MiB, format_size
 
 FreeMemory = Callable[[int | None], tuple[int, int] | None]
-"""A device's index (None: the current one) → its free and total bytes; None where they cannot be had."""
+"""A function from a device index (None: the current device) to its free and total bytes, or None if unknown."""
 Link = Literal["itself", "cause", "context", "group"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorClassification(ReportedSizes):
-    """What an error has to do with memory, and the figures that it tells."""
+    """Whether an error is about memory, and the sizes that it reports."""
 
     certainty: Certainty
     source: str = ""
-    """Who said it: CUDA, cuDNN, NCCL, CPU, shared memory and so on; empty when it is not about memory."""
+    """What reported the error: CUDA, cuDNN, NCCL, CPU, shared memory, ...; "" if it is not about memory."""
     reason: str
-    """One sentence: why it is judged so."""
+    """One sentence that explains the classification."""
     is_oom: bool = False
-    """A device ran out of memory: sure, or disguised and little was free."""
+    """True if a device ran out of memory: certainly, or ambiguous with little free memory."""
     message: str = ""
-    """The line that decided it."""
+    """The line of the message that matched."""
     link: Link = "itself"
-    """Which error of the chain it was read off."""
+    """Which exception of the chain matched."""
 
     @property
     def is_memory(self) -> bool:
-        """A device, the host or page-locked memory ran out."""
+        """True if device memory, host memory or page-locked memory ran out."""
         return self.is_oom or self.certainty in (Certainty.HOST, Certainty.PINNED)
 
 
 def is_oom(error: BaseException | str) -> bool:
-    """Did a device run out of memory?"""
+    """Whether a device ran out of memory."""
     return classify(error).is_oom
 
 
 def device_memory(index: int | None = None) -> tuple[int, int] | None:
-    """Free and total bytes of a GPU now, less what a fraction set for this process forbids; None where there is none, or
-    where it does not answer any more."""
+    """Free and total bytes of a GPU, within the memory fraction of this process; None without a GPU or if it no longer
+    responds."""
     torch = sys.modules.get("torch")
     try:
         if torch is None or not (torch.cuda.is_available() and torch.cuda.is_initialized()):
             return None
         free, total = torch.cuda.mem_get_info(index)
-        asked = getattr(torch.cuda, "get_per_process_memory_fraction", None)
-        if asked is not None:
-            allowed = int(asked(index) * total)
+        get_fraction = getattr(torch.cuda, "get_per_process_memory_fraction", None)
+        if get_fraction is not None:
+            allowed = int(get_fraction(index) * total)
             free = min(free, max(allowed - torch.cuda.memory_reserved(index), 0))
         return int(free), int(total)
-    except Exception:  # after a fault of the GPU every question fails, each in its own way
+    except Exception:  # after a GPU fault, every call fails with a different exception
         return None
 
 
 def classify(
     error: BaseException | str, *, free_memory: FreeMemory | None = device_memory
 ) -> ErrorClassification:
-    """What `error` has to do with memory. `free_memory` is asked only for a disguised exception; a text may be from
-    another machine, so it is asked for a text only where it is given."""
+    """Classify an exception or a text.
+
+    `free_memory` is called only for an ambiguous error. A text may come from another machine, so the default is not used for
+    texts.
+    """
     if isinstance(error, str):
-        failure = _read(error)
+        result = _classify_text(error)
         free_memory = None if free_memory is device_memory else free_memory
     else:
-        failure = _walk(error)
-    if failure.certainty is not Certainty.DISGUISED:
-        return failure
-    return _judged(failure, free_memory(failure.device) if free_memory is not None else None)
+        result = _classify_chain(error)
+    if result.certainty is not Certainty.DISGUISED:
+        return result
+    return _decide_by_free_memory(result, free_memory(result.device) if free_memory is not None else None)
 
 
-# --- a disguised one
+# --- ambiguous errors
 
 
 def low_memory(total: int) -> int:
-    """Less than this is too little to tell a disguised error from any other: a twentieth of the device, for workspaces grow
-    with what it can compute; at least 512 MiB, which the libraries take to start; never more than a quarter."""
+    """Below this many free bytes, an ambiguous error is treated as out of memory.
+
+    A twentieth of the device, because workspaces are larger on larger GPUs; at least 512 MiB, which the libraries need to
+    initialize; at most a quarter of the device.
+    """
     return max(total // 20, min(512 * MiB, total // 4))
 
 
-def _judged(failure: ErrorClassification, memory: tuple[int, int] | None) -> ErrorClassification:
+def _decide_by_free_memory(
+    result: ErrorClassification, memory: tuple[int, int] | None
+) -> ErrorClassification:
     if memory is None:
-        return replace(failure, reason=f"{failure.reason} How much memory was free is not known.")
+        return replace(result, reason=f"{result.reason} The amount of free memory is unknown.")
     free, total = memory
-    said = f"{format_size(free)} of {format_size(total)} were free"
+    available = f"{format_size(free)} of {format_size(total)} were free"
     if free < low_memory(total):
-        reason = f"{failure.reason} Only {said}, so it counts as out of memory."
-        return replace(failure, reason=reason, is_oom=True, free=free, capacity=total)
-    return replace(
-        failure, reason=f"{failure.reason} But {said}: look for another cause.", free=free, capacity=total
-    )
+        reason = f"{result.reason} Only {available}, so it is treated as out of memory."
+        return replace(result, reason=reason, is_oom=True, free=free, capacity=total)
+    reason = f"{result.reason} However, {available}, so memory is probably not the cause."
+    return replace(result, reason=reason, free=free, capacity=total)
 
 
-# --- an exception and those that it came from
+# --- exceptions
 
 
 _INTERRUPTIONS = (KeyboardInterrupt, SystemExit, GeneratorExit)
-_MISTAKES = (
+_PROGRAM_ERRORS = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, SyntaxError, TypeError, ValueError,
 )  # fmt: skip
-"""Errors of these kinds speak of the program, whatever words they use; what they came from may still be memory."""
-_SURE_FIRST = (Certainty.SURE, Certainty.PINNED, Certainty.HOST, Certainty.DISGUISED)
-_NOTHING = ErrorClassification(certainty=Certainty.NOT_MEMORY, reason="Nothing in it speaks of memory.")
+"""Exceptions of these types are program errors, whatever their message says; their cause may still be memory."""
+_BY_CERTAINTY = (Certainty.SURE, Certainty.PINNED, Certainty.HOST, Certainty.DISGUISED)
+_NOT_MEMORY = ErrorClassification(certainty=Certainty.NOT_MEMORY, reason="The error is not about memory.")
 
 
-def _walk(error: BaseException) -> ErrorClassification:
-    """The failure that the chain of `error` tells: a sure one before any other, otherwise the outermost."""
+def _classify_chain(error: BaseException) -> ErrorClassification:
+    """The classification of an exception chain: a certain one first, otherwise the outermost."""
     found: list[ErrorClassification] = []
     first: ErrorClassification | None = None
     seen: set[int] = set()
@@ -133,86 +140,86 @@ def _walk(error: BaseException) -> ErrorClassification:
         seen.add(id(link))
         if isinstance(link, _INTERRUPTIONS):
             break
-        read = _group(link) if isinstance(link, BaseExceptionGroup) else _read_exception(link)
-        first = first or read
-        if read.certainty is not Certainty.NOT_MEMORY:
-            found.append(read if how == "itself" else replace(read, link=how))
+        result = _classify_group(link) if isinstance(link, BaseExceptionGroup) else _classify_one(link)
+        first = first or result
+        if result.certainty is not Certainty.NOT_MEMORY:
+            found.append(result if how == "itself" else replace(result, link=how))
         if link.__cause__ is not None:
             link, how = link.__cause__, "cause"
         else:
             link, how = (None if link.__suppress_context__ else link.__context__), "context"
-    sure = [failure for failure in found if failure.certainty is Certainty.SURE]
-    return next(iter(sure or found), first or _NOTHING)
+    certain = [each for each in found if each.certainty is Certainty.SURE]
+    return next(iter(certain or found), first or _NOT_MEMORY)
 
 
-def _group(group: BaseExceptionGroup[Any]) -> ErrorClassification:
-    members = [_walk(member) for member in group.exceptions]
+def _classify_group(group: BaseExceptionGroup[Any]) -> ErrorClassification:
+    members = [_classify_chain(member) for member in group.exceptions]
     others = [member for member in members if member.certainty is Certainty.NOT_MEMORY]
     if others:
         if len(others) < len(members):
-            return replace(_NOTHING, reason="Beside an error about memory, the group holds one that is not.")
+            return replace(_NOT_MEMORY, reason="The group also contains an error that is not about memory.")
         return others[0]
-    worst = min(members, key=lambda member: _SURE_FIRST.index(member.certainty))
-    return replace(worst, link="group")
+    most_certain = min(members, key=lambda member: _BY_CERTAINTY.index(member.certainty))
+    return replace(most_certain, link="group")
 
 
-def _read_exception(error: BaseException) -> ErrorClassification:
+def _classify_one(error: BaseException) -> ErrorClassification:
     text = _text(error)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(error, torch.OutOfMemoryError):
-        failure = _read(text)
-        if failure.certainty is Certainty.SURE:
-            return failure
-        return _built(
+        result = _classify_text(text)
+        if result.certainty is Certainty.SURE:
+            return result
+        return _build(
             Certainty.SURE,
             "CUDA",
-            "It is PyTorch's own out-of-memory error.",
-            _line(text),
+            "The exception is PyTorch's own out-of-memory error.",
+            _first_line(text),
             parse_sizes(text),
         )
     if isinstance(error, MemoryError):
-        failure = _read(text)
-        if failure.certainty in (Certainty.SURE, Certainty.HOST, Certainty.PINNED):
-            return failure
-        if type(error).__module__.partition(".")[0] in _ON_DEVICE:
-            reason = "A library that computes on the GPU could not allocate there."
-            return _built(
+        result = _classify_text(text)
+        if result.certainty in (Certainty.SURE, Certainty.HOST, Certainty.PINNED):
+            return result
+        if type(error).__module__.partition(".")[0] in _GPU_LIBRARIES:
+            reason = "A GPU library could not allocate GPU memory."
+            return _build(
                 Certainty.SURE,
                 type(error).__module__.partition(".")[0],
                 reason,
-                _line(text),
+                _first_line(text),
                 parse_sizes(text),
             )
-        return _built(
+        return _build(
             Certainty.HOST,
             "Python",
             "Python could not allocate host memory.",
-            _line(text),
+            _first_line(text),
             parse_sizes(text),
         )
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
-        return _built(
-            Certainty.HOST, "system", "The system could not give host memory.", _line(text), ReportedSizes()
+        return _build(
+            Certainty.HOST,
+            "system",
+            "The operating system could not allocate host memory.",
+            _first_line(text),
+            ReportedSizes(),
         )
-    if isinstance(error, _MISTAKES):
-        return _NOTHING
-    failure = _read(text)
-    if (
-        failure.certainty is Certainty.SURE
-        and failure.requested is None
-        and _was_pinning(error.__traceback__)
-    ):
-        reason = "CUDA says only that it is out of memory, but the call was one that pins host memory."
-        return replace(failure, certainty=Certainty.PINNED, is_oom=False, reason=reason)
-    return failure
+    if isinstance(error, _PROGRAM_ERRORS):
+        return _NOT_MEMORY
+    result = _classify_text(text)
+    if result.certainty is Certainty.SURE and result.requested is None and _was_pinning(error.__traceback__):
+        reason = "CUDA reported an out-of-memory error in a call that pins host memory."
+        return replace(result, certainty=Certainty.PINNED, is_oom=False, reason=reason)
+    return result
 
 
-_ON_DEVICE = ("cupy", "pycuda", "rmm", "numba")
-"""Libraries whose MemoryError is about the GPU's memory."""
+_GPU_LIBRARIES = ("cupy", "pycuda", "rmm", "numba")
+"""Libraries whose MemoryError refers to GPU memory."""
 
 
 def _was_pinning(traceback: TracebackType | None) -> bool:
-    """Whether the innermost frame was pinning memory: CUDA's words for that are the same as for a device's."""
+    """Whether the innermost frame was pinning memory. CUDA's message does not distinguish it from device memory."""
     innermost = traceback
     while innermost is not None and innermost.tb_next is not None:
         innermost = innermost.tb_next
@@ -227,27 +234,27 @@ def _was_pinning(traceback: TracebackType | None) -> bool:
 def _text(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:  # a broken `__str__` is the user's; it must not hide their error
+    except Exception:  # a broken `__str__` must not hide the user's error
         return ""
 
 
-# --- a text
+# --- texts
 
 
-def _read(text: str) -> ErrorClassification:
-    found = find_spelling(text)
+def _classify_text(text: str) -> ErrorClassification:
+    found = find_pattern(text)
     if found is None:
-        return _NOTHING
-    spelling, line, around = found
-    return _built(spelling.certainty, spelling.source, spelling.reason, line, parse_sizes(around))
+        return _NOT_MEMORY
+    pattern, line, around = found
+    return _build(pattern.certainty, pattern.source, pattern.reason, line, parse_sizes(around))
 
 
-def _line(text: str) -> str:
+def _first_line(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
-def _built(
-    certainty: Certainty, source: str, reason: str, line: str, figures: ReportedSizes
+def _build(
+    certainty: Certainty, source: str, reason: str, line: str, sizes: ReportedSizes
 ) -> ErrorClassification:
     if certainty is Certainty.NOT_MEMORY:
         return ErrorClassification(certainty=certainty, reason=reason, message=line)
@@ -257,5 +264,5 @@ def _built(
         reason=reason,
         is_oom=certainty is Certainty.SURE,
         message=line,
-        **asdict(figures),
+        **asdict(sizes),
     )

@@ -1,7 +1,7 @@
-"""The figures that the text of an out-of-memory error tells, in bytes.
+"""Parses the memory sizes in the text of an out-of-memory error, in bytes.
 
-Every allocator words them in its own way, and the words changed over the years. Whatever a library calls its units
-(GB, G, GiB), it divides by 1024. A figure near 2^64 is a subtraction that went below zero: it says nothing.
+Every allocator has its own wording, which has changed over the years. Whatever a library calls its units (GB, G, GiB), it
+divides by 1024. A size near 2^64 is an unsigned underflow and is ignored.
 """
 
 import re
@@ -11,32 +11,32 @@ from legroom.units import GiB, KiB, MiB, TiB
 
 _UNITS = {"": 1, "b": 1, "byte": 1, "k": KiB, "m": MiB, "g": GiB, "t": TiB}
 _SIZE = r"([\d,]+(?:\.\d+)?)\s?([KMGT]?i?B\b|bytes?\b|[KMGT]\b|B\b)"
-_NONSENSE = 1 << 60
+_TOO_LARGE = 1 << 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportedSizes:
-    """What was told, sizes in bytes; None where nothing was."""
+    """The sizes that an error message reports, in bytes; None if a size is not in the message."""
 
     device: int | None = None
     requested: int | None = None
     capacity: int | None = None
-    """The device's memory."""
+    """Total memory of the device."""
     free: int | None = None
     allowed: int | None = None
-    """What this process may use of it, where that is less."""
+    """The limit for this process, if lower than the capacity."""
     in_use: int | None = None
-    """By this process, CUDA's own context included."""
+    """Memory in use by this process, including the CUDA context."""
     allocated: int | None = None
-    """By tensors."""
+    """Memory allocated to tensors."""
     reserved: int | None = None
-    """By PyTorch's allocator, tensors included."""
+    """Memory reserved by PyTorch's allocator, including tensors."""
     others: int | None = None
-    """By other processes."""
+    """Memory in use by other processes."""
 
 
 def parse_sizes(text: str) -> ReportedSizes:
-    """The figures in the text of an error."""
+    """Parse the sizes in the text of an error."""
     allocated = _first(
         text,
         rf"allocated memory {_SIZE} is allocated by PyTorch",
@@ -104,7 +104,7 @@ def _bytes(number: str, unit: str) -> int | None:
     kind = unit.lower().removesuffix("s")
     factor = _UNITS.get(kind, _UNITS.get(kind[:1], 1))
     size = int(float(number.replace(",", "")) * factor)
-    return size if size < _NONSENSE else None
+    return size if size < _TOO_LARGE else None
 
 
 def _device(text: str) -> int | None:
@@ -113,9 +113,9 @@ def _device(text: str) -> int | None:
 
 
 def _others(text: str) -> int | None:
-    """What other processes hold. Where torch cannot tell which process is its own, it counts that one among them."""
-    found = [_bytes(*groups) for groups in re.findall(rf"Process \d+ has {_SIZE} memory in use", text)]
-    if not found and (other := _first(text, rf"other allocations: {_SIZE}")) is not None:
+    """Memory in use by other processes. If torch cannot identify its own process, it lists it among them."""
+    sizes = [_bytes(*groups) for groups in re.findall(rf"Process \d+ has {_SIZE} memory in use", text)]
+    if not sizes and (other := _first(text, rf"other allocations: {_SIZE}")) is not None:
         return other
-    told = [size for size in found if size is not None]
-    return sum(told) if told else None
+    known = [size for size in sizes if size is not None]
+    return sum(known) if known else None

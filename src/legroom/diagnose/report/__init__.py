@@ -1,1 +1,1 @@
-"""The report of a run, as plain data."""
+"""The report of a run as plain data."""

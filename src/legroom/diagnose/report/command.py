@@ -1,4 +1,4 @@
-"""The command that started a run, kept word by word so that a report can name the next one exactly."""
+"""The command that started a run. The capture stores it, so that a report can print the exact next command."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -13,11 +13,11 @@ class RunCommand:
     """`legroom run OPTIONS TARGET ARGUMENTS`, or `legroom launch ...`."""
 
     options: tuple[str, ...] = ()
-    """Legroom's own that matter for another run: the GPU, not where the capture went."""
+    """Legroom options that apply to another run, such as `--gpu`; not the path of the capture."""
     target: tuple[str, ...] = ()
-    """The script, or `-m` and a module."""
+    """The script, or `-m` and a module name."""
     arguments: tuple[str, ...] = ()
-    """The script's own."""
+    """The script's arguments."""
     verb: str = "run"
 
     @property
@@ -35,13 +35,13 @@ class RunCommand:
         return replace(self, options=("--gpu", size, *self.options))
 
     def estimate(self, capacity: int) -> str:
-        """`legroom estimate` of the same run, for a GPU as it was given, or of `capacity` bytes."""
-        given = dict(zip(self.options, self.options[1:], strict=False)).get("--gpu", f"{capacity // GiB}GiB")
-        gpu = given.partition(",")[0]
+        """The `legroom estimate` command for the same run, with the same `--gpu` or one of `capacity` bytes."""
+        gpus = dict(zip(self.options, self.options[1:], strict=False)).get("--gpu", f"{capacity // GiB}GiB")
+        gpu = gpus.partition(",")[0]
         return shlex.join(["legroom", "estimate", "--gpu", gpu, *self.target, *self.arguments])
 
-    def as_run(self) -> dict[str, Any]:
-        """As it is kept in a capture's header."""
+    def as_header(self) -> dict[str, Any]:
+        """The fields of a capture's header."""
         return {
             "verb": self.verb,
             "options": list(self.options),
@@ -50,11 +50,16 @@ class RunCommand:
         }
 
     @classmethod
-    def from_run(cls, run: Mapping[str, Any]) -> "RunCommand":
-        """From a capture's header, which may come from a stranger: words that are no words are left out."""
-        verb = "launch" if run.get("verb") == "launch" else "run"
-        return cls(_words(run.get("options")), _words(run.get("target")), _words(run.get("arguments")), verb)
+    def from_header(cls, header: Mapping[str, Any]) -> "RunCommand":
+        """Read from a capture's header. The file may be untrusted, so values that are not strings are ignored."""
+        verb = "launch" if header.get("verb") == "launch" else "run"
+        return cls(
+            _strings(header.get("options")),
+            _strings(header.get("target")),
+            _strings(header.get("arguments")),
+            verb,
+        )
 
 
-def _words(value: object) -> tuple[str, ...]:
-    return tuple(word for word in value if isinstance(word, str)) if isinstance(value, list) else ()
+def _strings(value: object) -> tuple[str, ...]:
+    return tuple(each for each in value if isinstance(each, str)) if isinstance(value, list) else ()

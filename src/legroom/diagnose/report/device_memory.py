@@ -1,8 +1,8 @@
-"""Memory of one device at one moment, with nothing left unexplained.
+"""The memory of one device at one moment: the peak, or a failed allocation.
 
-The shares add up to the device's total: what is not PyTorch's, each category, what PyTorch keeps but does not use, and
-what is free. What is known of one moment may be coarser than of another (only a failed allocation says how the unused
-part divides into whole cached segments and holes), so a share carries its own label.
+The shares of a snapshot add up to the device's total: non-PyTorch memory, each category, memory that PyTorch reserves but
+does not use, and free memory. Each share has its own label, because only a failed allocation shows how the unused part
+divides into cached segments and fragments.
 """
 
 from dataclasses import dataclass
@@ -17,18 +17,18 @@ TOP_LINES = 50
 
 @dataclass(frozen=True, slots=True)
 class MemoryShare:
-    """A part of the device's memory."""
+    """A labeled part of the device's memory."""
 
     label: str
     bytes: int
     category: Category | None = None
-    """Set where the share is live memory of PyTorch's."""
+    """Set if the share is live PyTorch memory."""
     is_free: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySnapshot:
-    """Memory of one device at one moment."""
+    """The memory of one device at one moment."""
 
     device: int
     capacity: int
@@ -40,9 +40,9 @@ class MemorySnapshot:
     shares: tuple[MemoryShare, ...]
     by_category: dict[str, int]
     top: tuple[Holding, ...]
-    """Lines by the bytes that they hold, largest first."""
+    """Lines of code by live bytes, largest first."""
     coverage: float
-    """The part of the bytes whose line in the user's code is known."""
+    """The fraction of the live bytes whose line in the user's code is known."""
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -54,30 +54,29 @@ class MemorySnapshot:
             "allocated_bytes": self.allocated,
             "reserved_bytes": self.reserved,
             "by_category": dict(self.by_category),
-            "top": [holding_as_dict(row) for row in self.top],
+            "top": [holding_as_dict(each) for each in self.top],
         }
 
 
-def holding_as_dict(row: Holding) -> dict[str, Any]:
-    """A line of `top` as programs read it."""
+def holding_as_dict(holding: Holding) -> dict[str, Any]:
+    """An entry of `top` for JSON output."""
     return {
-        "file": row.file or None,
-        "line": row.line,
-        "bytes": row.bytes,
-        "category": str(row.category),
-        "module": row.module,
-        "function": row.function,
-        "count": row.count,
+        "file": holding.file or None,
+        "line": holding.line,
+        "bytes": holding.bytes,
+        "category": str(holding.category),
+        "module": holding.module,
+        "function": holding.function,
+        "count": holding.count,
     }
 
 
 def snapshot_at_peak(
     ledger: Ledger, device: int, capacity: int, *, other: int = 0, reserved: int = 0, rest: str = "free"
 ) -> MemorySnapshot | None:
-    """The moment of most live bytes; None where the device never held any.
+    """The snapshot at peak allocated memory; None if no memory was allocated on the device.
 
-    `reserved`: what PyTorch takes from the device in the end, where that may be more than at that moment. `rest` is
-    what to call the remainder.
+    `reserved`: the final reserved size, if it may exceed the size at the peak. `rest`: the label of the remainder.
     """
     peak = ledger.peak(device)
     if peak.bytes <= 0:
@@ -85,11 +84,11 @@ def snapshot_at_peak(
     state = ledger.at(peak.index, device)
     reserved = max(reserved, state.reserved)
     shares = [
-        MemoryShare("not PyTorch's", other),
+        MemoryShare("non-PyTorch", other),
         *_category_shares(state),
-        MemoryShare("reserved, not in use", max(reserved - state.allocated, 0)),
+        MemoryShare("reserved, unallocated", max(reserved - state.allocated, 0)),
     ]
-    return _picture(
+    return _snapshot(
         state,
         device,
         capacity,
@@ -103,18 +102,18 @@ def snapshot_at_peak(
 
 
 def snapshot_at_oom(state: State, oom: Oom) -> MemorySnapshot:
-    """The moment when an allocation failed."""
-    barred = (
+    """The snapshot at a failed allocation."""
+    above_limit = (
         max(oom.capacity - oom.other - max(oom.limit, oom.reserved), 0) if oom.limit < oom.capacity else 0
     )
     shares = [
-        MemoryShare("not PyTorch's", oom.other),
+        MemoryShare("non-PyTorch", oom.other),
         *_category_shares(state),
         MemoryShare("cached, reusable", oom.cached),
         MemoryShare("fragmented", oom.fragmented),
-        MemoryShare("beyond the set fraction", barred),
+        MemoryShare("above memory fraction", above_limit),
     ]
-    return _picture(
+    return _snapshot(
         state,
         oom.device,
         oom.capacity,
@@ -127,12 +126,12 @@ def snapshot_at_oom(state: State, oom: Oom) -> MemorySnapshot:
 
 
 def budget_of(oom: Oom) -> int:
-    """What PyTorch may take of the device in all."""
+    """The number of bytes that PyTorch may reserve on the device."""
     return min(oom.limit, oom.capacity - oom.other)
 
 
 def free_at(oom: Oom) -> int:
-    """What an allocation could still have got, cached segments that could be given back included."""
+    """The number of bytes available to an allocation, including cached segments that PyTorch can free."""
     return max(budget_of(oom) - oom.reserved, 0) + oom.cached
 
 
@@ -140,7 +139,7 @@ def _category_shares(state: State) -> list[MemoryShare]:
     return [MemoryShare(str(category), size, category) for category, size in state.by_category().items()]
 
 
-def _picture(
+def _snapshot(
     state: State,
     device: int,
     capacity: int,
@@ -152,12 +151,12 @@ def _picture(
     reserved: int | None = None,
     rest: str = "free",
 ) -> MemorySnapshot:
-    told = sum(share.bytes for share in shares)
-    if capacity > told:
-        shares = [*shares, MemoryShare(rest, capacity - told, is_free=True)]
+    known = sum(share.bytes for share in shares)
+    if capacity > known:
+        shares = [*shares, MemoryShare(rest, capacity - known, is_free=True)]
     return MemorySnapshot(
         device=device,
-        capacity=max(capacity, told),
+        capacity=max(capacity, known),
         step=step,
         phase=phase,
         time=time,

@@ -1,9 +1,9 @@
-"""Memory that grows with every step, by the line that makes it.
+"""Memory that grows with every step, by the line that allocates it.
 
-What grows is read off the ledger: lines whose live bytes rose at the end of each of the last steps. One mistake shows
-as many lines: a kept loss keeps the whole graph behind it, so every line of the model's forward grows at once, and the
-inputs and results in that graph with them. Lines that grow in step with activations are therefore one leak, named by
-the line that weighs most, which is what a person looks for: one thing to change.
+The ledger lists the lines whose live bytes rose at the end of each of the last steps. One mistake shows up as many lines:
+a stored loss keeps its whole graph alive, so every line of the model's forward pass grows, together with the inputs and
+results in that graph. Lines that grow together with activations are therefore reported as one leak, at the line that
+allocates the most.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,110 +15,118 @@ from legroom.memory.growth import Growth
 from legroom.memory.ledger import Ledger
 
 _Line = tuple[str | None, int | None, Category]
-"""File, line and what is made there."""
+"""File, line and category."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leak:
-    """Something that a training loop keeps, a little more of it with each step."""
+    """Memory that a training loop retains, growing with each step."""
 
     file: str | None
     line: int | None
-    """Where it is stored; where that is not known, where the largest part of it is made."""
+    """Where it is stored; if unknown, where the largest part is allocated."""
     kind: str
-    """`graph`: an autograd graph; `tensor`: plain tensors; `larger`: one tensor, born larger with each step."""
+    """`graph`: an autograd graph; `tensor`: tensors without a graph; `larger`: one tensor, recreated larger each step."""
     bytes: int
-    """Alive by now."""
+    """Bytes alive now."""
     bytes_per_step: int
     nodes_per_step: int | None
-    """Autograd nodes a step; None where no one counted them."""
+    """Autograd nodes added per step; None if not counted."""
     holder: str | None
-    """The path by which a variable keeps it, where known."""
+    """The reference path from a variable, if known."""
     advice: str
     steps: int
-    """For how many steps it has been growing."""
+    """The number of steps over which it has grown."""
     lines: int
-    """How many lines of code grow together."""
+    """The number of lines of code that grow together."""
     device: int = 0
     code: str = "LG101"
-    """The page that explains it."""
+    """The code of the page that explains the leak."""
     name: str = ""
-    """The variable alone, where the holder is known."""
+    """The name of the variable, if the holder is known."""
     on_host: bool = False
-    """Whether the host's memory grows, not the device's."""
+    """True if host memory grows instead of device memory."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def find_leaks(ledger: Ledger, device: int, holders: Sequence[Holder] = ()) -> list[Leak]:
-    """Every leak on a device, largest first."""
-    rows = ledger.growth(device)
-    born = _steps_of_birth(ledger, device) if rows else {}
-    growing = [row for row in rows if _is_kept(row, born)]
-    graph = [row for row in growing if row.category is Category.ACTIVATION]
-    others = [row for row in growing if row.category is not Category.ACTIVATION]
+    """All leaks on a device, largest first."""
+    lines = ledger.growth(device)
+    allocated_in = _allocation_steps(ledger, device) if lines else {}
+    growing = [line for line in lines if _is_leak(line, allocated_in)]
+    graph = [line for line in growing if line.category is Category.ACTIVATION]
+    others = [line for line in growing if line.category is not Category.ACTIVATION]
     if graph:
-        weight, length = sum(row.bytes_per_step for row in graph), graph[0].steps
-        in_graph = [row for row in others if abs(row.steps - length) <= 1 and row.bytes_per_step <= weight]
-        others = [row for row in others if row not in in_graph]
+        per_step, steps = sum(line.bytes_per_step for line in graph), graph[0].steps
+        in_graph = [
+            line for line in others if abs(line.steps - steps) <= 1 and line.bytes_per_step <= per_step
+        ]
+        others = [line for line in others if line not in in_graph]
         graph += in_graph
     leaks = [_leak(graph, "graph", device, holders)] if graph else []
-    leaks += [_leak([row], "tensor", device, holders) for row in others]
+    leaks += [_leak([line], "tensor", device, holders) for line in others]
     return sorted(leaks, key=lambda leak: -leak.bytes_per_step)
 
 
-def _is_kept(row: Growth, born: Mapping[_Line, set[int]]) -> bool:
-    """Whether what grows comes from several steps. Results may also be one tensor reborn larger with each step
-    (`history = torch.cat(...)`); of activations and inputs that is a loop whose batches happen to grow."""
-    may_be_reborn = row.category in (Category.RESULT, Category.TEMPORARY)
-    return may_be_reborn or len(born.get((row.file, row.line, row.category), ())) >= 3
+def _is_leak(line: Growth, allocated_in: Mapping[_Line, set[int]]) -> bool:
+    """Whether the growing memory was allocated in several steps.
+
+    Results may also be one tensor that is recreated larger in each step (`history = torch.cat(...)`). Activations and
+    inputs that only get larger come from a loop whose batches happen to grow.
+    """
+    may_be_recreated = line.category in (Category.RESULT, Category.TEMPORARY)
+    return may_be_recreated or len(allocated_in.get((line.file, line.line, line.category), ())) >= 3
 
 
-def _steps_of_birth(ledger: Ledger, device: int) -> dict[_Line, set[int]]:
-    """The steps from which each line still had something when the last step ended."""
-    born: dict[_Line, set[int]] = {}
+def _allocation_steps(ledger: Ledger, device: int) -> dict[_Line, set[int]]:
+    """For each line, the steps whose allocations were still alive at the end of the last step."""
+    allocated_in: dict[_Line, set[int]] = {}
     state = ledger.at_last_step(device)
     for each in state.live if state is not None else ():
         file, line, _ = each.frame or (None, None, None)
-        born.setdefault((file, line, each.category), set()).add(each.step)
-    return born
+        allocated_in.setdefault((file, line, each.category), set()).add(each.step)
+    return allocated_in
 
 
-def _leak(rows: Sequence[Growth], kind: str, device: int, holders: Sequence[Holder]) -> Leak:
-    largest = rows[0]
-    per_step = sum(row.bytes_per_step for row in rows)
-    steps = max(row.steps for row in rows)
-    size = sum(row.bytes for row in rows)
+def _leak(lines: Sequence[Growth], kind: str, device: int, holders: Sequence[Holder]) -> Leak:
+    largest = lines[0]
+    size = sum(line.bytes for line in lines)
     holder = _holder_of(size, holders)
-    keeps = f"{holder} keeps" if holder else "Something outlives its step and keeps"
+    owner = holder or "A reference that outlives the step"
     if kind == "graph":
-        advice = (
-            f"{keeps} the autograd graph of every step: store numbers (`loss.item()`) or detached tensors "
-            f"(`output.detach()`), not tensors that still know how they were computed."
-        )
+        advice = graph_advice(owner)
     else:
         advice = (
-            f"{keeps} what is made on this line: move what you need to the host (`.cpu()`, `.item()`) "
-            f"or drop it before the next step."
+            f"{owner} retains the tensors created on this line. Move what you need to the host (`.cpu()`, `.item()`) "
+            "or drop it before the next step."
         )
     return Leak(
         file=largest.file,
         line=largest.line,
         kind=kind,
         bytes=size,
-        bytes_per_step=per_step,
+        bytes_per_step=sum(line.bytes_per_step for line in lines),
         nodes_per_step=None,
         holder=holder,
         advice=advice,
-        steps=steps,
-        lines=len(rows),
+        steps=max(line.steps for line in lines),
+        lines=len(lines),
         device=device,
     )
 
 
+def graph_advice(owner: str) -> str:
+    """What to change if `owner` retains the graph of every step."""
+    return (
+        f"{owner} retains the autograd graph of every step. Store numbers (`loss.item()`) or detached tensors "
+        "(`output.detach()`) instead."
+    )
+
+
 def _holder_of(size: int, holders: Sequence[Holder]) -> str | None:
-    """The container that reaches at least half of what grew; of several, the one that reaches least besides."""
+    """The smallest container that retains at least half of the growing memory."""
     containers = [holder for holder in holders if " item" in holder.path and holder.bytes >= size / 2]
     return describe_holder(min(containers, key=lambda holder: holder.bytes)) if containers else None
 

@@ -1,6 +1,7 @@
-"""What a run did to memory, as plain data: made from its ledger, folded as the run went or from its capture, as often as wanted.
+"""The report of a run as plain data, built from the run's ledger or from its capture.
 
-Nothing here prints and nothing here is torch's. `RunReport.as_json()` is what `--format json` shows; its keys are stable.
+This module prints nothing and does not import torch. `RunReport.as_json()` is the output of `--format json`; its keys are
+stable.
 """
 
 import shlex
@@ -43,14 +44,14 @@ from legroom.memory.ledger import Ledger
 from legroom.observe.source.batch_argument import find_batch_argument
 from legroom.units import GiB
 
-LEAST_TO_ESTIMATE = 2 * GiB
-"""An estimate counts the workspaces of libraries: nothing would fit a virtual GPU of a few MiB."""
-A_COMMON_SIZE = "8GiB"
+MIN_ESTIMATE_CAPACITY = 2 * GiB
+"""Suggest `legroom estimate` only from this size on: an estimate includes library workspaces, which fill a tiny GPU."""
+DEFAULT_GPU_SIZE = "8GiB"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSummary:
-    """One device as the run had it."""
+    """One device and the peak memory that the run used on it."""
 
     index: int
     name: str
@@ -58,7 +59,7 @@ class DeviceSummary:
     """`virtual`, `cuda` or `host`."""
     capacity: int
     other: int
-    """Of that, what is known not to be PyTorch's: the CUDA context."""
+    """The part of the capacity that PyTorch cannot use: the CUDA context."""
     peak_allocated: int
     peak_reserved: int
 
@@ -72,36 +73,36 @@ class DeviceSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OomReport:
-    """An out-of-memory error: what was asked for, who held the rest, what to change."""
+    """An out-of-memory error: the failed request, the memory in use, and suggested changes."""
 
     event: Oom
-    picture: MemorySnapshot
+    snapshot: MemorySnapshot
     holders: tuple[Holder, ...]
     advice: tuple[Finding, ...]
     ended_run: bool
-    """Whether the run died of it; otherwise the script caught it."""
+    """True if the error ended the run; False if the script caught it."""
 
     @property
     def block(self) -> int:
-        """What PyTorch wanted to take from the device for it."""
+        """The size of the block that PyTorch tried to allocate on the device."""
         return block_of(self.event)
 
     @property
     def free(self) -> int:
-        """What the device still had for this process."""
+        """The number of bytes available to this process on the device."""
         return free_at(self.event)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
-    """A run, ended or not."""
+    """The report of a run, which may still be running."""
 
     command: RunCommand
-    """As it was started."""
+    """The command that started the run."""
     started: str
     devices: tuple[DeviceSummary, ...]
     device: DeviceSummary | None
-    """The one that `peak` and `history` are about: where memory ran out, else the fullest."""
+    """The device of `peak` and `history`: the one that ran out of memory, otherwise the fullest."""
     ending: RunEnded
     seconds: float
     steps: int
@@ -114,16 +115,16 @@ class RunReport:
     truncated: bool
     dropped: int
     remarks: tuple[str, ...]
-    """What the watcher had to say of itself: what it could not see, and why."""
+    """What could not be recorded, and why."""
     spilled: SpillTotals | None = None
-    """What went to host memory, where that was asked for."""
+    """What was moved to host memory, with `--spill`."""
     sources: Sources = field(default_factory=dict)
-    """Lines of the user's code that the report speaks of."""
+    """Lines of the user's code that the report shows."""
     rank: int | None = None
-    """Of a launch; None for a run by itself."""
+    """The rank in a launch; None for a single process."""
 
     def as_json(self) -> dict[str, Any]:
-        """The stable keys first, what else may help a program after them."""
+        """The documented keys come first, additional keys after them."""
         return {
             "schema": schemas.RUN,
             "exit_code": self.ending.exit_code,
@@ -159,68 +160,72 @@ class RunReport:
         }
 
     def frames(self) -> list[Frame]:
-        """The lines of the user's code that the report speaks of, most important first."""
+        """The lines of the user's code that the report shows, most important first."""
         frames: list[Frame] = []
-        pictures = [picture for picture in (self.oom and self.oom.picture, self.peak) if picture]
+        snapshots = [snapshot for snapshot in (self.oom and self.oom.snapshot, self.peak) if snapshot]
         if self.oom and self.oom.event.frame:
             frames.append(self.oom.event.frame)
-        for picture in pictures:
+        for snapshot in snapshots:
             frames += [
-                Frame(row.file, row.line, row.function or "") for row in picture.top if row.file and row.line
+                Frame(each.file, each.line, each.function or "")
+                for each in snapshot.top
+                if each.file and each.line
             ]
         frames += [Frame(leak.file, leak.line, "") for leak in self.leaks if leak.file and leak.line]
         return frames
 
     @property
-    def died_of_memory(self) -> bool:
-        """Whether memory ran out and the run did not get over it."""
+    def failed_with_oom(self) -> bool:
+        """Whether memory ran out and the run failed."""
         return self.oom is not None and self.ending.exit_code != 0
 
     @property
     def next_commands(self) -> list[tuple[str, str]]:
-        """What to type next, and what it is for."""
-        look = [(f"legroom report {shlex.quote(self.capture)}", "this report again")] if self.capture else []
-        if self._lacked_a_gpu():
-            return [(self.command.on_virtual_gpu(A_COMMON_SIZE).text, "without a GPU"), *look]
-        if self.oom is None or not self.died_of_memory:
-            return look
+        """Commands to run next, each with a comment."""
+        show = (
+            [(f"legroom report {shlex.quote(self.capture)}", "show this report again")]
+            if self.capture
+            else []
+        )
+        if self._needs_gpu():
+            return [(self.command.on_virtual_gpu(DEFAULT_GPU_SIZE).text, "on a virtual GPU"), *show]
+        if self.oom is None or not self.failed_with_oom:
+            return show
         first = self.oom.advice[0] if self.oom.advice else None
         batch = find_batch_argument(self.command.arguments)
         if first is not None and first.code == "LG603":
-            if first.evidence["unfinished"] and self.oom.event.capacity >= LEAST_TO_ESTIMATE:
-                look = [
-                    (self.command.estimate(self.oom.event.capacity), "the largest batch that fits"),
-                    *look,
-                ]
+            if first.evidence["unfinished"] and self.oom.event.capacity >= MIN_ESTIMATE_CAPACITY:
+                estimate = self.command.estimate(self.oom.event.capacity)
+                show = [(estimate, "find the largest batch size"), *show]
             smaller = batch.smaller(first.evidence["fraction"]) if batch is not None else None
             if smaller is not None:
                 again = self.command.with_arguments(smaller.replace_in(self.command.arguments))
-                return [(again.text, "with the smaller batch"), *look]
+                return [(again.text, "with a smaller batch size"), *show]
         if first is not None and first.code == "LG607":
-            return [
-                (f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True {self.command.text}", "in one piece"),
-                *look,
-            ]
-        return [(self.command.text, "again, after the change"), *look]
+            with_option = f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True {self.command.text}"
+            return [(with_option, "with less fragmentation"), *show]
+        return [(self.command.text, "after changing the code"), *show]
 
-    def _lacked_a_gpu(self) -> bool:
-        """Whether the run died because the script wants a GPU and there is none."""
+    def _needs_gpu(self) -> bool:
+        """Whether the run failed because the script requires a GPU and none is available."""
         if not self.ending.error or self.command.has_virtual_gpu:
             return False
-        # A thousand patterns, which a run that goes well never needs.
+        # Imported late: a successful run does not need the error patterns.
         from legroom.diagnose.explain.explain import explain
 
         return explain(self.ending.error).code == "LG724"
 
 
-def run_report(capture: Capture, *, path: str | None = None) -> RunReport:
-    """Read a run off its capture. `path` is where the capture lies, None where it was not kept."""
+def report_from_capture(capture: Capture, *, path: str | None = None) -> RunReport:
+    """The report of a recorded run. `path`: the capture; None if it was not kept."""
     with no_garbage_collection():
         ledger = Ledger(capture.events)
-    return report_of(ledger, capture.run, path=path, truncated=capture.truncated, dropped=capture.dropped)
+    return report_from_ledger(
+        ledger, capture.run, path=path, truncated=capture.truncated, dropped=capture.dropped
+    )
 
 
-def report_of(
+def report_from_ledger(
     ledger: Ledger,
     run: Mapping[str, Any],
     *,
@@ -228,8 +233,8 @@ def report_of(
     truncated: bool = False,
     dropped: int = 0,
 ) -> RunReport:
-    """The report of a run that was folded as it went, or read back. `run`: what its capture's header says of it;
-    `dropped`: how many events its capture is without."""
+    """The report of a run with the given ledger. `run`: the capture's header; `dropped`: the number of events that the
+    capture lacks."""
     annotations = ledger.annotations()
     ending = find_ending(annotations)
     spills = [each for each in annotations if isinstance(each, SpillTotals)]
@@ -237,9 +242,9 @@ def report_of(
     devices = _devices(run, ledger)
     ooms = ledger.ooms()
     device = _device_of_interest(devices, ooms)
-    holders = _named_once(ledger.holders(len(ooms) - 1)) if ooms else []
+    holders = _unique_holders(ledger.holders(len(ooms) - 1)) if ooms else []
     leaks = _leaks(ledger, devices, device, annotations, holders)
-    command = RunCommand.from_run(run)
+    command = RunCommand.from_header(run)
     rank = run.get("rank")
     return RunReport(
         command=command,
@@ -271,7 +276,7 @@ def _leaks(
     annotations: Sequence[Annotation],
     holders: Sequence[Holder],
 ) -> tuple[Leak, ...]:
-    """What the detector saw; where it was not at work to the end, what the ledger says grew."""
+    """Leaks that the detector found; if it did not run to the end, growth according to the ledger."""
     measured = [leak for each in devices for leak in find_leaks(ledger, each.index, holders)]
     kept = latest_leaks(annotations)
     if not kept and not any(isinstance(each, LoopWatched) for each in annotations):
@@ -294,8 +299,8 @@ def _remark(annotation: Annotation) -> str | None:
 
 
 def _peak(ledger: Ledger, device: DeviceSummary) -> MemorySnapshot | None:
-    # Only a virtual device is known to hold nothing else: who else is on a real one was not asked at that moment.
-    rest = "free" if device.kind == "virtual" else "free, or not PyTorch's"
+    # Other processes may use a real device, and their usage at the peak is not recorded.
+    rest = "free" if device.kind == "virtual" else "free or non-PyTorch"
     return snapshot_at_peak(ledger, device.index, device.capacity, other=device.other, rest=rest)
 
 
@@ -311,7 +316,7 @@ def _last_oom(
     evidence = Evidence(
         oom=event,
         state=state,
-        births=lambda: ledger.allocations_before_oom(last),
+        allocations=lambda: ledger.allocations_before_oom(last),
         progress=ledger.progress(last),
         holders=holders,
         leaks=[leak for leak in leaks if leak.device == event.device],
@@ -319,44 +324,45 @@ def _last_oom(
     )
     return OomReport(
         event=event,
-        picture=snapshot_at_oom(state, event),
+        snapshot=snapshot_at_oom(state, event),
         holders=tuple(holders),
         advice=advise(evidence),
-        ended_run=_died_of_memory(ending),
+        ended_run=_ended_with_oom(ending),
     )
 
 
-def _died_of_memory(ending: RunEnded) -> bool:
-    """By the error that left the script, or one that it came from: the lines of a traceback that are not indented."""
+def _ended_with_oom(ending: RunEnded) -> bool:
+    """Whether the uncaught exception, or one in its chain, is an out-of-memory error."""
+    # The lines of a traceback that are not indented name the exceptions.
     chain = [line for line in ending.traceback.splitlines() if not line.startswith(" ")]
     return is_oom(ending.error) or is_oom("\n".join(chain))
 
 
-def _named_once(holders: Sequence[Holder]) -> list[Holder]:
-    """A variable passed down through several functions is named where it was found first: innermost."""
-    named: dict[tuple[str, int], Holder] = {}
+def _unique_holders(holders: Sequence[Holder]) -> list[Holder]:
+    """Largest first. A variable that was passed through several functions is listed once, for the innermost function."""
+    unique: dict[tuple[str, int], Holder] = {}
     for holder in holders:
-        named.setdefault((holder.path, holder.bytes), holder)
-    return sorted(named.values(), key=lambda holder: -holder.bytes)
+        unique.setdefault((holder.path, holder.bytes), holder)
+    return sorted(unique.values(), key=lambda holder: -holder.bytes)
 
 
 def _devices(run: Mapping[str, Any], ledger: Ledger) -> tuple[DeviceSummary, ...]:
-    """The devices that the capture's header names. It may come from a stranger: anything odd is left out."""
-    listed = run.get("devices")
+    """The devices in the capture's header. The file may be untrusted, so invalid entries are ignored."""
+    entries = run.get("devices")
     devices = []
-    for row in listed if isinstance(listed, list) else ():
-        index = row.get("index") if isinstance(row, dict) else None
+    for entry in entries if isinstance(entries, list) else ():
+        index = entry.get("index") if isinstance(entry, dict) else None
         if not isinstance(index, int):
             continue
         allocated, reserved = ledger.peak_of_steps(index)
         devices.append(
             DeviceSummary(
                 index=index,
-                name=str(row.get("name", "")),
-                kind=str(row.get("kind", "")),
-                capacity=_size(row.get("capacity")),
-                other=_size(row.get("other")),
-                # Steps outlive what was dropped to keep a capture small, so they may know of a higher peak.
+                name=str(entry.get("name", "")),
+                kind=str(entry.get("kind", "")),
+                capacity=_size(entry.get("capacity")),
+                other=_size(entry.get("other")),
+                # Events may have been dropped to limit the capture; steps are never dropped and may show a higher peak.
                 peak_allocated=max(ledger.peak(index).bytes, allocated),
                 peak_reserved=max(ledger.peak(index, "reserved").bytes, reserved),
             )
@@ -387,8 +393,8 @@ def _oom_as_dict(oom: OomReport) -> dict[str, Any]:
         "line": event.frame.line if event.frame else None,
         "op": event.op,
         "requested_bytes": event.requested,
-        "by_category": dict(oom.picture.by_category),
-        "top": [holding_as_dict(row) for row in oom.picture.top],
+        "by_category": dict(oom.snapshot.by_category),
+        "top": [holding_as_dict(each) for each in oom.snapshot.top],
         "holders": [
             {
                 "path": holder.path,

@@ -1,7 +1,7 @@
-"""The lines of the user's code that a report speaks of, read while the code is still as it ran.
+"""The lines of the user's code that a report shows, read at the end of the run.
 
-They are kept in the capture, so that a report can be read on another machine, after the code has changed, and without
-a viewer ever opening a file that a stranger's capture names.
+The capture stores them. A report therefore also works on another machine or after the code has changed, and it never
+opens a file that is named in an untrusted capture.
 """
 
 import linecache
@@ -10,21 +10,23 @@ from collections.abc import Iterable, Mapping
 from legroom.memory.annotations import Annotation, SourceLines
 from legroom.memory.events import Frame
 
-AROUND = 2
-"""Lines before and after each."""
-_LONGEST, _MOST = 300, 200
+CONTEXT_LINES = 2
+"""Lines before and after each line."""
+_MAX_LENGTH, _MAX_FRAMES = 300, 200
 
 Sources = Mapping[str, Mapping[int, str]]
-"""File, line number, text."""
+"""File name → line number → text."""
 
 
 def read_sources(frames: Iterable[Frame]) -> Sources:
-    """The lines at and around `frames`, as they stand in their files now."""
+    """Read the lines at and around `frames` from their files."""
     found: dict[str, dict[int, str]] = {}
-    for frame in list(dict.fromkeys(frames))[:_MOST]:
+    for frame in list(dict.fromkeys(frames))[:_MAX_FRAMES]:
         lines = linecache.getlines(frame.file)
-        for number in range(max(frame.line - AROUND, 1), min(frame.line + AROUND, len(lines)) + 1):
-            found.setdefault(frame.file, {})[number] = lines[number - 1].rstrip("\n")[:_LONGEST]
+        for number in range(
+            max(frame.line - CONTEXT_LINES, 1), min(frame.line + CONTEXT_LINES, len(lines)) + 1
+        ):
+            found.setdefault(frame.file, {})[number] = lines[number - 1].rstrip("\n")[:_MAX_LENGTH]
     return found
 
 
@@ -33,6 +35,7 @@ def to_annotations(sources: Sources, time: float) -> list[SourceLines]:
 
 
 def from_annotations(annotations: Iterable[Annotation]) -> Sources:
+    """Read the lines from a capture's annotations."""
     found: dict[str, dict[int, str]] = {}
     for annotation in annotations:
         if isinstance(annotation, SourceLines):

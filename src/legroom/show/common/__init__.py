@@ -1,1 +1,1 @@
-"""Parts that several reports share."""
+"""Rendering helpers that several reports share."""

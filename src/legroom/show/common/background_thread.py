@@ -1,29 +1,29 @@
-"""Work done now and then beside the user's run, on a thread that no one notices."""
+"""A daemon thread for periodic work next to the user's script."""
 
 import threading
 from collections.abc import Callable, Iterator
 
 
 class PeriodicThread(threading.Thread):
-    """Does `work` after each of `pauses` (in seconds) until stopped. A daemon: it never keeps a process alive.
+    """Calls `work` after each of `pauses` (in seconds) until stopped. A daemon thread: it does not keep the process alive.
 
-    It has a `run` of its own, so that whatever follows the threads of a watched program does not take it for one.
+    It overrides `run`, so that hooks on `Thread.run`, which follow the threads of the script, do not include it.
     """
 
     def __init__(self, work: Callable[[], None], pauses: Iterator[float], *, name: str) -> None:
         super().__init__(name=name, daemon=True)
         self._work = work
         self._pauses = pauses
-        self._done = threading.Event()
+        self._stopped = threading.Event()
 
     def run(self) -> None:
         for pause in self._pauses:
-            if self._done.wait(pause):
+            if self._stopped.wait(pause):
                 return
             self._work()
 
     def stop(self) -> None:
-        """No further work begins; what is under way is given a moment to end."""
-        self._done.set()
+        """Start no further work, and wait up to a second for work in progress."""
+        self._stopped.set()
         if self.is_alive() and self is not threading.current_thread():
             self.join(timeout=1)

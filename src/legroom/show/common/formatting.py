@@ -1,4 +1,4 @@
-"""Places, times and phases, as people read them."""
+"""Formats locations, durations, counts and phases for reports."""
 
 import os
 import re
@@ -16,12 +16,12 @@ _PHASES = {
 
 
 def format_phase(phase: str) -> str:
-    """`in the forward pass`, ..."""
+    """`in the forward pass` and so on."""
     return _PHASES[Phase(phase)] if phase in set(Phase) else phase
 
 
-def format_location(file: str | None, line: int | None, *, longest: int = 44) -> str:
-    """`train.py:31`, from the current folder where that is shorter, its beginning cut off where it is long."""
+def format_location(file: str | None, line: int | None, *, max_length: int = 44) -> str:
+    """`train.py:31`. Relative to the working directory if the file is below it; a long path loses its beginning."""
     if not file:
         return "unknown line"
     shown = clean(file)
@@ -29,8 +29,8 @@ def format_location(file: str | None, line: int | None, *, longest: int = 44) ->
         relative = os.path.relpath(shown)
         shown = shown if relative.startswith("..") else relative
     number = f":{line}" if line else ""
-    if len(shown) + len(number) > longest:
-        shown = "…" + shown[-(longest - len(number) - 1) :]
+    if len(shown) + len(number) > max_length:
+        shown = "…" + shown[-(max_length - len(number) - 1) :]
     return shown + number
 
 
@@ -51,11 +51,11 @@ def format_duration(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min"
 
 
-def format_count(number: int, one: str) -> str:
+def format_count(number: int, noun: str) -> str:
     """`1 step`, `2 steps`, `12,000 steps`."""
-    return f"{number:,} {one}{'' if number == 1 else 's'}"
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def clean(text: str) -> str:
-    """Without control characters: a capture may come from a stranger, and a terminal obeys them."""
+    """Replace control characters. A capture may be untrusted, and a terminal would execute them."""
     return _CONTROL.sub("�", text)

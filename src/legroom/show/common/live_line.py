@@ -1,12 +1,11 @@
-"""The live line: where a run stands, on stderr, without getting in the way of what the script prints.
+"""The live status line of a run on stderr, which does not interfere with the script's output.
 
-On a terminal one status line is repainted a few times a second. It is taken away before the script's own text
-appears and comes back only once that text has ended its line, so prints stay whole and a progress bar (which keeps
-the cursor on its line) simply has the terminal to itself. The script's `sys.stdout` and `sys.stderr` stay the very
-same objects: only their `write` is shadowed, so `isatty`, `fileno`, `buffer` and `encoding` cannot change. Painting goes
-to the file descriptor, past every buffer.
+On a terminal, the line is repainted a few times per second. It is removed before the script prints, and it returns only
+when the cursor is at the start of a line, so that a progress bar of the script is not disturbed. `sys.stdout` and
+`sys.stderr` stay the same objects; only their `write` is replaced, so `isatty`, `fileno`, `buffer` and `encoding` do not
+change. The line is written to the file descriptor directly, bypassing all buffers.
 
-In a pipe or a log nothing can be repainted: there a plain line is written now and then.
+A pipe or a log gets a plain line from time to time.
 """
 
 import builtins
@@ -22,7 +21,7 @@ from legroom.units import format_size
 
 
 class LiveStatus(Protocol):
-    """What the line shows: figures that a session has at hand."""
+    """The values that the live line shows."""
 
     @property
     def step(self) -> int: ...
@@ -55,37 +54,37 @@ class LiveLine:
         self._painted = False
         self._paused = 0
         self._at_line_start = True
-        self._over = False
-        self._beat: PeriodicThread | None = None
+        self._stopped = False
+        self._thread: PeriodicThread | None = None
         self._undo: list[Callable[[], None]] = []
 
     def start(self) -> None:
         if self._descriptor is None:
             return
         if self._repaints:
-            self._shadow_writes()
-            self._beat = PeriodicThread(self.paint, repeat(self.REPAINT_SECONDS), name="legroom-live")
+            self._wrap_streams()
+            self._thread = PeriodicThread(self.paint, repeat(self.REPAINT_SECONDS), name="legroom-live")
         else:
             pauses = chain([self.FIRST_PLAIN_SECONDS], repeat(self.PLAIN_SECONDS))
-            self._beat = PeriodicThread(self._print, pauses, name="legroom-live")
-        self._beat.start()
+            self._thread = PeriodicThread(self._print, pauses, name="legroom-live")
+        self._thread.start()
 
     def stop(self) -> None:
-        """Take the line away for good; nothing of it remains on the terminal."""
-        self._over = True
+        """Remove the line and stop updating it."""
+        self._stopped = True
         if os.getpid() != self._owner:
             return
-        if self._beat is not None:
-            self._beat.stop()
+        if self._thread is not None:
+            self._thread.stop()
         with self._lock:
             self._clear()
             while self._undo:
                 self._undo.pop()()
 
     def abandon(self) -> None:
-        """In a forked child: the parent's line is none of our business, and the lock may be held by no one alive."""
+        """Stop without touching the terminal, in a forked child. The lock may be held by a thread that does not exist here."""
         self._lock = threading.RLock()
-        self._over = True
+        self._stopped = True
         self._painted = False
         while self._undo:
             self._undo.pop()()
@@ -93,11 +92,11 @@ class LiveLine:
     # --- painting ---------------------------------------------------------------------------------------------
 
     def paint(self) -> None:
-        """Repaint now, if the terminal's cursor stands at the start of a line."""
+        """Repaint the line if the cursor is at the start of a line."""
         text = fit_status(self._status(), _columns(self._descriptor) - 1)
         with self._lock:
-            if self._at_line_start and not self._paused and not self._over:
-                # The cursor goes back to the first column, so that output past our hooks (a subprocess) overwrites.
+            if self._at_line_start and not self._paused and not self._stopped:
+                # Return to the first column, so that output that bypasses the wrapped streams (a subprocess) overwrites the line.
                 self._put(f"\x1b[2K{text}\r")
                 self._painted = True
 
@@ -113,28 +112,28 @@ class LiveLine:
         if self._descriptor is not None:
             try:
                 os.write(self._descriptor, text.encode(errors="replace"))
-            except OSError:  # the terminal is gone; the run goes on
-                self._over = True
+            except OSError:  # the terminal was closed; the run continues
+                self._stopped = True
 
-    # --- giving way to the script -----------------------------------------------------------------------------
+    # --- the script's streams ----------------------------------------------------------------------------------
 
-    def _shadow_writes(self) -> None:
+    def _wrap_streams(self) -> None:
         for stream in {id(stream): stream for stream in (sys.stdout, sys.stderr)}.values():
             if stream is not None and can_repaint(stream):
-                self._shadow(stream, "write", self._given_way)
+                self._replace(stream, "write", self._wrap_write)
                 buffer = getattr(stream, "buffer", None)
                 if buffer is not None:
-                    self._shadow(buffer, "write", self._given_way)
-        self._shadow(builtins, "input", self._input_in_peace)
+                    self._replace(buffer, "write", self._wrap_write)
+        self._replace(builtins, "input", self._wrap_input)
 
-    def _shadow(
+    def _replace(
         self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]
     ) -> None:
         original = getattr(owner, name)
         replacement = make(original)
         try:
             setattr(owner, name, replacement)
-        except AttributeError:  # a stream of the user's own with fixed slots: leave it as it is
+        except AttributeError:  # a user-defined stream with slots: leave it unchanged
             return
 
         def undo() -> None:
@@ -146,7 +145,7 @@ class LiveLine:
 
         self._undo.append(undo)
 
-    def _given_way(self, write: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def _wrap_write(self, write: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def write_after_clearing(text: Any, /) -> Any:
             with self._lock:
                 self._clear()
@@ -156,7 +155,7 @@ class LiveLine:
 
         return write_after_clearing
 
-    def _input_in_peace(self, read: Callable[..., str]) -> Callable[..., str]:
+    def _wrap_input(self, read: Callable[..., str]) -> Callable[..., str]:
         def input_without_live_line(*prompt: object) -> str:
             with self._lock:
                 self._paused += 1
@@ -166,13 +165,13 @@ class LiveLine:
             finally:
                 with self._lock:
                     self._paused -= 1
-                    self._at_line_start = True  # what was typed ended with the return key
+                    self._at_line_start = True  # the input ended with the return key
 
         return input_without_live_line
 
 
 def can_repaint(stream: TextIO) -> bool:
-    """Whether a stream is a terminal that understands the codes for clearing a line."""
+    """Whether a stream is a terminal that supports clearing a line."""
     try:
         return stream.isatty() and os.environ.get("TERM", "") != "dumb"
     except (AttributeError, ValueError):
@@ -185,21 +184,21 @@ def format_status(status: LiveStatus) -> str:
 
 
 def fit_status(status: LiveStatus, columns: int) -> str:
-    """The same cut down to a width: the rightmost figures give way first, the peak last."""
+    """The status within a width. Values are dropped from the right; the peak is kept the longest."""
     parts = _parts(status)
-    for keep in ((0, 1, 2, 3, 4), (0, 1, 2, 4), (0, 2, 4), (0, 4), (4,)):
-        text = "legroom  " + "  ".join(parts[i] for i in keep if parts[i])
+    for shown in ((0, 1, 2, 3, 4), (0, 1, 2, 4), (0, 2, 4), (0, 4), (4,)):
+        text = "legroom  " + "  ".join(parts[i] for i in shown if parts[i])
         if len(text) <= columns:
             return text
     return ""
 
 
 def _parts(status: LiveStatus) -> list[str]:
-    pace = f"{_seconds(status.seconds_per_step)}/step" if status.seconds_per_step > 0 else "first step"
+    speed = f"{_seconds(status.seconds_per_step)}/step" if status.seconds_per_step > 0 else "first step"
     total = f" of {format_size(status.capacity)}" if status.capacity else ""
     return [
         f"step {status.step}",
-        pace,
+        speed,
         f"{format_size(status.allocated)} allocated",
         f"{format_size(status.reserved)} reserved",
         f"peak {format_size(status.peak_reserved)}{total}",

@@ -1,4 +1,4 @@
-"""One line on a terminal that says what long work is at; gone when it is done, and silent in a pipe."""
+"""A progress line on a terminal. It is removed at the end and is not shown in a pipe."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -7,17 +7,17 @@ from typing import TextIO
 
 @contextlib.contextmanager
 def progress_line(stream: TextIO, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """Gives a function that shows a sentence in the place of the one before, or with "" nothing."""
-    shows = not quiet and stream.isatty()
+    """Yields a function that replaces the shown text; "" clears it."""
+    enabled = not quiet and stream.isatty()
 
-    def say(sentence: str) -> None:
-        if shows:
-            stream.write(f"\r\x1b[2Klegroom: {sentence} …" if sentence else "\r\x1b[2K")
+    def show(text: str) -> None:
+        if enabled:
+            stream.write(f"\r\x1b[2Klegroom: {text} …" if text else "\r\x1b[2K")
             stream.flush()
 
     try:
-        yield say
+        yield show
     finally:
-        if shows:
+        if enabled:
             stream.write("\r\x1b[2K")
             stream.flush()

@@ -1,4 +1,4 @@
-"""Pieces that several reports are made of: a heading, and the lines that hold memory."""
+"""Parts that several reports share: a section heading, and the lines that allocated the most memory."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,44 +8,44 @@ from rich.text import Text
 
 from legroom.diagnose.report.source_lines import Sources
 from legroom.memory.state import Holding
+from legroom.show.common.code_frame import source_line
 from legroom.show.common.formatting import clean, format_count, format_location
-from legroom.show.report.code_frame import source_line
-from legroom.show.report.memory_bar import CATEGORY_COLORS
+from legroom.show.common.memory_charts import CATEGORY_COLORS
 from legroom.units import format_size
 
 TOP_LINES = 6
 
 
 def section(title: str, remark: str = "") -> Iterator[RenderableType]:
-    """A heading, with an aside."""
+    """A heading, with an optional remark next to it."""
     heading = Text(f"\n{title}", style="bold")
     if remark:
         heading.append(f"  {remark}", style="not bold dim")
     yield heading
 
 
-def top_lines(rows: Sequence[Holding], sources: Sources) -> Iterator[RenderableType]:
-    """The lines that hold most, each with its code."""
-    if not rows:
+def top_lines(holdings: Sequence[Holding], sources: Sources) -> Iterator[RenderableType]:
+    """The lines that allocated the most live memory, each with its source code."""
+    if not holdings:
         return
-    yield from section("By line")
+    yield from section("Memory by line")
+    shown = holdings[:TOP_LINES]
     table = Table.grid(padding=(0, 1))
     table.add_column(justify="right", no_wrap=True, min_width=11)
-    table.add_column(no_wrap=True, min_width=max(len(row.category) for row in rows[:TOP_LINES]))
-    table.add_column()  # the one to give way where there is little room
-    for row in rows[:TOP_LINES]:
-        where = Text(format_location(row.file, row.line), no_wrap=True, overflow="ellipsis")
-        if row.module:
-            where.append(f"  {clean(row.module)}", style="dim")
-        if row.count > 1:
-            where.append(f"  ×{row.count:,}", style="dim")
-        table.add_row(
-            format_size(row.bytes), Text(str(row.category), style=CATEGORY_COLORS[row.category]), where
-        )
-        code = source_line(sources, row.file, row.line)
+    table.add_column(no_wrap=True, min_width=max(len(each.category) for each in shown))
+    table.add_column()  # without min_width: only this column shrinks on a narrow terminal
+    for each in shown:
+        where = Text(format_location(each.file, each.line), no_wrap=True, overflow="ellipsis")
+        if each.module:
+            where.append(f"  {clean(each.module)}", style="dim")
+        if each.count > 1:
+            where.append(f"  ×{each.count:,}", style="dim")
+        category = Text(str(each.category), style=CATEGORY_COLORS[each.category])
+        table.add_row(format_size(each.bytes), category, where)
+        code = source_line(sources, each.file, each.line)
         if code:
             table.add_row("", "", Text(f"  {code}", style="dim italic", no_wrap=True, overflow="ellipsis"))
     yield table
-    rest = len(rows) - TOP_LINES
-    if rest > 0:
-        yield Text(f"  and {format_count(rest, 'smaller one')}", style="dim")
+    remaining = len(holdings) - len(shown)
+    if remaining > 0:
+        yield Text(f"  and {format_count(remaining, 'more line')}", style="dim")

@@ -1,4 +1,4 @@
-"""Text for people: coloured and as wide as the terminal (up to a readable width) there, plain and 80 wide in a pipe."""
+"""Writes rendered text: colored and up to 100 columns wide on a terminal, plain and 80 columns wide in a pipe."""
 
 import io
 import os
@@ -11,53 +11,53 @@ from rich.text import Text
 from legroom.show.common.formatting import clean
 
 PLAIN_WIDTH = 80
-WIDEST = 100
+MAX_WIDTH = 100
 
 
 def print_to(stream: TextIO, *parts: RenderableType) -> None:
-    """Write `parts` below one another, in one piece, so that other output cannot come between."""
+    """Write `parts` below one another in a single write, so that other output cannot come between them."""
     text = render_to_string(
-        *parts, width=_width(stream), colour=_is_terminal(stream), ascii_only=not _speaks_unicode(stream)
+        *parts, width=_width(stream), color=_is_terminal(stream), ascii_only=not _supports_unicode(stream)
     )
     try:
         stream.write(text)
         stream.flush()
-    except (OSError, ValueError):  # a closed pipe or stream: there is no one to tell
+    except (OSError, ValueError):  # a closed pipe or stream
         return
 
 
 def render_to_string(
-    *parts: RenderableType, width: int = PLAIN_WIDTH, colour: bool = False, ascii_only: bool = False
+    *parts: RenderableType, width: int = PLAIN_WIDTH, color: bool = False, ascii_only: bool = False
 ) -> str:
-    """The same as a string, without blanks at the ends of lines."""
+    """The rendered text as a string, without trailing blanks."""
     buffer = io.StringIO()
     console = Console(
         file=buffer,
         width=width,
-        force_terminal=colour,
-        no_color=True if not colour else None,
+        force_terminal=color,
+        no_color=True if not color else None,
         highlight=False,
         markup=False,
         emoji=False,
         legacy_windows=False,
     )
     for part in parts:
-        console.print(Group(part), crop=False)  # a bare Text would be wrapped whatever it says of itself
+        console.print(Group(part), crop=False)  # Group: a bare Text is wrapped even with no_wrap
     text = buffer.getvalue()
-    if not colour:
+    if not color:
         text = "".join(f"{line.rstrip()}\n" for line in text.splitlines())
-    return _in_ascii(text) if ascii_only else text
+    return _to_ascii(text) if ascii_only else text
 
 
 def verbatim(text: str, style: str = "") -> Text:
-    """Text whose lines are never broken: a command to copy, a traceback."""
+    """Text that is never wrapped, such as a command or a traceback."""
     return Text(clean(text), style=style, no_wrap=True, overflow="ignore")
 
 
 _ASCII = str.maketrans("█░│❱→×·▏▁▂▃▄▅▆▇", "#.|>>x-|_..--=+")
 
 
-def _in_ascii(text: str) -> str:
+def _to_ascii(text: str) -> str:
     return text.replace("…", "...").translate(_ASCII).encode("ascii", "replace").decode()
 
 
@@ -68,7 +68,7 @@ def _is_terminal(stream: TextIO) -> bool:
         return False
 
 
-def _speaks_unicode(stream: TextIO) -> bool:
+def _supports_unicode(stream: TextIO) -> bool:
     return (
         (getattr(stream, "encoding", None) or sys.getdefaultencoding())
         .lower()
@@ -81,8 +81,8 @@ def _width(stream: TextIO) -> int:
     if not _is_terminal(stream):
         return PLAIN_WIDTH
     try:
-        # 0: a terminal that does not know.
+        # Some terminals report a width of 0.
         columns = os.get_terminal_size(stream.fileno()).columns or PLAIN_WIDTH
-        return max(40, min(columns, WIDEST))
+        return max(40, min(columns, MAX_WIDTH))
     except (OSError, ValueError):
         return PLAIN_WIDTH

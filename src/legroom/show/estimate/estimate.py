@@ -15,9 +15,9 @@ from legroom.predict.largest_batch import MOST
 from legroom.predict.options.plan import Option
 from legroom.predict.script_estimate import Told
 from legroom.show.common.formatting import clean, format_count, format_location
+from legroom.show.common.memory_charts import MemoryBar
 from legroom.show.common.sections import section, top_lines
 from legroom.show.common.terminal import verbatim
-from legroom.show.report.memory_bar import MemoryBar
 from legroom.units import format_size
 
 STYLES = {"fits": "bold green", "uncertain": "bold yellow", "does-not-fit": "bold red"}

@@ -1,4 +1,4 @@
-"""A diagnosis as text: sound or not in a sentence, what to mend, and all that was looked at."""
+"""The result of `legroom doctor` as text: a summary, the problems with their fixes, and all checks."""
 
 from collections.abc import Iterator
 
@@ -13,36 +13,31 @@ from legroom.show.common.sections import section
 from legroom.show.common.terminal import verbatim
 
 
-def render_diagnosis(told: Diagnosis) -> RenderableType:
-    return Group(*_parts(told))
+def render_diagnosis(diagnosis: Diagnosis) -> RenderableType:
+    return Group(*_parts(diagnosis))
 
 
-def _parts(told: Diagnosis) -> Iterator[RenderableType]:
-    if told.is_sound:
-        yield Text("This set-up is sound.", style="bold green")
+def _parts(diagnosis: Diagnosis) -> Iterator[RenderableType]:
+    if diagnosis.is_ok:
+        yield Text("No problems found.", style="bold green")
     else:
-        yield Text(f"{format_count(len(told.findings), 'thing')} to look at.", style="bold yellow")
-    for finding in told.findings:
+        yield Text(f"{format_count(len(diagnosis.findings), 'problem')} found.", style="bold yellow")
+    for finding in diagnosis.findings:
         head = Text("\n")
         head.append(f"{finding.code}  ", style="bold")
-        head.append(f"{clean(finding.message)[:1].upper()}{clean(finding.message)[1:]}.", style="bold")
+        head.append(clean(finding.message), style="bold")
         yield head
-        yield Padding(
-            Text(
-                f"{finding.fix[:1].upper()}{finding.fix[1:].rstrip('.?')}{'?' if finding.fix.endswith('?') else '.'}"
-            ),
-            (0, 0, 0, 2),
-        )
-    yield from section("Looked at")
+        yield Padding(Text(finding.fix), (0, 0, 0, 2))
+    yield from section("Checks")
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column()
-    for check in told.checks:
+    for check in diagnosis.checks:
         table.add_row(
             Text(f"  {check.name}", style="dim"),
             Text(clean(check.value), style="yellow" if check.findings else ""),
         )
     yield table
-    if told.findings:
+    if diagnosis.findings:
         yield Text("\nNext:")
-        yield verbatim(f"  legroom explain {told.findings[0].code}", style="bold cyan")
+        yield verbatim(f"  legroom explain {diagnosis.findings[0].code}", style="bold cyan")

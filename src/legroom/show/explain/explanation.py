@@ -1,4 +1,4 @@
-"""An explanation as text: what happened in a sentence, then each cause with the check that decides it and the fix."""
+"""An explanation as text: one sentence about what happened, then each possible cause with a check and a fix."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -25,52 +25,54 @@ _STYLES = {
 }
 _KINDS = {
     "oom": "GPU memory",
-    "disguised-oom": "perhaps GPU memory",
+    "disguised-oom": "possibly GPU memory",
     "host-oom": "host memory",
     "not-memory": "not memory",
-    "unknown": "not known",
+    "unknown": "unknown",
 }
 
 
 def explain(error: BaseException | str) -> "ShownExplanation":
-    """What an exception or the text of an error means: its kind, its causes, the check that decides and the fix.
+    """Explain an exception or the text of an error: its kind, its possible causes, and a check and a fix for each.
 
-    Ask inside `except`: whether a library failed for want of memory is judged by what is free at that moment. Nothing of the
-    exception is kept.
+    Call it inside `except`: for ambiguous library errors, the result depends on the memory that is free at that moment. The
+    result keeps no reference to the exception.
     """
     from legroom.diagnose.explain.machine_checks import check_machine
 
-    told = explaining.explain(error, here=check_machine)
-    return ShownExplanation(**{part.name: getattr(told, part.name) for part in fields(told)})
+    explanation = explaining.explain(error, here=check_machine)
+    return ShownExplanation(**{each.name: getattr(explanation, each.name) for each in fields(explanation)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ShownExplanation(Explanation):
-    """An explanation that reads well wherever Python shows it."""
+    """An explanation whose `repr` is the rendered text."""
 
     def __repr__(self) -> str:
         return render_to_string(render_explanation(self)).rstrip()
 
 
-def render_explanation(told: Explanation) -> RenderableType:
-    return Group(*_parts(told))
+def render_explanation(explanation: Explanation) -> RenderableType:
+    return Group(*_parts(explanation))
 
 
 def render_page(page: CodePage) -> RenderableType:
-    """A code's page."""
-    return Group(Text(f"{page.code}: {page.title}", style="bold"), Text(""), Markdown(_narrowed(page.body)))
+    """The page of a code."""
+    return Group(
+        Text(f"{page.code}: {page.title}", style="bold"), Text(""), Markdown(_wrap_comments(page.body))
+    )
 
 
-_WIDEST_CODE = 78
+_MAX_CODE_WIDTH = 78
 
 
-def _narrowed(body: str) -> str:
-    """A page whose code fits a terminal: a comment that makes its line too long goes onto a line of its own, before it."""
+def _wrap_comments(body: str) -> str:
+    """Move comments that make a code line too long for a terminal to a separate line above it."""
     lines, in_code = [], False
     for line in body.split("\n"):
         in_code ^= line.startswith("```")
         code, mark, comment = line.partition("  # ")
-        if in_code and mark and len(line) > _WIDEST_CODE:
+        if in_code and mark and len(line) > _MAX_CODE_WIDTH:
             margin = code[: len(code) - len(code.lstrip())]
             lines += [f"{margin}# {comment.strip()}", code.rstrip()]
         else:
@@ -78,45 +80,48 @@ def _narrowed(body: str) -> str:
     return "\n".join(lines)
 
 
-def _parts(told: Explanation) -> Iterator[RenderableType]:
-    head = Text(clean(told.sentence), style=_STYLES[told.kind])
+def _parts(explanation: Explanation) -> Iterator[RenderableType]:
+    head = Text(clean(explanation.sentence), style=_STYLES[explanation.kind])
     yield head
-    if told.code or told.message:
-        about = Text(f"{told.code}  " if told.code else "", style="bold")
-        about.append(f"{_KINDS[told.kind]}, {told.certainty}", style="not bold dim")
+    if explanation.code or explanation.message:
+        about = Text(f"{explanation.code}  " if explanation.code else "", style="bold")
+        about.append(f"{_KINDS[explanation.kind]}, {explanation.certainty}", style="not bold dim")
         yield about
-    if told.message:
-        where = f"line {told.line:,}: " if told.line is not None else ""
-        yield Padding(Text(f"{where}{clean(told.message)}", style="italic"), (1, 0, 0, 2))
-    if told.meaning:
-        yield Padding(Text(clean(told.meaning)), (1, 0, 0, 0))
-    if told.earlier is not None:
-        yield from section("Earlier in the log", "if nothing handled it, it may be the first cause")
+    if explanation.message:
+        where = f"line {explanation.line:,}: " if explanation.line is not None else ""
+        yield Padding(Text(f"{where}{clean(explanation.message)}", style="italic"), (1, 0, 0, 2))
+    if explanation.meaning:
+        yield Padding(Text(clean(explanation.meaning)), (1, 0, 0, 0))
+    if explanation.earlier is not None:
+        yield from section("Earlier in the log", "possibly the original cause")
         yield Padding(
-            Text(f"{told.earlier.code}  {told.earlier.title}, line {told.earlier.line:,}:", style="bold"),
+            Text(
+                f"{explanation.earlier.code}  {explanation.earlier.title}, line {explanation.earlier.line:,}:",
+                style="bold",
+            ),
             (0, 0, 0, 2),
         )
-        yield Padding(Text(clean(told.earlier.message), style="italic"), (0, 0, 0, 2))
-    if told.causes:
-        yield from section("Causes", "likeliest first")
-        for number, cause in enumerate(told.causes, 1):
+        yield Padding(Text(clean(explanation.earlier.message), style="italic"), (0, 0, 0, 2))
+    if explanation.causes:
+        yield from section("Possible causes", "most likely first")
+        for number, cause in enumerate(explanation.causes, 1):
             table = Table.grid(padding=(0, 1))
             table.add_column(no_wrap=True)
             table.add_column()
             table.add_row(Text(f"  {number}."), Text(cause.cause, style="bold"))
-            table.add_row("", _labelled("Check", cause.check))
-            table.add_row("", _labelled("Fix", cause.fix))
+            table.add_row("", _labeled("Check", cause.check))
+            table.add_row("", _labeled("Fix", cause.fix))
             yield table
-    if told.here:
-        yield from section("On this machine", "if it is the one that failed")
-        for sentence in told.here:
+    if explanation.here:
+        yield from section("Checks on this machine")
+        for sentence in explanation.here:
             yield Padding(Text(clean(sentence)), (0, 0, 0, 2))
-    if told.code:
+    if explanation.code:
         yield Text("\nNext:")
-        yield verbatim(f"  legroom explain {told.code}", style="bold cyan")
+        yield verbatim(f"  legroom explain {explanation.code}", style="bold cyan")
 
 
-def _labelled(label: str, text: str) -> Text:
-    words = Text(f"{label}: ", style="dim")
-    words.append(text[:1].upper() + text[1:], style="not dim")
-    return words
+def _labeled(label: str, text: str) -> Text:
+    line = Text(f"{label}: ", style="dim")
+    line.append(text[:1].upper() + text[1:], style="not dim")
+    return line

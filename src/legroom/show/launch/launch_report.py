@@ -1,6 +1,6 @@
-"""A launch as text: what is started, what happened to which rank, and what to do next.
+"""A launch as text: what is started, what happened to each rank, and what to do next.
 
-The rank that failed first is shown in full; those that fell with it are folded into a line each.
+The error of the rank that failed first is shown in full. Ranks that failed as a consequence get one line each.
 """
 
 import re
@@ -20,63 +20,66 @@ from legroom.show.common.terminal import verbatim
 from legroom.show.report.run_report import render_footer, render_oom
 from legroom.units import format_size
 
-MOST_RANKS = 16
-"""More are not listed one by one."""
+MAX_RANKS = 16
+"""The maximum number of ranks in a table."""
 
 
 def render_launch_start(plan: LaunchPlan, folder: RunFolder | None) -> RenderableType:
-    """What is about to start, and the same as a torchrun command."""
-    whose = "its" if plan.world_size == 1 else "their"
-    kept = f"; {whose} output is kept in {folder.path}" if folder is not None else ""
+    """What is about to start, and the equivalent torchrun command."""
+    output = f", output in {folder.path}" if folder is not None else ""
     return Group(
-        Text(f"legroom: {_ranks_words(plan)}{kept}. The same with torchrun:"),
+        Text(f"legroom: starting {_format_plan(plan)}{output}. Equivalent torchrun command:"),
         verbatim(f"  {plan.torchrun}", style="cyan"),
     )
 
 
-def _ranks_words(plan: LaunchPlan) -> str:
-    words = f"{format_count(plan.nproc, 'rank')}{_gpu_words(plan)}"
+def _format_plan(plan: LaunchPlan) -> str:
+    ranks = f"{format_count(plan.nproc, 'rank')}{_format_gpus(plan)}"
     fewest, most = plan.nodes
     if plan.rendezvous is not None:
         nodes = format_count(most, "node") if fewest == most else f"{fewest} to {most} nodes"
-        return f"{words}; {nodes} meet at {plan.rendezvous}"
-    return f"{words} on each of {most} nodes" if most > 1 else words
+        return f"{ranks} on each of {nodes} (rendezvous at {plan.rendezvous})"
+    return f"{ranks} on each of {most} nodes" if most > 1 else ranks
 
 
-def _gpu_words(plan: LaunchPlan) -> str:
+def _format_gpus(plan: LaunchPlan) -> str:
     each = " each" if plan.nproc > 1 else ""
     if plan.gpus:
         sizes = [format_size(gpu.total) for gpu in plan.gpus]
         if len(set(sizes)) > 1 or len(sizes) > plan.nproc:
-            return f", virtual GPUs of {_listed(sizes)}"
-        return f", a virtual GPU of {sizes[0]}{each}"
+            return f" with virtual GPUs of {_join(sizes)}"
+        return f" with a virtual GPU of {sizes[0]}{each}"
     if plan.real_gpus:
-        return f", a GPU{each}"
-    return " on the CPU (no GPU here; --gpu 8GiB gives virtual ones)"
+        return f" with a GPU{each}"
+    return " on the CPU (no GPU found; use --gpu 8GiB for virtual GPUs)"
 
 
 def render_restart(attempt: Attempt, allowed: int) -> RenderableType:
-    """An attempt failed and another begins."""
+    """An attempt failed and another starts."""
     cause = attempt.cause
-    why = "another node came or went" if cause is None else _what_happened(cause, attempt)
-    return Text(f"legroom: {why}; all ranks start again ({attempt.number + 1} of {allowed}).", style="yellow")
+    reason = "a node joined or left" if cause is None else _what_happened(cause, attempt)
+    return Text(
+        f"legroom: {reason}. Restarting all ranks ({attempt.number + 1} of {allowed}).", style="yellow"
+    )
 
 
 def render_launch_end(
     end: LaunchEnd, plan: LaunchPlan, folder: RunFolder, report: RunReport | None
 ) -> RenderableType:
-    """How it ended. `report`: of the rank that ran out of memory first, where one did."""
-    return Group(*_ending_parts(end, plan, folder, report))
+    """How the launch ended. `report`: the report of the rank that ran out of memory first, if any."""
+    return Group(*_end_parts(end, plan, folder, report))
 
 
-def _ending_parts(
+def _end_parts(
     end: LaunchEnd, plan: LaunchPlan, folder: RunFolder, report: RunReport | None
 ) -> Iterator[RenderableType]:
     yield Text("")
     last = end.last
     if last is None or end.interrupted:
-        ended = "ended" if last is not None else "not started"
-        how = "Interrupted" if end.interrupted == "SIGINT" else f"Ended by {end.interrupted}"
+        ended = "were stopped" if last is not None else "were not started"
+        if plan.nproc == 1:
+            ended = ended.replace("were", "was")
+        how = "Interrupted" if end.interrupted == "SIGINT" else f"Stopped by {end.interrupted}"
         yield Text(f"{how}: {_all_ranks(plan.nproc, plan)} {ended}.", style="bold")
         yield Text(f"Output in {folder.path}.")
         return
@@ -86,16 +89,16 @@ def _ending_parts(
         return
     yield from _cause_parts(cause, last, plan, end, report)
     yield from _follower_parts(last)
-    yield from _crowd_parts(last)
+    yield from _shared_gpu_parts(last)
     if report is not None:
         yield render_footer(report)
         return
     yield Text("")
-    yield Text("The whole output of that rank is in")
+    yield Text("The complete output of that rank is in")
     yield verbatim(f"  {cause.files.out}  {cause.files.err}")
 
 
-# --- a launch that failed ----------------------------------------------------------------------------------------
+# --- a failed launch -------------------------------------------------------------------------------------------
 
 
 def _cause_parts(
@@ -104,19 +107,19 @@ def _cause_parts(
     if report is not None and report.oom is not None:
         yield render_oom(report)
     elif last.left_early:
-        gone = _rank_words([rank.rank for rank in last.left_early])
+        exited = _format_ranks([rank.rank for rank in last.left_early])
         yield Text(
             _sentence(
-                f"{gone} ended without an error while others still waited for it: "
-                "every rank must come to every collective operation"
+                f"{exited} exited without an error while other ranks were waiting: "
+                "every rank must take part in every collective operation"
             ),
             style="bold red",
         )
         yield Text(_sentence(f"then {_what_happened(cause, last)}"))
     elif cause.lost_peer and plan.nodes[1] > 1:
         yield Text(
-            f"The connection to other nodes was lost{_after(cause, last)}: the first failure was on one of them, and the launch there "
-            "says which.",
+            f"The connection to other nodes was lost{_after(cause, last)}. The first failure was on one of them; see the output of "
+            "the launch there.",
             style="bold red",
         )
     else:
@@ -133,10 +136,10 @@ def _what_happened(rank: RankResult, attempt: Attempt) -> str:
     if rank.failure is None:
         if rank.signal:
             return f"rank {rank.rank} was killed by {rank.signal}{after}"
-        return f"rank {rank.rank} ended{after} with exit code {rank.code}, without a Python error"
+        return f"rank {rank.rank} exited{after} with code {rank.code}, without a Python error"
     if rank.failure.error:
         return f"rank {rank.rank} failed first{after}: {_shortened(rank.failure.error)}"
-    return f"rank {rank.rank} ended first{after}, with exit code {rank.code}"
+    return f"rank {rank.rank} exited first{after}, with code {rank.code}"
 
 
 def _after(rank: RankResult, attempt: Attempt) -> str:
@@ -146,34 +149,36 @@ def _after(rank: RankResult, attempt: Attempt) -> str:
 def _follower_parts(last: Attempt) -> Iterator[RenderableType]:
     groups: dict[str, list[int]] = {}
     for rank in last.followers:
-        groups.setdefault(_followed(rank, last.cause), []).append(rank.rank)
+        groups.setdefault(_follower_reason(rank, last.cause), []).append(rank.rank)
     if not groups:
         return
     yield Text(
-        "\nThe other ranks fell with it" if len(last.followers) > 1 else "\nThe other fell with it",
+        "\nOther ranks that failed afterwards"
+        if len(last.followers) > 1
+        else "\nThe other rank failed afterwards",
         style="bold",
     )
-    for how, ranks in groups.items():
-        yield Text(f"  {_rank_words(ranks)}: {how}", no_wrap=True, overflow="ellipsis")
+    for reason, ranks in groups.items():
+        yield Text(f"  {_format_ranks(ranks)}: {reason}", no_wrap=True, overflow="ellipsis")
 
 
-def _followed(rank: RankResult, cause: RankResult | None) -> str:
+def _follower_reason(rank: RankResult, cause: RankResult | None) -> str:
     if rank.was_ended:
-        return "told to end by the launcher"
+        return "stopped by the launcher"
     if rank.failure is None:
         return f"killed by {rank.signal}" if rank.signal else f"exit code {rank.code}"
     if rank.lost_peer:
-        return f"connection lost ({_kind(rank.failure.error)})"
+        return f"connection lost ({_error_class(rank.failure.error)})"
     if cause is not None and cause.failure is not None and _same(cause.failure.error, rank.failure.error):
         return "the same error"
     return _shortened(rank.failure.error) or f"exit code {rank.code}"
 
 
-def _crowd_parts(last: Attempt) -> Iterator[RenderableType]:
+def _shared_gpu_parts(last: Attempt) -> Iterator[RenderableType]:
     for device, ranks in crowded(last.ranks).items():
         yield Text(
-            f"\nRanks {_listed([str(rank) for rank in ranks])} {'both' if len(ranks) == 2 else 'all'} filled GPU {device}. Each should use its own: "
-            'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before anything else.',
+            f"\nRanks {_join([str(rank) for rank in ranks])} {'both' if len(ranks) == 2 else 'all'} used GPU {device}. Give each rank its own GPU: "
+            'call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) at the start of the script.',
             style="yellow",
         )
 
@@ -185,23 +190,23 @@ def _success_parts(
     end: LaunchEnd, last: Attempt, plan: LaunchPlan, folder: RunFolder
 ) -> Iterator[RenderableType]:
     restarts = len(end.attempts) - 1
-    again = f", after {format_count(restarts, 'restart')}" if restarts else ""
-    watched = [rank for rank in last.ranks if rank.ending is not None and rank.ending.device is not None]
-    fullest = max(watched, key=_fullness, default=None)
+    restarted = f" after {format_count(restarts, 'restart')}" if restarts else ""
+    recorded = [rank for rank in last.ranks if rank.ending is not None and rank.ending.device is not None]
+    fullest = max(recorded, key=_fullness, default=None)
     peak = ""
     if fullest is not None and fullest.ending is not None and fullest.ending.peak_allocated:
-        on = f", on rank {fullest.rank}" if len(watched) > 1 else ""
+        on = f" on rank {fullest.rank}" if len(recorded) > 1 else ""
         peak = (
-            f"; memory peaked at {format_size(fullest.ending.peak_allocated)} of "
-            f"{format_size(fullest.ending.capacity)}{on}"
+            f" Peak memory: {format_size(fullest.ending.peak_allocated)} of "
+            f"{format_size(fullest.ending.capacity)}{on}."
         )
     yield Text(
-        f"Finished in {format_duration(last.seconds)}{again}: {_all_ranks(len(last.ranks), plan)}{peak}.",
+        f"{_sentence(_all_ranks(len(last.ranks), plan) + f' finished in {format_duration(last.seconds)}{restarted}')}{peak}",
         style="bold",
     )
-    if len(watched) > 1:
-        yield _peak_table(watched)
-    yield from _crowd_parts(last)
+    if len(recorded) > 1:
+        yield _peak_table(recorded)
+    yield from _shared_gpu_parts(last)
     yield Text("")
     if fullest is None or not fullest.files.capture.exists():
         yield Text(f"Output in {folder.path}.")
@@ -213,7 +218,7 @@ def _success_parts(
 
 
 def _fullness(rank: RankResult) -> tuple[float, int]:
-    """Of two that reserved alike, by what was allocated: PyTorch reserves in large pieces."""
+    """Sort key: reserved memory, then allocated memory, because PyTorch reserves in large blocks."""
     ending = rank.ending
     return (
         (0.0, 0)
@@ -226,7 +231,7 @@ def _peak_table(ranks: Sequence[RankResult]) -> RenderableType:
     table = Table(box=None, padding=(0, 2), show_edge=False, header_style="dim")
     for heading in ("rank", "steps", "peak allocated", "peak reserved", "of"):
         table.add_column(heading, justify="right", no_wrap=True)
-    shown = sorted(sorted(ranks, key=_fullness, reverse=True)[:MOST_RANKS], key=lambda rank: rank.rank)
+    shown = sorted(sorted(ranks, key=_fullness, reverse=True)[:MAX_RANKS], key=lambda rank: rank.rank)
     for rank in shown:
         assert rank.ending is not None
         table.add_row(
@@ -236,33 +241,35 @@ def _peak_table(ranks: Sequence[RankResult]) -> RenderableType:
             format_size(rank.ending.peak_reserved),
             format_size(rank.ending.capacity),
         )
-    if len(ranks) <= MOST_RANKS:
+    if len(ranks) <= MAX_RANKS:
         return table
-    return Group(table, Text(f"  and {format_count(len(ranks) - MOST_RANKS, 'rank')} with less", style="dim"))
+    return Group(
+        table, Text(f"  and {format_count(len(ranks) - MAX_RANKS, 'rank')} with lower peaks", style="dim")
+    )
 
 
-# --- words -------------------------------------------------------------------------------------------------------
+# --- formatting --------------------------------------------------------------------------------------------------
 
 
-def _sentence(words: str) -> str:
-    return f"{words[0].upper()}{words[1:]}{'' if words.endswith(('.', '…', '!', '?')) else '.'}"
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}{'' if text.endswith(('.', '…', '!', '?')) else '.'}"
 
 
 def _all_ranks(number: int, plan: LaunchPlan) -> str:
-    here = " of this node" if plan.rendezvous is not None else ""
-    return {1: "the one rank", 2: "both ranks"}.get(number, f"all {number} ranks") + here
+    here = " on this node" if plan.rendezvous is not None else ""
+    return {1: "the only rank", 2: "both ranks"}.get(number, f"all {number} ranks") + here
 
 
-def _rank_words(ranks: Sequence[int]) -> str:
-    return f"rank{'' if len(ranks) == 1 else 's'} {_listed([str(rank) for rank in ranks])}"
+def _format_ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'' if len(ranks) == 1 else 's'} {_join([str(rank) for rank in ranks])}"
 
 
-def _listed(words: Sequence[str]) -> str:
+def _join(items: Sequence[str]) -> str:
     """`0, 1 and 3`."""
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
 
 
-def _kind(error: str) -> str:
+def _error_class(error: str) -> str:
     return clean(error).partition(":")[0]
 
 
@@ -272,5 +279,5 @@ def _shortened(error: str) -> str:
 
 
 def _same(one: str, other: str) -> bool:
-    """Whether two errors differ in nothing but numbers: ranks, addresses, sizes."""
+    """Whether two errors differ only in numbers such as ranks, addresses and sizes."""
     return re.sub(r"\d+", "0", one) == re.sub(r"\d+", "0", other)

@@ -1,4 +1,4 @@
-"""What each rank will need, as a table: for `legroom launch --dry-run`."""
+"""The predicted memory of each rank as a table, for `legroom launch --dry-run`."""
 
 from collections.abc import Iterator, Sequence
 
@@ -16,7 +16,7 @@ _VERDICTS = {"fits": "fits", "uncertain": "may not fit", "does-not-fit": "does n
 
 
 def render_predictions(forecasts: Sequence[Forecast]) -> RenderableType:
-    """The predicted memory of each rank, or why there is none."""
+    """The predicted memory of each rank, or why there is no prediction."""
     return Group(*_parts(forecasts))
 
 
@@ -24,43 +24,43 @@ def _parts(forecasts: Sequence[Forecast]) -> Iterator[RenderableType]:
     if not forecasts:
         yield Text("")
         yield Text(
-            "Nothing was started. To see the memory of each rank, name the GPU: --gpu 24GiB or --gpu rtx4090."
+            "Dry run: nothing was started. To predict the memory of each rank, add --gpu 24GiB or --gpu rtx4090."
         )
         return
-    told = [forecast for forecast in forecasts if forecast.estimate is not None]
-    if told:
-        yield from section("Predicted memory", "kernel workspaces included")
-        yield _table(told)
+    estimated = [forecast for forecast in forecasts if forecast.estimate is not None]
+    if estimated:
+        yield from section("Predicted memory", "including kernel workspaces")
+        yield _table(estimated)
     for trouble, ranks in _troubles(forecasts).items():
         yield Text(f"No prediction for rank {', '.join(map(str, ranks))}: {clean(trouble)}.", style="yellow")
-    for note in dict.fromkeys(note for forecast in told for note in forecast.estimate.notes):  # type: ignore[union-attr]
+    for note in dict.fromkeys(note for forecast in estimated for note in forecast.estimate.notes):  # type: ignore[union-attr]
         yield Text(f"{clean(note).rstrip('.')}.", style="dim")
-    yield Text("\nNothing was started: leave --dry-run away to do that.")
+    yield Text("\nDry run: nothing was started. Remove --dry-run to launch.")
 
 
 def _table(forecasts: Sequence[Forecast]) -> Table:
     table = Table(box=None, padding=(0, 2), show_edge=False, header_style="dim")
-    for heading in ("rank", "batch", "needs", "at most", "of"):  # the batch is the rank's own
+    for heading in ("rank", "batch", "predicted", "at most", "of"):  # batch: the per-rank batch size
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("")
     for forecast in forecasts:
-        told = forecast.estimate
-        assert told is not None
+        estimate = forecast.estimate
+        assert estimate is not None
         table.add_row(
             str(forecast.rank),
-            str(told.batch_size or "?"),
-            format_size(told.peak_device),
-            format_size(told.safe),
+            str(estimate.batch_size or "?"),
+            format_size(estimate.peak_device),
+            format_size(estimate.safe),
             format_size(forecast.gpu.total),
-            Text(_VERDICTS[told.verdict], style=STYLES[told.verdict]),
+            Text(_VERDICTS[estimate.verdict], style=STYLES[estimate.verdict]),
         )
     return table
 
 
 def _troubles(forecasts: Sequence[Forecast]) -> dict[str, list[int]]:
-    """Ranks mostly fail alike: each reason once."""
-    found: dict[str, list[int]] = {}
+    """The ranks without a prediction, by reason."""
+    reasons: dict[str, list[int]] = {}
     for forecast in forecasts:
         if forecast.estimate is None:
-            found.setdefault(forecast.trouble, []).append(forecast.rank)
-    return found
+            reasons.setdefault(forecast.trouble, []).append(forecast.rank)
+    return reasons

@@ -1,8 +1,8 @@
-"""What many ranks print, on one terminal: every line whole, with its rank in front.
+"""Shows the output of several ranks on one terminal, each line with its rank as a prefix.
 
-Ranks write to files; here the files are followed. Only whole lines are shown, so that two ranks never share one. A line
-that is painted over again and again (a progress bar) is shown as it stands every few seconds. An error log is shown up to
-where the rank's own end begins: whose error it was is said once, when it is known which came first.
+Ranks write to files, and this module follows the files. Only complete lines are shown, so that lines of two ranks never mix. A
+line that is repainted (a progress bar) is shown every few seconds. The traceback at the end of a rank's error log is omitted: the
+launch report shows the error of the rank that failed first.
 """
 
 import codecs
@@ -16,60 +16,60 @@ from typing import TextIO
 from legroom.scale.launching.folder import RankFiles, read_ending
 from legroom.show.common.formatting import clean
 
-LOOK_SECONDS = 0.1
+POLL_SECONDS = 0.1
 REPAINT_SECONDS = 3.0
-"""How often an unfinished line that paints over itself is shown."""
-LARGEST_PIECE = 1 << 20
-_COLOURS = (36, 35, 34, 32, 33, 96, 95, 94)
+"""The interval at which an unfinished, repainted line is shown."""
+MAX_CHUNK = 1 << 20
+_COLORS = (36, 35, 34, 32, 33, 96, 95, 94)
 
 
 class RankLines:
-    """Shows what ranks print until it is stopped. `follow` may be called at any time, for another attempt too."""
+    """Shows the output of ranks until stopped. `follow` may be called at any time, also for another attempt."""
 
     def __init__(self, out: TextIO, err: TextIO) -> None:
         self._out, self._err = out, err
         self._logs: list[_Log] = []
         self._lock = threading.Lock()
-        self._over = threading.Event()
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="legroom-lines", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def follow(self, rank: int, files: RankFiles) -> None:
-        """Show what comes into these files from now on."""
+        """Start showing the output that is written to these files."""
         with self._lock:
             self._logs += [
-                _Log(files.out, _to(self._out, rank)),
-                _Log(files.err, _to(self._err, rank), ending=files.ending),
+                _Log(files.out, _writer(self._out, rank)),
+                _Log(files.err, _writer(self._err, rank), ending=files.ending),
             ]
 
     def drain(self) -> None:
-        """All ranks so far are over: show what is left of theirs, and be done with them."""
+        """All ranks so far have exited: show their remaining output and stop following them."""
         with self._lock:
             for log in self._logs:
-                log.look()
+                log.poll()
                 log.finish()
             self._logs = []
 
     def stop(self) -> None:
-        self._over.set()
+        self._stopped.set()
         if self._thread.is_alive():
             self._thread.join(timeout=5)
         self.drain()
 
     def _run(self) -> None:
-        while not self._over.wait(LOOK_SECONDS):
-            self._look_once()
+        while not self._stopped.wait(POLL_SECONDS):
+            self._poll_once()
 
-    def _look_once(self) -> None:
+    def _poll_once(self) -> None:
         with self._lock:
             for log in self._logs:
-                log.look()
+                log.poll()
 
 
 class _Log:
-    """One file, shown as it grows."""
+    """One log file that is shown as it grows."""
 
     def __init__(self, path: Path, show: Callable[[str], None], ending: Path | None = None) -> None:
         self._path, self._show, self._ending = path, show, ending
@@ -78,69 +78,69 @@ class _Log:
         self._shown_at = time.monotonic()
         self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
 
-    def look(self) -> None:
-        while piece := self._next_piece():
-            self._take(self._decode(piece))
+    def poll(self) -> None:
+        while chunk := self._read_chunk():
+            self._feed(self._decode(chunk))
         if "\r" in self._line and time.monotonic() - self._shown_at > REPAINT_SECONDS:
             self._put(self._line)
 
     def finish(self) -> None:
-        """The last line may have no end."""
-        if _painted(self._line):
+        """Show the last line, which may have no line break."""
+        if _visible(self._line):
             self._put(self._line)
         self._line = ""
 
-    def _next_piece(self) -> bytes:
+    def _read_chunk(self) -> bytes:
         try:
             with self._path.open("rb") as file:
                 file.seek(self._position)
-                piece = file.read(LARGEST_PIECE)
+                chunk = file.read(MAX_CHUNK)
         except OSError:
             return b""
-        # In this order: a rank writes its ending first and its traceback afterwards.
-        ending = read_ending(self._ending) if self._ending is not None and piece else None
+        # Read the log first: a rank writes its ending before its traceback.
+        ending = read_ending(self._ending) if self._ending is not None and chunk else None
         if ending is not None and ending.log_size is not None:
-            piece = piece[: max(ending.log_size - self._position, 0)]
-        self._position += len(piece)
-        return piece
+            chunk = chunk[: max(ending.log_size - self._position, 0)]
+        self._position += len(chunk)
+        return chunk
 
-    def _take(self, text: str) -> None:
+    def _feed(self, text: str) -> None:
         *lines, self._line = (self._line + text).split("\n")
         for line in lines:
             self._put(line)
-        self._line = self._line[-10_000:]  # a file without a line end is not kept whole
+        self._line = self._line[-10_000:]  # limits memory for a file without line breaks
 
     def _put(self, line: str) -> None:
         self._shown_at = time.monotonic()
-        self._show(_painted(line))
+        self._show(_visible(line))
 
 
-def _painted(line: str) -> str:
-    """What is to be seen of a line that returns to its beginning."""
+def _visible(line: str) -> str:
+    """The visible part of a line that contains carriage returns."""
     return next((part for part in reversed(line.split("\r")) if part.strip()), "")
 
 
-def _to(stream: TextIO, rank: int) -> Callable[[str], None]:
-    """Writes a line with its rank in front, coloured on a terminal."""
-    mark = f"[{rank}] "
+def _writer(stream: TextIO, rank: int) -> Callable[[str], None]:
+    """A function that writes a line with its rank as a prefix, colored on a terminal."""
+    prefix = f"[{rank}] "
     if stream.isatty():
-        mark = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{mark}\x1b[0m"
+        prefix = f"\x1b[{_COLORS[rank % len(_COLORS)]}m{prefix}\x1b[0m"
 
     def show(line: str) -> None:
         try:
-            stream.write(f"{mark}{_harmless(line)}\n")
+            stream.write(f"{prefix}{_sanitize(line)}\n")
             stream.flush()
-        except (OSError, ValueError):  # a closed pipe: the files have it all
+        except (OSError, ValueError):  # a closed pipe; the files contain all output
             return
 
     return show
 
 
-def _harmless(line: str) -> str:
-    """Colours stay; what moves the cursor or clears lines would spoil a terminal that is shared."""
-    parts = _COLOUR.split(_MOVE.sub("", line))
+def _sanitize(line: str) -> str:
+    """Keep colors, but remove control sequences that move the cursor or clear lines."""
+    parts = _COLOR.split(_CURSOR.sub("", line))
     return "".join(part if position % 2 else clean(part) for position, part in enumerate(parts))
 
 
-_COLOUR = re.compile(r"(\x1b\[[0-9;]*m)")
-_MOVE = re.compile(r"\x1b\[[0-9;?]*[A-Za-ln-z]")
+_COLOR = re.compile(r"(\x1b\[[0-9;]*m)")
+_CURSOR = re.compile(r"\x1b\[[0-9;?]*[A-Za-ln-z]")

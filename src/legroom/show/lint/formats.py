@@ -1,4 +1,4 @@
-"""What the linter found: for people with the code and carets under it, for editors, for CI, for programs."""
+"""The output formats of `legroom lint`: text with code frames, concise, JSON, GitHub annotations and SARIF."""
 
 import json
 from collections import Counter
@@ -19,7 +19,7 @@ _SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 def render_lint_report(report: LintReport, format: str, *, fixing: bool = False) -> RenderableType:
-    """The report in one of the formats that `legroom lint --format` takes."""
+    """Render the report in one of the formats of `legroom lint --format`."""
     if format == "json":
         return verbatim(json.dumps([finding.as_json() for finding in report.findings], indent=2))
     if format == "sarif":
@@ -28,14 +28,15 @@ def render_lint_report(report: LintReport, format: str, *, fixing: bool = False)
         return verbatim("\n".join(map(_github, report.findings)))
     if format == "concise":
         lines = [
-            verbatim(f"{_place(each)}: {each.code} {_mark(each)}{each.message}") for each in report.findings
+            verbatim(f"{_location(each)}: {each.code} {_mark(each)}{each.message}")
+            for each in report.findings
         ]
         return Group(*lines, _summary(report, fixing=fixing))
     return Group(*(part for each in report.findings for part in _full(each)), _summary(report, fixing=fixing))
 
 
 def render_rules() -> RenderableType:
-    """Every rule with its title, by kind."""
+    """All rules with their titles, grouped by kind."""
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column()
@@ -53,22 +54,22 @@ def render_rules() -> RenderableType:
 def _full(finding: LintFinding) -> list[RenderableType]:
     head = Text(f"{finding.code} ", style="bold red")
     head.append(clean(finding.message), style="bold")
-    remedy = Text("help: ", style="bold cyan")
-    remedy.append(f"{clean(finding.fix)}.", style="not bold default")
+    help_text = Text("help: ", style="bold cyan")
+    help_text.append(f"{clean(finding.fix)}.", style="not bold default")
     if finding.applicability is not None:
         option = "--fix" if finding.safe else "--fix --unsafe-fixes"
-        remedy.append(f"  [{option}]", style="not bold green" if finding.safe else "not bold yellow")
+        help_text.append(f"  [{option}]", style="not bold green" if finding.safe else "not bold yellow")
     return [
         head,
-        verbatim(f"  --> {_place(finding)}", style="dim"),
+        verbatim(f"  --> {_location(finding)}", style="dim"),
         _frame(finding),
-        Padding(remedy, (0, 0, 0, 2)),
+        Padding(help_text, (0, 0, 0, 2)),
         Text(""),
     ]
 
 
 def _frame(finding: LintFinding) -> Text:
-    """The line with carets under what is meant, two lines before and after it."""
+    """The line with carets under the problem, and the lines around it."""
     digits = len(str(finding.source[-1][0])) if finding.source else 1
     texts = {number: clean(text.replace("\t", "    ")).rstrip() for number, text in finding.source}
     indent = min((len(text) - len(text.lstrip()) for text in texts.values() if text.strip()), default=0)
@@ -91,7 +92,7 @@ def _carets(finding: LintFinding, line: str, indent: int) -> str:
     return " " * (len(before) - indent) + "^" * max(len(under), 1)
 
 
-def _place(finding: LintFinding) -> str:
+def _location(finding: LintFinding) -> str:
     file = "standard input" if finding.file == "-" else finding.file
     cell = f"cell {finding.cell}:" if finding.cell is not None else ""
     return clean(f"{file}:{cell}{finding.line}:{finding.column}")
@@ -103,33 +104,30 @@ def _mark(finding: LintFinding) -> str:
 
 def _summary(report: LintReport, *, fixing: bool) -> Text:
     found, files = len(report.findings), len({each.file for each in report.findings})
-    mended = f"Mended {format_count(report.fixed, 'problem')}. " if fixing else ""
+    fixed = f"Fixed {format_count(report.fixed, 'problem')}. " if fixing else ""
     if not found:
-        return Text(
-            f"{mended}No problems{' left' if fixing and report.fixed else ''} in {format_count(report.files, 'file')}."
-        )
-    by = Counter(each.applicability for each in report.findings)
+        return Text(f"{fixed}No problems found in {format_count(report.files, 'file')}.")
+    counts = Counter(each.applicability for each in report.findings)
     text = Text(
-        f"{mended}Found {format_count(found, 'problem')} in {files:,} of {format_count(report.files, 'file')}"
+        f"{fixed}Found {format_count(found, 'problem')} in {files:,} of {format_count(report.files, 'file')}"
     )
-    ways = []
-    if by["safe"] and not fixing:
-        ways.append(f"{by['safe']:,} can be mended with `--fix`")
-    if by["unsafe"]:
-        ways.append(
-            f"{by['unsafe']:,}{' more' if ways else ''} with `--fix --unsafe-fixes` (read what it changes)"
-        )
-    text.append(f"; {', '.join(ways)}." if ways else ".")
+    fixable = []
+    if counts["safe"] and not fixing:
+        fixable.append(f"{counts['safe']:,} fixable with `--fix`")
+    if counts["unsafe"]:
+        more = f"{counts['unsafe']:,}{' more' if fixable else ' fixable'}"
+        fixable.append(f"{more} with `--fix --unsafe-fixes` (review the changes)")
+    text.append(f"; {', '.join(fixable)}." if fixable else ".")
     first = report.findings[0].code
-    text.append(f"\nWhat a code means: legroom explain {first}", style="dim")
+    text.append(f"\nShow the meaning of a code: legroom explain {first}", style="dim")
     return text
 
 
 def _github(finding: LintFinding) -> str:
-    """A workflow command that GitHub shows beside the line."""
+    """A workflow command that GitHub shows as an annotation on the line."""
     message = f"{finding.message}. {finding.fix}."
-    for sign, code in (("%", "%25"), ("\r", "%0D"), ("\n", "%0A")):
-        message = message.replace(sign, code)
+    for character, escape in (("%", "%25"), ("\r", "%0D"), ("\n", "%0A")):
+        message = message.replace(character, escape)
     file = (finding.file or "").replace("%", "%25").replace(":", "%3A").replace(",", "%2C")
     return (
         f"::error title=legroom {finding.code},file={file},line={finding.line},col={finding.column},"
@@ -138,7 +136,7 @@ def _github(finding: LintFinding) -> str:
 
 
 def sarif(report: LintReport) -> dict[str, Any]:
-    """SARIF 2.1.0: one run, its rules with their pages, a result for each finding."""
+    """SARIF 2.1.0: one run, its rules with their pages, and one result per finding."""
     codes = sorted({finding.code for finding in report.findings})
     return {
         "$schema": _SARIF_SCHEMA,

@@ -1,6 +1,7 @@
-"""Two runs side by side, each at its peak: what changed, the largest change first."""
+"""The comparison of two runs at their peaks, as text and as JSON; the largest change comes first."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -10,33 +11,33 @@ from legroom.memory.compare import Change, Difference
 from legroom.show.common.formatting import clean, format_location
 from legroom.units import format_size
 
-TOP_ROWS = 8
+TOP_CHANGES = 8
 
 
 def render_comparison(difference: Difference, *, before: str) -> RenderableType:
-    """`before` names the older capture."""
+    """`before` is the path of the older capture."""
     return Group(*_parts(difference, before))
 
 
 def _parts(difference: Difference, before: str) -> Iterator[RenderableType]:
-    yield Text(f"\n{_sentence(difference, before)}", style="bold")
-    yield Text("\nBy category", style="bold")
+    yield Text(f"\n{_summary(difference, before)}", style="bold")
+    yield Text("\nPeak memory by category", style="bold")
     yield _table([(change.what, change) for change in difference.by_category])
-    moved = [change for change in difference.by_line if change.delta]
-    if moved:
-        yield Text("\nBy line", style="bold")
-        yield _table([(_line(change.what), change) for change in moved[:TOP_ROWS]])
+    changed = [change for change in difference.by_line if change.delta]
+    if changed:
+        yield Text("\nPeak memory by line", style="bold")
+        yield _table([(_line(change.what), change) for change in changed[:TOP_CHANGES]])
 
 
-def _sentence(difference: Difference, before: str) -> str:
+def _summary(difference: Difference, before: str) -> str:
     peak = difference.allocated
     if not peak.delta:
-        return f"The peak is as it was in {before}: {format_size(peak.after)}."
-    how = "rose" if peak.delta > 0 else "fell"
-    agreeing = [change for change in difference.by_category if change.delta * peak.delta > 0]
-    most = f", most of it {agreeing[0].what}" if agreeing else ""
+        return f"Peak memory is the same as in {before}: {format_size(peak.after)}."
+    direction = "increased" if peak.delta > 0 else "decreased"
+    same_sign = [change for change in difference.by_category if change.delta * peak.delta > 0]
+    most = f", mostly {same_sign[0].what}" if same_sign else ""
     return (
-        f"Since {before} the peak {how} by {format_size(abs(peak.delta))}, from {format_size(peak.before)} to "
+        f"Peak memory {direction} by {format_size(abs(peak.delta))}, from {format_size(peak.before)} in {before} to "
         f"{format_size(peak.after)}{most}."
     )
 
@@ -57,3 +58,23 @@ def _table(rows: Sequence[tuple[str, Change]]) -> Table:
 def _line(what: str) -> str:
     file, _, line = what.rpartition(":")
     return format_location(file, int(line)) if file and line.isdecimal() else "unknown line"
+
+
+def comparison_as_dict(difference: Difference) -> dict[str, Any]:
+    """The comparison for JSON output."""
+    return {
+        "allocated": _change_as_dict(difference.allocated),
+        "reserved": _change_as_dict(difference.reserved),
+        "by_category": [_change_as_dict(change) for change in difference.by_category],
+        "by_line": [_change_as_dict(change) for change in difference.by_line],
+        "by_module": [_change_as_dict(change) for change in difference.by_module],
+    }
+
+
+def _change_as_dict(change: Change) -> dict[str, Any]:
+    return {
+        "what": change.what,
+        "before_bytes": change.before,
+        "after_bytes": change.after,
+        "delta_bytes": change.delta,
+    }

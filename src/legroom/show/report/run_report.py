@@ -1,7 +1,7 @@
-"""A run's report as text: the sentence first, then the picture, then what to do.
+"""The report of a run as text: a summary first, then the memory in use, then what to change.
 
-Computes nothing: every figure is in the `RunReport`. A run that ended well gets `run_words`; one that ran out of memory
-gets `oom_words`, which stand above its traceback; both end with `closing_words`, whose last line is the next command.
+This module computes nothing: every value is in the `RunReport`. `render_oom` shows a run that failed with an out-of-memory
+error and is printed above its traceback; `render_run` shows any other run. `render_footer` ends both with the next command.
 """
 
 from collections.abc import Iterator
@@ -16,6 +16,7 @@ from legroom.diagnose.report.run_report import DeviceSummary, OomReport, RunRepo
 from legroom.findings import Finding
 from legroom.memory.annotations import ExitReason, SpillTotals
 from legroom.memory.events import Holder
+from legroom.show.common.code_frame import code_frame
 from legroom.show.common.formatting import (
     clean,
     format_count,
@@ -24,11 +25,9 @@ from legroom.show.common.formatting import (
     format_location,
     format_phase,
 )
+from legroom.show.common.memory_charts import MemoryBar, StepSparkline
 from legroom.show.common.sections import section, top_lines
 from legroom.show.common.terminal import verbatim
-from legroom.show.report.code_frame import code_frame
-from legroom.show.report.memory_bar import MemoryBar
-from legroom.show.report.step_history import StepSparkline
 from legroom.units import format_size
 
 TOP_HOLDERS = 6
@@ -37,8 +36,8 @@ TOP_REMARKS = 3
 
 
 def render_report(report: RunReport) -> RenderableType:
-    """All of a report, as `legroom report` shows it."""
-    if report.died_of_memory:
+    """The complete output of `legroom report`."""
+    if report.failed_with_oom:
         parts = [render_oom(report)]
         if report.ending.traceback:
             parts.append(verbatim(f"\n{report.ending.traceback.rstrip()}"))
@@ -47,35 +46,35 @@ def render_report(report: RunReport) -> RenderableType:
 
 
 def render_run(report: RunReport) -> RenderableType:
-    """A run that did not die of memory."""
+    """The report of a run that did not fail with an out-of-memory error."""
     return Group(*_run_parts(report))
 
 
 def render_oom(report: RunReport) -> RenderableType:
-    """A run that died of memory: what was asked for, who held the rest, what to change."""
+    """The report of a run that failed with an out-of-memory error: the request, the memory in use, suggested changes."""
     assert report.oom is not None
     return Group(*_oom_parts(report, report.oom))
 
 
-def render_footer(report: RunReport, *, complaint: str = "") -> RenderableType:
-    """Where the record is, and the exact next command."""
-    return Group(*_closing_parts(report, complaint))
+def render_footer(report: RunReport, *, warning: str = "") -> RenderableType:
+    """The path of the capture and the next commands."""
+    return Group(*_footer_parts(report, warning))
 
 
 def _run_parts(report: RunReport) -> Iterator[RenderableType]:
-    yield Text(_sentence(report), style="bold")
+    yield Text(_summary(report), style="bold")
     if report.oom is not None:
-        yield Text(_caught_sentence(report, report.oom), style="yellow")
+        yield Text(_caught_summary(report, report.oom), style="yellow")
     if report.spilled is not None:
-        yield Text(_spill_sentence(report.spilled, report.seconds))
+        yield Text(_spill_summary(report.spilled, report.seconds))
     if report.peak is None:
-        if report.ending.exit_code == 0:  # else it did not come that far
+        if report.ending.exit_code == 0:  # a script that failed may not have reached that point
             yield Text(
-                'Was anything moved to the device? Look for device="cuda" or .to(device) in the script.'
+                'Check that the script moves the model and the data to the GPU, for example with .to("cuda").'
             )
-        yield from _leaks(report)  # a graph can grow on the host as well
+        yield from _leaks(report)  # a graph can also grow in host memory
         return
-    yield from section("Who held the memory at the peak", _device_words(report.device))
+    yield from section("Memory by category at the peak", _format_device(report.device))
     yield MemoryBar(report.peak)
     yield from top_lines(report.peak.top, report.sources)
     yield from _history(report)
@@ -84,76 +83,89 @@ def _run_parts(report: RunReport) -> Iterator[RenderableType]:
 
 
 def _oom_parts(report: RunReport, oom: OomReport) -> Iterator[RenderableType]:
-    yield Text(_oom_sentence(oom, report.rank), style="bold red")
+    yield Text(_oom_summary(oom, report.rank), style="bold red")
     if report.spilled is not None:
-        yield Text(_spill_sentence(report.spilled, report.seconds))
+        yield Text(_spill_summary(report.spilled, report.seconds))
     frame = oom.event.frame
     if frame is not None:
         code = code_frame(report.sources, frame.file, frame.line)
         if code is not None:
-            inside = [oom.event.op, f"module {oom.event.module}" if oom.event.module else ""]
-            yield from section("What failed", clean(", ".join(filter(None, inside))))
+            operation = [oom.event.op, f"in module {oom.event.module}" if oom.event.module else ""]
+            yield from section("Failed operation", clean(" ".join(filter(None, operation))))
             yield code
-    yield from section("Who held the memory", _device_words(report.device))
-    yield MemoryBar(oom.picture)
+    yield from section("Memory by category", _format_device(report.device))
+    yield MemoryBar(oom.snapshot)
     yield from _fragments(oom)
-    yield from top_lines(oom.picture.top, report.sources)
+    yield from top_lines(oom.snapshot.top, report.sources)
     if oom.holders:
-        yield from section("By variable", "what each reaches; two may reach the same")
-        yield _holder_table(_told_together(oom.holders)[:TOP_HOLDERS])
+        yield from section("Memory by variable", "retained by each; entries may overlap")
+        yield _holder_table(_merge_holders(oom.holders)[:TOP_HOLDERS])
     yield from _history(report)
     if oom.advice:
-        yield from section("What to change", "most useful first")
+        yield from section("Suggested changes", "most useful first")
         for number, finding in enumerate(oom.advice[:TOP_FINDINGS], 1):
             yield _finding(number, finding)
     yield from _other_devices(report)
 
 
-def _closing_parts(report: RunReport, complaint: str) -> Iterator[RenderableType]:
+def _footer_parts(report: RunReport, warning: str) -> Iterator[RenderableType]:
     yield Text("")
-    if complaint:
-        yield Text(f"{complaint[0].upper()}{complaint[1:]}.", style="yellow")
+    if warning:
+        yield Text(f"{warning[0].upper()}{warning[1:]}.", style="yellow")
     for remark in report.remarks[:TOP_REMARKS]:
         yield Text(f"{clean(remark[:1].upper() + remark[1:])}.", style="yellow")
     if report.dropped:
-        yield Text(f"To keep the capture small, {report.dropped:,} events were left out of it.", style="dim")
+        yield Text(f"{report.dropped:,} events were dropped to limit the size of the capture.", style="dim")
     if report.capture:
         yield Text(f"Recorded in {report.capture}. Next:")
     elif report.next_commands:
         yield Text("Next:")
-    widest = max((len(command) for command, _ in report.next_commands), default=0)
-    for command, why in report.next_commands:
-        line = verbatim(f"  {command:<{widest}}", style="bold cyan")
-        line.append(f"   # {why}", style="not bold dim")
+    width = max((len(command) for command, _ in report.next_commands), default=0)
+    for command, comment in report.next_commands:
+        line = verbatim(f"  {command:<{width}}", style="bold cyan")
+        line.append(f"   # {comment}", style="not bold dim")
         yield line
 
 
-# --- sentences ---------------------------------------------------------------------------------------------------
+# --- summaries ---------------------------------------------------------------------------------------------------
 
 
-def _sentence(report: RunReport) -> str:
-    how = f"{_ending_words(report)}{_on_rank(report.rank)}"
-    steps = f" after {format_count(report.steps, 'step')}" if report.steps else ""
-    duration = f" in {format_duration(report.seconds)}" if report.seconds else ""
+def _summary(report: RunReport) -> str:
+    duration = format_duration(report.seconds) if report.seconds else ""
+    after = f" after {duration}" if duration else ""
+    if report.steps:
+        after = f" after {format_count(report.steps, 'step')}" + (f" ({duration})" if duration else "")
+    ended = f"{_format_exit(report)}{_on_rank(report.rank)}{after}."
     if report.peak is None or report.device is None:
-        return f"{how}{steps}{duration}: no tensor ever lived on the device."
+        on_host = report.device is not None and report.device.kind == "host"
+        return f"{ended} {'No tensor memory' if on_host else 'No GPU memory'} was used."
     peak = report.peak
-    top = next((row for row in peak.top if row.file), None)
-    part = "most of it" if top and top.bytes > peak.allocated / 2 else "the largest part"
-    most = f", {part} from {format_location(top.file, top.line)}" if top else ""
-    growth = sum(leak.bytes_per_step for leak in report.leaks if not leak.on_host)
-    grows = f"; it grows by {format_size(growth)} with every step" if growth else ""
-    if report.leaks and not growth:
-        on_host = sum(leak.bytes_per_step for leak in report.leaks)
-        what = f"host memory grows by {format_size(on_host)}" if on_host else "an autograd graph grows"
-        grows = f"; {what} with every step"
+    top = next((each for each in peak.top if each.file), None)
+    most = ""
+    if top is not None:
+        part = "mostly" if top.bytes > peak.allocated / 2 else "the largest part"
+        most = f", {part} from {format_location(top.file, top.line)}"
     return (
-        f"{how}{steps}{duration}: memory peaked at {format_size(peak.allocated)} of {format_size(peak.capacity)} "
-        f"at step {peak.step}, {format_phase(peak.phase)}{most}{grows}."
+        f"{ended} Peak memory: {format_size(peak.allocated)} of {format_size(peak.capacity)} at step {peak.step} "
+        f"{format_phase(peak.phase)}{most}.{_growth_summary(report)}"
     )
 
 
-def _ending_words(report: RunReport) -> str:
+def _growth_summary(report: RunReport) -> str:
+    on_device = sum(leak.bytes_per_step for leak in report.leaks if not leak.on_host)
+    if on_device:
+        return f" Memory grows by {format_size(on_device)} per step."
+    if not report.leaks:
+        return ""
+    on_host = sum(leak.bytes_per_step for leak in report.leaks)
+    return (
+        f" Host memory grows by {format_size(on_host)} per step."
+        if on_host
+        else " An autograd graph grows with every step."
+    )
+
+
+def _format_exit(report: RunReport) -> str:
     ending = report.ending
     match ending.reason:
         case ExitReason.FINISHED:
@@ -161,65 +173,63 @@ def _ending_words(report: RunReport) -> str:
         case ExitReason.EXITED:
             return "Finished" if ending.exit_code == 0 else f"Exited with code {ending.exit_code}"
         case ExitReason.OS_EXIT:
-            return f"Left by os._exit({ending.exit_code})"
+            return f"Exited via os._exit({ending.exit_code})"
         case ExitReason.INTERRUPTED:
             return "Interrupted" + clean(ending.error).removeprefix("KeyboardInterrupt")
         case ExitReason.RAISED:
-            return f"Stopped by {clean(ending.error).partition(':')[0]}"
-    return "Broken off (killed, or still running)" if report.truncated else "Ended"
+            return f"Failed with {clean(ending.error).partition(':')[0]}"
+    return "Incomplete capture (process killed or still running)" if report.truncated else "Ended"
 
 
 def _on_rank(rank: int | None) -> str:
     return f" on rank {rank}" if rank is not None else ""
 
 
-def _oom_sentence(oom: OomReport, rank: int | None) -> str:
+def _oom_summary(oom: OomReport, rank: int | None) -> str:
     event = oom.event
-    where = f", on {format_frame(event.frame)}" if event.frame else ""
+    where = f", at {format_frame(event.frame)}" if event.frame else ""
     block = ""
-    if oom.free >= event.requested:  # then the figures alone would not say why
-        block = f", which takes a block of {format_size(oom.block)},"
+    if oom.free >= event.requested:  # without the block size, the numbers would not explain the failure
+        block = f" (a block of {format_size(oom.block)})"
     return (
-        f"Out of memory{_on_rank(rank)} at step {event.step}, {format_phase(event.phase)}{where}: "
-        f"{format_size(event.requested)} were asked for{block} and {format_size(oom.free)} of "
-        f"{format_size(event.capacity)} were free."
+        f"Out of memory{_on_rank(rank)} at step {event.step} {format_phase(event.phase)}{where}. "
+        f"Tried to allocate {format_size(event.requested)}{block}; {format_size(oom.free)} of "
+        f"{format_size(event.capacity)} free."
     )
 
 
-def _caught_sentence(report: RunReport, oom: OomReport) -> str:
-    times = "once" if report.oom_count == 1 else f"{report.oom_count} times"
+def _caught_summary(report: RunReport, oom: OomReport) -> str:
+    last = ", the last" if report.oom_count > 1 else ""
     return (
-        f"Memory ran out {times} and the script went on; last at step {oom.event.step} on "
-        f"{format_frame(oom.event.frame)}, for want of {format_size(oom.event.requested)}."
+        f"The script caught {format_count(report.oom_count, 'out-of-memory error')}{last} at step {oom.event.step}, at "
+        f"{format_frame(oom.event.frame)} (tried to allocate {format_size(oom.event.requested)})."
     )
 
 
-def _spill_sentence(spilled: SpillTotals, seconds: float) -> str:
-    left = (
-        f"{format_size(spilled.left_bytes)} stayed on the GPU for want of host memory"
-        if spilled.left_bytes
-        else ""
-    )
+def _spill_summary(spilled: SpillTotals, seconds: float) -> str:
+    left = ""
+    if spilled.left_bytes:
+        left = f"{format_size(spilled.left_bytes)} stayed on the GPU because host memory ran out"
     if not spilled.moved_bytes:
-        return f"Nothing was spilled: {left or 'no saved activation of 1 MiB or more was on a GPU'}."
+        return f"Nothing was spilled: {left or 'no saved activation on the GPU was 1 MiB or larger'}."
     budget = f" of {format_size(spilled.budget_bytes)} allowed" if spilled.budget_bytes else ""
     share = f" ({spilled.seconds / seconds:.0%} of the run)" if seconds else ""
     return (
-        f"Spilled {format_size(spilled.moved_bytes)} of saved activations to host memory, at most "
-        f"{format_size(spilled.peak_host_bytes)}{budget} at a time, at the price of {format_duration(spilled.seconds)}{share}"
-        f"{'; ' + left if left else ''}."
+        f"Spilled {format_size(spilled.moved_bytes)} of saved activations to host memory (at most "
+        f"{format_size(spilled.peak_host_bytes)}{budget} at a time), which took {format_duration(spilled.seconds)}{share}."
+        + (f" {left}." if left else "")
     )
 
 
-def _device_words(device: DeviceSummary | None) -> str:
+def _format_device(device: DeviceSummary | None) -> str:
     return f"{device.title}, {format_size(device.capacity)}" if device else ""
 
 
 # --- sections ----------------------------------------------------------------------------------------------------
 
 
-def _told_together(holders: tuple[Holder, ...]) -> list[Holder]:
-    """Variables of one kind that reach just as much mostly reach the same (`x, images (Tensor)`): they share a row."""
+def _merge_holders(holders: tuple[Holder, ...]) -> list[Holder]:
+    """One entry (`x, images (Tensor)`) for variables of the same type that retain the same amount: usually the same memory."""
     names: dict[tuple[str, int, int], list[str]] = {}
     first: dict[tuple[str, int, int], Holder] = {}
     for holder in holders:
@@ -244,12 +254,12 @@ def _holder_table(holders: list[Holder]) -> Table:
 
 
 def _fragments(oom: OomReport) -> Iterator[RenderableType]:
-    """How large the largest of the free pieces is: no request above that can be served from them."""
+    """The largest free block in the cache: larger requests cannot be served from it."""
     event = oom.event
     unused = event.cached + event.fragmented
     if unused and event.largest_free_block:
         yield Text(
-            f"  Of the {format_size(unused)} that PyTorch keeps unused, the largest piece is "
+            f"  PyTorch's cache holds {format_size(unused)}; the largest free block is "
             f"{format_size(event.largest_free_block)}.",
             style="dim",
         )
@@ -259,7 +269,7 @@ def _finding(number: int, finding: Finding) -> RenderableType:
     head = Text(f"  {number}. ")
     head.append(finding.code, style="bold cyan")
     if finding.saves:
-        head.append(f"  frees about {format_size(finding.saves)}", style="green")
+        head.append(f"  saves about {format_size(finding.saves)}", style="green")
     if finding.file:
         head.append(f"  {format_location(finding.file, finding.line)}", style="dim")
     return Group(
@@ -271,25 +281,25 @@ def _finding(number: int, finding: Finding) -> RenderableType:
 
 def _history(report: RunReport) -> Iterator[RenderableType]:
     if len(report.history) >= 2:
-        yield from section("Peak of each step")
+        yield from section("Peak memory per step")
         yield StepSparkline(report.history)
 
 
 def _leaks(report: RunReport) -> Iterator[RenderableType]:
     if not report.leaks:
         return
-    yield from section("Memory grows with every step")
+    yield from section("Memory leaks")
     for leak in report.leaks[:TOP_FINDINGS]:
         yield render_leak(leak)
 
 
 def render_leak(leak: Leak) -> RenderableType:
-    """One leak: how much, where, by whom, what to do."""
-    head = Text(f"{_rate(leak)}, {format_count(leak.steps, 'step')} in a row, ")
-    head.append("stored on " if leak.name else "made on ")
+    """One leak: its size, its location, what retains it, and what to change."""
+    head = Text(f"{_rate(leak)} over {format_count(leak.steps, 'step')}, ")
+    head.append("stored at " if leak.name else "allocated at ")
     head.append(format_location(leak.file, leak.line), style="bold")
     if leak.lines > 1:
-        head.append(f" and {format_count(leak.lines - 1, 'line')} more")
+        head.append(f" and {format_count(leak.lines - 1, 'more line')}")
     title = Table.grid(padding=(0, 2, 0, 0))
     title.add_column(no_wrap=True)
     title.add_column(ratio=1)
@@ -303,8 +313,8 @@ def render_leak(leak: Leak) -> RenderableType:
 
 def _rate(leak: Leak) -> str:
     if leak.bytes_per_step:
-        return f"{format_size(leak.bytes_per_step)} a step{' on the host' if leak.on_host else ''}"
-    return f"{format_count(leak.nodes_per_step or 0, 'graph node')} a step on the host"
+        return f"{format_size(leak.bytes_per_step)} per step{' in host memory' if leak.on_host else ''}"
+    return f"{format_count(leak.nodes_per_step or 0, 'graph node')} per step in host memory"
 
 
 def _other_devices(report: RunReport) -> Iterator[RenderableType]:

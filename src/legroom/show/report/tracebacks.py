@@ -1,8 +1,7 @@
-"""A traceback shortened to the user's own frames, and one with nothing missing but ours.
+"""Tracebacks without Legroom's frames, and tracebacks that fold the frames of libraries.
 
-After an out-of-memory error the interesting frames are the user's; the forty inside torch say nothing that the report
-above them does not say better. They are counted, not hidden: `… 7 frames in torch`. For any other error the frames of
-libraries matter, so there only Legroom's own are left out, as if the script had been run by `python`.
+After an out-of-memory error, only the user's frames are of interest; frames in torch are folded into one line:
+`… 7 frames in torch`. For any other error the frames of libraries matter, so only Legroom's own frames are omitted.
 """
 
 import os
@@ -19,23 +18,23 @@ _FOLDED = "\0folded"
 
 
 def format_short_traceback(error: BaseException, is_user_file: Callable[[str], bool]) -> str:
-    """The traceback with every run of frames that are not the user's folded into one line."""
+    """The traceback, with consecutive frames outside the user's code folded into one line."""
     return _render(error, lambda stack: _fold(stack, is_user_file))
 
 
 def format_traceback(error: BaseException) -> str:
-    """The traceback as Python prints it, less the frames of Legroom."""
+    """The traceback as Python prints it, without Legroom's frames."""
     return _render(error, lambda stack: (frame for frame in stack if not _is_ours(frame)))
 
 
 def format_error_line(error: BaseException) -> str:
-    """`torch.OutOfMemoryError: CUDA out of memory. …`: the last line that Python prints, notes left out."""
+    """`torch.OutOfMemoryError: CUDA out of memory. …`: the last line of the traceback, without notes."""
     lines = list(TracebackException.from_exception(error, limit=0, compact=True).format_exception_only())
     return lines[-1].strip() if isinstance(error, SyntaxError) else lines[0].strip()
 
 
 def innermost_user_location(error: BaseException, is_user_file: Callable[[str], bool]) -> str:
-    """`train.py:31`: the user's line where the exception struck."""
+    """`train.py:31`: the innermost line of the user's code in the traceback."""
     for frame in reversed(TracebackException.from_exception(error, lookup_lines=False, compact=True).stack):
         if is_user_file(frame.filename):
             return format_location(frame.filename, frame.lineno)
@@ -45,20 +44,20 @@ def innermost_user_location(error: BaseException, is_user_file: Callable[[str], 
 def _render(error: BaseException, choose: Callable[[StackSummary], Iterator[FrameSummary]]) -> str:
     summary = TracebackException.from_exception(error, compact=True)
     seen: set[int] = set()
-    waiting = [summary]
-    while waiting:  # the causes, the contexts and the members of groups have stacks of their own
-        part = waiting.pop()
+    pending = [summary]
+    while pending:  # causes, contexts and members of groups have their own stacks
+        part = pending.pop()
         if id(part) in seen:
             continue
         seen.add(id(part))
         part.stack = _Stack(choose(part.stack))
-        waiting += [other for other in (part.__cause__, part.__context__) if other is not None]
-        waiting += getattr(part, "exceptions", None) or []
+        pending += [other for other in (part.__cause__, part.__context__) if other is not None]
+        pending += getattr(part, "exceptions", None) or []
     return "".join(summary.format())
 
 
 class _Stack(StackSummary):
-    """Formats as any other, but for the lines that stand for folded frames."""
+    """A stack summary that formats a folded frame as one line."""
 
     def format_frame_summary(self, frame_summary: FrameSummary, **options: object) -> str:
         if frame_summary.filename == _FOLDED:
@@ -83,7 +82,7 @@ def _is_ours(frame: FrameSummary) -> bool:
 
 
 def _package(file: str) -> str:
-    """`torch` for a file of torch's; Python for one of the standard library or without a file."""
+    """The package of a file; `Python` for the standard library."""
     for folder in _PACKAGES:
         if folder in file:
             return file.split(folder, 1)[1].split("/", 1)[0].removesuffix(".py")

@@ -1,24 +1,24 @@
-"""A line of the user's code with its neighbours, from what the capture kept of it."""
+"""Lines of the user's code, from the source that was saved in the capture."""
 
 from rich.text import Text
 
-from legroom.diagnose.report.source_lines import AROUND, Sources
+from legroom.diagnose.report.source_lines import CONTEXT_LINES, Sources
 from legroom.show.common.formatting import clean
 
 
 def source_line(sources: Sources, file: str | None, line: int | None) -> str:
-    """The line itself without its indentation; "" where it was not kept."""
+    """The line without its indentation; "" if it was not saved."""
     if not file or not line:
         return ""
     return clean(sources.get(file, {}).get(line, "")).strip()
 
 
 def code_frame(sources: Sources, file: str, line: int) -> Text | None:
-    """The line marked, two before and two after it; None where it was not kept."""
+    """The marked line with the lines around it; None if it was not saved."""
     lines = sources.get(file, {})
     if line not in lines:
         return None
-    numbers = [number for number in range(line - AROUND, line + AROUND + 1) if number in lines]
+    numbers = [number for number in range(line - CONTEXT_LINES, line + CONTEXT_LINES + 1) if number in lines]
     texts = {number: clean(lines[number].replace("\t", "    ")).rstrip() for number in numbers}
     indent = min((len(text) - len(text.lstrip()) for text in texts.values() if text.strip()), default=0)
     digits = len(str(numbers[-1]))

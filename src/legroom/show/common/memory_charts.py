@@ -1,0 +1,114 @@
+"""Two charts made of text: a device's memory by category, and the peak of every step."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import median
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from legroom.diagnose.report.device_memory import MemoryShare, MemorySnapshot
+from legroom.memory.events import Category, Step
+from legroom.show.common.formatting import format_count
+from legroom.units import format_size
+
+CATEGORY_COLORS = {
+    Category.PARAMETER: "blue",
+    Category.GRADIENT: "magenta",
+    Category.OPTIMIZER_STATE: "yellow",
+    Category.ACTIVATION: "red",
+    Category.INPUT: "cyan",
+    Category.BUFFER: "bright_blue",
+    Category.WORKSPACE: "white",
+    Category.RESULT: "bright_green",
+    Category.TEMPORARY: "green",
+}
+MAX_COLUMNS = 40
+_LEVELS = "▁▂▃▄▅▆▇█"
+
+
+class MemoryBar:
+    """A device's memory as one bar with a row per category; each row starts where the row above ends.
+
+    The bar is readable without color. The last row ends at the device's total.
+    """
+
+    def __init__(self, snapshot: MemorySnapshot) -> None:
+        self._snapshot = snapshot
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        snapshot = self._snapshot
+        label_width = max(len(share.label) for share in snapshot.shares)
+        width = max(4, min(MAX_COLUMNS, options.max_width - label_width - 20))
+        table = Table.grid(padding=(0, 1))
+        table.add_column(no_wrap=True)
+        for _ in range(2):
+            table.add_column(justify="right", no_wrap=True)
+        table.add_column(no_wrap=True)
+        offset = 0
+        for share in snapshot.shares:
+            table.add_row(
+                Text(f"  {share.label}", style="dim" if share.is_free else ""),
+                format_size(share.bytes),
+                _percent(share.bytes, snapshot.capacity),
+                Text(_bar(offset, share, snapshot.capacity, width), style=_style(share)),
+            )
+            offset += share.bytes
+        total = Text(format_size(snapshot.capacity), style="bold")
+        table.add_row(Text("  total", style="bold"), total, "100%", "")
+        yield table
+
+
+def _style(share: MemoryShare) -> str:
+    if share.category is not None:
+        return CATEGORY_COLORS[share.category]
+    return "bright_black" if share.is_free else "bright_white"
+
+
+def _percent(size: int, total: int) -> str:
+    percent = 100 * size / total
+    return "<1%" if 0 < percent < 1 else f"{percent:.0f}%"
+
+
+def _bar(offset: int, share: MemoryShare, total: int, width: int) -> str:
+    """Blanks up to `offset`, then a bar as long as the share; a thin line if the share is less than half a column."""
+    start = min(int(offset / total * width), width - 1)
+    end = min(max(round((offset + share.bytes) / total * width), start + 1), width)
+    if share.bytes < total / width / 2:
+        return " " * start + "▏"
+    return " " * start + ("░" if share.is_free else "█") * (end - start)
+
+
+class StepSparkline:
+    """The peak of every step: `▁▂▃▅▇  91 steps, 120.0 MiB to 400.0 MiB, 0.35 s each`."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self._steps = steps
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        peaks = [step.peak_allocated for step in self._steps]
+        low, high = min(peaks), max(peaks)
+        seconds = median(step.seconds for step in self._steps)
+        duration = f"{seconds * 1000:.0f} ms" if seconds < 0.1 else f"{seconds:.2f} s"
+        size = format_size(low) if low == high else f"{format_size(low)} to {format_size(high)}"
+        legend = f"  {format_count(len(peaks), 'step')}, {size}, {duration} each"
+        columns = downsample_max(peaks, max(4, min(MAX_COLUMNS, options.max_width - len(legend) - 2)))
+        text = Text("  ")
+        text.append("".join(_level(value, low, high) for value in columns), style="cyan")
+        text.append(legend)
+        yield text
+
+
+def downsample_max(values: Sequence[int], width: int) -> list[int]:
+    """At most `width` values, each the maximum of an interval of `values`."""
+    if len(values) <= width:
+        return list(values)
+    edges = [len(values) * column // width for column in range(width + 1)]
+    return [max(values[start:end]) for start, end in pairwise(edges)]
+
+
+def _level(value: int, low: int, high: int) -> str:
+    if high <= low:
+        return _LEVELS[3]
+    return _LEVELS[round((value - low) / (high - low) * (len(_LEVELS) - 1))]
