@@ -20,24 +20,24 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.unit.diagnose.log_dress import DRESSES
+from tests.unit.diagnose.explain.log_formats import LOG_FORMATS
 
 from legroom.diagnose.explain.explain import explain, explain_file
 
 FOLDER = Path(__file__).parents[2] / "tests" / "data" / "errors"
 TABLES = (
-    "written_with_the_rules",
-    "collected_afterwards",
-    "collected_last",
-    "collected_fresh",
-    "collected_at_the_end",
-    "collected_from_threads",
-    "collected_after_mending",
-    "collected_across_libraries",
-    "collected_every_day",
-    "collected_unseen",
-    "collected_by_search",
-    "collected_seven",
+    "development",
+    "heldout_01",
+    "heldout_02",
+    "heldout_03",
+    "heldout_04",
+    "heldout_05_issue_threads",
+    "heldout_06",
+    "heldout_07_many_libraries",
+    "heldout_08_everyday_errors",
+    "heldout_09",
+    "heldout_10_search",
+    "heldout_11",
 )
 MEMORY = ("oom", "disguised-oom", "host-oom")
 
@@ -119,12 +119,12 @@ def dressed(tables: list[Path]) -> None:
     plain = [(row["text"], told) for row in rows if (told := explain(row["text"])).kind != "unknown"]
     same = Counter(
         name
-        for name, dress in DRESSES.items()
+        for name, dress in LOG_FORMATS.items()
         for text, told in plain
         if (again := explain(dress(text))).kind == told.kind and again.code == told.code
     )
     print(
-        f"{len(plain)} texts in {len(DRESSES)} dresses: {same.total() / len(plain) / len(DRESSES):.1%} told alike"
+        f"{len(plain)} texts in {len(LOG_FORMATS)} dresses: {same.total() / len(plain) / len(LOG_FORMATS):.1%} told alike"
     )
     for name, number in sorted(same.items(), key=lambda pair: pair[1])[:5]:
         print(f"  {name}: {number / len(plain):.1%}")

@@ -117,7 +117,7 @@ def fail(sizes: tuple[int, ...]) -> dict[str, float]:
         _, _, usage = os.wait4(run.pid, 0)
         began, failed, used = json.loads(times_file.read_text())
     after = [(moment, spent) for moment, spent, line in lines if moment > began and line.strip()]
-    assert any("By variable" in line for *_, line in lines), "no post-mortem"
+    assert any("Memory by variable" in line for *_, line in lines), "no post-mortem"
     (first, _), (last, spent) = after[0], after[-1]
     return {
         "from_step": last - began,

@@ -54,17 +54,17 @@ alive
       │               ^^^^
   help: Keep `loss` without it: add `.item()`.  [--fix]
 
-Found 1 problem in 1 of 1 file; 1 can be mended with `--fix`.
-What a code means: legroom explain LG101
+Found 1 problem in 1 of 1 file; 1 fixable with `--fix`.
+Show the meaning of a code: legroom explain LG101
 """
     )
 
 
 def test_fix_mends_and_the_next_run_is_clean(project: Path) -> None:
     done = lint("train.py", "--fix", folder=project)
-    assert (done.returncode, done.stdout) == (0, "Mended 1 problem. No problems left in 1 file.\n")
+    assert (done.returncode, done.stdout) == (0, "Fixed 1 problem. No problems found in 1 file.\n")
     assert "losses.append(loss.item())" in (project / "train.py").read_text()
-    assert lint("train.py", folder=project).stdout == "No problems in 1 file.\n"
+    assert lint("train.py", folder=project).stdout == "No problems found in 1 file.\n"
 
 
 def test_a_file_that_cannot_be_checked_is_said_and_the_rest_goes_on(project: Path) -> None:

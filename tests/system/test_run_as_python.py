@@ -21,7 +21,7 @@ def exit_facts(tmp_path, name="train.legroom"):
 def test_os_exit_is_closed_properly(write, legroom, tmp_path):
     done = legroom("run", *GPU, write("import os\nprint('working', flush=True)\nos._exit(5)"))
     assert (done.returncode, done.stdout) == (5, "working\n")
-    assert "Left by os._exit(5)" in done.stderr
+    assert "Exited via os._exit(5)" in done.stderr
     assert exit_facts(tmp_path)["exit_code"] == 5
     assert not exit_facts(tmp_path)["truncated"]
 
@@ -54,7 +54,7 @@ def test_threads_are_waited_for_and_watched(write, legroom):
         threading.Thread(target=work).start()
     """
     done = legroom("run", *GPU, write(source))
-    assert "memory peaked at 16.0 MiB" in done.stderr
+    assert "Peak memory: 16.0 MiB" in done.stderr
 
 
 def test_a_forked_child_says_nothing_and_spoils_nothing(write, legroom, tmp_path):
@@ -70,7 +70,7 @@ def test_a_forked_child_says_nothing_and_spoils_nothing(write, legroom, tmp_path
     done = legroom("run", *GPU, write(source))
     assert (done.returncode, done.stdout) == (0, "7\n")
     assert done.stderr.count("Finished in") == 1
-    assert "memory peaked at 4.0 MiB" in done.stderr
+    assert "Peak memory: 4.0 MiB" in done.stderr
     assert not exit_facts(tmp_path)["truncated"]
 
 
@@ -160,8 +160,8 @@ def test_a_run_that_was_killed_can_still_be_reported(write, start, legroom, tmp_
     process.communicate(timeout=60)
     done = legroom("report", "train.legroom")
     assert done.returncode == 0
-    assert done.stdout.startswith("Broken off (killed, or still running)")
-    assert "memory peaked at 4.0 MiB" in done.stdout
+    assert done.stdout.startswith("Incomplete capture (process killed or still running)")
+    assert "Peak memory: 4.0 MiB" in " ".join(done.stdout.split())
 
 
 def test_a_folder_that_cannot_be_written_to_is_no_reason_not_to_run(legroom, write, tmp_path):

@@ -1,8 +1,8 @@
-"""Every code that Legroom can name, with its page: `LG101`, its title, what it means and what to write instead.
+"""All codes that Legroom can report, each with its page: `LG101`, a title, the meaning and the fix.
 
-The linter, the leak detector, the post-mortem, the explainer and the doctor share these codes. A page has one source: the
-docstring of the lint rule's module where there is a rule (read without importing it, so that a page can be shown where
-libcst is not installed), else a Markdown file in `code_pages`. `docs/codes` is written from here:
+The linter, the leak detector, the out-of-memory advice, the explainer and the doctor share these codes. The source of a page
+is the docstring of the lint rule's module (read without importing it, so that libcst is not required), or a Markdown file in
+`code_pages`. `docs/codes` is generated from them:
 
     python -m legroom.diagnose.codes docs/codes
 """
@@ -31,16 +31,16 @@ KINDS = {
     "7": "errors explained",
     "9": "environment",
 }
-"""What the first digit of a code says."""
+"""The kind of a code, by its first digit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodePage:
-    """What one code means."""
+    """The page of one code."""
 
     code: str
     title: str
-    """A sentence without its full stop: `Memory grows with every step`."""
+    """A sentence without a final period: `Memory grows with every step`."""
     body: str
     """Markdown, without the heading."""
     is_lint_rule: bool
@@ -53,27 +53,27 @@ class CodePage:
 
     @property
     def markdown(self) -> str:
-        """The whole page, as `docs/codes` has it."""
+        """The complete page, as in `docs/codes`."""
         return f"# {self.code}: {self.title}\n\n{self.body}\n"
 
 
 def find_page(code: str) -> CodePage:
-    """The page of a code, in any case (`lg101`)."""
+    """The page of a code; case-insensitive."""
     page = all_pages().get(code.strip().upper())
     if page is None:
-        raise UsageError(f"there is no code {code}: codes go from LG101 to {max(all_pages())}")
+        raise UsageError(f"unknown code {code}. Codes range from LG101 to {max(all_pages())}.")
     return page
 
 
 @cache
 def all_pages() -> dict[str, CodePage]:
-    """Code → page, in the order of the codes."""
-    pages = [*_rule_pages(), *_written_pages()]
+    """All pages by code, in order."""
+    pages = [*_rule_pages(), *_markdown_pages()]
     return {page.code: page for page in sorted(pages, key=lambda page: page.code)}
 
 
 def write_pages(folder: Path) -> list[Path]:
-    """Write every page as `LGnnn.md` into `folder`, remove pages of codes that are no more, and say which changed."""
+    """Write every page to `folder/LGnnn.md` and remove obsolete pages. Returns the files that changed."""
     folder.mkdir(parents=True, exist_ok=True)
     changed = []
     for old in folder.glob("LG*.md"):
@@ -95,7 +95,7 @@ def _rule_pages() -> Iterator[CodePage]:
             yield _page(text, is_lint_rule=True)
 
 
-def _written_pages() -> Iterator[CodePage]:
+def _markdown_pages() -> Iterator[CodePage]:
     for file in sorted(_PAGES.glob("LG*.md")):
         yield _page(file.read_text(encoding="utf-8"), is_lint_rule=False)
 
@@ -103,7 +103,7 @@ def _written_pages() -> Iterator[CodePage]:
 def _page(text: str, *, is_lint_rule: bool) -> CodePage:
     first, _, rest = text.partition("\n")
     heading = _HEADING.fullmatch(first.strip())
-    assert heading, f"a page begins with its code and title, not with {first!r}"
+    assert heading, f"a page must start with its code and title, not with {first!r}"
     return CodePage(code=heading[1], title=heading[2].strip(), body=rest.strip(), is_lint_rule=is_lint_rule)
 
 

@@ -19,7 +19,7 @@ def test_a_log_is_explained_in_80_columns(tmp_path: Path, capsys: pytest.Capture
     assert main(["explain", str(log)]) == 0
     out = capsys.readouterr().out
     assert out.startswith(
-        "A linear layer or matrix product wants 256 features and got 512.\nLG714  not memory, sure\n"
+        "A linear layer or matrix product expects 256 input features but got 512.\nLG714  not memory, sure\n"
     )
     assert max(map(len, out.splitlines())) <= 80
     assert out.endswith("Next:\n  legroom explain LG714\n")
@@ -53,10 +53,10 @@ def test_a_code_shows_its_page(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["explain", "LG000"], "there is no code LG000"),
+        (["explain", "LG000"], "unknown code LG000"),
         (
             ["explain", "no.log"],
-            "no.log does not exist: name a log, a code such as LG710, or - for standard input",
+            "no.log does not exist. Give the path of a log, a code such as LG710, or - for standard input.",
         ),
         (["explain"], "Missing argument"),
         (["doctor", "--format", "xml"], "Invalid value for '--format'"),
@@ -85,7 +85,7 @@ def test_a_sound_machine_ends_with_0(
     _machine(monkeypatch, 8 * GiB)
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("This set-up is sound.\n")
+    assert out.startswith("No problems found.\n")
     assert max(map(len, out.splitlines())) <= 80
 
 
@@ -95,7 +95,7 @@ def test_findings_end_with_1_and_are_told_with_the_fix(
     _machine(monkeypatch, 64 * MiB)
     assert main(["doctor"]) == 1
     out = capsys.readouterr().out
-    assert out.startswith("1 thing to look at.\n\nLG915  64.0 MiB of shared memory are free in /dev/shm")
+    assert out.startswith("1 problem found.\n\nLG915  Only 64.0 MiB of shared memory are free in /dev/shm")
     assert main(["doctor", "--format", "json"]) == 1
     told = json.loads(capsys.readouterr().out)
     assert (told["sound"], [finding["code"] for finding in told["findings"]]) == (False, ["LG915"])
@@ -115,7 +115,7 @@ def test_an_error_that_is_known_is_named_below_its_traceback(
     err = capsys.readouterr().err
     assert 'wrong.py", line 3' in err
     assert (
-        "legroom: The label 3 is outside the classes that the model's output has. legroom explain LG712"
+        "legroom: The label 3 is out of range for the number of classes in the model's output. legroom explain LG712"
         in err
     )
     assert "on a real GPU this is a device-side assert" in err

@@ -55,7 +55,7 @@ def test_the_first_failure_is_shown_and_the_others_are_folded(launch):
     assert done.returncode == 1
     assert re.search(r"Rank 1 failed first after .*: ValueError: the loss is not a number\.", done.stderr)
     assert done.stderr.count("Traceback") == 1
-    assert "ranks 0 and 2: told to end by the launcher" in done.stderr
+    assert "ranks 0 and 2: stopped by the launcher" in done.stderr
     assert "ValueError" in Path("train.launch/rank-1.err").read_text()
 
 
@@ -63,15 +63,15 @@ def test_a_killed_rank_is_named_and_the_others_are_ended(launch):
     done = launch(KILLED_ONCE, ["--nproc", "2"])
     assert done.returncode == 128 + signal.SIGKILL
     assert "Rank 1 was killed by SIGKILL" in done.stderr
-    assert "rank 0: told to end by the launcher" in done.stderr
+    assert "rank 0: stopped by the launcher" in done.stderr
 
 
 def test_all_ranks_start_again_where_that_is_allowed(launch):
     done = launch(KILLED_ONCE, ["--nproc", "2", "--max-restarts", "1"])
     assert done.returncode == 0
     said = " ".join(done.stderr.split())
-    assert re.search(r"rank 1 was killed by SIGKILL after .*; all ranks start again \(1 of 1\)\.", said)
-    assert "after 1 restart: both ranks." in said
+    assert re.search(r"rank 1 was killed by SIGKILL after .*\. Restarting all ranks \(1 of 1\)\.", said)
+    assert re.search(r"Both ranks finished in .* after 1 restart\.", said)
     assert Path("train.launch/restart-1/rank-1.out").read_text() == "attempt 1\n"
 
 

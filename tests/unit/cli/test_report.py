@@ -51,8 +51,8 @@ def capture(tmp_path, monkeypatch):
 def test_text(capture, capfd):
     assert main(["report", capture("a.legroom")]) == 0
     out = capfd.readouterr().out
-    assert out.startswith("Ended in 0.1 s: memory peaked at 8.0 MiB of 64.0 MiB at step 0")
-    assert out.endswith("legroom report a.legroom   # this report again\n")
+    assert out.startswith("Ended after 0.1 s. Peak memory: 8.0 MiB of 64.0 MiB at step 0")
+    assert out.endswith("legroom report a.legroom   # show this report again\n")
 
 
 def test_json(capture, capfd):
@@ -62,7 +62,7 @@ def test_json(capture, capfd):
 
 def test_a_comparison(capture, capfd):
     assert main(["report", capture("b.legroom", 12), "--compare", capture("a.legroom")]) == 0
-    sentence = "Since a.legroom the peak rose by 4.0 MiB, from 8.0 MiB to 12.0 MiB, most of it input."
+    sentence = "Peak memory increased by 4.0 MiB, from 8.0 MiB in a.legroom to 12.0 MiB, mostly input."
     assert sentence in " ".join(capfd.readouterr().out.split())
 
 
@@ -78,7 +78,7 @@ def test_a_truncated_capture_is_read_as_far_as_it_goes(capture, tmp_path, capfd)
     file = tmp_path / capture("a.legroom")
     file.write_bytes(file.read_bytes()[:-25])
     assert main(["report", "a.legroom"]) == 0
-    assert capfd.readouterr().out.startswith("Broken off (killed, or still running)")
+    assert capfd.readouterr().out.startswith("Incomplete capture (process killed or still running)")
 
 
 def another_version(data: bytes) -> bytes:

@@ -41,11 +41,11 @@ def run(tmp_path, monkeypatch, capfd):
 def test_a_run_ends_with_its_peak_and_the_next_command(run):
     code, _, err = run(TRAINS, "--gpu", "64MiB")
     assert code == 0
-    assert "Finished after 6 steps in " in err
-    assert "memory peaked at " in err
+    assert "Finished after 6 steps (" in err
+    assert "Peak memory: " in err
     assert "of 64.0 MiB at step" in err
     assert "from train.py:" in err
-    assert err.rstrip().endswith("legroom report train.legroom   # this report again")
+    assert err.rstrip().endswith("legroom report train.legroom   # show this report again")
 
 
 def test_the_scripts_stdout_is_its_own(run):
@@ -85,7 +85,7 @@ def test_memory_that_runs_out_is_explained_above_the_traceback(run):
     assert code == 1
     explained, traceback = err.split("Traceback (most recent call last):")
     assert (
-        "Out of memory at step 6, outside forward and backward, on train.py:9: 256.0 MiB were asked for"
+        "Out of memory at step 6 outside forward and backward, at train.py:9. Tried to allocate 256.0 MiB"
         in " ".join(explained.split())
     )
     assert "❱ 9 │ big = torch.zeros(64 << 20, device='cuda')" in explained
@@ -122,7 +122,7 @@ def test_memory_that_ran_out_and_was_handled_is_a_remark(run):
     code, out, err = run(source, "--gpu", "64MiB")
     assert (code, out) == (0, "smaller\n")
     assert "Finished after 6 steps" in err
-    assert "Memory ran out once and the script went on; last at step 6 on train.py:" in " ".join(err.split())
+    assert "The script caught 1 out-of-memory error at step 6, at train.py:" in " ".join(err.split())
 
 
 def test_giving_up_after_memory_ran_out_is_explained(run):
@@ -139,7 +139,7 @@ def test_any_other_error_keeps_the_frames_of_libraries(run):
     code, _, err = run("import json\njson.loads('{')", "--gpu", "64MiB")
     assert code == 1
     assert "json/decoder.py" in err
-    assert "Stopped by json.decoder.JSONDecodeError" in err
+    assert "Failed with json.decoder.JSONDecodeError" in err
 
 
 def test_the_scripts_own_excepthook_shows_the_error(run, monkeypatch):
@@ -153,7 +153,7 @@ def test_the_scripts_own_excepthook_shows_the_error(run, monkeypatch):
 
 def test_nothing_on_the_device_is_said(run):
     _, _, err = run("print(1)", "--gpu", "64MiB")
-    assert "no tensor ever lived on the device." in err
+    assert "No GPU memory was used." in err
 
 
 def test_without_a_gpu_the_hosts_memory_is_watched(run):
@@ -166,7 +166,7 @@ def test_without_a_gpu_the_hosts_memory_is_watched(run):
     )
     assert code == 0
     assert "no GPU here: watching host memory" in err
-    assert "memory peaked at 4.0 MiB" in err
+    assert "Peak memory: 4.0 MiB" in err
 
 
 def test_the_context_of_a_gpu_by_name_is_part_of_the_report(run):
@@ -174,7 +174,7 @@ def test_the_context_of_a_gpu_by_name_is_part_of_the_report(run):
     _, out, err = run(source, "--gpu", "t4")
     t4 = find_gpu("t4")
     assert out == f"({t4.usable - 20 * MiB}, {t4.total})\n"
-    assert "not PyTorch's        400.0 MiB" in err
+    assert "non-PyTorch 400.0 MiB" in " ".join(err.split())
 
 
 def test_an_unknown_gpu_is_refused_with_similar_names(run):
@@ -198,7 +198,7 @@ def test_growth_is_reported(run):
         "    optimizer.step()", "    optimizer.step()\n    kept.append(torch.zeros(1 << 18, device='cuda'))"
     )
     _, _, err = run(source, "--gpu", "64MiB")
-    assert "it grows by 1.0 MiB with every step" in " ".join(err.split())
+    assert "Memory grows by 1.0 MiB per step." in " ".join(err.split())
     assert "LG105" in err
     assert "kept (list, " in err
 
@@ -259,7 +259,7 @@ def test_our_own_trouble_does_not_change_the_exit_code(run, monkeypatch):
     def broken(*args, **kwargs):
         raise TypeError("our bug")
 
-    monkeypatch.setattr("legroom.run.recording.report_of", broken)
+    monkeypatch.setattr("legroom.run.recording.report_from_ledger", broken)
     code, _, err = run("raise SystemExit(3)", "--gpu", "64MiB")
     assert code == 3
     assert "legroom: the report could not be made (TypeError: our bug); the run itself is not affected" in err

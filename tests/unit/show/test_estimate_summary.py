@@ -50,7 +50,7 @@ def test_what_is_needed_and_what_is_free_add_up_to_the_gpu_where_the_cache_grows
     now = estimated("8GiB")
     later = replace(now, peak_reserved=now.peak_reserved + 512 * MiB, peak_device=now.peak_device + 512 * MiB)
     free = format_size(now.gpu.total - later.peak_device)
-    assert f"  free                 {free:>9}" in render_to_string(verdict_words(later), width=80)
+    assert f"  free                  {free:>9}" in render_to_string(verdict_words(later), width=80)
 
 
 def test_where_the_batch_is_an_argument_its_name_is_said() -> None:

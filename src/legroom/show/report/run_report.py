@@ -132,10 +132,11 @@ def _footer_parts(report: RunReport, warning: str) -> Iterator[RenderableType]:
 
 def _summary(report: RunReport) -> str:
     duration = format_duration(report.seconds) if report.seconds else ""
-    after = f" after {duration}" if duration else ""
+    how = _format_exit(report)
+    after = f" {'in' if how == 'Finished' else 'after'} {duration}" if duration else ""
     if report.steps:
         after = f" after {format_count(report.steps, 'step')}" + (f" ({duration})" if duration else "")
-    ended = f"{_format_exit(report)}{_on_rank(report.rank)}{after}."
+    ended = f"{how}{_on_rank(report.rank)}{after}."
     if report.peak is None or report.device is None:
         on_host = report.device is not None and report.device.kind == "host"
         return f"{ended} {'No tensor memory' if on_host else 'No GPU memory'} was used."

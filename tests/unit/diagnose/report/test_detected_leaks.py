@@ -1,4 +1,4 @@
-"""What the detector saw becomes a sentence, a code and an advice."""
+"""Leaks from the detector: the holder path, the code and the advice."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,8 +15,8 @@ LOSSES = DetectedLeak(
 )  # fmt: skip
 
 
-def test_the_path_as_a_sentence() -> None:
-    expected = "train.py:41 losses (list, 412 items) → tensor → graph of 37 nodes → 1.2 MiB a step"
+def test_holder_path() -> None:
+    expected = "train.py:41 losses (list, 412 items) → tensor → graph of 37 nodes → 1.2 MiB per step"
     assert holder_path(LOSSES) == expected
 
 
@@ -28,11 +28,11 @@ def test_the_path_as_a_sentence() -> None:
         ({"kind": "tensor"}, "LG105"),
     ],
 )  # fmt: skip
-def test_each_cause_has_its_page(changes: dict[str, Any], code: str) -> None:
+def test_each_cause_has_its_code(changes: dict[str, Any], code: str) -> None:
     assert advice_on(replace(LOSSES, **changes))[0] == code
 
 
-def test_of_the_same_leak_the_last_verdict_counts() -> None:
+def test_last_report_of_a_leak_counts() -> None:
     later = replace(LOSSES, described="list, 900 items", step=40)
     assert latest_leaks([LOSSES, later]) == [later]
 
@@ -43,7 +43,7 @@ def test_growth_is_counted_to_the_end_of_the_run() -> None:
     assert leak.bytes == 105 * LOSSES.bytes_per_step
 
 
-def test_a_watched_run_without_verdict_has_no_leaks(make_run) -> None:
+def test_watched_run_without_detected_leaks_has_none(make_run) -> None:
     from legroom.memory.events import Category
 
     run = make_run()
@@ -54,7 +54,7 @@ def test_a_watched_run_without_verdict_has_no_leaks(make_run) -> None:
     assert run.report().leaks == ()
 
 
-def test_the_report_tells_the_detectors_verdict(make_run) -> None:
+def test_report_contains_detected_leaks(make_run) -> None:
     run = make_run()
     run.end_step()
     run.events.append(LOSSES)

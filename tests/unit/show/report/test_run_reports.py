@@ -1,4 +1,4 @@
-"""What people read, kept as text files in tests/snapshots: UPDATE_SNAPSHOTS=1 writes them anew."""
+"""Reports compared with tests/snapshots; UPDATE_SNAPSHOTS=1 accepts the new output."""
 
 import os
 from pathlib import Path
@@ -11,7 +11,7 @@ from legroom.memory.events import Category, Phase
 from legroom.show.common.terminal import render_to_string
 from legroom.show.report.run_report import render_oom, render_report, render_run
 
-SNAPSHOTS = Path(__file__).parents[2] / "snapshots"
+SNAPSHOTS = Path(__file__).parents[3] / "snapshots"
 CODE = {
     8: "def train(model, loader, optimizer):",
     9: "    for images, labels in loader:",
@@ -21,7 +21,7 @@ CODE = {
 }
 
 
-def agrees(name: str, *parts: RenderableType) -> None:
+def check_snapshot(name: str, *parts: RenderableType) -> None:
     text = render_to_string(*parts)
     file = SNAPSHOTS / f"{name}.txt"
     if os.environ.get("UPDATE_SNAPSHOTS"):
@@ -31,7 +31,7 @@ def agrees(name: str, *parts: RenderableType) -> None:
 
 @pytest.fixture
 def trained(make_run):
-    """Six steps of training, memory left."""
+    """Six steps of training, with free memory left."""
     run = make_run(arguments=["--batch-size", "256"])
     run.source(CODE)
     run.phase = Phase.OTHER
@@ -52,12 +52,12 @@ def trained(make_run):
     return run
 
 
-def test_a_run_that_ended_well(trained):
+def test_finished_run(trained):
     trained.ends(0, "finished")
-    agrees("finished", render_report(trained.report()))
+    check_snapshot("finished", render_report(trained.report()))
 
 
-def test_a_run_that_died_of_memory(trained):
+def test_run_that_failed_with_oom(trained):
     trained.phase = Phase.FORWARD
     trained.alloc(20, Category.INPUT)
     trained.alloc(700, Category.ACTIVATION, line=11, module="layer1")
@@ -71,46 +71,48 @@ def test_a_run_that_died_of_memory(trained):
     trained.ends(
         1, "raised", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 150.00 MiB.", traceback
     )
-    agrees("out_of_memory", render_report(trained.report()))
+    check_snapshot("out_of_memory", render_report(trained.report()))
 
 
-def test_a_run_that_leaks(make_run):
+def test_run_with_a_leak(make_run):
     run = make_run()
     run.source(CODE)
     for _ in range(9):
         run.alloc(30, Category.ACTIVATION, line=11)
         run.end_step()
     run.ends(0, "finished")
-    agrees("leak", render_run(run.report()))
+    check_snapshot("leak", render_run(run.report()))
 
 
-def test_a_run_that_put_nothing_on_the_device_is_asked_why(make_run):
+def test_run_without_gpu_memory_gets_a_hint(make_run):
     run = make_run()
     run.ends(0, "finished")
-    assert "Was anything moved to the device?" in render_to_string(render_run(run.report()), width=80)
+    assert "Check that the script moves the model and the data to the GPU" in render_to_string(
+        render_run(run.report()), width=80
+    )
 
 
-def test_a_run_that_was_interrupted_before_it_used_memory(make_run):
+def test_interrupted_run_without_gpu_memory(make_run):
     run = make_run()
     run.ends(130, "interrupted", "KeyboardInterrupt at train.py:3")
-    agrees("interrupted", render_report(run.report()))
+    check_snapshot("interrupted", render_report(run.report()))
 
 
-def test_a_run_that_got_over_it(trained):
+def test_run_that_caught_oom(trained):
     trained.oom(900, line=11)
     trained.ends(0, "finished")
-    agrees("caught", render_report(trained.report()))
+    check_snapshot("caught", render_report(trained.report()))
 
 
-def test_on_a_shared_device_with_a_limit(make_run):
+def test_oom_on_a_shared_device_with_a_memory_fraction(make_run):
     run = make_run(capacity=16000, other=3000)
     run.alloc(7000, Category.ACTIVATION, line=11)
     run.oom(1500, line=11, limit=8000, fragmented=700)
     run.ends(1, "raised", "torch.OutOfMemoryError: …")
-    agrees("shared_device", render_oom(run.report()))
+    check_snapshot("shared_device", render_oom(run.report()))
 
 
-def test_the_bar_adds_up_to_the_device(make_run):
+def test_shares_add_up_to_the_device(make_run):
     run = make_run(capacity=16000, other=3000)
     run.alloc(7000, Category.ACTIVATION)
     run.oom(1500, limit=8000, fragmented=700)
@@ -118,7 +120,7 @@ def test_the_bar_adds_up_to_the_device(make_run):
     assert sum(share.bytes for share in snapshot.shares) == snapshot.capacity == run.capacity
 
 
-def test_a_strangers_capture_cannot_command_the_terminal(make_run):
+def test_control_characters_in_a_capture_are_removed(make_run):
     run = make_run()
     run.source({11: "evil = '\x1b[2J'"})
     run.alloc(10, line=11, module="\x1b[31m")
@@ -128,13 +130,13 @@ def test_a_strangers_capture_cannot_command_the_terminal(make_run):
     assert "\x1b" not in render_to_string(render_report(run.report()))
 
 
-def test_plain_ascii_where_the_stream_knows_no_more(trained):
+def test_ascii_output(trained):
     trained.oom(900, line=11)
     trained.ends(1, "raised")
     assert render_to_string(render_report(trained.report()), ascii_only=True).isascii()
 
 
-def test_no_line_is_wider_than_the_terminal(trained):
+def test_lines_fit_the_terminal(trained):
     trained.ends(0, "finished")
     for width in (60, 80, 100):
         assert (
@@ -151,17 +153,17 @@ def test_what_the_watcher_could_not_see_is_said(trained):
     assert "Watching the GPU ended early.\n" in render_to_string(render_report(trained.report()))
 
 
-def test_an_unknown_line_is_left_out_of_the_sentence(make_run):
+def test_unknown_line_is_omitted_from_the_summary(make_run):
     run = make_run()
     run.alloc(900)
     run.oom(200)
     run.events[-1] = run.events[-1]._replace(frame=None, op="")
     run.ends(1, "raised")
     first = render_to_string(render_oom(run.report())).splitlines()[0]
-    assert first.startswith("Out of memory at step 0, in the forward pass: 200.0 MiB were asked for")
+    assert first.startswith("Out of memory at step 0 in the forward pass. Tried to allocate 200.0 MiB")
 
 
-def test_variables_that_reach_the_same_share_a_row(make_run):
+def test_variables_that_retain_the_same_memory_share_an_entry(make_run):
     run = make_run()
     run.alloc(900)
     run.oom(200)

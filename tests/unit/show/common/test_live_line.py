@@ -1,4 +1,4 @@
-"""The live line comes and goes without a trace in what the script prints."""
+"""The live status line does not interfere with the output of the script."""
 
 import io
 import os
@@ -14,7 +14,7 @@ from legroom.units import GiB, MiB
 
 
 @dataclass
-class Figures:
+class StatusValues:
     step: int = 41
     seconds_per_step: float = 0.35
     allocated: int = 300 * MiB
@@ -24,7 +24,7 @@ class Figures:
 
 
 class Terminal:
-    """A pseudo-terminal, and what a person would see on it."""
+    """A pseudo-terminal and its visible content."""
 
     def __init__(self) -> None:
         self.master, slave = os.openpty()
@@ -32,7 +32,7 @@ class Terminal:
         self.stream = os.fdopen(slave, "w", buffering=1)
 
     def screen(self) -> list[str]:
-        """Understands what is used here: carriage return, new line, clear line."""
+        """The visible lines; supports carriage return, newline and clear line."""
         self.stream.flush()
         lines, column = [""], 0
         text = b"".join(iter(self._read, b"")).decode().replace("\x1b[2K", "\x00")
@@ -57,18 +57,18 @@ class Terminal:
 
 
 @pytest.fixture(autouse=True)
-def no_beat(monkeypatch):
-    """Paint only when told to."""
+def no_automatic_repaint(monkeypatch):
+    """Repaint only on request."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(LiveLine, "REPAINT_SECONDS", 1000)
 
 
 @contextmanager
 def on_terminal() -> Iterator[tuple[Terminal, LiveLine]]:
-    """Inside, sys.stdout and sys.stderr are a terminal with a live line (pytest swaps them between phases)."""
+    """Replace sys.stdout and sys.stderr by a terminal with a live line (pytest swaps them between phases)."""
     terminal, saved = Terminal(), (sys.stdout, sys.stderr)
     sys.stdout = sys.stderr = terminal.stream
-    live = LiveLine(Figures)
+    live = LiveLine(StatusValues)
     live.start()
     try:
         yield terminal, live
@@ -77,7 +77,7 @@ def on_terminal() -> Iterator[tuple[Terminal, LiveLine]]:
         sys.stdout, sys.stderr = saved
 
 
-def test_the_line_shows_where_the_run_stands():
+def test_line_shows_step_and_memory():
     with on_terminal() as (terminal, live):
         live.paint()
         assert terminal.screen() == [
@@ -85,7 +85,7 @@ def test_the_line_shows_where_the_run_stands():
         ]
 
 
-def test_what_the_script_prints_stays_whole():
+def test_output_of_the_script_is_unchanged():
     with on_terminal() as (terminal, live):
         live.paint()
         print("epoch 1")
@@ -95,7 +95,7 @@ def test_what_the_script_prints_stays_whole():
         assert terminal.screen() == ["epoch 1", "epoch 2", ""]
 
 
-def test_a_line_that_is_not_ended_is_left_alone():
+def test_unfinished_line_is_not_overwritten():
     with on_terminal() as (terminal, live):
         sys.stdout.write("\r 10%|#    |")
         live.paint()
@@ -104,7 +104,7 @@ def test_a_line_that_is_not_ended_is_left_alone():
         assert terminal.screen() == [" 20%|##   |"]
 
 
-def test_bytes_written_past_the_text_layer_are_seen_too():
+def test_bytes_written_to_the_buffer_are_noticed():
     with on_terminal() as (terminal, live):
         live.paint()
         sys.stdout.buffer.write(b"raw")
@@ -113,7 +113,7 @@ def test_bytes_written_past_the_text_layer_are_seen_too():
         assert terminal.screen() == ["raw"]
 
 
-def test_nothing_is_painted_while_the_script_waits_for_input(monkeypatch):
+def test_line_is_hidden_during_input(monkeypatch):
     painting = []
     monkeypatch.setattr("builtins.input", lambda prompt: (painting[0].paint(), "yes")[1])
     with on_terminal() as (terminal, live):
@@ -122,14 +122,14 @@ def test_nothing_is_painted_while_the_script_waits_for_input(monkeypatch):
         assert terminal.screen() == [""]
 
 
-def test_streams_stay_the_very_same_objects():
+def test_streams_stay_the_same_objects():
     with on_terminal() as (terminal, _):
         assert sys.stdout is terminal.stream
         assert sys.stdout.isatty()
         assert isinstance(sys.stdout, io.TextIOWrapper)
 
 
-def test_everything_is_put_back():
+def test_streams_are_restored():
     before = input
     with on_terminal() as (terminal, live):
         assert input is not before
@@ -139,42 +139,42 @@ def test_everything_is_put_back():
         assert "write" not in vars(terminal.stream.buffer)
 
 
-def test_a_forked_child_prints_as_if_nothing_had_been():
+def test_forked_child_restores_the_streams():
     with on_terminal() as (terminal, live):
         live.paint()
         live.abandon()
         assert "write" not in vars(terminal.stream)
 
 
-def test_a_pipe_gets_a_plain_line_now_and_then(monkeypatch):
+def test_pipe_gets_plain_lines(monkeypatch):
     monkeypatch.setattr(LiveLine, "FIRST_PLAIN_SECONDS", 0.0)
     monkeypatch.setattr(LiveLine, "PLAIN_SECONDS", 1000.0)
     read, write = os.pipe()
     with os.fdopen(write, "w") as stream:
-        live = LiveLine(Figures, stream=stream)
+        live = LiveLine(StatusValues, stream=stream)
         live.start()
         line = os.read(read, 1000)
         live.stop()
     os.close(read)
-    assert line == b"legroom: " + format_status(Figures()).encode() + b"\n"
+    assert line == b"legroom: " + format_status(StatusValues()).encode() + b"\n"
 
 
-def test_a_stream_without_a_file_gets_nothing():
+def test_stream_without_a_file_descriptor_gets_nothing():
     stream = io.StringIO()
-    live = LiveLine(Figures, stream=stream)
+    live = LiveLine(StatusValues, stream=stream)
     live.start()
     live.stop()
     assert stream.getvalue() == ""
 
 
 @pytest.mark.parametrize("columns", range(20, 120, 7))
-def test_the_line_never_wraps(columns):
-    assert len(fit_status(Figures(), columns)) <= columns
+def test_line_fits_the_terminal(columns):
+    assert len(fit_status(StatusValues(), columns)) <= columns
 
 
-def test_the_peak_is_the_last_to_go():
-    assert fit_status(Figures(), 40) == "legroom  peak 512.0 MiB of 8.00 GiB"
+def test_peak_is_kept_on_a_narrow_terminal():
+    assert fit_status(StatusValues(), 40) == "legroom  peak 512.0 MiB of 8.00 GiB"
 
 
-def test_the_first_step_has_no_pace_yet():
-    assert "first step" in format_status(Figures(step=0, seconds_per_step=0.0))
+def test_first_step_has_no_speed():
+    assert "first step" in format_status(StatusValues(step=0, seconds_per_step=0.0))

@@ -1,4 +1,4 @@
-"""What is said when a launch is over."""
+"""The report of a launch."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def plan(**options) -> LaunchPlan:
 
 
 def rank(number: int, *, code: int = 0, error: str = "", ending: bool = True, **facts) -> RankResult:
-    told = RankEnding(
+    record = RankEnding(
         rank=number,
         time=float(number),
         exit_code=code,
@@ -32,32 +32,32 @@ def rank(number: int, *, code: int = 0, error: str = "", ending: bool = True, **
         **facts,
     )
     return RankResult(
-        rank=number, exit_code=code, ending=told if ending else None, files=FOLDER.files(number)
+        rank=number, exit_code=code, ending=record if ending else None, files=FOLDER.files(number)
     )
 
 
-def said(*ranks: RankResult, **options) -> str:
+def summary(*ranks: RankResult, **options) -> str:
     end = LaunchEnd(attempts=(Attempt(number=0, seconds=4.0, ranks=ranks),))
     return " ".join(render_to_string(render_launch_end(end, plan(**options), FOLDER, None)).split())
 
 
-def test_the_fullest_rank_is_named():
+def test_rank_with_the_highest_peak_is_named():
     peaks = {"device": 0, "capacity": 8 << 30, "steps": 5, "peak_reserved": 1}
-    text = said(
+    text = summary(
         rank(0, peak_allocated=1 << 30, **peaks),
         rank(1, **{**peaks, "device": 1, "peak_allocated": 2 << 30}),
     )
-    assert text.startswith("Finished in 4.0 s: both ranks; memory peaked at 2.00 GiB of 8.00 GiB, on rank 1.")
+    assert text.startswith("Both ranks finished in 4.0 s. Peak memory: 2.00 GiB of 8.00 GiB on rank 1.")
 
 
-def test_ranks_that_all_filled_the_first_gpu_are_told_how_to_choose():
-    text = said(*(rank(number, device=0, peak_allocated=1, capacity=2) for number in range(2)))
-    assert "Ranks 0 and 1 both filled GPU 0." in text
+def test_ranks_that_share_a_gpu_get_a_hint():
+    text = summary(*(rank(number, device=0, peak_allocated=1, capacity=2) for number in range(2)))
+    assert "Ranks 0 and 1 both used GPU 0." in text
     assert 'torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))' in text
 
 
-def test_ranks_that_fell_alike_share_a_line():
-    text = said(
+def test_ranks_with_the_same_failure_share_a_line():
+    text = summary(
         rank(0, code=1, error="ValueError: rank 0"),
         rank(1, code=1, error="ValueError: rank 1"),
         rank(2, code=1, error=LOST),
@@ -68,33 +68,36 @@ def test_ranks_that_fell_alike_share_a_line():
     assert "ranks 2 and 3: connection lost (RuntimeError)" in text
 
 
-def test_a_rank_that_left_early_is_named_before_those_that_missed_it():
-    text = said(rank(0, code=1, error=LOST), rank(1))
-    assert text.startswith("Rank 1 ended without an error while others still waited for it")
+def test_rank_that_exited_early_is_named_first():
+    text = summary(rank(0, code=1, error=LOST), rank(1))
+    assert text.startswith("Rank 1 exited without an error while other ranks were waiting")
 
 
-def test_a_failure_on_another_node_is_said_to_be_there():
-    text = said(rank(0, code=1, error=LOST), nodes=(2, 2), rendezvous="node1:29400")
+def test_failure_on_another_node():
+    text = summary(rank(0, code=1, error=LOST), nodes=(2, 2), rendezvous="node1:29400")
     assert text.startswith(
-        "The connection to other nodes was lost after 3.0 s: the first failure was on one of them"
+        "The connection to other nodes was lost after 3.0 s. The first failure was on one of them"
     )
 
 
-def test_an_exit_without_python_is_told_by_its_code():
-    assert said(rank(0, code=7, ending=False)).startswith(
-        "Rank 0 ended after 4.0 s with exit code 7, without a Python error."
+def test_exit_without_a_python_error_shows_the_code():
+    assert summary(rank(0, code=7, ending=False)).startswith(
+        "Rank 0 exited after 4.0 s with code 7, without a Python error."
     )
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "text"),
     [
-        ({"gpus": parse_gpus("8GiB,8GiB")}, "2 ranks, a virtual GPU of 8.00 GiB each"),
-        ({"gpus": parse_gpus("24GiB,8GiB")}, "2 ranks, virtual GPUs of 24.00 GiB and 8.00 GiB"),
-        ({"real_gpus": 2}, "2 ranks, a GPU each"),
-        ({"nodes": (2, 4), "rendezvous": "node1:29400"}, "2 to 4 nodes meet at node1:29400"),
+        ({"gpus": parse_gpus("8GiB,8GiB")}, "2 ranks with a virtual GPU of 8.00 GiB each"),
+        ({"gpus": parse_gpus("24GiB,8GiB")}, "2 ranks with virtual GPUs of 24.00 GiB and 8.00 GiB"),
+        ({"real_gpus": 2}, "2 ranks with a GPU each"),
+        (
+            {"nodes": (2, 4), "rendezvous": "node1:29400"},
+            "on each of 2 to 4 nodes (rendezvous at node1:29400)",
+        ),
         ({}, "2 ranks on the CPU"),
     ],
 )
-def test_the_opening_says_what_starts(options, words):
-    assert words in " ".join(render_to_string(render_launch_start(plan(**options), FOLDER)).split())
+def test_start_message_describes_the_ranks(options, text):
+    assert text in " ".join(render_to_string(render_launch_start(plan(**options), FOLDER)).split())

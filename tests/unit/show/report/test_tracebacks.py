@@ -1,4 +1,4 @@
-"""Tracebacks keep the user's frames and count the others."""
+"""Tracebacks show the user's frames and fold the others."""
 
 import json
 import re
@@ -28,25 +28,25 @@ def caught(function) -> BaseException:
     return info.value
 
 
-def test_frames_of_libraries_are_counted_not_shown():
+def test_library_frames_are_folded():
     text = format_short_traceback(caught(failing), is_mine)
     assert re.search(r"in failing\n    torch.nn.Linear.*\n(?:.*\^.*\n)?  … \d+ frames in torch\n", text)
     assert "modules/linear.py" not in text
 
 
-def test_the_standard_library_is_called_python():
+def test_standard_library_is_called_python():
     assert re.search(
         r"  … \d+ frames in Python\n", format_short_traceback(caught(lambda: json.loads("{")), is_mine)
     )
 
 
-def test_the_message_stays():
+def test_error_line_is_kept():
     assert (
         format_short_traceback(caught(failing), is_mine).rstrip().endswith(format_error_line(caught(failing)))
     )
 
 
-def test_causes_are_shortened_too():
+def test_causes_are_folded():
     def wrapping():
         try:
             failing()
@@ -58,14 +58,14 @@ def test_causes_are_shortened_too():
     assert "modules/linear.py" not in text
 
 
-def test_groups_are_shortened_too():
+def test_groups_are_folded():
     def grouping():
         raise ExceptionGroup("several", [caught(failing)])
 
     assert "modules/linear.py" not in format_short_traceback(caught(grouping), is_mine)
 
 
-def test_only_our_own_frames_are_left_out_of_the_full_traceback():
+def test_full_traceback_omits_only_legroom_frames():
     from legroom.units import parse_size
 
     text = format_traceback(caught(lambda: parse_size("x")))
@@ -73,21 +73,21 @@ def test_only_our_own_frames_are_left_out_of_the_full_traceback():
     assert "test_tracebacks.py" in text
 
 
-def test_the_headline_is_one_line():
+def test_error_line_is_one_line():
     error = caught(failing)
     error.add_note("a note")
     assert format_error_line(error).startswith("RuntimeError: ")
     assert "\n" not in format_error_line(error)
 
 
-def test_the_headline_of_a_syntax_error_says_what_is_wrong():
+def test_error_line_of_a_syntax_error():
     assert format_error_line(caught(lambda: compile("f(:", "x", "exec"))).startswith("SyntaxError:")
 
 
-def test_the_innermost_line_of_the_user_is_found():
+def test_innermost_user_line_is_found():
     line = failing.__code__.co_firstlineno + 1
     assert innermost_user_location(caught(failing), is_mine).endswith(f"test_tracebacks.py:{line}")
 
 
-def test_without_a_frame_of_the_users_the_line_is_unknown():
+def test_line_is_unknown_without_a_user_frame():
     assert innermost_user_location(caught(failing), lambda file: False) == "an unknown line"

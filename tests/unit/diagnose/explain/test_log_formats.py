@@ -1,7 +1,7 @@
-"""What launchers, loggers, terminals and notebooks write around an error does not change what it is."""
+"""The format of a log (launcher, logger, terminal, notebook) does not change the explanation."""
 
 import pytest
-from tests.unit.diagnose.log_dress import DRESSES
+from log_formats import LOG_FORMATS
 
 from legroom.diagnose.explain.explain import explain
 
@@ -22,11 +22,11 @@ ERRORS = {
 }
 
 
-@pytest.mark.parametrize("dress", DRESSES)
-def test_the_dress_of_a_log_does_not_change_what_the_error_is(dress: str) -> None:
+@pytest.mark.parametrize("name", LOG_FORMATS)
+def test_explanation_is_independent_of_the_log_format(name: str) -> None:
     plain = {text: explain(text) for text in ERRORS.values()}
-    assert [told.code for told in plain.values()] == list(ERRORS)
-    told = {text: explain(DRESSES[dress](text)) for text in ERRORS.values()}
-    assert {text: (each.kind, each.code) for text, each in told.items()} == {
+    assert [each.code for each in plain.values()] == list(ERRORS)
+    formatted = {text: explain(LOG_FORMATS[name](text)) for text in ERRORS.values()}
+    assert {text: (each.kind, each.code) for text, each in formatted.items()} == {
         text: (each.kind, each.code) for text, each in plain.items()
     }

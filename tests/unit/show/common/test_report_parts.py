@@ -1,4 +1,4 @@
-"""The pieces that reports are made of."""
+"""Parts of reports: code frames, charts, comparisons, periodic threads."""
 
 import threading
 
@@ -16,40 +16,40 @@ from legroom.units import MiB
 SOURCES = {"a.py": {1: "def f():", 2: "\tif x:", 3: "        return g(x)", 4: ""}}
 
 
-def test_a_code_frame_marks_its_line_and_loses_common_indentation():
+def test_code_frame_marks_the_line_and_removes_common_indentation():
     assert (
         render_to_string(code_frame({"a.py": {2: "    b", 3: "    c"}}, "a.py", 3))
         == "    2 │ b\n  ❱ 3 │ c\n"
     )
 
 
-def test_tabs_are_opened():
+def test_tabs_are_expanded():
     assert "❱ 2 │     if x:" in render_to_string(code_frame(SOURCES, "a.py", 2))
 
 
-def test_a_line_that_was_not_kept_has_no_frame():
+def test_line_that_was_not_saved_has_no_frame():
     assert code_frame(SOURCES, "a.py", 9) is None
     assert code_frame(SOURCES, "b.py", 1) is None
 
 
-def test_a_source_line_stands_alone_without_indentation():
+def test_source_line_has_no_indentation():
     assert source_line(SOURCES, "a.py", 3) == "return g(x)"
     assert source_line(SOURCES, None, None) == ""
 
 
 @pytest.mark.parametrize("count", [1, 7, 30, 31, 1000])
-def test_squeezing_keeps_the_highest(count):
+def test_downsampling_keeps_the_maximum(count):
     values = list(range(count))
     assert max(downsample_max(values, 30)) == count - 1
     assert len(downsample_max(values, 30)) <= 30
 
 
-def test_a_flat_history_is_one_figure():
+def test_constant_peaks_are_shown_as_one_value():
     steps = [Step(1.0, number, 0.02, 0, 0, 0, 5 * MiB, 0) for number in range(3)]
     assert render_to_string(StepSparkline(steps)) == "  ▄▄▄  3 steps, 5.0 MiB, 20 ms each\n"
 
 
-def test_a_command_is_never_broken():
+def test_command_is_not_wrapped():
     command = "legroom run " + "x" * 200
     assert render_to_string(verbatim(command)) == f"{command}\n"
 
@@ -60,30 +60,30 @@ def difference(before: int, after: int) -> Difference:
     return Difference(allocated=change, reserved=change, by_category=[change], by_line=[line], by_module=[])
 
 
-def test_a_fall_is_told_as_one():
+def test_decrease_of_the_peak():
     text = render_to_string(render_comparison(difference(12, 8), before="old.legroom"))
     assert text.splitlines()[1:3] == [
-        "Since old.legroom the peak fell by 4.0 MiB, from 12.0 MiB to 8.0 MiB, most of it",
-        "activation.",
+        "Peak memory decreased by 4.0 MiB, from 12.0 MiB in old.legroom to 8.0 MiB,",
+        "mostly activation.",
     ]
     assert "  /project/train.py:3   12.0 MiB    8.0 MiB   -4.0 MiB" in text
 
 
-def test_no_change_is_told_as_none():
+def test_unchanged_peak():
     text = render_to_string(render_comparison(difference(8, 8), before="old.legroom"))
-    assert "The peak is as it was in old.legroom: 8.0 MiB." in text
-    assert "By line" not in text
+    assert "Peak memory is the same as in old.legroom: 8.0 MiB." in text
+    assert "memory by line" not in text
 
 
-def test_a_beat_is_no_thread_of_the_program():
-    """Whatever stands in for `Thread.run` to follow a program's threads does not reach it."""
+def test_periodic_thread_is_not_a_thread_of_the_script():
+    """Hooks on `Thread.run` that follow the threads of a script do not include it."""
     assert PeriodicThread.run is not threading.Thread.run
 
 
-def test_a_beat_works_after_each_pause_and_no_more_once_stopped():
+def test_periodic_thread_works_after_each_pause_until_stopped():
     worked = threading.Event()
-    beat = PeriodicThread(worked.set, iter([0.0, 1000.0]), name="test")
-    beat.start()
+    thread = PeriodicThread(worked.set, iter([0.0, 1000.0]), name="test")
+    thread.start()
     assert worked.wait(10)
-    beat.stop()
-    assert not beat.is_alive()
+    thread.stop()
+    assert not thread.is_alive()

@@ -1,4 +1,4 @@
-"""Places, times and counts, as people read them."""
+"""Formatting of locations, durations and counts."""
 
 import os
 
@@ -8,42 +8,42 @@ from legroom.memory.events import Phase
 from legroom.show.common.formatting import clean, format_count, format_duration, format_location, format_phase
 
 
-def test_a_file_below_the_current_folder_is_shown_from_there(tmp_path, monkeypatch):
+def test_file_below_the_working_directory_is_relative(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert format_location(os.path.join(tmp_path, "sub", "train.py"), 31) == "sub/train.py:31"
 
 
-def test_a_file_elsewhere_keeps_its_path(tmp_path, monkeypatch):
+def test_other_file_keeps_its_absolute_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert format_location("/elsewhere/train.py", 31) == "/elsewhere/train.py:31"
 
 
-def test_a_long_path_loses_its_beginning():
+def test_long_path_is_shortened_at_the_start():
     shown = format_location("/a" * 50 + "/model.py", 31, max_length=20)
     assert shown.endswith("/model.py:31")
     assert len(shown) == 20
 
 
-def test_no_file_is_an_unknown_line():
+def test_missing_file_is_an_unknown_line():
     assert format_location(None, None) == "unknown line"
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"), [(0.44, "0.4 s"), (42.4, "42 s"), (185, "3 min 05 s"), (7800, "2 h 10 min")]
+    ("seconds", "text"), [(0.44, "0.4 s"), (42.4, "42 s"), (185, "3 min 05 s"), (7800, "2 h 10 min")]
 )
-def test_durations(seconds, words):
-    assert format_duration(seconds) == words
+def test_durations(seconds, text):
+    assert format_duration(seconds) == text
 
 
-@pytest.mark.parametrize(("number", "words"), [(0, "0 steps"), (1, "1 step"), (12000, "12,000 steps")])
-def test_counts(number, words):
-    assert format_count(number, "step") == words
+@pytest.mark.parametrize(("number", "text"), [(0, "0 steps"), (1, "1 step"), (12000, "12,000 steps")])
+def test_counts(number, text):
+    assert format_count(number, "step") == text
 
 
 @pytest.mark.parametrize("phase", Phase)
-def test_every_phase_has_words(phase):
+def test_every_phase_has_a_description(phase):
     assert format_phase(phase) != str(phase)
 
 
-def test_control_characters_do_not_reach_the_terminal():
+def test_control_characters_are_replaced():
     assert clean("a\x1b[31mb\nc") == "a�[31mb\nc"

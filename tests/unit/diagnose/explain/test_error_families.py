@@ -1,4 +1,4 @@
-"""Errors that no table knows are told by their family, and words about memory are believed only where an error says them."""
+"""Errors that match no known message are classified by family; informal texts about memory count only on error lines."""
 
 import pytest
 
@@ -11,13 +11,13 @@ from legroom.diagnose.explain.python_errors import classify_python_error
 @pytest.mark.parametrize(
     ("code", "status"), [(code, each) for code, all_ in STATUSES.items() for each in all_]
 )
-def test_every_status_of_cuda_is_told_by_its_name_and_by_its_words(code: str, status: CudaStatus) -> None:
-    for text in (f"terminated: cudaError{status.name}", f"RuntimeError: CUDA error: {status.words}"):
-        told = explain(text)
-        assert (told.kind, told.code) == ("not-memory", code), text
+def test_every_cuda_status_is_recognized_by_name_and_message(code: str, status: CudaStatus) -> None:
+    for text in (f"terminated: cudaError{status.name}", f"RuntimeError: CUDA error: {status.message}"):
+        explanation = explain(text)
+        assert (explanation.kind, explanation.code) == ("not-memory", code), text
 
 
-def test_a_status_is_told_by_its_number_but_a_rate_of_errors_is_not_one() -> None:
+def test_cuda_status_number_is_recognized_but_an_error_rate_is_not() -> None:
     assert explain("RuntimeError: cuda runtime error (716) : ...").code == "LG711"
     assert explain("cuda error 3.5 percent of the images").kind == "unknown"
 
@@ -34,17 +34,17 @@ def test_a_status_is_told_by_its_number_but_a_rate_of_errors_is_not_one() -> Non
         ("SomeError: rendezvous was closed", "LG733"),
     ],
 )  # fmt: skip
-def test_a_sentence_never_seen_is_told_by_its_words_and_only_likely(text: str, code: str) -> None:
-    told = explain(text)
-    assert (told.kind, told.code, told.certainty) == ("not-memory", code, "likely")
+def test_unknown_message_is_classified_by_wording_as_likely(text: str, code: str) -> None:
+    explanation = explain(text)
+    assert (explanation.kind, explanation.code, explanation.certainty) == ("not-memory", code, "likely")
 
 
-def test_a_mistake_of_the_program_has_no_family_whatever_words_it_uses() -> None:
+def test_type_error_has_no_family_whatever_its_wording() -> None:
     error = ErrorLine(line=1, kind="TypeError", text="TypeError: forward() got an unexpected argument 'size'")
     assert classify_python_error(error) == ("not-memory", "")
 
 
-def test_an_unknown_error_that_speaks_of_memory_stays_unknown() -> None:
+def test_unknown_error_that_mentions_memory_stays_unknown() -> None:
     assert explain("LibraryError: the arena of memory is gone").kind == "unknown"
     assert explain("LibraryError: this memory format is strange").kind == "not-memory"
 
@@ -59,39 +59,43 @@ def test_an_unknown_error_that_speaks_of_memory_stays_unknown() -> None:
         ("INFO the handler for out of memory was installed", "unknown"),
     ],
 )
-def test_words_about_memory_count_where_an_error_says_them(text: str, kind: str) -> None:
+def test_informal_memory_message_counts_only_on_error_lines(text: str, kind: str) -> None:
     assert explain(text).kind == kind
 
 
 class TestLines:
-    def test_a_line_marked_as_an_error_is_one(self) -> None:
-        told = explain("[2024-01-01 10:00:00] [ERROR] trainer: configuration is broken\nbye")
-        assert (told.kind, told.message) == (
+    def test_line_marked_as_error_is_recognized(self) -> None:
+        explanation = explain("[2024-01-01 10:00:00] [ERROR] trainer: configuration is broken\nbye")
+        assert (explanation.kind, explanation.message) == (
             "not-memory",
             "[ERROR] trainer: configuration is broken",
         )
 
-    def test_a_figure_called_error_is_none(self) -> None:
+    def test_metric_called_error_is_not_an_error(self) -> None:
         assert explain("epoch 3 loss 0.2 error: 0.31\nERROR 0.3").kind == "unknown"
 
-    def test_a_notebook_s_traceback_ends_with_its_headline(self) -> None:
-        told = explain(
+    def test_error_line_of_a_notebook_traceback(self) -> None:
+        explanation = explain(
             "RuntimeError          Traceback (most recent call last)\nCell In[3], line 5\n      4 x = 1\n----> 5 f(x)\n\n"
             "File ~/lib/thing.py:10, in f(x)\n---> 10 return g(x)\n\nRuntimeError: 3 widgets expected\n"
         )
-        assert (told.kind, told.message, told.line) == ("not-memory", "RuntimeError: 3 widgets expected", 9)
+        assert (explanation.kind, explanation.message, explanation.line) == (
+            "not-memory",
+            "RuntimeError: 3 widgets expected",
+            9,
+        )
 
-    def test_an_exception_not_called_error_ends_a_traceback_too(self) -> None:
-        told = explain(
+    def test_exception_without_error_suffix_ends_a_traceback(self) -> None:
+        explanation = explain(
             'Traceback (most recent call last):\n  File "a.py", line 3, in <module>\nqueue.Empty\n'
         )
-        assert (told.kind, told.message) == ("not-memory", "queue.Empty")
+        assert (explanation.kind, explanation.message) == ("not-memory", "queue.Empty")
 
-    def test_a_warning_is_no_memory(self) -> None:
+    def test_warning_is_not_memory(self) -> None:
         assert explain("a.py:3: UserWarning: something is deprecated\n  f(x)").kind == "not-memory"
 
 
-def test_a_crash_in_native_code_has_its_page_unless_an_error_stands_before_it() -> None:
+def test_native_crash_has_its_page_unless_an_error_precedes_it() -> None:
     assert explain("step 10\nSegmentation fault (core dumped)").code == "LG729"
     assert explain("Process finished with exit code 139 (interrupted by signal 11: SIGSEGV)").code == "LG729"
     assert explain("Process finished with exit code 1").code == "LG734"
@@ -101,20 +105,20 @@ def test_a_crash_in_native_code_has_its_page_unless_an_error_stands_before_it() 
 
 class TestWhichError:
     @pytest.mark.parametrize("status", ["CUBLAS_STATUS_NOT_INITIALIZED", "CUBLAS_STATUS_ALLOC_FAILED"])
-    def test_after_a_kernel_s_assertion_a_library_s_failure_is_its_consequence(self, status: str) -> None:
-        told = explain(
+    def test_library_failure_after_a_kernel_assertion_is_a_consequence(self, status: str) -> None:
+        explanation = explain(
             "Indexing.cu:1146: block: [84,0,0], thread: [80,0,0] Assertion `srcIndex < srcSelectDimSize` failed.\n"
             f"RuntimeError: CUDA error: {status} when calling `cublasCreate(handle)`"
         )
-        assert (told.kind, told.code) == ("not-memory", "LG710")
+        assert (explanation.kind, explanation.code) == ("not-memory", "LG710")
 
-    def test_nccl_s_information_is_no_error(self) -> None:
-        told = explain(
+    def test_nccl_info_lines_are_not_errors(self) -> None:
+        explanation = explain(
             "host:1 [0] NCCL INFO Plugin load returned 2 : cannot open shared object file\nNCCL version 2.18"
         )
-        assert told.kind == "unknown"
+        assert explanation.kind == "unknown"
 
-    def test_a_traceback_behind_a_logger_s_prefix_is_read(self) -> None:
+    def test_traceback_with_logger_prefix_is_read(self) -> None:
         prefix = "(Engine pid=1) ERROR 06-23 06:27:21 [core.py:1229] "
         lines = (
             "Traceback (most recent call last):",
@@ -122,41 +126,41 @@ class TestWhichError:
             "    assert x",
             "AssertionError",
         )
-        told = explain("\n".join(prefix + line for line in lines))
-        assert (told.kind, told.message) == ("not-memory", "AssertionError")
+        explanation = explain("\n".join(prefix + line for line in lines))
+        assert (explanation.kind, explanation.message) == ("not-memory", "AssertionError")
 
-    def test_an_error_that_says_nothing_soon_after_memory_ran_out_is_its_consequence(self) -> None:
+    def test_uninformative_error_soon_after_oom_is_its_consequence(self) -> None:
         first = "allocating 144.00 MiB on device 0: cudaMalloc failed: out of memory\n"
         then = 'Traceback (most recent call last):\n  File "a.py", line 3, in <module>\nWrapperError: could not load it'
         assert explain(first + then).code == "LG700"
         assert explain(first.replace("memory\n", "memory, retrying with half\n") + then).kind != "oom"
 
-    def test_clearing_up_after_an_error_is_not_the_error(self) -> None:
-        told = explain(
+    def test_cleanup_traceback_is_not_the_error(self) -> None:
+        explanation = explain(
             "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
             "Exception ignored in: <function Iter.__del__ at 0x1>\nTraceback (most recent call last):\n"
             '  File "loader.py", line 9, in __del__\nAttributeError: no attribute _workers'
         )
-        assert told.kind == "oom"
+        assert explanation.kind == "oom"
 
-    def test_nccl_names_the_call_that_failed_before_it_says_that_one_did(self) -> None:
-        told = explain(
+    def test_nccl_failure_is_explained_by_the_failed_call_before_it(self) -> None:
+        explanation = explain(
             "host:7:9 [0] include/alloc.h:102 NCCL WARN Cuda failure 1 'invalid argument'\n"
             "RuntimeError: NCCL Error 1: unhandled cuda error (run with NCCL_DEBUG=INFO for details)"
         )
-        assert told.kind == "not-memory"
+        assert explanation.kind == "not-memory"
 
-    def test_a_scheduler_s_out_of_memory_is_the_host_s_on_a_node_that_is_called_gpu(self) -> None:
+    def test_scheduler_oom_on_a_node_named_gpu_is_host_memory(self) -> None:
         assert explain("srun: error: gpu20-15: task 0: Out Of Memory").kind == "host-oom"
 
-    def test_colours_do_not_hide_an_error(self) -> None:
+    def test_terminal_colors_do_not_hide_an_error(self) -> None:
         assert explain("\x1b[31mRuntimeError\x1b[0m: CUDA \x1b[1mout of memory\x1b[0m.").kind == "oom"
 
-    def test_a_traceback_that_was_cut_off_is_told_by_the_class_in_a_notebook_s_head(self) -> None:
-        told = explain(
+    def test_truncated_notebook_traceback_is_classified_by_its_first_line(self) -> None:
+        explanation = explain(
             "OutOfMemoryError          Traceback (most recent call last)\nCell In[3], line 5\n----> 5 f(x)"
         )
-        assert (told.kind, told.certainty) == ("oom", "likely")
+        assert (explanation.kind, explanation.certainty) == ("oom", "likely")
 
 
 @pytest.mark.parametrize(
@@ -168,11 +172,11 @@ class TestWhichError:
         ("SomethingError: 7", "/home/me/train.py", ""),
     ],
 )
-def test_words_that_tell_no_family_leave_the_library_that_raised_it(error: str, file: str, code: str) -> None:
-    told = explain(
+def test_uninformative_message_is_classified_by_the_raising_library(error: str, file: str, code: str) -> None:
+    explanation = explain(
         f'Traceback (most recent call last):\n  File "a.py", line 3\n    f()\n  File "{file}", line 9, in g\n{error}'
     )
-    assert (told.kind, told.code) == ("not-memory", code)
+    assert (explanation.kind, explanation.code) == ("not-memory", code)
 
 
 @pytest.mark.parametrize(
@@ -182,5 +186,5 @@ def test_words_that_tell_no_family_leave_the_library_that_raised_it(error: str, 
         "[1]    4711 killed     python train.py", "command terminated with exit code 137", "subprocess returned exit status -9.",
     ],
 )  # fmt: skip
-def test_a_killed_process_is_told_however_its_shell_says_it(text: str) -> None:
+def test_killed_process_is_recognized_in_every_shell_wording(text: str) -> None:
     assert (explain(text).kind, explain(text).code) == ("host-oom", "LG705")

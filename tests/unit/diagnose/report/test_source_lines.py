@@ -1,16 +1,16 @@
-"""Lines of the user's code travel in the capture."""
+"""Lines of the user's code in a capture."""
 
 from legroom.diagnose.report.source_lines import from_annotations, read_sources, to_annotations
 from legroom.memory.events import Frame
 
 
-def test_a_line_comes_with_its_neighbours(tmp_path):
+def test_line_is_read_with_its_context(tmp_path):
     file = tmp_path / "train.py"
     file.write_text("".join(f"line{n}\n" for n in range(1, 10)))
     assert read_sources([Frame(str(file), 5, "f")]) == {str(file): {n: f"line{n}" for n in range(3, 8)}}
 
 
-def test_the_ends_of_a_file_are_no_trouble(tmp_path):
+def test_context_is_limited_to_the_file(tmp_path):
     file = tmp_path / "train.py"
     file.write_text("one\ntwo")
     assert read_sources([Frame(str(file), 2, "f"), Frame(str(file), 99, "f")]) == {
@@ -18,7 +18,7 @@ def test_the_ends_of_a_file_are_no_trouble(tmp_path):
     }
 
 
-def test_a_file_that_is_gone_is_left_out():
+def test_missing_file_is_ignored():
     assert read_sources([Frame("/nowhere/train.py", 3, "f")]) == {}
 
 

@@ -1,4 +1,4 @@
-"""The doctor's checks on made-up machines: each trouble is found, and a sound machine has none."""
+"""The checks of `legroom doctor` on simulated machines: each problem is found, and a healthy machine has none."""
 
 import sys
 from dataclasses import replace
@@ -18,7 +18,7 @@ from legroom.units import GiB, MiB
 GPU = Gpu(
     index=0, name="H100", uuid="GPU-1", total=80 * GiB, used=GiB, utilization=0, is_mig=False, processes=()
 )
-SOUND = Machine(
+HEALTHY = Machine(
     driver="580.65",
     driver_cuda=(13, 0),
     gpus=(GPU,),
@@ -42,23 +42,23 @@ TORCH = TorchFacts(
 )
 
 
-def codes(machine: Machine = SOUND, torch: TorchFacts = TORCH) -> list[str]:
+def codes(machine: Machine = HEALTHY, torch: TorchFacts = TORCH) -> list[str]:
     return [finding.code for finding in diagnose(machine, torch).findings]
 
 
-def test_a_sound_machine_has_no_findings() -> None:
+def test_healthy_machine_has_no_findings() -> None:
     assert codes() == []
 
 
-def test_a_machine_without_a_gpu_is_sound() -> None:
-    machine = Machine(host=SOUND.host, shared_total=GiB * 8, shared_free=GiB * 8, torch="2.13.0+cpu")
+def test_machine_without_a_gpu_has_no_findings() -> None:
+    machine = Machine(host=HEALTHY.host, shared_total=GiB * 8, shared_free=GiB * 8, torch="2.13.0+cpu")
     assert codes(machine, TorchFacts(version="2.13.0+cpu", devices=(DeviceResult(device="cpu"),))) == []
 
 
 @pytest.mark.parametrize(
     ("change", "code"),
     [
-        ({"driver_trouble": "Driver/library version mismatch"}, "LG901"),
+        ({"driver_error": "Driver/library version mismatch"}, "LG901"),
         ({"driver_cuda": (12, 4)}, "LG902"),
         ({"environ": {"CUDA_VISIBLE_DEVICES": ""}}, "LG909"),
         ({"environ": {"CUDA_VISIBLE_DEVICES": "0,3"}}, "LG909"),
@@ -66,7 +66,7 @@ def test_a_machine_without_a_gpu_is_sound() -> None:
         ({"gpus": (replace(GPU, processes=(GpuProcess(pid=1, bytes=40 * GiB),)),)}, "LG911"),
         ({"states": (GpuState(uncorrected_errors=3),)}, "LG912"),
         ({"states": (GpuState(is_exclusive=True),)}, "LG913"),
-        ({"host": replace(SOUND.host, limit=16 * GiB)}, "LG914"),
+        ({"host": replace(HEALTHY.host, limit=16 * GiB)}, "LG914"),
         ({"shared_free": 64 * MiB}, "LG915"),
         ({"open_files": 256}, "LG916"),
         ({"environ": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segment:True"}}, "LG917"),
@@ -86,33 +86,33 @@ def test_a_machine_without_a_gpu_is_sound() -> None:
         ({"environ": {"CUDA_LAUNCH_BLOCKING": "1"}}, "LG919"),
     ],
 )
-def test_each_trouble_of_the_machine_is_found_alone(change: dict[str, object], code: str) -> None:
-    assert codes(replace(SOUND, **change)) == [code]  # type: ignore[arg-type]
+def test_each_machine_problem_is_found(change: dict[str, object], code: str) -> None:
+    assert codes(replace(HEALTHY, **change)) == [code]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("change", "code"),
     [
-        ({"trouble": "ImportError: libcudnn.so.9", "device_count": 1}, "LG903"),
+        ({"error": "ImportError: libcudnn.so.9", "device_count": 1}, "LG903"),
         ({"device_count": 0}, "LG905"),
         ({"cudnn": ""}, "LG906"),
         ({"nccl": "", "device_count": 2}, "LG907"),
-        ({"devices": (DeviceResult(device="cuda:0", trouble="CUDA error"),)}, "LG920"),
+        ({"devices": (DeviceResult(device="cuda:0", error="CUDA error"),)}, "LG920"),
         ({"architectures": ("sm_50", "sm_80")}, "LG921"),
     ],
 )
-def test_each_trouble_of_torch_is_found_alone(change: dict[str, object], code: str) -> None:
-    assert codes(SOUND, replace(TORCH, **change)) == [code]  # type: ignore[arg-type]
+def test_each_torch_problem_is_found(change: dict[str, object], code: str) -> None:
+    assert codes(HEALTHY, replace(TORCH, **change)) == [code]  # type: ignore[arg-type]
 
 
-def test_a_cpu_build_beside_a_gpu_is_found() -> None:
-    machine = replace(SOUND, torch="2.13.0+cpu", torch_cuda="")
+def test_cpu_build_on_a_machine_with_a_gpu_is_found() -> None:
+    machine = replace(HEALTHY, torch="2.13.0+cpu", torch_cuda="")
     assert codes(machine, TorchFacts(version="2.13.0+cpu")) == ["LG904"]
 
 
-def test_libraries_before_torchs_own_are_named(tmp_path: Path) -> None:
+def test_cuda_libraries_on_the_library_path_are_named(tmp_path: Path) -> None:
     (tmp_path / "libcudnn.so.8").touch()
-    found = checks.shadowing(replace(SOUND, environ={"LD_LIBRARY_PATH": f"/nonexistent:{tmp_path}"}))
+    found = checks.library_path(replace(HEALTHY, environ={"LD_LIBRARY_PATH": f"/nonexistent:{tmp_path}"}))
     assert [finding.code for finding in found.findings] == ["LG908"]
     assert "libcudnn.so" in found.findings[0].message
 
@@ -127,50 +127,50 @@ def test_libraries_before_torchs_own_are_named(tmp_path: Path) -> None:
         ((12, 0), ("sm_90", "compute_90"), True),
     ],
 )
-def test_which_binaries_serve_a_gpu(
+def test_which_architectures_support_a_gpu(
     capability: tuple[int, int], architectures: tuple[str, ...], has: bool
 ) -> None:
     assert checks._has_kernels(capability, architectures) is has
 
 
-def test_a_hang_is_told_with_the_device_where_it_was() -> None:
+def test_hang_is_reported_for_its_device() -> None:
     program = (
         "import json, time; print(json.dumps({'version': '2.13'}), flush=True);"
-        "print(json.dumps({'device': 'cuda:1', 'name': 'X', 'trouble': 'begun'}), flush=True); time.sleep(60)"
+        "print(json.dumps({'device': 'cuda:1', 'name': 'X', 'error': 'started'}), flush=True); time.sleep(60)"
     )
-    told = check_torch(seconds=3, command=[sys.executable, "-S", "-c", program])
-    assert told.hung
-    assert [(device.device, device.trouble) for device in told.devices] == [
-        ("cuda:1", "no answer within 3 s")
+    result = check_torch(seconds=3, command=[sys.executable, "-S", "-c", program])
+    assert result.hung
+    assert [(device.device, device.error) for device in result.devices] == [
+        ("cuda:1", "no response within 3 s")
     ]
 
 
-def test_a_crash_before_anything_was_said_is_torchs_trouble() -> None:
-    told = check_torch(
+def test_crash_without_output_is_reported_for_torch() -> None:
+    result = check_torch(
         command=[sys.executable, "-S", "-c", "raise ImportError('libcudnn.so.9: cannot open')"]
     )
-    assert told.trouble == "ImportError: libcudnn.so.9: cannot open"
+    assert result.error == "ImportError: libcudnn.so.9: cannot open"
 
 
-def test_the_small_computation_is_right_on_the_host() -> None:
+def test_computation_on_the_cpu_succeeds() -> None:
     assert compute("cpu") == ""
 
 
-def test_a_sound_gpu_computes_right():
+def test_computation_on_a_virtual_gpu_succeeds():
     with VirtualGPU("1GiB"):
         assert compute("cuda:0") == ""
 
 
-def test_what_bears_on_an_error_is_looked_up() -> None:
-    told = check_machine("LG703", replace(SOUND, shared_free=64 * MiB))
-    assert told[0] == "/dev/shm: 64.0 MiB free of 64.00 GiB"
-    assert told[1].startswith("LG915: ")
+def test_checks_relevant_to_an_error_are_reported() -> None:
+    result = check_machine("LG703", replace(HEALTHY, shared_free=64 * MiB))
+    assert result[0] == "/dev/shm: 64.0 MiB free of 64.00 GiB"
+    assert result[1].startswith("LG915: ")
 
 
-def test_without_a_gpu_that_is_said_instead() -> None:
+def test_missing_gpu_is_reported_instead_of_gpu_checks() -> None:
     assert check_machine("LG725", Machine()) != ()
-    assert check_machine("LG714", SOUND) == ()
+    assert check_machine("LG714", HEALTHY) == ()
 
 
-def test_this_machine_can_be_looked_at() -> None:
+def test_this_machine_can_be_inspected() -> None:
     assert inspect_machine().torch

@@ -1,4 +1,4 @@
-"""Each cause of an out-of-memory error is told by its own signs, with its effect, and not where the signs are absent."""
+"""Each advice rule finds its cause from evidence, estimates the saving, and stays silent without evidence."""
 
 import pytest
 
@@ -24,22 +24,22 @@ def training(make_run):
     return run
 
 
-def test_activations_ask_for_a_smaller_batch(training):
+def test_activations_suggest_a_smaller_batch(training):
     training.oom(100)
     finding = training.advice()["LG603"]
     assert "`--batch-size 128` instead of `--batch-size 256`" in finding.fix
     assert finding.saves >= 60 * MiB
 
 
-def test_in_the_backward_pass_the_batch_follows_from_what_scales(training):
+def test_batch_size_in_the_backward_pass_follows_from_scaling_bytes(training):
     training.phase = Phase.BACKWARD
     training.alloc(50, GRADIENT)
     training.oom(100)
-    # 800 + 10 + 100 MiB scale; 1000 − 200 MiB are left for them
+    # 800 + 10 + 100 MiB scale with the batch; 1000 − 200 MiB are available for them
     assert training.advice()["LG603"].evidence["fraction"] == pytest.approx(800 / 910, abs=0.001)
 
 
-def test_the_first_step_leaves_room_for_gradients_and_optimizer_state(make_run):
+def test_first_step_reserves_gradients_and_optimizer_state(make_run):
     run = make_run()
     run.alloc(100, PARAMETER)
     run.phase = Phase.BACKWARD
@@ -48,14 +48,14 @@ def test_the_first_step_leaves_room_for_gradients_and_optimizer_state(make_run):
     assert run.advice()["LG603"].evidence["fixed_bytes"] == 400 * MiB
 
 
-def test_without_a_known_argument_the_batch_is_a_fraction(make_run):
+def test_unknown_batch_argument_suggests_a_fraction(make_run):
     run = make_run()
     run.alloc(900, ACTIVATION)
     run.oom(200)
-    assert "a batch of at most half of today's" in run.advice()["LG603"].fix
+    assert "at most half the current batch size" in run.advice()["LG603"].fix
 
 
-def test_no_batch_is_small_enough_when_the_rest_fills_the_device(make_run):
+def test_no_batch_advice_if_fixed_memory_fills_the_device(make_run):
     run = make_run()
     run.alloc(300, PARAMETER)
     run.alloc(300, STATE)
@@ -64,7 +64,7 @@ def test_no_batch_is_small_enough_when_the_rest_fills_the_device(make_run):
     assert "LG603" not in run.advice()
 
 
-def test_activations_can_be_halved_or_recomputed(training):
+def test_activations_suggest_autocast_and_checkpointing(training):
     training.oom(100)
     advice = training.advice()
     assert advice["LG401"].saves == pytest.approx(800 * MiB * 0.4, rel=0.01)
@@ -72,30 +72,30 @@ def test_activations_can_be_halved_or_recomputed(training):
     assert "wrap the parts of `encoder.layers`" in advice["LG604"].fix
 
 
-def test_activations_can_wait_in_host_memory(make_run):
+def test_many_activations_suggest_spilling(make_run):
     run = make_run()
     for _ in range(16):
         run.alloc(50, ACTIVATION)
     run.oom(300)
     advice = run.advice()
-    assert list(advice)[-1] == "LG613"  # the dearest last
+    assert list(advice)[-1] == "LG613"  # the slowest option comes last
     assert advice["LG613"].saves == 650 * MiB
     assert "legroom run --spill" in advice["LG613"].fix
 
 
-def test_one_large_activation_would_be_on_the_way_all_the_time(make_run):
+def test_single_large_activation_does_not_suggest_spilling(make_run):
     run = make_run()
     run.alloc(800, ACTIVATION)
     run.oom(300)
     assert "LG613" not in run.advice()
 
 
-def test_the_cheapest_means_comes_first(training):
+def test_options_are_ordered_by_effort(training):
     training.oom(100)
     assert list(training.advice()) == ["LG603", "LG401", "LG604"]
 
 
-def test_one_operation_larger_than_the_device_comes_before_all(training):
+def test_operation_larger_than_the_device_comes_first(training):
     training.oom(2000)
     codes = list(training.advice())
     assert codes[0] == "LG601"
@@ -110,18 +110,19 @@ def test_weights_that_do_not_fit(make_run):
     assert list(run.advice()) == ["LG602"]
 
 
-def test_a_device_too_small_for_the_first_weights_is_told_so_and_nothing_that_frees_nothing(make_run):
+def test_first_weights_that_do_not_fit_are_the_only_finding(make_run):
     run = make_run()
     run.phase = Phase.OTHER
     run.oom(900)
     advice = run.advice()
     assert list(advice) == ["LG602"]
     assert (
-        "with 0 B of them on the device there was no room for the next 900.0 MiB" in advice["LG602"].message
+        "with 0 B of weights on the device, the next 900.0 MiB could not be allocated"
+        in advice["LG602"].message
     )
 
 
-def test_growth_is_a_mistake_and_comes_first(make_run):
+def test_growth_comes_first(make_run):
     run = make_run()
     run.alloc(50, PARAMETER)
     for _ in range(8):
@@ -132,7 +133,7 @@ def test_growth_is_a_mistake_and_comes_first(make_run):
     assert (finding.code, finding.line, finding.saves) == ("LG101", 12, 700 * MiB)
 
 
-def test_the_container_that_keeps_a_growing_graph_is_named(make_run):
+def test_container_that_retains_a_growing_graph_is_named(make_run):
     run = make_run()
     for _ in range(8):
         run.alloc(100, ACTIVATION, line=12)
@@ -141,7 +142,7 @@ def test_the_container_that_keeps_a_growing_graph_is_named(make_run):
     run.holder("losses (list, 8 items)", 800)
     run.holder("everything (dict, 3 items)", 900)
     assert run.advice()["LG101"].fix.startswith(
-        "`losses` (list, 8 items) keeps the autograd graph of every step"
+        "`losses` (list, 8 items) retains the autograd graph of every step"
     )
 
 
@@ -151,7 +152,7 @@ def test_activations_of_an_earlier_step(training):
     assert training.advice()["LG104"].saves == 800 * MiB
 
 
-def test_activations_of_this_step_are_no_mistake(training):
+def test_activations_of_this_step_are_not_reported(training):
     training.oom(100)
     assert "LG104" not in training.advice()
 
@@ -163,10 +164,10 @@ def test_evaluation_without_no_grad(training):
     finding = training.advice()["LG201"]
     assert "torch.no_grad()" in finding.fix
     assert finding.evidence == {"batches_without_backward": 3}
-    assert finding.line == 40  # the loop, not the model
+    assert finding.line == 40  # the line of the loop, not of the model
 
 
-def test_a_backward_pass_between_batches_is_training(training):
+def test_batches_with_backward_passes_are_training(training):
     for _ in range(3):
         training.alloc(5, INPUT, line=40)
         training.phase = Phase.BACKWARD
@@ -176,7 +177,7 @@ def test_a_backward_pass_between_batches_is_training(training):
     assert "LG201" not in training.advice()
 
 
-def test_a_data_set_on_the_device(make_run):
+def test_dataset_on_the_device(make_run):
     run = make_run()
     run.alloc(600, INPUT, line=3)
     run.alloc(300, ACTIVATION)
@@ -185,10 +186,10 @@ def test_a_data_set_on_the_device(make_run):
     assert advice["LG609"].line == 3
     assert (
         advice["LG603"].evidence["scaling_bytes"] == 500 * MiB
-    )  # the data set does not shrink with the batch
+    )  # the dataset does not scale with the batch size
 
 
-def test_a_result_held_through_the_backward_pass(training):
+def test_result_retained_through_the_backward_pass(training):
     training.alloc(100, TEMPORARY, line=33)
     training.phase = Phase.BACKWARD
     training.oom(100)
@@ -198,7 +199,7 @@ def test_a_result_held_through_the_backward_pass(training):
     assert "`del logits`" in finding.fix
 
 
-def test_the_output_of_an_earlier_step_is_named_though_it_frees_little(training):
+def test_output_of_an_earlier_step_is_named_even_if_small(training):
     training.step -= 1
     training.alloc(20, RESULT, line=33)
     training.step += 1
@@ -207,13 +208,13 @@ def test_the_output_of_an_earlier_step_is_named_though_it_frees_little(training)
     advice = training.advice()
     assert (
         advice["LG102"].message
-        == "A result made in an earlier step on this line is still held by `out`: 20.0 MiB."
+        == "A result created in an earlier step on this line is still referenced by `out`: 20.0 MiB."
     )
     assert "`del out`" in advice["LG102"].fix
-    assert "LG105" not in advice  # a tuple gathers nothing
+    assert "LG105" not in advice  # a tuple does not collect
 
 
-def test_a_result_of_the_pass_at_work_is_not_held(training):
+def test_result_of_the_current_pass_is_not_reported(training):
     training.alloc(100, TEMPORARY, line=33)
     training.oom(100)
     assert "LG102" not in training.advice()
@@ -225,14 +226,14 @@ def test_gradients_during_the_forward_pass(training):
     assert training.advice()["LG103"].saves == 60 * MiB
 
 
-def test_gradients_during_the_backward_pass_are_as_they_should_be(training):
+def test_gradients_during_the_backward_pass_are_not_reported(training):
     training.alloc(50, GRADIENT)
     training.phase = Phase.BACKWARD
     training.oom(100)
     assert "LG103" not in training.advice()
 
 
-def test_optimizer_state_born_in_the_first_step(make_run):
+def test_optimizer_state_of_the_first_step(make_run):
     run = make_run()
     run.alloc(300, PARAMETER)
     run.alloc(300, GRADIENT)
@@ -263,7 +264,7 @@ def test_fragmentation(make_run):
     assert run.advice()["LG607"].saves == 450 * MiB
 
 
-def test_pieces_too_small_to_matter_are_not_called_fragmentation(make_run):
+def test_small_fragments_are_not_reported(make_run):
     run = make_run()
     run.alloc(900, ACTIVATION)
     run.oom(300, fragmented=50)
@@ -277,21 +278,21 @@ def test_other_processes(make_run):
     assert "LG608" in run.advice()
 
 
-def test_a_cuda_context_alone_is_no_other_process(make_run):
+def test_cuda_context_is_not_another_process(make_run):
     run = make_run(capacity=8000, other=500)
     run.alloc(7400, ACTIVATION)
     run.oom(300)
     assert "LG608" not in run.advice()
 
 
-def test_a_process_limited_to_a_fraction(make_run):
+def test_process_with_memory_fraction(make_run):
     run = make_run()
     run.alloc(450, ACTIVATION)
     run.oom(100, limit=500)
     assert run.advice()["LG610"].saves == 500 * MiB
 
 
-def test_every_finding_is_a_sentence_with_a_remedy(training):
+def test_every_finding_has_a_message_and_a_fix(training):
     training.alloc(50, GRADIENT)
     training.oom(100)
     for finding in training.advice().values():
@@ -300,7 +301,7 @@ def test_every_finding_is_a_sentence_with_a_remedy(training):
         assert finding.saves > 0
 
 
-def test_a_container_of_results(make_run):
+def test_container_of_results(make_run):
     run = make_run()
     run.phase = Phase.OTHER
     run.alloc(100, PARAMETER)
@@ -309,10 +310,10 @@ def test_a_container_of_results(make_run):
     run.oom(200)
     run.holder("predictions (list, 8 items)", 800)
     finding = run.advice()["LG105"]
-    assert finding.message == "`predictions` (list, 8 items) reaches 800.0 MiB on the device."
+    assert finding.message == "`predictions` (list, 8 items) retains 800.0 MiB on the device."
 
 
-def test_a_container_of_models_is_as_it_should_be(make_run):
+def test_container_of_models_is_not_reported(make_run):
     run = make_run()
     run.phase = Phase.OTHER
     run.alloc(800, PARAMETER)
@@ -322,7 +323,7 @@ def test_a_container_of_models_is_as_it_should_be(make_run):
     assert "LG105" not in run.advice()
 
 
-def test_autocast_is_not_advised_to_who_has_it(make_run):
+def test_autocast_is_not_suggested_if_already_used(make_run):
     run = make_run()
     for layer in range(3):
         run.alloc(50, ACTIVATION, module=f"layer{layer}", op="aten._to_copy")
@@ -331,7 +332,7 @@ def test_autocast_is_not_advised_to_who_has_it(make_run):
     assert "LG401" not in run.advice()
 
 
-def test_inference_too_asks_for_a_smaller_batch(make_run):
+def test_inference_suggests_a_smaller_batch(make_run):
     run = make_run(arguments=["--batch-size", "64"])
     run.alloc(100, PARAMETER)
     run.alloc(20, INPUT)
@@ -340,7 +341,7 @@ def test_inference_too_asks_for_a_smaller_batch(make_run):
     assert "`--batch-size 32`" in run.advice()["LG603"].fix
 
 
-def test_what_a_container_keeps_of_earlier_steps_is_told_once_and_by_its_name(training):
+def test_container_with_old_activations_is_reported_once_by_name(training):
     training.end_step()
     training.oom(100)
     training.holder("self.history (dict, 2 items)", 800)
@@ -349,8 +350,8 @@ def test_what_a_container_keeps_of_earlier_steps_is_told_once_and_by_its_name(tr
     assert "LG104" not in advice
 
 
-def leaks(run, **figures):
-    """The detector saw `self.history` grow."""
+def add_leak(run, **figures):
+    """Add a leak of `self.history` as the detector reports it."""
     kept = {
         "kind": "tensor",
         "how": "container",
@@ -367,9 +368,9 @@ def leaks(run, **figures):
     run.events.append(DetectedLeak(**kept, **place, bytes_per_step=MiB, step=1, steps=4, **figures))
 
 
-def test_a_leak_has_come_to_what_its_holder_reaches(training):
+def test_size_of_a_leak_is_what_its_holder_retains(training):
     training.end_step()
-    leaks(training)
+    add_leak(training)
     training.oom(100)
     training.holder("trainer.history (dict, 2 items)", 700)
     training.holder("everything (tuple, 2 items)", 750)
@@ -380,13 +381,13 @@ def test_a_leak_has_come_to_what_its_holder_reaches(training):
     assert report.oom.advice[0].saves == 699 * MiB
 
 
-def test_what_gathers_on_the_host_is_no_cause(training):
-    leaks(training, on_host=True)
+def test_leak_in_host_memory_is_not_a_cause(training):
+    add_leak(training, on_host=True)
     training.oom(100)
     assert "LG105" not in training.advice()
 
 
-def test_what_goes_on_growing_comes_before_what_frees_a_little_more(make_run):
+def test_growing_memory_comes_before_a_slightly_larger_saving(make_run):
     run = make_run()
     run.alloc(50, PARAMETER)
     run.alloc(300, GRADIENT)
@@ -401,7 +402,7 @@ def test_what_goes_on_growing_comes_before_what_frees_a_little_more(make_run):
     assert "during evaluation" in advice["LG103"].message
 
 
-def test_the_optimizers_state_is_no_temporary(make_run):
+def test_optimizer_state_is_not_a_temporary(make_run):
     run = make_run()
     run.alloc(300, PARAMETER)
     run.alloc(300, GRADIENT)
@@ -412,7 +413,7 @@ def test_the_optimizers_state_is_no_temporary(make_run):
 
 
 @pytest.mark.parametrize(("step", "first"), [(0, "LG603"), (1, "LG607")])
-def test_half_way_through_the_first_forward_pass_pieces_are_not_the_whole_story(make_run, step, first):
+def test_fragmentation_is_not_first_in_the_first_forward_pass(make_run, step, first):
     run = make_run()
     if step:
         run.end_step()
@@ -421,7 +422,7 @@ def test_half_way_through_the_first_forward_pass_pieces_are_not_the_whole_story(
     assert next(iter(run.advice())) == first
 
 
-def test_the_parts_of_a_list_of_blocks_are_told_by_the_list(make_run):
+def test_heaviest_block_is_the_module_list(make_run):
     run = make_run()
     run.alloc(450, ACTIVATION, module="blocks.0.norm")
     run.alloc(450, ACTIVATION, module="blocks.0.act")
@@ -429,7 +430,7 @@ def test_the_parts_of_a_list_of_blocks_are_told_by_the_list(make_run):
     assert run.advice()["LG604"].evidence["module"] == "blocks"
 
 
-def test_where_the_first_forward_pass_did_not_end_the_largest_batch_is_asked_for(make_run):
+def test_unfinished_first_forward_pass_suggests_estimate(make_run):
     run = make_run(capacity=4000, arguments=["--batch-size", "64"])
     run.alloc(3900, ACTIVATION)
     run.oom(200)
@@ -439,7 +440,7 @@ def test_where_the_first_forward_pass_did_not_end_the_largest_batch_is_asked_for
     assert commands[1] == "legroom estimate --gpu 1000MiB train.py --batch-size 64"
 
 
-def test_how_far_the_forward_pass_had_come_says_how_small_a_batch_must_be(make_run):
+def test_progress_of_the_forward_pass_scales_the_batch_size(make_run):
     run = make_run(arguments=["--batch-size", "256"])
     run.alloc(900, ACTIVATION)
     run.oom(100)
@@ -447,7 +448,7 @@ def test_how_far_the_forward_pass_had_come_says_how_small_a_batch_must_be(make_r
     finding = run.advice()["LG603"]
     assert finding.evidence["fraction"] == pytest.approx(0.75 * 0.25, abs=0.001)
     assert "`--batch-size 48`" in finding.fix
-    assert "about 25% of the model" in finding.fix
+    assert "about 25% into the forward pass" in finding.fix
 
 
 @pytest.mark.parametrize("fraction", [-0.5, 1.0, 2.0])

@@ -1,4 +1,4 @@
-"""What a report says to type next."""
+"""The next commands of a report."""
 
 from dataclasses import replace
 
@@ -8,20 +8,20 @@ from legroom.diagnose.report.run_report import RunReport
 NO_GPU = "AssertionError: Torch not compiled with CUDA enabled"
 
 
-def report_of(make_run, error: str, *options: str) -> RunReport:
+def make_report(make_run, error: str, *options: str) -> RunReport:
     run = make_run()
     run.ends(1, "raised", error)
     command = RunCommand(options=options, target=("train.py",), arguments=("--epochs", "3"))
     return replace(run.report(), command=command)
 
 
-def test_a_script_that_finds_no_gpu_is_offered_a_virtual_one(make_run):
-    assert report_of(make_run, NO_GPU).next_commands[0][0] == "legroom run --gpu 8GiB train.py --epochs 3"
+def test_script_without_a_gpu_is_offered_a_virtual_one(make_run):
+    assert make_report(make_run, NO_GPU).next_commands[0][0] == "legroom run --gpu 8GiB train.py --epochs 3"
 
 
-def test_one_that_has_a_virtual_gpu_or_failed_otherwise_is_not(make_run):
+def test_no_virtual_gpu_is_offered_for_other_failures(make_run):
     for report in (
-        report_of(make_run, NO_GPU, "--gpu", "4GiB"),
-        report_of(make_run, "ValueError: a mistake"),
+        make_report(make_run, NO_GPU, "--gpu", "4GiB"),
+        make_report(make_run, "ValueError: a mistake"),
     ):
         assert not any("legroom run" in command for command, _ in report.next_commands)

@@ -1,4 +1,4 @@
-"""Growth that is a leak, and growth that is not."""
+"""Which growing lines are reported as leaks."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from legroom.units import MiB
 ACTIVATION, INPUT, TEMPORARY = Category.ACTIVATION, Category.INPUT, Category.TEMPORARY
 
 
-def test_a_kept_graph_is_one_leak_however_many_lines_made_it(make_run):
+def test_retained_graph_of_several_lines_is_one_leak(make_run):
     run = make_run()
     for _ in range(6):
         run.alloc(2, INPUT, line=5)
@@ -22,7 +22,7 @@ def test_a_kept_graph_is_one_leak_however_many_lines_made_it(make_run):
     assert "`loss.item()`" in leak.advice
 
 
-def test_kept_tensors_are_told_from_graphs(make_run):
+def test_retained_tensors_are_distinguished_from_graphs(make_run):
     run = make_run()
     for _ in range(6):
         run.alloc(30, TEMPORARY, line=11)
@@ -31,7 +31,7 @@ def test_kept_tensors_are_told_from_graphs(make_run):
     assert (leak.kind, leak.line) == ("tensor", 11)
 
 
-def test_a_tensor_reborn_larger_each_step_is_a_leak(make_run):
+def test_tensor_recreated_larger_each_step_is_a_leak(make_run):
     run = make_run()
     last = run.alloc(10, TEMPORARY)
     for step in range(6):
@@ -42,7 +42,7 @@ def test_a_tensor_reborn_larger_each_step_is_a_leak(make_run):
     assert len(run.report().leaks) == 1
 
 
-def test_batches_that_happen_to_grow_are_no_leak(make_run):
+def test_growing_batches_are_not_a_leak(make_run):
     run = make_run()
     for step in range(8):
         batch = [run.alloc(10 + step, INPUT), run.alloc(50 + 10 * step, ACTIVATION)]
@@ -51,7 +51,7 @@ def test_batches_that_happen_to_grow_are_no_leak(make_run):
     assert run.report().leaks == ()
 
 
-def test_a_sound_loop_has_no_leak(make_run):
+def test_correct_loop_has_no_leak(make_run):
     run = make_run()
     run.alloc(50, Category.PARAMETER)
     for step in range(8):
@@ -65,7 +65,7 @@ def test_a_sound_loop_has_no_leak(make_run):
 
 
 @pytest.mark.parametrize("steps", [2, 4])
-def test_a_few_steps_are_too_few_to_tell(make_run, steps):
+def test_few_steps_are_not_enough(make_run, steps):
     run = make_run()
     for _ in range(steps):
         run.alloc(30, ACTIVATION)
@@ -73,10 +73,10 @@ def test_a_few_steps_are_too_few_to_tell(make_run, steps):
     assert run.report().leaks == ()
 
 
-def test_leaks_as_programs_read_them(make_run):
+def test_leaks_as_json(make_run):
     run = make_run()
     for _ in range(6):
         run.alloc(30, ACTIVATION, line=11)
         run.end_step()
-    (row,) = run.report().as_json()["leaks"]
-    assert {"file", "line", "kind", "bytes_per_step", "nodes_per_step", "holder", "advice"} <= set(row)
+    (entry,) = run.report().as_json()["leaks"]
+    assert {"file", "line", "kind", "bytes_per_step", "nodes_per_step", "holder", "advice"} <= set(entry)

@@ -1,4 +1,4 @@
-"""Real spellings of failures, as their reporters saw them: text, what it is, who says it."""
+"""Error messages from real reports: the text and its source, grouped by certainty."""
 
 TRAILER = (
     "\nCUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be "
