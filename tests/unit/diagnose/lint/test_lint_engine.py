@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from linted import BEGINNING
+from lint_cases import BEGINNING
 
 from legroom.diagnose.lint.engine import lint_paths, lint_text
 from legroom.diagnose.lint.rules import RULES

@@ -1,9 +1,9 @@
 """What fixes make of the code: only what is safe, and the rest where it is asked for."""
 
 import pytest
-from linted import STEP, findings, mended, snippets
+from lint_cases import STEP, findings, mended, snippets
 
-TOLD = snippets("lint_rules/told")
+TOLD = snippets("lint_rules/reported")
 
 SAFE_FIXES = {
     "LG201 after model.eval()": "with torch.no_grad():\n    for x, y in train_loader:\n        output = model(x)",

@@ -1,9 +1,9 @@
 """What each rule tells and what it leaves alone: programs in `tests/data/lint_rules`, marked `# here` where a rule speaks."""
 
 import pytest
-from linted import check_marks, findings, snippets
+from lint_cases import check_marks, findings, snippets
 
-TOLD, SILENT = snippets("lint_rules/told"), snippets("lint_rules/silent")
+TOLD, SILENT = snippets("lint_rules/reported"), snippets("lint_rules/not_reported")
 
 
 @pytest.mark.parametrize("title", TOLD)

@@ -1,7 +1,7 @@
 """The same few leaks, written in the many ways that people write them, and what only looks like them: a rule that knows one wording is none."""
 
 import pytest
-from linted import snippets
+from lint_cases import snippets
 
 from legroom.diagnose.lint.engine import lint_text
 
