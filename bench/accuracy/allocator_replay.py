@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+from bench.lib.command_line import command_line
 from bench.lib.table import print_table
 from legroom.memory.allocator.allocator import AllocationFailed, Allocator
 from legroom.memory.allocator.blocks import Block
@@ -23,8 +24,10 @@ Call = tuple[int, int]
 """(block number, bytes to allocate), or (block number, -1 to free it)."""
 
 
-def main(arguments: list[str]) -> int:
-    folder = Path(arguments[0]) if arguments else HISTORIES
+def main(argv: list[str]) -> int:
+    parser = command_line(__doc__)
+    parser.add_argument("folder", type=Path, nargs="?", default=HISTORIES)
+    folder: Path = parser.parse_args(argv).folder
     rows = []
     all_events, all_seconds = 0, 0.0
     for path in sorted(folder.glob("*.json.gz")):

@@ -7,7 +7,6 @@ Each round runs the script's imports alone, then the whole command. A last run p
 machine compare the ratio verdict / imports within a round. Host memory is that of the largest process.
 """
 
-import argparse
 import os
 import resource
 import statistics
@@ -19,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.lib.command_line import command_line
 from bench.lib.table import print_table
 
 
@@ -105,9 +105,7 @@ for (x,) in DataLoader(TensorDataset({kind.batch}), batch_size=2):
 
 
 def main(argv: Sequence[str] = ()) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=KINDS, nargs="*", default=list(KINDS))
     options = parser.parse_args(argv)

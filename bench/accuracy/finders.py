@@ -33,6 +33,7 @@ from typing import Any
 
 import torch
 
+from bench.lib.command_line import command_line
 from bench.lib.models.reference import MODELS
 from bench.lib.optimizers import OPTIMIZERS
 from bench.lib.table import print_table
@@ -314,9 +315,7 @@ def _in_fork(function: Callable[[], Any]) -> Any:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--jobs", type=int, default=8)
     parser.add_argument("--only", nargs="*", default=[])

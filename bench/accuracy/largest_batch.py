@@ -9,7 +9,6 @@ The true sizes were found by trying on the GPU: three steps at each size, with t
 (torchvision, transformers) are listed and skipped.
 """
 
-import argparse
 import dataclasses
 import json
 import statistics
@@ -22,6 +21,7 @@ from pathlib import Path
 from bench.accuracy.cases.build_step import build
 from bench.accuracy.largest_batch_cases import LARGEST_BATCH_CASES, Capped
 from bench.accuracy.scored_case import MEASURED_STEPS, MEASURED_WITH
+from bench.lib.command_line import command_line
 from bench.lib.table import print_table
 from legroom.gpus.catalog import find_gpu
 from legroom.predict import requests
@@ -36,9 +36,7 @@ START = 16
 
 
 def main(argv: Sequence[str] = ()) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--group", default="")
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--safe", action="store_true", help="the safe bound must fit too")

@@ -8,7 +8,6 @@
 `peaks` writes OUT/peaks-<cases>.json, `histories` OUT/histories.jsonl.gz with rows of [action, bytes, address].
 """
 
-import argparse
 import concurrent.futures
 import dataclasses
 import gzip
@@ -24,14 +23,13 @@ import torch
 from bench.accuracy.cases.build_step import build, join_group_of_one
 from bench.accuracy.cases.case import Case
 from bench.accuracy.cases.sets import CASES
+from bench.lib.command_line import command_line
 
 STEPS = 3
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument(
         "what",
         choices=["peaks", "histories", "caps", "context", "one", "history", "capped"],

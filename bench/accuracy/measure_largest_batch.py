@@ -9,7 +9,6 @@ search starts at the case's batch size and narrows the interval until the next s
 largest size that fits and the smallest that does not are written.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import json
@@ -25,6 +24,7 @@ import torch
 from bench.accuracy.cases.build_step import build
 from bench.accuracy.cases.sets import BUILDERS
 from bench.accuracy.largest_batch_cases import LARGEST_BATCH_CASES, Capped
+from bench.lib.command_line import command_line
 
 STEPS = 3
 GiB = 1 << 30
@@ -36,9 +36,7 @@ CLOSE = 0.002
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--jobs", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=140)

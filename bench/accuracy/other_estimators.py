@@ -10,7 +10,6 @@ Each answer is computed in its own process, because some take minutes. An answer
 estimator fails or exceeds `PATIENCE`. Answers do not depend on Legroom's code: the file can be reused.
 """
 
-import argparse
 import contextlib
 import importlib
 import json
@@ -28,6 +27,7 @@ from bench.accuracy.cases.build_step import build
 from bench.accuracy.cases.case import Case
 from bench.accuracy.cases.sets import BUILDERS, CASES
 from bench.accuracy.scored_case import measured
+from bench.lib.command_line import command_line
 from bench.lib.parallel_tasks import Task, run_parallel
 
 for _name in ("accelerate.commands.estimate", "torchinfo", "transformers"):
@@ -39,9 +39,7 @@ PATIENCE = 60.0
 
 
 def main(argv: Sequence[str] = ()) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("answers", type=Path)
     parser.add_argument("--cases", choices=sorted(CASES), action="append")
     parser.add_argument("--jobs", type=int, default=2)

@@ -15,7 +15,6 @@ The steps were measured with torch 2.11 and are traced here without a GPU. Cases
 (torchvision, transformers) are listed and skipped.
 """
 
-import argparse
 import contextlib
 import io
 import os
@@ -32,15 +31,14 @@ from bench.accuracy.cases.sets import CASES
 from bench.accuracy.other_estimators import PEERS, Answers, ask_all
 from bench.accuracy.score_cases import failures_of, score
 from bench.accuracy.scored_case import Measured, Row, RowFile, measured
+from bench.lib.command_line import command_line
 from bench.lib.table import percentile, print_table
 
 Chosen = list[tuple[str, Case, Measured]]
 
 
 def main(argv: Sequence[str] = ()) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--cases", choices=sorted(CASES), action="append")
     parser.add_argument("--only", nargs="*", default=[""])
     parser.add_argument("--every", type=int, default=1)

@@ -7,7 +7,6 @@ again. ROWS.failed lists the cases without a row and the reasons. Measurements c
 file exists, else from bench/results/measured_peaks.json.
 """
 
-import argparse
 import contextlib
 import sys
 import warnings
@@ -20,6 +19,7 @@ import torch
 from bench.accuracy.cases.case import Case
 from bench.accuracy.cases.sets import CASES
 from bench.accuracy.scored_case import Measured, RowFile, compare, measured
+from bench.lib.command_line import command_line
 from bench.lib.parallel_tasks import Task, run_parallel
 
 with contextlib.suppress(ImportError):  # imported once before forking, not in every case
@@ -32,9 +32,7 @@ Chosen = Iterable[tuple[str, Case, Measured]]
 
 
 def main(argv: Sequence[str] = ()) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("rows", type=Path)
     parser.add_argument("--cases", choices=sorted(CASES), action="append")
     parser.add_argument("--jobs", type=int, default=2)

@@ -6,7 +6,6 @@ Each run has its own process and three steps. Writes OUT/small_runs.jsonl.gz, on
 events as [action, bytes, address, source lines]. Needs only torch; runs with `Guard` need Legroom and are skipped without it.
 """
 
-import argparse
 import concurrent.futures
 import gzip
 import importlib.util
@@ -21,6 +20,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from bench.lib.command_line import command_line
 
 Step = Callable[[], Any]
 
@@ -141,9 +142,7 @@ RUNS: dict[str, Callable[[], Step]] = {
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--jobs", type=int, default=8)
     parser.add_argument("--one", choices=RUNS)

@@ -10,7 +10,6 @@ same way.
 Speed: the same tensors in the same folder, alternating between the methods. Files are in the page cache when read.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -28,6 +27,7 @@ import torch
 from torch import nn
 
 import legroom
+from bench.lib.command_line import command_line
 from bench.lib.table import print_table
 from legroom.errors import CheckpointError
 from legroom.units import GiB, MiB
@@ -39,7 +39,7 @@ SECONDS = 15
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = command_line(__doc__)
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--gpu", action="store_true")
     parser.add_argument("--size", type=float, help="GiB of state")

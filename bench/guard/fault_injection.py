@@ -8,7 +8,6 @@ scale and random generators must then equal a run without failure at the same sp
 step is also failed, because it creates the state. Prints the number of failed allocations and of equal runs.
 """
 
-import argparse
 import gc
 import logging
 import time
@@ -20,6 +19,7 @@ import torch
 from torch import nn
 
 import legroom
+from bench.lib.command_line import command_line
 from bench.lib.table import print_table
 from legroom.train.guarding.optimizer_step import Updating
 from legroom.train.sizes.micro_batch_size import Sizer, chunk_sizes
@@ -291,7 +291,7 @@ def inject(case: Case, phase: str, every: int = 1, micro: int = 3) -> tuple[int,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = command_line(__doc__)
     parser.add_argument("--quick", action="store_true", help="only every seventh allocation")
     every = 7 if parser.parse_args().quick else 1
     gc.freeze()  # exclude imported modules from garbage collection after each failure

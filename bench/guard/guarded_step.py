@@ -14,7 +14,6 @@ Two training steps: ResNet-50 (SGD with momentum, fp32) and GPT-2 small on 512 t
 by 25% between rounds. Writes FOLDER/guard.json. `--tiny 96MiB` runs small models on a virtual GPU to test this program.
 """
 
-import argparse
 import contextlib
 import gc
 import json
@@ -33,6 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import legroom
+from bench.lib.command_line import command_line
 from bench.lib.models.reference import MODELS, Spec
 from bench.lib.optimizers import OPTIMIZERS
 from bench.lib.table import print_table
@@ -285,9 +285,7 @@ PARTS: dict[str, Callable[[Case, Pace], dict[str, Any]]] = {
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--parts", nargs="*", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--large", action="store_true")

@@ -8,7 +8,6 @@ is measured separately, between processes of this machine over gloo. `--cpu` mea
 the CPU. Both kinds of step alternate; the median over rounds counts. `--small` tests the program on a virtual GPU.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -26,6 +25,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import legroom
+from bench.lib.command_line import command_line
 from bench.lib.rank_pool import RankPool
 from bench.lib.table import print_table
 from legroom.train.ranks.agree import Ranks, ranks_for
@@ -51,7 +51,7 @@ ON_CPU = Work(8, layers=4, width=512, heads=8, length=128, device="cpu")
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser()
+    arguments = command_line(__doc__)
     arguments.add_argument("folder", nargs="?", type=Path)
     arguments.add_argument("--small", action="store_true")
     arguments.add_argument("--cpu", action="store_true")

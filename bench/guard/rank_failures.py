@@ -9,7 +9,6 @@ optimizer state and buffers are compared bit for bit with plain DDP or FSDP2 at 
 between ranks. Every tenth failure hits a Guard that has not taken a step yet.
 """
 
-import argparse
 import contextlib
 import hashlib
 import itertools
@@ -28,6 +27,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.lib import rank_pool
+from bench.lib.command_line import command_line
 from bench.lib.rank_pool import Hang, RankPool
 from bench.lib.table import print_table
 
@@ -39,7 +39,7 @@ PATIENCE = 10.0  # seconds for one failure on average on a busy machine; more is
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = command_line(__doc__)
     parser.add_argument("--failures", type=int, default=100)
     parser.add_argument("--ranks", type=int, default=2)
     options = parser.parse_args()

@@ -8,7 +8,6 @@ memory, are listed separately. Gradients are compared in torch's deterministic m
 FOLDER/spill.json. `--small` tests the program on a virtual GPU. Needs torchvision and transformers.
 """
 
-import argparse
 import gc
 import json
 import statistics
@@ -24,6 +23,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import legroom
+from bench.lib.command_line import command_line
 from bench.lib.table import print_table
 from legroom.units import GiB, MiB
 
@@ -32,7 +32,7 @@ Step = Callable[[], torch.Tensor]
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser()
+    arguments = command_line(__doc__)
     arguments.add_argument("folder", nargs="?", type=Path)
     arguments.add_argument("--small", action="store_true")
     chosen = arguments.parse_args()

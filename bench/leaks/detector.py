@@ -15,6 +15,8 @@ import types
 from pathlib import Path
 from typing import Any, NoReturn
 
+from bench.lib.command_line import command_line
+
 os.environ.setdefault(
     "PYTORCH_NVML_BASED_CUDA_CHECK", "1"
 )  # lists GPUs without initializing CUDA before the fork
@@ -29,7 +31,7 @@ from legroom.observe.leaks.detector import LeakDetector
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = command_line(__doc__)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--names", action="store_true")
     parser.add_argument("--folder", type=Path, default=FOLDER)

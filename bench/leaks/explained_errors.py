@@ -13,7 +13,6 @@ import importlib.util
 import json
 import random
 import resource
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from tests.unit.diagnose.explain.log_formats import LOG_FORMATS
 
+from bench.lib.command_line import command_line
 from legroom.diagnose.explain.explain import explain, explain_file
 
 FOLDER = Path(__file__).parents[2] / "tests" / "data" / "errors"
@@ -131,19 +131,24 @@ def dressed(tables: list[Path]) -> None:
 
 
 def main() -> None:
+    parser = command_line(__doc__)
+    parser.add_argument("tables", type=Path, nargs="*", metavar="TABLE.json")
+    parser.add_argument("--gigabyte", action="store_true")
+    parser.add_argument("--raised", action="store_true")
+    parser.add_argument("--dressed", action="store_true")
+    options = parser.parse_args()
     print(f"{'texts':<27} {'number':>7} {'right kind':>11} {'right code':>11} {'false oom':>10}")
-    given = [Path(argument) for argument in sys.argv[1:] if not argument.startswith("-")]
-    tables = given or [FOLDER / f"{name}.json" for name in TABLES]
+    tables = options.tables or [FOLDER / f"{name}.json" for name in TABLES]
     for table in tables:
         number, kinds, codes, alarms, wrong = score(table)
         print(f"{table.stem:<27} {number:>7} {kinds / number:>11.1%} {codes / number:>11.1%} {alarms:>10}")
         for row in wrong:
             print(f"  {row}")
-    if "--dressed" in sys.argv:
+    if options.dressed:
         dressed(tables)
-    if "--raised" in sys.argv:
+    if options.raised:
         raised()
-    if "--gigabyte" in sys.argv:
+    if options.gigabyte:
         gigabyte()
 
 

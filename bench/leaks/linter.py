@@ -24,6 +24,7 @@ from typing import Any
 import libcst as cst
 from tests.corpus.programs import ROUNDS, Program, programs
 
+from bench.lib.command_line import command_line
 from bench.lib.table import print_table
 from legroom.diagnose.lint.engine import fix_text, lint_paths, lint_text
 from legroom.diagnose.lint.settings import Settings
@@ -98,13 +99,13 @@ def judge(program: Program, score: Score) -> None:
 
 
 def main() -> None:
-    arguments = sys.argv[1:]
-    folder = None
-    if "--corpus" in arguments:
-        at = arguments.index("--corpus")
-        folder = Path(arguments[at + 1])
-        del arguments[at : at + 2]
-    judged = programs(folder) if folder is not None else programs()
+    parser = command_line(__doc__)
+    parser.add_argument("folders", nargs="*", metavar="FOLDER", help="folders to lint for speed")
+    parser.add_argument("--all-lines", action="store_true", help="list wrong and missed findings")
+    parser.add_argument("--fixes", action="store_true")
+    parser.add_argument("--corpus", type=Path)
+    options = parser.parse_args()
+    judged = programs(options.corpus) if options.corpus is not None else programs()
     rounds = {f"{name} round": Score() for name in ROUNDS}
     for program in judged:
         judge(program, rounds[f"{program.round} round"])
@@ -132,7 +133,7 @@ def main() -> None:
         ],
     )
     for name, score in rounds.items():
-        shown = score if "--all-lines" in arguments else Score()
+        shown = score if options.all_lines else Score()
         for title, rows in (
             ("wrong", shown.wrong),
             ("missed", shown.missed),
@@ -140,10 +141,10 @@ def main() -> None:
         ):
             for row in rows:
                 print(f"{name}: {title}: {row}")
-    if "--fixes" in arguments:
+    if options.fixes:
         fixes(judged)
-    if folders := [argument for argument in arguments if not argument.startswith("-")]:
-        speed(folders)
+    if options.folders:
+        speed(options.folders)
 
 
 def fixes(judged: list[Program]) -> None:

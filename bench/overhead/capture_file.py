@@ -1,18 +1,18 @@
 """Measures how fast a capture file is written and read, and how large it is.
 
-    python -m bench.overhead.capture_file
+    python -m bench.overhead.capture_file [STEPS]
 
 The events are those of a training loop over a transformer of 48 blocks: every allocation has its module, line and operation,
 and activations are freed in the backward pass. Seconds are CPU time, so that other work on the machine does not count.
 """
 
 import random
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from bench.lib.command_line import command_line
 from bench.lib.table import print_table
 from legroom.memory.capture.capture import CaptureWriter, read_capture
 from legroom.memory.events import Alloc, Category, Event, Frame, Free, Phase, SegmentChange, Step, Tag
@@ -78,7 +78,10 @@ def training(steps: int) -> Iterator[Event]:
         yield Step(tick(), step, 0.3, 0, 10**9, 2 * 10**9, 3 * 10**9, 4 * 10**9)
 
 
-def main(steps: int) -> None:
+def main() -> None:
+    parser = command_line(__doc__)
+    parser.add_argument("steps", type=int, nargs="?", default=100)
+    steps: int = parser.parse_args().steps
     stream = list(training(steps))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "bench.legroom"
@@ -120,4 +123,4 @@ def cost(work: Callable[[], object]) -> float:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 100)
+    main()

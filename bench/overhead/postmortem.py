@@ -9,7 +9,6 @@ layers and takes 20 steps. The large one has 300,000 objects, 20,000 tensors on 
 Prints medians and the machine's load.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -23,6 +22,7 @@ from typing import Any
 import psutil
 import torch
 
+from bench.lib.command_line import command_line
 from bench.lib.table import print_table
 from legroom.units import MiB
 
@@ -67,7 +67,7 @@ COLUMNS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = command_line(__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

@@ -17,7 +17,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from bench.lib.command_line import command_line
 from bench.lib.table import print_table
+from legroom.gpus.catalog import find_gpu
 from legroom.memory.allocator.allocator import Allocator
 from legroom.observe.dispatch.recorder import Recorder
 from legroom.observe.virtual.gpu import VirtualDevice, VirtualGPU
@@ -32,7 +34,7 @@ class CountingRecorder:
     """The recorder with every storage counted and all events dropped."""
 
     def __enter__(self) -> None:
-        device = VirtualDevice(0, "", 1 << 40, 0, Allocator(1 << 40))
+        device = VirtualDevice(0, find_gpu(1 << 40), Allocator(1 << 40))
         self.recorder = Recorder(lambda event: None, [device], host_only=True, eager=True)
         self.recorder.attach()
 
@@ -121,6 +123,7 @@ def alternating(
 
 
 def main() -> None:
+    command_line(__doc__).parse_args()
     torch.manual_seed(0)
     per_op = alternating(
         {"plain": nullcontext, "no-op mode": NoOpMode, "recorder": CountingRecorder}, op_bound, rounds=9

@@ -24,7 +24,9 @@ WARM_UP = 8
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser()
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--steps", type=int, default=30)
     arguments.add_argument("--measure", type=Path)

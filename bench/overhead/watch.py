@@ -12,7 +12,6 @@
    holder is known.
 """
 
-import argparse
 import gc
 import io
 import json
@@ -32,7 +31,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import legroom
+from bench.lib.command_line import command_line
 from bench.lib.table import print_table
+from legroom.gpus.catalog import find_gpu
 from legroom.memory.annotations import HolderCoverage
 from legroom.memory.events import Category, Oom
 from legroom.memory.ledger import Ledger
@@ -62,7 +63,7 @@ KEPT: list[torch.Tensor] = []
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = command_line(__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--seconds", type=float, default=20.0, help="seconds for each size of step")
@@ -285,7 +286,7 @@ def coverage_in_a_process(name: str) -> dict[str, Any]:
 def coverage(device: str, program: Callable[[], None]) -> dict[str, Any]:
     """Return the shares at the failure of a run whose batch doubles until it does not fit."""
     events: list[Any] = []
-    gpus = None if device == "cuda" else [96 * MiB]
+    gpus = None if device == "cuda" else [find_gpu(96 * MiB)]
     if device == "cuda":
         torch.cuda.set_per_process_memory_fraction(8 * GiB / torch.cuda.get_device_properties(0).total_memory)
     session = Session(

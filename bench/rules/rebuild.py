@@ -7,7 +7,6 @@ records them. `--check` writes nothing and exits with 1 if a rebuilt file differ
 bench/rules/README.md.
 """
 
-import argparse
 import filecmp
 import shutil
 import sys
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.accuracy import allocator_replay
+from bench.lib.command_line import command_line
 from bench.rules.convolution import table
 from bench.rules.recordings import RECORDINGS, read_versions
 from bench.rules.recurrent import compare as recurrent
@@ -110,9 +110,7 @@ STEPS = (
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--recordings", type=Path, default=RECORDINGS)
     parser.add_argument(
         "--check", action="store_true", help="write nothing; exit with 1 if a file would change"

@@ -6,13 +6,13 @@ On virtual GPUs, after two steps computed on the CPU: the first GPU's peak over 
 batch is chosen before the first step; the predicted peaks are printed next to the measured ones.
 """
 
-import argparse
 from typing import Any
 
 import torch
 from torch import nn
 
 import legroom
+from bench.lib.command_line import command_line
 from bench.lib.table import print_table
 from bench.scale.models import GPT, ResNet50, image_batch, text_batch, token_loss
 from legroom.units import format_size
@@ -21,7 +21,7 @@ STEPS = 2
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser()
+    arguments = command_line(__doc__)
     arguments.add_argument("--gpus", type=int, nargs="*", default=[2, 4])
     chosen = arguments.parse_args()
     rows = []

@@ -8,7 +8,6 @@ at a random moment, from its first line (before it imports torch) to the middle 
 run, bit for bit.
 """
 
-import argparse
 import os
 import random
 import re
@@ -20,6 +19,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.lib.command_line import command_line
 from bench.lib.table import print_table
 
 LIMIT_SECONDS = 30
@@ -60,7 +60,7 @@ STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n{SLEE
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = command_line(__doc__)
     parser.add_argument("--kills", type=int, default=10, help="of each kind")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)

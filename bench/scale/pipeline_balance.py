@@ -6,13 +6,13 @@ Each rank is a process with its own virtual GPU; two steps are computed on the C
 "pipeline". The prediction is what the split was chosen by, before the first step.
 """
 
-import argparse
 from typing import Any
 
 import torch
 from torch import nn
 
 import legroom
+from bench.lib.command_line import command_line
 from bench.lib.rank_pool import RankPool
 from bench.lib.table import print_table
 from bench.scale.models import GPT, ResNet50, image_batch, text_batch, token_loss
@@ -22,7 +22,7 @@ STEPS, MICRO_BATCHES = 2, 8
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser()
+    arguments = command_line(__doc__)
     arguments.add_argument("--stages", type=int, nargs="*", default=[2, 4])
     arguments.add_argument("--models", nargs="*", default=["resnet50", "gpt"])
     arguments.add_argument("--schedules", nargs="*", default=["1f1b", "gpipe"])

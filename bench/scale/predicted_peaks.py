@@ -6,11 +6,10 @@ Each rank is a process with its own virtual GPU; two steps are computed on the C
 that needs most: reserved memory for `ddp`, allocated memory for `fsdp`.
 """
 
-import argparse
-
 import torch
 
 import legroom
+from bench.lib.command_line import command_line
 from bench.lib.rank_pool import RankPool
 from bench.lib.table import print_table
 from bench.scale.models import token_loss
@@ -21,7 +20,7 @@ STEPS = 2
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser()
+    arguments = command_line(__doc__)
     arguments.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
     arguments.add_argument("--models", nargs="*", default=["resnet50", "gpt"])
     chosen = arguments.parse_args()

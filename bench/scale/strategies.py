@@ -6,13 +6,13 @@ A small GPT with tied weights trains on batches of which the last of each epoch 
 processes over gloo on the CPU, `dp` and `split` in one process with virtual GPUs. Some rows use unequal micro-batches.
 """
 
-import argparse
 from typing import Any
 
 import torch
 from torch.utils.data import TensorDataset
 
 import legroom
+from bench.lib.command_line import command_line
 from bench.lib.rank_pool import RankPool
 from bench.lib.table import print_table
 from bench.scale.models import GPT, text_batch, token_loss
@@ -39,7 +39,7 @@ ALONE: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser()
+    arguments = command_line(__doc__)
     arguments.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
     chosen = arguments.parse_args()
     truth = train("ddp", {})  # not started by a launcher: it trains alone

@@ -7,7 +7,6 @@ five steps, the time of a step relative to the hand-written loop (alternating, m
 without the GPU next to the measured one. NCCL's own buffers are outside torch's allocator and not counted.
 """
 
-import argparse
 import contextlib
 import gc
 import json
@@ -24,6 +23,7 @@ import torch
 from torch import nn
 
 import legroom
+from bench.lib.command_line import command_line
 from bench.lib.table import print_table
 from bench.scale.models import GPT, text_batch, token_loss
 from legroom.scale.prediction import strategy_memory
@@ -57,7 +57,7 @@ SMALL = Work(2, 32, 2, 64, 16, 2)
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser()
+    arguments = command_line(__doc__)
     arguments.add_argument("folder", nargs="?", type=Path)
     arguments.add_argument("--small", action="store_true")
     chosen = arguments.parse_args()

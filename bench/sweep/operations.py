@@ -11,7 +11,6 @@ data, it computes on the CPU, as `legroom estimate` does. `compare` uses the row
 was measured.
 """
 
-import argparse
 import concurrent.futures
 import gc
 import gzip
@@ -29,6 +28,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+from bench.lib.command_line import command_line
 from bench.sweep import (
     algebra,
     compositions,
@@ -53,9 +53,7 @@ LONGEST = 6
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("what", choices=["measure", "trace", "compare", "list"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--jobs", type=int, default=8)

@@ -30,6 +30,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bench.lib.command_line import command_line
 from bench.tuning.lost_trials_table import show
 from bench.tuning.other_program import REAL, gpu_of, other_program
 
@@ -44,9 +45,7 @@ LONGEST = 240.0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--space", choices=SPACES, default=SPACES[0], help="the search space; one per file")
     parser.add_argument("--seeds", type=int, nargs="+", default=range(5))
     parser.add_argument("--trials", type=int, help="trials per study; default: depends on the searcher")

@@ -22,6 +22,7 @@ from typing import Any
 
 from numpy.random import default_rng
 
+from bench.lib.command_line import command_line
 from bench.lib.table import print_table
 from legroom.tuning.api import tune
 from legroom.tuning.engines.ray.cluster import QUIET
@@ -35,9 +36,7 @@ Times = list[float]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--trials", type=int, default=6)
     parser.add_argument("--configurations", type=int, default=12, help="configurations to estimate")

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from bench.lib.command_line import command_line
 from bench.lib.table import print_table
 from legroom.tuning.memory.admission import Admission, Fit, Place, Verdict
 from legroom.tuning.memory.packing import Packer
@@ -54,6 +55,7 @@ class Work:
 
 
 def main() -> None:
+    command_line(__doc__).parse_args()
     for trials in STUDIES:
         rows = [
             [f"{name}{', random' if is_random else ''}", *figures(kind, is_random, trials)]

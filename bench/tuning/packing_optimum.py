@@ -16,6 +16,7 @@ from functools import cache, partial
 from itertools import combinations, permutations, product
 from typing import NamedTuple
 
+from bench.lib.command_line import command_line
 from bench.lib.table import print_table
 from legroom.tuning.memory.start_order import Demand, Room, Taken, best_order, makespan
 
@@ -49,6 +50,7 @@ Chooser = Callable[[dict[int, Trial]], int | None]
 
 
 def main() -> None:
+    command_line(__doc__).parse_args()
     rows = []
     for name, paces in (("paces alike", (1,)), ("paces of 1 and 2", (1, 2))):
         knowing, planning, both = [], [], []

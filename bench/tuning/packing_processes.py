@@ -7,7 +7,6 @@ GPU's work, so that trials do not compete for the CPU. The study runs twice: wit
 plans the packed study's trials with their durations known.
 """
 
-import argparse
 import random
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from unittest import mock
 import torch
 from torch import nn
 
+from bench.lib.command_line import command_line
 from bench.lib.table import print_table
 from bench.tuning.packing import SLOTS, Work, bound, one_per_gpu, oracle
 from legroom.tuning.api import tune
@@ -47,7 +47,7 @@ def train(config: dict[str, Any], trial: Any) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser = command_line(__doc__)  # fmt: skip
     parser.add_argument("--trials", type=int, default=24)
     trials = parser.parse_args().trials
     packed = searched(trials)

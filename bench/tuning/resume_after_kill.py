@@ -6,7 +6,6 @@ One study of many short trials runs in its own process, gets SIGKILL at a random
 it finishes. Every trial that had finished before a kill must be unchanged afterwards, and its function must not run again.
 """
 
-import argparse
 import os
 import random
 import signal
@@ -15,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bench.lib.command_line import command_line
 from bench.lib.table import print_table
 from legroom.tuning.api import tune
 from legroom.tuning.store import FILE, read_study
@@ -34,9 +34,7 @@ def train(config: dict[str, Any], trial: Any) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--trials", type=int, default=120)
     options = parser.parse_args()

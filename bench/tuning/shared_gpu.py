@@ -11,7 +11,6 @@ configurations in all of them. Seeds run one after another until the time is ove
 a GPU, with tiny models. The space is `gpt_space`.
 """
 
-import argparse
 import contextlib
 import json
 import multiprocessing
@@ -23,6 +22,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from bench.lib.command_line import command_line
 from bench.tuning import gpt_space
 from bench.tuning.lost_trials import Clock, legroom_row
 from bench.tuning.lost_trials_table import show
@@ -46,9 +46,7 @@ FORK_SERVER = multiprocessing.get_context("forkserver")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seconds", type=float, default=230.0)
     parser.add_argument("--trials", type=int, default=8)

@@ -12,7 +12,7 @@ grows with each step). `also:` marks a second line that is also correct. `lint` 
 
 The programs were written in rounds, identified by their numbers (`ROUNDS`). From the second round on, the programs were written
 after the linter and the detector were committed, in styles that earlier rounds do not have, and scored once before anything
-was fixed: docs/figures.md has these first scores.
+was fixed: bench/results/figures_log.md has these first scores.
 """
 
 import re

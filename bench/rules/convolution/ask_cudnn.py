@@ -24,6 +24,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from bench.lib.command_line import command_line
 from bench.lib.table import print_table
 from bench.rules.convolution.everyday_layers import draw_everyday
 from bench.rules.convolution.practice_layers import draw_practice
@@ -90,9 +91,7 @@ class WithHandle(Cudnn):
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--count", type=int, default=2000, help="number of measured layers to ask about")
     parser.add_argument(
         "--seed", type=int, default=1, help="seed of the draws; use a new one for each survey"

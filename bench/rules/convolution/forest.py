@@ -20,6 +20,7 @@ from zlib import crc32
 
 import numpy as np
 
+from bench.lib.command_line import command_line
 from bench.lib.table import print_table
 from bench.rules.convolution.trees import Tree, grow
 from legroom.observe.cuda_rules.convolution import decision_forest
@@ -56,9 +57,7 @@ class Answered(NamedTuple):
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("folders", type=Path, nargs="+")
     parser.add_argument(
         "--trees",

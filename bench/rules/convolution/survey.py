@@ -9,7 +9,6 @@ last three in bytes (null if it did not run). OUT/benchmarked-<round>-<part>.jso
 `torch.backends.cudnn.benchmark`, where the first call tries every kernel.
 """
 
-import argparse
 import gzip
 import itertools
 import json
@@ -26,6 +25,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from bench.lib.command_line import command_line
 from bench.lib.models.parts import torchvision
 from bench.rules.convolution.everyday_layers import draw_everyday
 from bench.rules.convolution.practice_layers import draw_practice
@@ -46,9 +46,7 @@ PICTURES = (
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--jobs", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=150, help="stop after so many seconds")

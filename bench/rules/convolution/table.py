@@ -7,7 +7,6 @@ input, weights or output with padded channels, or a copy of the weights per samp
 can be extrapolated. The table holds all measurements: rebuilding it without folders writes the same bytes.
 """
 
-import argparse
 import gzip
 import json
 import sys
@@ -15,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bench.lib.command_line import command_line
 from legroom.observe.cuda_rules.convolution.recorded_table import (
     KINDS,
     TABLE,
@@ -30,9 +30,7 @@ from legroom.observe.cuda_rules.convolution.workspace import Convolution
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("folders", type=Path, nargs="*")
     parser.add_argument("--out", type=Path, default=TABLE)
     options = parser.parse_args(argv)

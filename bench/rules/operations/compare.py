@@ -6,7 +6,6 @@ Each operation runs twice on a traced device; only the second run counts, becaus
 Prints every operation whose peak differs from the recorded one, and how many are right by kind of operation.
 """
 
-import argparse
 import gzip
 import itertools
 import json
@@ -17,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from bench.lib.command_line import command_line
 from bench.lib.models.parts import torchvision
 from bench.lib.table import print_table
 from bench.rules.operations.operation_list import OPERATIONS
@@ -32,9 +32,7 @@ TOLERANCE = 64 << 10
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", nargs="*", default=[""])
     options = parser.parse_args(argv)

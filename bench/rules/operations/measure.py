@@ -8,7 +8,6 @@ operation with which arguments did so. A dispatch mode marks where operations be
 accumulated out of place; use `bench.accuracy.measure_cases histories` to record without it.
 """
 
-import argparse
 import gc
 import gzip
 import json
@@ -25,14 +24,13 @@ from torch.utils._pytree import tree_iter
 from bench.accuracy.cases.build_step import build
 from bench.accuracy.cases.case import Case
 from bench.accuracy.measure_cases import environment, selected
+from bench.lib.command_line import command_line
 from bench.rules.operations.operation_list import OPERATIONS
 from bench.rules.recordings import write_versions
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("what", choices=["operations", "cases"])
     parser.add_argument("out", type=Path)
     parser.add_argument("--cases", default="reference", help="a set, or keys separated by commas")

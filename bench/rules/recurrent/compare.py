@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from bench.lib.command_line import command_line
 from bench.lib.table import percentile, print_table
 from bench.rules.recurrent.survey import Request
 from legroom.observe.cuda_rules.recurrent.sizes import RNN_MODES, Layer, persistent, reserve, workspace
@@ -24,8 +25,11 @@ RIGHT = 0.005
 
 
 def main(argv: list[str]) -> int:
+    parser = command_line(__doc__)
+    parser.add_argument("folder", type=Path)
+    options = parser.parse_args(argv)
     errors: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for request, forward, backward in measured(Path(argv[0])):
+    for request, forward, backward in measured(options.folder):
         layer = described(request)
         taken, kept = workspace_and_reserve(forward, training=request.training)
         family = " ".join(

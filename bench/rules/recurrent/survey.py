@@ -8,7 +8,6 @@ projected, layers, both directions, dropout, bias, batch first, training, batch,
 are lists of bytes allocated (+) and freed (-) in order, null if it did not run.
 """
 
-import argparse
 import gzip
 import json
 import os
@@ -24,6 +23,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
+from bench.lib.command_line import command_line
 from bench.rules.recordings import write_versions
 
 LARGEST = 400 << 20
@@ -50,9 +50,7 @@ class Request(NamedTuple):
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--jobs", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=40, help="stop after so many seconds")
