@@ -22,6 +22,7 @@ from bench.rules.recordings import RECORDINGS, read_versions
 from bench.rules.recurrent import compare as recurrent
 from legroom.observe.cuda_rules.convolution.decision_forest import FOREST
 from legroom.observe.cuda_rules.convolution.recorded_table import TABLE
+from legroom.observe.cuda_rules.versions import RULES_VERSION
 
 
 @dataclass(frozen=True)
@@ -120,10 +121,10 @@ def main(argv: list[str]) -> int:
     print("\nRules:")
     for step, outcome in zip(STEPS, outcomes, strict=True):
         print(f"- {step.name}: {outcome}")
-    # RULES_VERSION: compare it with these versions once it exists in legroom.observe.cuda_rules.
+    print(f"RULES_VERSION: torch {RULES_VERSION.torch}, cuDNN {RULES_VERSION.cudnn}, {RULES_VERSION.gpu}")
     for step in STEPS:
         if versions := read_versions(options.recordings / step.folder):
-            print(f"{step.folder} was recorded with {versions}")
+            print(f"{step.folder} was recorded with {versions}. Update RULES_VERSION if it differs.")
     return 1 if options.check and any("differs" in outcome for outcome in outcomes) else 0
 
 
