@@ -64,7 +64,7 @@ def main() -> None:
 
     batch = collate(train[: arguments.batch_size])
     unfrozen = copy.deepcopy(model)
-    frozen = transfer.freeze(model, except_=head, batch=batch)
+    frozen = transfer.freeze(model, trainable=head, batch=batch)
     print(frozen)
     saved = peak_on_virtual_gpu(unfrozen, batch) - peak_on_virtual_gpu(model, batch)
     print(f"Measured on a virtual GPU: {saved / 2**20:.1f} MiB less.")

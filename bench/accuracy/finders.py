@@ -139,7 +139,11 @@ def by_legroom(workload: Workload) -> Outcome:
     training = Training(workload)
     found = find_batch(training.step, training.make_batch, steps=STEPS)
     return Outcome(
-        found.size, len(found.trials), found.ooms, found.seconds, [trial.size for trial in found.trials]
+        found.batch_size,
+        len(found.trials),
+        found.oom_count,
+        found.seconds,
+        [trial.batch_size for trial in found.trials],
     )
 
 

@@ -21,8 +21,8 @@ from torch import nn
 import legroom
 from bench.lib.command_line import command_line
 from bench.lib.table import print_table
-from legroom.train.guarding.optimizer_step import Updating
-from legroom.train.sizes.micro_batch_size import Sizer, chunk_sizes
+from legroom.train.guarding.optimizer_step import OptimizerStep
+from legroom.train.sizes.micro_batch_size import MicroBatchSizer, micro_batch_sizes
 
 ROWS = 6
 PHASES = ("forward", "backward and later micro-batches", "optimizer", "first optimizer step")
@@ -110,7 +110,7 @@ def token_count(_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 CASES = (
     Case("MLP, Adam", mlp, rows, adam, {}),
     Case("MLP, Adam, not copied", mlp, rows, adam, {}, copied=False),
-    Case("CNN with BatchNorm, SGD", cnn, images, sgd, {"coupling": "per-chunk"}),
+    Case("CNN with BatchNorm, SGD", cnn, images, sgd, {"coupling": "ignore"}),
     Case(
         "CNN with synchronized BatchNorm, AdamW",
         cnn,
@@ -132,18 +132,18 @@ CASES = (
         cnn,
         images,
         adam,
-        {"coupling": "per-chunk", "clip_norm": 0.5},
+        {"coupling": "ignore", "clip_norm": 0.5},
         scaled=True,
     ),
     Case("AMP with GradScaler, SGD, not copied", mlp, rows, sgd, {}, scaled=True, copied=False),
 )
 
 
-class PlannedSizes(Sizer):
+class PlannedSizes(MicroBatchSizer):
     """Sizes of the uninterrupted run: a batch in given micro-batches, or whole and halved after a failure."""
 
     def __init__(self, micro: int) -> None:
-        super().__init__(most=micro)
+        super().__init__(max_size=micro)
         self._now = micro
 
     def micro_batch(self, batch_size: int) -> int:
@@ -183,7 +183,7 @@ def run(
             **case.options,
         )
         if not case.copied:
-            guard._updating = Updating(optimizer, guard.device, small_bytes=0)
+            guard._optimizer_step = OptimizerStep(optimizer, guard.device, max_copy_bytes=0)
         split: tuple[int, ...] = ()
         marks: dict[str, range] = {}
         faults = None
@@ -192,13 +192,13 @@ def run(
             if step == failed_step and fail is not None:
                 faults = gpu.fail_allocation(fail)
             if step == failed_step and forced:
-                guard._cut = lambda _rows, _micro: list(forced)  # type: ignore[method-assign]
+                guard._split = lambda _size, _micro: list(forced)  # type: ignore[method-assign]
             with _PhaseRecorder(gpu, model, guard, marks if step == failed_step else {}):
                 guard.step(_with_autocast(model) if case.scaled else model, *batch)
             if step == failed_step:
-                split = guard.last.split if guard.last is not None else ()
+                split = guard.last_step.split if guard.last_step is not None else ()
             if forced:
-                vars(guard).pop("_cut", None)
+                vars(guard).pop("_split", None)
         happened = faults is not None and faults.happened
         state: list[Any] = [tensor.cpu() for tensor in model.state_dict().values()]
         state += [
@@ -227,13 +227,13 @@ class _PhaseRecorder:
     def __enter__(self) -> None:
         self._begin = self._gpu.allocations
         self._forward = None
-        self._update = self._guard.update
+        self._optimizer_step = self._guard.optimizer_step
 
-        def update() -> None:
+        def optimizer_step() -> None:
             self._passes_ended = self._gpu.allocations
-            self._update()
+            self._optimizer_step()
 
-        self._guard.update = update
+        self._guard.optimizer_step = optimizer_step
 
     def _forward_ended(self, *_arguments: Any) -> None:
         if self._forward is None:
@@ -241,7 +241,7 @@ class _PhaseRecorder:
 
     def __exit__(self, *_error: object) -> None:
         self._handle.remove()
-        del self._guard.update
+        del self._guard.optimizer_step
         now = self._gpu.allocations - self._begin
         forward = (self._forward or self._begin) - self._begin
         passes = self._passes_ended - self._begin
@@ -305,7 +305,7 @@ def main() -> None:
             lines.append((case.name, phase, str(tried), str(right)))
             print(f"{case.name}: {phase}: {right} of {tried} equal", flush=True)
     print_table(
-        f"Every allocation failed once, {chunk_sizes(ROWS, 3)} samples per step ({time.perf_counter() - started:.0f} s)",
+        f"Every allocation failed once, {micro_batch_sizes(ROWS, 3)} samples per step ({time.perf_counter() - started:.0f} s)",
         ("training", "phase that failed", "allocations failed", "equal bit for bit"),
         lines,
     )

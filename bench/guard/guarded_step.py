@@ -36,7 +36,7 @@ from bench.lib.command_line import command_line
 from bench.lib.models.reference import MODELS, Spec
 from bench.lib.optimizers import OPTIMIZERS
 from bench.lib.table import print_table
-from legroom.train.sizes.micro_batch_size import chunk_sizes
+from legroom.train.sizes.micro_batch_size import micro_batch_sizes
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Training:
 
     def plain(self, micro: int | None = None) -> Tensor:
         """Accumulate over micro-batches, then step, as written by hand."""
-        sizes = chunk_sizes(self.case.batch, micro or self.case.batch)
+        sizes = micro_batch_sizes(self.case.batch, micro or self.case.batch)
         total = torch.zeros((), device="cuda")
         parts = [tensor.split(sizes) for tensor in self.batch]
         for number, size in enumerate(sizes):
@@ -103,7 +103,7 @@ class Training:
     def guard(self, **options: Any) -> Any:
         precision = None if self.precision == "fp32" else self.precision
         return legroom.Guard(
-            self.model, self.optimizer, precision=precision, reduction="mean", coupling="per-chunk", **options
+            self.model, self.optimizer, precision=precision, reduction="mean", coupling="ignore", **options
         )
 
 
@@ -145,7 +145,7 @@ def overhead(case: Case, pace: Pace) -> dict[str, Any]:
     for turn in range(pace.rounds):
         for name in sorted(ways, reverse=bool(turn % 2)):
             times[name].append(seconds_of(ways[name], pace.steps))
-    assert guard.last.split == (case.batch,), "a step of the overhead measurement was split"
+    assert guard.last_step.split == (case.batch,), "a step of the overhead measurement was split"
     plain, guarded = (statistics.median(times[name]) for name in ("plain", "guard"))
     return {
         "plain_s": plain,
@@ -182,7 +182,7 @@ def alternating(case: Case, pace: Pace) -> dict[str, Any]:
     """Let the Guard find its size, then alternate with splits by hand, because the host's speed varies by more than
     10%."""
     training = Training(case)
-    guard = training.guard(remember=False)
+    guard = training.guard(cache_sizes=False)
     few = [tensor[: max(1, case.fits // 3)] for tensor in training.batch]
     for _ in range(3):  # loads libraries and creates optimizer state
         guard.step(training.loss, *few)
@@ -193,10 +193,10 @@ def alternating(case: Case, pace: Pace) -> dict[str, Any]:
     settling, attempts, splits = [], [], []
     for _ in range(pace.to_settle):
         settling.append(seconds_of(guarded, 1))
-        attempts.append(guard.last.attempts)
-        splits.append(max(guard.last.split))
+        attempts.append(guard.last_step.attempts)
+        splits.append(max(guard.last_step.split))
     ways: dict[str, Callable[[], object]] = {"guard": guarded}
-    for micro in splits_near(case.batch, len(guard.last.split)):
+    for micro in splits_near(case.batch, len(guard.last_step.split)):
         if fits(training, micro):
             ways[str(micro)] = partial(training.plain, micro)
     times: dict[str, list[float]] = {name: [] for name in ways}
@@ -215,7 +215,7 @@ def alternating(case: Case, pace: Pace) -> dict[str, Any]:
         "best_rows_per_s": by_hand[fastest],
         "rows_per_s": speeds["guard"],
         "of_best": speeds["guard"] / by_hand[fastest],
-        "micro": max(guard.last.split),
+        "micro": max(guard.last_step.split),
         "failures": sum(count - 1 for count in attempts),
         "steps_with_failures": sum(count > 1 for count in attempts),
         "first_failure_costs_steps": None

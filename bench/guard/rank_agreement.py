@@ -28,7 +28,7 @@ import legroom
 from bench.lib.command_line import command_line
 from bench.lib.rank_pool import RankPool
 from bench.lib.table import print_table
-from legroom.train.ranks.agree import Ranks, ranks_for
+from legroom.train.ranks.coordinator import DistributedRanks, ranks_for
 
 ROUNDS, STEPS, WARM_UP = 7, 4, 3
 EXCHANGES = 300
@@ -146,11 +146,11 @@ def compare(kind: str, work: Work) -> dict[str, Any]:
     return {"model": kind, "rows": rows, **medians, **spreads}
 
 
-def _agreed(ranks: Ranks, rows: int, passes: Callable[[], None]) -> None:
+def _agreed(ranks: DistributedRanks, rows: int, passes: Callable[[], None]) -> None:
     plan = ranks.plan(rows, rows)
-    with ranks.chunk(0, plan.chunks):
+    with ranks.micro_batch(0, plan.passes):
         passes()
-    assert ranks.settle(None, rows) is None
+    assert ranks.agree(None, rows) is None
 
 
 def seconds(step: Callable[[], None], steps: int) -> float:

@@ -96,7 +96,7 @@ def fail_many(kind: str, phase: str, rank: int, failures: int) -> RankReport:
             if not report.places:
                 raise AssertionError(f"{phase} allocates nothing")
             continue
-        split = trial.guard.last.split
+        split = trial.guard.last_step.split
         report.failures += 1
         report.splits.append(split)
         report.weights.append(trial.parameters())
@@ -118,13 +118,13 @@ class Trial:
 
     def begin(self) -> None:
         """Reset everything except what Guard has learned about the ranks."""
-        from legroom.train.sizes.micro_batch_size import Sizer
+        from legroom.train.sizes.micro_batch_size import MicroBatchSizer
 
         for tensor, value in zip(self._tensors(), self._beginning, strict=True):
             tensor.copy_(value)
         self.optimizer.zero_grad()
-        self.guard.sizer = Sizer()
-        self.guard._ranks._chunks = None
+        self.guard.sizer = MicroBatchSizer()
+        self.guard._ranks._agreed_passes = None
 
     def step(self, phase: str, place: int | None) -> bool:
         """Take one step in which allocation number `place` of that phase fails; return whether there was one."""
@@ -149,7 +149,7 @@ class Trial:
         self.guard.backward(loss, x, y)
         disarm("backward")
         arm("optimizer")
-        self.guard.update()
+        self.guard.optimizer_step()
         disarm("optimizer")
         return bool(armed) and armed[0].happened
 

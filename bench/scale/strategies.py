@@ -82,7 +82,7 @@ def train(variant: str, options: dict[str, Any]) -> Any:
         batch=tuple(each[:BATCH] for each in data),
         **options,
     )
-    stepper = run.guard(remember=False) if guarded else run
+    stepper = run.guard(cache_sizes=False) if guarded else run
     loader = run.loader(TensorDataset(*data), BATCH)
     losses: list[float] = []
     while len(losses) < STEPS:

@@ -160,7 +160,7 @@ def make(variant: str, work: Work) -> tuple[Callable[[], Any], Callable[[], dict
         precision="bf16" if how == "bf16" else None,
         offload=how == "offloaded",
     )
-    stepper = run.guard(remember=False) if how == "guarded" else run
+    stepper = run.guard(cache_sizes=False) if how == "guarded" else run
     x, y = x.cuda(), y.cuda()
     return lambda: stepper.step(lambda x, y: token_loss(run.model(x), y), x, y), lambda: _weights(run.module)
 

@@ -267,7 +267,7 @@ def recovered(
         guard = legroom.Guard(
             training.model,
             training.optimizer,
-            remember=False,
+            cache_sizes=False,
             scaler=ours,
             on_finding=lambda finding: None,
             **options,
@@ -279,10 +279,10 @@ def recovered(
 
         bench.cap(whole * share)
         value = guard.step(loss, training.x, training.y)
-        assert guard.last is not None
-        unharmed += guard.last.attempts == 1  # what the allocator rounds up may leave room enough
-        split = guard.last.split
-        demand(not guard.last.rungs, f"split {split[:3]}, rungs {guard.last.rungs}")
+        assert guard.last_step is not None
+        unharmed += guard.last_step.attempts == 1  # what the allocator rounds up may leave room enough
+        split = guard.last_step.split
+        demand(not guard.last_step.fallbacks, f"split {split[:3]}, fallbacks {guard.last_step.fallbacks}")
         found = training.state(value)
         del training, guard, value, loss
         bench.uncap()
@@ -321,7 +321,7 @@ def backward_pass(bench: Bench) -> str:
 
 
 def batch_normalisation(bench: Bench) -> str:
-    return recovered(bench, lambda: pictures(bench), (0.35, 0.6, 0.9), reduction="mean", coupling="per-chunk")
+    return recovered(bench, lambda: pictures(bench), (0.35, 0.6, 0.9), reduction="mean", coupling="ignore")
 
 
 def loss_scaling(bench: Bench) -> str:
@@ -354,7 +354,7 @@ def _optimizer(
     plain = make().by_hand((32 // bench.smaller,), steps=steps)
     clean()
     training = make()
-    guard = legroom.Guard(training.model, training.optimizer, remember=False)
+    guard = legroom.Guard(training.model, training.optimizer, cache_sizes=False)
     with torch.no_grad():  # workspaces of the libraries are made
         training.loss(training.x, training.y)
     training.loss(training.x, training.y).backward()
@@ -381,7 +381,7 @@ def memory_is_returned(bench: Bench) -> str:
     """When the second attempt begins, the first one's tensors are dead and the device holds what it held before."""
     whole = need_of(lambda: perceptron(bench, adam=False))
     training = perceptron(bench, adam=False)
-    guard = legroom.Guard(training.model, training.optimizer, remember=False, reduction="mean")
+    guard = legroom.Guard(training.model, training.optimizer, cache_sizes=False, reduction="mean")
     alive: list[weakref.ref[Tensor]] = []
     seen: list[tuple[int, int]] = []
 
@@ -398,8 +398,8 @@ def memory_is_returned(bench: Bench) -> str:
     before = torch.cuda.memory_allocated()
     guard.step(loss, training.x, training.y)
     after = torch.cuda.memory_allocated()
-    assert guard.last is not None
-    demand(guard.last.attempts > 1, "nothing failed")
+    assert guard.last_step is not None
+    demand(guard.last_step.attempts > 1, "nothing failed")
     demand(seen[1][0] == 0, f"{seen[1][0]} tensors of the failed attempt were alive")
     slack = 12 * MIB  # libraries' workspaces, made at the first use
     demand(
@@ -412,7 +412,7 @@ def memory_is_returned(bench: Bench) -> str:
 def evaluation(bench: Bench) -> str:
     training = perceptron(bench, rows=16384 * bench.smaller, adam=False)
     training.model.eval()
-    guard = legroom.Guard(training.model, training.optimizer, remember=False)
+    guard = legroom.Guard(training.model, training.optimizer, cache_sizes=False)
     with torch.no_grad():
         whole = training.model(training.x).cpu()
     bench.cap(training.x.nbytes // 2)
@@ -426,7 +426,7 @@ def evaluation(bench: Bench) -> str:
 def evaluation_on_the_host(bench: Bench) -> str:
     torch.manual_seed(0)
     model = nn.Linear(16, 16).to("cuda")
-    guard = legroom.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), remember=False)
+    guard = legroom.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), cache_sizes=False)
     x = torch.randn(3, (1 << 20) // bench.smaller, 16, device="cuda")
     with torch.no_grad():
         whole = model(x).cpu()
@@ -463,14 +463,14 @@ def spilled(bench: Bench) -> str:
     plain = training.state(loss)
     del training, loss
     training = make()
-    guard = legroom.Guard(training.model, training.optimizer, remember=False)
+    guard = legroom.Guard(training.model, training.optimizer, cache_sizes=False)
     bench.cap(whole * 0.6)
     value = guard.step(loss_of(training), training.x, training.y)
-    assert guard.last is not None
-    demand("spill" in guard.last.rungs, f"rungs in use: {guard.last.rungs}")
+    assert guard.last_step is not None
+    demand("spill" in guard.last_step.fallbacks, f"fallbacks in use: {guard.last_step.fallbacks}")
     count = differing(training.state(value), plain)
     demand(not count, f"{count} of {len(plain)} tensors differ")
-    return f"rungs {guard.last.rungs}, same bits, a step of {whole / MIB:.0f} MiB in {whole * 0.6 / MIB:.0f}"
+    return f"fallbacks {guard.last_step.fallbacks}, same bits, a step of {whole / MIB:.0f} MiB in {whole * 0.6 / MIB:.0f}"
 
 
 def does_not_fit(bench: Bench) -> str:
@@ -478,7 +478,7 @@ def does_not_fit(bench: Bench) -> str:
     training = perceptron(bench, adam=False)
     huge = training.x.unsqueeze(0).clone()
     plain = training.state(torch.zeros(()))
-    guard = legroom.Guard(training.model, training.optimizer, remember=False)
+    guard = legroom.Guard(training.model, training.optimizer, cache_sizes=False)
     bench.cap(huge.nbytes // 2)
     said = ""
     try:

@@ -133,7 +133,7 @@ class SpillTotals(Annotation):
     moved_bytes: int
     moved_tensors: int
     peak_host_bytes: int
-    left_bytes: int
+    skipped_bytes: int
     """Not moved because host memory ran out."""
     budget_bytes: int
     """The allowed host memory; 0 if there was no limit."""

@@ -139,7 +139,7 @@ class Recording:
             self._place.discard()
             raise
         if self._spill is not None:
-            self._open.enter_context(self._spill.everywhere())
+            self._open.enter_context(self._spill.all_threads())
         if self._blocking and self._session.devices[0].kind == "cuda":
             self._open.enter_context(IndexChecks())
         self._open.enter_context(before_os_exit(self._leaving))
@@ -354,7 +354,7 @@ def _spill_totals(spill: Spill, time: float) -> SpillTotals:
         moved_bytes=spill.moved_bytes,
         moved_tensors=spill.moved_tensors,
         peak_host_bytes=spill.peak_host_bytes,
-        left_bytes=spill.left_bytes,
+        skipped_bytes=spill.skipped_bytes,
         budget_bytes=spill.budget or 0,
         seconds=round(spill.seconds, 6),
     )

@@ -7,7 +7,7 @@ from torch import nn
 
 from legroom.scale.prediction.step_trace import Likeness, foreseen
 from legroom.scale.prediction.strategy_steps import replicated_step
-from legroom.train.guarding.batches.splitting import Batch
+from legroom.train.guarding.batches.splitting import BatchArguments
 
 TRIES = 4
 
@@ -20,7 +20,7 @@ def coordinator_shares(
     The coordinator gets as many rows as it can have without holding more than the others do on average. Both grow in a straight line with
     their rows, so that where the lines meet is found by trying the ends and then the meeting point.
     """
-    rows = Batch((batch,), {}).rows
+    rows = BatchArguments((batch,), {}).batch_size
     tried: dict[int, tuple[list[int], float]] = {}
 
     def over(coordinator: int) -> float:

@@ -24,7 +24,7 @@ from legroom.scale.strategies.sharded import sharded
 from legroom.scale.strategies.single import alone
 from legroom.scale.strategies.split import homes_by_weight, split
 from legroom.scale.world import Place
-from legroom.train.guarding.scaling import Given, Scaling, scaling
+from legroom.train.guarding.scaling import Scaling, UserScaling, make_scaling
 from legroom.units import format_size
 
 
@@ -68,7 +68,7 @@ class Builder:
     def build(self, wanted: str) -> tuple[Engine, Choice, Scaling]:
         wanted = self._possible(wanted)
         choice = self._choose() if wanted == "auto" else Choice(wanted, "")
-        how = scaling(self.wishes.precision, None, self.place.device)
+        how = make_scaling(self.wishes.precision, None, self.place.device)
         name, _, offloaded = choice.strategy.partition(", ")
         if name in ("fsdp", "pipeline") and how.scaler is not None:
             raise UsageError(
@@ -82,7 +82,7 @@ class Builder:
             engine = sharded(
                 self.model, self.optimizer, self.place, shares=self._shares(), dtype=dtype, offload=offload
             )
-            return engine, choice, Given()
+            return engine, choice, UserScaling()
         if name == "pipeline":
             plan = self._pipeline_plan()
             told = replace(

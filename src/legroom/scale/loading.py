@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from legroom.errors import UsageError
 from legroom.gpus.machine import processors
 from legroom.scale.shares import divided
-from legroom.train.guarding.batches.splitting import moved
+from legroom.train.guarding.batches.splitting import to_device
 
 MOST_WORKERS = 8
 
@@ -72,7 +72,7 @@ class Loader:
         for batch in self._loader:
             self._on_batch(bool(self._mine(self._batches)))
             self._batches += 1
-            yield batch if self._device is None else moved(batch, self._device, non_blocking=True)
+            yield batch if self._device is None else to_device(batch, self._device, non_blocking=True)
         self._epoch, self._batches = self._epoch + 1, 0
 
     @property

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from legroom.train.guarding.batches.splitting import Batch
-from legroom.train.guarding.batches.weighting import Weight, count
+from legroom.train.guarding.batches.splitting import BatchArguments
+from legroom.train.guarding.batches.weighting import Weight, count_weight
 
 
 class Weighing:
@@ -28,12 +28,16 @@ class Weighing:
 
     def count(self, *arguments: Any, **named: Any) -> float:
         """What these rows weigh."""
-        batch = Batch(arguments, named)
+        batch = BatchArguments(arguments, named)
         if not self._rows_count:
             return 0.0
-        return float(batch.rows) if self._weight is None else count(self._weight, batch, 0, batch.rows)
+        return (
+            float(batch.batch_size)
+            if self._weight is None
+            else count_weight(self._weight, batch, 0, batch.batch_size)
+        )
 
-    def begin(self, batch: Batch) -> Callable[[], float]:
+    def begin(self, batch: BatchArguments) -> Callable[[], float]:
         """The sum over ranks is under way; what is returned waits for it and tells what this rank's loss counts."""
         if self._ranks == 1:
             return _once

@@ -28,7 +28,7 @@ from legroom.scale.optimizers import Optimizer, checked_optimizer
 from legroom.scale.strategies import NAMES
 from legroom.scale.strategies.engine import Engine
 from legroom.scale.world import Place, read_world, take_place
-from legroom.train.guarding.batches.splitting import Batch, moved
+from legroom.train.guarding.batches.splitting import BatchArguments, to_device
 from legroom.train.guarding.batches.weighting import Weight
 from legroom.train.guarding.guard import Guard
 from legroom.train.guarding.passes import LossFunction
@@ -196,10 +196,10 @@ class Parallel:
     def __repr__(self) -> str:
         return f"<Parallel: {self.strategy}, rank {self.rank} of {self.size} on {self.device}>"
 
-    def _here(self, batch: tuple[Any, ...], named: dict[str, Any]) -> Batch:
+    def _here(self, batch: tuple[Any, ...], named: dict[str, Any]) -> BatchArguments:
         device = self._engine.batch_device
-        return Batch(
-            *((batch, named) if device is None else moved((batch, named), device, non_blocking=True))
+        return BatchArguments(
+            *((batch, named) if device is None else to_device((batch, named), device, non_blocking=True))
         )
 
     def _clip(self, most: float) -> None:

@@ -1,1 +1,1 @@
-"""Training that fits: steps that survive a full GPU, and the sizes they take."""
+"""Training that fits into memory: guarded steps, batch sizes, spilling, checkpoints, precision and transfer learning."""

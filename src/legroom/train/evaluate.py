@@ -1,14 +1,14 @@
-"""Evaluation that keeps no graph, survives a full GPU, and leaves the model as it was.
+"""Evaluation without gradients that recovers from out-of-memory errors and restores the mode of the model.
 
     scores = legroom.evaluate(model, loader, lambda x, y: {
         "loss": F.cross_entropy(model(x), y),
         "accuracy": (model(x).argmax(1) == y).float().mean(),
     })
-    scores["accuracy"]                          # over all rows, however unequal the batches
+    scores["accuracy"]                          # the mean over all samples, also with batches of different sizes
 
-Always without gradients and in evaluation mode. When memory is short a batch is taken in pieces, at last on the host, as
-`Guard.evaluate` does. Results wait in host memory, not on the device. The ranks of a sharded model take their batches in the
-same pieces, and one that has fewer batches waits for the others.
+If memory runs out, a batch is split into micro-batches, and as a last resort evaluated on the CPU, as in `Guard.evaluate`. Results are
+kept in host memory. The ranks of a sharded model use the same split, and a rank with fewer batches takes part until
+all are done.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,11 +19,11 @@ import torch
 from torch import nn
 
 from legroom.errors import UsageError
-from legroom.train.guarding.batches.splitting import Batch, joined, moved
+from legroom.train.guarding.batches.splitting import BatchArguments, concatenate_results, to_device
 from legroom.train.guarding.evaluation import Evaluation
-from legroom.train.ranks.coordination import AgreedRanks, Alone
+from legroom.train.ranks.protocol import RankCoordinator, SingleProcess
 
-_HOST = torch.device("cpu")
+_CPU = torch.device("cpu")
 
 
 def evaluate(
@@ -31,59 +31,63 @@ def evaluate(
     loader: Iterable[Any],
     function: Callable[..., Any] | None = None,
     *,
-    max_micro_batch: int | None = None,
+    max_micro_batch_size: int | None = None,
     batch_dim: int = 0,
-    whole: Iterable[int | str] = (),
+    unsplit: Iterable[int | str] = (),
 ) -> Any:
-    """What `function(*batch)` gives for all batches of a loader together: entries per row are put one after the other, single
-    numbers become the mean over all rows, and containers of these are gone through.
+    """Call `function(*batch)` for all batches of a loader and combine the results.
 
-    Without a function, the model's outputs: of a batch `(x, y)` it gets `x`, of a dict all entries by name. Batches are
-    moved to where the model is. `max_micro_batch`, `batch_dim`, `whole`: as in Guard. Each rank evaluates its own loader.
+    Results with a batch dimension are concatenated, single numbers are averaged over all samples, and containers are
+    combined item by item. Without a function, returns the model's outputs: for a batch `(x, y)` the model gets `x`, for a dict all
+    entries by name. Batches are moved to the device of the model. `max_micro_batch_size`, `batch_dim` and `unsplit` are as in
+    Guard. Each rank evaluates its own loader.
     """
     if not isinstance(model, nn.Module):
         raise UsageError(
-            f"evaluate needs the model first, an nn.Module; it got a {type(model).__name__}: evaluate(model, loader, function)"
+            f"evaluate() expects the model (nn.Module) as its first argument, not a {type(model).__name__}: "
+            "evaluate(model, loader, function)."
         )
     if function is not None and not callable(function):
-        raise UsageError(f"the third argument is a function of a batch, not a {type(function).__name__}")
+        raise UsageError(
+            f"evaluate() expects a function of a batch as its third argument, not a {type(function).__name__}."
+        )
     device = _device(model)
-    asked = function or (lambda *batch: _outputs(model, batch))
+    function = function or (lambda *batch: _outputs(model, batch))
 
-    def here(*batch: Any) -> Any:
-        return asked(*moved(batch, _device(model)))  # the model may be on the host just now
+    def on_device(*batch: Any) -> Any:
+        return function(*to_device(batch, _device(model)))  # the model may be on the CPU as a last resort
 
     results: list[Any] = []
-    rows: list[int] = []
+    batch_sizes: list[int] = []
 
-    def noted() -> Iterator[tuple[Any, ...]]:
+    def batches() -> Iterator[tuple[Any, ...]]:
         for batch in loader:
             arguments = tuple(batch) if isinstance(batch, list | tuple) else (batch,)
-            rows.append(Batch(arguments, {}, batch_dim, frozenset(whole)).rows)
+            batch_sizes.append(BatchArguments(arguments, {}, batch_dim, frozenset(unsplit)).batch_size)
             yield arguments
 
-    with _evaluating(model), _ranks(model) as ranks:
-        evaluation = Evaluation(model, device, max_micro_batch, batch_dim, frozenset(whole), ranks)
-        for arguments in ranks.together(noted()):
-            result = moved(evaluation.evaluate(here, arguments, {}), _HOST)
-            if len(results) < len(rows):  # else the others have more batches, and this was the last one again
+    with _eval_mode(model), _ranks(model) as ranks:
+        evaluation = Evaluation(model, device, max_micro_batch_size, batch_dim, frozenset(unsplit), ranks)
+        for arguments in ranks.join(batches()):
+            result = to_device(evaluation.evaluate(on_device, arguments, {}), _CPU)
+            if len(results) < len(batch_sizes):  # otherwise a repeated batch, because other ranks have more
                 results.append(result)
     if not results:
-        raise UsageError("the loader gave no batch: there is nothing to evaluate")
-    return _plain(joined(results, rows, batch_dim))
+        raise UsageError("The loader yielded no batch.")
+    return _plain(concatenate_results(results, batch_sizes, batch_dim))
 
 
-def _ranks(model: nn.Module) -> AbstractContextManager[AgreedRanks]:
+def _ranks(model: nn.Module) -> AbstractContextManager[RankCoordinator]:
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return nullcontext(Alone())
-    from legroom.train.ranks.agree import ranks_for_evaluation
+        return nullcontext(SingleProcess())
+    from legroom.train.ranks.coordinator import ranks_for_evaluation
 
     return ranks_for_evaluation(model)
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Every module is in evaluation mode inside, and in its own again afterwards."""
+def _eval_mode(model: nn.Module) -> Iterator[None]:
+    """Set evaluation mode inside the block, and restore the mode of every module afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -98,11 +102,11 @@ def _outputs(model: nn.Module, batch: tuple[Any, ...]) -> Any:
 
 
 def _device(model: nn.Module) -> torch.device:
-    return next((parameter.device for parameter in model.parameters()), _HOST)
+    return next((parameter.device for parameter in model.parameters()), _CPU)
 
 
 def _plain(value: Any) -> Any:
-    """Single numbers as Python's."""
+    """Convert scalar tensors to Python numbers."""
     if isinstance(value, torch.Tensor):
         return value.item() if value.dim() == 0 else value
     if type(value) in (list, tuple):

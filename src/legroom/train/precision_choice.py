@@ -1,4 +1,4 @@
-"""Which number format a device computes well in, and why."""
+"""The choice of the number format for a device, with its reason."""
 
 import torch
 
@@ -8,22 +8,22 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def chosen_precision(kind: str, device: torch.device) -> tuple[str, str]:
-    """`bf16`, `fp16` or `fp32` for `kind` (one of those, or `auto`), and the reason in a sentence."""
+    """Return `bf16`, `fp16` or `fp32` for `kind` (one of these, or `auto`), and the reason."""
     if kind not in (*DTYPES, "auto"):
-        raise UsageError(f"'{kind}' is no precision: write bf16, fp16, fp32 or auto")
+        raise UsageError(f"'{kind}' is not a valid precision. Use bf16, fp16, fp32 or auto.")
     best, reason = _best(device)
     if kind == "auto":
         return best, reason
     if kind == "bf16" and best == "fp16":
         return (
             kind,
-            f"asked for; {reason.partition(';')[0]}, so it is emulated and slow: fp16 would be faster",
+            f"set by the user; {reason.partition(';')[0]}, so bf16 is emulated and slow, and fp16 would be faster",
         )
-    return kind, "asked for"
+    return kind, "set by the user"
 
 
-def device_at_hand() -> torch.device:
-    """The accelerator that torch would use here, or the CPU."""
+def default_device() -> torch.device:
+    """Return the current accelerator, or the CPU."""
     if not torch.accelerator.is_available():
         return torch.device("cpu")
     return torch.accelerator.current_accelerator() or torch.device("cpu")
@@ -32,35 +32,44 @@ def device_at_hand() -> torch.device:
 def _best(device: torch.device) -> tuple[str, str]:
     match device.type:
         case "cuda":
-            return _best_of_cuda(device)
+            return _best_for_cuda(device)
         case "xpu":
-            return "bf16", "Intel's GPUs compute bfloat16; its range is float32's, so nothing needs scaling"
+            return (
+                "bf16",
+                "Intel GPUs support bfloat16; it has the range of float32, so no loss scaling is needed",
+            )
         case "cpu" if _cpu_has_bfloat16():
             return (
                 "bf16",
-                "this CPU has bfloat16 instructions; its range is float32's, so nothing needs scaling",
+                "this CPU supports bfloat16; it has the range of float32, so no loss scaling is needed",
             )
         case "cpu":
-            return "fp32", "this CPU has no instructions for half precision"
-    return "fp32", f"half precision is not sure to be faster or safe on {device.type}: ask for it by name"
+            return "fp32", "this CPU has no half-precision instructions"
+    return "fp32", f"half precision may not be faster or stable on {device.type}; pass bf16 or fp16 to use it"
 
 
-def _best_of_cuda(device: torch.device) -> tuple[str, str]:
+def _best_for_cuda(device: torch.device) -> tuple[str, str]:
     name = torch.cuda.get_device_name(device)
     if torch.version.hip is not None:
-        return "bf16", f"{name} computes bfloat16; its range is float32's, so nothing needs scaling"
+        return "bf16", f"{name} supports bfloat16; it has the range of float32, so no loss scaling is needed"
     major, minor = torch.cuda.get_device_capability(device)
     capability = f"{name} (compute capability {major}.{minor})"
     if major >= 8:
-        return "bf16", f"{capability} computes bfloat16; its range is float32's, so nothing needs scaling"
+        return (
+            "bf16",
+            f"{capability} supports bfloat16; it has the range of float32, so no loss scaling is needed",
+        )
     if major == 7 or (major, minor) in ((6, 0), (5, 3)):
-        return "fp16", f"{capability} has no bfloat16; float16 overflows early, so the loss is scaled"
-    return "fp32", f"{capability} computes half precision slower than float32"
+        return (
+            "fp16",
+            f"{capability} does not support bfloat16; float16 has a small range, so the loss is scaled",
+        )
+    return "fp32", f"{capability} is slower in half precision than in float32"
 
 
 def _cpu_has_bfloat16() -> bool:
-    """Asks torch's private functions; without them the answer is no, and `auto` means float32 on every CPU."""
-    asked = [
+    """Use torch's private functions. Without them, `auto` selects float32 on every CPU."""
+    checks = [
         getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     ]
-    return any(bool(function()) for function in asked if function is not None)
+    return any(bool(function()) for function in checks if function is not None)

@@ -58,7 +58,7 @@ def train(strategy: Any, options: dict[str, Any] | None = None, *, guarded: bool
         batch=tuple(data()[:BATCH]),
         **(options or {}),
     )
-    stepper = run.guard(remember=False) if guarded else run
+    stepper = run.guard(cache_sizes=False) if guarded else run
     loader = run.loader(data(), BATCH)
     losses: list[float] = []
     while len(losses) < STEPS:

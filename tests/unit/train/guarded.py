@@ -12,10 +12,10 @@ def small_model(dropout: float = 0.0, width: int = 16) -> nn.Module:
     return nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Dropout(dropout), nn.Linear(width, 3))
 
 
-def small_batch(rows: int = 10, device: str = "cuda") -> tuple[torch.Tensor, torch.Tensor]:
+def small_batch(batch_size: int = 10, device: str = "cuda") -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
-    x = torch.randn(rows, 6, generator=generator)
-    y = torch.randint(0, 3, (rows,), generator=generator)
+    x = torch.randn(batch_size, 6, generator=generator)
+    y = torch.randint(0, 3, (batch_size,), generator=generator)
     return x.to(device), y.to(device)
 
 

@@ -1,4 +1,4 @@
-"""What each rank does in the tests of agreement: a plain training loop on top of `Ranks`, with a failure put in."""
+"""Tasks that each rank runs in the coordinator tests: a training loop on top of `DistributedRanks`, with injected failures."""
 
 import contextlib
 import os
@@ -14,14 +14,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from legroom.errors import UsageError
-from legroom.train.ranks.agree import Ranks, ranks_for
-from legroom.train.ranks.lost_ranks import PeerFailed, RankMissing
+from legroom.train.ranks.coordinator import DistributedRanks, ranks_for
+from legroom.train.ranks.rank_errors import PeerFailed, RankMissing
 
-ROWS, WIDTH = 8, 12
+BATCH_SIZE, WIDTH = 8, 12
 
 
 class Block(nn.Module):
-    """Something with buffers, with dropout and with a parameter that is used twice."""
+    """A block with buffers, dropout and a parameter that is used twice."""
 
     def __init__(self, norm: type[nn.Module] = nn.BatchNorm1d) -> None:
         super().__init__()
@@ -43,62 +43,62 @@ def build(kind: str, norm: type[nn.Module] = nn.BatchNorm1d, **options: Any) -> 
     return fully_shard(model)
 
 
-def batch(step: int, rows: int) -> torch.Tensor:
-    """This rank's, the same at every call; random numbers drawn after it are the same too."""
+def batch(step: int, batch_size: int) -> torch.Tensor:
+    """Return this rank's batch. The batch, and random numbers drawn after it, are the same at every call."""
     torch.manual_seed(1000 * step + dist.get_rank())
-    return torch.randn(rows, WIDTH)
+    return torch.randn(batch_size, WIDTH)
 
 
-class Boom:
-    """Out of memory on one rank, when forward or backward comes to block number `block`, in chunk `chunk`, `times` times."""
+class InjectedFailure:
+    """Raises out of memory on one rank when forward or backward reaches block `block` in micro-batch `index`, `times` times."""
 
     def __init__(
-        self, rank: int, phase: str, block: int = 1, chunk: int = 0, times: int = 1, error: Any = None
+        self, rank: int, phase: str, block: int = 1, index: int = 0, times: int = 1, error: Any = None
     ) -> None:
-        """`rank`: -1 for all, which then fail in different blocks."""
-        self.rank, self.phase, self.chunk, self.times = rank, phase, chunk, times
+        """`rank`: -1 means all ranks, which then fail in different blocks."""
+        self.rank, self.phase, self.index, self.times = rank, phase, index, times
         self.block = dist.get_rank() if rank == -1 else block
         self.error = error or torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        self.current_chunk = 0
+        self.current_index = 0
 
-    def watch(self, model: nn.Module) -> list[Any]:
+    def attach(self, model: nn.Module) -> list[Any]:
         plain = model.module if isinstance(model, DistributedDataParallel) else model
         block = plain[self.block]
         if self.phase == "forward":
-            return [block.register_forward_pre_hook(lambda *_: self.go_off())]
-        return [block.register_full_backward_hook(lambda *_: self.go_off())]
+            return [block.register_forward_pre_hook(lambda *_: self.trigger())]
+        return [block.register_full_backward_hook(lambda *_: self.trigger())]
 
-    def go_off(self) -> None:
-        if self.times and self.rank in (-1, dist.get_rank()) and self.current_chunk == self.chunk:
+    def trigger(self) -> None:
+        if self.times and self.rank in (-1, dist.get_rank()) and self.current_index == self.index:
             self.times -= 1
             raise self.error
 
 
 def train(
-    ranks: Ranks,
+    ranks: DistributedRanks,
     model: nn.Module,
     steps: int,
-    micro: int = ROWS,
-    booms: dict[int, Boom] | None = None,
-    rows: Callable[[int], int] = lambda step: ROWS,
+    micro: int = BATCH_SIZE,
+    failures: dict[int, InjectedFailure] | None = None,
+    batch_size: Callable[[int], int] = lambda step: BATCH_SIZE,
 ) -> list[tuple[int, int]]:
-    """Some steps of SGD with momentum; for each (chunks of the last attempt, attempts)."""
+    """Run steps of SGD with momentum. Returns (passes of the last attempt, attempts) for each."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    story = []
+    history = []
     for step in range(steps):
-        x = batch(step, rows(step))
-        boom = (booms or {}).get(step)
-        hooks = boom.watch(model) if boom else []
-        micro, chunks, attempts = one_step(ranks, model, x, micro, boom)
+        x = batch(step, batch_size(step))
+        failure = (failures or {}).get(step)
+        hooks = failure.attach(model) if failure else []
+        micro, passes, attempts = one_step(ranks, model, x, micro, failure)
         for hook in hooks:
             hook.remove()
         optimizer.step()
-        story.append((chunks, attempts))
-    return story
+        history.append((passes, attempts))
+    return history
 
 
 def one_step(
-    ranks: Ranks, model: nn.Module, x: torch.Tensor, micro: int, boom: Boom | None
+    ranks: DistributedRanks, model: nn.Module, x: torch.Tensor, micro: int, failure: InjectedFailure | None
 ) -> tuple[int, int, int]:
     attempts = 0
     while True:
@@ -107,72 +107,78 @@ def one_step(
         random_state = torch.get_rng_state()
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         model.zero_grad(set_to_none=True)
-        failed = attempt(ranks, model, x, plan.chunks, boom)
+        failed = attempt(ranks, model, x, plan.passes, failure)
         if failed:
-            ranks.failed()
-        agreed = ranks.settle("oom" if failed else None, plan.micro // 2)
+            ranks.complete_pending()
+        agreed = ranks.agree("oom" if failed else None, plan.micro_batch_size // 2)
         if agreed is None:
-            return micro, plan.chunks, attempts
+            return micro, plan.passes, attempts
         micro = agreed
         torch.set_rng_state(random_state)
         for name, buffer in model.named_buffers():
             buffer.copy_(buffers[name])
 
 
-def attempt(ranks: Ranks, model: nn.Module, x: torch.Tensor, chunks: int, boom: Boom | None) -> bool:
+def attempt(
+    ranks: DistributedRanks, model: nn.Module, x: torch.Tensor, passes: int, failure: InjectedFailure | None
+) -> bool:
     try:
-        for index, piece in enumerate(x.tensor_split(chunks)):
-            if boom:
-                boom.current_chunk = index
-            with ranks.chunk(index, chunks):
-                (model(piece).square().sum() / len(x)).backward()
+        for index, part in enumerate(x.tensor_split(passes)):
+            if failure:
+                failure.current_index = index
+            with ranks.micro_batch(index, passes):
+                (model(part).square().sum() / len(x)).backward()
     except torch.OutOfMemoryError:
         return True
     return False
 
 
 def parameters(model: nn.Module) -> list[Any]:
-    """Whole parameters as plain lists, so that they can be compared between processes."""
-    whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
-    return [tensor.detach().tolist() for tensor in whole]
+    """Return unsharded parameters as lists, which can be compared between processes."""
+    full = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
+    return [tensor.detach().tolist() for tensor in full]
 
 
 def state(model: nn.Module) -> list[Any]:
-    """Parameters and buffers: what must equal a run that nothing interrupted."""
+    """Return parameters and buffers, which must equal those of an undisturbed run."""
     return [*parameters(model), *(buffer.tolist() for buffer in model.buffers())]
 
 
-def plainly(model: nn.Module, splits: list[int], rows: Callable[[int], int] = lambda step: ROWS) -> list[Any]:
-    """The same steps with DDP or FSDP2 alone, each at the given number of chunks: the truth."""
+def train_plainly(
+    model: nn.Module, splits: list[int], batch_size: Callable[[int], int] = lambda step: BATCH_SIZE
+) -> list[Any]:
+    """Run the same steps with plain DDP or FSDP2, with the given number of passes each, as the reference."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    for step, chunks in enumerate(splits):
-        x = batch(step, rows(step))
+    for step, passes in enumerate(splits):
+        x = batch(step, batch_size(step))
         optimizer.zero_grad()
-        pieces = x.tensor_split(chunks)
-        for index, piece in enumerate(pieces):
-            waits = isinstance(model, DistributedDataParallel) and index < chunks - 1
-            with model.no_sync() if waits else contextlib.nullcontext():
-                (model(piece).square().sum() / len(x)).backward()
+        for index, part in enumerate(x.tensor_split(passes)):
+            accumulates = isinstance(model, DistributedDataParallel) and index < passes - 1
+            with model.no_sync() if accumulates else contextlib.nullcontext():
+                (model(part).square().sum() / len(x)).backward()
         optimizer.step()
     return state(model)
 
 
-def ranks_of(model: nn.Module, patience: float = 20) -> Ranks:
-    ranks = ranks_for(model, patience=patience)
+def ranks_of(model: nn.Module, timeout: float = 20) -> DistributedRanks:
+    ranks = ranks_for(model, timeout=timeout)
     assert ranks is not None
     return ranks
 
 
-def with_failures(kind: str, booms: dict[int, tuple[Any, ...]], micro: int = ROWS, **options: Any) -> Any:
-    """Three steps with failures, by step: the story, the state after it, and the state of a plain run at these splits."""
+def with_failures(
+    kind: str, failures: dict[int, tuple[Any, ...]], micro: int = BATCH_SIZE, **options: Any
+) -> Any:
+    """Run three steps with failures. Returns the history, the state, and the state of a plain run with the same splits."""
     model = build(kind, **options)
-    story = train(ranks_of(model), model, 3, micro, {step: Boom(*boom) for step, boom in booms.items()})
-    truth = plainly(build(kind, **options), [chunks for chunks, _ in story])
-    return story, parameters(model), state(model), truth
+    injected = {step: InjectedFailure(*arguments) for step, arguments in failures.items()}
+    history = train(ranks_of(model), model, 3, micro, injected)
+    reference = train_plainly(build(kind, **options), [passes for passes, _ in history])
+    return history, parameters(model), state(model), reference
 
 
 def in_double_precision(task: Callable[..., Any], *arguments: Any) -> Any:
-    """Where more than two numbers are added up, their order shows in the last bits: there must be many of them."""
+    """Run a task in float64: with more than two ranks, the order of summation affects the last bits."""
     torch.set_default_dtype(torch.float64)
     try:
         return task(*arguments)
@@ -182,82 +188,86 @@ def in_double_precision(task: Callable[..., Any], *arguments: Any) -> Any:
 
 def failing_twice(kind: str) -> Any:
     model = build(kind)
-    story = train(ranks_of(model), model, 2, ROWS, {0: Boom(1, "backward", times=2)})
-    return story, parameters(model), state(model), plainly(build(kind), [chunks for chunks, _ in story])
+    history = train(ranks_of(model), model, 2, BATCH_SIZE, {0: InjectedFailure(1, "backward", times=2)})
+    return (
+        history,
+        parameters(model),
+        state(model),
+        train_plainly(build(kind), [passes for passes, _ in history]),
+    )
 
 
 def exchanges_per_step(kind: str) -> list[tuple[int, int]]:
-    """(exchanges between hosts, notices pinned up) in each of four steps."""
+    """Return (exchanges between hosts, announcements) of each of four steps."""
     model = build(kind)
     ranks = ranks_of(model)
     counts = [0, 0]
-    plain_exchange, board = ranks._exchange, ranks._appointments._board
-    plain_pin = board.pin
+    original_exchange, announcements = ranks._exchange, ranks._pending._announcements
+    original_announce = announcements.announce
 
     def exchange(*arguments: Any) -> Any:
         counts[0] += 1
-        return plain_exchange(*arguments)
+        return original_exchange(*arguments)
 
-    def pin(*arguments: Any) -> None:
+    def announce(*arguments: Any) -> None:
         counts[1] += 1
-        plain_pin(*arguments)
+        original_announce(*arguments)
 
-    ranks._exchange, board.pin = exchange, pin  # type: ignore[method-assign]
-    seen = []
+    ranks._exchange, announcements.announce = exchange, announce  # type: ignore[method-assign]
+    steps = []
     for _ in range(4):
         counts[:] = [0, 0]
         train(ranks, model, 1)
-        seen.append(tuple(counts))
-    return seen
+        steps.append(tuple(counts))
+    return steps
 
 
 def _uneven(step: int) -> int:
-    """Rank 1 has as many rows as the others, then twice as many, then half."""
+    """Rank 1 has the same batch size as the others, then twice, then half."""
     return [8, 16, 4, 16][step] if dist.get_rank() == 1 else 8
 
 
 def uneven_batches(kind: str) -> Any:
-    model = build(kind, nn.LayerNorm)  # a chunk may have one row
-    story = train(ranks_of(model), model, 4, 4, rows=_uneven)
-    truth = plainly(build(kind, nn.LayerNorm), [chunks for chunks, _ in story], _uneven)
-    return story, parameters(model), state(model), truth
+    model = build(kind, nn.LayerNorm)  # accepts a single sample
+    history = train(ranks_of(model), model, 4, 4, batch_size=_uneven)
+    reference = train_plainly(build(kind, nn.LayerNorm), [passes for passes, _ in history], _uneven)
+    return history, parameters(model), state(model), reference
 
 
 def another_error(kind: str, rank: int, with_oom: bool) -> str:
-    """One rank raises an error that is no out-of-memory error. What each rank sees of it."""
+    """Raise another error on one rank. Returns what each rank sees of it."""
     model = build(kind)
     ranks = ranks_of(model)
     train(ranks, model, 1)
-    boom = Boom(rank, "forward", error=ValueError("label 7 is out of range"))
-    boom.watch(model)
+    failure = InjectedFailure(rank, "forward", error=ValueError("label 7 is out of range"))
+    failure.attach(model)
     if with_oom:
-        Boom(1 - rank, "backward").watch(model)
-    plan = ranks.plan(ROWS, ROWS)
+        InjectedFailure(1 - rank, "backward").attach(model)
+    plan = ranks.plan(BATCH_SIZE, BATCH_SIZE)
     try:
-        failed = attempt(ranks, model, batch(1, ROWS), plan.chunks, boom)
+        failed = attempt(ranks, model, batch(1, BATCH_SIZE), plan.passes, failure)
     except ValueError as error:
-        answer = ranks.raised(error)
-        return f"ValueError, {answer}"
+        return f"ValueError, {ranks.report_error(error)}"
     if failed:
-        ranks.failed()
+        ranks.complete_pending()
     try:
-        return f"settled, {ranks.settle('oom' if failed else None, 4)}"
+        return f"agreed, {ranks.agree('oom' if failed else None, 4)}"
     except PeerFailed as error:
         return str(error)
 
 
-def giving_up() -> str:
+def aborting() -> str:
     model = build("fsdp")
     ranks = ranks_of(model)
     train(ranks, model, 1)
     if dist.get_rank() == 0:
-        ranks.gave_up("GuardError: the optimizer does not fit")
-        return "gave up"
+        ranks.abort("GuardError: the optimizer does not fit")
+        return "aborted"
     try:
         train(ranks, model, 1)
     except PeerFailed as error:
         return str(error)
-    return "went on"
+    return "continued"
 
 
 def dying() -> str:
@@ -267,32 +277,32 @@ def dying() -> str:
     train(ranks, model, 1)
     if dist.get_rank() == dist.get_world_size() - 1:
         os._exit(1)
-    plan = ranks.plan(ROWS, ROWS)
+    plan = ranks.plan(BATCH_SIZE, BATCH_SIZE)
     try:
-        attempt(ranks, model, batch(1, ROWS), plan.chunks, None)
+        attempt(ranks, model, batch(1, BATCH_SIZE), plan.passes, None)
     except RuntimeError as error:
         try:
-            ranks.raised(error)
+            ranks.report_error(error)
         except RankMissing as missing:
             return str(missing)
-    return "nothing was missed"
+    return "no error"
 
 
 def absent() -> str:
-    """Rank 1 does not come to where ranks meet."""
+    """Rank 1 does not take part in the exchange."""
     model = build("ddp")
-    ranks = ranks_of(model, patience=1)
+    ranks = ranks_of(model, timeout=1)
     if dist.get_rank() == 1:
-        return "stayed away"
+        return "absent"
     try:
-        ranks.plan(ROWS, ROWS)
+        ranks.plan(BATCH_SIZE, BATCH_SIZE)
     except RankMissing as missing:
         return str(missing)
-    return "nothing was missed"
+    return "no error"
 
 
 class Branching(nn.Module):
-    """`left` is used by rank 0 only, `never` by nobody."""
+    """Only rank 0 uses `left`, and no rank uses `never`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -303,25 +313,25 @@ class Branching(nn.Module):
 
 
 def unused_parameters() -> tuple[list[Any], list[Any]]:
-    """Gradients with our reducer, and with DDP's own."""
+    """Return the gradients of GradientReducer and of DDP."""
 
     def gradients(model: nn.Module) -> list[Any]:
         return [None if p.grad is None else p.grad.tolist() for p in model.parameters()]
 
     torch.manual_seed(0)
     model = DistributedDataParallel(Branching(), find_unused_parameters=True)
-    x = batch(0, ROWS)
+    x = batch(0, BATCH_SIZE)
     ranks = ranks_of(model)
-    plan = ranks.plan(ROWS, ROWS)
-    attempt(ranks, model, x, plan.chunks, None)
+    plan = ranks.plan(BATCH_SIZE, BATCH_SIZE)
+    attempt(ranks, model, x, plan.passes, None)
     ours = gradients(model)
     model.zero_grad(set_to_none=True)
     (model(x).square().sum() / len(x)).backward()
     return ours, gradients(model)
 
 
-class Talking(nn.Module):
-    """A layer that makes collectives of its own, as SyncBatchNorm does."""
+class Communicating(nn.Module):
+    """A layer that issues collectives itself, like SyncBatchNorm."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         mean = x.detach().mean(0)
@@ -329,18 +339,26 @@ class Talking(nn.Module):
         return x - mean / dist.get_world_size()
 
 
-def talking_layers() -> Any:
+def communicating_layers() -> Any:
     def make() -> nn.Module:
         torch.manual_seed(0)
-        return DistributedDataParallel(nn.Sequential(nn.Linear(WIDTH, WIDTH), Talking(), nn.Linear(WIDTH, 3)))
+        return DistributedDataParallel(
+            nn.Sequential(nn.Linear(WIDTH, WIDTH), Communicating(), nn.Linear(WIDTH, 3))
+        )
 
     model = make()
-    story = train(ranks_of(model), model, 3, 8, {0: Boom(1, "forward", 1), 2: Boom(0, "backward", 0, 1)})
-    return story, parameters(model), state(model), plainly(make(), [chunks for chunks, _ in story])
+    history = train(
+        ranks_of(model),
+        model,
+        3,
+        8,
+        {0: InjectedFailure(1, "forward", 1), 2: InjectedFailure(0, "backward", 0, 1)},
+    )
+    return history, parameters(model), state(model), train_plainly(make(), [passes for passes, _ in history])
 
 
 class Recomputing(nn.Module):
-    """Backward comes to the same parameters twice, in two nested backwards."""
+    """The backward pass adds to the same gradients twice, in two nested backward passes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -356,53 +374,55 @@ def recomputed_parameters() -> Any:
     torch.manual_seed(0)
     model = DistributedDataParallel(Recomputing())
     ranks = ranks_of(model)
-    story = train(ranks, model, 2)
+    history = train(ranks, model, 2)
     torch.manual_seed(0)
-    truth = DistributedDataParallel(Recomputing(), static_graph=True)
-    return story, parameters(model), state(model), plainly(truth, [1, 1])
+    reference = DistributedDataParallel(Recomputing(), static_graph=True)
+    return history, parameters(model), state(model), train_plainly(reference, [1, 1])
 
 
 def shared_weights() -> float:
     """Rank 0 has 3 tokens, rank 1 has 9."""
     ranks = ranks_of(build("ddp"))
-    ranks.plan(ROWS, ROWS)
-    return ranks.weights([3.0, 9.0][dist.get_rank()], by_rows=False)
+    ranks.plan(BATCH_SIZE, BATCH_SIZE)
+    return ranks.total_weight([3.0, 9.0][dist.get_rank()], counts_samples=False)
 
 
 def changing_collectives() -> list[Any]:
-    """Steps of one kind whose collectives change: a rank fails where they are not what they were."""
+    """Run steps of one kind whose collectives change, and fail on one rank after the change."""
     torch.manual_seed(0)
-    talking = Talking()
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(WIDTH, WIDTH), talking, nn.Linear(WIDTH, 3)))
+    communicating = Communicating()
+    model = DistributedDataParallel(
+        nn.Sequential(nn.Linear(WIDTH, WIDTH), communicating, nn.Linear(WIDTH, 3))
+    )
     ranks = ranks_of(model)
-    story = train(ranks, model, 2)
+    history = train(ranks, model, 2)
     model.module[1] = nn.Identity()
-    story += train(ranks, model, 1)
-    story += train(ranks, model, 1, booms={0: Boom(1, "forward", 2)})
-    return [story, parameters(model)]
+    history += train(ranks, model, 1)
+    history += train(ranks, model, 1, failures={0: InjectedFailure(1, "forward", 2)})
+    return [history, parameters(model)]
 
 
-def then_without_us() -> list[Any]:
-    """After a failure, DDP by itself goes on as ever."""
+def plain_ddp_afterwards() -> list[Any]:
+    """After a failure, train with plain DDP."""
     model = build("ddp")
-    train(ranks_of(model), model, 1, ROWS, {0: Boom(0, "backward")})
-    plainly(model, [1, 2])
+    train(ranks_of(model), model, 1, BATCH_SIZE, {0: InjectedFailure(0, "backward")})
+    train_plainly(model, [1, 2])
     return parameters(model)
 
 
-def refusal(option: str) -> str:
+def rejected(option: str) -> str:
     torch.manual_seed(0)
     if option == "sparse":
         model = DistributedDataParallel(nn.Sequential(nn.Embedding(4, WIDTH, sparse=True)))
         ranks = ranks_of(model)
         try:
-            with ranks.chunk(0, ranks.plan(2, 2).chunks):
+            with ranks.micro_batch(0, ranks.plan(2, 2).passes):
                 model(torch.tensor([0, 1])).sum().backward()
         except UsageError as error:
             return str(error)
     model = build("ddp")
     if option == "precision":
-        model.mixed_precision = object()  # as DDP keeps what it was given; with a real one it asks for CUDA
+        model.mixed_precision = object()  # a real one requires CUDA
     else:
         model.register_comm_hook(None, default_hooks.allreduce_hook)
     try:

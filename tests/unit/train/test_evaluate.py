@@ -1,4 +1,4 @@
-"""Evaluation: no graph, all rows weighed alike, a full GPU survived, the model as it was."""
+"""Evaluation: no gradients, means over all samples, recovery from out-of-memory errors, restored modes."""
 
 import pytest
 import torch
@@ -11,31 +11,31 @@ import legroom
 from legroom.errors import UsageError
 
 
-def data(rows=50, features=6):
+def data(samples=50, features=6):
     torch.manual_seed(0)
-    return TensorDataset(torch.randn(rows, features), torch.randint(0, 3, (rows,)))
+    return TensorDataset(torch.randn(samples, features), torch.randint(0, 3, (samples,)))
 
 
-def test_numbers_are_means_over_all_rows():
+def test_numbers_are_averaged_over_all_samples():
     model = nn.Linear(6, 3)
     x, y = data().tensors
 
     def scores(x, y):
-        return {"loss": F.cross_entropy(model(x), y), "right": (model(x).argmax(1) == y).float().mean()}
+        return {"loss": F.cross_entropy(model(x), y), "accuracy": (model(x).argmax(1) == y).float().mean()}
 
-    found = legroom.evaluate(model, DataLoader(data(), 16), scores)  # 16, 16, 16 and 2 rows
-    assert found["loss"] == pytest.approx(F.cross_entropy(model(x), y).item(), rel=1e-5)
-    assert found["right"] == pytest.approx((model(x).argmax(1) == y).float().mean().item())
-    assert type(found["loss"]) is float
+    result = legroom.evaluate(model, DataLoader(data(), 16), scores)  # batches of 16, 16, 16 and 2
+    assert result["loss"] == pytest.approx(F.cross_entropy(model(x), y).item(), rel=1e-5)
+    assert result["accuracy"] == pytest.approx((model(x).argmax(1) == y).float().mean().item())
+    assert type(result["loss"]) is float
 
 
-def test_without_a_function_the_outputs_come_in_order():
+def test_without_a_function_the_outputs_are_concatenated():
     model = nn.Linear(6, 3)
-    found = legroom.evaluate(model, DataLoader(data(), 16))
-    assert torch.equal(found, torch.cat([model(x).detach() for x, _ in DataLoader(data(), 16)]))
+    result = legroom.evaluate(model, DataLoader(data(), 16))
+    assert torch.equal(result, torch.cat([model(x).detach() for x, _ in DataLoader(data(), 16)]))
 
 
-def test_a_dict_is_given_by_name():
+def test_a_dict_is_passed_as_keyword_arguments():
     class Named(nn.Module):
         def __init__(self):
             super().__init__()
@@ -48,20 +48,20 @@ def test_a_dict_is_given_by_name():
     assert legroom.evaluate(Named(), batches)["sum"].shape == (8, 1)
 
 
-def test_no_gradient_is_possible_and_dropout_is_off():
+def test_evaluation_runs_in_inference_and_eval_mode():
     model = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5))
     seen = []
 
-    def look(x, y):
+    def predict(x, y):
         seen.append((torch.is_inference_mode_enabled(), model.training, model(x).requires_grad))
         return model(x)
 
-    first, second = (legroom.evaluate(model, DataLoader(data(), 25), look) for _ in range(2))
+    first, second = (legroom.evaluate(model, DataLoader(data(), 25), predict) for _ in range(2))
     assert set(seen) == {(True, False, False)}
     assert torch.equal(first, second)
 
 
-def test_every_module_has_its_mode_again_even_after_an_error():
+def test_modes_are_restored_even_after_an_error():
     model = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5), nn.BatchNorm1d(6))
     model[2].eval()
 
@@ -74,7 +74,7 @@ def test_every_module_has_its_mode_again_even_after_an_error():
 
 
 @pytest.mark.usefixtures("frozen_heap")
-def test_a_full_gpu_is_survived_in_pieces():
+def test_a_batch_that_does_not_fit_is_split():
     plain = small_model(width=512)
     loader = DataLoader(data(16_000), 8_000)
     expected = legroom.evaluate(plain, loader)
@@ -86,31 +86,34 @@ def test_a_full_gpu_is_survived_in_pieces():
             sizes.append(len(x))
             return model(x)
 
-        found = legroom.evaluate(model, loader, outputs)
+        result = legroom.evaluate(model, loader, outputs)
         assert max(sizes[1:]) < 8_000
-        assert found.device.type == "cpu"
-    torch.testing.assert_close(found, expected)
+        assert result.device.type == "cpu"
+    torch.testing.assert_close(result, expected)
 
 
 @pytest.mark.usefixtures("frozen_heap")
-def test_one_row_that_does_not_fit_is_evaluated_on_the_host():
+def test_a_single_sample_that_does_not_fit_is_evaluated_on_the_cpu():
     plain = small_model(width=512)
     x = torch.randn(3, 6_000, 6)
     with legroom.VirtualGPU("8MiB"):
         model = small_model(width=512).cuda()
-        found = legroom.evaluate(model, [x])
+        result = legroom.evaluate(model, [x])
         assert next(model.parameters()).is_cuda
-    torch.testing.assert_close(found, legroom.evaluate(plain, [x]))
+    torch.testing.assert_close(result, legroom.evaluate(plain, [x]))
 
 
 @pytest.mark.parametrize(
-    ("ask", "told"),
+    ("call", "message"),
     [
-        (lambda: legroom.evaluate(nn.Linear(2, 2), []), "the loader gave no batch"),
-        (lambda: legroom.evaluate([], nn.Linear(2, 2)), "evaluate needs the model first"),
-        (lambda: legroom.evaluate(nn.Linear(2, 2), [torch.ones(1, 2)], 3), "function of a batch, not a int"),
+        (lambda: legroom.evaluate(nn.Linear(2, 2), []), "The loader yielded no batch"),
+        (lambda: legroom.evaluate([], nn.Linear(2, 2)), "expects the model"),
+        (
+            lambda: legroom.evaluate(nn.Linear(2, 2), [torch.ones(1, 2)], 3),
+            "function of a batch as its third argument, not a int",
+        ),
     ],
 )
-def test_bad_input_gets_one_sentence(ask, told):
-    with pytest.raises(UsageError, match=told):
-        ask()
+def test_invalid_arguments_of_evaluate_are_rejected(call, message):
+    with pytest.raises(UsageError, match=message):
+        call()

@@ -1,4 +1,4 @@
-"""Mixed precision: the right format with its reason, the right order of scaling, and nonsense noticed."""
+"""Mixed precision: the choice of format, the order of scaling, and the detection of non-finite gradients."""
 
 import warnings
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def network(device: str = "cpu") -> tuple[nn.Module, torch.optim.Optimizer, torc
 
 
 def train(
-    format: Precision,
+    chosen: Precision,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     batch: torch.Tensor,
@@ -40,33 +40,33 @@ def train(
     factor: float = 1.0,
     clip: float | None = None,
 ) -> list[bool]:
-    taken = []
+    stepped = []
     for _ in range(steps):
-        with format.autocast():
+        with chosen.autocast():
             loss = model(batch).float().square().mean() * factor
-        format.backward(loss)
+        chosen.backward(loss)
         if clip is not None:
-            format.clip_grad_norm_(optimizer, clip)
-        taken.append(format.step(optimizer))
-        format.update()
+            chosen.clip_grad_norm_(optimizer, clip)
+        stepped.append(chosen.step(optimizer))
+        chosen.update()
         optimizer.zero_grad()
-    return taken
+    return stepped
 
 
-def told_by(kind: str, device: str | None = None, **options: float) -> tuple[Precision, list[Finding]]:
+def with_findings(kind: str, device: str | None = None, **options: float) -> tuple[Precision, list[Finding]]:
     findings: list[Finding] = []
     return precision(kind, device=device, on_finding=findings.append, **options), findings
 
 
-# --- which format
+# --- choice of format
 
 
-def test_a_gpu_with_bfloat16_gets_it_with_the_reason(gpu):
+def test_auto_selects_bfloat16_on_a_gpu_that_supports_it(gpu):
     chosen = legroom.precision()
     assert (chosen.name, chosen.dtype, chosen.device_type) == ("bf16", torch.bfloat16, "cuda")
     assert chosen.scaler is None
     assert chosen.reason == (
-        "Legroom virtual GPU 0 (compute capability 8.0) computes bfloat16; its range is float32's, so nothing needs scaling"
+        "Legroom virtual GPU 0 (compute capability 8.0) supports bfloat16; it has the range of float32, so no loss scaling is needed"
     )
 
 
@@ -81,46 +81,49 @@ def test_a_gpu_with_bfloat16_gets_it_with_the_reason(gpu):
         ((6, 1), "fp32"),
     ],
 )
-def test_each_generation_gets_what_it_computes_well(gpu, monkeypatch, capability, name):
+def test_auto_depends_on_the_compute_capability(gpu, monkeypatch, capability, name):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
     chosen = precision("auto")
     assert chosen.name == name
     assert (chosen.scaler is not None) == (name == "fp16")
 
 
-def test_a_format_that_would_be_emulated_says_so(gpu, monkeypatch):
+def test_the_reason_mentions_emulation(gpu, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (7, 5))
-    assert "has no bfloat16, so it is emulated and slow: fp16 would be faster" in precision("bf16").reason
+    assert (
+        "does not support bfloat16, so bf16 is emulated and slow, and fp16 would be faster"
+        in precision("bf16").reason
+    )
 
 
-@pytest.mark.parametrize(("has_it", "name"), [(True, "bf16"), (False, "fp32")])
-def test_a_cpu_gets_half_precision_only_with_instructions_for_it(monkeypatch, has_it, name):
-    monkeypatch.setattr(precision_choice, "_cpu_has_bfloat16", lambda: has_it)
+@pytest.mark.parametrize(("supported", "name"), [(True, "bf16"), (False, "fp32")])
+def test_auto_selects_bfloat16_only_on_cpus_that_support_it(monkeypatch, supported, name):
+    monkeypatch.setattr(precision_choice, "_cpu_has_bfloat16", lambda: supported)
     assert precision("auto", device="cpu").name == name
 
 
-def test_what_is_asked_for_is_given():
+def test_an_explicit_format_is_used():
     for name in ("bf16", "fp16", "fp32"):
         assert precision(name, device="cpu").name == name
 
 
-def test_one_that_is_made_is_passed_on():
-    made = precision("fp32", device="cpu")
-    assert precision(made) is made
+def test_a_precision_object_is_returned_unchanged():
+    existing = precision("fp32", device="cpu")
+    assert precision(existing) is existing
 
 
-def test_an_unknown_format_is_refused_with_the_known_ones():
-    with pytest.raises(UsageError, match="'half' is no precision: write bf16, fp16, fp32 or auto"):
+def test_an_unknown_format_is_rejected():
+    with pytest.raises(UsageError, match="'half' is not a valid precision. Use bf16, fp16, fp32 or auto"):
         precision("half")
 
 
-def test_a_device_that_is_not_there_is_refused(monkeypatch):
+def test_a_missing_device_is_rejected(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UsageError, match="there is no CUDA device here"):
+    with pytest.raises(UsageError, match="There is no CUDA device"):
         precision("bf16", device="cuda")
 
 
-def test_no_deprecated_spelling_is_used(gpu):
+def test_no_deprecated_api_is_used(gpu):
     model, optimizer, batch = network("cuda")
     with warnings.catch_warnings():
         warnings.simplefilter("error", FutureWarning)
@@ -132,7 +135,7 @@ def test_no_deprecated_spelling_is_used(gpu):
 
 
 @pytest.mark.parametrize("name", ["bf16", "fp16", "fp32"])
-def test_the_forward_pass_computes_in_the_format(gpu, name):
+def test_the_forward_pass_runs_in_the_format(gpu, name):
     model, _, batch = network("cuda")
     chosen = precision(name)
     with chosen.autocast():
@@ -140,7 +143,7 @@ def test_the_forward_pass_computes_in_the_format(gpu, name):
     assert model[0](batch).dtype is torch.float32
 
 
-def test_float32_switches_an_autocast_around_it_off():
+def test_float32_disables_an_outer_autocast():
     model, _, batch = network()
     with torch.autocast("cpu", dtype=torch.bfloat16), precision("fp32", device="cpu").autocast():
         assert model(batch).dtype is torch.float32
@@ -157,7 +160,7 @@ def test_the_backward_pass_runs_outside_autocast():
     assert seen == [False]
 
 
-def test_clipping_sees_gradients_of_their_true_size(gpu):
+def test_clipping_uses_unscaled_gradients(gpu):
     norms = {}
     for name in ("fp32", "fp16"):
         model, optimizer, batch = network("cuda")
@@ -171,7 +174,7 @@ def test_clipping_sees_gradients_of_their_true_size(gpu):
     assert norms["fp16"] == pytest.approx(norms["fp32"], rel=0.02)
 
 
-def test_unscaling_twice_is_unscaling_once(gpu):
+def test_unscaling_twice_has_no_effect(gpu):
     model, optimizer, batch = network("cuda")
     chosen = precision("fp16")
     with chosen.autocast():
@@ -185,7 +188,7 @@ def test_unscaling_twice_is_unscaling_once(gpu):
     chosen.update()
 
 
-def test_a_step_in_float16_equals_torch_s_own_recipe(gpu):
+def test_a_float16_step_equals_the_torch_recipe(gpu):
     model, optimizer, batch = network("cuda")
     train(precision("fp16"), model, optimizer, batch, steps=3, clip=1.0)
     ours = [p.detach().cpu() for p in model.parameters()]
@@ -203,16 +206,16 @@ def test_a_step_in_float16_equals_torch_s_own_recipe(gpu):
     assert all(torch.equal(a, b.detach().cpu()) for a, b in zip(ours, model.parameters(), strict=True))
 
 
-def test_a_skipped_step_says_so(gpu):
+def test_step_returns_false_if_skipped(gpu):
     model, optimizer, batch = network("cuda")
-    chosen, _ = told_by("fp16")
+    chosen, _ = with_findings("fp16")
     before = model[0].weight.detach().clone()
     assert train(chosen, model, optimizer, batch, factor=float("inf")) == [False]
     assert torch.equal(model[0].weight, before)
     assert train(chosen, model, optimizer, batch) == [True]
 
 
-def test_a_step_that_was_begun_can_be_repeated(gpu):
+def test_a_discarded_step_can_be_repeated(gpu):
     model, optimizer, batch = network("cuda")
     chosen = precision("fp16")
     with chosen.autocast():
@@ -224,12 +227,12 @@ def test_a_step_that_was_begun_can_be_repeated(gpu):
     assert train(chosen, model, optimizer, batch, clip=1.0) == [True]
 
 
-# --- what lasts
+# --- state
 
 
-def test_the_scale_lives_in_the_checkpoint(gpu):
+def test_the_loss_scale_is_part_of_the_state(gpu):
     model, optimizer, batch = network("cuda")
-    first, _ = told_by("fp16")
+    first, _ = with_findings("fp16")
     train(first, model, optimizer, batch, steps=2, factor=float("inf"))
     resumed = precision("fp16")
     resumed.load_state_dict(first.state_dict())
@@ -238,75 +241,73 @@ def test_the_scale_lives_in_the_checkpoint(gpu):
     assert resumed.state_dict() == first.state_dict()
 
 
-def test_a_checkpoint_of_another_format_can_be_resumed():
+def test_a_state_of_another_format_can_be_loaded():
     resumed = precision("bf16", device="cpu")
     resumed.load_state_dict(precision("fp16", device="cpu").state_dict())
     assert resumed.state_dict()["scaler"] is None
 
 
-def test_a_state_of_something_else_is_refused():
-    with pytest.raises(UsageError, match="no state of legroom.precision"):
+def test_another_state_is_rejected():
+    with pytest.raises(UsageError, match="not a state of legroom.precision"):
         precision("fp32", device="cpu").load_state_dict({"scale": 1.0})
 
 
-# --- noticing
+# --- checks
 
 
-def test_a_scale_that_collapses_is_told_once(gpu):
+def test_a_collapsed_loss_scale_is_reported_once(gpu):
     model, optimizer, batch = network("cuda")
-    chosen, findings = told_by("fp16")
+    chosen, findings = with_findings("fp16")
     train(chosen, model, optimizer, batch, steps=20, factor=float("nan"))
     assert [finding.code for finding in findings] == ["LG420"]
     assert findings[0].message == (
-        "The loss scale has collapsed to 0.5 by step 17: gradients overflow float16 at any scale."
+        "The loss scale dropped to 0.5 at step 17: gradients overflow float16 at any scale."
     )
     assert chosen.findings() == tuple(findings)
 
 
-def test_skips_while_the_scale_is_being_found_are_normal(gpu):
+def test_initial_skips_are_not_reported(gpu):
     model, optimizer, batch = network("cuda")
-    chosen, findings = told_by("fp16")
+    chosen, findings = with_findings("fp16")
     train(chosen, model, optimizer, batch, steps=5, factor=float("inf"))
     train(chosen, model, optimizer, batch, steps=110)
     assert findings == []
 
 
-def test_many_skipped_steps_are_told(gpu):
+def test_many_skipped_steps_are_reported(gpu):
     model, optimizer, batch = network("cuda")
-    chosen, findings = told_by("fp16")
+    chosen, findings = with_findings("fp16")
     for _ in range(10):
         train(chosen, model, optimizer, batch, steps=9)
         train(chosen, model, optimizer, batch, factor=float("inf"), steps=1)
     assert [finding.code for finding in findings] == ["LG421"]
-    assert "in 10 of the last 100 steps" in findings[0].message
+    assert "10 of the last 100 steps were skipped" in findings[0].message
 
 
 @pytest.mark.parametrize("name", ["bf16", "fp32"])
-def test_gradients_that_are_not_finite_are_told_with_the_parameter(name):
+def test_non_finite_gradients_are_reported_with_the_parameter(name):
     model, optimizer, batch = network()
-    chosen, findings = told_by(name, "cpu")
+    chosen, findings = with_findings(name, "cpu")
     train(chosen, model, optimizer, batch, steps=3)
     train(chosen, model, optimizer, batch, steps=2, factor=float("nan"))
     assert [finding.code for finding in findings] == ["LG421"]
-    assert findings[0].message.startswith(
-        "The gradients of 4 parameters are not finite at step 4, 0.weight first"
-    )
+    assert findings[0].message.startswith("Non-finite gradients of 4 parameters at step 4 (first: 0.weight)")
 
 
-def test_a_look_that_finds_no_memory_does_not_stop_the_step(monkeypatch):
+def test_an_oom_in_the_check_does_not_stop_the_step(monkeypatch):
     def fails(gradients: list[torch.Tensor]) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
 
     monkeypatch.setattr(torch.nn.utils, "get_total_norm", fails)
     model, optimizer, batch = network()
-    chosen, findings = told_by("fp32", "cpu")
+    chosen, findings = with_findings("fp32", "cpu")
     assert train(chosen, model, optimizer, batch) == [True]
     assert findings == []
 
 
-def test_without_a_listener_there_is_one_warning():
+def test_without_on_finding_there_is_one_warning():
     model, optimizer, batch = network()
     chosen = precision("fp32", device="cpu")
-    with pytest.warns(RuntimeWarning, match="LG421: The gradients of 4 parameters") as caught:
+    with pytest.warns(RuntimeWarning, match="LG421: Non-finite gradients of 4 parameters") as caught:
         train(chosen, model, optimizer, batch, steps=4, factor=float("inf"))
     assert len(caught) == 1

@@ -16,7 +16,7 @@ from legroom.scale.cutting.stages import Part, Sheet
 from legroom.scale.prediction.step_trace import Likeness, foreseen
 from legroom.scale.prediction.strategy_steps import split_step
 from legroom.scale.strategies.split import homes_of_parts
-from legroom.train.guarding.batches.splitting import Batch
+from legroom.train.guarding.batches.splitting import BatchArguments
 
 T = TypeVar("T")
 
@@ -89,9 +89,9 @@ def plan_pipeline(
 
     `among`: ranks that plan together, each rehearsing its own stage.
     """
-    rows = Batch((batch,), {}).rows
+    rows = BatchArguments((batch,), {}).batch_size
     count = min(rows, micro_batches or 4 * stages)
-    (micro,), _ = Batch((batch,), {}).piece(0, -(-rows // count))
+    (micro,), _ = BatchArguments((batch,), {}).slice(0, -(-rows // count))
     score = record(model, *inputs_of(micro))
     sheet = Sheet(score)
     flow = traffic(schedule, stages, rows // -(-rows // count))

@@ -14,7 +14,7 @@ from legroom.scale.prediction.step_trace import Foreseen, Likeness, foreseen, un
 from legroom.scale.prediction.strategy_steps import bucketed_step, idle_step, plain_step
 from legroom.scale.shares import divided, shares_of_room
 from legroom.scale.strategies.sharded import wrapping
-from legroom.train.guarding.batches.splitting import Batch
+from legroom.train.guarding.batches.splitting import BatchArguments
 
 SAFE = 0.97
 """Of a GPU's room: what may be planned for."""
@@ -49,10 +49,10 @@ class Job:
 
     def rows(self, shares: Sequence[float]) -> list[int]:
         """Of the batch, those of each GPU, one at least."""
-        return [max(1, count) for count in divided(Batch((self.batch,), {}).rows, shares)]
+        return [max(1, count) for count in divided(BatchArguments((self.batch,), {}).batch_size, shares)]
 
     def portion(self, rows: int) -> Any:
-        (piece,), _ = Batch((self.batch,), {}).piece(0, rows)
+        (piece,), _ = BatchArguments((self.batch,), {}).slice(0, rows)
         return piece
 
 
@@ -60,7 +60,7 @@ def fair_shares(job: Job) -> list[float]:
     """Rows in the ratio of what each GPU has left when weights, gradients and optimizer state are there."""
     if job.batch is None or len(set(job.rooms)) == 1:
         return shares_of_room(job.rooms)
-    some, one = Batch((job.batch,), {}).rows, 1
+    some, one = BatchArguments((job.batch,), {}).batch_size, 1
     if some == one:
         return shares_of_room(job.rooms)
     many = ddp_peaks(job, some).reserved

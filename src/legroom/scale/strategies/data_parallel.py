@@ -14,7 +14,7 @@ from torch.nn.parallel import gather, parallel_apply, replicate
 from legroom.scale.shares import divided
 from legroom.scale.strategies.engine import Direct
 from legroom.scale.world import Place
-from legroom.train.guarding.batches.splitting import Batch, joined, moved
+from legroom.train.guarding.batches.splitting import BatchArguments, concatenate_results, to_device
 
 DDP_IS_BETTER = (
     "dp copies the whole model to every GPU in every step, runs in one process whose Python is shared by all of them, and keeps gradients, "
@@ -39,17 +39,17 @@ class UnevenDataParallel(nn.Module):
         self.devices, self.shares = devices, shares
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
-        batch = Batch(arguments, named)
-        counts = divided(batch.rows, self.shares)
+        batch = BatchArguments(arguments, named)
+        counts = divided(batch.batch_size, self.shares)
         pieces: list[tuple[Any, ...]] = []
         pieces_named: list[dict[str, Any]] = []
         start = 0
         at_work = [place for place, count in enumerate(counts) if count]
         for place in at_work:
-            ours, ours_named = batch.piece(start, start + counts[place])
+            ours, ours_named = batch.slice(start, start + counts[place])
             start += counts[place]
-            pieces.append(moved(ours, self.devices[place], non_blocking=True))
-            pieces_named.append(moved(ours_named, self.devices[place], non_blocking=True))
+            pieces.append(to_device(ours, self.devices[place], non_blocking=True))
+            pieces_named.append(to_device(ours_named, self.devices[place], non_blocking=True))
         if at_work == [0]:
             return self.module(*pieces[0], **pieces_named[0])
         copies = replicate(self.module, self.devices, detach=not torch.is_grad_enabled())
@@ -61,5 +61,5 @@ class UnevenDataParallel(nn.Module):
         )
         if isinstance(outputs[0], torch.Tensor) and outputs[0].dim():
             return gather(outputs, self.devices[0])
-        home = [moved(output, self.devices[0]) for output in outputs]
-        return joined(home, [counts[place] for place in at_work])
+        home = [to_device(output, self.devices[0]) for output in outputs]
+        return concatenate_results(home, [counts[place] for place in at_work])

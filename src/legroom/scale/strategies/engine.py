@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from legroom.scale.loss_weights import Weighing
-from legroom.train.guarding.batches.splitting import Batch
+from legroom.train.guarding.batches.splitting import BatchArguments
 from legroom.train.guarding.passes import LossFunction, checked_loss
 from legroom.train.guarding.scaling import Scaling
 
@@ -29,11 +29,11 @@ class Engine(Protocol):
     """Whether a rank holds only a part of the weights."""
 
     def backward(
-        self, loss_fn: LossFunction, batch: Batch, weighing: Weighing, scaling: Scaling
+        self, loss_fn: LossFunction, batch: BatchArguments, weighing: Weighing, scaling: Scaling
     ) -> torch.Tensor:
         """Forward and backward; the loss, detached: its mean over ranks is the whole batch's."""
 
-    def evaluate(self, function: Callable[..., Any], batch: Batch) -> Any:
+    def evaluate(self, function: Callable[..., Any], batch: BatchArguments) -> Any:
         """`function` of the batch without gradients, on every rank."""
 
     def norm(self, parameters: Sequence[nn.Parameter]) -> torch.Tensor:
@@ -58,7 +58,7 @@ class Direct:
         self.shares, self.batch_device, self.is_sharded = list(shares), batch_device, is_sharded
 
     def backward(
-        self, loss_fn: LossFunction, batch: Batch, weighing: Weighing, scaling: Scaling
+        self, loss_fn: LossFunction, batch: BatchArguments, weighing: Weighing, scaling: Scaling
     ) -> torch.Tensor:
         told = weighing.begin(batch)
         with scaling.autocast():
@@ -68,7 +68,7 @@ class Direct:
         scaling.scale(weighed).backward()  # type: ignore[no-untyped-call]
         return weighed.detach()
 
-    def evaluate(self, function: Callable[..., Any], batch: Batch) -> Any:
+    def evaluate(self, function: Callable[..., Any], batch: BatchArguments) -> Any:
         with torch.no_grad():
             return function(*batch.arguments, **batch.named)
 

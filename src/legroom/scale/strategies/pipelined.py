@@ -24,7 +24,7 @@ from legroom.scale.loss_weights import Weighing
 from legroom.scale.optimizers import rebound
 from legroom.scale.strategies.sharded import from_rank_zero
 from legroom.scale.world import Place
-from legroom.train.guarding.batches.splitting import Batch
+from legroom.train.guarding.batches.splitting import BatchArguments
 from legroom.train.guarding.passes import LossFunction, checked_loss
 from legroom.train.guarding.scaling import Scaling
 
@@ -85,12 +85,12 @@ class Pipelined:
                     self._tied.append((each, group, stages[0] == self._stage))
 
     def backward(
-        self, loss_fn: LossFunction, batch: Batch, weighing: Weighing, scaling: Scaling
+        self, loss_fn: LossFunction, batch: BatchArguments, weighing: Weighing, scaling: Scaling
     ) -> torch.Tensor:
         whole = weighing.count(*batch.arguments, **batch.named)
         total = torch.zeros((), device=self._device)
-        for spans in _portions(batch.rows, self._micro_batches):
-            micros = [batch.piece(start, stop) for start, stop in spans]
+        for spans in _portions(batch.batch_size, self._micro_batches):
+            micros = [batch.slice(start, stop) for start, stop in spans]
             weights = [weighing.count(*micro, **named) / whole if whole else 0.0 for micro, named in micros]
             total += self._runner(loss_fn, micros).run(loss_fn, micros, weights, scaling)
         for parameter, group, _ in self._tied:
@@ -100,7 +100,7 @@ class Pipelined:
         dist.broadcast(total, src=self._stages - 1)
         return total
 
-    def evaluate(self, function: Callable[..., Any], batch: Batch) -> Any:
+    def evaluate(self, function: Callable[..., Any], batch: BatchArguments) -> Any:
         with torch.no_grad():
             arguments, named = self._front.asked(function, batch.arguments, batch.named)
             player = self._player(arguments, named)

@@ -18,7 +18,7 @@ from legroom.scale.cutting.release_weights import move_plain
 from legroom.scale.cutting.stages import Part
 from legroom.scale.strategies.engine import Direct
 from legroom.scale.world import Place
-from legroom.train.guarding.batches.splitting import moved
+from legroom.train.guarding.batches.splitting import to_device
 
 
 def split(
@@ -44,7 +44,7 @@ class SplitModel(nn.Module):
     def forward(self, *arguments: Any, **named: Any) -> Any:
         with _OnTheLaterDevice(self._devices):
             result = self.module(*arguments, **named)
-        return moved(result, self._devices[0])
+        return to_device(result, self._devices[0])
 
 
 class _OnTheLaterDevice(TorchFunctionMode):
@@ -139,6 +139,6 @@ def _whole_modules(model: nn.Module) -> list[tuple[nn.Module, torch.device]]:
 
 def _bring(device: torch.device) -> Any:
     def bring(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
-        return moved(arguments, device), moved(named, device)
+        return to_device(arguments, device), to_device(named, device)
 
     return bring

@@ -209,8 +209,8 @@ def _caught_summary(report: RunReport, oom: OomReport) -> str:
 
 def _spill_summary(spilled: SpillTotals, seconds: float) -> str:
     left = ""
-    if spilled.left_bytes:
-        left = f"{format_size(spilled.left_bytes)} stayed on the GPU because host memory ran out"
+    if spilled.skipped_bytes:
+        left = f"{format_size(spilled.skipped_bytes)} stayed on the GPU because host memory ran out"
     if not spilled.moved_bytes:
         return f"Nothing was spilled: {left or 'no saved activation on the GPU was 1 MiB or larger'}."
     budget = f" of {format_size(spilled.budget_bytes)} allowed" if spilled.budget_bytes else ""

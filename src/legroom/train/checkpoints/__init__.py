@@ -1,1 +1,1 @@
-"""Checkpoints: all that a training needs to go on, written so that a kill at any moment loses none."""
+"""Atomic checkpoints of everything that a training needs to continue."""

@@ -1,8 +1,7 @@
-"""What a folder of checkpoints holds: which is the newest, which the best, which may go.
+"""The checkpoints in a folder: the newest, the best, and those that can be removed.
 
-There are no pointer files that could be stale: every checkpoint carries a manifest, and the answers are read off the
-manifests. "Newest" goes by the order of saving, not by the step: a run that was resumed from an earlier step goes on
-from there.
+There are no pointer files that could be outdated: every checkpoint has a manifest, and all information comes from the
+manifests. "Newest" refers to the order of saving, not to the step, because a run may resume from an earlier step.
 """
 
 import json
@@ -13,20 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from legroom.errors import CheckpointError
-from legroom.train.checkpoints.files.checked_files import Checksum, write_file
+from legroom.train.checkpoints.files.checked_files import ADVICE, Checksum, write_file
 
 MANIFEST = "legroom.json"
 FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
-    """One checkpoint, as its manifest tells it."""
+class CheckpointInfo:
+    """One checkpoint, as described by its manifest."""
 
     path: Path
     step: int
     serial: int
-    """Counts the checkpoints of a folder, in the order of saving."""
+    """The number of the checkpoint in its folder, in the order of saving."""
     metrics: dict[str, float]
     ranks: int
     modules: tuple[str, ...]
@@ -36,80 +35,87 @@ class Saved:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """The total bytes of its files."""
         return sum(file.size for file in self.files.values())
 
 
-def write_manifest(folder: Path, saved: Saved) -> None:
-    told = {
+def write_manifest(folder: Path, info: CheckpointInfo) -> None:
+    manifest = {
         "format": FORMAT,
-        "step": saved.step,
-        "serial": saved.serial,
-        "metrics": saved.metrics,
-        "ranks": saved.ranks,
-        "modules": saved.modules,
-        "parts": saved.parts,
-        "sharded": saved.sharded,
-        "files": {name: file.as_json() for name, file in saved.files.items()},
+        "step": info.step,
+        "serial": info.serial,
+        "metrics": info.metrics,
+        "ranks": info.ranks,
+        "modules": info.modules,
+        "parts": info.parts,
+        "sharded": info.sharded,
+        "files": {name: file.as_json() for name, file in info.files.items()},
     }
-    write_file(folder / MANIFEST, json.dumps(told, indent=1).encode())
+    write_file(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
 
 
-def read_manifest(folder: Path) -> Saved:
+def read_manifest(folder: Path) -> CheckpointInfo:
     path = folder / MANIFEST
     try:
-        told: Any = json.loads(path.read_bytes())
-        if told["format"] != FORMAT:
+        manifest: Any = json.loads(path.read_bytes())
+        if manifest["format"] != FORMAT:
             raise CheckpointError(
-                f"{folder} was written by another version of Legroom (format {told['format']}; this one reads {FORMAT})"
+                f"{folder} was written by another version of Legroom (format {manifest['format']}; this version reads {FORMAT})."
             )
-        return Saved(
+        return CheckpointInfo(
             path=folder,
-            step=int(told["step"]),
-            serial=int(told["serial"]),
-            metrics={str(name): float(value) for name, value in told["metrics"].items()},
-            ranks=int(told["ranks"]),
-            modules=tuple(told["modules"]),
-            parts=tuple(told["parts"]),
-            sharded=bool(told["sharded"]),
-            files={str(name): Checksum.from_json(file) for name, file in told["files"].items()},
+            step=int(manifest["step"]),
+            serial=int(manifest["serial"]),
+            metrics={str(name): float(value) for name, value in manifest["metrics"].items()},
+            ranks=int(manifest["ranks"]),
+            modules=tuple(manifest["modules"]),
+            parts=tuple(manifest["parts"]),
+            sharded=bool(manifest["sharded"]),
+            files={str(name): Checksum.from_json(file) for name, file in manifest["files"].items()},
         )
     except FileNotFoundError:
-        raise CheckpointError(f"{folder} is no checkpoint: it has no {MANIFEST}") from None
+        raise CheckpointError(f"{folder} is not a checkpoint: it has no {MANIFEST}.") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise CheckpointError(
-            f"{path} is damaged: it is no manifest. Resume from another checkpoint of that folder"
-        ) from None
+        raise CheckpointError(f"{path} is damaged: it is not a valid manifest. {ADVICE}") from None
 
 
-def all_saved(folder: Path, passed_over: list[str] | None = None) -> list[Saved]:
-    """Every checkpoint in a folder, the newest first. What is wrong with those that cannot be read is added to `passed_over`."""
+def list_checkpoints(folder: Path, problems: list[str] | None = None) -> list[CheckpointInfo]:
+    """Return all checkpoints in a folder, newest first. Errors of unreadable ones are appended to `problems`."""
     found = []
     for path in folder.glob("step-*"):
         try:
             found.append(read_manifest(path))
         except CheckpointError as error:
-            if passed_over is not None:
-                passed_over.append(str(error).partition(". Resume")[0])
-    return sorted(found, key=lambda saved: saved.serial, reverse=True)
+            if problems is not None:
+                problems.append(without_advice(error))
+    return sorted(found, key=lambda info: info.serial, reverse=True)
 
 
-def best_of(saved: Iterable[Saved], metric: str, *, higher: bool) -> Saved | None:
-    """The one with the best figure, the newer of equals; None if no checkpoint has it."""
-    told = [one for one in saved if not math.isnan(one.metrics.get(metric, math.nan))]
+def without_advice(error: CheckpointError) -> str:
+    """Return the message without the advice to resume from another checkpoint, if Legroom does that itself."""
+    return str(error).removesuffix(ADVICE).rstrip()
+
+
+def best_checkpoint(
+    checkpoints: Iterable[CheckpointInfo], metric: str, *, higher: bool
+) -> CheckpointInfo | None:
+    """Return the checkpoint with the best metric, the newer one of equals, or None if none has it."""
+    with_metric = [info for info in checkpoints if not math.isnan(info.metrics.get(metric, math.nan))]
     sign = 1 if higher else -1
-    return max(told, key=lambda one: (sign * one.metrics[metric], one.serial), default=None)
+    return max(with_metric, key=lambda info: (sign * info.metrics[metric], info.serial), default=None)
 
 
-def superfluous(saved: list[Saved], keep: int | None, best: Saved | None) -> list[Saved]:
-    """What may be removed: neither among the `keep` newest nor the best."""
+def removable(
+    checkpoints: list[CheckpointInfo], keep: int | None, best: CheckpointInfo | None
+) -> list[CheckpointInfo]:
+    """Return the checkpoints that are neither among the `keep` newest nor the best."""
     if keep is None:
         return []
-    return [one for one in saved[keep:] if best is None or one.serial != best.serial]
+    return [info for info in checkpoints[keep:] if best is None or info.serial != best.serial]
 
 
-def free_name(folder: Path, step: int) -> str:
-    """A name for the checkpoint of a step. One that is there already is never replaced in place: it may be the last good one."""
+def unused_name(folder: Path, step: int) -> str:
+    """Return an unused name for the checkpoint of a step. Existing ones are not replaced: they may be the last complete ones."""
     name, count = f"step-{step:08d}", 1
     while (folder / name).exists():
         count += 1

@@ -1,9 +1,9 @@
-"""All that a training needs to go on, in one folder; a kill at any moment leaves the last good checkpoint.
+"""Checkpoints of everything that a training needs to continue. A kill at any moment leaves the last complete one intact.
 
     checkpoints = legroom.Checkpoints("runs/digits", keep=3, best="val_loss")
     checkpoints.track(model=model, optimizer=optimizer, scheduler=scheduler, guard=guard)
-    loader = checkpoints.loader(loader)             # knows its place in the epoch
-    step = checkpoints.resume()                     # 0 if there is nothing to resume
+    loader = checkpoints.loader(loader)             # tracks the position in the epoch
+    step = checkpoints.resume()                     # 0 if there is no checkpoint
 
     for epoch in loader.epochs(10):
         for x, y in loader:
@@ -13,16 +13,18 @@
                 checkpoints.save(step)
         checkpoints.save(step, val_loss=validate())
 
-A resumed run on the CPU continues bit for bit. What is saved is plain data and weights, never a pickled model; what is
-read runs no code of the file's.
+A resumed run on the CPU continues bit for bit. Checkpoints contain plain data and weights, never a pickled model, and
+loading them runs no code from the file.
 
-This file is what people call. What is copied and written is in `saving`, what is read and checked in `reading`, which
-checkpoints there are in `catalog`, how a write is all or nothing in `unfinished_folder`.
+This file is the public interface. `saving` copies and writes, `reading` reads and checks, `catalog` lists the existing
+checkpoints, and `unfinished_folder` makes a write atomic.
 """
 
 import numbers
 import os
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,22 +35,22 @@ from torch.utils.data import DataLoader
 from legroom.errors import CheckpointError, UsageError
 from legroom.log import log
 from legroom.train.checkpoints import catalog, reading, saving
-from legroom.train.checkpoints.catalog import Saved
-from legroom.train.checkpoints.files.background import Background
-from legroom.train.checkpoints.files.host_copies import Slabs
+from legroom.train.checkpoints.catalog import CheckpointInfo
+from legroom.train.checkpoints.files.host_buffers import HostBuffers
 from legroom.train.checkpoints.files.unfinished_folder import remove_folder
-from legroom.train.checkpoints.key_check import nearest
-from legroom.train.checkpoints.loader_position import PlacedLoader
-from legroom.train.checkpoints.plain_state import refused
-from legroom.train.checkpoints.process_group import Crew
+from legroom.train.checkpoints.key_check import closest_name
+from legroom.train.checkpoints.loader_position import ResumableLoader
+from legroom.train.checkpoints.plain_state import not_plain_error
+from legroom.train.checkpoints.process_group import CheckpointGroup
 from legroom.train.checkpoints.unwrapped_modules import check_module, load_module, module_state, shapes
 
 
 class Checkpoints:
     """The checkpoints of one training, in one folder.
 
-    `keep`: how many of the newest stay (None: all). `best`: a figure given to `save`; the checkpoint with the lowest, or with
-    `higher_is_better` the highest, stays as well. `background`: `save` returns when everything is copied, and a thread writes.
+    `keep`: the number of newest checkpoints to keep (None: all). `best`: a metric passed to `save`; the checkpoint with
+    the lowest value is kept too, or with `higher_is_better` the highest. `background`: `save` returns once everything is
+    copied, and a thread writes the files.
     """
 
     def __init__(
@@ -61,102 +63,109 @@ class Checkpoints:
         background: bool = False,
     ) -> None:
         if keep is not None and keep < 1:
-            raise UsageError(f"keep={keep} would keep no checkpoint: give 1 or more, or None for all")
+            raise UsageError(f"keep={keep} would keep no checkpoint. Pass 1 or more, or None to keep all.")
         self.folder = Path(folder)
         if self.folder.exists() and not self.folder.is_dir():
-            raise UsageError(f"{self.folder} is a file: give a folder for the checkpoints")
-        self._keep, self._metric, self._higher = keep, best, higher_is_better
+            raise UsageError(f"{self.folder} is a file. Pass a folder for the checkpoints.")
+        self._keep, self._metric, self._higher_is_better = keep, best, higher_is_better
         self._parts: dict[str, Any] = {}
-        self._slabs: dict[str, Slabs] = {}
-        self._background = Background() if background else None
-        self._crew_now: Crew | None = None
+        self._buffers: dict[str, HostBuffers] = {}
+        self._writer = _BackgroundWriter() if background else None
+        self._current_group: CheckpointGroup | None = None
 
-    # ------------------------------------------------------------ what belongs to the training
+    # ------------------------------------------------------------ tracked objects
 
     def track(self, **parts: Any) -> None:
-        """What is saved and resumed, by name: models, optimizers, schedulers, scalers, a Guard, anything that has
-        `state_dict()` and `load_state_dict()`."""
+        """Add objects to save and resume, by name: models, optimizers, schedulers, GradScalers, a Guard, or any object
+        with `state_dict()` and `load_state_dict()`."""
         for name, part in parts.items():
-            if isinstance(part, DataLoader):
+            if isinstance(part, DataLoader) and not hasattr(part, "state_dict"):
                 raise UsageError(
-                    f"{name} is a DataLoader, which does not know its place: write {name} = checkpoints.loader({name}) and iterate over that"
+                    f"{name} is a DataLoader, which has no state. "
+                    f"Write `{name} = checkpoints.loader({name})` and iterate over that."
                 )
             if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
                 raise UsageError(
-                    f"{name} is a {type(part).__name__}, which has no state_dict() and load_state_dict(): give it both, or leave it out"
+                    f"{name} is a {type(part).__name__}, which has no state_dict() and load_state_dict(). "
+                    "Add both methods, or do not track it."
                 )
             self._parts[name] = part
 
     def loader(self, loader: Any, name: str = "loader") -> Any:
-        """The loader, with its place in the epoch saved and resumed. One that can tell its place by itself is only tracked."""
+        """Return the loader with its position in the epoch saved and resumed.
+
+        A loader with its own `state_dict()`, such as torchdata's StatefulDataLoader, is tracked as it is.
+        """
         if not (hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")):
-            loader = PlacedLoader(loader)
+            loader = ResumableLoader(loader)
         self.track(**{name: loader})
         return loader
 
     # ------------------------------------------------------------ saving
 
     def save(self, step: int, **metrics: float) -> None:
-        """A checkpoint of everything tracked, as it is now. The ones that need not be kept go afterwards."""
+        """Save all tracked objects, then remove checkpoints that need not be kept."""
         if not self._parts:
             raise UsageError(
-                "nothing is tracked: call checkpoints.track(model=model, optimizer=optimizer) first"
+                "No objects are tracked. Call checkpoints.track(model=model, optimizer=optimizer) first."
             )
-        figures = _figures(step, metrics)
+        values = _checked_metrics(step, metrics)
         self.wait()
-        crew = self._crew()
-        later = self._background is not None
-        spread = saving.is_spread(self._parts, crew)
-        contents = crew.each(
-            lambda: saving.copied(self._parts, crew, self._slabs_of, spread=spread, later=later)
+        group = self._group()
+        later = self._writer is not None
+        sharded = saving.is_sharded_over_ranks(self._parts, group)
+        contents = group.run(
+            lambda: saving.copy_contents(
+                self._parts, group, self._buffers_of, sharded=sharded, written_later=later
+            )
         )
 
         def write() -> None:
-            saving.write(contents, self.folder, crew, step=step, metrics=figures)
-            if crew.main:
-                self._remove_superfluous()
+            saving.write(contents, self.folder, group, step=step, metrics=values)
+            if group.is_main:
+                self._remove_old()
 
-        if self._background is None:
+        if self._writer is None:
             write()
         else:
-            self._background.start(write)
+            self._writer.start(write)
 
     def wait(self) -> None:
-        """Until a checkpoint that is being written in the background is there; raises what failed in that."""
-        if self._background is not None:
-            self._background.wait()
+        """Wait for a checkpoint that is being written in the background. Raises its error, if any."""
+        if self._writer is not None:
+            self._writer.wait()
 
     def close(self) -> None:
-        """Wait, and give back the memory for copies."""
-        if self._background is not None:
-            self._background.close()
-            self._background = Background()
-        self._slabs.clear()
+        """Wait, and free the memory for copies."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = _BackgroundWriter()
+        self._buffers.clear()
 
     # ------------------------------------------------------------ resuming
 
     def resume(self, which: str | os.PathLike[str] = "last", *, strict: bool = True) -> int:
-        """Everything tracked as it was in the "last" checkpoint, the "best", or one by name or path; the step to go on from.
+        """Restore all tracked objects from the "last" or "best" checkpoint, or one given by name or path.
 
-        0 if there is none yet. A damaged last one is passed over with a warning. `strict=False`: what a checkpoint
-        lacks starts anew.
+        Returns its step, or 0 if there is no checkpoint yet. If the last one is damaged, it is skipped with a warning.
+        `strict=False`: objects that the checkpoint does not contain keep their initial state.
         """
         self.wait()
-        crew = self._crew()
-        candidates = self._candidates(which, crew)
-        for number, saved in enumerate(candidates):
-            parts = self._parts if strict else {n: p for n, p in self._parts.items() if n in saved.parts}
+        group = self._group()
+        candidates = self._candidates(which, group)
+        for number, info in enumerate(candidates):
+            parts = self._parts if strict else {n: p for n, p in self._parts.items() if n in info.parts}
             try:
-                contents = reading.read(saved, parts, crew)
+                contents = reading.read(info, parts, group)
             except CheckpointError as error:
                 if which != "last" or number + 1 == len(candidates):
                     raise
-                if crew.main:
-                    log.warning("%s. Going on from the one before it.", str(error).partition(". Resume")[0])
+                if group.is_main:
+                    log.warning("%s Resuming from the previous checkpoint.", catalog.without_advice(error))
                 continue
-            reading.check(contents, parts, crew)
-            reading.load(contents, parts, crew)
-            return saved.step
+            reading.check(contents, parts, group)
+            reading.load(contents, parts, group)
+            return info.step
         return 0
 
     def load_weights(
@@ -167,108 +176,148 @@ class Checkpoints:
         name: str = "model",
         strict: bool = True,
     ) -> None:
-        """One model's weights alone, to evaluate or to start another training from; nothing else changes.
+        """Load only the weights of one model, to evaluate it or to start another training.
 
-        `strict=False`: what fits by name and shape is loaded, and the rest is named in a warning.
+        `strict=False`: load the weights whose name and shape match, and log a warning with the others.
         """
         self.wait()
-        crew = self._crew()
-        candidates = self._candidates(which, crew)
+        group = self._group()
+        candidates = self._candidates(which, group)
         if not candidates:
-            raise CheckpointError(f"there is no checkpoint in {self.folder} yet")
-        saved = candidates[0]
-        if name not in saved.modules:
+            raise CheckpointError(f"{self.folder} contains no checkpoint yet.")
+        info = candidates[0]
+        if name not in info.modules:
             raise CheckpointError(
-                f"{saved.path} holds no model called '{name}': it holds {', '.join(saved.modules) or 'none'}"
+                f"{info.path} contains no model named '{name}'. Its models: {', '.join(info.modules) or 'none'}."
             )
-        weights = reading.read(saved, {name: model}, crew).modules[name]
+        weights = reading.read(info, {name: model}, group).modules[name]
         if strict:
-            check_module(weights, shapes(module_state(model)), str(saved.path))
-        left = load_module(model, weights, strict=strict)
-        if left and crew.main:
+            check_module(weights, shapes(module_state(model)), str(info.path))
+        skipped = load_module(model, weights, strict=strict)
+        if skipped and group.is_main:
             log.warning(
-                "%d of %d tensors were not loaded from %s: %s", len(left), len(module_state(model)), saved.path, ", ".join(left[:5])
-            )  # fmt: skip
+                "%d of %d tensors were not loaded from %s: %s",
+                len(skipped),
+                len(module_state(model)),
+                info.path,
+                ", ".join(skipped[:5]),
+            )
 
-    # ------------------------------------------------------------ what there is
+    # ------------------------------------------------------------ existing checkpoints
 
     @property
-    def saved(self) -> list[Saved]:
-        """Every checkpoint in the folder, the newest first."""
-        return catalog.all_saved(self.folder)
+    def saved(self) -> list[CheckpointInfo]:
+        """All checkpoints in the folder, newest first."""
+        return catalog.list_checkpoints(self.folder)
 
     @property
-    def last(self) -> Saved | None:
+    def last(self) -> CheckpointInfo | None:
+        """The newest checkpoint."""
         return next(iter(self.saved), None)
 
     @property
-    def best(self) -> Saved | None:
-        """The one with the best figure; None if no checkpoint has it."""
+    def best(self) -> CheckpointInfo | None:
+        """The checkpoint with the best metric, or None if no checkpoint has it."""
         if self._metric is None:
             return None
-        return catalog.best_of(self.saved, self._metric, higher=self._higher)
+        return catalog.best_checkpoint(self.saved, self._metric, higher=self._higher_is_better)
 
-    # ------------------------------------------------------------ inside
+    # ------------------------------------------------------------ internals
 
-    def _candidates(self, which: str | os.PathLike[str], crew: Crew) -> list[Saved]:
-        """What `which` means, the first choice first: the same on all ranks."""
-        return crew.together(lambda: self._meant(which) if crew.main else [])[0]
+    def _candidates(self, which: str | os.PathLike[str], group: CheckpointGroup) -> list[CheckpointInfo]:
+        """Return the checkpoints to try for `which`, in order, the same on all ranks."""
+        return group.gather(lambda: self._find(which) if group.is_main else [])[0]
 
-    def _meant(self, which: str | os.PathLike[str]) -> list[Saved]:
+    def _find(self, which: str | os.PathLike[str]) -> list[CheckpointInfo]:
         if which == "last":
-            passed_over: list[str] = []
-            found = catalog.all_saved(self.folder, passed_over)
-            for reason in passed_over:
-                log.warning("%s. It is passed over.", reason)
+            problems: list[str] = []
+            found = catalog.list_checkpoints(self.folder, problems)
+            for problem in problems:
+                log.warning("%s Skipping it.", problem)
             return found
         if which == "best":
             if self._metric is None:
-                raise UsageError('which figure is best? Give it: Checkpoints(folder, best="val_loss")')
+                raise UsageError(
+                    'No metric is set for the best checkpoint. Use Checkpoints(folder, best="val_loss").'
+                )
             if self.best is None:
                 raise CheckpointError(
-                    f"no checkpoint in {self.folder} has the figure '{self._metric}': give it when saving, save(step, {self._metric}=...)"
+                    f"No checkpoint in {self.folder} has the metric '{self._metric}'. "
+                    f"Pass it when saving: save(step, {self._metric}=...)."
                 )
             return [self.best]
         path = Path(which) if Path(which).is_absolute() else self.folder / which
         if not path.is_dir():
-            near = nearest(path.name, [saved.path.name for saved in self.saved])
+            closest = closest_name(path.name, [info.path.name for info in self.saved])
             raise CheckpointError(
-                f"there is no checkpoint {path}" + (f": did you mean {near}?" if near else "")
+                f"There is no checkpoint {path}." + (f" Did you mean {closest}?" if closest else "")
             )
         return [catalog.read_manifest(path)]
 
-    def _remove_superfluous(self) -> None:
-        for saved in catalog.superfluous(self.saved, self._keep, self.best):
+    def _remove_old(self) -> None:
+        for info in catalog.removable(self.saved, self._keep, self.best):
             try:
-                remove_folder(saved.path)
-            except (
-                OSError
-            ) as error:  # the new one is safe; an old one too many is no reason to end a training
-                log.warning("%s could not be removed: %s", saved.path, error.strerror)
+                remove_folder(info.path)
+            except OSError as error:  # the new checkpoint is complete, so the training can continue
+                log.warning("Could not remove %s: %s.", info.path, error.strerror)
 
-    def _slabs_of(self, file: str) -> Slabs:
-        return self._slabs.setdefault(file, Slabs())
+    def _buffers_of(self, file: str) -> HostBuffers:
+        return self._buffers.setdefault(file, HostBuffers())
 
-    def _crew(self) -> Crew:
-        if self._crew_now is None or not self._crew_now.is_current():
-            self._crew_now = Crew()
-        return self._crew_now
+    def _group(self) -> CheckpointGroup:
+        if self._current_group is None or not self._current_group.is_current():
+            self._current_group = CheckpointGroup()
+        return self._current_group
 
 
-def _figures(step: int, metrics: Mapping[str, Any]) -> dict[str, float]:
+class _BackgroundWriter:
+    """A thread that writes one checkpoint at a time. The next call, or the exit of the program, reports its error."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="legroom-checkpoint")
+        self._pending: list[Future[None]] = []
+        # Runs at the exit of the program or when the owner is freed, so that a failure is always reported.
+        self._finalize = weakref.finalize(self, _finish_writing, self._pool, self._pending)
+
+    def start(self, work: Callable[[], None]) -> None:
+        self.wait()
+        self._pending.append(self._pool.submit(work))
+
+    def wait(self) -> None:
+        """Wait for the thread and raise its error, if any."""
+        if self._pending:
+            self._pending.pop().result()
+
+    def close(self) -> None:
+        try:
+            self.wait()
+        finally:
+            self._finalize()
+
+
+def _finish_writing(pool: ThreadPoolExecutor, pending: "list[Future[None]]") -> None:
+    pool.shutdown(wait=True)
+    for future in pending:
+        error = future.exception()
+        if error is not None:
+            log.error("The last checkpoint was not written: %s", error)
+    pending.clear()
+
+
+def _checked_metrics(step: int, metrics: Mapping[str, Any]) -> dict[str, float]:
     if isinstance(step, bool) or not isinstance(step, int) or step < 0:
         raise UsageError(
-            "save() wants the step first, a number from 0 on: checkpoints.save(step, val_loss=...)"
+            "save() expects the step, an integer of 0 or more, as its first argument: checkpoints.save(step, val_loss=...)."
         )
-    figures = {}
+    values = {}
     for name, value in metrics.items():
         if isinstance(value, nn.Module):
-            raise refused(value, name)
+            raise not_plain_error(value, name)
         if isinstance(value, torch.Tensor) and value.numel() == 1:
             value = value.item()
         elif not isinstance(value, numbers.Real):
             raise UsageError(
-                f"{name} is a {type(value).__name__}: figures of a checkpoint are single numbers"
+                f"The metric {name} is a {type(value).__name__}. Metrics of a checkpoint must be single numbers."
             )
-        figures[name] = float(value)
-    return figures
+        values[name] = float(value)
+    return values

@@ -1,7 +1,6 @@
-"""Whether a checkpoint's weights are this model's: every name and shape, before anything is loaded.
+"""Checks that a checkpoint's weights have the names and shapes of the model, before anything is loaded.
 
-A difference is told as people look for it: what is missing beside the nearest name that is there, and a prefix that all
-names have too much, or lack, in one sentence instead of a hundred.
+The error lists missing names with the closest name in the file. A prefix that all names have or lack is reported in one line.
 """
 
 import difflib
@@ -11,100 +10,103 @@ from legroom.errors import CheckpointError
 
 Shapes = Mapping[str, Sequence[int]]
 WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
-"""What torch.compile and the like put into names."""
-SHOWN = 5
+"""Prefixes that torch.compile and other wrappers add to names."""
+MAX_LISTED = 5
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name without what wrappers added."""
+    """Return a parameter's name without the prefixes of wrappers."""
     for wrapper in WRAPPERS:
         name = name.replace(wrapper, "")
     return name
 
 
-def check_names(saved: Shapes, wanted: Shapes, source: str) -> None:
-    """Refuse weights that do not fit the model name by name and shape by shape."""
-    missing = [name for name in wanted if name not in saved]
-    unexpected = [name for name in saved if name not in wanted]
-    reshaped = [name for name in wanted if name in saved and tuple(saved[name]) != tuple(wanted[name])]
+def check_names(saved: Shapes, expected: Shapes, source: str) -> None:
+    """Raise CheckpointError if names or shapes differ from those of the model."""
+    missing = [name for name in expected if name not in saved]
+    unexpected = [name for name in saved if name not in expected]
+    reshaped = [name for name in expected if name in saved and tuple(saved[name]) != tuple(expected[name])]
     if not (missing or unexpected or reshaped):
         return
-    told = [
-        f"The weights in {source} are not this model's ({len(wanted) - len(missing) - len(reshaped)} of {len(wanted)} fit)."
+    matching = len(expected) - len(missing) - len(reshaped)
+    lines = [
+        f"The weights in {source} do not match the model: {matching} of {len(expected)} tensors have the same name and shape."
     ]
-    prefix = _extra_prefix(saved, wanted)
+    prefix = _extra_prefix(saved, expected)
     if prefix is not None:
-        told.append(prefix)
+        lines.append(prefix)
     else:
-        told += _missing(missing, unexpected)
-        told += _unexpected(unexpected, missing)
-    told += _reshaped(reshaped, saved, wanted)
+        lines += _missing(missing, unexpected)
+        lines += _unexpected(unexpected, missing)
+    lines += _reshaped(reshaped, saved, expected)
     if not prefix:
-        told.append("Build the model as it was, or load what fits: load_weights(model, ..., strict=False).")
-    raise CheckpointError("\n".join(told))
+        lines.append(
+            "Build the same model as before, or load only the matching tensors: load_weights(model, ..., strict=False)."
+        )
+    raise CheckpointError("\n".join(lines))
 
 
-def fitting(saved: Shapes, wanted: Shapes) -> list[str]:
-    """The names that can be loaded."""
-    return [name for name in wanted if name in saved and tuple(saved[name]) == tuple(wanted[name])]
+def loadable_names(saved: Shapes, expected: Shapes) -> list[str]:
+    """Return the names with the same shape in both."""
+    return [name for name in expected if name in saved and tuple(saved[name]) == tuple(expected[name])]
 
 
-def nearest(name: str, among: Iterable[str]) -> str | None:
-    """The most similar name, if one is similar enough. Equal last parts (`weight`) are what makes two names comparable."""
+def closest_name(name: str, names: Iterable[str]) -> str | None:
+    """Return the most similar name, if one is similar enough. Names with the same last part (`weight`) are preferred."""
     last = name.rpartition(".")[2]
-    candidates = [other for other in among if other.rpartition(".")[2] == last] or list(among)
-    found = difflib.get_close_matches(name, candidates, n=1, cutoff=0.5)
-    return found[0] if found else None
+    candidates = [other for other in names if other.rpartition(".")[2] == last] or list(names)
+    matches = difflib.get_close_matches(name, candidates, n=1, cutoff=0.5)
+    return matches[0] if matches else None
 
 
-def _extra_prefix(saved: Shapes, wanted: Shapes) -> str | None:
-    for longer, shorter, words in (
-        (saved, wanted, "Every name in the file begins with '{}', no name of the model does: strip it, or save the unwrapped model."),
-        (wanted, saved, "Every name of the model begins with '{}', no name in the file does: load into the model inside ({} is the wrapper's)."),
+def _extra_prefix(saved: Shapes, expected: Shapes) -> str | None:
+    for longer, shorter, message in (
+        (saved, expected, "All names in the file start with '{}', but no name of the model does. Strip the prefix, or save the unwrapped model."),
+        (expected, saved, "All names of the model start with '{}', but no name in the file does. Load into the inner, unwrapped model."),
     ):  # fmt: skip
         first = next(iter(longer), "")
         prefix = first.partition(".")[0] + "."
         if longer and {prefix + name for name in shorter} == set(longer):
-            return words.format(prefix, prefix)
+            return message.format(prefix)
     return None
 
 
 def _missing(missing: list[str], unexpected: list[str]) -> list[str]:
     if not missing:
         return []
-    lines = [f"Missing, {len(missing)}:"]
-    for name in missing[:SHOWN]:
-        near = nearest(name, unexpected)
-        lines.append(f"  {name}" + (f"   (nearest in the file: {near})" if near else ""))
+    lines = [f"Missing in the file ({len(missing)}):"]
+    for name in missing[:MAX_LISTED]:
+        closest = closest_name(name, unexpected)
+        lines.append(f"  {name}" + (f"   (closest in the file: {closest})" if closest else ""))
     return lines + _rest(missing)
 
 
 def _unexpected(unexpected: list[str], missing: list[str]) -> list[str]:
-    told = {nearest(name, unexpected) for name in missing[:SHOWN]}
-    left = [name for name in unexpected if name not in told]
-    if not left:
+    listed = {closest_name(name, unexpected) for name in missing[:MAX_LISTED]}
+    others = [name for name in unexpected if name not in listed]
+    if not others:
         return []
-    lines = [f"Not of this model, {len(unexpected)}:"]
-    for name in left[:SHOWN]:
-        near = nearest(name, missing)
-        lines.append(f"  {name}" + (f"   (nearest in the model: {near})" if near else ""))
-    return lines + _rest(left)
+    lines = [f"Not in the model ({len(unexpected)}):"]
+    for name in others[:MAX_LISTED]:
+        closest = closest_name(name, missing)
+        lines.append(f"  {name}" + (f"   (closest in the model: {closest})" if closest else ""))
+    return lines + _rest(others)
 
 
-def _reshaped(names: list[str], saved: Shapes, wanted: Shapes) -> list[str]:
+def _reshaped(names: list[str], saved: Shapes, expected: Shapes) -> list[str]:
     if not names:
         return []
-    lines = [f"Of another shape, {len(names)}:"]
+    lines = [f"Different shape ({len(names)}):"]
     lines += [
-        f"  {name}: {_shape(saved[name])} in the file, {_shape(wanted[name])} in the model"
-        for name in names[:SHOWN]
+        f"  {name}: {_shape(saved[name])} in the file, {_shape(expected[name])} in the model"
+        for name in names[:MAX_LISTED]
     ]
     return lines + _rest(names)
 
 
 def _rest(names: list[str]) -> list[str]:
-    return [f"  and {len(names) - SHOWN} more"] if len(names) > SHOWN else []
+    return [f"  and {len(names) - MAX_LISTED} more"] if len(names) > MAX_LISTED else []
 
 
 def _shape(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape)) or "a single number"
+    return "x".join(map(str, shape)) or "scalar"

@@ -1,15 +1,18 @@
-"""A DataLoader that knows its place: a checkpoint in the middle of an epoch is resumed with the very next batch.
+"""Resumes a plain DataLoader in the middle of an epoch, with the next batch.
 
-The order of an epoch comes from generators at its beginning. So these are written down there; a resumed run puts them
-back, begins the epoch again, passes over the batches that were drawn, and puts the generators where they were at the
-checkpoint. Without worker processes the rows that are passed over are not even read. With workers they are:
-augmentation in a worker depends on what it drew before.
+torchdata's StatefulDataLoader does this itself and is tracked as it is; this module serves plain DataLoaders without an extra dependency.
 
-Samplers with `set_epoch` (DistributedSampler) are told the epoch. With another number of ranks or another batch size,
-the place is counted in rows. Not repeated exactly: workers kept alive between epochs (`persistent_workers`) that draw
-random numbers, and samplers that draw from torch's global generator in the middle of an epoch.
+Generators determine the order of an epoch at its start, so their states are saved there. A resumed run restores them, starts
+the epoch again, skips the batches that were already used, and restores the generators of the checkpoint. Without worker
+processes, the skipped samples are not read. With workers they are, because augmentation in a worker depends on earlier
+random draws.
+
+`set_epoch` is called on samplers that have it (DistributedSampler). With another number of ranks or another batch size, the
+position is counted in samples. Two cases are not reproduced exactly: persistent workers (`persistent_workers=True`) that draw
+random numbers, and samplers that draw from torch's global generator during an epoch.
 """
 
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,48 +21,51 @@ from torch.utils.data import DataLoader
 
 from legroom.errors import UsageError
 from legroom.log import log
-from legroom.train.checkpoints.random_numbers import (
+from legroom.train.checkpoints.random_states import (
     generator_states,
-    random_numbers,
-    restore_random_numbers,
+    random_states,
+    restore_random_states,
 )
 
 
-class PlacedLoader:
-    """Iterates like the loader it is given. Everything else is the loader's."""
+class ResumableLoader:
+    """Iterates like the given loader and tracks the position. Other attributes are those of the loader."""
 
     def __init__(self, loader: "DataLoader[Any]") -> None:
         if not hasattr(loader, "__iter__"):
-            raise UsageError(f"a loader is something to iterate over, not a {type(loader).__name__}")
+            raise UsageError(
+                f"checkpoints.loader() expects an iterable loader, not a {type(loader).__name__}."
+            )
         self.inner = loader
         self.epoch = 0
-        """The epoch to begin, or to go on with."""
-        self._drawn = 0
+        """The current epoch."""
+        self._batches = 0
+        """The batches of the current epoch that were already used."""
         self._start: dict[str, Any] | None = None
-        """The generators at the beginning of the epoch that is under way."""
-        self._resuming: Mapping[str, Any] | None = None
+        """The generator states at the start of the current epoch."""
+        self._resume_state: Mapping[str, Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        resuming, self._resuming = self._resuming, None
+        resume_state, self._resume_state = self._resume_state, None
         set_epoch = getattr(getattr(self.inner, "sampler", None), "set_epoch", None)
         if set_epoch is not None:
             set_epoch(self.epoch)
-        if resuming is None:
-            self._drawn, self._start = 0, self._generators()
+        if resume_state is None:
+            self._batches, self._start = 0, self._generator_states()
             batches: Iterator[Any] = iter(self.inner)
         else:
-            batches = self._begun_again(resuming)
+            batches = self._resumed(resume_state)
         for batch in batches:
-            self._drawn += 1
+            self._batches += 1
             yield batch
         self.end_epoch()
 
     def epochs(self, total: int) -> Iterator[int]:
-        """The epochs that are left: `for epoch in loader.epochs(10)`. A loop over batches that was left early ends its epoch."""
+        """Iterate over the remaining epochs: `for epoch in loader.epochs(10)`. Leaving the inner loop early ends the epoch."""
         while self.epoch < total:
-            now = self.epoch
-            yield now
-            if self.epoch == now:
+            epoch = self.epoch
+            yield epoch
+            if self.epoch == epoch:
                 self.end_epoch()
 
     def __len__(self) -> int:
@@ -71,72 +77,77 @@ class PlacedLoader:
         return getattr(self.inner, name)
 
     def end_epoch(self) -> None:
-        """The epoch is over. For a checkpoint right after a loop that was left early; otherwise this happens by itself."""
+        """End the epoch. Only needed to save a checkpoint right after a loop that was left early."""
         self.epoch += 1
-        self._drawn, self._start = 0, None
+        self._batches, self._start = 0, None
 
-    # ------------------------------------------------------------ what lasts
+    # ------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "epoch": self.epoch,
-            "drawn": self._drawn,
-            "rows_per_batch": _rows_per_batch(self.inner),
+            "batches": self._batches,
+            "samples_per_batch": _samples_per_batch(self.inner),
             "start": self._start,
             "generators": generator_states(_generators(self.inner)),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if not {"epoch", "drawn", "start", "generators"} <= set(state):
-            raise UsageError("this is no state of a loader: give load_state_dict what state_dict() gave")
-        self.epoch, self._drawn = int(state["epoch"]), 0
-        self._resuming = state if state["drawn"] else None
+        if not {"epoch", "batches", "start", "generators"} <= set(state):
+            raise UsageError("This is not a state of a loader. Pass what state_dict() returned.")
+        self.epoch, self._batches = int(state["epoch"]), 0
+        self._resume_state = state if state["batches"] else None
         for generator, saved in zip(_generators(self.inner), state["generators"], strict=False):
             generator.set_state(saved)
 
-    def _begun_again(self, state: Mapping[str, Any]) -> Iterator[Any]:
-        now = self._generators()
-        start = state["start"]
-        self._restore(start)
-        self._start = self._generators()
+    def _resumed(self, state: Mapping[str, Any]) -> Iterator[Any]:
+        current = self._generator_states()
+        self._restore(state["start"])
+        self._start = self._generator_states()
         batches = iter(self.inner)
-        self._drawn = self._place(state)
-        _pass_over(batches, self._drawn)
-        self._restore(now)
+        self._batches = self._position(state)
+        _skip(batches, self._batches)
+        self._restore(current)
         return batches
 
-    def _place(self, state: Mapping[str, Any]) -> int:
-        drawn, then, now = int(state["drawn"]), state["rows_per_batch"], _rows_per_batch(self.inner)
-        if then is None or now is None or then == now:
-            return drawn
-        place, again = divmod(drawn * int(then), now)
-        if again:
+    def _position(self, state: Mapping[str, Any]) -> int:
+        batches, saved_size = int(state["batches"]), state["samples_per_batch"]
+        size = _samples_per_batch(self.inner)
+        if saved_size is None or size is None or saved_size == size:
+            return batches
+        position, repeated = divmod(batches * int(saved_size), size)
+        if repeated:
             log.warning(
-                "The checkpoint was made after %d rows of epoch %d; batches are now of %d rows in all, so %d of these rows are seen again.",
-                drawn * then, self.epoch, now, again,
-            )  # fmt: skip
-        return place
+                "The checkpoint was saved after %d samples of epoch %d. With the current global batch size of %d, "
+                "%d of these samples are used again.",
+                batches * saved_size,
+                self.epoch,
+                size,
+                repeated,
+            )
+        return position
 
-    def _generators(self) -> dict[str, Any]:
-        return {"random": random_numbers(), "generators": generator_states(_generators(self.inner))}
+    def _generator_states(self) -> dict[str, Any]:
+        return {"random": random_states(), "generators": generator_states(_generators(self.inner))}
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        restore_random_numbers(state["random"])
+        restore_random_states(state["random"])
         for generator, saved in zip(_generators(self.inner), state["generators"], strict=False):
             generator.set_state(saved)
 
 
-def _pass_over(batches: Iterator[Any], count: int) -> None:
-    """Draw `count` batches. A private method of torch's iterator without workers draws the rows' numbers alone.
+def _skip(batches: Iterator[Any], count: int) -> None:
+    """Skip `count` batches. Without workers, a private method of torch's iterator draws only the indices.
 
-    Where there is no such method the rows are read as well, which takes longer and is as right.
+    Without that method, the samples are read too, which is slower but equally correct.
     """
     next_index = getattr(batches, "_next_index", None)
-    reads_here = type(batches).__name__ == "_SingleProcessDataLoaderIter" and next_index is not None
-    reads_here = reads_here and not _is_iterable_style(batches)
+    has_no_workers = type(batches).__name__ == "_SingleProcessDataLoaderIter"
+    if not has_no_workers or _is_iterable_style(batches):
+        next_index = None
     for _ in range(count):
         try:
-            next_index() if reads_here and next_index is not None else next(batches)
+            next(batches) if next_index is None else next_index()
         except StopIteration:
             return
 
@@ -148,7 +159,7 @@ def _is_iterable_style(batches: Any) -> bool:
 
 
 def _generators(loader: Any) -> list[torch.Generator]:
-    """Those that a loader and its samplers were given, each once."""
+    """Return the generators of a loader and its samplers, without duplicates."""
     found: dict[int, torch.Generator] = {}
     for owner in (loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None),
                   getattr(getattr(loader, "batch_sampler", None), "sampler", None)):  # fmt: skip
@@ -158,11 +169,17 @@ def _generators(loader: Any) -> list[torch.Generator]:
     return list(found.values())
 
 
-def _rows_per_batch(loader: Any) -> int | None:
-    """Rows of one batch over all ranks; None where that is not known."""
+def _samples_per_batch(loader: Any) -> int | None:
+    """Return the samples of one batch over all ranks, or None if unknown."""
     size = getattr(loader, "batch_size", None) or getattr(
         getattr(loader, "batch_sampler", None), "batch_size", None
     )
     if size is None:
         return None
     return int(size) * int(getattr(getattr(loader, "sampler", None), "num_replicas", 1))
+
+
+def is_stateful_dataloader(loader: Any) -> bool:
+    """Whether the loader is torchdata's StatefulDataLoader, whose state differs between ranks."""
+    module = sys.modules.get("torchdata.stateful_dataloader")
+    return module is not None and isinstance(loader, module.StatefulDataLoader)

@@ -1,7 +1,7 @@
-"""An optimizer's state by the names of its parameters instead of their numbers.
+"""The state of an optimizer by parameter name instead of parameter index.
 
-Numbers depend on the order of the groups and, where ranks hold different parts of a model, on the rank. By name, a
-state finds its parameter in another strategy, and a checkpoint of another optimizer can be told apart from this one.
+Indices depend on the order of the groups and, if ranks have different parts of a model, on the rank. With names, a state can be
+loaded under another strategy, and the checkpoint of another optimizer is detected.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,15 +11,15 @@ import torch
 from torch import nn
 
 from legroom.errors import CheckpointError
-from legroom.train.checkpoints.key_check import nearest, plain_name
+from legroom.train.checkpoints.key_check import closest_name, plain_name
 from legroom.train.checkpoints.unwrapped_modules import unwrapped
 
 Names = Mapping[int, str]
-"""Of parameters, by `id`."""
+"""Parameter names by `id(parameter)`."""
 
 
 def parameter_names(modules: Iterable[nn.Module]) -> dict[int, str]:
-    """The names of all parameters of the tracked modules."""
+    """Return the names of all parameters of the tracked modules."""
     return {
         id(parameter): plain_name(name)
         for module in modules
@@ -27,74 +27,76 @@ def parameter_names(modules: Iterable[nn.Module]) -> dict[int, str]:
     }
 
 
-def by_name(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, Any]:
-    """What `optimizer.state_dict()` gives, with names."""
+def state_by_name(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, Any]:
+    """Return `optimizer.state_dict()` with names instead of indices."""
     state = optimizer.state_dict()
-    called = _called(optimizer, names)
+    by_index = _names_by_index(optimizer, names)
     return {
         **state,
-        "state": {called.get(number, number): values for number, values in state["state"].items()},
+        "state": {by_index.get(index, index): values for index, values in state["state"].items()},
         "param_groups": [
-            {**group, "params": [called[number] for number in group["params"]]}
+            {**group, "params": [by_index[index] for index in group["params"]]}
             for group in state["param_groups"]
         ],
     }
 
 
-def by_number(
-    saved: Mapping[str, Any], optimizer: torch.optim.Optimizer, names: Names, what: str
+def state_by_index(
+    saved: Mapping[str, Any], optimizer: torch.optim.Optimizer, names: Names, label: str
 ) -> dict[str, Any]:
-    """What `optimizer.load_state_dict` takes, from what `by_name` gave. Each group finds the saved group of its parameters."""
-    now = optimizer.state_dict()
-    called = _called(optimizer, names)
-    homes = {name: group for group in saved["param_groups"] for name in group["params"]}
-    missing = [name for name in called.values() if name not in homes]
+    """Convert the result of `state_by_name` for `optimizer.load_state_dict`. Each group gets the saved options of its parameters."""
+    current = optimizer.state_dict()
+    by_index = _names_by_index(optimizer, names)
+    saved_groups = {name: group for group in saved["param_groups"] for name in group["params"]}
+    missing = [name for name in by_index.values() if name not in saved_groups]
     if missing:
-        near = nearest(missing[0], homes)
+        closest = closest_name(missing[0], saved_groups)
         raise CheckpointError(
-            f"the checkpoint's {what} did not train {missing[0]}"
+            f"The {label} in the checkpoint has no state for {missing[0]}"
             + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
-            + (f" (nearest: {near})" if near else "")
-            + ": make the optimizer of the parameters it had, or leave it out of track() to start it anew"
+            + (f" (closest: {closest})" if closest else "")
+            + ". Create the optimizer with the same parameters, or do not track it to start with a new state."
         )
     return {
         **saved,
-        "state": {number: saved["state"][name] for number, name in called.items() if name in saved["state"]},
+        "state": {index: saved["state"][name] for index, name in by_index.items() if name in saved["state"]},
         "param_groups": [
-            {**homes[called[group["params"][0]]], "params": group["params"]} if group["params"] else group
-            for group in now["param_groups"]
+            {**saved_groups[by_index[group["params"][0]]], "params": group["params"]}
+            if group["params"]
+            else group
+            for group in current["param_groups"]
         ],
     }
 
 
-def like_parameter(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, torch.Tensor]:
-    """Each parameter by its name: its state is spread over ranks as it is."""
+def parameters_by_name(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, torch.Tensor]:
+    """Return the parameters by name. Their state is sharded like them."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    return {_name(parameter, number, names): parameter for number, parameter in enumerate(parameters)}
+    return {_name(parameter, index, names): parameter for index, parameter in enumerate(parameters)}
 
 
-def merged(states: list[dict[str, Any]]) -> dict[str, Any]:
-    """One state of those that ranks with different parts of a model saved."""
+def merge_states(states: list[dict[str, Any]]) -> dict[str, Any]:
+    """Merge the states that ranks with different parts of a model saved."""
     first = states[0]
     groups = []
     for index, group in enumerate(first["param_groups"]):
-        every = [
+        members = [
             name for state in states if index < len(state["param_groups"]) for name in state["param_groups"][index]["params"]
         ]  # fmt: skip
-        groups.append({**group, "params": list(dict.fromkeys(every))})
-    together = {name: values for state in states for name, values in state["state"].items()}
-    return {**first, "state": together, "param_groups": groups}
+        groups.append({**group, "params": list(dict.fromkeys(members))})
+    combined = {name: values for state in states for name, values in state["state"].items()}
+    return {**first, "state": combined, "param_groups": groups}
 
 
-def _called(optimizer: torch.optim.Optimizer, names: Names) -> dict[int, str]:
-    """Names by number. Numbers count through the groups, as torch has it."""
+def _names_by_index(optimizer: torch.optim.Optimizer, names: Names) -> dict[int, str]:
+    """Return parameter names by index. Indices continue through the groups, as in torch."""
     return {
-        number: _name(parameter, number, names)
-        for number, parameter in enumerate(
+        index: _name(parameter, index, names)
+        for index, parameter in enumerate(
             parameter for group in optimizer.param_groups for parameter in group["params"]
         )
     }
 
 
-def _name(parameter: torch.Tensor, number: int, names: Names) -> str:
-    return names.get(id(parameter), f"#{number}")
+def _name(parameter: torch.Tensor, index: int, names: Names) -> str:
+    return names.get(id(parameter), f"#{index}")

@@ -1,8 +1,8 @@
-"""What `state_dict()` gave, taken apart: tensors here, plain data there; and put together again.
+"""Separates the tensors of a `state_dict()` from its plain data, and combines them again.
 
-Only plain data is taken: numbers, texts, containers and tensors. It can be read with `torch.load(weights_only=True)`,
-which runs no code of the file's, and it does not depend on where a class lies. Anything else, a whole model above all,
-is refused with its place and the reason.
+Only plain data is accepted: numbers, strings, containers and tensors. It can be read with `torch.load(weights_only=True)`,
+which runs no code from the file and does not depend on import paths. Anything else, such as a whole model, is rejected
+with an error that names the object and the reason.
 """
 
 import io
@@ -25,36 +25,42 @@ _PLAIN = (bool, complex, type(None), torch.dtype, torch.device, torch.Size)
 Tensors = dict[str, torch.Tensor]
 
 
-def taken_apart(value: Any, name: str, tensors: Tensors) -> Any:
-    """`value` with its tensors moved into `tensors` under their paths; two names for one tensor share an entry.
+def extract_tensors(value: Any, name: str, tensors: Tensors) -> Any:
+    """Return `value` with its tensors replaced by references, and add them to `tensors` by path.
 
-    `name` is the path so far: `optimizer`, or nothing.
+    A tensor with two names is added once. `name` is the prefix of the paths: `optimizer`, or empty.
     """
-    return _TakingApart(tensors).walk(value, name)
+    return _TensorExtractor(tensors).walk(value, name)
 
 
-def put_together(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """The reverse of `taken_apart`."""
+def insert_tensors(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """Replace the references in `value` by their tensors."""
     if isinstance(value, dict):
         if set(value) == {_TENSOR}:
             return tensors[value[_TENSOR]]
         if set(value) == {_BYTES}:
             return value[_BYTES].encode("latin-1")
-        return {key: put_together(item, tensors) for key, item in value.items()}
+        return {key: insert_tensors(item, tensors) for key, item in value.items()}
     if type(value) in (list, tuple, set):
-        return type(value)(put_together(item, tensors) for item in value)
+        return type(value)(insert_tensors(item, tensors) for item in value)
     return value
 
 
-def names_of_tensors(value: Any) -> dict[str, str]:
-    """For a taken-apart dict: each key that stood for a tensor, and the name that the tensor has."""
+def as_plain(value: Any, name: str) -> Any:
+    """Return `value` as plain data with tensors. Raises UsageError for anything else."""
+    tensors: Tensors = {}
+    return insert_tensors(extract_tensors(value, name, tensors), tensors)
+
+
+def tensor_names(value: Any) -> dict[str, str]:
+    """Return the keys of a dict that refer to a tensor, and the names of the tensors."""
     return {
         key: item[_TENSOR] for key, item in value.items() if isinstance(item, dict) and set(item) == {_TENSOR}
     }
 
 
 def as_bytes(value: Any) -> bytes:
-    """Plain data as a file that `torch.load` reads."""
+    """Serialize plain data for `torch.load`."""
     buffer = io.BytesIO()
     torch.save(value, buffer)
     return buffer.getvalue()
@@ -66,14 +72,14 @@ def read_plain(path: Path, expected: Checksum) -> Any:
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError):
         raise CheckpointError(
-            f"{path} cannot be read as plain data: it was not written by legroom.Checkpoints"
+            f"{path} cannot be read as plain data. It was not written by legroom.Checkpoints."
         ) from None
 
 
-class _TakingApart:
+class _TensorExtractor:
     def __init__(self, tensors: Tensors) -> None:
         self._tensors = tensors
-        self._names = {_identity(tensor): name for name, tensor in tensors.items() if _is_somewhere(tensor)}
+        self._names = {_identity(tensor): name for name, tensor in tensors.items() if _has_address(tensor)}
 
     def walk(self, value: Any, name: str) -> Any:
         if isinstance(value, torch.Tensor):
@@ -84,9 +90,9 @@ class _TakingApart:
             return value
         for kind in (int, float, str):
             if isinstance(value, kind):
-                return kind(value)  # an enumeration's member, say, would bring its class with it
+                return kind(value)  # drops subclasses, such as members of an enum
         if isinstance(value, bytes):
-            return {_BYTES: value.decode("latin-1")}  # weights_only does not read empty ones
+            return {_BYTES: value.decode("latin-1")}  # weights_only cannot read empty bytes
         if isinstance(value, Mapping):
             return {
                 self._key(key, name): self.walk(item, f"{name}.{key}" if name else str(key))
@@ -97,52 +103,52 @@ class _TakingApart:
                 list if isinstance(value, list) else set if isinstance(value, set) else tuple
             )
             return container(self.walk(item, f"{name}.{index}") for index, item in enumerate(value))
-        raise refused(value, name)
+        raise not_plain_error(value, name)
 
     def _key(self, key: Any, name: str) -> Any:
         if isinstance(key, str | int | float | bool | tuple | bytes | type(None)):
             return key
-        raise refused(key, f"a key of {name}")
+        raise not_plain_error(key, f"a key of {name}")
 
     def _tensor(self, tensor: torch.Tensor, name: str) -> Any:
         if not (can_hold(tensor) or is_sharded(tensor)):
-            return tensor.detach().to("cpu", copy=True)  # sparse, quantised: as torch writes them
-        known = self._names.setdefault(_identity(tensor), name) if _is_somewhere(tensor) else name
-        self._tensors.setdefault(known, tensor)
-        return {_TENSOR: known}
+            return tensor.detach().to("cpu", copy=True)  # sparse and quantized tensors, in torch's own format
+        path = self._names.setdefault(_identity(tensor), name) if _has_address(tensor) else name
+        self._tensors.setdefault(path, tensor)
+        return {_TENSOR: path}
 
 
-def refused(value: Any, name: str) -> UsageError:
-    """Why something is not saved."""
+def not_plain_error(value: Any, name: str) -> UsageError:
+    """Return the error for an object that cannot be saved."""
     kind = type(value).__name__
     if isinstance(value, nn.Module):
         return UsageError(
-            f"{name} is a whole model ({kind}): pickled, it would need this class at this very place to be read, and reading it would "
-            "run whatever code the file names. Give the model to track(), which saves its state_dict, or save "
-            f"{name}.state_dict()"
+            f"{name} is a whole model ({kind}). A pickled model needs its class at the same import path, and loading it can run "
+            "arbitrary code. Pass the model to track(), which saves its state_dict, or save "
+            f"{name}.state_dict()."
         )
     return UsageError(
-        f"{name} is a {kind}, which torch.load(weights_only=True) does not read: save numbers, texts, tensors and containers "
-        "of them, and make the object from these again"
+        f"{name} is a {kind}, which torch.load(weights_only=True) cannot read. Save numbers, strings, tensors and containers "
+        "of them, and create the object from these."
     )
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
-    """Whether it is one of many ranks' pieces of a larger tensor."""
-    # Slow to import: where nobody has, there is no such tensor.
+    """Whether the tensor is a DTensor."""
+    # The module is slow to import. If it is not imported, there are no such tensors.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
 
-def _is_somewhere(tensor: torch.Tensor) -> bool:
-    """Whether it has an address: an empty one, or an empty piece of one, has none."""
+def _has_address(tensor: torch.Tensor) -> bool:
+    """Whether the tensor has an address. Empty tensors and shards have none."""
     return bool(getattr(tensor, "_local_tensor", tensor).numel())
 
 
 def _identity(tensor: torch.Tensor) -> Any:
-    """The same for two tensors that are the same memory seen the same way."""
-    whole = getattr(tensor, "_local_tensor", tensor)
+    """Return a key that is equal for two views of the same memory with the same layout."""
+    local = getattr(tensor, "_local_tensor", tensor)
     return (
-        whole.device, whole.untyped_storage().data_ptr(), whole.storage_offset(), whole.dtype, tuple(whole.shape), whole.stride(),
+        local.device, local.untyped_storage().data_ptr(), local.storage_offset(), local.dtype, tuple(local.shape), local.stride(),
         tuple(tensor.shape),
     )  # fmt: skip

@@ -1,8 +1,7 @@
-"""Reading: everything is read and checked before anything is changed, so a checkpoint that does not fit leaves the
-training as it was.
+"""Reading: everything is read and checked before anything is changed, so a checkpoint of another model changes nothing.
 
-Tensors are copied from host memory to where each parameter is, on this rank's device: nothing is ever put on the GPU of
-the rank that saved it.
+Tensors are copied from host memory to the device of each parameter on this rank, never to the GPU of the rank that saved
+them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,89 +13,91 @@ from torch import nn
 
 from legroom.errors import CheckpointError
 from legroom.log import log
-from legroom.train.checkpoints.catalog import Saved
+from legroom.train.checkpoints.catalog import CheckpointInfo
 from legroom.train.checkpoints.files.tensor_file import read_tensors
-from legroom.train.checkpoints.key_check import Shapes, nearest
-from legroom.train.checkpoints.optimizer_names import by_number, parameter_names
-from legroom.train.checkpoints.plain_state import put_together, read_plain
-from legroom.train.checkpoints.process_group import Crew
-from legroom.train.checkpoints.random_numbers import restore_random_numbers
+from legroom.train.checkpoints.key_check import Shapes, closest_name
+from legroom.train.checkpoints.optimizer_names import parameter_names, state_by_index
+from legroom.train.checkpoints.plain_state import insert_tensors, read_plain
+from legroom.train.checkpoints.process_group import CheckpointGroup
+from legroom.train.checkpoints.random_states import restore_random_states
 from legroom.train.checkpoints.saving import STATE, STATE_TENSORS, module_file, rank_file
 from legroom.train.checkpoints.unwrapped_modules import (
     check_module,
     load_module,
     module_state,
     shapes,
-    spread_like,
+    shard_like,
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
-    """One checkpoint's contents, whole and checked."""
+class LoadedCheckpoint:
+    """The contents of one checkpoint, after the check of the files."""
 
-    saved: Saved
+    info: CheckpointInfo
     modules: dict[str, dict[str, Any]]
     parts: dict[str, Any]
     own: dict[str, Any]
-    """Of this rank: its random generators and its loaders' places."""
+    """The random states and loader positions of this rank."""
 
 
-def read(saved: Saved, parts: Mapping[str, Any], crew: Crew) -> Read:
-    """All of a checkpoint that `parts` need. Every rank calls it, and it fails on all or none."""
-    own = crew.each(lambda: _plain(saved, rank_file(min(crew.rank, saved.ranks - 1))))
-    shared = crew.each(lambda: _plain(saved, STATE))
-    others = crew.each(lambda: _others(saved, shared["parts"], parts))
-    if saved.sharded:
-        from legroom.train.checkpoints.reading_sharded import read_spread
+def read(info: CheckpointInfo, parts: Mapping[str, Any], group: CheckpointGroup) -> LoadedCheckpoint:
+    """Read what `parts` need from a checkpoint. Every rank calls it, and it fails on all ranks or on none."""
+    own = group.run(lambda: _plain(info, rank_file(min(group.rank, info.ranks - 1))))
+    shared = group.run(lambda: _plain(info, STATE))
+    others = group.run(lambda: _other_states(info, shared["parts"], parts))
+    if info.sharded:
+        from legroom.train.checkpoints.reading_sharded import read_sharded_states
 
-        modules, optimizers = read_spread(saved, parts, crew)
-        return Read(saved, modules, {**others, **optimizers}, own)
+        modules, optimizers = read_sharded_states(info, parts, group)
+        return LoadedCheckpoint(info, modules, {**others, **optimizers}, own)
 
-    def from_files() -> dict[str, dict[str, Any]]:
+    def read_modules() -> dict[str, dict[str, Any]]:
         return {
-            name: put_together(entries, _tensors(saved, module_file(name)))
+            name: insert_tensors(entries, _tensors(info, module_file(name)))
             for name, entries in shared["modules"].items()
             if name in parts
         }
 
-    return Read(saved, crew.each(from_files), others, own)
+    return LoadedCheckpoint(info, group.run(read_modules), others, own)
 
 
-def check(contents: Read, parts: Mapping[str, Any], crew: Crew) -> None:
-    """Refuse a checkpoint that is not of these objects, on every rank if on one."""
+def check(contents: LoadedCheckpoint, parts: Mapping[str, Any], group: CheckpointGroup) -> None:
+    """Raise CheckpointError on every rank if the checkpoint is not one of these objects."""
     models = {name: module_state(part) for name, part in parts.items() if isinstance(part, nn.Module)}
-    mine = {name: shapes(state) for name, state in models.items()}
-    everyone = crew.together(lambda: mine)
-    crew.each(lambda: _check(contents, parts, everyone))
+    own = {name: shapes(state) for name, state in models.items()}
+    all_ranks = group.gather(lambda: own)
+    group.run(lambda: _check(contents, parts, all_ranks))
 
 
-def _check(contents: Read, parts: Mapping[str, Any], everyone: Sequence[Mapping[str, Shapes]]) -> None:
-    held = (*contents.modules, *contents.parts, *contents.own["loaders"])
-    missing = [name for name in parts if name not in contents.saved.parts]
+def _check(
+    contents: LoadedCheckpoint, parts: Mapping[str, Any], all_ranks: Sequence[Mapping[str, Shapes]]
+) -> None:
+    available = (*contents.modules, *contents.parts, *contents.own["loaders"])
+    missing = [name for name in parts if name not in contents.info.parts]
     if missing:
-        near = nearest(missing[0], held)
+        closest = closest_name(missing[0], available)
         raise CheckpointError(
-            f"{contents.saved.path} holds no '{missing[0]}'{f', but {near}' if near else ''}: it was saved with "
-            f"{', '.join(contents.saved.parts)}. Track what it was saved with, or call resume(strict=False) to start the rest anew"
+            f"{contents.info.path} contains no '{missing[0]}'{f' (closest: {closest})' if closest else ''}. It contains "
+            f"{', '.join(contents.info.parts)}. Track these, or call resume(strict=False) to keep the initial state of the others."
         )
-    for name in everyone[0]:
+    for name in all_ranks[0]:
         if name not in contents.modules:
             raise CheckpointError(
-                f"'{name}' in {contents.saved.path} is no model: track it under the name it was saved with"
+                f"'{name}' in {contents.info.path} is not a model. Track the model under the name it was saved with."
             )
-        wanted: dict[str, Any] = {}
-        for one in everyone:  # ranks may hold different parts of a model
-            wanted |= one[name]
-        check_module(contents.modules[name], wanted, str(contents.saved.path))
+        expected: dict[str, Any] = {}
+        for rank in all_ranks:  # ranks may have different parts of a model
+            expected |= rank[name]
+        check_module(contents.modules[name], expected, str(contents.info.path))
 
 
-def load(contents: Read, parts: Mapping[str, Any], crew: Crew) -> None:
-    """Put it all into the tracked objects, models first: optimizers follow their parameters."""
+def load(contents: LoadedCheckpoint, parts: Mapping[str, Any], group: CheckpointGroup) -> None:
+    """Load the contents into the tracked objects, models first, because optimizer state follows its parameters."""
     names = parameter_names(part for part in parts.values() if isinstance(part, nn.Module))
-    optimizers = crew.each(
+    optimizers = group.run(
         lambda: {
-            name: by_number(contents.parts[name], part, names, name)
+            name: state_by_index(contents.parts[name], part, names, name)
             for name, part in parts.items()
             if isinstance(part, torch.optim.Optimizer) and name in contents.parts
         }
@@ -111,46 +112,50 @@ def load(contents: Read, parts: Mapping[str, Any], crew: Crew) -> None:
             part.load_state_dict(contents.parts[name])
         elif name in contents.own["loaders"]:
             part.load_state_dict(contents.own["loaders"][name])
-    if contents.saved.ranks == crew.size:
-        restore_random_numbers(contents.own["random"])
-    left = [name for name in contents.saved.parts if name not in parts]
-    if left and crew.main:
+    if contents.info.ranks == group.size:
+        restore_random_states(contents.own["random"])
+    untracked = [name for name in contents.info.parts if name not in parts]
+    if untracked and group.is_main:
         log.warning(
-            "%s also holds %s, which is not tracked: that starts anew.", contents.saved.path, ", ".join(left)
+            "%s also contains %s, which is not tracked and was not loaded.",
+            contents.info.path,
+            ", ".join(untracked),
         )
 
 
-def _plain(saved: Saved, file: str) -> Any:
-    return read_plain(saved.path / file, saved.files[file])
+def _plain(info: CheckpointInfo, file: str) -> Any:
+    return read_plain(info.path / file, info.files[file])
 
 
-def _tensors(saved: Saved, file: str) -> dict[str, torch.Tensor]:
-    return read_tensors(saved.path / file, saved.files[file]) if file in saved.files else {}
+def _tensors(info: CheckpointInfo, file: str) -> dict[str, torch.Tensor]:
+    return read_tensors(info.path / file, info.files[file]) if file in info.files else {}
 
 
-def _others(saved: Saved, told: Mapping[str, Any], parts: Mapping[str, Any]) -> dict[str, Any]:
-    """The states of what is no model, as far as it is wanted."""
-    wanted = {name: state for name, state in told.items() if name in parts}
-    return put_together(wanted, _state_tensors(saved, parts)) if wanted else {}
+def _other_states(
+    info: CheckpointInfo, states: Mapping[str, Any], parts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the states of tracked objects other than models."""
+    tracked = {name: state for name, state in states.items() if name in parts}
+    return insert_tensors(tracked, _state_tensors(info, parts)) if tracked else {}
 
 
-def _state_tensors(saved: Saved, parts: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Copies, since an object keeps what it loads. An optimizer's, which are large, are copied when they are loaded."""
+def _state_tensors(info: CheckpointInfo, parts: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return copies, because objects keep the tensors that they load. Optimizer state is large and copied on loading."""
     return {
         name: tensor
         if isinstance(parts.get(name.partition(".")[0]), torch.optim.Optimizer)
         else tensor.clone()
-        for name, tensor in _tensors(saved, STATE_TENSORS).items()
+        for name, tensor in _tensors(info, STATE_TENSORS).items()
     }
 
 
-def _own(tensor: Any, parameter: torch.Tensor) -> Any:
-    """A tensor for an optimizer to keep: over ranks as its parameter is, and out of the file."""
+def _optimizer_tensor(tensor: Any, parameter: torch.Tensor) -> Any:
+    """Return a copy of the tensor for an optimizer, sharded like its parameter."""
     if not isinstance(tensor, torch.Tensor):
         return tensor
-    placed = spread_like(tensor, parameter)
-    # The optimizer copies to a GPU by itself, but leaves single numbers (its count of steps) where they are.
-    return placed if placed is not tensor or (parameter.is_cuda and tensor.dim() > 0) else tensor.clone()
+    sharded = shard_like(tensor, parameter)
+    # The optimizer copies to a GPU itself, but keeps single numbers (its step counter) where they are.
+    return sharded if sharded is not tensor or (parameter.is_cuda and tensor.dim() > 0) else tensor.clone()
 
 
 def _for_loading(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -158,7 +163,7 @@ def _for_loading(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dic
     return {
         **state,
         "state": {
-            number: {key: _own(value, parameters[number]) for key, value in values.items()}
+            number: {key: _optimizer_tensor(value, parameters[number]) for key, value in values.items()}
             for number, values in state["state"].items()
         },
     }

@@ -1,5 +1,5 @@
-"""Reading what ranks with different parts of a model saved: each rank takes the parts it has now, however many ranks
-there were.
+"""Reads checkpoints of ranks with different parts of a model. Each rank reads the parts that it has now, for any number of
+ranks.
 """
 
 from collections.abc import Mapping
@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from legroom.train.checkpoints.catalog import Saved
+from legroom.train.checkpoints.catalog import CheckpointInfo
 from legroom.train.checkpoints.files.checked_files import read_file
-from legroom.train.checkpoints.optimizer_names import like_parameter, merged, parameter_names
-from legroom.train.checkpoints.plain_state import names_of_tensors, put_together, read_plain
-from legroom.train.checkpoints.process_group import Crew
+from legroom.train.checkpoints.optimizer_names import merge_states, parameter_names, parameters_by_name
+from legroom.train.checkpoints.plain_state import insert_tensors, read_plain, tensor_names
+from legroom.train.checkpoints.process_group import CheckpointGroup
 from legroom.train.checkpoints.saving import rank_file
 from legroom.train.checkpoints.sharded import FOLDER, read_sharded, sharded_sizes
 from legroom.train.checkpoints.unwrapped_modules import module_state
@@ -20,59 +20,59 @@ from legroom.train.checkpoints.unwrapped_modules import module_state
 States = dict[str, dict[str, Any]]
 
 
-def read_spread(saved: Saved, parts: Mapping[str, Any], crew: Crew) -> tuple[States, States]:
-    """The modules' and the optimizers' states. Of names that this rank does not have, shapes alone are told."""
+def read_sharded_states(
+    info: CheckpointInfo, parts: Mapping[str, Any], group: CheckpointGroup
+) -> tuple[States, States]:
+    """Return the states of modules and optimizers. Tensors that this rank does not have are meta tensors."""
 
-    def before() -> list[dict[str, Any]]:
-        if crew.main:
-            for name, expected in saved.files.items():
+    def read_rank_files() -> list[dict[str, Any]]:
+        if group.is_main:
+            for name, expected in info.files.items():
                 if name.startswith(f"{FOLDER}/"):
-                    read_file(saved.path / name, expected)
-        return [
-            read_plain(saved.path / file, saved.files[file]) for file in map(rank_file, range(saved.ranks))
-        ]
+                    read_file(info.path / name, expected)
+        return [read_plain(info.path / file, info.files[file]) for file in map(rank_file, range(info.ranks))]
 
-    everyone = crew.each(before)
+    saved_ranks = group.run(read_rank_files)
     modules = {
-        name: {key: entry for one in everyone for key, entry in one["modules"][name].items()}
-        for name in everyone[0]["modules"]
+        name: {key: entry for rank in saved_ranks for key, entry in rank["modules"][name].items()}
+        for name in saved_ranks[0]["modules"]
         if name in parts
     }
     optimizers = {
-        name: merged([one["optimizers"][name] for one in everyone])
-        for name in everyone[0]["optimizers"]
+        name: merge_states([rank["optimizers"][name] for rank in saved_ranks])
+        for name in saved_ranks[0]["optimizers"]
         if name in parts
     }
-    wanted = {
-        **_for_modules(modules, parts),
-        **_for_optimizers(optimizers, parts),
+    targets = {
+        **_module_targets(modules, parts),
+        **_optimizer_targets(optimizers, parts),
     }
-    tensors = crew.each(lambda: read_sharded(saved.path, wanted, crew))
-    elsewhere = {
+    tensors = group.run(lambda: read_sharded(info.path, targets, group))
+    on_other_ranks = {
         name: torch.empty(shape, dtype=dtype, device="meta")
-        for name, (shape, dtype) in sharded_sizes(saved.path).items()
+        for name, (shape, dtype) in sharded_sizes(info.path).items()
         if name not in tensors
     }
-    tensors = {**elsewhere, **tensors}
-    return put_together(modules, tensors), put_together(optimizers, tensors)
+    tensors = {**on_other_ranks, **tensors}
+    return insert_tensors(modules, tensors), insert_tensors(optimizers, tensors)
 
 
-def _for_modules(modules: States, parts: Mapping[str, Any]) -> dict[str, Any]:
-    """What this rank's modules need, each with the tensor that it will go into."""
-    wanted: dict[str, Any] = {}
+def _module_targets(modules: States, parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the names of tensors that this rank's modules need, with the tensors they are loaded into."""
+    targets: dict[str, Any] = {}
     for name, entries in modules.items():
-        now = module_state(parts[name])
-        wanted |= {path: now[key] for key, path in names_of_tensors(entries).items() if key in now}
-    return wanted
+        state = module_state(parts[name])
+        targets |= {path: state[key] for key, path in tensor_names(entries).items() if key in state}
+    return targets
 
 
-def _for_optimizers(optimizers: States, parts: Mapping[str, Any]) -> dict[str, Any]:
-    """What the state of this rank's parameters needs, each with its parameter."""
+def _optimizer_targets(optimizers: States, parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the names of tensors that this rank's optimizers need, with their parameters."""
     names = parameter_names(part for part in parts.values() if isinstance(part, nn.Module))
-    wanted: dict[str, Any] = {}
+    targets: dict[str, Any] = {}
     for name, state in optimizers.items():
-        parameters = like_parameter(parts[name], names)
-        for called, entries in state["state"].items():
-            if called in parameters:
-                wanted |= dict.fromkeys(names_of_tensors(entries).values(), parameters[called])
-    return wanted
+        parameters = parameters_by_name(parts[name], names)
+        for parameter, entries in state["state"].items():
+            if parameter in parameters:
+                targets |= dict.fromkeys(tensor_names(entries).values(), parameters[parameter])
+    return targets

@@ -1,8 +1,8 @@
-"""Tensors that are spread over ranks (FSDP2), through torch.distributed.checkpoint: every rank writes its own pieces,
-and any other number of ranks, or one process, reads them.
+"""Sharded tensors (FSDP2), through torch.distributed.checkpoint. Every rank writes its own shards, and any number of ranks
+can read them.
 
-Only tensors go this way, so torch unpickles nothing from the pieces. Its table of contents is a pickle, though, which
-could name any code: it is read here with the few classes that belong in it, and nothing else.
+Only tensors are written this way, so torch does not unpickle the shards. But its metadata file is a pickle, which
+could reference any code. It is read here with an unpickler that accepts only the few classes that belong in it.
 """
 
 import contextlib
@@ -24,30 +24,35 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from legroom.errors import CheckpointError
 from legroom.train.checkpoints.files.checked_files import Checksum, checksum_of
-from legroom.train.checkpoints.process_group import Crew
+from legroom.train.checkpoints.process_group import CheckpointGroup
 
 FOLDER = "shards"
-CONTENTS = ".metadata"
-_HOMES = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
+METADATA = ".metadata"
+_ALLOWED_MODULES = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
 
 
 def host_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """The same pieces in host memory, for a checkpoint that is written later."""
+    """Copy a tensor to host memory, for a checkpoint that is written later."""
     return tensor.detach().to("cpu", copy=True)
 
 
-def write_sharded(folder: Path, tensors: Mapping[str, torch.Tensor], crew: Crew) -> None:
-    """Each rank's pieces into `folder`/shards. Every rank calls this with the same names."""
+def write_sharded(folder: Path, tensors: Mapping[str, torch.Tensor], group: CheckpointGroup) -> None:
+    """Write each rank's shards into `folder`/shards. Every rank calls this with the same names."""
     writer = FileSystemWriter(folder / FOLDER, single_file_per_rank=True, sync_files=True)
     try:
-        with _alone_is_meant():
-            save(dict(tensors), storage_writer=writer, process_group=crew.group, no_dist=crew.group is None)
+        with _no_single_process_warning():
+            save(
+                dict(tensors),
+                storage_writer=writer,
+                process_group=group.process_group,
+                no_dist=group.process_group is None,
+            )
     except CheckpointException as error:
         raise _cause(error) from None
 
 
 def checksums(folder: Path) -> dict[str, Checksum]:
-    """Of all that `write_sharded` left, by path below `folder`."""
+    """Return the checksums of the files of `write_sharded`, by path relative to `folder`."""
     return {
         path.relative_to(folder).as_posix(): checksum_of(path)
         for path in sorted((folder / FOLDER).iterdir())
@@ -56,38 +61,43 @@ def checksums(folder: Path) -> dict[str, Checksum]:
 
 
 def sharded_sizes(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    """The tensors in there, whole: shape and type by name."""
-    contents = _Reader(folder / FOLDER).read_metadata()
+    """Return the unsharded shape and dtype of each tensor, by name."""
+    metadata = _Reader(folder / FOLDER).read_metadata()
     return {
-        name: (told.size, told.properties.dtype)
-        for name, told in contents.state_dict_metadata.items()
-        if isinstance(told, TensorStorageMetadata)
+        name: (entry.size, entry.properties.dtype)
+        for name, entry in metadata.state_dict_metadata.items()
+        if isinstance(entry, TensorStorageMetadata)
     }
 
 
 def read_sharded(
-    folder: Path, like: Mapping[str, torch.Tensor | None], crew: Crew
+    folder: Path, like: Mapping[str, torch.Tensor | None], group: CheckpointGroup
 ) -> dict[str, torch.Tensor]:
-    """The tensors of these names: spread as `like` is where that is a DTensor, whole otherwise."""
+    """Read the tensors with these names: sharded like `like` if that is a DTensor, otherwise unsharded."""
     sizes = sharded_sizes(folder)
     targets: dict[str, torch.Tensor] = {}
-    for name, model in like.items():
+    for name, target in like.items():
         shape, dtype = sizes[name]
-        if isinstance(model, DTensor) and model.shape == shape:
-            targets[name] = torch.empty_like(model, dtype=dtype)
+        if isinstance(target, DTensor) and target.shape == shape:
+            targets[name] = torch.empty_like(target, dtype=dtype)
         else:
             targets[name] = torch.empty(shape, dtype=dtype)
     reader = _Reader(folder / FOLDER)
     try:
-        with _alone_is_meant():
-            load(targets, storage_reader=reader, process_group=crew.group, no_dist=crew.group is None)
+        with _no_single_process_warning():
+            load(
+                targets,
+                storage_reader=reader,
+                process_group=group.process_group,
+                no_dist=group.process_group is None,
+            )
     except CheckpointException as error:
         raise _cause(error) from None
     return targets
 
 
-def spread(tensor: torch.Tensor, like: DTensor) -> torch.Tensor:
-    """A whole tensor, which every rank has, spread as another of its shape is."""
+def shard(tensor: torch.Tensor, like: DTensor) -> torch.Tensor:
+    """Shard an unsharded tensor, which every rank has, like another tensor of the same shape."""
     if isinstance(tensor, DTensor) or tensor.shape != like.shape:
         return tensor
     local = tensor.to(like.to_local().device)
@@ -95,39 +105,39 @@ def spread(tensor: torch.Tensor, like: DTensor) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def _alone_is_meant() -> Iterator[None]:
-    """Torch warns where one process reads what many wrote."""
+def _no_single_process_warning() -> Iterator[None]:
+    """Suppress torch's warning if a single process reads the shards of many."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
 
 
 def _cause(error: CheckpointException) -> BaseException:
-    """What failed on the first rank that failed: torch tells all of them, with tracebacks."""
+    """Return the error of the first failed rank. torch's exception contains all of them, with tracebacks."""
     rank = min(error.failures)
     cause = error.failures[rank][0]
     if isinstance(cause, OSError | CheckpointError):
         return cause
-    return CheckpointError(f"rank {rank}: {type(cause).__name__}: {cause}")
+    return CheckpointError(f"Rank {rank}: {type(cause).__name__}: {cause}")
 
 
 class _Reader(FileSystemReader):
+    """Reads the metadata with a restricted unpickler."""
+
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        path = Path(self.path) / CONTENTS
+        path = Path(self.path) / METADATA
         try:
             with open(path, "rb") as file:
-                contents: Metadata = _OnlyContents(file).load()
+                metadata: Metadata = _MetadataUnpickler(file).load()
         except (OSError, pickle.UnpicklingError, EOFError, AttributeError, IndexError) as error:
-            raise CheckpointError(
-                f"{path} is no table of contents of a sharded checkpoint ({error})"
-            ) from None
-        if contents.storage_meta is not None:
-            contents.storage_meta.load_id = self.load_id
-        return contents
+            raise CheckpointError(f"{path} is not the metadata of a sharded checkpoint: {error}.") from None
+        if metadata.storage_meta is not None:
+            metadata.storage_meta.load_id = self.load_id
+        return metadata
 
 
-class _OnlyContents(pickle.Unpickler):
-    """Makes records, paths, shapes and types, and nothing else."""
+class _MetadataUnpickler(pickle.Unpickler):
+    """Creates only dataclasses, enums, paths, shapes and dtypes."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in (("torch.serialization", "_get_layout"), ("torch", "Size"), ("torch", "device")):
@@ -136,8 +146,8 @@ class _OnlyContents(pickle.Unpickler):
             return Path
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
-        if module in _HOMES and "." not in name:
+        if module in _ALLOWED_MODULES and "." not in name:
             found = super().find_class(module, name)
             if isinstance(found, type) and (is_dataclass(found) or issubclass(found, Enum)):
                 return found
-        raise pickle.UnpicklingError(f"it names {module}.{name}, which does not belong there")
+        raise pickle.UnpicklingError(f"it references {module}.{name}, which does not belong there")

@@ -1,6 +1,4 @@
-"""A model's state under the names its author gave, whatever it is wrapped in: DataParallel, DistributedDataParallel,
-torch.compile.
-"""
+"""The state of a model under its own names, without the prefixes of DataParallel, DistributedDataParallel and torch.compile."""
 
 from collections.abc import Mapping
 from typing import Any, cast
@@ -8,12 +6,12 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from legroom.train.checkpoints.key_check import Shapes, check_names, fitting, plain_name
+from legroom.train.checkpoints.key_check import Shapes, check_names, loadable_names, plain_name
 from legroom.train.checkpoints.plain_state import is_sharded
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The model inside its wrappers."""
+    """Return the model inside its wrappers."""
     while True:
         inner = getattr(module, "_orig_mod", None)
         if inner is None and isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
@@ -24,36 +22,36 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def module_state(module: nn.Module) -> dict[str, Any]:
-    """`state_dict()` by plain names: tensors, and what modules add by `get_extra_state`."""
+    """Return `state_dict()` with unwrapped names, including extra state from `get_extra_state`."""
     return {plain_name(name): value for name, value in unwrapped(module).state_dict().items()}
 
 
-def check_module(saved: Mapping[str, Any], wanted: Shapes, source: str) -> None:
-    """Refuse a state that is another model's. `wanted`: what the model has, on all ranks together."""
-    check_names(shapes(saved), wanted, source)
+def check_module(saved: Mapping[str, Any], expected: Shapes, source: str) -> None:
+    """Raise CheckpointError for the state of another model. `expected`: the shapes of the model, over all ranks."""
+    check_names(shapes(saved), expected, source)
 
 
 def load_module(module: nn.Module, saved: Mapping[str, Any], *, strict: bool = True) -> list[str]:
-    """Put a state into the model, on the devices and over the ranks where its tensors are. The names that were left out."""
+    """Load a state into the model, with the devices and shards of its tensors. Returns the names that were not loaded."""
     inner = unwrapped(module)
-    now = inner.state_dict()
-    names = fitting(shapes(saved), shapes(module_state(module))) if not strict else None
-    ready = {
-        name: spread_like(saved[plain_name(name)], value)
-        for name, value in now.items()
+    current = inner.state_dict()
+    names = loadable_names(shapes(saved), shapes(module_state(module))) if not strict else None
+    loaded = {
+        name: shard_like(saved[plain_name(name)], value)
+        for name, value in current.items()
         if names is None or plain_name(name) in names
     }
-    inner.load_state_dict(ready, strict=strict)
-    return [plain_name(name) for name in now if name not in ready]
+    inner.load_state_dict(loaded, strict=strict)
+    return [plain_name(name) for name in current if name not in loaded]
 
 
-def spread_like(saved: Any, now: Any) -> Any:
-    """A whole tensor, which every rank has read, spread over the ranks as another one is."""
-    if not (isinstance(now, torch.Tensor) and is_sharded(now)) or not isinstance(saved, torch.Tensor):
+def shard_like(saved: Any, current: Any) -> Any:
+    """Shard an unsharded tensor, which every rank has read, like the current one."""
+    if not (isinstance(current, torch.Tensor) and is_sharded(current)) or not isinstance(saved, torch.Tensor):
         return saved
-    from legroom.train.checkpoints.sharded import spread
+    from legroom.train.checkpoints.sharded import shard
 
-    return spread(saved, cast(Any, now))
+    return shard(saved, cast(Any, current))
 
 
 def shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -1,1 +1,1 @@
-"""The guarded step: everything is put back when memory runs out, and the batch goes on in pieces."""
+"""The guarded training step: it recovers from out-of-memory errors by splitting the batch."""

@@ -1,13 +1,13 @@
-"""Activation checkpointing for a model that was not written for it: blocks forget what they computed and compute it again.
+"""Activation checkpointing for any model: blocks drop their activations and recompute them in the backward pass.
 
-    with checkpointed(model):
+    with checkpoint_blocks(model):
         loss = model(x).sum()
     loss.backward()
 
-Models that know how (`gradient_checkpointing_enable`, as those of transformers do) are asked to. In others the blocks are
-the members of a `ModuleList` or `Sequential`, the outermost ones; without any, the model's own children. Results are the
-same, bit for bit where the kernels are deterministic: dropout draws the same numbers again, and batch statistics are
-counted once.
+Models with `gradient_checkpointing_enable` (those of transformers) use their own implementation. In other models, the blocks
+are the members of the outermost `ModuleList`s and `Sequential`s, or else the direct children of the model. The results are
+the same, bit for bit if the kernels are deterministic: dropout draws the same numbers again, and running statistics are
+updated once.
 """
 
 import contextlib
@@ -21,29 +21,29 @@ from torch.utils.checkpoint import checkpoint
 
 
 @contextlib.contextmanager
-def checkpointed(model: nn.Module) -> Iterator[None]:
-    """What is computed within the block keeps the blocks' inputs alone."""
-    known: Any = getattr(model, "module", model)
-    if getattr(known, "supports_gradient_checkpointing", False):
-        was = bool(getattr(known, "is_gradient_checkpointing", False))
-        if not was:
-            known.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+def checkpoint_blocks(model: nn.Module) -> Iterator[None]:
+    """Checkpoint the blocks of the model: a forward pass inside saves only their inputs."""
+    inner: Any = getattr(model, "module", model)
+    if getattr(inner, "supports_gradient_checkpointing", False):
+        was_enabled = bool(getattr(inner, "is_gradient_checkpointing", False))
+        if not was_enabled:
+            inner.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         try:
             yield
         finally:
-            if not was:
-                known.gradient_checkpointing_disable()
+            if not was_enabled:
+                inner.gradient_checkpointing_disable()
         return
     with contextlib.ExitStack() as stack:
         for block in blocks(model):
-            stack.enter_context(_forgetful(block))
+            stack.enter_context(_checkpointed_forward(block))
         yield
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """The parts whose activations are computed again."""
-    found = list(_members(model))
-    return found or [child for child in model.children() if any(True for _ in child.parameters())]
+    """Return the modules whose activations are recomputed."""
+    members = list(_members(model))
+    return members or [child for child in model.children() if any(True for _ in child.parameters())]
 
 
 def _members(module: nn.Module) -> Iterator[nn.Module]:
@@ -55,17 +55,17 @@ def _members(module: nn.Module) -> Iterator[nn.Module]:
 
 
 @contextlib.contextmanager
-def _forgetful(block: nn.Module) -> Iterator[None]:
-    plain = block.forward
-    own = vars(block).get("forward")
+def _checkpointed_forward(block: nn.Module) -> Iterator[None]:
+    original = block.forward
+    instance_forward = vars(block).get("forward")
 
-    @functools.wraps(plain)
+    @functools.wraps(original)
     def forward(*arguments: Any, **named: Any) -> Any:
         return checkpoint(
-            plain,
+            original,
             *arguments,
             use_reentrant=False,
-            context_fn=lambda: (contextlib.nullcontext(), _statistics_left_alone(block)),
+            context_fn=lambda: (contextlib.nullcontext(), _frozen_statistics(block)),
             **named,
         )
 
@@ -73,24 +73,24 @@ def _forgetful(block: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        if own is None:
+        if instance_forward is None:
             del block.forward
         else:
-            block.forward = own
+            block.forward = instance_forward
 
 
 @contextlib.contextmanager
-def _statistics_left_alone(block: nn.Module) -> Iterator[None]:
-    """The second time a block computes, its running statistics have seen the batch already."""
+def _frozen_statistics(block: nn.Module) -> Iterator[None]:
+    """Do not update running statistics during recomputation: they already include the batch."""
     layers: list[Any] = [
         module for module in block.modules() if isinstance(module, _NormBase) and module.training
     ]
-    were = [(layer.momentum, layer._buffers.get("num_batches_tracked")) for layer in layers]
+    saved = [(layer.momentum, layer._buffers.get("num_batches_tracked")) for layer in layers]
     for layer in layers:
-        layer.momentum = 0.0  # what is new counts for nothing
+        layer.momentum = 0.0  # new values have weight 0
         layer._buffers["num_batches_tracked"] = None
     try:
         yield
     finally:
-        for layer, (momentum, counted) in zip(layers, were, strict=True):
-            layer.momentum, layer._buffers["num_batches_tracked"] = momentum, counted
+        for layer, (momentum, batches) in zip(layers, saved, strict=True):
+            layer.momentum, layer._buffers["num_batches_tracked"] = momentum, batches

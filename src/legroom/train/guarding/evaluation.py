@@ -1,9 +1,9 @@
-"""A function of a batch, run in pieces when memory is short: evaluation, embedding, anything without an optimizer.
+"""Runs a function of a batch in micro-batches if memory is short: evaluation, embedding, anything without an optimizer.
 
-It has sizes of its own, since it needs far less memory than training. Pieces shrink down to one row; then, where that is
-allowed, the model goes to the host for the rest of the batch, and comes back. Where parameters are sharded over ranks (FSDP2)
-every forward pass needs all of them: then the ranks cut their batches into the same number of pieces and, when one runs out
-of memory, all do it again in more.
+Evaluation has its own micro-batch sizes, because it needs much less memory than training. Micro-batches shrink down to one
+sample. If that does not fit either, and if allowed, the model is moved to the CPU for the rest of the batch. If parameters
+are sharded over ranks (FSDP2), every forward pass needs all ranks: they split their batches into the same number of
+micro-batches, and if one runs out of memory, all of them repeat the batch with more.
 """
 
 import functools
@@ -16,161 +16,185 @@ from torch import nn
 
 from legroom.diagnose.oom.recognize import ErrorClassification
 from legroom.log import log
-from legroom.train.guarding.batches.splitting import Batch, joined, moved
+from legroom.train.guarding.batches.splitting import BatchArguments, concatenate_results, to_device
 from legroom.train.guarding.batches.weighting import spans
-from legroom.train.guarding.recovery import read_failure, release
-from legroom.train.guarding.single_sample import DoesNotFit
+from legroom.train.guarding.fallbacks import DoesNotFit
+from legroom.train.guarding.recovery import classify_failure, release_memory
 from legroom.train.guarding.state.random_state import RandomState
-from legroom.train.ranks.coordination import AgreedRanks, Alone
-from legroom.train.sizes.micro_batch_size import Sizer, chunk_sizes, even
+from legroom.train.ranks.protocol import RankCoordinator, SingleProcess
+from legroom.train.sizes.micro_batch_size import MicroBatchSizer, even_split, micro_batch_sizes
 
 
 class Evaluation:
+    """Evaluates batches of one model."""
+
     def __init__(
         self,
         model: nn.Module,
         device: torch.device,
-        most: int | None,
+        max_micro_batch_size: int | None,
         batch_dim: int,
-        whole: frozenset[int | str],
-        ranks: AgreedRanks | None = None,
+        unsplit: frozenset[int | str],
+        ranks: RankCoordinator | None = None,
     ) -> None:
-        self._model, self._device, self._ranks = model, device, ranks or Alone()
-        self._most, self._batch_dim, self._whole = most, batch_dim, whole
-        self.sizer = Sizer(most=most)
+        self._model, self._device, self._ranks = model, device, ranks or SingleProcess()
+        self._batch_dim, self._unsplit = batch_dim, unsplit
+        self.sizer = MicroBatchSizer(max_size=max_micro_batch_size)
 
     def decorated(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
-        def in_pieces(*batch: Any, **named: Any) -> Any:
-            return self.run(function, batch, named, host=False)
+        def in_micro_batches(*batch: Any, **named: Any) -> Any:
+            return self.run(function, batch, named, allow_cpu=False)
 
-        return in_pieces
+        return in_micro_batches
 
     def evaluate(
         self, function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]
     ) -> Any:
-        """The function's result for the whole batch, without gradients, as all ranks need it."""
+        """Return the function's result for the whole batch, without gradients. With sharded parameters, all ranks must call it."""
         ranks = self._ranks.for_evaluation()
-        if isinstance(ranks, Alone):
-            with torch.inference_mode(), self._ranks.apart():
-                return self.run(function, arguments, named, host=True)
-        # What is gathered in inference mode, training could not use.
-        with torch.no_grad(), self._ranks.apart():
-            return self._agreed(function, Batch(arguments, named, self._batch_dim, self._whole), ranks)
+        if isinstance(ranks, SingleProcess):
+            with torch.inference_mode(), self._ranks.no_sync():
+                return self.run(function, arguments, named, allow_cpu=True)
+        # Training cannot use parameters gathered in inference mode.
+        with torch.no_grad(), self._ranks.no_sync():
+            batch = BatchArguments(arguments, named, self._batch_dim, self._unsplit)
+            return self._run_with_ranks(function, batch, ranks)
 
-    def _agreed(self, function: Callable[..., Any], batch: Batch, ranks: AgreedRanks) -> Any:
-        """In as many pieces as every other rank takes."""
-        micro = self.sizer.micro_batch(batch.rows)
+    def _run_with_ranks(
+        self, function: Callable[..., Any], batch: BatchArguments, ranks: RankCoordinator
+    ) -> Any:
+        """Run with the same number of passes on every rank."""
+        micro = self.sizer.micro_batch(batch.batch_size)
         while True:
-            chunks = ranks.plan(batch.rows, micro).chunks
-            sizes = even(batch.rows, min(chunks, batch.rows))
-            before = RandomState(self._device)
-            results, failure, void = self._attempt(function, batch, sizes, chunks, ranks)
+            passes = ranks.plan(batch.batch_size, micro).passes
+            sizes = even_split(batch.batch_size, min(passes, batch.batch_size))
+            random_state = RandomState(self._device)
+            results, failure, retry_size = self._attempt(function, batch, sizes, passes, ranks)
             if failure is not None:
-                release()
-                ranks.failed(failure)
+                release_memory()
+                ranks.complete_pending(failure)
                 largest = max(sizes)
-                smaller = self.sizer.failed(batch.rows, largest, failure) if largest > 1 else 0
-                void = ranks.settle(failure, smaller)
-            elif void is None:
-                void = ranks.settle(None, micro)
-                if void is None:
-                    self.sizer.succeeded(batch.rows, max(sizes))
-                    return joined(results, sizes, self._batch_dim)
+                smaller = self.sizer.failed(batch.batch_size, largest, failure) if largest > 1 else 0
+                retry_size = ranks.agree(failure, smaller)
+            elif retry_size is None:
+                retry_size = ranks.agree(None, micro)
+                if retry_size is None:
+                    self.sizer.succeeded(batch.batch_size, max(sizes))
+                    return concatenate_results(results, sizes, self._batch_dim)
             results.clear()
-            before.restore()
-            if void == 0:
+            random_state.restore()
+            if retry_size == 0:
                 raise DoesNotFit(
-                    "one row does not fit in an evaluation, on this rank or another, and parameters that are sharded "
-                    "cannot wait in host memory: shard over more ranks, or evaluate in lower precision"
+                    "A single sample does not fit during evaluation on at least one rank, and sharded parameters cannot be "
+                    "moved to the CPU. Shard over more ranks, or evaluate in lower precision."
                 )
-            assert void is not None
-            micro = void
+            assert retry_size is not None
+            micro = retry_size
             log.warning(
-                "Out of memory on a rank: the batch of %d rows is evaluated %d at a time.", batch.rows, micro
+                "A rank ran out of memory. Evaluating the batch of %d in micro-batches of %d.",
+                batch.batch_size,
+                micro,
             )
 
     def _attempt(
-        self, function: Callable[..., Any], batch: Batch, sizes: list[int], chunks: int, ranks: AgreedRanks
+        self,
+        function: Callable[..., Any],
+        batch: BatchArguments,
+        sizes: list[int],
+        passes: int,
+        ranks: RankCoordinator,
     ) -> tuple[list[Any], ErrorClassification | None, int | None]:
-        """The results; or what failed here; or the size that was agreed because an error here came of a failure elsewhere."""
+        """Return the results, or the failure on this rank, or the size agreed on after a failure on another rank."""
         results: list[Any] = []
         edges = spans(sizes)
         try:
-            for index in range(chunks):
-                start, stop = edges[index] if index < len(edges) else (0, 1)  # others have more: any row does
-                arguments, named = batch.piece(start, stop)
-                with ranks.chunk(index, chunks, "evaluation"):
+            for index in range(passes):
+                # If other ranks run more passes, any sample will do.
+                start, stop = edges[index] if index < len(edges) else (0, 1)
+                arguments, named = batch.slice(start, stop)
+                with ranks.micro_batch(index, passes, "evaluation"):
                     result = function(*arguments, **named)
                 if index < len(edges):
                     results.append(result)
             return results, None, None
         except Exception as error:
-            failure = read_failure(error)
+            failure = classify_failure(error)
             if not failure.is_oom:
-                void = ranks.raised(error)
-                if void is None:
+                retry_size = ranks.report_error(error)
+                if retry_size is None:
                     raise
-                return [], None, void
+                return [], None, retry_size
         return [], failure, None
 
     def run(
-        self, function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any], *, host: bool
+        self,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        named: dict[str, Any],
+        *,
+        allow_cpu: bool,
     ) -> Any:
-        """The same for this process alone, gradients as the caller has them; what is done stays done. `host`: the host may
-        help when one row does not fit."""
-        batch = Batch(arguments, named, self._batch_dim, self._whole)
+        """Run in this process only, in the caller's gradient mode. Results of finished micro-batches are kept.
+
+        `allow_cpu`: use the CPU if a single sample does not fit.
+        """
+        batch = BatchArguments(arguments, named, self._batch_dim, self._unsplit)
         sizes: list[int] = []
         results: list[Any] = []
-        micro = self.sizer.micro_batch(batch.rows)
-        while sum(sizes) < batch.rows:
+        micro = self.sizer.micro_batch(batch.batch_size)
+        while sum(sizes) < batch.batch_size:
             start = sum(sizes)
-            size = chunk_sizes(batch.rows - start, min(micro, batch.rows - start))[0]
-            before = RandomState(self._device)
-            result, failure, error = self._piece(
-                function, batch, start, start + size, keep_error=size == 1 and not host
+            size = micro_batch_sizes(batch.batch_size - start, min(micro, batch.batch_size - start))[0]
+            random_state = RandomState(self._device)
+            result, failure = self._run_micro_batch(
+                function, batch, start, start + size, raise_oom=size == 1 and not allow_cpu
             )
             if failure is None:
                 sizes.append(size)
                 results.append(result)
                 continue
-            if error is not None:
-                raise error
-            release()
-            before.restore()
+            release_memory()
+            random_state.restore()
             if size > 1:
-                micro = self.sizer.failed(batch.rows, size, failure)
+                micro = self.sizer.failed(batch.batch_size, size, failure)
                 log.warning(
-                    "Out of memory: the batch of %d rows is evaluated %d at a time.", batch.rows, micro
+                    "Out of memory. Evaluating the batch of %d in micro-batches of %d.",
+                    batch.batch_size,
+                    micro,
                 )
                 continue
-            log.warning("One row did not fit: the rest of this batch is evaluated on the host, slowly.")
-            with self._on_host():
-                rest = batch.piece(start, batch.rows)
-                results.append(moved(function(*moved(rest[0], _HOST), **moved(rest[1], _HOST)), _HOST))
-            results = [moved(result, _HOST) for result in results]
-            sizes.append(batch.rows - start)
-        self.sizer.succeeded(batch.rows, max(sizes))
-        return joined(results, sizes, self._batch_dim)
+            log.warning(
+                "A single sample did not fit. Evaluating the rest of this batch on the CPU, which is slow."
+            )
+            with self._model_on_cpu():
+                rest = batch.slice(start, batch.batch_size)
+                results.append(
+                    to_device(function(*to_device(rest[0], _CPU), **to_device(rest[1], _CPU)), _CPU)
+                )
+            results = [to_device(result, _CPU) for result in results]
+            sizes.append(batch.batch_size - start)
+        self.sizer.succeeded(batch.batch_size, max(sizes))
+        return concatenate_results(results, sizes, self._batch_dim)
 
-    def _piece(
-        self, function: Callable[..., Any], batch: Batch, start: int, stop: int, *, keep_error: bool
-    ) -> tuple[Any, ErrorClassification | None, Exception | None]:
+    def _run_micro_batch(
+        self, function: Callable[..., Any], batch: BatchArguments, start: int, stop: int, *, raise_oom: bool
+    ) -> tuple[Any, ErrorClassification | None]:
         try:
-            arguments, named = batch.piece(start, stop)
-            return function(*arguments, **named), None, None
+            arguments, named = batch.slice(start, stop)
+            return function(*arguments, **named), None
         except Exception as error:
-            failure = read_failure(error)
-            if not failure.is_oom or keep_error:
+            failure = classify_failure(error)
+            if not failure.is_oom or raise_oom:
                 raise
-        return None, failure, None
+        return None, failure
 
     @contextmanager
-    def _on_host(self) -> Iterator[None]:
-        """The model in host memory for a while: the same parameters, elsewhere."""
+    def _model_on_cpu(self) -> Iterator[None]:
+        """Move the model to the CPU inside the block."""
         with torch.inference_mode(False), torch.no_grad():
-            self._model.to(_HOST)
-        release()
+            self._model.to(_CPU)
+        release_memory()
         try:
             yield
         finally:
@@ -178,4 +202,4 @@ class Evaluation:
                 self._model.to(self._device)
 
 
-_HOST = torch.device("cpu")
+_CPU = torch.device("cpu")

@@ -1,14 +1,15 @@
-"""The optimizer's part of a step, carried through when memory runs out in it: never half a step, never two.
+"""The optimizer step, which is completed even if memory runs out in it: never half a step, never two.
 
-An optimizer that fails half way has changed some numbers and not others. Two ways keep that from being the end:
+An optimizer that fails half way has updated some parameters and not others. There are two strategies against that:
 
-- **small**: parameters and state take little of the device, so a copy of them is made before each step. A step that
-  fails is taken back to it and done again with room made. For torch's own optimizers, which change nothing else.
-- **any other**: the step runs under `MakingRoom` from the start, where a function that runs out of memory is called again on
-  the spot. That costs Python some microseconds for every function, which a model of that size does not notice.
+- **Copy and restart**, if parameters and state are small compared to the device: they are copied before each step. A step
+  that fails is restored from the copy and repeated under `RetryOnOOM`. This applies to torch's own optimizers, which change
+  nothing else.
+- **Retry**, otherwise: the step runs under `RetryOnOOM`, which repeats a single function that runs out of memory. This
+  costs some microseconds per function, which is negligible for a model of that size.
 
-Unscaling, clipping and the loss scale's update are a few functions: they always run the second way. State that the first step
-will make has its room kept from the beginning (`reserving`), so that it does not come as a surprise here.
+Unscaling, clipping and the update of the loss scale are only a few functions and always run under `RetryOnOOM`. Memory for
+the state that the first step creates is reserved from the beginning (`reserving`).
 """
 
 import contextlib
@@ -19,12 +20,12 @@ from typing import Any
 import torch
 
 from legroom.errors import UsageError
-from legroom.train.guarding.recovery import read_failure, release
-from legroom.train.guarding.reserving import ReservedState
-from legroom.train.guarding.retry import MakingRoom
-from legroom.train.guarding.state.copies import Copies
+from legroom.train.guarding.recovery import classify_failure, release_memory
+from legroom.train.guarding.reserving import StateReservation
+from legroom.train.guarding.retry import RetryOnOOM
+from legroom.train.guarding.state.copies import TensorCopies
 
-PLAIN = frozenset(
+RESTARTABLE = frozenset(
     getattr(torch.optim, name)
     for name in (
         "SGD",
@@ -40,31 +41,31 @@ PLAIN = frozenset(
         "Adafactor",
     )
 )
-"""Optimizers whose step changes parameters and state alone, and nothing else (Rprop writes to gradients)."""
-SMALL = 32 << 20
-"""Bytes of parameters and state that are copied at most, ..."""
-SMALL_PART = 200
-"""... and at most one part in so many of the device."""
+"""Optimizers whose step changes only parameters and state (Rprop also writes to gradients)."""
+MAX_COPY_BYTES = 32 << 20
+"""The maximum bytes of parameters and state that are copied before a step."""
+MAX_COPY_DIVISOR = 200
+"""The copy uses at most this fraction (1/n) of the device memory."""
 
 
-class Updating:
-    """Steps one optimizer. `small_bytes`: how much may be copied before each step; by default by the device's size."""
+class OptimizerStep:
+    """Steps one optimizer. `max_copy_bytes`: the maximum bytes copied before each step; by default derived from the device."""
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, device: torch.device, *, small_bytes: int | None = None
+        self, optimizer: torch.optim.Optimizer, device: torch.device, *, max_copy_bytes: int | None = None
     ) -> None:
         if isinstance(optimizer, torch.optim.LBFGS):
             raise UsageError(
-                "LBFGS runs the model inside its own step, so a step cannot be split: use another optimizer, or no Guard"
+                "LBFGS runs the model inside its own step, so Guard cannot split it. Use another optimizer, or train without Guard."
             )
         self._optimizer = optimizer
         self._device = device
-        self._small = _small_bytes(device) if small_bytes is None else small_bytes
-        self._before = _Before(optimizer)
-        self._room = contextlib.ExitStack()
-        self.reserved = ReservedState(optimizer, device, PLAIN)
+        self._max_copy_bytes = _max_copy_bytes(device) if max_copy_bytes is None else max_copy_bytes
+        self._copy = _OptimizerCopy(optimizer)
+        self._retrying = contextlib.ExitStack()
+        self.reservation = StateReservation(optimizer, device, RESTARTABLE)
         self.retries = 0
-        """How often memory ran out and the work was done all the same."""
+        """The number of out-of-memory errors that were recovered."""
 
     def run(
         self,
@@ -73,86 +74,87 @@ class Updating:
         before: Callable[[], object] | None = None,
         after: Callable[[], object] | None = None,
     ) -> None:
-        """`before` (unscale, clip), `step(optimizer)`, zero the gradients, `after` (the loss scale's update)."""
+        """Run `before` (unscale, clip), `step(optimizer)`, `zero_grad`, and `after` (the update of the loss scale)."""
         if before is not None:
-            with self._making_room():
+            with self._retry_on_oom():
                 before()
-        with contextlib.ExitStack() as self._room:  # open until gradients, which need not come back, are gone
-            with self._carried_through():
+        # Open until the gradients are gone, so that offloaded ones are not copied back.
+        with contextlib.ExitStack() as self._retrying:
+            with self._recovering_step():
                 step(self._optimizer)
             self._optimizer.zero_grad(set_to_none=True)
         if after is not None:
-            with self._making_room():
+            with self._retry_on_oom():
                 after()
 
     @contextlib.contextmanager
-    def _making_room(self) -> Iterator[None]:
-        if self._device.type == "cpu":  # memory of a device is short, if any
+    def _retry_on_oom(self) -> Iterator[None]:
+        if self._device.type == "cpu":
             yield
             return
-        with MakingRoom(self._movable, self._device) as room:
+        with RetryOnOOM(self._offloadable, self._device) as retry:
             try:
                 yield
             finally:
-                self.retries += room.retries
+                self.retries += retry.retries
 
     @contextlib.contextmanager
-    def _carried_through(self) -> Iterator[None]:
-        """Within the block, `optimizer.step()` is done to its end, whoever calls it (a scaler does)."""
+    def _recovering_step(self) -> Iterator[None]:
+        """Make `optimizer.step()` recover inside the block, also if a GradScaler calls it."""
         if self._device.type == "cpu":
             yield
             return
         optimizer: Any = self._optimizer
-        own = vars(optimizer).get("step")
-        plain = optimizer.step
+        instance_step = vars(optimizer).get("step")
+        original = optimizer.step
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def step(*arguments: Any, **named: Any) -> Any:
-            return self._step(functools.partial(plain, *arguments, **named))
+            return self._step(functools.partial(original, *arguments, **named))
 
         optimizer.step = step
         try:
             yield
         finally:
-            if own is None:
+            if instance_step is None:
                 del optimizer.step
             else:
-                optimizer.step = own
+                optimizer.step = instance_step
 
-    def _step(self, plain: Callable[[], Any]) -> Any:
-        self.reserved.give()
-        if not self._copied():
-            self._room.enter_context(self._making_room())
-            return plain()
+    def _step(self, original: Callable[[], Any]) -> Any:
+        self.reservation.release()
+        if not self._has_copied():
+            self._retrying.enter_context(self._retry_on_oom())
+            return original()
         try:
-            return plain()
+            return original()
         except RuntimeError as error:
-            if not read_failure(error).is_oom:
+            if not classify_failure(error).is_oom:
                 raise
-        release()
+        release_memory()
         self.retries += 1
-        self._before.restore()
-        self._room.enter_context(self._making_room())
-        return plain()
+        self._copy.restore()
+        self._retrying.enter_context(self._retry_on_oom())
+        return original()
 
-    def _copied(self) -> bool:
-        """Whether a copy was made of all that a step changes."""
-        if type(self._optimizer) not in PLAIN or self._bytes() > self._small:
+    def _has_copied(self) -> bool:
+        """Copy everything that a step changes, if it is small enough. Returns whether it was copied."""
+        if type(self._optimizer) not in RESTARTABLE or self._bytes() > self._max_copy_bytes:
             return False
         try:
-            self._before.take()
+            self._copy.save()
             return True
         except RuntimeError as error:
-            if not read_failure(error).is_oom:
+            if not classify_failure(error).is_oom:
                 raise
-        release()
+        release_memory()
         self.retries += 1
         return False
 
     def _bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self._before.tensors())
+        return sum(tensor.nbytes for tensor in self._copy.tensors())
 
-    def _movable(self) -> Iterator[torch.Tensor]:
+    def _offloadable(self) -> Iterator[torch.Tensor]:
         for parameter in _parameters(self._optimizer):
             yield parameter
             if parameter.grad is not None:
@@ -160,25 +162,25 @@ class Updating:
         yield from _state_tensors(self._optimizer)
 
 
-class _Before:
-    """An optimizer's parameters and state before a step."""
+class _OptimizerCopy:
+    """A copy of an optimizer's parameters and state."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
-        self._copies = Copies()
+        self._copies = TensorCopies()
         self._state: dict[Any, dict[str, Any]] = {}
         self._groups: list[dict[str, Any]] = []
 
     def tensors(self) -> list[torch.Tensor]:
         return [*_parameters(self._optimizer), *_state_tensors(self._optimizer)]
 
-    def take(self) -> None:
-        self._copies.take(self.tensors())
+    def save(self) -> None:
+        self._copies.save(self.tensors())
         self._state = {owner: dict(values) for owner, values in self._optimizer.state.items()}
         self._groups = [{**group, "params": list(group["params"])} for group in self._optimizer.param_groups]
 
     def restore(self) -> None:
-        """The same tensors with the same numbers; state that the step made is gone, to be made again."""
+        """Restore the values in place, and delete state that the step created."""
         state: Any = self._optimizer.state
         for owner in [owner for owner in state if owner not in self._state]:
             del state[owner]
@@ -201,7 +203,7 @@ def _state_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [value for value in values if isinstance(value, torch.Tensor)]
 
 
-def _small_bytes(device: torch.device) -> int:
+def _max_copy_bytes(device: torch.device) -> int:
     if device.type != "cuda":
-        return SMALL
-    return min(SMALL, torch.cuda.get_device_properties(device).total_memory // SMALL_PART)
+        return MAX_COPY_BYTES
+    return min(MAX_COPY_BYTES, torch.cuda.get_device_properties(device).total_memory // MAX_COPY_DIVISOR)

@@ -1,7 +1,7 @@
-"""Forward and backward over the micro-batches of one batch, and where memory ran out if it did.
+"""Forward and backward passes over the micro-batches of one batch.
 
-An error about memory comes back as plain data, when the exception and all it held are gone: recovery cannot begin
-while a traceback keeps the attempt's tensors. Any other error passes untouched.
+An out-of-memory error is returned as plain data after the exception is gone, because its traceback would keep the
+tensors of the attempt alive. Other errors are raised unchanged.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -13,11 +13,11 @@ import torch
 
 from legroom.diagnose.oom.recognize import ErrorClassification
 from legroom.errors import UsageError
-from legroom.train.guarding.batches.splitting import Batch
+from legroom.train.guarding.batches.splitting import BatchArguments
 from legroom.train.guarding.batches.weighting import spans
-from legroom.train.guarding.recovery import read_failure
+from legroom.train.guarding.recovery import classify_failure
 from legroom.train.guarding.scaling import Scaling
-from legroom.train.ranks.coordination import AgreedRanks
+from legroom.train.ranks.protocol import RankCoordinator
 
 LossFunction = Callable[..., Any]
 Contexts = Callable[[], Sequence[AbstractContextManager[Any]]]
@@ -25,58 +25,58 @@ Contexts = Callable[[], Sequence[AbstractContextManager[Any]]]
 
 @dataclass(slots=True)
 class Passes:
-    """The passes over one batch, cut into pieces of `sizes` rows that weigh `weights`."""
+    """The passes over one batch, split into micro-batches of `sizes` samples with loss weights `weights`."""
 
     loss_fn: LossFunction
-    batch: Batch
+    batch: BatchArguments
     sizes: Sequence[int]
     weights: Sequence[float]
     scaling: Scaling
-    ranks: AgreedRanks
+    ranks: RankCoordinator
     contexts: Contexts
-    """What the forward pass runs in: the ladder's rungs."""
+    """The contexts of the forward pass, one per active fallback."""
     between: Callable[[], None]
-    """Called before each piece but the first."""
+    """Called before each micro-batch except the first."""
     around: Callable[[], AbstractContextManager[Any]]
-    """What all pieces run in together."""
+    """The context of all micro-batches."""
     kind: Hashable = None
-    fewest: int = 1
-    """Rows that a piece must have."""
+    min_samples: int = 1
+    """The minimum samples of a micro-batch."""
     done: int = 0
-    """Pieces that are finished."""
+    """The number of finished micro-batches."""
     loss: torch.Tensor | None = None
-    """The finished pieces' part of the whole batch's loss."""
+    """The weighted loss of the finished micro-batches."""
     phase: Literal["forward", "backward"] = "forward"
-    void: int | None = None
-    """Another rank's failure made this attempt void: the size that was agreed."""
+    retry_size: int | None = None
+    """The micro-batch size agreed on with the other ranks, if the failure of one of them made this attempt invalid."""
 
     def run(self) -> ErrorClassification | None:
-        """The remaining pieces; what failed, or None when all are done."""
+        """Run the remaining micro-batches. Returns the out-of-memory failure, or None."""
         try:
             with self.around():
                 while self.done < len(self.sizes):
                     if self.done:
                         self.between()
-                    self._piece(self.done)
+                    self._run_micro_batch(self.done)
                     self.done += 1
             return None
         except Exception as error:
-            failure = read_failure(error)
+            failure = classify_failure(error)
             if not failure.is_oom:
-                self.void = self.ranks.raised(error)
-                if self.void is None:
+                self.retry_size = self.ranks.report_error(error)
+                if self.retry_size is None:
                     raise
         return failure
 
-    def _piece(self, index: int) -> None:
+    def _run_micro_batch(self, index: int) -> None:
         weight = self.weights[index]
-        if not weight and self.ranks.keeps_finished_chunks:
-            return  # nothing in it counts: the mean over nothing would be no number
+        if not weight and self.ranks.keeps_finished_micro_batches:
+            return  # no element counts: the mean over nothing would be nan
         start, stop = spans(self.sizes)[index]
-        if start == stop:  # other ranks have more pieces: any rows do, since they weigh nothing
-            start, stop = 0, self.fewest
-        arguments, named = self.batch.piece(start, stop)
-        with self.ranks.chunk(index, len(self.sizes), self.kind):
+        if start == stop:  # other ranks run more passes; the samples do not matter because their weight is 0
+            start, stop = 0, self.min_samples
+        arguments, named = self.batch.slice(start, stop)
+        with self.ranks.micro_batch(index, len(self.sizes), self.kind):
             self.phase = "forward"
             with ExitStack() as stack:
                 for context in (*self.contexts(), self.scaling.autocast()):
@@ -89,24 +89,24 @@ class Passes:
 
 
 def checked_loss(result: Any) -> torch.Tensor:
-    """The loss that a training function gave, with its graph."""
-    loss = checked_value(result)
+    """Return the loss that a training function returned, with its graph."""
+    loss = checked_scalar(result)
     if not loss.requires_grad:
         raise UsageError(
-            "the loss does not depend on any parameter that is trained: it was detached, or computed without gradients"
+            "The loss does not depend on any trainable parameter. It was detached, or computed without gradients."
         )
     return loss
 
 
-def checked_value(result: Any) -> torch.Tensor:
-    """A scalar, or something with a `.loss` that is one."""
+def checked_scalar(result: Any) -> torch.Tensor:
+    """Return a scalar tensor, or the `.loss` of an object."""
     loss = result if isinstance(result, torch.Tensor) else getattr(result, "loss", None)
     if not isinstance(loss, torch.Tensor):
         raise UsageError(
-            f"the function gave a {type(result).__name__}: it must return the loss, a tensor with one number"
+            f"The loss function returned a {type(result).__name__}. It must return the loss as a tensor with one element."
         )
     if loss.numel() != 1:
         raise UsageError(
-            f"the loss has shape {tuple(loss.shape)}: it must be one number. Reduce it, with .mean() or .sum()"
+            f"The loss has shape {tuple(loss.shape)}, but must have one element. Reduce it with .mean() or .sum()."
         )
     return loss.reshape(()) if loss.dim() else loss

@@ -1,4 +1,4 @@
-"""After memory ran out: the failed attempt's tensors die, and their memory goes back to the device, before anything else is tried."""
+"""Frees the memory of a failed attempt, before anything else is tried."""
 
 import gc
 import traceback
@@ -8,11 +8,11 @@ import torch
 from legroom.diagnose.oom.recognize import ErrorClassification, classify
 
 
-def read_failure(error: BaseException) -> ErrorClassification:
-    """What an error in flight says of memory. Call it in `except`; recover after it.
+def classify_failure(error: BaseException) -> ErrorClassification:
+    """Classify an error. Call this inside `except`, and recover after it.
 
-    Where memory ran out, the frames that failed are emptied: whoever keeps the exception (a logger, a notebook, a
-    variable) does not keep the tensors of the attempt.
+    For an out-of-memory error, this also clears the frames of its traceback. Otherwise whatever stores the exception
+    (a logger, a notebook, a variable) would keep the tensors of the attempt alive.
     """
     failure = classify(error)
     if failure.is_oom:
@@ -25,14 +25,14 @@ def read_failure(error: BaseException) -> ErrorClassification:
     return failure
 
 
-def release() -> None:
-    """Collect what reference cycles keep, and give cached memory back to the device."""
+def release_memory() -> None:
+    """Collect reference cycles and release cached memory to the device."""
     gc.collect()
     empty_cache()
 
 
 def empty_cache() -> None:
-    """Give memory that no tensor uses back to the device."""
+    """Release the allocator's cached memory to the device."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if accelerator is not None:
         torch.get_device_module(accelerator).empty_cache()

@@ -1,9 +1,9 @@
-"""Room for the state that an optimizer makes in its first step, kept from before the first forward pass.
+"""Reserves memory for the optimizer state, from before the first forward pass until the first optimizer step.
 
-Adam and its like make twice the parameters' memory in their first step, when the batch that fitted has already been chosen: the
-next step would not fit any more, or that very step would not. With the room kept from the start, memory runs out in the
-passes instead, where a smaller split helps. It is given back just before the optimizer asks for it, in pieces of the very sizes
-it will ask for: the optimizer itself is not touched, so its numbers and counters are those of a plain run.
+Optimizers such as Adam allocate twice the memory of the parameters in their first step. A batch that fitted before would
+then fail in the optimizer or in the next step. With the reservation, memory runs out in the passes instead, where a
+smaller split helps. The reservation consists of blocks of the sizes that the optimizer will allocate, and is released
+just before its step. The optimizer itself is not modified, so its values and counters are those of a plain run.
 """
 
 import contextlib
@@ -13,58 +13,63 @@ from typing import Any
 
 import torch
 
-from legroom.train.guarding.recovery import read_failure, release
+from legroom.train.guarding.recovery import classify_failure, release_memory
 
 
-class ReservedState:
-    """The room for one optimizer's state. `kinds`: optimizers of which it can be found out what they will make."""
+class StateReservation:
+    """The reserved memory for one optimizer's state. `supported`: optimizer classes whose state sizes can be predicted."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device, kinds: Iterable[type]) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, device: torch.device, supported: Iterable[type]
+    ) -> None:
         self._optimizer, self._device = optimizer, device
-        self._is_due = device.type != "cpu" and type(optimizer) in set(kinds)
-        self._held: list[torch.Tensor] = []
+        self._is_pending = device.type != "cpu" and type(optimizer) in set(supported)
+        self._blocks: list[torch.Tensor] = []
 
-    def take(self) -> None:
-        """Before the first pass; later calls do nothing. Where state and gradients have no room beside the parameters, none is
-        kept: no split could make any."""
-        if not self._is_due:
+    def reserve(self) -> None:
+        """Reserve memory before the first pass; later calls do nothing.
+
+        Reserves nothing if state and gradients do not fit next to the parameters, because no split could help then.
+        """
+        if not self._is_pending:
             return
-        self._is_due = False
-        state = state_to_come(self._optimizer)
-        gradients = gradients_to_come(self._optimizer) if state else []
+        self._is_pending = False
+        state = future_state_sizes(self._optimizer)
+        gradients = future_gradient_sizes(self._optimizer) if state else []
         try:
             for size in (*state, *gradients):
-                self._held.append(torch.empty(size, dtype=torch.uint8, device=self._device))
-            del self._held[len(state) :]
+                self._blocks.append(torch.empty(size, dtype=torch.uint8, device=self._device))
+            del self._blocks[len(state) :]
             return
         except RuntimeError as error:
-            if not read_failure(error).is_oom:
+            if not classify_failure(error).is_oom:
                 raise
-        self.give()
-        release()
+        self.release()
+        release_memory()
 
-    def give(self) -> bool:
-        """The room is free for whoever needs it. False: none was kept."""
-        kept = bool(self._held)
-        self._held.clear()
-        return kept
+    def release(self) -> bool:
+        """Release the memory. Returns whether any was reserved."""
+        had_blocks = bool(self._blocks)
+        self._blocks.clear()
+        return had_blocks
 
 
-def state_to_come(optimizer: torch.optim.Optimizer) -> list[int]:
-    """Bytes of each tensor that the first step will make, in its order: found out by a step on tensors without data."""
+def future_state_sizes(optimizer: torch.optim.Optimizer) -> list[int]:
+    """Return the bytes of each state tensor that the first step will create, in order, from a step on meta tensors."""
     groups: list[dict[str, Any]] = []
     for group in optimizer.param_groups:
         new = [each for each in group["params"] if each.requires_grad and not optimizer.state.get(each)]
         if new:
-            groups.append({**group, **_PLAINLY, "params": [_without_data(each) for each in new]})
+            groups.append({**group, **_META_OPTIONS, "params": [_meta_parameter(each) for each in new]})
     if not groups:
         return []
-    kind: Any = type(optimizer)
-    twin = kind(groups)
-    step = inspect.unwrap(kind.step)  # whoever watches optimizers is not to hear of this one
-    with torch.no_grad(), contextlib.suppress(RuntimeError):  # some ask for a value, when all state is made
-        step(twin)
-    values = [value for state in twin.state.values() for value in state.values()]
+    optimizer_class: Any = type(optimizer)
+    meta_optimizer = optimizer_class(groups)
+    step = inspect.unwrap(optimizer_class.step)  # do not trigger hooks that observe optimizers
+    # Some optimizers read a value, but only after all state is created.
+    with torch.no_grad(), contextlib.suppress(RuntimeError):
+        step(meta_optimizer)
+    values = [value for state in meta_optimizer.state.values() for value in state.values()]
     return [
         value.nbytes
         for value in values
@@ -72,23 +77,23 @@ def state_to_come(optimizer: torch.optim.Optimizer) -> list[int]:
     ]
 
 
-def gradients_to_come(optimizer: torch.optim.Optimizer) -> list[int]:
-    """Bytes of each gradient that the backward pass will make."""
+def future_gradient_sizes(optimizer: torch.optim.Optimizer) -> list[int]:
+    """Return the bytes of each gradient that the backward pass will create."""
     parameters = (each for group in optimizer.param_groups for each in group["params"])
-    return [_mine(each).nbytes for each in parameters if each.requires_grad and each.grad is None]
+    return [_local(each).nbytes for each in parameters if each.requires_grad and each.grad is None]
 
 
-_PLAINLY = {"foreach": False, "fused": False, "capturable": False, "differentiable": False, "lr": 0.1}
-"""What a step needs to run without data; none of it decides what state there is."""
+_META_OPTIONS = {"foreach": False, "fused": False, "capturable": False, "differentiable": False, "lr": 0.1}
+"""Options with which a step runs on meta tensors. None of them affects the sizes of the state."""
 
 
-def _without_data(parameter: Any) -> torch.nn.Parameter:
-    mine = _mine(parameter)
-    stand_in = torch.nn.Parameter(torch.empty(mine.shape, dtype=mine.dtype, device="meta"))
-    stand_in.grad = torch.empty_like(stand_in)
-    return stand_in
+def _meta_parameter(parameter: Any) -> torch.nn.Parameter:
+    local = _local(parameter)
+    meta = torch.nn.Parameter(torch.empty(local.shape, dtype=local.dtype, device="meta"))
+    meta.grad = torch.empty_like(meta)
+    return meta
 
 
-def _mine(parameter: Any) -> Any:
-    """Of a sharded parameter, what this rank holds."""
+def _local(parameter: Any) -> Any:
+    """Return this rank's shard of a sharded parameter."""
     return parameter.to_local() if hasattr(parameter, "to_local") else parameter

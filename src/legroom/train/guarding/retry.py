@@ -1,12 +1,12 @@
-"""A stretch of work that must not be left half done: a function that runs out of memory there is called again, with room made.
+"""A mode in which a torch function that runs out of memory is called again after memory was freed.
 
-An optimizer that fails half way has changed some numbers and not others, in place; nothing can undo that, short of a copy
-of everything before every step. So it does not fail half way. Under this mode each torch function that runs out of memory
-is called once more on the spot, first after the cache was given back, then after tensors that it does not need were moved
-to host memory. They come back when a function needs them, and at the end.
+An optimizer that fails half way has modified some tensors in place and not others. Only a copy of everything before every
+step could undo that. Under this mode the optimizer does not fail half way: each torch function that runs out of memory is
+called again, first after emptying the cache, then after moving tensors that it does not need to host memory. These
+tensors are moved back when a function needs them, and at the end.
 
-That is exact: a function that fails to get memory for its result has changed nothing. What remains is a function whose own
-operands and result do not fit; then the error passes.
+The result is exact, because a function that cannot allocate its result has changed nothing. The error is only raised if
+the operands and the result of a single function do not fit.
 """
 
 import functools
@@ -18,51 +18,51 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from legroom.observe.dispatch.storages import tensors_in
-from legroom.train.guarding.recovery import empty_cache, read_failure, release
+from legroom.train.guarding.recovery import classify_failure, empty_cache, release_memory
 from legroom.train.guarding.state.random_state import RandomState
 
 
-class MakingRoom(TorchFunctionMode):
-    """`movable()` gives the tensors that may be moved out; `device` is where memory is short."""
+class RetryOnOOM(TorchFunctionMode):
+    """`offloadable()` returns the tensors that may be moved to host memory; `device` is the device to free memory on."""
 
-    def __init__(self, movable: Callable[[], Iterable[torch.Tensor]], device: torch.device) -> None:
+    def __init__(self, offloadable: Callable[[], Iterable[torch.Tensor]], device: torch.device) -> None:
         super().__init__()
-        self._movable = movable
+        self._offloadable = offloadable
         self._device = device
-        self._away: dict[int, _Moved] = {}
+        self._offloaded: dict[int, _Offloaded] = {}
         self.retries = 0
-        """How many functions ran out of memory and were called again."""
-        self.moved_bytes = 0
+        """The number of functions that ran out of memory and were called again."""
+        self.offloaded_bytes = 0
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if type(func) is _GETTER:  # a tensor's property: nothing is computed, and there are thousands of them
+        if type(func) is _GETTER:  # reading a tensor property computes nothing and is frequent
             return func(*args)
-        if self._away:
-            self._bring_back(tensors_in((args, kwargs)))
-        elif func in _ASKS:
+        if self._offloaded:
+            self._restore_operands(tensors_in((args, kwargs)))
+        elif func in _NO_ALLOCATION:
             return func(*args)
-        drawn = RandomState(self._device, with_numpy=False) if _draws(func) else None
-        wanted = 0
+        random_state = RandomState(self._device, with_numpy=False) if _is_random(func) else None
+        to_free = 0
         while True:
             try:
                 return func(*args, **kwargs) if kwargs else func(*args)
             except RuntimeError as error:
-                failure = read_failure(error)
+                failure = classify_failure(error)
                 if not failure.is_oom:
                     raise
-                if wanted and not self._has_movable(args, kwargs):
+                if to_free and not self._can_offload(args, kwargs):
                     raise
             self.retries += 1
-            if wanted:
-                self._move_out(wanted, args, kwargs)
-                wanted *= 2
+            if to_free:
+                self._offload(to_free, _keys((args, kwargs)))
+                to_free *= 2
             else:
-                release()
-                wanted = max(failure.requested or 0, _LEAST_MOVED)
-            if drawn is not None:
-                drawn.restore()
+                release_memory()
+                to_free = max(failure.requested or 0, _MIN_OFFLOAD)
+            if random_state is not None:
+                random_state.restore()
 
     def __exit__(
         self,
@@ -71,91 +71,86 @@ class MakingRoom(TorchFunctionMode):
         trace: TracebackType | None,
     ) -> None:
         super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
-        if self._away:
+        if self._offloaded:
             empty_cache()
-            self.bring_all_back()
+            self.restore_all()
 
-    # --- tensors in host memory for a while
+    # --- offloaded tensors
 
-    def bring_all_back(self) -> None:
-        """All but what has died meanwhile, as gradients do when a step ends."""
-        living = {_key(tensor) for tensor in self._movable()}
+    def restore_all(self) -> None:
+        """Move all tensors back, except those freed meanwhile (such as gradients at the end of a step)."""
+        alive = {_key(tensor) for tensor in self._offloadable()}
         try:
-            for moved in list(self._away.values()):
-                if moved.key in living:
-                    self._return(moved)
+            for offloaded in list(self._offloaded.values()):
+                if offloaded.key in alive:
+                    self._restore(offloaded)
                 else:
-                    del self._away[moved.key]
+                    del self._offloaded[offloaded.key]
         except RuntimeError:
             self._leave_on_host()
             raise
 
     @torch.no_grad()
     def _leave_on_host(self) -> None:
-        """There is no room to come back to: the tensors live in host memory from now on, so that no number is lost."""
-        for tensor in list(self._movable()):
+        """Keep the tensors in host memory, so that no value is lost if the device has no memory for them."""
+        for tensor in list(self._offloadable()):
             local = getattr(tensor, "_local_tensor", tensor)
-            moved = self._away.get(_key(local))
-            if moved is not None:
+            offloaded = self._offloaded.get(_key(local))
+            if offloaded is not None:
                 host = torch.empty(0, dtype=local.dtype)
-                host.set_(moved.host.untyped_storage(), local.storage_offset(), local.size(), local.stride())
+                host.set_(
+                    offloaded.host.untyped_storage(), local.storage_offset(), local.size(), local.stride()
+                )
                 local.data = host
-        self._away.clear()
+        self._offloaded.clear()
 
-    def _bring_back(self, tensors: Iterable[torch.Tensor]) -> None:
-        keep = {
-            _key(tensor) for tensor in tensors
-        }  # operands that are here must not make way for those that are not
-        needed = [self._away[key] for key in keep if key in self._away]
-        for moved in needed:
-            wanted = moved.nbytes
+    def _restore_operands(self, tensors: Iterable[torch.Tensor]) -> None:
+        operands = {_key(tensor) for tensor in tensors}  # none of them may be offloaded for another
+        for offloaded in [self._offloaded[key] for key in operands if key in self._offloaded]:
+            to_free = offloaded.nbytes
             while True:
                 try:
-                    self._return(moved)
+                    self._restore(offloaded)
                     break
                 except RuntimeError as error:
-                    if not read_failure(error).is_oom or not any(
-                        key not in keep for key in self._storages() if key not in self._away
+                    if not classify_failure(error).is_oom or not any(
+                        key not in operands for key in self._storages() if key not in self._offloaded
                     ):
                         raise
-                self._move_until(wanted, keep)
-                wanted *= 2
+                self._offload(to_free, operands)
+                to_free *= 2
 
-    def _return(self, moved: "_Moved") -> None:
-        moved.storage.resize_(moved.nbytes)
-        _bytes_of(moved.storage, self._device).copy_(moved.host)
-        del self._away[moved.key]
+    def _restore(self, offloaded: "_Offloaded") -> None:
+        offloaded.storage.resize_(offloaded.nbytes)
+        _bytes_of(offloaded.storage, self._device).copy_(offloaded.host)
+        del self._offloaded[offloaded.key]
 
-    def _has_movable(self, args: Any, kwargs: Any) -> bool:
-        keep = {_key(tensor) for tensor in tensors_in((args, kwargs))}
-        return any(key not in keep and key not in self._away for key in self._storages())
+    def _can_offload(self, args: Any, kwargs: Any) -> bool:
+        operands = _keys((args, kwargs))
+        return any(key not in operands and key not in self._offloaded for key in self._storages())
 
-    def _move_out(self, wanted: int, args: Any, kwargs: Any) -> None:
-        self._move_until(wanted, {_key(tensor) for tensor in tensors_in((args, kwargs))})
-
-    def _move_until(self, wanted: int, keep: set[int]) -> None:
-        """Move the largest first, until `wanted` bytes are free or nothing is left to move."""
+    def _offload(self, to_free: int, operands: set[int]) -> None:
+        """Offload storages, largest first, until `to_free` bytes are free or none is left."""
         candidates = [
-            storage for key, storage in self._storages().items() if key not in keep and key not in self._away
+            storage
+            for key, storage in self._storages().items()
+            if key not in operands and key not in self._offloaded
         ]
         candidates.sort(key=lambda storage: -storage.nbytes())
         for storage in candidates:
-            if wanted <= 0:
+            if to_free <= 0:
                 break
-            wanted -= storage.nbytes()
-            self._move(storage)
+            nbytes = storage.nbytes()
+            to_free -= nbytes
+            host = _bytes_of(storage, self._device).cpu()
+            storage.resize_(0)
+            self._offloaded[storage._cdata] = _Offloaded(storage, host, nbytes)
+            self.offloaded_bytes += nbytes
         empty_cache()
-
-    def _move(self, storage: torch.UntypedStorage) -> None:
-        nbytes = storage.nbytes()
-        host = _bytes_of(storage, self._device).cpu()
-        storage.resize_(0)
-        self._away[storage._cdata] = _Moved(storage, host, nbytes)
-        self.moved_bytes += nbytes
 
     def _storages(self) -> dict[int, torch.UntypedStorage]:
         found = {}
-        for tensor in self._movable():
+        for tensor in self._offloadable():
             local = getattr(tensor, "_local_tensor", tensor)
             if local.device.type == self._device.type and local.layout == torch.strided:
                 storage = local.untyped_storage()
@@ -164,8 +159,8 @@ class MakingRoom(TorchFunctionMode):
         return found
 
 
-class _Moved:
-    """A storage that is empty for now, and what was in it."""
+class _Offloaded:
+    """A storage that was emptied, and its contents in host memory."""
 
     __slots__ = ("host", "key", "nbytes", "storage")
 
@@ -174,20 +169,27 @@ class _Moved:
         self.key = storage._cdata
 
 
-_LEAST_MOVED = 1 << 20
-_RANDOM = ("rand", "normal", "bernoulli", "dropout", "multinomial", "poisson", "uniform", "exponential")
-
-
+_MIN_OFFLOAD = 1 << 20
+_RANDOM_FUNCTIONS = (
+    "rand",
+    "normal",
+    "bernoulli",
+    "dropout",
+    "multinomial",
+    "poisson",
+    "uniform",
+    "exponential",
+)
 _GETTER = type(torch.Tensor.shape.__get__)  # type: ignore[attr-defined]
-_ASKS = frozenset({torch.Tensor.item, torch.is_complex, torch.Tensor.is_complex})
-"""Functions of one argument that need no memory; an optimizer calls them for every parameter."""
+_NO_ALLOCATION = frozenset({torch.Tensor.item, torch.is_complex, torch.Tensor.is_complex})
+"""Functions of one argument that allocate nothing. Optimizers call them for every parameter."""
 
 
 @functools.cache
-def _draws(func: Any) -> bool:
-    """A function that draws random numbers may have drawn them before it failed."""
+def _is_random(func: Any) -> bool:
+    """Whether a function draws random numbers: it may have drawn some before it failed."""
     name = getattr(func, "__name__", "")
-    return any(word in name for word in _RANDOM)
+    return any(word in name for word in _RANDOM_FUNCTIONS)
 
 
 def _bytes_of(storage: torch.UntypedStorage, device: torch.device) -> torch.Tensor:
@@ -197,3 +199,7 @@ def _bytes_of(storage: torch.UntypedStorage, device: torch.device) -> torch.Tens
 def _key(tensor: torch.Tensor) -> int:
     local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return local.untyped_storage()._cdata if local.layout == torch.strided else 0
+
+
+def _keys(values: Any) -> set[int]:
+    return {_key(tensor) for tensor in tensors_in(values)}

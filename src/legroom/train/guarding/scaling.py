@@ -1,4 +1,4 @@
-"""How a Guard scales losses and steps the optimizer: by a Precision, by a GradScaler the user made, or plainly."""
+"""How Guard scales losses and steps the optimizer: with a Precision, with the user's GradScaler, or unscaled."""
 
 import contextlib
 from contextlib import AbstractContextManager
@@ -10,7 +10,7 @@ from legroom.errors import UsageError
 
 
 class Scaling(Protocol):
-    """What Guard needs of `legroom.precision(...)`."""
+    """The methods of `legroom.precision(...)` that Guard uses."""
 
     scaler: Any
 
@@ -23,8 +23,8 @@ class Scaling(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
-class Given:
-    """The user's own scaler, or none; autocast is left to the user's function."""
+class UserScaling:
+    """The user's own GradScaler, or none. The user's function applies autocast."""
 
     def __init__(self, scaler: Any = None) -> None:
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
@@ -58,14 +58,12 @@ class Given:
             self.scaler.load_state_dict(state)
 
 
-def scaling(precision: Any, scaler: Any, device: torch.device) -> Scaling:
-    """What `Guard(precision=, scaler=)` asked for."""
+def make_scaling(precision: Any, scaler: Any, device: torch.device) -> Scaling:
+    """Return the scaling for the arguments of `Guard(precision=, scaler=)`."""
     if precision is None:
-        return Given(scaler)
+        return UserScaling(scaler)
     if scaler is not None:
-        raise UsageError(
-            "precision= brings its own scaler: give Guard either precision= or scaler=, not both"
-        )
+        raise UsageError("precision= includes a GradScaler. Pass either precision= or scaler=, not both.")
     from legroom.train.precision import precision as make
 
     made: Scaling = make(precision, device=device) if isinstance(precision, str) else precision

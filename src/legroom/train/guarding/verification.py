@@ -1,119 +1,123 @@
-"""Are the gradients of a split batch those of the whole? Tried on a batch, with everything put back afterwards."""
+"""Comparison of the gradients of a split batch with those of the whole batch. Restores the state afterwards."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from legroom.diagnose.oom.recognize import ErrorClassification
 from legroom.errors import UsageError
-from legroom.train.guarding.batches.coupling import evaluating
-from legroom.train.guarding.batches.splitting import Batch
-from legroom.train.guarding.passes import LossFunction
-from legroom.train.guarding.single_sample import does_not_fit
-
-if TYPE_CHECKING:
-    from legroom.train.guarding.guard import Guard
+from legroom.train.guarding.batches.coupling import eval_mode
+from legroom.train.guarding.batches.splitting import BatchArguments
+from legroom.train.guarding.passes import Passes
+from legroom.train.guarding.scaling import Scaling
+from legroom.train.guarding.state.transaction import Transaction
 
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5}
-HALF = 2e-2
+HALF_PRECISION_TOLERANCE = 2e-2
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
-    """What a comparison found. True if the gradients are the same up to rounding."""
+class GradientComparison:
+    """The result of `Guard.verify`. True if the gradients are equal up to rounding."""
 
     equal: bool
-    worst: float
+    max_difference: float
     """The largest difference of a parameter's gradients, relative to the largest gradient of that parameter."""
     parameter: str
-    """Where that is."""
+    """The parameter with that difference."""
     loss_difference: float
-    """Relative."""
-    rows: int
+    """The relative difference of the losses."""
+    batch_size: int
     split: tuple[int, ...]
 
     def __bool__(self) -> bool:
         return self.equal
 
     def __str__(self) -> str:
-        how = "the same up to rounding" if self.equal else "NOT the same"
+        result = "equal up to rounding" if self.equal else "NOT equal"
         return (
-            f"Gradients of {self.rows} rows, whole and split into {len(self.split)}, are {how}: "
-            f"at most {self.worst:.1e} apart ({self.parameter}), the loss {self.loss_difference:.1e}."
+            f"The gradients of {self.batch_size} samples, whole and split into {len(self.split)} micro-batches, are {result}. "
+            f"Largest relative difference: {self.max_difference:.1e} ({self.parameter}); loss: {self.loss_difference:.1e}."
         )
 
 
-def verify(guard: "Guard", loss_fn: LossFunction, batch: Batch, micro_batch: int | None) -> Verified:
-    """Compare the passes over the whole batch with passes over micro-batches of it.
+def verify_gradients(
+    model: nn.Module,
+    precision: Scaling,
+    transaction: Transaction,
+    new_passes: Callable[[BatchArguments, int], Passes],
+    does_not_fit: Callable[[Passes, ErrorClassification], Exception],
+    batch: BatchArguments,
+    micro_batch_size: int | None,
+) -> GradientComparison:
+    """Run the passes over the whole batch and over micro-batches, and compare the gradients.
 
-    If the whole does not fit, fewer rows are compared. Dropout is off, since its masks differ; batch normalisation is not.
+    If the whole batch does not fit, a smaller one is compared. Dropout is disabled because its masks differ between the
+    two; batch normalization stays in training mode.
     """
-    if batch.rows < 2:
-        raise UsageError("a batch of one row cannot be split: verify with two rows or more")
-    before = guard._transaction
-    before.begin()
+    if batch.batch_size < 2:
+        raise UsageError("A batch of one sample cannot be split. Pass a batch of two or more samples.")
+    transaction.begin()
     try:
-        with evaluating(guard.model, except_for=(_BatchNorm,)):
-            rows = batch.rows
+        with eval_mode(model, except_for=(_BatchNorm,)):
+            batch_size = batch.batch_size
             while True:
-                arguments, named = batch.piece(0, rows)
-                part = Batch(arguments, named, batch.batch_dim, batch.whole)
-                whole = guard._new_passes(loss_fn, part, rows)
+                arguments, named = batch.slice(0, batch_size)
+                part = BatchArguments(arguments, named, batch.batch_dim, batch.unsplit)
+                whole = new_passes(part, batch_size)
                 failure = whole.run()
                 if failure is None:
                     break
-                before.release()
-                before.roll_back()
-                if rows <= 2:
-                    raise does_not_fit(
-                        "A part of two rows", failure, whole.phase, guard.model, guard.optimizer, guard.device, guard._ladder.names,
-                        guard._figures.allocated(),
-                    )  # fmt: skip
-                rows = max(2, rows // 2)
+                transaction.release()
+                transaction.rollback()
+                if batch_size <= 2:
+                    raise does_not_fit(whole, failure)
+                batch_size = max(2, batch_size // 2)
             expected = {
                 name: parameter.grad.detach().cpu()
-                for name, parameter in guard.model.named_parameters()
+                for name, parameter in model.named_parameters()
                 if parameter.grad is not None
             }
-            before.roll_back()
-            micro = min(micro_batch or max(1, -(-rows // 3)), rows - 1)
-            split = guard._new_passes(loss_fn, part, micro)
-            failure = split.run()
-            if failure is not None:
+            transaction.rollback()
+            micro = min(micro_batch_size or max(1, -(-batch_size // 3)), batch_size - 1)
+            split = new_passes(part, micro)
+            if split.run() is not None:
                 raise UsageError(
-                    f"micro-batches of {micro} rows do not fit: give verify a smaller micro_batch="
+                    f"Micro-batches of {micro} samples do not fit. Pass a smaller micro_batch_size to verify()."
                 )
-            return _compared(guard, expected, whole.loss, split.loss, rows, tuple(split.sizes))
+            return _compare(model, precision, expected, whole, split)
     finally:
-        before.roll_back()
-        before.commit()
+        transaction.rollback()
+        transaction.commit()
 
 
-def _compared(
-    guard: "Guard",
-    expected: dict[str, torch.Tensor],
-    whole: torch.Tensor | None,
-    split: torch.Tensor | None,
-    rows: int,
-    sizes: tuple[int, ...],
-) -> Verified:
-    worst, where = 0.0, ""
+def _compare(
+    model: nn.Module, precision: Scaling, expected: dict[str, torch.Tensor], whole: Passes, split: Passes
+) -> GradientComparison:
+    max_difference, where = 0.0, ""
     tolerance = 0.0
-    for name, parameter in guard.model.named_parameters():
+    for name, parameter in model.named_parameters():
         if name not in expected and parameter.grad is None:
             continue
-        mine = torch.zeros_like(parameter).cpu() if parameter.grad is None else parameter.grad.detach().cpu()
-        reference = expected.get(name, torch.zeros_like(mine))
+        actual = (
+            torch.zeros_like(parameter).cpu() if parameter.grad is None else parameter.grad.detach().cpu()
+        )
+        reference = expected.get(name, torch.zeros_like(actual))
         scale = float(reference.abs().max()) or 1.0
-        difference = float((mine.double() - reference.double()).abs().max()) / scale
-        tolerance = max(tolerance, TOLERANCES.get(parameter.dtype, HALF))
-        if difference >= worst:
-            worst, where = difference, name
-    assert whole is not None
-    assert split is not None
-    losses = float(whole), float(split)
-    apart = abs(losses[0] - losses[1]) / max(abs(losses[0]), 1e-12)
-    if getattr(guard.precision, "name", "fp32") in ("bf16", "fp16") or guard.scaler is not None:
-        tolerance = max(tolerance, HALF)
-    return Verified(worst <= tolerance and apart <= tolerance, worst, where, apart, rows, sizes)
+        difference = float((actual.double() - reference.double()).abs().max()) / scale
+        tolerance = max(tolerance, TOLERANCES.get(parameter.dtype, HALF_PRECISION_TOLERANCE))
+        if difference >= max_difference:
+            max_difference, where = difference, name
+    assert whole.loss is not None
+    assert split.loss is not None
+    losses = float(whole.loss), float(split.loss)
+    loss_difference = abs(losses[0] - losses[1]) / max(abs(losses[0]), 1e-12)
+    if getattr(precision, "name", "fp32") in ("bf16", "fp16") or precision.scaler is not None:
+        tolerance = max(tolerance, HALF_PRECISION_TOLERANCE)
+    equal = max_difference <= tolerance and loss_difference <= tolerance
+    return GradientComparison(
+        equal, max_difference, where, loss_difference, sum(whole.sizes), tuple(split.sizes)
+    )

@@ -1,1 +1,1 @@
-"""Ranks that decide together: one that runs out of memory keeps its appointments, and all take the same split."""
+"""Coordination between ranks: if one runs out of memory, no rank hangs and all use the same split."""

@@ -1,9 +1,9 @@
-"""Where ranks write down what they are about to do, so that one that has failed can do it too.
+"""Announcements of collectives in a store, from which a failed rank reads what the other ranks will do.
 
-While the collectives of a step are not known yet (the first step, or one of a new kind), each rank pins up the next
-collective before it makes it. A rank that has failed reads on from where it stopped. It may stop reading when every
-rank has either finished or failed and nothing more is pinned up. The board is the store through which the processes of
-a job found each other: writing takes microseconds and does not wait.
+While the collectives of a step are not yet known (in the first step, or in a step of a new kind), each rank announces its next
+collective before issuing it. A rank that failed reads on from where it stopped. It stops reading when every rank has finished
+or failed and no announcement is left. The announcements are in the store of the process group: writing takes
+microseconds and does not wait for other ranks.
 """
 
 import contextlib
@@ -11,60 +11,62 @@ import pickle
 import time
 from typing import Any
 
-from legroom.train.ranks.collectives import Call
-from legroom.train.ranks.lost_ranks import RankMissing
+from legroom.train.ranks.collectives import CollectiveCall
+from legroom.train.ranks.rank_errors import RankMissing
 
-_PAUSE = 0.001  # seconds between two looks at the board: others are computing meanwhile
+_POLL_SECONDS = 0.001  # other ranks are computing meanwhile
 
 
-class NoticeBoard:
-    """One place per pass of a step; every rank writes to it, those that failed read."""
+class Announcements:
+    """The announcements of all passes, by pass. Every rank writes them; failed ranks read them."""
 
-    def __init__(self, store: Any, ranks: int, patience: float) -> None:
+    def __init__(self, store: Any, ranks: int, timeout: float) -> None:
         self._store = store
         self._ranks = ranks
-        self._patience = patience
+        self._timeout = timeout
 
-    def pin(self, place: str, index: int, call: Call) -> None:
-        """The next collective of this rank, before it is made. All ranks would pin up the same."""
-        self._store.set(f"{place}/{index}", pickle.dumps(call))
+    def announce(self, pass_key: str, index: int, call: CollectiveCall) -> None:
+        """Announce the next collective of this rank before it is issued. All ranks announce the same ones."""
+        self._store.set(f"{pass_key}/{index}", pickle.dumps(call))
 
-    def finished(self, place: str) -> None:
-        """This rank made every collective of the pass."""
-        self._store.add(f"{place}/finished", 1)
+    def finished(self, pass_key: str) -> None:
+        """Record that this rank issued every collective of the pass."""
+        self._store.add(f"{pass_key}/finished", 1)
 
-    def failed(self, place: str) -> None:
-        """This rank will pin up no more."""
-        self._store.add(f"{place}/failed", 1)
+    def failed(self, pass_key: str) -> None:
+        """Record that this rank will announce no more collectives in this pass."""
+        self._store.add(f"{pass_key}/failed", 1)
 
-    def read(self, place: str, index: int) -> Call | None:
-        """The collective with that index, when some rank comes to it; None when none will."""
-        deadline = time.monotonic() + self._patience
-        key = f"{place}/{index}"
+    def read(self, pass_key: str, index: int) -> CollectiveCall | None:
+        """Wait for the collective with this index. Returns None if no rank will issue it."""
+        deadline = time.monotonic() + self._timeout
+        key = f"{pass_key}/{index}"
         while True:
-            # Counted before looked: a rank pins up all it will do before it counts as finished or failed.
-            over = self._count(f"{place}/finished") + self._count(f"{place}/failed") >= self._ranks
+            # Count before checking the key: a rank announces all its collectives before it counts as finished or failed.
+            all_done = self._count(f"{pass_key}/finished") + self._count(f"{pass_key}/failed") >= self._ranks
             if self._store.check([key]):
-                call: Call = pickle.loads(self._store.get(key))  # written by other processes of this very job
+                call: CollectiveCall = pickle.loads(
+                    self._store.get(key)
+                )  # written by processes of the same job
                 return call
-            if over:
+            if all_done:
                 return None
             if time.monotonic() > deadline:
                 raise RankMissing(
-                    f"No rank came to collective {index} of the step within {self._patience:.0f} s, and none finished. "
-                    "One of them hangs or died: look at its own output."
+                    f"No rank reached collective {index} of the step within {self._timeout:.0f} s, and none finished. "
+                    "A rank hangs or died. Check the output of the other ranks."
                 )
-            time.sleep(_PAUSE)
+            time.sleep(_POLL_SECONDS)
 
-    def anyone_finished(self, place: str) -> bool:
-        """Whether what was pinned up is the whole pass."""
-        return self._count(f"{place}/finished") > 0
+    def any_finished(self, pass_key: str) -> bool:
+        """Whether the announcements cover the whole pass."""
+        return self._count(f"{pass_key}/finished") > 0
 
-    def wipe(self, place: str, count: int) -> None:
-        """Nobody will look at this place again. A store that cannot forget keeps it."""
+    def delete(self, pass_key: str, count: int) -> None:
+        """Delete the announcements of a pass that no rank will read again. Some stores do not support deletion."""
         with contextlib.suppress(RuntimeError):
             for name in ("finished", "failed", *range(count)):
-                self._store.delete_key(f"{place}/{name}")
+                self._store.delete_key(f"{pass_key}/{name}")
 
     def _count(self, key: str) -> int:
         return int(self._store.add(key, 0))

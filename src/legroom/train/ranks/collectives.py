@@ -1,12 +1,12 @@
-"""The collectives that a training step makes, seen as they are made, and made again with nothing in them.
+"""Intercepts the collectives of a training step, and repeats them with zeros.
 
-    with seen(listener):          # every collective that Python code asks of torch.distributed passes listener.meet(...)
+    with intercept_collectives(listener):   # every collective that Python code issues goes through listener.issue(...)
         step()
-    repeat(call, ...)             # the same collective with zeros: for a rank that has failed but is waited for
+    repeat_with_zeros(call, ...)            # for a rank that failed while other ranks wait for it
 
-FSDP2, SyncBatchNorm and our own gradient reduction all call `torch.distributed.<name>` from Python, so the public names
-are replaced while a step runs. What is not seen: collectives made in C++ (DDP's own reducer, which Guard leaves idle,
-and functional collectives of DTensor) and names that were imported from torch.distributed one by one.
+FSDP2, SyncBatchNorm and Guard's gradient reduction all call `torch.distributed.<name>` from Python, so the public names are
+replaced while a step runs. Collectives issued in C++ (by DDP's own reducer, which Guard disables, and functional collectives
+of DTensor) and names imported directly from torch.distributed are not intercepted.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,28 +33,28 @@ NAMES = (
     "reduce_scatter_single",
     "scatter",
 )
-"""Some exist in some releases of torch only."""
+"""Some of them exist only in some releases of torch."""
 
 
 @dataclass(frozen=True, slots=True)
-class Like:
-    """A tensor, without its contents and without where it is: ranks have devices of their own."""
+class TensorSpec:
+    """A tensor without its contents and device index, which differ between ranks."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    on_host: bool
+    on_cpu: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """A process group by its place in the list of the model's groups: its name differs from rank to rank."""
+class GroupIndex:
+    """A process group by its index in the list of the model's groups. Its name differs between ranks."""
 
-    place: int
+    index: int
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """One collective: what must be the same on every rank that takes part."""
+class CollectiveCall:
+    """One collective, with everything that must be the same on all ranks."""
 
     name: str
     arguments: tuple[Any, ...]
@@ -62,80 +62,80 @@ class Call:
 
 
 class Listener(Protocol):
-    """Who is told of each collective."""
+    """Receives each intercepted collective."""
 
-    def meet(
-        self, name: str, make: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]
+    def issue(
+        self, name: str, collective: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> Any:
-        """Make the collective, and return what it returned."""
+        """Issue the collective and return its result."""
 
 
 @contextmanager
-def seen(listener: Listener) -> Iterator[None]:
-    """Every collective made by Python code meanwhile, in any thread, passes `listener.meet`."""
-    plain = {name: getattr(dist, name) for name in NAMES if hasattr(dist, name)}
-    for name, make in plain.items():
-        setattr(dist, name, _passing(listener, name, make))
+def intercept_collectives(listener: Listener) -> Iterator[None]:
+    """Pass every collective that Python code issues in the block, in any thread, to `listener.issue`."""
+    originals = {name: getattr(dist, name) for name in NAMES if hasattr(dist, name)}
+    for name, collective in originals.items():
+        setattr(dist, name, _intercepted(listener, name, collective))
     try:
         yield
     finally:
-        for name, make in plain.items():
-            setattr(dist, name, make)
+        for name, collective in originals.items():
+            setattr(dist, name, collective)
 
 
 def describe(
     name: str, arguments: tuple[Any, ...], options: dict[str, Any], groups: Sequence[Any]
-) -> Call | None:
-    """The call without its contents; None if it is made in a group that is not of `groups`."""
+) -> CollectiveCall | None:
+    """Return the call without tensor contents, or None if its process group is not in `groups`."""
     try:
-        return Call(
+        return CollectiveCall(
             name,
             tuple(_without_contents(argument, groups) for argument in arguments),
-            tuple((word, _without_contents(argument, groups)) for word, argument in options.items()),
+            tuple((option, _without_contents(argument, groups)) for option, argument in options.items()),
         )
-    except _Foreign:
+    except _UnknownGroup:
         return None
 
 
-def repeat(call: Call, groups: Sequence[Any], device: torch.device) -> None:
-    """Make the collective with zeros, and wait for it."""
+def repeat_with_zeros(call: CollectiveCall, groups: Sequence[Any], device: torch.device) -> None:
+    """Issue the collective with zeros and wait for it."""
     result = getattr(dist, call.name)(
         *(_with_zeros(argument, groups, device) for argument in call.arguments),
-        **{word: _with_zeros(argument, groups, device) for word, argument in call.options},
+        **{name: _with_zeros(argument, groups, device) for name, argument in call.options},
     )
     if isinstance(result, dist.Work):
         result.wait()
 
 
-class _Foreign(Exception):  # noqa: N818  (never leaves this file)
-    """A group that is none of the model's."""
+class _UnknownGroup(Exception):  # noqa: N818  (never leaves this file)
+    """The process group is not one of the model's."""
 
 
-def _passing(listener: Listener, name: str, make: Callable[..., Any]) -> Callable[..., Any]:
-    def met(*arguments: Any, **options: Any) -> Any:
-        return listener.meet(name, make, arguments, options)
+def _intercepted(listener: Listener, name: str, collective: Callable[..., Any]) -> Callable[..., Any]:
+    def issue(*arguments: Any, **options: Any) -> Any:
+        return listener.issue(name, collective, arguments, options)
 
-    return met
+    return issue
 
 
 def _without_contents(value: Any, groups: Sequence[Any]) -> Any:
     if isinstance(value, torch.Tensor):
-        return Like(tuple(value.shape), value.dtype, value.device.type == "cpu")
+        return TensorSpec(tuple(value.shape), value.dtype, value.device.type == "cpu")
     if isinstance(value, dist.ProcessGroup):
-        for place, group in enumerate(groups):
+        for index, group in enumerate(groups):
             if group is value or group.group_name == value.group_name:  # one group can have several objects
-                return Group(place)
-        raise _Foreign
+                return GroupIndex(index)
+        raise _UnknownGroup
     if isinstance(value, list | tuple):
         return tuple(_without_contents(item, groups) for item in value)
     return value
 
 
 def _with_zeros(value: Any, groups: Sequence[Any], device: torch.device) -> Any:
-    if isinstance(value, Like):
-        return torch.zeros(value.shape, dtype=value.dtype, device="cpu" if value.on_host else device)
-    if isinstance(value, Group):
-        return groups[value.place]
+    if isinstance(value, TensorSpec):
+        return torch.zeros(value.shape, dtype=value.dtype, device="cpu" if value.on_cpu else device)
+    if isinstance(value, GroupIndex):
+        return groups[value.index]
     if isinstance(value, tuple):
         return [_with_zeros(item, groups, device) for item in value]
     return value

@@ -1,17 +1,16 @@
-"""A rank that fails keeps its appointments.
+"""Completes the collectives of a pass on a rank that failed, so that the other ranks do not hang.
 
-The collectives of a pass (forward and backward of one micro-batch) are the same on every rank and do not depend on the
-size of the batch. So when memory fails on one rank in the middle of a pass, the others are not left waiting: the rank that
-failed makes the collectives that remain, with zeros. The others finish a pass that is worth nothing, hear so where all
-ranks meet at the end of the step, and all go back.
+The collectives of a pass (forward and backward of one micro-batch) are the same on every rank and do not depend on the batch
+size. If memory runs out on one rank in the middle of a pass, that rank issues the remaining collectives with zeros. The
+other ranks finish a pass whose result is invalid, learn so in the exchange at the end of the step, and all ranks roll back.
 
-    appointments.begin("first pass")
-    with seen(appointments): forward(); backward()
-    appointments.finish()                 # or, after a failure, once its memory is free:
-    appointments.keep()
+    pending.begin("first pass", pass_key)
+    with intercept_collectives(pending): forward(); backward()
+    pending.finish()                      # or, after a failure, once its memory is free:
+    pending.complete_with_zeros()
 
-Which collectives remain is known from an earlier pass of the same kind. Of a kind that was not seen yet, or that was
-not the same twice, each rank pins its collectives up as it comes to them (see notice_board) and the one that failed follows.
+The remaining collectives are known from an earlier pass of the same kind. In a pass of a new kind, or of a kind whose collectives
+vary, each rank announces its collectives (see `announcements`) and the failed rank follows these.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -20,84 +19,84 @@ from typing import Any
 import torch
 
 from legroom.diagnose.oom.recognize import is_oom
-from legroom.train.ranks.announcements import NoticeBoard
-from legroom.train.ranks.collectives import Call, describe, repeat
+from legroom.train.ranks.announcements import Announcements
+from legroom.train.ranks.collectives import CollectiveCall, describe, repeat_with_zeros
 
 
-class Appointments:
-    """The collectives of each kind of pass, and where the current pass stands."""
+class PendingCollectives:
+    """The collectives of each kind of pass, and the position in the current pass."""
 
-    def __init__(self, groups: Sequence[Any], device: torch.device, board: NoticeBoard) -> None:
+    def __init__(self, groups: Sequence[Any], device: torch.device, announcements: Announcements) -> None:
         self._groups = groups
         self._device = device
-        self._board = board
-        self._known: dict[Hashable, tuple[Call, ...]] = {}
+        self._announcements = announcements
+        self._known: dict[Hashable, tuple[CollectiveCall, ...]] = {}
         self._varying: set[Hashable] = set()
         self._kind: Hashable = None
-        self._place = ""
-        self._met: list[Call] = []
-        self._pinning = False
-        self._pinned: list[tuple[str, int]] = []
+        self._pass_key = ""
+        self._issued: list[CollectiveCall] = []
+        self._announces = False
+        self._announced: list[tuple[str, int]] = []
         self.lost = False
-        """A collective itself failed: another rank is gone, and there is nobody to keep appointments with."""
+        """Whether a collective itself failed: another rank is gone, so pending collectives cannot be completed."""
 
-    def begin(self, kind: Hashable, place: str) -> None:
-        """A pass of this kind begins. `place` names it and is the same on all ranks, and new each time."""
-        self._kind, self._place, self._met = kind, place, []
-        self._pinning = kind not in self._known or kind in self._varying
+    def begin(self, kind: Hashable, pass_key: str) -> None:
+        """Begin a pass of this kind. `pass_key` is unique, and the same on all ranks."""
+        self._kind, self._pass_key, self._issued = kind, pass_key, []
+        self._announces = kind not in self._known or kind in self._varying
 
-    def meet(
-        self, name: str, make: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]
+    def issue(
+        self, name: str, collective: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> Any:
-        """Make a collective that the program asked for, and note that it was made."""
+        """Issue a collective for the program, and record it."""
         call = describe(name, arguments, options, self._groups)
         if call is None:
-            return make(*arguments, **options)
-        if self._pinning:
-            self._board.pin(self._place, len(self._met), call)
+            return collective(*arguments, **options)
+        if self._announces:
+            self._announcements.announce(self._pass_key, len(self._issued), call)
         try:
-            result = make(*arguments, **options)
+            result = collective(*arguments, **options)
         except Exception as error:
             self.lost = not is_oom(error)
             raise
-        self._met.append(call)
+        self._issued.append(call)
         return result
 
     def finish(self) -> int:
-        """The pass is over: from now on its kind is known. Returns how many collectives it made."""
-        if self._pinning:
-            self._board.finished(self._place)
-            self._pinned.append((self._place, len(self._met)))
-        self._learn(tuple(self._met))
-        return len(self._met)
+        """End the pass and store its collectives. Returns their number."""
+        if self._announces:
+            self._announcements.finished(self._pass_key)
+            self._announced.append((self._pass_key, len(self._issued)))
+        self._learn(tuple(self._issued))
+        return len(self._issued)
 
-    def keep(self) -> int:
-        """Make what remains of the pass with zeros. Nothing of the failed pass is held by now, so there is room."""
-        if self._pinning:
-            self._board.failed(self._place)
-            while (call := self._board.read(self._place, len(self._met))) is not None:
+    def complete_with_zeros(self) -> int:
+        """Issue the remaining collectives of the pass with zeros. The memory of the failed pass must be free."""
+        if self._announces:
+            self._announcements.failed(self._pass_key)
+            while (call := self._announcements.read(self._pass_key, len(self._issued))) is not None:
                 self._repeat(call)
-            self._pinned.append((self._place, len(self._met)))
-            if self._board.anyone_finished(self._place):
-                self._learn(tuple(self._met))
+            self._announced.append((self._pass_key, len(self._issued)))
+            if self._announcements.any_finished(self._pass_key):
+                self._learn(tuple(self._issued))
         else:
-            for call in self._known[self._kind][len(self._met) :]:
+            for call in self._known[self._kind][len(self._issued) :]:
                 self._repeat(call)
-        return len(self._met)
+        return len(self._issued)
 
-    def clear(self, *, wipe: bool) -> None:
-        """All ranks are past these passes. `wipe`: this rank takes down what was pinned up (one of them does)."""
-        for place, count in self._pinned:
-            if wipe:
-                self._board.wipe(place, count)
-        self._pinned.clear()
+    def clear(self, *, delete: bool) -> None:
+        """Forget passes that all ranks have finished. `delete`: delete their announcements (one rank does)."""
+        for pass_key, count in self._announced:
+            if delete:
+                self._announcements.delete(pass_key, count)
+        self._announced.clear()
 
-    def _repeat(self, call: Call) -> None:
-        repeat(call, self._groups, self._device)
-        self._met.append(call)
+    def _repeat(self, call: CollectiveCall) -> None:
+        repeat_with_zeros(call, self._groups, self._device)
+        self._issued.append(call)
 
-    def _learn(self, calls: tuple[Call, ...]) -> None:
-        """A kind that was not the same twice in a row stays pinned up until it is."""
+    def _learn(self, calls: tuple[CollectiveCall, ...]) -> None:
+        """Store the collectives of a kind. A kind that differs from its previous pass is announced until it repeats."""
         if self._known.get(self._kind, calls) == calls:
             self._varying.discard(self._kind)
         else:

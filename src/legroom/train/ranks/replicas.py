@@ -1,8 +1,8 @@
-"""A model that every rank holds whole (DDP), in a step that may have to be given up.
+"""DDP modules in a step that may have to be repeated.
 
-DDP's own communication stays idle during the step: forward and backward run as in `no_sync()`, buffers are taken from
-rank 0 at the first micro-batch, as DDP does once per step, and gradients are averaged by our GradientReducer while the last
-micro-batch's backward runs. Outside of Guard the model works as ever.
+DDP's own communication is disabled during the step: forward and backward run as in `no_sync()`, buffers are broadcast from
+rank 0 at the first micro-batch (as DDP does once per step), and `GradientReducer` averages the gradients during the backward
+pass of the last micro-batch. Outside Guard the model works as usual.
 """
 
 from collections.abc import Iterator
@@ -23,12 +23,12 @@ class Replicas:
     def __init__(self, ddp: DistributedDataParallel) -> None:
         if getattr(ddp, "_comm_hooks", None):
             raise UsageError(
-                "Guard averages gradients itself and cannot call the communication hook of this DDP model: "
-                "build the model without register_comm_hook()."
+                "Guard averages gradients itself and cannot call the communication hook of this DDP model. "
+                "Remove register_comm_hook()."
             )
         if getattr(ddp, "mixed_precision", None) is not None:
             raise UsageError(
-                "Guard does not work with DDP's mixed_precision=: use Guard's precision= instead."
+                "Guard does not support DDP's mixed_precision=. Use Guard(..., precision=...) instead."
             )
         self._ddp = ddp
         self.group: Any = ddp.process_group
@@ -44,40 +44,40 @@ class Replicas:
         )
 
     @contextmanager
-    def chunk(self, first: bool, last: bool) -> Iterator[None]:
-        """Around forward and backward of one micro-batch."""
+    def micro_batch(self, first: bool, last: bool) -> Iterator[None]:
+        """Wrap forward and backward of one micro-batch."""
         if first and self._ddp.broadcast_buffers and self._ddp.modules_buffers:
-            self._take_buffers()
+            self._broadcast_buffers()
         if last:
             self._reducer.start()
-        with self.alone():
+        with self.no_sync():
             yield
 
     def finish(self) -> bool:
-        """After the last micro-batch: gradients are averaged. False: the step must be done again."""
+        """Average the gradients after the last micro-batch. Returns False if the step must be repeated."""
         return self._reducer.finish()
 
-    def forget(self) -> None:
-        """The step has failed."""
+    def discard(self) -> None:
+        """Discard a failed step."""
         self._reducer.stop()
 
-    def alone(self) -> AbstractContextManager[None]:
-        return silent(self._ddp)
+    def no_sync(self) -> AbstractContextManager[None]:
+        return no_ddp_sync(self._ddp)
 
     def collectives(self) -> int:
-        """How many make up one step."""
+        """Return the number of collectives per step."""
         return self._reducer.buckets + (len(self._buffers()) if self._ddp.broadcast_buffers else 0)
 
     @torch.no_grad()
-    def _take_buffers(self) -> None:
-        """Everyone gets rank 0's, in one broadcast per dtype."""
+    def _broadcast_buffers(self) -> None:
+        """Broadcast the buffers of rank 0, in one collective per dtype."""
         source = dist.get_global_rank(self.group, 0)
         for buffers in self._buffers():
             flat = torch.cat([buffer.reshape(-1) for buffer in buffers])
             dist.broadcast(flat, src=source, group=self.group)
-            pieces = torch.split(flat, [buffer.numel() for buffer in buffers])
+            parts = torch.split(flat, [buffer.numel() for buffer in buffers])
             torch._foreach_copy_(
-                buffers, [piece.view(buffer.shape) for piece, buffer in zip(pieces, buffers, strict=True)]
+                buffers, [part.view(buffer.shape) for part, buffer in zip(parts, buffers, strict=True)]
             )
 
     def _buffers(self) -> list[list[torch.Tensor]]:
@@ -89,12 +89,12 @@ class Replicas:
 
 
 @contextmanager
-def silent(ddp: DistributedDataParallel) -> Iterator[None]:
-    """Inside, DDP communicates nothing: no gradients, no buffers, and no tracking of what is unused."""
-    kept = (ddp.require_forward_param_sync, ddp.find_unused_parameters, ddp.static_graph)
+def no_ddp_sync(ddp: DistributedDataParallel) -> Iterator[None]:
+    """Disable all communication of DDP inside the block: gradients, buffers and the tracking of unused parameters."""
+    saved = (ddp.require_forward_param_sync, ddp.find_unused_parameters, ddp.static_graph)
     ddp.require_forward_param_sync = ddp.find_unused_parameters = ddp.static_graph = False
     try:
         with ddp.no_sync():
             yield
     finally:
-        ddp.require_forward_param_sync, ddp.find_unused_parameters, ddp.static_graph = kept
+        ddp.require_forward_param_sync, ddp.find_unused_parameters, ddp.static_graph = saved

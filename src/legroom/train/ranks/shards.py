@@ -1,7 +1,8 @@
-"""A model whose parameters are sharded over ranks (FSDP2), in a step that may have to be given up.
+"""FSDP2 modules in a step that may have to be repeated.
 
-Each micro-batch gathers parameters and scatters gradients by itself: accumulating without that would keep whole gradients,
-and a smaller micro-batch could cost more memory. What FSDP2 lacks is a way back from the middle of a pass; `forget` is it.
+Each micro-batch gathers parameters and reduces gradients on its own: accumulation without reduction would keep unsharded
+gradients, so a smaller micro-batch could need more memory. FSDP2 cannot reset itself in the middle of a pass; `discard`
+does that.
 """
 
 from collections.abc import Iterator
@@ -13,27 +14,27 @@ from torch.distributed.tensor import DTensor
 
 try:
     from torch.distributed.fsdp import FSDPModule
-except ImportError:  # a build without it: then no model is sharded this way
+except ImportError:  # a build of torch without FSDP2
     FSDPModule = None  # type: ignore[assignment,misc]
 
 
 class Shards:
-    """The FSDP2 modules of the model: each root with what is below it."""
+    """The FSDP2 modules of the model, given by their roots."""
 
     def __init__(self, roots: list[nn.Module]) -> None:
         self._roots = roots
 
     def groups(self) -> list[Any]:
-        """Every process group in which FSDP2 communicates, in the same order on all ranks; some more than once."""
+        """Return every process group of FSDP2, in the same order on all ranks. May contain duplicates."""
         meshes = [group for mesh in self.meshes() for group in mesh.get_all_groups()]
         return meshes + [group for root in self._roots for group in _inner_groups(root)]
 
     def ranks(self) -> set[int]:
-        """Every rank that takes part."""
+        """Return all participating ranks."""
         return {rank for mesh in self.meshes() for rank in mesh.mesh.flatten().tolist()}
 
     def meshes(self) -> list[Any]:
-        """The device meshes of the parameters. Two that are equal may still have groups of their own."""
+        """Return the device meshes of the parameters. Equal meshes may have different process groups."""
         found: dict[int, Any] = {}
         for root in self._roots:
             for parameter in root.parameters():
@@ -42,19 +43,19 @@ class Shards:
         return list(found.values())
 
     def reshard(self) -> None:
-        """What a forward pass left gathered is given up: the next one gathers the same as every other did."""
+        """Free parameters that a forward pass left gathered, so that every forward pass issues the same collectives."""
         for root in self._roots:
             root.reshard()  # type: ignore[operator]
 
-    def forget(self) -> None:
-        """The step has failed: every parameter is sharded again, and nothing remembers the pass."""
+    def discard(self) -> None:
+        """Discard a failed step: reshard every parameter and reset the state of the pass."""
         for root in filter(_was_called, self._roots):
             _reset(root)
             _drop_leftovers(root)
 
 
 def sharded_roots(model: nn.Module) -> list[nn.Module]:
-    """The FSDP2 modules that lie in no other."""
+    """Return the FSDP2 modules that are not inside another one."""
     if FSDPModule is None:
         return []
     return list(_outermost(model))
@@ -69,10 +70,10 @@ def _outermost(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _inner_groups(root: nn.Module) -> Iterator[Any]:
-    """The groups of each wrapped module, from FSDP2's private state.
+    """Yield the process groups of each wrapped module, from FSDP2's private state.
 
-    `fully_shard` called without a mesh makes new groups each time, and parameters tell of the first only: they keep one of
-    meshes that are equal. Without this, failures in such a model leave the other ranks waiting; give a mesh to be safe.
+    `fully_shard` without a mesh creates new groups at each call, but parameters with equal meshes all refer to the first one.
+    Without this function, a failure in such a model would block the other ranks.
     """
     for module in root.modules():
         if isinstance(module, FSDPModule):
@@ -85,16 +86,17 @@ def _inner_groups(root: nn.Module) -> Iterator[Any]:
 
 
 def _was_called(root: Any) -> bool:
-    """FSDP2 sets itself up in the first forward pass, and a reset before that fails in it. (Where its state no longer tells,
-    it counts as called.)"""
+    """Whether the first forward pass ran, which initializes FSDP2. A reset before that fails.
+
+    Returns True if the private state of FSDP2 has changed in a newer torch.
+    """
     return getattr(root._get_fsdp_state(), "_is_root", True) is not None
 
 
 def _reset(root: Any) -> None:
-    """torch 2.13 does this by itself; before, the same by hand on FSDP2's private state.
+    """Reset FSDP2 in the middle of a pass: with torch's own function since 2.13, before that on its private state.
 
-    Without either (a release that keeps its state elsewhere) a failure in the middle of a pass cannot be recovered:
-    the attribute that is missing is named in the error.
+    If a release of torch has neither, the failure cannot be recovered, and the error names the missing attribute.
     """
     if hasattr(root, "reset_iter_state"):
         root.reset_iter_state()
@@ -132,21 +134,21 @@ def _idle_state() -> Any:
 
 
 def _drop_leftovers(root: Any) -> None:
-    """What the reset leaves: gradients that were not reduced yet, to which the next pass would add, and room that was
-    taken for parameters whose gathering failed.
+    """Free what the reset leaves: unreduced gradients, to which the next pass would add, and memory that was allocated for
+    parameters whose all-gather failed.
     """
     for state in root._get_fsdp_state()._state_ctx.all_states:
         for group in _parameter_groups(state):
             for parameter in group.fsdp_params:
                 parameter.free_unsharded_param()
                 parameter.unsharded_accumulated_grad = None
-                whole: torch.Tensor | None = getattr(parameter, "_unsharded_param", None)
-                if whole is not None:
-                    whole.grad = None
+                unsharded: torch.Tensor | None = getattr(parameter, "_unsharded_param", None)
+                if unsharded is not None:
+                    unsharded.grad = None
 
 
 def _parameter_groups(state: Any) -> list[Any]:
-    """One or none before torch 2.13, several since."""
+    """Return the parameter groups: at most one before torch 2.13, several since."""
     groups = getattr(state, "_fsdp_param_groups", None)
     if groups is not None:
         return list(groups)

@@ -1,1 +1,1 @@
-"""How large: micro-batches from failures and clean steps, plans remembered between runs, the largest batch found by running."""
+"""Batch sizes: micro-batch sizes, cached sizes, and the search for the largest batch size."""

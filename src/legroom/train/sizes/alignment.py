@@ -1,95 +1,103 @@
-"""Which request of one log is which request of another, the same step having been logged at two batch sizes.
+"""Aligns the allocation requests of the same step at two batch sizes.
 
-As a rule the logs do the same, one by one. Libraries choose their kernels by size, though: a workspace appears, an
-embedding's gradient is sorted first. So where the two part, they are brought together again at the next place at which several
-requests in a row agree: the same bytes, or bytes that grew about as the rows did, and the same memory given back.
+Usually the two logs have the same requests in the same order. But libraries select kernels by size, so one log may have
+additional requests, such as a workspace. Where the logs differ, they are aligned again at the next position at which
+several consecutive requests match: equal bytes, or bytes that grew in proportion to the batch size, and the same frees.
 """
 
 from collections.abc import Sequence
 
 from legroom.predict.tracing.trace import Request
 
-IN_A_ROW = 4
-"""Requests that must agree for two logs to be together again."""
-REACH = 120
-"""How many requests, of both logs together, may have no partner at one place."""
-ROUNDING = 1024
-"""Bytes by which what grows may exceed the rows' growth, from padding ..."""
-MOSTLY = 0.7
-"""... and the part of it that it has at least: a workspace may hold the rows and something fixed."""
+MATCHES_TO_ALIGN = 4
+"""Consecutive requests that must match to align the logs again."""
+MAX_SKIPPED = 120
+"""The maximum requests without a match, in both logs together, at one position."""
+MAX_EXCESS_BYTES = 1024
+"""Bytes by which a request may exceed proportional growth, because of padding."""
+MIN_GROWTH = 0.7
+"""The minimum fraction of proportional growth, because a workspace may have a fixed part."""
 
 
-def partners(small: Sequence[Request], few: int, large: Sequence[Request], many: int) -> list[int | None]:
-    """For each birth in `large` (of `many` rows), in order: the bytes of its partner in `small` (of `few`), or None."""
+def matching_sizes(
+    small: Sequence[Request], small_batch: int, large: Sequence[Request], large_batch: int
+) -> list[int | None]:
+    """Return the bytes of the matching request in `small` for each allocation in `large`, in order, or None."""
     if _pattern(small) == _pattern(large):
         return [request.bytes for request in small if request.bytes >= 0]
-    return _Alignment(small, few, large, many).run()
+    return _Alignment(small, small_batch, large, large_batch).run()
 
 
 def _pattern(requests: Sequence[Request]) -> list[tuple[bool, int]]:
-    """What is asked for and given back, by order of birth instead of by address."""
+    """Return allocations and frees, identified by order of allocation instead of by address."""
     order: dict[int, int] = {}
     pattern: list[tuple[bool, int]] = []
     for request in requests:
-        is_birth = request.bytes >= 0
-        if is_birth:
+        is_allocation = request.bytes >= 0
+        if is_allocation:
             order[request.id] = len(order)
-        pattern.append((is_birth, order.get(request.id, -1)))
+        pattern.append((is_allocation, order.get(request.id, -1)))
     return pattern
 
 
 class _Alignment:
-    def __init__(self, small: Sequence[Request], few: int, large: Sequence[Request], many: int) -> None:
-        self._small, self._few, self._large, self._many = small, few, large, many
-        self._partner: dict[int, int] = {}
-        """Births: of the larger log → of the smaller one."""
+    def __init__(
+        self, small: Sequence[Request], small_batch: int, large: Sequence[Request], large_batch: int
+    ) -> None:
+        self._small, self._large = small, large
+        self._small_batch, self._large_batch = small_batch, large_batch
+        self._match: dict[int, int] = {}
+        """Allocations of the larger log, and their match in the smaller one."""
         self._bytes: dict[int, int] = {}
 
     def run(self) -> list[int | None]:
         small, large = self._small, self._large
         i = j = 0
         while i < len(small) and j < len(large):
-            if not self._agree(small[i], large[j]):
-                together = self._meeting(i, j)
-                if together is None:
-                    if not self._could_agree(i, j):
+            if not self._matches(small[i], large[j]):
+                aligned = self._next_alignment(i, j)
+                if aligned is None:
+                    if not self._same_kind(i, j):
                         break
                 else:
-                    i, j = together
+                    i, j = aligned
             if large[j].bytes >= 0 and small[i].bytes >= 0:
-                self._partner[large[j].id] = small[i].id
+                self._match[large[j].id] = small[i].id
                 self._bytes[large[j].id] = small[i].bytes
             i, j = i + 1, j + 1
         return [self._bytes.get(request.id) for request in large if request.bytes >= 0]
 
-    def _could_agree(self, i: int, j: int) -> bool:
-        """Both are births, or both give something back: what is left when nothing better is found nearby."""
+    def _same_kind(self, i: int, j: int) -> bool:
+        """Whether both are allocations or both are frees: the fallback if no alignment is found nearby."""
         return (self._small[i].bytes < 0) == (self._large[j].bytes < 0)
 
-    def _meeting(self, i: int, j: int) -> tuple[int, int] | None:
-        """The nearest place at which several requests in a row agree."""
-        for distance in range(1, REACH):
+    def _next_alignment(self, i: int, j: int) -> tuple[int, int] | None:
+        """Return the nearest positions from which several consecutive requests match."""
+        for distance in range(1, MAX_SKIPPED):
             for skipped in range(distance + 1):
                 a, b = i + skipped, j + distance - skipped
-                if a < len(self._small) and b < len(self._large) and self._agree_from(a, b):
+                if a < len(self._small) and b < len(self._large) and self._match_from(a, b):
                     return a, b
         return None
 
-    def _agree_from(self, i: int, j: int) -> bool:
-        """Several in a row, each new birth being the other's partner as far as this look goes."""
-        looked: dict[int, int] = {}
-        for one, other in zip(self._small[i : i + IN_A_ROW], self._large[j : j + IN_A_ROW], strict=False):
-            if other.bytes < 0 and other.id in looked:
-                if one.bytes >= 0 or looked[other.id] != one.id:
+    def _match_from(self, i: int, j: int) -> bool:
+        """Whether several consecutive requests match, assuming that their new allocations match each other."""
+        assumed: dict[int, int] = {}
+        pairs = zip(
+            self._small[i : i + MATCHES_TO_ALIGN], self._large[j : j + MATCHES_TO_ALIGN], strict=False
+        )
+        for one, other in pairs:
+            if other.bytes < 0 and other.id in assumed:
+                if one.bytes >= 0 or assumed[other.id] != one.id:
                     return False
-            elif not self._agree(one, other):
+            elif not self._matches(one, other):
                 return False
             elif other.bytes >= 0:
-                looked[other.id] = one.id
+                assumed[other.id] = one.id
         return True
 
-    def _agree(self, one: Request, other: Request) -> bool:
+    def _matches(self, one: Request, other: Request) -> bool:
         if one.bytes < 0 or other.bytes < 0:
-            return one.bytes < 0 and other.bytes < 0 and self._partner.get(other.id, other.id) == one.id
-        grown = one.bytes * self._many // self._few
-        return other.bytes == one.bytes or MOSTLY * grown <= other.bytes <= grown + ROUNDING
+            return one.bytes < 0 and other.bytes < 0 and self._match.get(other.id, other.id) == one.id
+        grown = one.bytes * self._large_batch // self._small_batch
+        return other.bytes == one.bytes or MIN_GROWTH * grown <= other.bytes <= grown + MAX_EXCESS_BYTES

@@ -1,4 +1,4 @@
-"""What PyTorch may take of a GPU now: of its memory, less what others hold, less what a per-process fraction forbids."""
+"""The GPU memory available to PyTorch: free memory, limited by the per-process memory fraction."""
 
 import torch
 
@@ -6,26 +6,29 @@ from legroom.errors import UsageError
 
 
 def device_capacity(device: torch.device) -> int:
-    """Bytes that this process's caching allocator can reserve at most, what it has already included."""
+    """Return the bytes that this process's caching allocator can reserve, including what it has reserved already."""
     free, total = torch.cuda.mem_get_info(device)
-    can_have = torch.cuda.memory_reserved(device) + free
-    return min(can_have, int(total * memory_fraction(device)))
+    available = torch.cuda.memory_reserved(device) + free
+    return min(available, int(total * memory_fraction(device)))
 
 
 def memory_fraction(device: torch.device) -> float:
-    """What `set_per_process_memory_fraction` allows. Torch before 2.7 cannot be asked: there the cap is seen only when
-    an allocation fails, and a search may meet one failure more."""
-    ask = getattr(torch._C, "_cuda_getMemoryFraction", None)
-    return 1.0 if ask is None else float(ask(device.index or 0))
+    """Return the fraction set with `set_per_process_memory_fraction`.
+
+    Before torch 2.7 it cannot be read. The limit is then only known when an allocation fails, and a search may have one more
+    failure.
+    """
+    get_fraction = getattr(torch._C, "_cuda_getMemoryFraction", None)
+    return 1.0 if get_fraction is None else float(get_fraction(device.index or 0))
 
 
 def gpu_in_use(*values: object) -> torch.device:
-    """The GPU, real or virtual, on which the first of these tensors lies; else the current one."""
+    """Return the GPU, real or virtual, of the first of these tensors, or else the current one."""
     for value in values:
         if isinstance(value, torch.Tensor) and value.device.type == "cuda":
             return torch.device("cuda", value.device.index or 0)
     if not torch.cuda.is_available():
         raise UsageError(
-            "there is no GPU to try sizes on: use `with legroom.VirtualGPU('8GiB'):`, or legroom.max_batch, which needs none"
+            "find_batch needs a GPU. Use `with legroom.VirtualGPU('8GiB'):`, or legroom.max_batch, which needs none."
         )
     return torch.device("cuda", torch.cuda.current_device())

@@ -1,15 +1,16 @@
-"""What a training step would ask of memory at another batch size, and the largest size whose requests are all served.
+"""Predicts the allocation requests of a training step at other batch sizes, and the largest size that fits.
 
-Two sizes are logged. Where both made the same requests in the same order, each request gets a line of its own through
-its two sizes (weights stay, activations grow), and the step at any size is put through the replayed allocator with the
-capacity in force: rounding, fragmentation and the cache that is given back before a failure are in the answer. A line
-that would start below zero bends upwards (rows times rows, as in contrastive losses) and is taken for a power instead.
+The requests of two batch sizes are logged. If both have the same requests in the same order, each request is extrapolated
+linearly from its two sizes (weights stay, activations grow). The step at any size is then replayed in the allocator
+with the available capacity, so the result includes rounding, fragmentation and the freeing of the cache before a failure. A
+line with a negative intercept grows faster than linearly (as in contrastive losses) and is replaced by a power.
 
-Where a library chose other kernels for the two sizes, some requests have no partner in the other log (`alignment`). Of these,
-what both logs have in one size is taken as fixed and the rest as growing with the rows: less exact, and `matched` says so.
+If a library selected different kernels for the two sizes, some requests have no match in the other log (`alignment`). Of
+these, requests whose size occurs in both logs are treated as fixed, and the others as proportional to the batch
+size. That is less exact, and `matched` is then False.
 
-`predict.foretold` does the like for traces and guesses nothing, since another trace costs little. Here another size costs a run that may
-fail, the allocator begins with what others hold, and some of what was allocated is in no log.
+`predict.extrapolate` does the same for traces, without such assumptions, because another trace is cheap. Here another size costs a
+run that may fail, the allocator starts with existing segments, and some allocations are in no log.
 """
 
 import math
@@ -20,33 +21,35 @@ from legroom.memory.allocator.allocator import AllocationFailed, Allocator
 from legroom.memory.allocator.blocks import LARGEST_SMALL, Block
 from legroom.memory.allocator.settings import AllocatorSettings
 from legroom.predict.tracing.trace import Request
-from legroom.train.sizes.alignment import partners
-from legroom.train.sizes.request_log import Held
+from legroom.train.sizes.alignment import matching_sizes
+from legroom.train.sizes.request_log import SegmentLayout
 
-A_FEW = 3
-"""Sizes that are looked at beyond the first that does not fit."""
-GUESSED = 0.02
-"""Of the peak: with more guessed at one time, two logs do not match."""
+SIZES_BEYOND = 3
+"""Sizes that are checked beyond the first that does not fit."""
+MAX_ASSUMED = 0.02
+"""Two logs do not match if more than this fraction of the peak comes from requests without a match."""
 
 
 @dataclass(frozen=True, slots=True)
-class Logged:
-    """The requests of a trial that ran."""
+class LoggedTrial:
+    """The requests of a trial that fitted."""
 
     size: int
-    held: list[Held]
+    segments: list[SegmentLayout]
     requests: list[Request]
     peak_allocated: int
     peak_reserved: int
-    """Both by the real allocator, within the trial."""
+    """Both peaks are those of the real allocator during the trial."""
 
 
-def _laid_out(allocator: Allocator, held: list[Held]) -> dict[int, Block]:
-    """What was there before, each block in its place: where free memory lies between decides what fits later."""
+def _lay_out(allocator: Allocator, segments: list[SegmentLayout]) -> dict[int, Block]:
+    """Recreate the existing segments with their blocks: the position of free memory decides what fits later."""
     blocks: dict[int, Block] = {}
     free: list[Block] = []
-    for segment in sorted(held, key=lambda held: -held.bytes):
-        if segment.bytes > LARGEST_SMALL * 2:  # taken whole first, so that the segment has its size
+    for segment in sorted(segments, key=lambda segment: -segment.bytes):
+        if (
+            segment.bytes > LARGEST_SMALL * 2
+        ):  # allocated as one block first, so that the segment has its size
             allocator.free(allocator.malloc(segment.bytes, segment.stream))
         for name, size in segment.blocks:
             block = allocator.malloc(size, segment.stream)
@@ -59,38 +62,38 @@ def _laid_out(allocator: Allocator, held: list[Held]) -> dict[int, Block]:
     return blocks
 
 
-Grow = Callable[[int], int]
-"""Bytes at a batch size."""
+Growth = Callable[[int], int]
+"""The bytes of a request as a function of the batch size."""
 
 
 class Extrapolation:
-    """From two trials, the smaller first."""
+    """Extrapolates from two trials, the smaller one first."""
 
-    def __init__(self, small: Logged, large: Logged, settings: AllocatorSettings) -> None:
+    def __init__(self, small: LoggedTrial, large: LoggedTrial, settings: AllocatorSettings) -> None:
         self._large = large
         self._settings = settings
-        self._grows, guessed = _growths(small, large)
-        self.matched = guessed <= GUESSED * large.peak_reserved
-        replayed = self._play(large.size, None)
+        self._growths, assumed = _growths(small, large)
+        self.matched = assumed <= MAX_ASSUMED * large.peak_reserved
+        replayed = self._replay(large.size, None)
         assert replayed is not None
         self._unexplained = max(0, large.peak_allocated - replayed[0])
-        """What was allocated and is in no log. (Of what was reserved, a part could have been given back.)"""
+        """Allocated bytes that are in no log. (Reserved bytes could be freed, so they do not count.)"""
 
     def is_exact(self, capacity: int) -> bool:
-        """Whether replaying the larger trial gives the very peak that was measured."""
+        """Whether the replay of the larger trial has exactly the measured peak."""
         return self.matched and self.peak_reserved(self._large.size, capacity) == self._large.peak_reserved
 
     def fits(self, size: int, capacity: int, slack: int = 0) -> bool:
         return self.peak_reserved(size, capacity - slack - self._unexplained) is not None
 
-    def largest(self, capacity: int, *, least: int, most: int, slack: int = 0) -> int:
-        """The largest size that fits, from `least`, which is known to.
+    def largest(self, capacity: int, *, known_to_fit: int, max_size: int, slack: int = 0) -> int:
+        """Return the largest size that fits.
 
-        Fits end once as a rule. Gaps between blocks can make one size fail where the next fits: a few are looked at.
+        Because of fragmentation, a size can fail although the next one fits, so a few larger sizes are checked too.
         """
-        low, high = least, min(most, max(least * 2, 8))
-        while high < most and self.fits(high, capacity, slack):
-            low, high = high, min(most, high * 2)
+        low, high = known_to_fit, min(max_size, max(known_to_fit * 2, 8))
+        while high < max_size and self.fits(high, capacity, slack):
+            low, high = high, min(max_size, high * 2)
         high += 1
         while high - low > 1:
             middle = (low + high) // 2
@@ -98,18 +101,18 @@ class Extrapolation:
                 low = middle
             else:
                 high = middle
-        beyond = range(low + 2, min(most, low + 1 + A_FEW) + 1)
+        beyond = range(low + 2, min(max_size, low + 1 + SIZES_BEYOND) + 1)
         return max((size for size in beyond if self.fits(size, capacity, slack)), default=low)
 
     def peak_reserved(self, size: int, capacity: int | None = None) -> int | None:
-        """Of the step at this size; None if it does not fit the capacity."""
-        peaks = self._play(size, capacity)
+        """Return the reserved peak of the step at this size, or None if it does not fit."""
+        peaks = self._replay(size, capacity)
         return None if peaks is None else peaks[1]
 
-    def _play(self, size: int, capacity: int | None) -> tuple[int, int] | None:
-        """The step through the replayed allocator: its peaks, allocated and reserved; None where it fails."""
+    def _replay(self, size: int, capacity: int | None) -> tuple[int, int] | None:
+        """Replay the step in the allocator. Returns its allocated and reserved peak, or None if it fails."""
         allocator = Allocator(settings=self._settings)
-        blocks = _laid_out(allocator, self._large.held)
+        blocks = _lay_out(allocator, self._large.segments)
         if capacity is not None:
             if capacity < allocator.reserved:
                 return None
@@ -119,46 +122,46 @@ class Extrapolation:
             if request.bytes < 0:
                 allocator.free(blocks.pop(request.id))
                 continue
-            grown = self._grows[number](size)
+            predicted = self._growths[number](size)
             number += 1
             try:
-                blocks[request.id] = allocator.malloc(grown, request.stream)
+                blocks[request.id] = allocator.malloc(predicted, request.stream)
             except AllocationFailed:
                 return None
         return allocator.peak_allocated, allocator.peak_reserved
 
 
-def _growths(small: Logged, large: Logged) -> tuple[list[Grow], int]:
-    """How each request of the larger trial grows, and how many bytes at most were guessed at one time."""
-    of_smaller = iter(partners(small.requests, small.size, large.requests, large.size))
+def _growths(small: LoggedTrial, large: LoggedTrial) -> tuple[list[Growth], int]:
+    """Return the growth of each request of the larger trial, and the peak bytes of requests without a match."""
+    sizes_in_small = iter(matching_sizes(small.requests, small.size, large.requests, large.size))
     fixed = {request.bytes for request in small.requests}
-    known: dict[tuple[int, int], Grow] = {}
-    grows: list[Grow] = []
-    guessed = most_guessed = 0
+    cached: dict[tuple[int, int], Growth] = {}
+    growths: list[Growth] = []
+    assumed = max_assumed = 0
     alive: dict[int, int] = {}
     for request in large.requests:
         if request.bytes < 0:
-            guessed -= alive.pop(request.id, 0)
+            assumed -= alive.pop(request.id, 0)
             continue
-        before = next(of_smaller)
-        if before is None and request.bytes in fixed:
-            before = request.bytes
-        elif before is None:
+        small_bytes = next(sizes_in_small)
+        if small_bytes is None and request.bytes in fixed:
+            small_bytes = request.bytes
+        elif small_bytes is None:
             alive[request.id] = request.bytes
-            guessed += request.bytes
-            most_guessed = max(guessed, most_guessed)
-            before = request.bytes * small.size // large.size
-        pair = (before, request.bytes)
-        grows.append(known.setdefault(pair, _line(small.size, before, large.size, request.bytes)))
-    return grows, most_guessed
+            assumed += request.bytes
+            max_assumed = max(assumed, max_assumed)
+            small_bytes = request.bytes * small.size // large.size
+        pair = (small_bytes, request.bytes)
+        growths.append(cached.setdefault(pair, _growth(small.size, small_bytes, large.size, request.bytes)))
+    return growths, max_assumed
 
 
-def _line(small: int, few: int, large: int, many: int) -> Grow:
-    if many == few or large == small:
-        return lambda size: many
-    slope = (many - few) / (large - small)
-    start = few - slope * small
-    if slope > 0 and few > 0 and start < -0.01 * few:
-        power = math.log(many / few) / math.log(large / small)
-        return lambda size: round(many * (size / large) ** power)
-    return lambda size: max(0, round(start + slope * size))
+def _growth(small: int, small_bytes: int, large: int, large_bytes: int) -> Growth:
+    if large_bytes == small_bytes or large == small:
+        return lambda size: large_bytes
+    slope = (large_bytes - small_bytes) / (large - small)
+    intercept = small_bytes - slope * small
+    if slope > 0 and small_bytes > 0 and intercept < -0.01 * small_bytes:
+        power = math.log(large_bytes / small_bytes) / math.log(large / small)
+        return lambda size: round(large_bytes * (size / large) ** power)
+    return lambda size: max(0, round(intercept + slope * size))

@@ -1,12 +1,12 @@
-"""`legroom.find_batch`: the largest batch that a training step can take on this GPU, each answer having been run.
+"""`legroom.find_batch`: the largest batch size of a training step on the current GPU, verified by running it.
 
-Two small sizes are run with the allocator's requests logged. From these the step at any size is foretold, request by
-request, and replayed with the capacity in force (`extrapolation`); a size just below what is foretold is run, the log
-of that run foretells the rest, and the last size is run too. So memory that grows evenly triggers no failure at all,
-and at most four sizes are run. Where a size fails all the same, the search closes in from what ran.
+Two small sizes are run while the allocation requests are logged. From these, the requests at any size are predicted and
+replayed in the allocator with the available capacity (`extrapolation`). A size just below the prediction is run, its log
+improves the prediction, and the predicted size is run too. If memory grows regularly, the search causes no failure and
+runs at most four sizes. If a size fails nevertheless, the search continues from the sizes that fitted.
 
-Afterwards everything is as before, bit for bit: weights, gradients, optimizer state, schedulers, scalers, random
-numbers (`preserving`). Every trial begins from there too, so optimizer state that the first step makes is counted.
+Afterwards the state is restored bit for bit: weights, gradients, optimizer state, schedulers, scalers and random
+generators (`state_snapshot`). Every trial starts from that state, so it includes the creation of optimizer state.
 """
 
 import contextlib
@@ -26,55 +26,54 @@ from legroom.memory.allocator.settings import AllocatorSettings
 from legroom.observe.virtual.gpu import VirtualGPU
 from legroom.predict.tracing.resize import batch_size_of, resized
 from legroom.train.sizes.capacity import device_capacity, gpu_in_use, memory_fraction
-from legroom.train.sizes.extrapolation import Extrapolation, Logged
-from legroom.train.sizes.request_log import recorded
-from legroom.train.sizes.state_snapshot import Preserved
+from legroom.train.sizes.extrapolation import Extrapolation, LoggedTrial
+from legroom.train.sizes.request_log import log_requests
+from legroom.train.sizes.state_snapshot import StateSnapshot
 from legroom.units import MiB, format_size, parse_size
 
-MOST = 1 << 20
-"""No batch is larger than this."""
-FURTHEST = 16
-"""Times the first size: no further is the second, since one size says little of how memory grows."""
-BELOW_FORETOLD = 0.98
-"""Of the foretold size: where its first run is, so that an error of a percent or so costs no failure."""
-BELOW_GUESSED = 0.95
-"""The same, where the two logs did not match."""
-BELOW_LAST = 0.985
-"""The same, of the last size run where all goes as a rule."""
-NEAR_ENOUGH = 0.97
-"""Of the foretold size: what is this near after a few trials is the answer."""
-FEW_TRIALS = 4
-MOST_TRIALS = 6
-"""The further ones are for closing in after a failure, or where kernels changed on the way."""
+MAX_BATCH_SIZE = 1 << 20
+MAX_SECOND_FACTOR = 16
+"""The second size is at most this many times the first, because one size does not show how memory grows."""
+FIRST_FRACTION = 0.98
+"""The fraction of the predicted size that is run first, so that a prediction error of about a percent causes no failure."""
+UNMATCHED_FRACTION = 0.95
+"""The same if the two logs did not match."""
+LAST_FRACTION = 0.985
+"""The same for the last regular trial."""
+GOOD_ENOUGH = 0.97
+"""The search ends after the regular trials if this fraction of the predicted size fits."""
+REGULAR_TRIALS = 4
+MAX_TRIALS = 6
+"""The additional trials are for failures, or if kernels changed between the sizes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
-    """One size that was run."""
+class SizeTrial:
+    """One batch size that was run."""
 
-    size: int
+    batch_size: int
     fits: bool
     peak_allocated: int
     peak_reserved: int
     seconds: float
-    """Of the steps; the first of them includes making the optimizer's state."""
+    """The time of the steps. The first one includes the creation of optimizer state."""
     retries: int
-    """How often the allocator had to give back its cache to serve a request."""
+    """How often the allocator freed its cache to serve a request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """The largest batch, and how it was found."""
+class FoundBatchSize:
+    """The largest batch size, and how it was found."""
 
-    size: int
-    """Rows; this size was run."""
-    trials: tuple[Trial, ...]
-    ooms: int
-    """How many of the trials ran out of memory."""
-    peak: int
-    """Bytes that PyTorch reserved at this size ..."""
+    batch_size: int
+    """This size was run."""
+    trials: tuple[SizeTrial, ...]
+    oom_count: int
+    """The number of trials that ran out of memory."""
+    peak_reserved: int
+    """The bytes that PyTorch reserved at this size."""
     capacity: int
-    """... of those it could have."""
+    """The bytes that PyTorch can reserve."""
     seconds: float
     reason: str
 
@@ -89,59 +88,60 @@ def find_batch(
     loss_fn: Callable[..., torch.Tensor] | None = None,
     start: int = 4,
     multiple_of: int = 1,
-    most: int = MOST,
+    max_batch_size: int = MAX_BATCH_SIZE,
     steps: int = 3,
-    leave: str | int | None = None,
-    also: tuple[Any, ...] = (),
-) -> Found:
-    """The largest batch that `step` can take on the GPU at hand, real or virtual.
+    leave_free: str | int | None = None,
+    extra_state: tuple[Any, ...] = (),
+) -> FoundBatchSize:
+    """Find the largest batch size of `step` on the current GPU, real or virtual.
 
-    `step`: a function that takes a batch and does one whole training step, or a `legroom.Guard` with `loss_fn`.
-    `batch`: a batch, whose rows are repeated or left out; a function of a size that makes one; or a DataLoader, of which
-    one batch is taken. A batch that is a tuple or list is given as several arguments, as `step(x, y)`.
+    `step`: a function that takes a batch and runs one complete training step, or a `legroom.Guard` with `loss_fn`.
+    `batch`: a batch, whose samples are repeated or dropped; a function that takes a size and returns a batch; or a DataLoader,
+    whose first batch is used. A tuple or list is passed as several arguments: `step(x, y)`.
 
-    `start`: the first size run; it should surely fit. `leave`: memory to leave free, such as "1GiB". `also`: what the
-    step changes and cannot be reached from it by name. Raises LegroomError where not even `multiple_of` rows fit.
+    `start`: the first size to run, which should certainly fit. `leave_free`: memory to leave free, such as "1GiB".
+    `extra_state`: objects that the step changes but does not reference by name. Raises LegroomError if `multiple_of`
+    samples do not fit.
     """
-    if not 1 <= multiple_of <= most:
+    if not 1 <= multiple_of <= max_batch_size:
         raise UsageError(
-            f"a multiple of {multiple_of} that is at most {most} cannot be: give multiple_of between 1 and most"
+            f"multiple_of={multiple_of} is not valid. It must be between 1 and max_batch_size ({max_batch_size})."
         )
     if steps < 1 or start < 1:
-        raise UsageError("start and steps must be 1 or more")
+        raise UsageError("start and steps must be 1 or more.")
     gpu_in_use()
     run = _as_step(step, loss_fn)
-    kept = Preserved(step, loss_fn, also, data=batch)
+    snapshot = StateSnapshot(step, loss_fn, extra_state, data=batch)
     try:
-        make_batch = _as_maker(batch)
+        make_batch = _as_batch_function(batch)
         search = _Search(
-            _Trials(run, make_batch, kept, steps, 0 if leave is None else parse_size(leave)),
+            _Trials(run, make_batch, snapshot, steps, 0 if leave_free is None else parse_size(leave_free)),
             multiple_of=multiple_of,
-            most=most // multiple_of * multiple_of,
+            max_size=max_batch_size // multiple_of * multiple_of,
         )
         return search.run(start)
     finally:
-        kept.restore()
-        _give_back()
+        snapshot.restore()
+        _free_cache()
 
 
 class _Search:
-    """Which size to run next."""
+    """Decides which size to run next."""
 
-    def __init__(self, trials: "_Trials", *, multiple_of: int, most: int) -> None:
+    def __init__(self, trials: "_Trials", *, multiple_of: int, max_size: int) -> None:
         self.trials = trials
         self.multiple_of = multiple_of
-        self.most = most
+        self.max_size = max_size
         self.fits = 0
-        """The largest size that ran ..."""
-        self.fails = most + 1
-        """... and the smallest that did not."""
+        """The largest size that fitted."""
+        self.fails = max_size + 1
+        """The smallest size that did not fit."""
 
-    def run(self, start: int) -> Found:
-        began = time.perf_counter()
+    def run(self, start: int) -> FoundBatchSize:
+        start_time = time.perf_counter()
         self.trials.warm_up(self._rounded(start))
         size: int | None = self._rounded(start)
-        while size is not None and self.trials.count < MOST_TRIALS:
+        while size is not None and self.trials.count < MAX_TRIALS:
             if self.trials.run(size):
                 self.fits = max(self.fits, size)
             else:
@@ -149,127 +149,127 @@ class _Search:
                 if size <= self.multiple_of:
                     raise LegroomError(self._nothing_fits(size))
             size = self._next()
-        return self._found(time.perf_counter() - began)
+        return self._result(time.perf_counter() - start_time)
 
     def _next(self) -> int | None:
-        """The size to run next, or None when the answer is near enough."""
-        failed = self.fails <= self.most
+        """Return the size to run next, or None if the search is done."""
+        failed = self.fails <= self.max_size
         if not self.fits:
             return self._rounded(self.fails // 4)
-        if self.fails - self.fits <= self.multiple_of or self.fits >= self.most:
+        if self.fails - self.fits <= self.multiple_of or self.fits >= self.max_size:
             return None
         logged = self.trials.logged
-        if len(self.trials.ran) < 2:
-            safe = self._safely()
-            return self._within(min(safe, self.fits * FURTHEST))
+        if len(self.trials.fitting) < 2:
+            return self._within(min(self._safe_size(), self.fits * MAX_SECOND_FACTOR))
         capacity = self.trials.capacity()
         if len(logged) < 2:
-            foretold, exact = self._by_peaks(capacity), False
+            predicted, exact = self._predict_from_peaks(capacity), False
         else:
-            line = Extrapolation(logged[-2], logged[-1], self.trials.settings)
-            exact = line.matched
-            slack = 0 if line.is_exact(capacity) else max(2 * MiB, capacity // 500)
-            if failed:  # something was not foretold: leave room for it
+            extrapolation = Extrapolation(logged[-2], logged[-1], self.trials.settings)
+            exact = extrapolation.matched
+            slack = 0 if extrapolation.is_exact(capacity) else max(2 * MiB, capacity // 500)
+            if failed:  # the prediction was wrong: leave a margin
                 slack = capacity // 20 if logged[-1].size < 0.9 * self.fails else capacity // 50
-            foretold = line.largest(capacity, least=self.fits, most=self.fails - 1, slack=slack)
-        if foretold <= self.fits:
-            return None
-        bound = self.fails - 1 if failed else foretold
-        if self.trials.count >= FEW_TRIALS and self.fits >= NEAR_ENOUGH * bound:
-            return None
-        if failed and self.trials.count >= FEW_TRIALS:
-            return self._within(min(foretold, (self.fits + self.fails) // 2))
-        if self.trials.count >= FEW_TRIALS - 1:
-            return self._within(
-                foretold if exact or self.fits >= 0.9 * foretold else int(foretold * BELOW_LAST)
+            predicted = extrapolation.largest(
+                capacity, known_to_fit=self.fits, max_size=self.fails - 1, slack=slack
             )
-        return self._within(int(foretold * (BELOW_FORETOLD if exact else BELOW_GUESSED)))
+        if predicted <= self.fits:
+            return None
+        bound = self.fails - 1 if failed else predicted
+        if self.trials.count >= REGULAR_TRIALS and self.fits >= GOOD_ENOUGH * bound:
+            return None
+        if failed and self.trials.count >= REGULAR_TRIALS:
+            return self._within(min(predicted, (self.fits + self.fails) // 2))
+        if self.trials.count >= REGULAR_TRIALS - 1:
+            return self._within(
+                predicted if exact or self.fits >= 0.9 * predicted else int(predicted * LAST_FRACTION)
+            )
+        return self._within(int(predicted * (FIRST_FRACTION if exact else UNMATCHED_FRACTION)))
 
-    def _safely(self) -> int:
-        """How far one trial allows to go: what it took beyond what was there before may all grow with the rows."""
-        trial, before = self.trials.ran[-1], self.trials.allocated_before
-        taken = max(1, trial.peak_reserved - before)
-        return int(0.9 * trial.size * (self.trials.capacity() - before) / taken)
+    def _safe_size(self) -> int:
+        """Return a size that fits even if all memory of the first trial grows with the batch size."""
+        trial, before = self.trials.fitting[-1], self.trials.allocated_before
+        used = max(1, trial.peak_reserved - before)
+        return int(0.9 * trial.batch_size * (self.trials.capacity() - before) / used)
 
-    def _by_peaks(self, capacity: int) -> int:
-        """Where the line through the peaks of two sizes meets the capacity, less what the allocator loses to gaps."""
-        small, large = sorted(self.trials.ran, key=lambda trial: trial.size)[-2:]
-        slope = (large.peak_reserved - small.peak_reserved) / (large.size - small.size)
+    def _predict_from_peaks(self, capacity: int) -> int:
+        """Return the size at which the line through two peaks reaches the capacity, minus a margin for fragmentation."""
+        small, large = sorted(self.trials.fitting, key=lambda trial: trial.batch_size)[-2:]
+        slope = (large.peak_reserved - small.peak_reserved) / (large.batch_size - small.batch_size)
         if slope <= 0:
             return self.fits * 2
-        return int(large.size + (0.98 * capacity - large.peak_reserved) / slope)
+        return int(large.batch_size + (0.98 * capacity - large.peak_reserved) / slope)
 
     def _within(self, size: int) -> int | None:
-        """A size between what ran and what failed, or None when there is none left."""
+        """Return a size between the largest that fitted and the smallest that failed, or None."""
         size = self._rounded(min(size, self.fails - 1))
         if size <= self.fits:
             size = self.fits + self.multiple_of
         return size if self.fits < size < self.fails else None
 
     def _rounded(self, size: int) -> int:
-        return max(self.multiple_of, min(self.most, size) // self.multiple_of * self.multiple_of)
+        return max(self.multiple_of, min(self.max_size, size) // self.multiple_of * self.multiple_of)
 
-    def _found(self, seconds: float) -> Found:
+    def _result(self, seconds: float) -> FoundBatchSize:
         done = self.trials.done
-        best = max((trial for trial in done if trial.fits), key=lambda trial: trial.size)
+        best = max(self.trials.fitting, key=lambda trial: trial.batch_size)
         capacity = self.trials.capacity()
-        ooms = sum(not trial.fits for trial in done)
+        oom_count = sum(not trial.fits for trial in done)
         reason = (
-            f"{best.size} rows ran in {format_size(best.peak_reserved)} of {format_size(capacity)}; "
-            f"{len(done)} sizes were run, {ooms or 'none'} of them out of memory"
+            f"A batch size of {best.batch_size} uses {format_size(best.peak_reserved)} of {format_size(capacity)}. "
+            f"{len(done)} sizes were run, {oom_count or 'none'} of them ran out of memory."
         )
-        if best.size >= self.most:
-            reason += "; no more were allowed"
-        elif self.fails <= self.most:
-            reason += f"; {self.fails} rows did not fit"
+        if best.batch_size >= self.max_size:
+            reason += " This is the maximum allowed size."
+        elif self.fails <= self.max_size:
+            reason += f" A batch size of {self.fails} did not fit."
         if best.retries:
-            reason += (
-                f"; the allocator gave back its cache {best.retries} times, so a little less may be faster"
-            )
-        return Found(
-            size=best.size, trials=tuple(done), ooms=ooms, peak=best.peak_reserved, capacity=capacity,
-            seconds=seconds, reason=reason + ".",
-        )  # fmt: skip
+            times = "once" if best.retries == 1 else f"{best.retries} times"
+            reason += f" The allocator freed its cache {times}, so a slightly smaller size may be faster."
+        return FoundBatchSize(
+            batch_size=best.batch_size,
+            trials=tuple(done),
+            oom_count=oom_count,
+            peak_reserved=best.peak_reserved,
+            capacity=capacity,
+            seconds=seconds,
+            reason=reason,
+        )
 
     def _nothing_fits(self, size: int) -> str:
-        rows = "a single row" if size == 1 else f"a batch of {size}"
+        samples = "A single sample" if size == 1 else f"A batch of {size}"
         return (
-            f"not even {rows} fits into {format_size(self.trials.capacity())}: see what holds the memory with `legroom run`, "
-            "and what would save some with `legroom estimate`"
+            f"{samples} does not fit into {format_size(self.trials.capacity())}. Run `legroom run` to see what uses the memory, "
+            "and `legroom estimate` for options that reduce it."
         )
 
 
 class _Trials:
-    """Runs sizes, each from the same beginning, and keeps what they showed."""
+    """Runs batch sizes, each from the same state, and stores the measurements."""
 
     def __init__(
         self,
         step: Callable[[Any], object],
         make_batch: Callable[[int], Any],
-        kept: Preserved,
+        snapshot: StateSnapshot,
         steps: int,
-        leave: int,
+        leave_free: int,
     ) -> None:
-        self._step, self._make_batch, self._kept, self._steps, self._leave = (
-            step,
-            make_batch,
-            kept,
-            steps,
-            leave,
-        )
+        self._step, self._make_batch, self._snapshot = step, make_batch, snapshot
+        self._steps, self._leave_free = steps, leave_free
         self._device = gpu_in_use()
         self.settings = (
             AllocatorSettings.from_environment(os.environ, torch.__version__)
             if VirtualGPU._active is None
             else VirtualGPU._active.devices[self._device.index or 0].allocator.settings
         )
-        self.done: list[Trial] = []
-        self.logged: list[Logged] = []
-        """Of those that ran, by size."""
+        self.done: list[SizeTrial] = []
+        self.logged: list[LoggedTrial] = []
+        """The trials that fitted, sorted by size."""
         self.allocated_before = 0
 
     @property
-    def ran(self) -> list[Trial]:
+    def fitting(self) -> list[SizeTrial]:
         return [trial for trial in self.done if trial.fits]
 
     @property
@@ -277,42 +277,42 @@ class _Trials:
         return len(self.done)
 
     def capacity(self) -> int:
-        return device_capacity(self._device) - self._leave
+        return device_capacity(self._device) - self._leave_free
 
     def warm_up(self, size: int) -> None:
-        """One step: libraries load, and take the workspaces that they keep."""
-        with _limited(self._device, self._leave):
-            self._survives(size, 1)
+        """Run one step, so that libraries are loaded and have allocated their workspaces."""
+        with _limit_memory(self._device, self._leave_free):
+            self._fits(size, 1)
 
     def run(self, size: int) -> bool:
-        self._kept.restore()
-        _give_back()
+        self._snapshot.restore()
+        _free_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
         self.allocated_before = torch.cuda.memory_allocated(self._device)
         retries = _retries(self._device)
-        began = time.perf_counter()
-        with recorded(self._device) as log, _limited(self._device, self._leave):
-            fits = self._survives(size, self._steps)
-        trial = Trial(
-            size=size,
+        start_time = time.perf_counter()
+        with log_requests(self._device) as log, _limit_memory(self._device, self._leave_free):
+            fits = self._fits(size, self._steps)
+        trial = SizeTrial(
+            batch_size=size,
             fits=fits,
             peak_allocated=torch.cuda.max_memory_allocated(self._device),
             peak_reserved=torch.cuda.max_memory_reserved(self._device),
-            seconds=time.perf_counter() - began,
+            seconds=time.perf_counter() - start_time,
             retries=_retries(self._device) - retries,
         )
         self.done.append(trial)
         if fits and log.requests is not None:
             self.logged.append(
-                Logged(size, log.held, log.requests, trial.peak_allocated, trial.peak_reserved)
+                LoggedTrial(size, log.segments, log.requests, trial.peak_allocated, trial.peak_reserved)
             )
             self.logged.sort(key=lambda logged: logged.size)
-        self._kept.restore()
-        _give_back()
+        self._snapshot.restore()
+        _free_cache()
         return fits
 
-    def _survives(self, size: int, steps: int) -> bool:
-        """Whether so many steps run. The failure is dead when this returns, and with it what its frames held."""
+    def _fits(self, size: int, steps: int) -> bool:
+        """Run the steps. Returns False if memory ran out; the exception and its frames are then already freed."""
         try:
             for _ in range(steps):
                 self._step(self._make_batch(size))
@@ -325,54 +325,58 @@ class _Trials:
 
 
 def _as_step(step: Any, loss_fn: Callable[..., torch.Tensor] | None) -> Callable[[Any], object]:
-    whole = getattr(step, "attempt_whole", None)
-    if whole is None and (loss_fn is not None or not callable(step)):
+    guard_step = getattr(step, "step_without_recovery", None)
+    if guard_step is None and (loss_fn is not None or not callable(step)):
         raise UsageError(
-            "give a function that takes a batch and does one training step, or a Guard with loss_fn"
+            "Pass a function that takes a batch and runs one training step, or a Guard with loss_fn=."
         )
-    if whole is not None and loss_fn is None:
-        raise UsageError("a Guard needs the loss function too: legroom.find_batch(guard, batch, loss_fn=...)")
+    if guard_step is not None and loss_fn is None:
+        raise UsageError(
+            "A Guard requires the loss function too. Use legroom.find_batch(guard, batch, loss_fn=...)."
+        )
 
     def run(batch: Any) -> object:
-        return _called(step, (), batch) if whole is None else _called(whole, (loss_fn,), batch)
+        return _call(step, (), batch) if guard_step is None else _call(guard_step, (loss_fn,), batch)
 
     return run
 
 
-def _called(function: Callable[..., Any], first: tuple[Any, ...], batch: Any) -> Any:
+def _call(function: Callable[..., Any], first: tuple[Any, ...], batch: Any) -> Any:
     if isinstance(batch, tuple | list) and not hasattr(batch, "_fields"):
         return function(*first, *batch)
     return function(*first, batch)
 
 
-def _as_maker(batch: Any) -> Callable[[int], Any]:
+def _as_batch_function(batch: Any) -> Callable[[int], Any]:
     if isinstance(batch, DataLoader):
         batch = next(iter(batch))
     elif callable(batch) and not isinstance(batch, torch.Tensor | Mapping):
-        maker: Callable[[int], Any] = batch
-        return maker
+        make_batch: Callable[[int], Any] = batch
+        return make_batch
     elif isinstance(batch, Iterator):
         raise UsageError(
-            "an iterator would be used up: give a batch, a DataLoader, or a function that makes a batch of a size"
+            "batch is an iterator, which would be consumed. Pass a batch, a DataLoader, or a function that takes a size and returns a batch."
         )
     if not batch_size_of(batch):
         raise UsageError(
-            "no batch size to vary: give a batch whose tensors have it as first dimension, or a function of a size"
+            "The batch has no batch size to vary. Pass a batch whose tensors have it as their first dimension, or a function of a size."
         )
     return lambda size: resized(batch, size)
 
 
 @contextlib.contextmanager
-def _limited(device: torch.device, leave: int) -> Iterator[None]:
-    """`leave` bytes less for this process, so that a size that runs leaves them free."""
-    if not leave:
+def _limit_memory(device: torch.device, leave_free: int) -> Iterator[None]:
+    """Limit this process's memory, so that `leave_free` bytes stay free."""
+    if not leave_free:
         yield
         return
     total = torch.cuda.mem_get_info(device)[1]
     before = memory_fraction(device)
-    allowed = device_capacity(device) - leave
+    allowed = device_capacity(device) - leave_free
     if allowed <= 0:
-        raise UsageError(f"{format_size(leave)} cannot be left free: there is less than that to have")
+        raise UsageError(
+            f"leave_free={format_size(leave_free)} leaves no memory. Only {format_size(allowed + leave_free)} are available."
+        )
     torch.cuda.set_per_process_memory_fraction(allowed / total, device)
     try:
         yield
@@ -384,6 +388,6 @@ def _retries(device: torch.device) -> int:
     return int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0))
 
 
-def _give_back() -> None:
+def _free_cache() -> None:
     gc.collect()
     torch.cuda.empty_cache()

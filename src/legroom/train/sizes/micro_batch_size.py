@@ -1,16 +1,16 @@
-"""How many rows a micro-batch has: chosen from figures, grown back with patience, each choice with its reason.
+"""Chooses the micro-batch size: smaller after a failure, slowly larger after successful steps, each with its reason.
 
-A `Sizer` decides and never acts: it is told what ran, what failed and how fast it was, and answers with a size. It
-has no clock and draws no random numbers, so ranks that tell it the same figures choose the same sizes.
+A `MicroBatchSizer` only decides: it receives what succeeded, what failed and how long it took, and returns a size. It reads no
+clock and draws no random numbers, so ranks with the same inputs choose the same sizes.
 
-What it promises, whatever it is told:
+It guarantees the following:
 
-- after a failure the next size is smaller, down to 1, and 0 says that 1 failed too;
-- a size that failed is tried again only after clean steps whose number quadruples with every growth that fails:
-  memory that others took may have come back, and a run must not oscillate;
-- of two sizes that ran, the faster one is kept (a larger one is not always faster), and where the allocator had to
-  give its cache back step after step, one size lower is tried;
-- chunks are even, since a ragged last chunk of one row costs nearly as much time as a full one.
+- After a failure, the next size is smaller, down to 1. A size of 0 means that 1 failed too.
+- A size that failed is tried again only after a number of successful steps, which quadruples with every failed attempt. Other
+  processes may have freed memory, but the run must not oscillate.
+- Of two sizes that fit, the faster one is used (a larger one is not always faster). If the allocator has to free its
+  cache in most steps, the next smaller size is tried.
+- Micro-batches are even, because a last micro-batch of one sample takes nearly as long as a full one.
 """
 
 from collections import deque
@@ -24,126 +24,128 @@ from legroom.units import format_size
 
 Phase = Literal["forward", "backward", "optimizer"]
 
-FIRST_WAIT = 6
-"""Clean steps before the first growth ..."""
-LONGEST_WAIT = 4096
-"""... and at most, however often growing failed."""
-ENOUGH = 5
+MIN_WAIT = 6
+"""Successful steps before the first larger size is tried."""
+MAX_WAIT = 4096
+"""The same after many failed attempts."""
+MIN_TIMED_STEPS = 5
 """Timed steps of a size before its speed is compared."""
 SLOWER = 0.98
-"""Of the other's speed: below it a size counts as slower, above it the two are alike."""
+"""A size is slower than another if its speed is below this fraction of the other's."""
 MARGIN = 0.97
-"""Of what a step can have: as much as a size may be foretold to need, the rest being for fragmentation."""
+"""The fraction of the available memory that a size may be predicted to need. The rest is for fragmentation."""
 UNKNOWN_PROGRESS = 0.3
-"""Of the forward pass: taken as done when it failed and nobody knows where. Another failure costs more time than a few steps
-in smaller chunks, after which peaks say how far to grow."""
-MOST_REMEMBERED = 200
-"""Choices, and sizes: a run may take millions of steps."""
+"""The assumed progress of a forward pass that failed at an unknown position. Low, because another failure costs more time than
+a few steps with smaller micro-batches, after which measured peaks show how far to grow."""
+MAX_HISTORY = 200
+"""The maximum number of stored choices and sizes, because a run may have millions of steps."""
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """A size, and why."""
+class SizeChoice:
+    """A micro-batch size and the reason for it."""
 
-    micro: int
-    """Rows in a chunk at most; chunks are even, so a batch may be cut into smaller ones."""
+    size: int
+    """The maximum samples of a micro-batch. Micro-batches are even, so they may be smaller."""
     reason: str
 
 
 @dataclass(slots=True)
-class _Known:
-    """What is known of one size that ran."""
+class _SizeStats:
+    """Measurements of one size that fits."""
 
     peak: int | None = None
     speeds: deque[float] = field(default_factory=lambda: deque(maxlen=15))
-    """Rows a second, of the latest steps."""
-    thrashed: deque[bool] = field(default_factory=lambda: deque(maxlen=8))
-    """Whether the allocator had to give back its cache, of the latest steps."""
+    """Samples per second of the latest steps."""
+    freed_cache: deque[bool] = field(default_factory=lambda: deque(maxlen=8))
+    """Whether the allocator had to free its cache, for the latest steps."""
 
     @property
     def speed(self) -> float | None:
-        return median(self.speeds) if len(self.speeds) >= ENOUGH else None
+        return median(self.speeds) if len(self.speeds) >= MIN_TIMED_STEPS else None
 
 
 @dataclass(frozen=True, slots=True)
-class _Trial:
-    """A change that is being tried."""
+class _SizeChange:
+    """A new size on trial."""
 
-    before: int
-    now: int
+    old: int
+    new: int
 
 
-def chunk_sizes(batch_size: int, micro: int) -> list[int]:
-    """As few chunks as `micro` rows each allow, as even as they can be, the larger ones first.
+def micro_batch_sizes(batch_size: int, max_size: int) -> list[int]:
+    """Return the sizes of as few micro-batches as possible, evenly split, larger ones first.
 
-    >>> chunk_sizes(100, 34), chunk_sizes(9, 4)
+    >>> micro_batch_sizes(100, 34), micro_batch_sizes(9, 4)
     ([34, 33, 33], [3, 3, 3])
     """
-    if batch_size < 1 or micro < 1:
-        raise UsageError(f"{batch_size} rows cannot be cut into chunks of {micro}: both must be above zero")
-    return even(batch_size, -(-batch_size // micro))
+    if batch_size < 1 or max_size < 1:
+        raise UsageError(
+            f"A batch of {batch_size} cannot be split into micro-batches of {max_size}. Both must be above zero."
+        )
+    return even_split(batch_size, -(-batch_size // max_size))
 
 
-def even(rows: int, chunks: int) -> list[int]:
-    """So many chunks, as even as they can be, the larger ones first.
+def even_split(batch_size: int, parts: int) -> list[int]:
+    """Return the sizes of `parts` even parts, larger ones first.
 
-    >>> even(7, 3)
+    >>> even_split(7, 3)
     [3, 2, 2]
     """
-    each, larger = divmod(rows, chunks)
-    return [each + 1] * larger + [each] * (chunks - larger)
+    size, larger = divmod(batch_size, parts)
+    return [size + 1] * larger + [size] * (parts - larger)
 
 
-class Sizer:
-    """Chooses the micro-batch. `most`: never more rows; `remembered`: what `remember()` gave in an earlier run."""
+class MicroBatchSizer:
+    """Chooses the micro-batch size. `max_size`: the upper limit; `state`: the `state_dict()` of an earlier run."""
 
-    def __init__(self, *, most: int | None = None, remembered: Mapping[str, Any] | None = None) -> None:
-        if most is not None and most < 1:
-            raise UsageError(f"a micro-batch of {most} rows is none: give 1 or more, or leave it out")
-        self._most = most
-        self._limit: int | None = most
-        """Rows that are believed to fit; None while nothing has failed."""
+    def __init__(self, *, max_size: int | None = None, state: Mapping[str, Any] | None = None) -> None:
+        if max_size is not None and max_size < 1:
+            raise UsageError(f"{max_size} is not a valid micro-batch size. Pass 1 or more, or omit it.")
+        self._max_size = max_size
+        self._limit: int | None = max_size
+        """The size that is expected to fit; None while nothing has failed."""
         self._failed_at: int | None = None
-        """The smallest size that failed since a larger one last ran."""
-        self._known: dict[int, _Known] = {}
+        """The smallest size that failed since a larger one last fitted."""
+        self._stats: dict[int, _SizeStats] = {}
         self._slower: set[int] = set()
-        self._without_gain: set[int] = set()
-        """Sizes that thrash, below which it was no faster."""
-        self._trial: _Trial | None = None
-        self._clean = 0
-        self._wait = FIRST_WAIT
-        self._before: int | None = None
+        self._compared_with_smaller: set[int] = set()
+        """Sizes at which the allocator often frees its cache, and whose next smaller size was already tried."""
+        self._change: _SizeChange | None = None
+        self._successes = 0
+        self._wait = MIN_WAIT
+        self._allocated_before: int | None = None
         self._capacity: int | None = None
-        self.choices: list[Choice] = []
-        if most is not None:
-            self._choose(most, f"no more than {most} rows at a time were allowed")
-        if remembered:
-            self._recall(remembered)
+        self.choices: list[SizeChoice] = []
+        if max_size is not None:
+            self._choose(max_size, f"the maximum micro-batch size is {max_size}")
+        if state:
+            self._load(state)
 
-    # ------------------------------------------------------------ what is asked
+    # ------------------------------------------------------------ outputs
 
     @property
-    def choice(self) -> Choice | None:
-        """The latest choice; None as long as every batch was taken whole."""
+    def choice(self) -> SizeChoice | None:
+        """The latest choice, or None if no batch was split yet."""
         return self.choices[-1] if self.choices else None
 
     @property
     def settled(self) -> bool:
-        """Whether nothing is being tried and nothing will be at the next step."""
-        return self._trial is None and self._clean < self._wait
+        """Whether no other size is on trial now or at the next step."""
+        return self._change is None and self._successes < self._wait
 
     def micro_batch(self, batch_size: int) -> int:
-        """Rows per chunk for a batch of this size. After clean steps this may grow."""
+        """Return the micro-batch size for a batch of this size. May try a larger size after successful steps."""
         if batch_size < 1:
-            raise UsageError("a batch without rows cannot be trained on")
-        if self._limit is not None and batch_size > self._limit and self._trial is None:
-            if self._clean >= self._wait:
+            raise UsageError("The batch is empty.")
+        if self._limit is not None and batch_size > self._limit and self._change is None:
+            if self._successes >= self._wait:
                 self._grow(batch_size)
             else:
-                self._avoid_thrashing(batch_size)
-        return self._cut(batch_size)
+                self._try_smaller_if_cache_freed(batch_size)
+        return self._even_size(batch_size)
 
-    # ------------------------------------------------------------ what it is told
+    # ------------------------------------------------------------ inputs
 
     def failed(
         self,
@@ -152,36 +154,36 @@ class Sizer:
         failure: Any = None,
         *,
         phase: Phase = "forward",
-        before: int | None = None,
-        done: float | None = None,
+        allocated_before: int | None = None,
+        progress: float | None = None,
     ) -> int:
-        """A step at `micro` rows ran out of memory: the next size, or 0 when there is none.
+        """Record that a step with micro-batches of `micro` ran out of memory. Returns the next size, or 0 if there is none.
 
-        `failure` may say `requested`, `free`, `allocated`, `reserved`, `allowed` and `capacity` in bytes. `before`: bytes that were
-        allocated when the step began. `done`: which part of the forward pass was done, 0 to 1, where that is known.
+        `failure` may have `requested`, `free`, `allocated`, `reserved`, `allowed` and `capacity` in bytes. `allocated_before`:
+        allocated bytes at the start of the step. `progress`: the finished fraction of the forward pass, if known.
         """
-        trial, self._trial = self._trial, None
-        self._clean = 0
+        change, self._change = self._change, None
+        self._successes = 0
         self._failed_at = micro if self._failed_at is None else min(micro, self._failed_at)
-        self._known = {size: known for size, known in self._known.items() if size < micro}
-        if before is not None:
-            self._before = before
+        self._stats = {size: stats for size, stats in self._stats.items() if size < micro}
+        if allocated_before is not None:
+            self._allocated_before = allocated_before
         if micro <= 1:
             self._limit = 1
-            self._choose(1, "a single row does not fit: no smaller chunk can help")
+            self._choose(1, "a single sample does not fit")
             return 0
-        if trial is not None and trial.before < micro:
-            self._wait = min(self._wait * 4, LONGEST_WAIT)
-            self._limit = trial.before
+        if change is not None and change.old < micro:
+            self._wait = min(self._wait * 4, MAX_WAIT)
+            self._limit = change.old
             self._choose(
-                trial.before,
-                f"{micro} rows were tried and did not fit; {trial.before} did before, and {self._wait} steps pass until "
-                "the next attempt",
+                change.old,
+                f"tried micro-batches of {micro}, which did not fit; {change.old} fitted before; "
+                f"next attempt after {self._wait} steps",
             )
         else:
-            self._limit, reason = self._after_failure(micro, failure, phase, done)
+            self._limit, reason = self._after_failure(micro, failure, phase, progress)
             self._choose(self._limit, reason)
-        return self._cut(batch_size)
+        return self._even_size(batch_size)
 
     def succeeded(
         self,
@@ -190,219 +192,224 @@ class Sizer:
         *,
         seconds: float | None = None,
         peak: int | None = None,
-        before: int | None = None,
+        allocated_before: int | None = None,
         retries: int = 0,
         capacity: int | None = None,
     ) -> None:
-        """A whole step ran with chunks of `micro` rows.
+        """Record that a step with micro-batches of `micro` fitted.
 
-        `peak` and `before`: bytes allocated at most, and when the step began. `retries`: how often the allocator gave
-        back its cache for a request. `capacity`: what PyTorch may take of the device now.
+        `peak` and `allocated_before`: allocated bytes at the peak and at the start of the step. `retries`: how often the
+        allocator freed its cache to serve a request. `capacity`: bytes that PyTorch can reserve on the device.
         """
         if capacity is not None:
             self._capacity = capacity
-        if before is not None:
-            self._before = before
-        if micro not in self._known and len(self._known) >= MOST_REMEMBERED:
-            del self._known[min(self._known)]
-        known = self._known.setdefault(micro, _Known())
+        if allocated_before is not None:
+            self._allocated_before = allocated_before
+        if micro not in self._stats and len(self._stats) >= MAX_HISTORY:
+            del self._stats[min(self._stats)]
+        stats = self._stats.setdefault(micro, _SizeStats())
         if peak is not None:
-            known.peak = peak if known.peak is None else max(peak, known.peak)
-        known.thrashed.append(retries > 0)
+            stats.peak = peak if stats.peak is None else max(peak, stats.peak)
+        stats.freed_cache.append(retries > 0)
         if self._failed_at is not None and micro >= self._failed_at:
-            self._failed_at = None  # what made it fail is gone
-        if self._limit is None or micro == self._cut(batch_size):
-            self._clean += 1
+            self._failed_at = None  # it fits now
+        if self._limit is None or micro == self._even_size(batch_size):
+            self._successes += 1
         if seconds is not None:
             self.timed(batch_size, micro, seconds)
         elif (
-            self._trial is not None
-            and micro == self._trial.now
-            and self._clean >= ENOUGH
-            and not known.speeds
+            self._change is not None
+            and micro == self._change.new
+            and self._successes >= MIN_TIMED_STEPS
+            and not stats.speeds
         ):
-            self._end_trial()  # nobody measures the time: that it ran is all there is to know
+            self._accept_change()  # time is not measured, so fitting is the only criterion
 
     def timed(self, batch_size: int, micro: int, seconds: float) -> None:
-        """How long such a step took, where that is known only later (from CUDA events)."""
-        if seconds <= 0 or micro not in self._known:
+        """Record the time of a step, which may become known later (CUDA events)."""
+        if seconds <= 0 or micro not in self._stats:
             return
-        self._known[micro].speeds.append(batch_size / seconds)
-        if self._trial is not None:
-            self._compare(self._trial)
+        self._stats[micro].speeds.append(batch_size / seconds)
+        if self._change is not None:
+            self._compare_speeds(self._change)
 
-    def agree(self, micro: int, reason: str) -> None:
-        """Others decided: this many rows from now on."""
-        self._trial = None
-        self._clean = 0
-        self._limit = micro
-        self._choose(micro, reason)
+    def set_size(self, size: int, reason: str) -> None:
+        """Use this micro-batch size from now on."""
+        self._change = None
+        self._successes = 0
+        self._limit = size
+        self._choose(size, reason)
 
-    # ------------------------------------------------------------ across runs
+    # ------------------------------------------------------------ state
 
-    def remember(self) -> dict[str, Any]:
-        """What is worth knowing in the next run, as plain data. A size that is on trial is not."""
-        rows = self._limit if self._trial is None else self._trial.before
-        largest = max(self._known, default=None)
-        return {"version": 1, "rows": rows, "ran": largest, "failed": self._failed_at}
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sizes for the next run, as plain data. A size on trial is not included."""
+        size = self._limit if self._change is None else self._change.old
+        largest = max(self._stats, default=None)
+        return {"version": 1, "micro_batch_size": size, "largest": largest, "failed": self._failed_at}
 
-    def _recall(self, remembered: Mapping[str, Any]) -> None:
-        rows, failed = remembered.get("rows"), remembered.get("failed")
-        if remembered.get("version") != 1 or not isinstance(rows, int) or isinstance(rows, bool) or rows < 1:
+    def _load(self, state: Mapping[str, Any]) -> None:
+        size, failed = state.get("micro_batch_size"), state.get("failed")
+        if state.get("version") != 1 or not isinstance(size, int) or isinstance(size, bool) or size < 1:
             return
-        if self._most is not None and rows >= self._most:
+        if self._max_size is not None and size >= self._max_size:
             return
-        self._limit = rows
-        if isinstance(failed, int) and failed > rows:
+        self._limit = size
+        if isinstance(failed, int) and failed > size:
             self._failed_at = failed
-        self._wait = FIRST_WAIT * 4
-        self._choose(rows, f"{rows} rows fitted in an earlier run with this model on this GPU")
+        self._wait = MIN_WAIT * 4
+        self._choose(size, "this size fitted in an earlier run with this model on this GPU")
 
     # ------------------------------------------------------------ after a failure
 
-    def _after_failure(self, micro: int, failure: Any, phase: Phase, done: float | None) -> tuple[int, str]:
-        smaller = micro - 1
-        foretold = self._foretold()
-        if foretold is not None and 1 <= foretold < micro:
-            return foretold, f"{foretold} rows should fit, by the peaks of sizes that ran"
+    def _after_failure(
+        self, micro: int, failure: Any, phase: Phase, progress: float | None
+    ) -> tuple[int, str]:
+        predicted = self._predicted_max_size()
+        if predicted is not None and 1 <= predicted < micro:
+            return predicted, "predicted to fit from measured peaks"
         if phase == "optimizer":
-            return max(1, micro // 2), (
-                "the optimizer's step did not fit; fewer rows leave it what activations and their cache held"
-            )
-        room, needed = self._figures(failure)
-        if room is None or needed is None:
-            return max(1, micro // 2), "half as many rows: the failure said nothing of how much was missing"
-        part = 1.0 if phase == "backward" else min(1.0, max(0.05, done or UNKNOWN_PROGRESS))
-        rows = int(micro * MARGIN * room * part / needed)
-        progress = f", {part:.0%} through the forward pass" if done and phase == "forward" else ""
-        return min(smaller, max(1, rows)), (
-            f"{micro} rows had asked for {format_size(needed)} by then{progress}; a step can have {format_size(room)}"
+            return max(
+                1, micro // 2
+            ), "the optimizer step did not fit; smaller micro-batches leave it more memory"
+        available, needed = self._memory_of_step(failure)
+        if available is None or needed is None:
+            return max(
+                1, micro // 2
+            ), "half the size, because the error does not state how much memory was missing"
+        fraction = 1.0 if phase == "backward" else min(1.0, max(0.05, progress or UNKNOWN_PROGRESS))
+        size = int(micro * MARGIN * available * fraction / needed)
+        position = f" {fraction:.0%} into the forward pass" if progress and phase == "forward" else ""
+        return min(micro - 1, max(1, size)), (
+            f"needed more than {format_size(needed)}{position}; {format_size(available)} available"
         )
 
-    def _figures(self, failure: Any) -> tuple[int | None, int | None]:
-        """What the step could have of the device, and what it wanted when it failed; weights and the like left out."""
-        requested, allocated = _figure(failure, "requested"), _figure(failure, "allocated")
-        free, reserved = _figure(failure, "free"), _figure(failure, "reserved")
+    def _memory_of_step(self, failure: Any) -> tuple[int | None, int | None]:
+        """Return the memory available to the step, and what it needed when it failed, both without weights etc."""
+        requested, allocated = _int_attribute(failure, "requested"), _int_attribute(failure, "allocated")
+        free, reserved = _int_attribute(failure, "free"), _int_attribute(failure, "reserved")
         if requested is None or allocated is None:
             return None, None
-        limits = (_figure(failure, "capacity"), _figure(failure, "allowed"))
+        limits = (_int_attribute(failure, "capacity"), _int_attribute(failure, "allowed"))
         bounds = [limit for limit in limits if limit is not None]
         if free is not None:
             bounds.append((reserved if reserved is not None else allocated) + free)
         if not bounds:
             return None, None
-        before = min(self._before or 0, allocated)
-        room, needed = min(bounds) - before, allocated + requested - before
-        return (room, needed) if room > 0 and needed > 0 else (None, None)
+        before = min(self._allocated_before or 0, allocated)
+        available, needed = min(bounds) - before, allocated + requested - before
+        return (available, needed) if available > 0 and needed > 0 else (None, None)
 
     # ------------------------------------------------------------ growing
 
     def _grow(self, batch_size: int) -> None:
-        """The next larger size that leaves fewer chunks, or several at once where the peaks say that they fit."""
+        """Try the next size with fewer micro-batches, or a much larger one if measured peaks predict that it fits."""
         assert self._limit is not None
-        now = self._cut(batch_size)
-        chunks = -(-batch_size // now)
-        most = min(batch_size, self._most or batch_size)
+        now = self._even_size(batch_size)
+        count = -(-batch_size // now)
+        largest = min(batch_size, self._max_size or batch_size)
         sizes = [
-            size for size in {-(-batch_size // fewer) for fewer in range(1, chunks)} if now < size <= most
+            size for size in {-(-batch_size // fewer) for fewer in range(1, count)} if now < size <= largest
         ]
-        foretold = self._foretold()
+        predicted = self._predicted_max_size()
         allowed = sorted(
-            size for size in sizes if size not in self._slower and (foretold is None or size <= foretold)
+            size for size in sizes if size not in self._slower and (predicted is None or size <= predicted)
         )
         if not allowed:
-            self._clean = 0
+            self._successes = 0
             return
         below = [size for size in allowed if self._failed_at is None or size < self._failed_at]
-        if foretold is not None and below:
-            size, reason = below[-1], f"{below[-1]} rows should fit, by the peaks of sizes that ran"
+        if predicted is not None and below:
+            size, reason = below[-1], "predicted to fit from measured peaks"
         elif below:
             halfway = 2 * now if self._failed_at is None else (now + self._failed_at) // 2
             near = [size for size in below if size <= halfway] or below[:1]
-            size, reason = near[-1], f"{self._clean} steps ran without trouble: room for more is tried"
+            size, reason = near[-1], f"trying a larger size after {self._successes} successful steps"
         else:
             size = allowed[0]
-            reason = f"{self._clean} steps ran since {self._failed_at} rows failed: what took the memory may be gone"
-        self._begin_trial(now, size, reason)
+            reason = f"trying again {self._successes} steps after {self._failed_at} failed; memory may be free again"
+        self._begin_change(now, size, reason)
 
-    def _foretold(self) -> int | None:
-        """How many rows fit, by the peaks that were measured and the capacity; None where either is unknown.
+    def _predicted_max_size(self) -> int | None:
+        """Predict the largest size that fits, from measured peaks and the capacity. None if either is unknown.
 
-        Two sizes give a line. One gives a bound that is safe as long as memory grows no faster than the rows.
+        Two sizes give a line. A single size gives a safe bound if memory grows at most linearly with the size.
         """
-        peaks = {size: known.peak for size, known in self._known.items() if known.peak is not None}
+        peaks = {size: stats.peak for size, stats in self._stats.items() if stats.peak is not None}
         if not peaks or self._capacity is None:
             return None
         small, large = min(peaks), max(peaks)
-        start = min(self._before or 0, self._capacity)
-        room = start + (self._capacity - start) * MARGIN
+        start = min(self._allocated_before or 0, self._capacity)
+        available = start + (self._capacity - start) * MARGIN
         slope = (peaks[large] - start) / large
         if small < large and peaks[large] > peaks[small]:
             slope = (peaks[large] - peaks[small]) / (large - small)
         if slope <= 0:
             return None
-        return max(0, int(large + (room - peaks[large]) / slope))
+        return max(0, int(large + (available - peaks[large]) / slope))
 
-    # ------------------------------------------------------------ which size is faster
+    # ------------------------------------------------------------ speed
 
-    def _avoid_thrashing(self, batch_size: int) -> None:
-        now = self._cut(batch_size)
-        known = self._known.get(now)
-        if known is None or now <= 1 or now in self._without_gain:
+    def _try_smaller_if_cache_freed(self, batch_size: int) -> None:
+        now = self._even_size(batch_size)
+        stats = self._stats.get(now)
+        if stats is None or now <= 1 or now in self._compared_with_smaller:
             return
-        if len(known.thrashed) == known.thrashed.maxlen and sum(known.thrashed) * 2 >= len(known.thrashed):
-            self._without_gain.add(now)
-            if known.speed is not None:
-                lower = -(-batch_size // (-(-batch_size // now) + 1))
-                reason = (
-                    f"at {now} rows the allocator gave back its cache again and again: fewer may be faster"
+        freed = stats.freed_cache
+        if len(freed) == freed.maxlen and sum(freed) * 2 >= len(freed):
+            self._compared_with_smaller.add(now)
+            if stats.speed is not None:
+                smaller = -(-batch_size // (-(-batch_size // now) + 1))
+                self._begin_change(
+                    now,
+                    smaller,
+                    f"at {now} the allocator frees its cache in most steps; a smaller size may be faster",
                 )
-                self._begin_trial(now, lower, reason)
 
-    def _compare(self, trial: _Trial) -> None:
-        now, before = self._known.get(trial.now), self._known.get(trial.before)
-        if now is None or now.speed is None:
+    def _compare_speeds(self, change: _SizeChange) -> None:
+        new_stats, old_stats = self._stats.get(change.new), self._stats.get(change.old)
+        if new_stats is None or new_stats.speed is None:
             return
-        old = before.speed if before is not None else None
-        if old is None:
-            self._end_trial()
+        old_speed = old_stats.speed if old_stats is not None else None
+        if old_speed is None:
+            self._accept_change()
             return
-        smaller_is_tried = trial.now < trial.before
-        if now.speed < old * (1.0 if smaller_is_tried else SLOWER):
-            self._trial = None
-            self._clean = 0
-            self._limit = trial.before
-            self._slower.add(trial.now)
+        is_smaller = change.new < change.old
+        if new_stats.speed < old_speed * (1.0 if is_smaller else SLOWER):
+            self._change = None
+            self._successes = 0
+            self._limit = change.old
+            self._slower.add(change.new)
             self._choose(
-                trial.before,
-                f"{now.speed:.3g} rows a second in chunks of {trial.now}, {old:.3g} in chunks of {trial.before}",
+                change.old,
+                f"{old_speed:.3g} samples/s with micro-batches of {change.old}, "
+                f"{new_stats.speed:.3g} samples/s with {change.new}",
             )
             return
-        if smaller_is_tried:
-            self._slower.add(trial.before)
-        self._end_trial()
+        if is_smaller:
+            self._slower.add(change.old)
+        self._accept_change()
 
-    def _begin_trial(self, now: int, size: int, reason: str) -> None:
-        self._trial = _Trial(now, size)
-        self._limit = size
-        self._clean = 0
-        self._choose(size, reason)
+    def _begin_change(self, old: int, new: int, reason: str) -> None:
+        self._change = _SizeChange(old, new)
+        self._limit = new
+        self._successes = 0
+        self._choose(new, reason)
 
-    def _end_trial(self) -> None:
-        """What was tried is kept."""
-        self._trial = None
-        self._wait = max(FIRST_WAIT, self._wait // 2)
+    def _accept_change(self) -> None:
+        self._change = None
+        self._wait = max(MIN_WAIT, self._wait // 2)
 
     # ------------------------------------------------------------
 
-    def _cut(self, batch_size: int) -> int:
-        return chunk_sizes(batch_size, min(batch_size, self._limit or batch_size))[0]
+    def _even_size(self, batch_size: int) -> int:
+        return micro_batch_sizes(batch_size, min(batch_size, self._limit or batch_size))[0]
 
-    def _choose(self, micro: int, reason: str) -> None:
-        self.choices.append(Choice(micro, reason))
-        del self.choices[:-MOST_REMEMBERED]
+    def _choose(self, size: int, reason: str) -> None:
+        self.choices.append(SizeChoice(size, reason))
+        del self.choices[:-MAX_HISTORY]
 
 
-def _figure(failure: Any, name: str) -> int | None:
+def _int_attribute(failure: Any, name: str) -> int | None:
     value = getattr(failure, name, None)
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

@@ -1,34 +1,148 @@
-"""Sizes that fitted, kept from one run to the next: a run that is started again does not have to fail first."""
+"""Micro-batch sizes that fit, stored for the next run: one small JSON file per configuration in the user's cache folder.
 
+A configuration is everything that decides what fits: the model (names, shapes and dtypes of its tensors), the GPU, its memory,
+the precision, the shapes of a batch without its batch size, torch and the allocator settings.
+
+The cache is optional, so nothing here raises an error: if the folder is not writable, nothing is stored, and files that cannot be
+read or have another format are ignored. Files are replaced atomically, so processes that write at the same time leave a
+complete file. `LEGROOM_CACHE=off` disables the cache; `LEGROOM_CACHE=PATH` sets its folder.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from legroom.train.sizes.micro_batch_size import Sizer
-from legroom.train.sizes.plan_files import plan_key, recall, remember
+from legroom.train.sizes.capacity import memory_fraction
+from legroom.train.sizes.micro_batch_size import MicroBatchSizer
+
+VERSION = 1
+MAX_FILE_BYTES = 64 * 1024
+"""Larger files were not written by this module."""
 
 
-class PlanMemory:
-    """What one training remembers. Only a GPU's sizes are worth it."""
+class PlanCache:
+    """The cached sizes of one training run. Sizes are only cached for GPUs."""
 
     def __init__(self, model: nn.Module, device: torch.device, precision: Any) -> None:
         self._model, self._device = model, device
         self._precision = precision if isinstance(precision, str) else getattr(precision, "name", None)
         self._key: str | None = None
-        self._kept = 0
-        self.is_new = device.type == "cuda"
-        """Whether nobody has asked yet."""
+        self._saved_choices = 0
+        self.is_unread = device.type == "cuda"
+        """Whether the cache should be read before the first batch."""
 
-    def recalled(self, batch: Any, most: int | None) -> Sizer | None:
-        """A sizer that knows what fitted in an earlier run, if there was one."""
-        self.is_new = False
+    def load(self, batch: Any, max_size: int | None) -> MicroBatchSizer | None:
+        """Return a sizer with the sizes of an earlier run, or None."""
+        self.is_unread = False
         self._key = plan_key(self._model, batch=batch, precision=self._precision, device=self._device)
-        remembered = recall(self._key)
-        return None if remembered is None else Sizer(most=most, remembered=remembered)
+        state = load_plan(self._key)
+        return None if state is None else MicroBatchSizer(max_size=max_size, state=state)
 
-    def keep(self, sizer: Sizer) -> None:
-        """Write the sizes down if they have changed."""
-        if self._key is not None and len(sizer.choices) != self._kept:
-            self._kept = len(sizer.choices)
-            remember(self._key, sizer.remember())
+    def save(self, sizer: MicroBatchSizer) -> None:
+        """Store the sizes if they have changed."""
+        if self._key is not None and len(sizer.choices) != self._saved_choices:
+            self._saved_choices = len(sizer.choices)
+            save_plan(self._key, sizer.state_dict())
+
+
+def plan_key(
+    model: nn.Module, *, batch: Any = None, precision: str | None = None, device: torch.device | None = None
+) -> str:
+    """Return a key for the configuration. Two runs have the same key if and only if the same sizes should fit."""
+    configuration = {
+        "model": sorted(
+            (name, list(tensor.shape), str(tensor.dtype), tensor.requires_grad)
+            for name, tensor in (*model.named_parameters(), *model.named_buffers())
+        ),
+        "mode": model.training,
+        "precision": precision,
+        "batch": list(_shapes(batch)),
+        "torch": torch.__version__,
+        "allocator": os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or "",
+        **_gpu(device),
+    }
+    return hashlib.sha256(json.dumps(configuration, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def load_plan(key: str) -> dict[str, Any] | None:
+    """Return the plan stored under `key`, or None if there is none or it cannot be read."""
+    folder = plans_folder()
+    if folder is None:
+        return None
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        path = folder / f"{key}.json"
+        if path.stat().st_size <= MAX_FILE_BYTES:
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            if (
+                isinstance(stored, dict)
+                and stored.get("format") == VERSION
+                and isinstance(stored.get("plan"), dict)
+            ):
+                plan: dict[str, Any] = stored["plan"]
+                return plan
+    return None
+
+
+def save_plan(key: str, plan: Mapping[str, Any]) -> bool:
+    """Store `plan` (plain data) under `key`. Returns whether it was stored."""
+    folder = plans_folder()
+    if folder is None:
+        return False
+    temporary: str | None = None
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        text = json.dumps({"format": VERSION, "plan": dict(plan)})
+        descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=".", suffix=".tmp")
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, folder / f"{key}.json")
+    except (OSError, TypeError, ValueError):
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+        return False
+    return True
+
+
+def plans_folder() -> Path | None:
+    """Return the folder of the cache, or None if it is disabled or the user has no home folder."""
+    setting = os.environ.get("LEGROOM_CACHE", "")
+    if setting.strip().lower() in ("off", "0", "no", "none", "false"):
+        return None
+    if setting:
+        return Path(setting) / "plans"
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    with contextlib.suppress(RuntimeError):
+        return (Path(cache) if cache else Path.home() / ".cache") / "legroom" / "plans"
+    return None
+
+
+def _gpu(device: torch.device | None) -> dict[str, Any]:
+    if device is None or device.type != "cuda":
+        return {"gpu": None if device is None else device.type}
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "gpu": properties.name,
+        "memory": properties.total_memory,
+        "fraction": round(memory_fraction(device), 4),
+    }
+
+
+def _shapes(value: Any) -> Iterator[tuple[list[int], str]]:
+    """Yield the shapes of the tensors in a batch, without their first dimension, and their dtypes."""
+    if isinstance(value, torch.Tensor):
+        yield list(value.shape[1:]), str(value.dtype)
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _shapes(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _shapes(item)

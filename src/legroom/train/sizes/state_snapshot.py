@@ -1,11 +1,11 @@
-"""All that training steps change, kept on the host and put back bit for bit.
+"""A snapshot of everything that training steps change, in host memory. Restores it bit for bit.
 
-`Preserved(step, batch)` looks where a step can reach by name: its closure, the globals it uses, the object it is bound to,
-arguments of partials, and onwards through containers and plain objects. Modules, optimizers, schedulers, scalers,
-tensors, random generators, counters and lists found there are put back by `restore()`: in place, so that every reference a
-program holds stays good. What is kept lies in host memory: the device has none to spare when sizes are tried.
+`StateSnapshot(step, batch)` follows what a step references by name: its closure, its globals, the object it is bound to,
+arguments of partials, and from there containers and plain objects. `restore()` restores modules, optimizers, schedulers,
+scalers, tensors, random generators, counters and lists in place, so that the program's references stay valid. The copies are in
+host memory, because the device memory is needed for the trials.
 
-What a step changes elsewhere (files it writes, what it sends) is beyond this.
+External effects of a step (files, network) are not restored.
 """
 
 import copy
@@ -21,28 +21,29 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-MOST_ITEMS = 1000
-"""Of a list or dict: longer ones are data, and are kept as they are without looking inside."""
+MAX_ITEMS = 1000
+"""Longer lists and dicts are treated as data: their items are not followed."""
 
 Undo = Callable[[], None]
 
 
-class Preserved:
-    """What is reachable from `roots`, as it was. `restore()` may be called any number of times.
+class StateSnapshot:
+    """The state of everything reachable from `roots`. `restore()` may be called any number of times.
 
-    `data`: what batches come from. Its counters and random generators are kept, its tensors are taken to be read only.
+    `data`: the source of batches. Its counters and random generators are saved; its tensors are assumed to be read-only.
     """
 
     def __init__(self, *roots: Any, data: Any = None) -> None:
         self._undo: list[Undo] = []
         self._seen: set[int] = set()
-        self._keep_ids_valid: list[Any] = []
-        self._waiting: deque[Any] = deque(roots)
-        self._keeps_tensors = True
-        self._look_through()
-        self._waiting.append(data)
-        self._keeps_tensors = False
-        self._look_through()
+        self._visited: list[Any] = []
+        """Keeps visited objects alive, so that their ids stay valid."""
+        self._queue: deque[Any] = deque(roots)
+        self._saves_tensors = True
+        self._visit_all()
+        self._queue.append(data)
+        self._saves_tensors = False
+        self._visit_all()
         self._undo.append(_random_state())
 
     def restore(self) -> None:
@@ -50,17 +51,17 @@ class Preserved:
             for undo in self._undo:
                 undo()
 
-    def _look_through(self) -> None:
-        while self._waiting:
-            self._look(self._waiting.popleft())
+    def _visit_all(self) -> None:
+        while self._queue:
+            self._visit(self._queue.popleft())
 
-    def _look(self, value: Any) -> None:
+    def _visit(self, value: Any) -> None:
         if isinstance(value, _PLAIN) or id(value) in self._seen:
             return
         self._seen.add(id(value))
-        self._keep_ids_valid.append(value)
+        self._visited.append(value)
         if isinstance(value, torch.Tensor):
-            if self._keeps_tensors:
+            if self._saves_tensors:
                 self._undo.append(_tensor(value))
         elif isinstance(value, nn.Module):
             self._module(value)
@@ -71,29 +72,29 @@ class Preserved:
         elif isinstance(value, FunctionType):
             self._function(value)
         elif isinstance(value, MethodType):
-            self._waiting.extend((value.__self__, value.__func__))
+            self._queue.extend((value.__self__, value.__func__))
         elif isinstance(value, partial):
-            self._waiting.extend((value.func, value.args, value.keywords))
+            self._queue.extend((value.func, value.args, value.keywords))
         elif isinstance(value, list):
             self._undo.append(_list(value))
-            self._waiting.extend(value[:MOST_ITEMS])
+            self._queue.extend(value[:MAX_ITEMS])
         elif isinstance(value, dict):
             self._undo.append(_dict(value))
-            if len(value) <= MOST_ITEMS:
-                self._waiting.extend(value.values())
+            if len(value) <= MAX_ITEMS:
+                self._queue.extend(value.values())
         elif isinstance(value, tuple | set | frozenset | deque | Mapping):
             items = value.values() if isinstance(value, Mapping) else value
-            self._waiting.extend(list(items)[:MOST_ITEMS])
+            self._queue.extend(list(items)[:MAX_ITEMS])
         elif isinstance(value, DataLoader):
-            self._waiting.extend((value.generator, value.sampler, value.batch_sampler))
-        elif hasattr(value, "__dict__") and _is_of_training(value):
-            self._waiting.append(vars(value))
+            self._queue.extend((value.generator, value.sampler, value.batch_sampler))
+        elif hasattr(value, "__dict__") and _has_training_state(value):
+            self._queue.append(vars(value))
 
     def _module(self, module: nn.Module) -> None:
-        for part in module.modules():  # the mode, and counters of one's own
-            plain = {key: value for key, value in vars(part).items() if isinstance(value, _PLAIN)}
-            self._undo.append(_attributes(part, plain))
-        self._waiting.extend((*module.parameters(), *module.buffers()))
+        for child in module.modules():  # the training mode, and counters
+            plain = {key: value for key, value in vars(child).items() if isinstance(value, _PLAIN)}
+            self._undo.append(_attributes(child, plain))
+        self._queue.extend((*module.parameters(), *module.buffers()))
 
     def _optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -112,7 +113,7 @@ class Preserved:
             optimizer.state.update(state)
 
         self._undo.append(restore)
-        self._waiting.extend((*parameters, *state.values()))
+        self._queue.extend((*parameters, *state.values()))
         rest = {key: value for key, value in vars(optimizer).items() if key not in ("state", "param_groups")}
         self._undo.append(_attributes(optimizer, rest))
 
@@ -120,18 +121,18 @@ class Preserved:
         for cell in function.__closure__ or ():
             try:
                 contents = cell.cell_contents
-            except ValueError:  # not filled yet
+            except ValueError:  # an empty cell
                 continue
             if isinstance(contents, _PLAIN):
                 self._undo.append(partial(setattr, cell, "cell_contents", contents))
-            self._waiting.append(contents)
+            self._queue.append(contents)
         namespace = function.__globals__
         for name in _names(function):
             if name in namespace:
                 if isinstance(namespace[name], _PLAIN):
                     self._undo.append(partial(namespace.__setitem__, name, namespace[name]))
-                self._waiting.append(namespace[name])
-        self._waiting.extend((function.__defaults__ or (), function.__kwdefaults__ or {}))
+                self._queue.append(namespace[name])
+        self._queue.extend((function.__defaults__ or (), function.__kwdefaults__ or {}))
 
 
 _PLAIN = (
@@ -140,12 +141,14 @@ _PLAIN = (
 )  # fmt: skip
 
 
-def _is_of_training(value: Any) -> bool:
-    """Whether an object is a scheduler, a scaler or a program's own; loggers, progress bars and files are left alone."""
+def _has_training_state(value: Any) -> bool:
+    """Whether an object is a scheduler, a scaler or of a class of the program. Loggers, progress bars and files are skipped."""
     if hasattr(value, "state_dict") or type(value).__module__.partition(".")[0] == "legroom":
         return True
-    home = sys.modules.get(type(value).__module__)
-    file = getattr(home, "__file__", None) or ("" if getattr(home, "__name__", "") == "__main__" else None)
+    module = sys.modules.get(type(value).__module__)
+    file = getattr(module, "__file__", None) or (
+        "" if getattr(module, "__name__", "") == "__main__" else None
+    )
     return file is not None and "site-packages" not in file and not _is_standard(type(value).__module__)
 
 
@@ -154,7 +157,7 @@ def _is_standard(module: str) -> bool:
 
 
 def _names(function: FunctionType) -> Iterator[str]:
-    """Global names that a function uses, those of functions within it included."""
+    """Yield the global names that a function and its nested functions use."""
     codes = [function.__code__]
     while codes:
         code = codes.pop()
@@ -163,14 +166,14 @@ def _names(function: FunctionType) -> Iterator[str]:
 
 
 def _tensor(tensor: torch.Tensor) -> Undo:
-    kept = tensor.detach().to("cpu", copy=True)
-    # The gradient itself is not held: a step that clears gradients must get their memory back.
+    saved = tensor.detach().to("cpu", copy=True)
+    # Only a copy of the gradient is kept, because a step that clears gradients must free their memory.
     gradient = (
         tensor.grad.detach().to("cpu", copy=True) if tensor.is_leaf and tensor.grad is not None else None
     )
 
     def restore() -> None:
-        tensor.detach().copy_(kept)
+        tensor.detach().copy_(saved)
         if gradient is not None:
             if tensor.grad is not None and tensor.grad.shape == gradient.shape:
                 tensor.grad.detach().copy_(gradient)
@@ -192,47 +195,47 @@ def _generator(generator: torch.Generator) -> Undo:
 
 
 def _list(values: list[Any]) -> Undo:
-    kept = list(values)
+    saved = list(values)
 
     def restore() -> None:
-        values[:] = kept
+        values[:] = saved
 
     return restore
 
 
 def _dict(values: dict[Any, Any]) -> Undo:
-    kept = dict(values)
+    saved = dict(values)
 
     def restore() -> None:
-        if len(values) == len(kept) and all(key in values and values[key] is kept[key] for key in kept):
+        if len(values) == len(saved) and all(key in values and values[key] is saved[key] for key in saved):
             return
         values.clear()
-        values.update(kept)
+        values.update(saved)
 
     return restore
 
 
-def _attributes(owner: Any, kept: dict[str, Any]) -> Undo:
+def _attributes(owner: Any, saved: dict[str, Any]) -> Undo:
     def restore() -> None:
-        vars(owner).update(kept)
+        vars(owner).update(saved)
 
     return restore
 
 
 def _random_state() -> Undo:
-    """Torch's generators on the host and on every GPU, Python's own, and NumPy's where it is loaded."""
-    on_host = torch.get_rng_state()
-    on_devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    in_python = random.getstate()
+    """Save torch's generators on the CPU and on every GPU, Python's, and NumPy's if it is loaded."""
+    cpu_state = torch.get_rng_state()
+    device_states = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    python_state = random.getstate()
     numpy = sys.modules.get("numpy")
-    in_numpy = numpy.random.get_state() if numpy is not None else None
+    numpy_state = numpy.random.get_state() if numpy is not None else None
 
     def restore() -> None:
-        torch.set_rng_state(on_host)
-        if on_devices:
-            torch.cuda.set_rng_state_all(on_devices)
-        random.setstate(in_python)
+        torch.set_rng_state(cpu_state)
+        if device_states:
+            torch.cuda.set_rng_state_all(device_states)
+        random.setstate(python_state)
         if numpy is not None:
-            numpy.random.set_state(in_numpy)
+            numpy.random.set_state(numpy_state)
 
     return restore

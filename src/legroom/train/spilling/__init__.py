@@ -1,1 +1,1 @@
-"""Saved activations that wait in host memory."""
+"""Saved activations in host memory until the backward pass."""

@@ -1,20 +1,20 @@
-"""Saved activations wait in host memory until the backward pass wants them.
+"""Keeps saved activations in host memory until the backward pass needs them.
 
-    with legroom.Spill("16GiB"):            # at most so much host memory; without a size, most of what is free
+    with legroom.Spill("16GiB"):            # the limit of host memory; by default 80% of what is free
         loss = loss_fn(model(x), y)
     loss.backward()                         # the same gradients, bit for bit
 
-Autograd hands over each tensor that it saves and asks for it again in the backward pass. What is large and lives on a
-device is copied to the host, once for each storage however many operations save it or parts of it, and the device's memory is free
-as soon as nothing else holds it. On the way back the next ones are fetched ahead.
+Autograd passes each saved tensor to a hook, and requests it from another hook in the backward pass. Large tensors on a device
+are copied to the host, once per storage even if several operations save it. The device memory is freed as soon as nothing
+else references it. In the backward pass, the next tensors are prefetched.
 
-Left where it is: parameters (leaves that want a gradient, and views of them), host tensors, what is smaller than `smallest`, a
-small part of a large storage (a batch cut out of a data set on the GPU: to copy it would free nothing), tensor subclasses. When
-the budget is used up or the host has no more memory, the rest stays on the device.
+These stay on the device: parameters (leaves that require a gradient, and views of them), tensors smaller than `min_size`,
+a small part of a large storage (a slice of a data set on the GPU, where a copy would free nothing) and tensor subclasses. If
+the budget or the host memory is used up, the remaining tensors stay on the device too.
 
-autograd checks that a saved tensor was not changed in place, but not behind hooks; `Spill` checks it itself. A tensor that
-was changed after its copy was done gives the right gradient where PyTorch would refuse. Changes that PyTorch does not
-see either (through `.data`) may or may not reach the copy.
+Autograd checks whether a saved tensor was modified in place, but not for tensors in hooks, so `Spill` checks it. A tensor
+that was modified after its copy was complete gives the correct gradient, where PyTorch would raise an error. Changes that PyTorch does
+not detect either (through `.data`) may or may not be included in the copy.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,52 +31,53 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from legroom.diagnose.oom.recognize import classify
 from legroom.gpus.machine import NotAvailable, host_usage
-from legroom.train.spilling.saved_tensor_hooks import stepping_aside
-from legroom.train.spilling.transfers import Lane, lane_to
+from legroom.train.spilling.transfers import HostLink, host_link
 from legroom.units import MiB, format_size, parse_size
 
-UNDER_WAY = 4
-"""Copies to the host at the same time: one that runs, and some that the computation is ahead."""
-FETCHED_AHEAD = 2
-"""Copies that are brought back before they are asked for."""
-BYTES_ON_THE_WAY = 256 * MiB
-"""Both take device memory, so of large ones only two, or one."""
-SHARE_OF_FREE_HOST_MEMORY = 0.8
-LARGEST_STORAGE_PER_TENSOR = 8
-"""A tensor is moved with its whole storage, unless that is so many times larger."""
+MAX_PENDING_COPIES = 4
+"""The maximum copies to the host at once: one that runs, and some for which the computation is ahead."""
+PREFETCHED_COPIES = 2
+"""The copies that are moved back before they are requested."""
+MAX_PENDING_BYTES = 256 * MiB
+"""Pending and prefetched copies use device memory, so there are at most two and one of them if they are larger."""
+FREE_HOST_MEMORY_FRACTION = 0.8
+MAX_STORAGE_FACTOR = 8
+"""A tensor is moved with its whole storage, unless the storage is more than this many times larger."""
 
 
 class Spill:
-    """Moves saved activations to host memory. A context manager for the forward pass, as often as wanted, in any thread."""
+    """Moves saved activations to host memory. A context manager for the forward pass, reusable and thread-safe."""
 
-    def __init__(self, budget: str | int | None = None, *, smallest: str | int = "1MiB") -> None:
-        """`budget`: how much host memory it may use at most (None: four fifths of what is free when it is first needed).
-        `smallest`: tensors below this stay on the device."""
+    def __init__(self, budget: str | int | None = None, *, min_size: str | int = "1MiB") -> None:
+        """`budget`: the limit of host memory (None: 80% of what is free at first use).
+
+        `min_size`: smaller tensors stay on the device.
+        """
         self.budget = None if budget is None else parse_size(budget)
-        self._most = self.budget
+        self._max_host_bytes = self.budget
         self.moved_bytes = 0
-        """Moved to the host, over its whole life."""
+        """The total bytes moved to the host."""
         self.moved_tensors = 0
         self.host_bytes = 0
-        """Host memory in use now."""
+        """The host memory in use now."""
         self.peak_host_bytes = 0
-        self.left_bytes = 0
-        """Not moved for want of host memory, over its whole life."""
-        self._smallest = parse_size(smallest)
-        self._lanes: dict[torch.device, Lane] = {}
+        self.skipped_bytes = 0
+        """The total bytes not moved because of the limit of host memory."""
+        self._min_size = parse_size(min_size)
+        self._links: dict[torch.device, HostLink] = {}
         self._copies: dict[int, tuple[weakref.ref[Any], weakref.ref[_Copy]]] = {}
-        # Weakly: a graph that is gone must not leave tensors behind here.
-        self._under_way: deque[weakref.ref[_Copy]] = deque()
-        self._fetched: deque[weakref.ref[_Copy]] = deque()
+        # Weak references, so that tensors are freed together with their graph.
+        self._pending: deque[weakref.ref[_Copy]] = deque()
+        self._prefetched: deque[weakref.ref[_Copy]] = deque()
         self._last: weakref.ref[_Copy] | None = None
-        self._in_hooks = 0.0
+        self._hook_seconds = 0.0
         self._lock = threading.RLock()
         self._entered = threading.local()
 
     @property
     def seconds(self) -> float:
-        """What it cost: how long the device waited for copies, or the program was held up by making them, whichever is more."""
-        return max(self._in_hooks, sum(lane.waited for lane in self._lanes.values()))
+        """The larger of the time that the device waited for copies and the time spent in the hooks."""
+        return max(self._hook_seconds, sum(link.waited for link in self._links.values()))
 
     def __enter__(self) -> "Spill":
         hooks = saved_tensors_hooks(self._pack, self._unpack)
@@ -86,15 +87,17 @@ class Spill:
 
     def __exit__(self, *error: object) -> None:
         self._stack.pop().__exit__(*error)
-        # Nobody will ask for what is under way, and its memory may be wanted to recover.
+        # Pending copies will not be requested, and their memory may be needed for recovery.
         if error[0] is not None:
             with self._lock:
-                self._let_go(0)
+                self._drop_pending(0)
 
     @contextlib.contextmanager
-    def everywhere(self) -> Iterator["Spill"]:
-        """In this thread and in every thread that is started meanwhile: autograd's hooks belong to a thread. Steps aside where
-        torch allows no hooks."""
+    def all_threads(self) -> Iterator["Spill"]:
+        """Spill in this thread and in threads started inside the block, because autograd's hooks are per thread.
+
+        The hooks are removed where torch allows none.
+        """
         original = threading.Thread.run
         spill = self
 
@@ -104,7 +107,7 @@ class Spill:
 
         threading.Thread.run = run  # type: ignore[method-assign,assignment]
         try:
-            with self, stepping_aside(lambda: self._stack[-1] if self._stack else None):
+            with self, _removed_inside_transforms(lambda: self._stack[-1] if self._stack else None):
                 yield self
         finally:
             threading.Thread.run = original  # type: ignore[method-assign]
@@ -120,203 +123,202 @@ class Spill:
         hooks: list[Any] = self._entered.hooks
         return hooks
 
-    # --- what autograd calls
+    # --- hooks
 
-    def _pack(self, tensor: torch.Tensor) -> "_Moved | _Kept":
-        began = time.perf_counter()
+    def _pack(self, tensor: torch.Tensor) -> "_MovedTensor | _UnmovedTensor":
+        start = time.perf_counter()
         with self._lock:
             moved = self._move(tensor)
-            self._in_hooks += time.perf_counter() - began
-        # Without its history: a node must not hold its own result.
-        return moved or _Kept(tensor.detach(), tensor._version)
+            self._hook_seconds += time.perf_counter() - start
+        # Detached, because a node must not reference its own result.
+        return moved or _UnmovedTensor(tensor.detach(), tensor._version)
 
-    def _unpack(self, packed: "_Moved | _Kept") -> torch.Tensor:
-        if isinstance(packed, _Kept):
-            _check_unchanged(packed.tensor.size(), packed.tensor._version, packed.version)
+    def _unpack(self, packed: "_MovedTensor | _UnmovedTensor") -> torch.Tensor:
+        if isinstance(packed, _UnmovedTensor):
+            _check_unmodified(packed.tensor.size(), packed.tensor._version, packed.version)
             return packed.tensor
-        began = time.perf_counter()
+        start = time.perf_counter()
         with self._lock, torch.no_grad():
-            flat = self._bring(packed.copy, packed)
-            self._fetch_ahead(packed.copy)
-            self._in_hooks += time.perf_counter() - began
+            flat = self._bytes_on_device(packed.copy, packed)
+            self._prefetch(packed.copy)
+            self._hook_seconds += time.perf_counter() - start
             return flat.view(packed.dtype).as_strided(packed.size, packed.stride, packed.offset)
 
     # --- to the host
 
-    def _move(self, tensor: torch.Tensor) -> "_Moved | None":
-        if not _is_movable(tensor) or tensor.nbytes < self._smallest:
+    def _move(self, tensor: torch.Tensor) -> "_MovedTensor | None":
+        if not _is_movable(tensor) or tensor.nbytes < self._min_size:
             return None
         storage = tensor.untyped_storage()
-        copy = self._copy_of(storage, tensor._version)
+        copy = self._existing_copy(storage, tensor._version)
         if copy is None:
             size = storage.nbytes()
-            if size > LARGEST_STORAGE_PER_TENSOR * tensor.nbytes or size % tensor.element_size():
+            if size > MAX_STORAGE_FACTOR * tensor.nbytes or size % tensor.element_size():
                 return None
-            copy = self._begin(tensor, storage, size)
+            copy = self._start_copy(tensor, storage, size)
         if copy is None or copy.bytes % tensor.element_size():
             return None
-        return _Moved(copy, tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
+        return _MovedTensor(copy, tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
 
-    def _copy_of(self, storage: torch.UntypedStorage, version: int) -> "_Copy | None":
-        """The copy that was made of the storage as it is now."""
-        known = self._copies.get(storage._cdata)
-        copy = None if known is None else known[1]()
+    def _existing_copy(self, storage: torch.UntypedStorage, version: int) -> "_Copy | None":
+        """Return the copy of the current version of the storage, if there is one."""
+        entry = self._copies.get(storage._cdata)
+        copy = None if entry is None else entry[1]()
         return copy if copy is not None and copy.version == version else None
 
-    def _begin(self, tensor: torch.Tensor, storage: torch.UntypedStorage, size: int) -> "_Copy | None":
-        lane = self._lanes.get(tensor.device)
-        if lane is None:
-            lane = self._lanes[tensor.device] = lane_to(tensor.device)
-        taken = lane.host_bytes(size)
-        if self.host_bytes + taken > self._limit():
-            self._let_go(max(len(self._under_way) - 1, 0))  # no new copy will push the old ones out
-            self.left_bytes += size
+    def _start_copy(self, tensor: torch.Tensor, storage: torch.UntypedStorage, size: int) -> "_Copy | None":
+        link = self._links.get(tensor.device)
+        if link is None:
+            link = self._links[tensor.device] = host_link(tensor.device)
+        host_bytes = link.host_bytes(size)
+        if self.host_bytes + host_bytes > self._limit():
+            self._drop_pending(max(len(self._pending) - 1, 0))  # no new copy will replace the pending ones
+            self.skipped_bytes += size
             return None
         with torch.no_grad():
             elements = tensor.detach().as_strided((size // tensor.element_size(),), (1,), 0)
             try:
-                arrived, after = lane.to_host(elements.view(torch.uint8))
+                host, after = link.to_host(elements.view(torch.uint8))
             except (RuntimeError, MemoryError) as error:
                 if not classify(error).is_memory:
                     raise
-                # The host has no more to give: not to be asked for each tensor again.
+                # The host memory is used up: do not try again for each tensor.
                 self.budget = self.host_bytes
-                self.left_bytes += size
+                self.skipped_bytes += size
                 return None
-        copy = _Copy(self, lane, arrived, after, size, taken, elements, tensor._version)
+        copy = _Copy(self, link, host, after, size, host_bytes, elements, tensor._version)
         self._count(copy)
         key, copies = storage._cdata, self._copies
-        copies[key] = weakref.ref(storage, lambda _dead: copies.pop(key, None)), weakref.ref(copy)
+        copies[key] = weakref.ref(storage, lambda _: copies.pop(key, None)), weakref.ref(copy)
         copy.previous, self._last = self._last, weakref.ref(copy)
-        self._under_way.append(weakref.ref(copy))
-        self._let_go(UNDER_WAY, BYTES_ON_THE_WAY)
+        self._pending.append(weakref.ref(copy))
+        self._drop_pending(MAX_PENDING_COPIES, MAX_PENDING_BYTES)
         return copy
 
-    def _let_go(self, most: int, most_bytes: int = 0) -> None:
-        """Drop the device's memory of all but the latest copies under way; of large ones the last two stay."""
-        waiting = [copy for copy in (reference() for reference in self._under_way) if copy is not None]
-        total = sum(copy.bytes for copy in waiting)
-        while len(waiting) > most or (total > most_bytes and len(waiting) > min(most, 2)):
-            copy = waiting.pop(0)
+    def _drop_pending(self, max_count: int, max_bytes: int = 0) -> None:
+        """Free the device memory of all but the latest pending copies. At least two stay, also if they are large."""
+        pending = [copy for copy in (reference() for reference in self._pending) if copy is not None]
+        total = sum(copy.bytes for copy in pending)
+        while len(pending) > max_count or (total > max_bytes and len(pending) > min(max_count, 2)):
+            copy = pending.pop(0)
             total -= copy.bytes
             if copy.original is not None:
-                copy.lane.wait(copy.after)
-                copy.spoiled_by = _change(copy)
+                copy.link.wait(copy.after)
+                copy.modified_version = _modified_version(copy)
                 copy.original = None
-        self._under_way = deque(weakref.ref(copy) for copy in waiting)
+        self._pending = deque(weakref.ref(copy) for copy in pending)
 
     def _limit(self) -> int:
-        if self._most is None:
-            self._most = int(free_host_memory() * SHARE_OF_FREE_HOST_MEMORY)
-        return self._most
+        if self._max_host_bytes is None:
+            self._max_host_bytes = int(free_host_memory() * FREE_HOST_MEMORY_FRACTION)
+        return self._max_host_bytes
 
     def _count(self, copy: "_Copy") -> None:
         self.moved_bytes += copy.bytes
         self.moved_tensors += 1
-        self.host_bytes += copy.taken
+        self.host_bytes += copy.host_bytes
         self.peak_host_bytes = max(self.peak_host_bytes, self.host_bytes)
 
-    # --- and back
+    # --- to the device
 
-    def _bring(self, copy: "_Copy", wanted: "_Moved") -> torch.Tensor:
-        """The bytes on the device, ready for the computation."""
-        if copy.original is not None:  # it never left
-            _check_unchanged(wanted.size, copy.original._version, copy.version)
+    def _bytes_on_device(self, copy: "_Copy", tensor: "_MovedTensor") -> torch.Tensor:
+        """Return the bytes on the device, ready for the computation."""
+        if copy.original is not None:  # still on the device
+            _check_unmodified(tensor.size, copy.original._version, copy.version)
             return copy.original.view(torch.uint8)
-        if copy.spoiled_by is not None:
-            _check_unchanged(wanted.size, copy.spoiled_by, copy.version)
-        storage = copy.back_on_device
-        if storage is not None:  # another operation still has it
-            copy.lane.wait(copy.back_after)
+        if copy.modified_version is not None:
+            _check_unmodified(tensor.size, copy.modified_version, copy.version)
+        storage = copy.restored_storage
+        if storage is not None:  # another operation still uses it
+            copy.link.wait(copy.restored_after)
             return torch.empty(0, dtype=torch.uint8, device=copy.device).set_(storage)
-        flat, copy.back_after = copy.fetched or copy.lane.to_device(copy.host, copy.after)
-        copy.fetched = None
-        copy.lane.wait(copy.back_after)
-        copy.back = weakref.ref(flat.untyped_storage())
+        flat, copy.restored_after = copy.prefetched or copy.link.to_device(copy.host, copy.after)
+        copy.prefetched = None
+        copy.link.wait(copy.restored_after)
+        copy.restored = weakref.ref(flat.untyped_storage())
         return flat
 
-    def _fetch_ahead(self, copy: "_Copy") -> None:
-        """Begin to bring back what was saved just before."""
+    def _prefetch(self, copy: "_Copy") -> None:
+        """Start to move back the tensors that were saved just before this one."""
         following: _Copy | None = copy
         total = 0
-        for _ in range(FETCHED_AHEAD):
+        for _ in range(PREFETCHED_COPIES):
             following = following.previous() if following is not None and following.previous else None
-            if following is None or (total and total + following.bytes > BYTES_ON_THE_WAY):
+            if following is None or (total and total + following.bytes > MAX_PENDING_BYTES):
                 break
             total += following.bytes
-            if following.is_away:
+            if following.is_only_on_host:
                 try:
-                    following.fetched = following.lane.to_device(following.host, following.after)
-                except torch.OutOfMemoryError:  # it was only ahead of its time
+                    following.prefetched = following.link.to_device(following.host, following.after)
+                except torch.OutOfMemoryError:  # prefetching is optional
                     break
-                self._fetched.append(weakref.ref(following))
-        while len(self._fetched) > FETCHED_AHEAD:
-            passed_by = self._fetched.popleft()()
-            if passed_by is not None:
-                passed_by.abandon()
+                self._prefetched.append(weakref.ref(following))
+        while len(self._prefetched) > PREFETCHED_COPIES:
+            skipped = self._prefetched.popleft()()
+            if skipped is not None:
+                skipped.abandon()
 
 
 class _Copy:
-    """The bytes of one storage, on the host; on the device too while they travel."""
+    """The bytes of one storage on the host, and on the device while they are copied."""
 
     __slots__ = (
-        "__weakref__", "after", "back", "back_after", "bytes", "device", "fetched", "host", "lane", "original", "owner", "previous",
-        "spoiled_by", "taken", "version",
+        "__weakref__", "after", "bytes", "device", "host", "host_bytes", "link", "modified_version", "original", "owner",
+        "prefetched", "previous", "restored", "restored_after", "version",
     )  # fmt: skip
 
     def __init__(
         self,
         owner: Spill,
-        lane: Lane,
+        link: HostLink,
         host: torch.Tensor,
         after: Any,
         size: int,
-        taken: int,
+        host_bytes: int,
         original: torch.Tensor,
         version: int,
     ) -> None:
         self.owner = owner
-        self.lane = lane
+        self.link = link
         self.host = host
         self.after = after
         self.bytes = size
-        self.taken = taken
+        self.host_bytes = host_bytes
         self.device = original.device
         self.original: torch.Tensor | None = original
-        """The device's own memory, until the copy to the host is done."""
+        """The tensor on the device, until the copy to the host is complete."""
         self.version = version
-        self.spoiled_by: int | None = None
-        """The version that overtook the copy while it was under way."""
-        self.fetched: tuple[torch.Tensor, Any] | None = None
-        """On its way back, and not asked for yet."""
-        self.back: weakref.ref[Any] | None = None
-        self.back_after: Any = None
+        self.modified_version: int | None = None
+        """The version of the tensor if it was modified before the copy was complete."""
+        self.prefetched: tuple[torch.Tensor, Any] | None = None
+        """The copy back on the device that was not requested yet."""
+        self.restored: weakref.ref[Any] | None = None
+        self.restored_after: Any = None
         self.previous: weakref.ref[_Copy] | None = None
 
     @property
-    def is_away(self) -> bool:
-        """Only on the host."""
-        return self.original is None and self.fetched is None and self.back_on_device is None
+    def is_only_on_host(self) -> bool:
+        return self.original is None and self.prefetched is None and self.restored_storage is None
 
     @property
-    def back_on_device(self) -> Any:
-        """The storage that it was brought back into, while an operation has it."""
-        return None if self.back is None else self.back()
+    def restored_storage(self) -> Any:
+        """The storage with the restored bytes, while an operation uses it."""
+        return None if self.restored is None else self.restored()
 
     def abandon(self) -> None:
-        if self.fetched is not None:
-            self.lane.abandon(self.fetched[0])
-            self.fetched = None
+        if self.prefetched is not None:
+            self.link.abandon(self.prefetched[0])
+            self.prefetched = None
 
     def __del__(self) -> None:
         self.abandon()
         with self.owner._lock:
-            self.owner.host_bytes -= self.taken
+            self.owner.host_bytes -= self.host_bytes
 
 
 @dataclass(slots=True)
-class _Moved:
-    """What autograd keeps instead of a tensor: where its bytes are, and its shape."""
+class _MovedTensor:
+    """What autograd saves instead of a tensor: its copy and its shape."""
 
     copy: _Copy
     dtype: torch.dtype
@@ -326,13 +328,15 @@ class _Moved:
 
 
 @dataclass(slots=True)
-class _Kept:
+class _UnmovedTensor:
+    """A saved tensor that stays on the device."""
+
     tensor: torch.Tensor
     version: int
 
 
 def free_host_memory() -> int:
-    """What this process may still use, by the machine and by the control group that it runs in."""
+    """Return the host memory that this process can still use, limited by the machine and its control group."""
     memory = host_usage()
     free = [0 if isinstance(memory.available, NotAvailable) else memory.available]
     if not isinstance(memory.limit, NotAvailable) and not isinstance(memory.used_of_limit, NotAvailable):
@@ -349,15 +353,52 @@ def _is_movable(tensor: torch.Tensor) -> bool:
     return not (owner.is_leaf and owner.requires_grad)
 
 
-def _change(copy: _Copy) -> int | None:
+def _modified_version(copy: _Copy) -> int | None:
     assert copy.original is not None
     version = copy.original._version
     return None if version == copy.version else version
 
 
-def _check_unchanged(size: torch.Size, found: int, expected: int) -> None:
+def _check_unmodified(size: torch.Size, found: int, expected: int) -> None:
     if found != expected:
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace operation: a tensor of "
             f"shape {list(size)} is at version {found}; expected version {expected} instead."
         )
+
+
+@contextlib.contextmanager
+def _removed_inside_transforms(current: Callable[[], Any]) -> Iterator[None]:
+    """Remove the hooks inside transforms of `torch.func`, which disable hooks and raise if there are any.
+
+    `current()` returns the context manager of this thread's hooks, or None. Tensors that such a transform saves stay on the
+    device. Without torch's private functions that disable and enable hooks, this does nothing, and `torch.func` raises its error.
+    """
+    functions: Any = torch._C._autograd
+    disable = getattr(functions, "_saved_tensors_hooks_disable", None)
+    enable = getattr(functions, "_saved_tensors_hooks_enable", None)
+    if disable is None or enable is None:
+        yield
+        return
+    removed = threading.local()
+
+    def disable_hooks(*args: Any, **kwargs: Any) -> None:
+        hooks = current()
+        if hooks is not None and getattr(removed, "hooks", None) is None:
+            hooks.__exit__()
+            removed.hooks = hooks
+        disable(*args, **kwargs)
+
+    def enable_hooks() -> None:
+        enable()
+        hooks, removed.hooks = getattr(removed, "hooks", None), None
+        if hooks is not None:
+            hooks.__enter__()
+
+    functions._saved_tensors_hooks_disable = disable_hooks
+    functions._saved_tensors_hooks_enable = enable_hooks
+    try:
+        yield
+    finally:
+        functions._saved_tensors_hooks_disable = disable
+        functions._saved_tensors_hooks_enable = enable

@@ -1,14 +1,21 @@
-"""Transfer learning: a trained model, a new head, and only what must be trained in memory.
+"""Transfer learning: a pretrained model with a new head, where only the trainable part needs gradients and optimizer state.
 
-head = legroom.transfer.replace_head(model, classes=5)
-frozen = legroom.transfer.freeze(model, except_=head, batch=batch)
-print(frozen)                                       # what it saves, predicted
+head = legroom.transfer.replace_head(model, num_classes=5)
+frozen = legroom.transfer.freeze(model, trainable=head, batch=batch)
+print(frozen)                                       # the predicted saving
 optimizer = torch.optim.AdamW(legroom.transfer.param_groups(model, lr=1e-3))
 """
 
-from legroom.train.transfer.freezing import Frozen, freeze, unfreeze
-from legroom.train.transfer.groups import param_groups
+from legroom.train.transfer.freezing import FreezeResult, freeze, param_groups, unfreeze
 from legroom.train.transfer.heads import replace_head
 from legroom.train.transfer.unfreezing import GradualUnfreezing, blocks
 
-__all__ = ["Frozen", "GradualUnfreezing", "blocks", "freeze", "param_groups", "replace_head", "unfreeze"]
+__all__ = [
+    "FreezeResult",
+    "GradualUnfreezing",
+    "blocks",
+    "freeze",
+    "param_groups",
+    "replace_head",
+    "unfreeze",
+]

@@ -1,11 +1,11 @@
-"""Freezing: parameters that are not trained need no gradient, no optimizer state, and, below the first trained one, no
-saved activations.
+"""Freezing: frozen parameters need no gradients and no optimizer state, and no saved activations below the first
+trainable one.
 
-Batch normalisation in a frozen part stays in evaluation mode, whatever `model.train()` says: otherwise its running
-statistics, which nobody trains, drift to the new data, and the frozen features with them. `unfreeze` takes that back.
+Batch normalization in a frozen part stays in evaluation mode, even after `model.train()`. Otherwise its running statistics,
+and with them the frozen features, would drift to the new data. `unfreeze` reverts that.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,109 +13,140 @@ import torch
 from torch import nn
 
 from legroom.errors import UsageError
-from legroom.train.transfer.patterns import Patterns, as_list, selected
+from legroom.train.transfer.patterns import Patterns, as_list, matches, selected
 from legroom.units import format_size
 
-MOMENTS = 2
-"""Copies of a parameter that Adam keeps."""
-_STAYS = "_legroom_stays_in_evaluation"
-_NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+ADAM_MOMENTS = 2
+"""Tensors of the parameter's size in Adam's state."""
+_STAYS_IN_EVAL = "_legroom_stays_in_eval"
+_NORM_LAYERS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 
 
 @dataclass(frozen=True, slots=True)
-class Frozen:
-    """What was frozen, and what that saves."""
+class FreezeResult:
+    """What was frozen, and how much memory it saves."""
 
-    parameters: int
-    """Numbers in the model that are now frozen."""
-    trained: int
-    """Numbers that are left to train."""
-    gradients: int
-    """Bytes of gradients that are not made any more."""
-    optimizer_state: int
-    """Bytes of Adam's moments that are not made any more."""
-    normalisations: int
-    """Normalising layers that stay in evaluation mode."""
+    frozen_parameters: int
+    """The number of frozen elements."""
+    trainable_parameters: int
+    """The number of trainable elements."""
+    gradient_bytes: int
+    """The bytes of gradients that are no longer needed."""
+    optimizer_state_bytes: int
+    """The bytes of Adam's state that are no longer needed."""
+    norm_layers: int
+    """The number of normalization layers that stay in evaluation mode."""
     peak_before: int | None = None
-    """Predicted bytes at the peak of a training step, if a batch was given."""
+    """The predicted peak bytes of a training step before freezing, if a batch was given."""
     peak_after: int | None = None
 
     @property
-    def saved(self) -> int:
-        """Bytes: of the peak where it was predicted, otherwise of gradients and optimizer state alone."""
+    def saved_bytes(self) -> int:
+        """The saving at the predicted peak, or without a prediction, of gradients and optimizer state only."""
         if self.peak_before is None or self.peak_after is None:
-            return self.gradients + self.optimizer_state
+            return self.gradient_bytes + self.optimizer_state_bytes
         return self.peak_before - self.peak_after
 
     def __str__(self) -> str:
-        whole = self.parameters + self.trained
-        text = f"{self.parameters:,} of {whole:,} parameters are frozen ({self.parameters / max(1, whole):.1%}). "
+        total = self.frozen_parameters + self.trainable_parameters
+        text = (
+            f"{self.frozen_parameters:,} of {total:,} parameters are frozen "
+            f"({self.frozen_parameters / max(1, total):.1%}). "
+        )
         if self.peak_before is None or self.peak_after is None:
             return text + (
-                f"Saved: {format_size(self.gradients)} of gradients and {format_size(self.optimizer_state)} of Adam's state; "
-                "give batch= to have the activations counted too."
+                f"This saves {format_size(self.gradient_bytes)} of gradients and "
+                f"{format_size(self.optimizer_state_bytes)} of Adam state. Pass batch= to include activations."
             )
         return text + (
-            f"A step should need {format_size(self.peak_after)} instead of {format_size(self.peak_before)}: "
-            f"{format_size(self.saved)} less ({self.saved / self.peak_before:.0%})."
+            f"Predicted peak of a step: {format_size(self.peak_after)} instead of {format_size(self.peak_before)}, "
+            f"which saves {format_size(self.saved_bytes)} ({self.saved_bytes / self.peak_before:.0%})."
         )
 
 
 def freeze(
     model: nn.Module,
-    except_: Patterns = (),
+    trainable: Patterns = (),
     *,
     batch: Any = None,
     gpu: str | int = "80GiB",
     optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
-) -> Frozen:
-    """Freeze all parameters but those that `except_` names.
+) -> FreezeResult:
+    """Freeze all parameters except those selected by `trainable`.
 
-    Names are of parameters or modules, or patterns: `classifier`, `encoder.layer.5`, `*.bias`.
-    With a `batch`, the peak of a training step on `gpu` is predicted as it was and as it is now (`optimizer`: a function of the
-    parameters, AdamW by default).
+    `trainable`: names of parameters or modules, or patterns: `classifier`, `encoder.layer.5`, `*.bias`. With a `batch`, the
+    peak of a training step on `gpu` is predicted before and after (`optimizer`: a function of the parameters, by default
+    AdamW).
     """
     if not isinstance(model, nn.Module):
-        raise UsageError(f"freeze needs a model, an nn.Module; it got a {type(model).__name__}")
-    trained = selected(model, except_)
+        raise UsageError(f"freeze() expects a model (nn.Module), not a {type(model).__name__}.")
+    selection = selected(model, trainable)
     before = None if batch is None else _peak(model, batch, gpu, optimizer)
-    newly = [
+    newly_frozen = [
         parameter
         for name, parameter in model.named_parameters()
-        if name not in trained and parameter.requires_grad
+        if name not in selection and parameter.requires_grad
     ]
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name in trained)
-        if name not in trained:
+        parameter.requires_grad_(name in selection)
+        if name not in selection:
             parameter.grad = None
-    normalisations = _keep_in_evaluation(model)
-    size = sum(parameter.nbytes for parameter in newly)
-    return Frozen(
-        parameters=sum(p.numel() for p in model.parameters() if not p.requires_grad),
-        trained=sum(p.numel() for p in model.parameters() if p.requires_grad),
-        gradients=size,
-        optimizer_state=MOMENTS * size,
-        normalisations=normalisations,
+    norm_layers = _update_norm_modes(model)
+    size = sum(parameter.nbytes for parameter in newly_frozen)
+    return FreezeResult(
+        frozen_parameters=sum(p.numel() for p in model.parameters() if not p.requires_grad),
+        trainable_parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        gradient_bytes=size,
+        optimizer_state_bytes=ADAM_MOMENTS * size,
+        norm_layers=norm_layers,
         peak_before=before,
         peak_after=None if before is None else _peak(model, batch, gpu, optimizer),
     )
 
 
 def unfreeze(model: nn.Module, patterns: Patterns = "*") -> list[str]:
-    """Train these parameters again, by default all. Gives the names of those that were frozen: the optimizer may need them."""
+    """Make these parameters trainable again, by default all. Returns the names of those that were frozen."""
     if not as_list(patterns):
         return []
-    thawed = [name for name, parameter in selected(model, patterns).items() if not parameter.requires_grad]
-    for name in thawed:
+    names = [name for name, parameter in selected(model, patterns).items() if not parameter.requires_grad]
+    for name in names:
         model.get_parameter(name).requires_grad_(True)
-    _keep_in_evaluation(model)
-    return thawed
+    _update_norm_modes(model)
+    return names
+
+
+def param_groups(
+    model: nn.Module, options: Mapping[str, Mapping[str, Any]] | None = None, **common: Any
+) -> list[dict[str, Any]]:
+    """Return optimizer parameter groups of the parameters that are not frozen.
+
+    `options`: options by name or pattern, where the first match applies; `common`: options of all groups.
+
+        AdamW(param_groups(model, {"classifier": {"lr": 1e-3}, "*.bias": {"weight_decay": 0.0}}, lr=2e-5))
+    """
+    by_pattern = dict(options or {})
+    for pattern in by_pattern:
+        selected(model, pattern)
+    groups: dict[str | None, dict[str, Any]] = {
+        pattern: {"params": [], **common, **by_pattern[pattern]} for pattern in by_pattern
+    }
+    groups[None] = {"params": [], **common}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            matching = next((pattern for pattern in by_pattern if matches(name, pattern)), None)
+            groups[matching]["params"].append(parameter)
+    non_empty = [group for group in groups.values() if group["params"]]
+    if not non_empty:
+        raise UsageError(
+            "All parameters of the model are frozen. Select the trainable ones: freeze(model, trainable=...)."
+        )
+    return non_empty
 
 
 def _peak(
     model: nn.Module, batch: Any, gpu: str | int, optimizer: Callable[[Any], torch.optim.Optimizer] | None
 ) -> int | None:
-    """Predicted bytes of a step; None where nothing is trained."""
+    """Return the predicted peak bytes of a step, or None if nothing is trainable."""
     from legroom.predict.api import estimate
 
     if not any(parameter.requires_grad for parameter in model.parameters()):
@@ -123,33 +154,32 @@ def _peak(
     return estimate(model, batch, gpu=gpu, optimizer=optimizer, search=False).peak_allocated
 
 
-def _keep_in_evaluation(model: nn.Module) -> int:
-    """Every normalising layer with running statistics follows its parameters; how many stay in evaluation mode."""
+def _update_norm_modes(model: nn.Module) -> int:
+    """Keep normalization layers with running statistics and frozen parameters in evaluation mode. Returns their number."""
     count = 0
     for parent in model.modules():
         for layer in parent.children():
-            if isinstance(layer, _NORMS) and layer.track_running_stats:
+            if isinstance(layer, _NORM_LAYERS) and layer.track_running_stats:
                 own = list(layer.parameters()) or list(parent.parameters())
-                count += _let_stay(
-                    layer, bool(own) and not any(p.requires_grad for p in own), parent.training
-                )
+                is_frozen = bool(own) and not any(p.requires_grad for p in own)
+                count += _set_norm_mode(layer, is_frozen, parent.training)
     return count
 
 
-def _let_stay(layer: nn.Module, stays: bool, training: bool) -> bool:
-    was = getattr(layer, _STAYS, None)
-    if was is None and stays:
-        layer.register_forward_pre_hook(_in_evaluation)
-    if was is not None or stays:
-        setattr(layer, _STAYS, stays)
-    if stays:
+def _set_norm_mode(layer: nn.Module, is_frozen: bool, training: bool) -> bool:
+    was_frozen = getattr(layer, _STAYS_IN_EVAL, None)
+    if was_frozen is None and is_frozen:
+        layer.register_forward_pre_hook(_ensure_eval)
+    if was_frozen is not None or is_frozen:
+        setattr(layer, _STAYS_IN_EVAL, is_frozen)
+    if is_frozen:
         layer.eval()
-    elif was:
+    elif was_frozen:
         layer.train(training)
-    return stays
+    return is_frozen
 
 
-def _in_evaluation(layer: nn.Module, _: Any) -> None:
-    """Before each forward pass: `model.train()` has reached it since."""
-    if layer.training and getattr(layer, _STAYS, False):
+def _ensure_eval(layer: nn.Module, _: Any) -> None:
+    """Set evaluation mode before each forward pass, in case `model.train()` was called."""
+    if layer.training and getattr(layer, _STAYS_IN_EVAL, False):
         layer.eval()

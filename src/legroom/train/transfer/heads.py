@@ -1,8 +1,8 @@
-"""A new last layer, for as many classes as the new task has. Each library keeps its head elsewhere; here is where.
+"""Replaces the classification head of a model for a new number of classes.
 
-timm models replace it themselves. transformers models have it in `classifier` or `score` and count the classes in their
-config. torchvision models have `fc`, `classifier` or `head`, with the layer last in it, and some have auxiliary heads.
-In anything else it is the last layer of the model, as long as that is a linear one.
+timm models replace it themselves. transformers models have it in `classifier` or `score`, and the number of classes in their
+config. torchvision models have it as the last layer in `fc`, `classifier` or `head`, and some have auxiliary heads. In
+other models, it is the last layer if that is linear.
 """
 
 from typing import Any
@@ -12,69 +12,69 @@ from torch import nn
 
 from legroom.errors import UsageError
 
-NAMES = ("classifier", "score", "fc", "heads", "head", "classification_head", "last_linear", "output")
-AUXILIARY = ("AuxLogits.fc", "aux1.fc2", "aux2.fc2", "aux_classifier")
-_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+HEAD_NAMES = ("classifier", "score", "fc", "heads", "head", "classification_head", "last_linear", "output")
+AUXILIARY_HEADS = ("AuxLogits.fc", "aux1.fc2", "aux2.fc2", "aux_classifier")
+_HEAD_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
-def replace_head(model: nn.Module, classes: int) -> tuple[str, ...]:
-    """Put a fresh layer with `classes` outputs at the end of the model; its names, for `freeze(model, except_=...)`."""
+def replace_head(model: nn.Module, num_classes: int) -> tuple[str, ...]:
+    """Replace the head by a new layer with `num_classes` outputs. Returns its names, for `freeze(model, trainable=...)`."""
     if not isinstance(model, nn.Module):
-        raise UsageError(f"replace_head needs a model, an nn.Module; it got a {type(model).__name__}")
-    if isinstance(classes, bool) or not isinstance(classes, int) or classes < 1:
-        raise UsageError(f"classes={classes} is no number of classes: give 1 or more")
-    if isinstance(model, _LAYERS):
+        raise UsageError(f"replace_head() expects a model (nn.Module), not a {type(model).__name__}.")
+    if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 1:
+        raise UsageError(f"num_classes={num_classes} is not valid. Pass an integer of 1 or more.")
+    if isinstance(model, _HEAD_LAYERS):
         raise UsageError(
-            "the model is a single layer, which cannot be replaced inside itself: make a new one of as many outputs"
+            "The model is a single layer, which cannot be replaced in place. Create a new layer instead."
         )
     if hasattr(model, "reset_classifier") and hasattr(model, "get_classifier"):
-        return _of_timm(model, classes)
+        return _replace_timm(model, num_classes)
     config = getattr(model, "config", None)
     if hasattr(config, "num_labels"):
-        return _of_transformers(model, config, classes)
+        return _replace_transformers(model, config, num_classes)
     if type(model).__module__.startswith("torchvision.models.detection"):
         raise UsageError(
-            f"{type(model).__name__} finds objects, and has a box and a class for each: replace model.roi_heads.box_predictor, or "
-            "build it with num_classes="
+            f"{type(model).__name__} is a detection model, whose head also predicts boxes. Replace model.roi_heads.box_predictor, "
+            "or build the model with num_classes=."
         )
-    found = [name for name in (_in_known_place(model) or _last_layer(model), *_auxiliary(model)) if name]
+    found = [name for name in (_named_head(model) or _last_layer(model), *_auxiliary_heads(model)) if name]
     if not found:
         last = list(model.named_modules())[-1]
         raise UsageError(
-            f"the model's last layer is no linear one ({last[0] or 'the model'} is a {type(last[1]).__name__}), so it has no head to "
-            "replace: add one, nn.Sequential(model, nn.Linear(features, classes))"
+            f"The model has no head to replace: its last layer ({last[0] or 'the model'}, a {type(last[1]).__name__}) is not linear. "
+            "Add one with nn.Sequential(model, nn.Linear(features, num_classes))."
         )
     for name in found:
-        _replace(model, name, classes)
+        _replace(model, name, num_classes)
     if isinstance(getattr(model, "num_classes", None), int):
-        model.num_classes = classes  # type: ignore[assignment]
+        model.num_classes = num_classes  # type: ignore[assignment]
     return tuple(found)
 
 
-def _of_timm(model: Any, classes: int) -> tuple[str, ...]:
-    model.reset_classifier(classes)
+def _replace_timm(model: Any, num_classes: int) -> tuple[str, ...]:
+    model.reset_classifier(num_classes)
     new = model.get_classifier()
     layers = new if isinstance(new, list | tuple) else (new,)
     return tuple(name for name, module in model.named_modules() if any(module is layer for layer in layers))
 
 
-def _of_transformers(model: Any, config: Any, classes: int) -> tuple[str, ...]:
-    name = _in_known_place(model)
+def _replace_transformers(model: Any, config: Any, num_classes: int) -> tuple[str, ...]:
+    name = _named_head(model)
     if name is None:
         raise UsageError(
-            f"{type(model).__name__} has no classification head: load it with one, "
-            f"AutoModelForSequenceClassification.from_pretrained(..., num_labels={classes})"
+            f"{type(model).__name__} has no classification head. Load it with one: "
+            f"AutoModelForSequenceClassification.from_pretrained(..., num_labels={num_classes})."
         )
-    _replace(model, name, classes, spread=getattr(config, "initializer_range", None))
-    config.num_labels = classes  # also makes names for the classes
+    _replace(model, name, num_classes, std=getattr(config, "initializer_range", None))
+    config.num_labels = num_classes  # also creates names of the classes
     if hasattr(model, "num_labels"):
-        model.num_labels = classes
+        model.num_labels = num_classes
     return (name,)
 
 
-def _in_known_place(model: nn.Module) -> str | None:
-    """The last layer inside the first of the usual attributes."""
-    for name in NAMES:
+def _named_head(model: nn.Module) -> str | None:
+    """Return the last layer inside the first existing attribute of HEAD_NAMES."""
+    for name in HEAD_NAMES:
         head = getattr(model, name, None)
         if isinstance(head, nn.Module):
             inner = _last_layer(head)
@@ -84,24 +84,24 @@ def _in_known_place(model: nn.Module) -> str | None:
 
 
 def _last_layer(model: nn.Module) -> str | None:
-    """The linear layer that nothing with parameters comes after; "" for the module itself."""
+    """Return the name of the last layer with parameters if it is linear; "" is the module itself."""
     with_parameters = [
         (name, module) for name, module in model.named_modules() if any(True for _ in module.parameters(recurse=False))
     ]  # fmt: skip
     if not with_parameters:
         return None
     name, module = with_parameters[-1]
-    return name if isinstance(module, _LAYERS) and _is_per_class(module) else None
+    return name if isinstance(module, _HEAD_LAYERS) and _is_per_class(module) else None
 
 
 def _is_per_class(layer: Any) -> bool:
-    """A convolution is a head if it looks at one place at a time."""
+    """Whether the layer can be a head: linear, or a convolution with kernel size 1."""
     return isinstance(layer, nn.Linear) or set(layer.kernel_size) == {1}
 
 
-def _auxiliary(model: nn.Module) -> list[str]:
+def _auxiliary_heads(model: nn.Module) -> list[str]:
     found = []
-    for name in AUXILIARY:
+    for name in AUXILIARY_HEADS:
         owner, _, attribute = name.rpartition(".")
         try:
             head = getattr(model.get_submodule(owner) if owner else model, attribute, None)
@@ -114,7 +114,7 @@ def _auxiliary(model: nn.Module) -> list[str]:
     return found
 
 
-def _replace(model: nn.Module, name: str, classes: int, spread: float | None = None) -> None:
+def _replace(model: nn.Module, name: str, num_classes: int, std: float | None = None) -> None:
     owner, _, attribute = name.rpartition(".")
     parent = model.get_submodule(owner) if owner else model
     old: Any = getattr(parent, attribute)
@@ -125,25 +125,25 @@ def _replace(model: nn.Module, name: str, classes: int, spread: float | None = N
     ]
     if shared:
         raise UsageError(
-            f"{name} shares its weights with {shared[0]}: it predicts words, not classes, and is not a head to replace"
+            f"{name} shares its weights with {shared[0]}. It predicts tokens, not classes, so it cannot be replaced."
         )
-    setattr(parent, attribute, _like(old, classes, spread))
+    setattr(parent, attribute, _new_layer(old, num_classes, std))
 
 
 @torch.no_grad()
-def _like(old: Any, classes: int, spread: float | None) -> nn.Module:
-    place = {"device": old.weight.device, "dtype": old.weight.dtype}
+def _new_layer(old: Any, num_classes: int, std: float | None) -> nn.Module:
+    options = {"device": old.weight.device, "dtype": old.weight.dtype}
     new: Any
     if isinstance(old, nn.Linear):
-        new = nn.Linear(old.in_features, classes, bias=old.bias is not None, **place)
+        new = nn.Linear(old.in_features, num_classes, bias=old.bias is not None, **options)
     else:
         new = type(old)(
-            old.in_channels, classes, old.kernel_size, stride=old.stride, padding=old.padding, bias=old.bias is not None, **place
+            old.in_channels, num_classes, old.kernel_size, stride=old.stride, padding=old.padding, bias=old.bias is not None, **options
         )  # fmt: skip
-    if spread is not None:
-        nn.init.normal_(new.weight, std=spread)
+    if std is not None:
+        nn.init.normal_(new.weight, std=std)
         if new.bias is not None:
             nn.init.zeros_(new.bias)
     new.train(old.training)
-    made: nn.Module = new
-    return made
+    result: nn.Module = new
+    return result

@@ -1,9 +1,7 @@
-"""Gradual unfreezing: the head learns first, then one block after the other from the end, each with its own share of
-memory when its turn comes.
+"""Gradual unfreezing: the head is trained first, then one block after the other from the end of the model.
 
-All blocks get their parameter groups at once, so that schedulers and checkpoints know them from the start. A frozen
-parameter costs an optimizer nothing: it has no gradient, so it is passed over, and its state is made in the first step
-that trains it.
+All blocks get their parameter groups at the start, so that schedulers and checkpoints include them. A frozen parameter uses no
+optimizer memory: it has no gradient, so the optimizer skips it and creates its state in the first step that trains it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,21 +12,21 @@ from torch import nn
 
 from legroom.errors import UsageError
 from legroom.log import log
-from legroom.train.transfer.freezing import MOMENTS, unfreeze
+from legroom.train.transfer.freezing import ADAM_MOMENTS, unfreeze
 from legroom.train.transfer.patterns import Patterns, selected
 from legroom.units import format_size
 
-SMALL = 0.01
-"""Of what is frozen: a smaller part is no stage of its own."""
-STACKED = 0.2
-"""Of a part: one with that much in stacks of layers is taken apart. The rest may be a large embedding."""
+MIN_STAGE_FRACTION = 0.01
+"""A block with a smaller fraction of the frozen parameters is merged with its neighbor."""
+MIN_STACK_FRACTION = 0.2
+"""A module with at least this fraction of its parameters in stacks of layers is split. The rest may be a large embedding."""
 
 
 class GradualUnfreezing:
-    """One stage more every `every` epochs: `unfreezing.at(epoch)` at the beginning of each.
+    """Unfreezes one more stage every `every_n_epochs`. Call `unfreezing.at(epoch)` at the start of each epoch.
 
-    `stages`: names or patterns, what is unfrozen first comes first; by default the model's blocks, the last one first.
-    `options`: of the new parameter groups, `lr=1e-5` for example.
+    `stages`: names or patterns in the order of unfreezing; by default the blocks of the model, last one first. `options`:
+    options of the new parameter groups, such as `lr=1e-5`.
     """
 
     def __init__(
@@ -37,16 +35,16 @@ class GradualUnfreezing:
         optimizer: torch.optim.Optimizer,
         stages: Sequence[Patterns] | None = None,
         *,
-        every: int = 1,
+        every_n_epochs: int = 1,
         **options: Any,
     ) -> None:
-        if every < 1:
-            raise UsageError(f"every={every} epochs is never: give 1 or more")
+        if every_n_epochs < 1:
+            raise UsageError(f"every_n_epochs={every_n_epochs} is not valid. Pass 1 or more.")
         self.model = model
         self.stages: list[Patterns] = list(blocks(model) if stages is None else stages)
         self.stage = 0
-        """How many stages are unfrozen."""
-        self._every = every
+        """The number of unfrozen stages."""
+        self._every_n_epochs = every_n_epochs
         known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         for stage in self.stages:
             new = [parameter for parameter in selected(model, stage).values() if id(parameter) not in known]
@@ -55,20 +53,20 @@ class GradualUnfreezing:
                 optimizer.add_param_group({"params": new, **options})
 
     def at(self, epoch: int) -> list[str]:
-        """Unfreeze what is due at this epoch: none in the first. The names of the parameters that are new."""
-        return self._to(min(len(self.stages), epoch // self._every))
+        """Unfreeze the stages due at this epoch; none in the first. Returns the names of newly trainable parameters."""
+        return self._unfreeze_to(min(len(self.stages), epoch // self._every_n_epochs))
 
     def advance(self) -> list[str]:
         """Unfreeze the next stage now."""
-        return self._to(min(len(self.stages), self.stage + 1))
+        return self._unfreeze_to(min(len(self.stages), self.stage + 1))
 
     def state_dict(self) -> dict[str, Any]:
         return {"stage": self.stage}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._to(min(len(self.stages), int(state["stage"])))
+        self._unfreeze_to(min(len(self.stages), int(state["stage"])))
 
-    def _to(self, stage: int) -> list[str]:
+    def _unfreeze_to(self, stage: int) -> list[str]:
         new: list[str] = []
         while self.stage < stage:
             new += unfreeze(self.model, self.stages[self.stage])
@@ -76,45 +74,49 @@ class GradualUnfreezing:
         if new:
             size = sum(self.model.get_parameter(name).nbytes for name in new)
             log.info(
-                "%d parameters are trained from now on: %s more for gradients and Adam's state, and their activations.",
-                len(new), format_size((1 + MOMENTS) * size),
+                "%d more parameters are trainable. This adds %s of gradients and Adam state, plus activations.",
+                len(new), format_size((1 + ADAM_MOMENTS) * size),
             )  # fmt: skip
         return new
 
 
 def blocks(model: nn.Module) -> list[tuple[str, ...]]:
-    """The model's frozen blocks, the last ones first: layers of stacks, and other parts. Small ones go with a neighbour."""
+    """Return the frozen blocks of the model, last one first: layers of stacks, and other modules. Small ones are merged."""
     frozen = {id(parameter) for parameter in model.parameters() if not parameter.requires_grad}
-    wanted = frozen or {id(parameter) for parameter in model.parameters()}
+    counted = frozen or {id(parameter) for parameter in model.parameters()}
     found: list[tuple[str, ...]] = []
-    waiting: tuple[str, ...] = ()
-    for name in reversed(list(_parts(model, "", wanted))):
-        waiting += (name,)
-        if sum(_size(model.get_submodule(one), wanted) for one in waiting) >= SMALL * _size(model, wanted):
-            found.append(waiting)
-            waiting = ()
-    if waiting and found:
-        found[-1] += waiting
+    pending: tuple[str, ...] = ()
+    for name in reversed(list(_parts(model, "", counted))):
+        pending += (name,)
+        if sum(_size(model.get_submodule(each), counted) for each in pending) >= MIN_STAGE_FRACTION * _size(
+            model, counted
+        ):
+            found.append(pending)
+            pending = ()
+    if pending and found:
+        found[-1] += pending
     return found
 
 
-def _parts(module: nn.Module, prefix: str, wanted: set[int]) -> Iterator[str]:
-    """Names of blocks, in the order in which they were made. What has stacks of layers in it is taken apart."""
+def _parts(module: nn.Module, prefix: str, counted: set[int]) -> Iterator[str]:
+    """Yield the names of blocks in order of definition. Modules that consist of stacks of layers are split."""
     for name, child in module.named_children():
-        if _size(child, wanted) == 0:
+        if _size(child, counted) == 0:
             continue
         if _is_stack(child):
             yield from (
-                f"{prefix}{name}.{one}" for one, layer in child.named_children() if _size(layer, wanted)
+                f"{prefix}{name}.{index}" for index, layer in child.named_children() if _size(layer, counted)
             )
-        elif sum(_size(stack, wanted) for stack in _stacks(child)) >= STACKED * _size(child, wanted):
-            yield from _parts(child, f"{prefix}{name}.", wanted)
+        elif sum(_size(stack, counted) for stack in _stacks(child)) >= MIN_STACK_FRACTION * _size(
+            child, counted
+        ):
+            yield from _parts(child, f"{prefix}{name}.", counted)
         else:
             yield prefix + name
 
 
 def _stacks(module: nn.Module) -> Iterator[nn.Module]:
-    """The outermost stacks below a module."""
+    """Yield the outermost stacks of layers in a module."""
     for child in module.children():
         if _is_stack(child):
             yield child
@@ -126,5 +128,5 @@ def _is_stack(module: nn.Module) -> bool:
     return isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1
 
 
-def _size(module: nn.Module, wanted: set[int]) -> int:
-    return sum(parameter.numel() for parameter in module.parameters() if id(parameter) in wanted)
+def _size(module: nn.Module, counted: set[int]) -> int:
+    return sum(parameter.numel() for parameter in module.parameters() if id(parameter) in counted)

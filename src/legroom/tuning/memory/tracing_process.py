@@ -116,7 +116,7 @@ class _Tracing:
         )
         optimizer = torch.optim.AdamW(model.parameters())
         guard = Guard(
-            model, optimizer, max_micro_batch=1, reduction="mean", coupling="per-chunk", remember=False
+            model, optimizer, max_micro_batch_size=1, reduction="mean", coupling="ignore", cache_sizes=False
         )
         guard.step(lambda images: model(images).sum(), torch.zeros(2, 1, 4, 4, device="cuda")).item()
         finish(self._trace, device)
@@ -204,10 +204,10 @@ class _TracedTrial(Trial):
 
     def guard(self, model: Any, optimizer: Any, **options: Any) -> Guard:
         self.splits = True
-        asked = options.pop("max_micro_batch", None)
+        asked = options.pop("max_micro_batch_size", None)
         sizes = [size for size in (asked, self._micro_batch) if size is not None]
-        options["remember"] = False
-        guard = _TracedGuard(model, optimizer, max_micro_batch=min(sizes, default=None), **options)
+        options["cache_sizes"] = False
+        guard = _TracedGuard(model, optimizer, max_micro_batch_size=min(sizes, default=None), **options)
         guard.trial, self.guarded = self, True
         return guard
 
@@ -222,18 +222,18 @@ class _TracedGuard(Guard):
     trial: _TracedTrial
     steps: int = 0
 
-    def update(self) -> None:
-        super().update()
+    def optimizer_step(self) -> None:
+        super().optimizer_step()
         self.steps += 1
         self.trial.on_steps(self.steps)
 
-    def _cut(self, rows: int, micro: int) -> list[int]:
-        self.trial.batch = max(rows, self.trial.batch or 0)
-        self.trial.fewest = self._fewest_rows()
-        return super()._cut(rows, micro)[:PIECES]
+    def _split(self, batch_size: int, micro: int) -> list[int]:
+        self.trial.batch = max(batch_size, self.trial.batch or 0)
+        self.trial.fewest = self._min_samples()
+        return super()._split(batch_size, micro)[:PIECES]
 
-    def _look_at(self, *_: Any) -> None:
-        self._is_looked_at = True
+    def _check_coupling(self, *_: Any) -> None:
+        self._is_coupling_checked = True
 
 
 class _GoOn:

@@ -104,11 +104,11 @@ class Trial:
         from legroom.train.guarding.guard import Guard
 
         self.splits = True
-        asked = options.pop("max_micro_batch", None)
+        asked = options.pop("max_micro_batch_size", None)
         sizes = [size for size in (asked, self._micro_batch) if size is not None]
         # Sizes are not remembered across trials: a trial's cap is its own, and the estimate knows more.
-        options.setdefault("remember", False)
-        guard = Guard(model, optimizer, max_micro_batch=min(sizes, default=None), **options)
+        options.setdefault("cache_sizes", False)
+        guard = Guard(model, optimizer, max_micro_batch_size=min(sizes, default=None), **options)
         self._guards.append(weakref.ref(guard))
         return guard
 
@@ -166,7 +166,7 @@ class Trial:
         return str(target)
 
     def _smallest_micro_batch(self) -> int | None:
-        done = [guard.last for reference in self._guards if (guard := reference()) is not None]
+        done = [guard.last_step for reference in self._guards if (guard := reference()) is not None]
         return min(
             (max(last.split) for last in done if last is not None and len(last.split) > 1), default=None
         )

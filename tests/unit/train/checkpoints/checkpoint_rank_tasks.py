@@ -1,4 +1,4 @@
-"""What each rank does in the tests of checkpoints over several ranks. Every result is plain data that ranks can be compared by."""
+"""Tasks that each rank runs in the checkpoint tests. Results are plain data, which can be compared between ranks."""
 
 import copy
 import os
@@ -16,11 +16,11 @@ import legroom
 from legroom.errors import LegroomError
 
 WIDTH = 10
-"""Not a multiple of four: pieces of four ranks have different sizes, one of them none."""
+"""Not a multiple of four: shards of four ranks have different sizes, and one is empty."""
 
 
 def build(kind: str, seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """`plain`, `ddp`, `fsdp`, or `part`: this rank's half of a pipeline, under the whole model's names."""
+    """Build a `plain`, `ddp` or `fsdp` model, or `part`: this rank's half of a pipeline, with the names of the whole model."""
     torch.manual_seed(seed)
     whole = nn.Sequential(nn.Linear(4, WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3))
     model: nn.Module = whole
@@ -36,8 +36,8 @@ def build(kind: str, seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.AdamW(model.parameters(), lr=0.05)
 
 
-def learn(model: nn.Module, optimizer: torch.optim.Optimizer, kind: str, steps: int = 2) -> None:
-    torch.manual_seed(7)  # every rank the same batch: then every strategy learns the same
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, kind: str, steps: int = 2) -> None:
+    torch.manual_seed(7)  # the same batch on every rank, so that every strategy has the same result
     for _ in range(steps):
         width = next(iter(model.parameters())).shape[1] if kind == "part" else 4
         model(torch.randn(6, width)).square().mean().backward()
@@ -46,15 +46,17 @@ def learn(model: nn.Module, optimizer: torch.optim.Optimizer, kind: str, steps: 
 
 
 def whole_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, list[Any]]:
-    """Weights and moments by name, whole."""
+    """Return unsharded weights and optimizer state by name."""
     names = {id(parameter): name.removeprefix("module.") for name, parameter in model.named_parameters()}
-    told = {name.removeprefix("module."): whole(value) for name, value in model.state_dict().items()}
+    state_by_name = {
+        name.removeprefix("module."): unsharded(value) for name, value in model.state_dict().items()
+    }
     for parameter, state in optimizer.state.items():
-        told |= {f"{names[id(parameter)]}/{key}": whole(value) for key, value in state.items()}
-    return told
+        state_by_name |= {f"{names[id(parameter)]}/{key}": unsharded(value) for key, value in state.items()}
+    return state_by_name
 
 
-def whole(tensor: torch.Tensor) -> list[Any]:
+def unsharded(tensor: torch.Tensor) -> list[Any]:
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).tolist()
 
 
@@ -67,13 +69,13 @@ def tracked(folder: str, kind: str, seed: int = 0, **options: Any) -> tuple[Any,
 
 def save(folder: str, kind: str, background: bool = False) -> dict[str, Any]:
     model, optimizer, checkpoints = tracked(folder, kind, background=background)
-    learn(model, optimizer, kind)
-    told = whole_state(model, optimizer)
+    train(model, optimizer, kind)
+    state = whole_state(model, optimizer)
     checkpoints.save(5)
-    if background:  # what comes after must not be in it
-        learn(model, optimizer, kind)
+    if background:  # later changes must not be in the checkpoint
+        train(model, optimizer, kind)
     checkpoints.close()
-    return told
+    return state
 
 
 def resume(folder: str, kind: str) -> tuple[int, dict[str, Any]]:
@@ -91,23 +93,23 @@ def resume_and_save(folder: str, kind: str, into: str) -> tuple[int, dict[str, A
     return step, whole_state(model, optimizer)
 
 
-def goes_on_alike(folder: str, kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Three steps, and two steps, saved and resumed, and one: the states at the end."""
+def uninterrupted_and_resumed(folder: str, kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the states after three steps, and after two steps, a resume, and one more step."""
     model, optimizer, checkpoints = tracked(folder, kind)
-    learn(model, optimizer, kind)
+    train(model, optimizer, kind)
     checkpoints.save(1)
-    learn(model, optimizer, kind, 1)
-    other, its_optimizer, checkpoints = tracked(folder, kind, seed=99)
+    train(model, optimizer, kind, 1)
+    other, other_optimizer, checkpoints = tracked(folder, kind, seed=99)
     checkpoints.resume()
-    learn(other, its_optimizer, kind, 1)
-    return whole_state(model, optimizer), whole_state(other, its_optimizer)
+    train(other, other_optimizer, kind, 1)
+    return whole_state(model, optimizer), whole_state(other, other_optimizer)
 
 
 def fails_on_one_rank(folder: str, kind: str, failing: int) -> tuple[str, list[str]]:
-    """A disk that is full on one rank: what each rank is told, and what is left."""
+    """Simulate a full disk on one rank. Returns the error of each rank and the remaining files."""
     _, _, checkpoints = tracked(folder, kind)
     checkpoints.save(1)
-    plain = os.pwrite
+    original = os.pwrite
 
     def full(*arguments: Any) -> int:
         raise OSError(28, "No space left on device")
@@ -116,18 +118,18 @@ def fails_on_one_rank(folder: str, kind: str, failing: int) -> tuple[str, list[s
         if dist.get_rank() == failing:
             os.pwrite = full
         checkpoints.save(2)
-        told = "nothing"
+        message = "no error"
     except LegroomError as error:
-        told = str(error)
+        message = str(error)
     finally:
-        os.pwrite = plain
+        os.pwrite = original
     dist.barrier()
     left = sorted(path.name for path in Path(folder).iterdir())
     checkpoints.save(3)
-    return told, [*left, *(saved.path.name for saved in checkpoints.saved)]
+    return message, [*left, *(saved.path.name for saved in checkpoints.saved)]
 
 
-def mismatch_told(folder: str, kind: str) -> str:
+def resume_error(folder: str, kind: str) -> str:
     model, _ = build(kind)
     checkpoints = legroom.Checkpoints(folder)
     checkpoints.track(model=model)
@@ -135,27 +137,27 @@ def mismatch_told(folder: str, kind: str) -> str:
         checkpoints.resume()
     except LegroomError as error:
         return str(error)
-    return "nothing"
+    return "no error"
 
 
-def rows_seen(folder: str, batches: int | None) -> list[int]:
-    """`batches` of four rows and a save, or the rest of the epoch."""
+def used_samples(folder: str, batches: int | None) -> list[int]:
+    """Use `batches` of four samples and save, or use the rest of the epoch."""
     data = TensorDataset(torch.arange(48))
     checkpoints = legroom.Checkpoints(folder)
     checkpoints.track(model=nn.Linear(1, 1))
     loader = checkpoints.loader(DataLoader(data, 4, sampler=DistributedSampler(data)))
     checkpoints.resume()
-    seen = []
-    for number, (rows,) in enumerate(loader, 1):
-        seen += rows.tolist()
+    used = []
+    for number, (samples,) in enumerate(loader, 1):
+        used += samples.tolist()
         if number == batches:
             checkpoints.save(number)
             break
-    return seen
+    return used
 
 
 def in_parallel(folder: str, strategy: str, steps: int) -> tuple[int, float]:
-    """A run of `legroom.parallel` that resumes, makes some steps of an epoch of five, and saves: the last step and its loss over all ranks."""
+    """Resume a run of `legroom.parallel`, train some steps of an epoch of five, and save. Returns the last step and its loss."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
     data = TensorDataset(torch.randn(40, 4), torch.randint(0, 3, (40,)))
@@ -173,8 +175,8 @@ def in_parallel(folder: str, strategy: str, steps: int) -> tuple[int, float]:
     return step, run.gather(loss).mean().item()
 
 
-def random_numbers_go_on(folder: str) -> bool:
-    """Each rank's own."""
+def random_state_is_restored(folder: str) -> bool:
+    """Save and resume with a different random state on each rank."""
     torch.manual_seed(100 + dist.get_rank())
     checkpoints = legroom.Checkpoints(folder)
     checkpoints.track(model=copy.deepcopy(nn.Linear(1, 1)))

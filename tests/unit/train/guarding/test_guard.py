@@ -1,4 +1,4 @@
-"""A guarded step: what it does, what it returns, what it leaves behind when memory fails."""
+"""Guarded steps: results, return values, and the state after out-of-memory errors."""
 
 import gc
 import weakref
@@ -20,10 +20,10 @@ def same(ours, theirs):
     return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
-# --- without trouble
+# --- without out-of-memory errors
 
 
-def test_a_step_is_bit_for_bit_the_plain_one():
+def test_a_step_is_bit_for_bit_equal_to_a_plain_step():
     plain, ours = small_model(0.3), small_model(0.3)
     x, y = small_batch(device="cpu")
     optimizer = torch.optim.Adam(plain.parameters())
@@ -39,7 +39,7 @@ def test_a_step_is_bit_for_bit_the_plain_one():
     torch.manual_seed(5)
     assert same([guard.step(cross_entropy_of(ours), x, y) for _ in range(3)], losses)
     assert same(ours.parameters(), plain.parameters())
-    assert guard.last == legroom.train.guarding.guard.Done((10,), 1, ())
+    assert guard.last_step == legroom.train.guarding.guard.StepSummary((10,), 1, ())
 
 
 def test_gradients_are_none_after_a_step_and_the_loss_is_detached():
@@ -49,7 +49,7 @@ def test_gradients_are_none_after_a_step_and_the_loss_is_detached():
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_backward_adds_to_gradients_and_update_ends_the_step():
+def test_backward_adds_to_gradients_and_optimizer_step_ends_the_step():
     model, plain = small_model(), small_model()
     guard = guarded(model)
     x, y = small_batch(device="cpu")
@@ -60,12 +60,12 @@ def test_backward_adds_to_gradients_and_update_ends_the_step():
     for ours, theirs in zip(gradients(model), gradients(plain), strict=True):
         torch.testing.assert_close(ours, theirs)
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    guard.update()
+    guard.optimizer_step()
     assert not same(model.parameters(), before)
 
 
-def test_named_arguments_and_models_that_give_their_own_loss():
-    class Own(nn.Module):
+def test_keyword_arguments_and_models_that_return_their_loss():
+    class WithLoss(nn.Module):
         def __init__(self):
             super().__init__()
             self.inner = small_model()
@@ -73,37 +73,37 @@ def test_named_arguments_and_models_that_give_their_own_loss():
         def forward(self, inputs, labels):
             return type("Output", (), {"loss": F.cross_entropy(self.inner(inputs), labels)})()
 
-    model = Own()
+    model = WithLoss()
     x, y = small_batch(device="cpu")
-    loss = guarded(model, max_micro_batch=4).step(model, inputs=x, labels=y)
+    loss = guarded(model, max_micro_batch_size=4).step(model, inputs=x, labels=y)
     assert loss.dim() == 0
 
 
-def test_a_precision_scales_and_steps():
+def test_precision_scales_the_loss_and_steps_the_optimizer():
     with VirtualGPU("1GiB"):
         model = small_model().cuda()
-        guard = guarded(model, precision="fp16", max_micro_batch=4, clip_norm=1.0)
+        guard = guarded(model, precision="fp16", max_micro_batch_size=4, clip_norm=1.0)
         before = [parameter.detach().clone() for parameter in model.parameters()]
         guard.step(cross_entropy_of(model), *small_batch())
         assert guard.scaler is not None
         assert not same(model.parameters(), before)
 
 
-# --- the same gradients, whole and split
+# --- equal gradients, whole and split
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
 @pytest.mark.parametrize("micro", [1, 3, 4, 7])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_split_gradients_equal_the_whole_batchs(dtype, tolerance, micro, reduction):
+def test_gradients_of_a_split_batch_equal_those_of_the_whole(dtype, tolerance, micro, reduction):
     whole, split = small_model().to(dtype), small_model().to(dtype)
-    x, y = small_batch(rows=11, device="cpu")
+    x, y = small_batch(batch_size=11, device="cpu")
     x = x.to(dtype)
     expected = F.cross_entropy(whole(x), y, reduction=reduction)
     expected.backward()
-    guard = guarded(split, max_micro_batch=micro)
+    guard = guarded(split, max_micro_batch_size=micro)
     loss = guard.backward(lambda x, y: F.cross_entropy(split(x), y, reduction=reduction), x, y)
-    assert len(guard.last.split) == -(-11 // micro)
+    assert len(guard.last_step.split) == -(-11 // micro)
     assert abs(loss - expected) <= tolerance * abs(expected)
     for ours, theirs in zip(gradients(split), gradients(whole), strict=True):
         assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max()
@@ -111,11 +111,11 @@ def test_split_gradients_equal_the_whole_batchs(dtype, tolerance, micro, reducti
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
-def test_a_mean_over_tokens_is_weighted_by_what_counts(dtype, tolerance):
+def test_a_mean_over_tokens_is_weighted_by_the_token_count(dtype, tolerance):
     whole, split = small_model().to(dtype), small_model().to(dtype)
     x = torch.randn(7, 5, 6, dtype=dtype)
     y = torch.randint(0, 3, (7, 5))
-    y[0] = -100  # a row in which nothing counts: alone, its mean is not a number
+    y[0] = -100  # a sample without tokens: its own mean is nan
     y[1:, 3:] = -100
     y[4, 1:] = -100
 
@@ -124,7 +124,7 @@ def test_a_mean_over_tokens_is_weighted_by_what_counts(dtype, tolerance):
 
     expected = loss_of(whole)(x, y)
     expected.backward()
-    guard = guarded(split, max_micro_batch=1, weight=lambda x, y: (y != -100).sum())
+    guard = guarded(split, max_micro_batch_size=1, weight=lambda x, y: (y != -100).sum())
     loss = guard.backward(loss_of(split), x, y)
     assert abs(loss - expected) <= tolerance * abs(expected)
     for ours, theirs in zip(gradients(split), gradients(whole), strict=True):
@@ -132,32 +132,32 @@ def test_a_mean_over_tokens_is_weighted_by_what_counts(dtype, tolerance):
     assert guard.findings == []
 
 
-# --- when memory fails
+# --- out-of-memory errors
 
 
-def test_memory_that_runs_out_splits_the_batch_and_the_loss_is_the_same():
+def test_an_oom_splits_the_batch_and_keeps_loss_and_gradients():
     plain = small_model(width=512)
-    x, y = small_batch(rows=8_000, device="cpu")
+    x, y = small_batch(batch_size=8_000, device="cpu")
     expected = F.cross_entropy(plain(x), y)
     expected.backward()
     with VirtualGPU("40MiB"):
         model = small_model(width=512).cuda()
         guard = guarded(model)
         loss = guard.backward(cross_entropy_of(model), x.cuda(), y.cuda())
-        assert len(guard.last.split) > 1
-        assert guard.last.attempts > 1
-        assert sum(guard.last.split) == 8_000
+        assert len(guard.last_step.split) > 1
+        assert guard.last_step.attempts > 1
+        assert sum(guard.last_step.split) == 8_000
         torch.testing.assert_close(loss.cpu(), expected.detach())
         for ours, theirs in zip(gradients(model), gradients(plain), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
 
 
-def test_the_failed_attempts_tensors_are_dead_before_the_retry():
+def test_tensors_of_the_failed_attempt_are_freed_before_the_retry():
     with VirtualGPU("1GiB") as gpu:
         model = small_model().cuda()
         seen: list[weakref.ref] = []
         alive: list[int] = []
-        kept = []
+        stored = []
 
         def loss_fn(x, y):
             alive.append(sum(reference() is not None for reference in seen))
@@ -168,16 +168,16 @@ def test_the_failed_attempts_tensors_are_dead_before_the_retry():
                     gpu.fail_allocation(1)
                 return F.cross_entropy(hidden, y)
             except torch.OutOfMemoryError as error:
-                kept.append(error)  # as loggers and notebooks do
+                stored.append(error)  # as loggers and notebooks do
                 raise
 
         guarded(model, reduction="mean").step(loss_fn, *small_batch())
-        assert kept
+        assert stored
         assert len(alive) > 1
         assert not any(alive)
 
 
-def test_memory_is_as_before_when_the_retry_begins():
+def test_allocated_memory_is_restored_before_the_retry():
     with VirtualGPU("1GiB") as gpu:
         model = small_model().cuda()
         batch = small_batch()
@@ -194,29 +194,29 @@ def test_memory_is_as_before_when_the_retry_begins():
         assert found[0] == found[1]
 
 
-def test_gradients_from_before_survive_a_failure_in_backward():
+def test_accumulated_gradients_survive_an_oom_in_backward():
     def run(fail):
         with VirtualGPU("1GiB") as gpu:
             model = small_model().cuda()
             x, y = small_batch()
-            guard = guarded(model, max_micro_batch=2)
+            guard = guarded(model, max_micro_batch_size=2)
             guard.backward(cross_entropy_of(model), x[:4], y[:4])
             begin = gpu.allocations
             if fail:
                 gpu.fail_allocation(fail)
             guard.backward(cross_entropy_of(model), x[4:6], y[4:6])
-            return gradients(model), gpu.allocations - begin, guard.last
+            return gradients(model), gpu.allocations - begin, guard.last_step
 
-    _, made, _ = run(None)
+    _, allocations, _ = run(None)
     references = {}
-    for number in range(1, made + 1, 3):
+    for number in range(1, allocations + 1, 3):
         found, _, last = run(number)
         references.setdefault(last.split, found)
         assert same(found, references[last.split])
     assert {(1, 1)} <= set(references)
 
 
-def test_finished_micro_batches_are_kept_when_a_later_one_fails_in_forward():
+def test_finished_micro_batches_are_kept_if_a_later_one_fails_in_forward():
     with VirtualGPU("1GiB") as gpu:
         model = small_model().cuda()
         calls = []
@@ -227,57 +227,57 @@ def test_finished_micro_batches_are_kept_when_a_later_one_fails_in_forward():
                 gpu.fail_allocation(1)
             return F.cross_entropy(model(x), y)
 
-        guard = guarded(model, max_micro_batch=4, reduction="mean")
-        guard._is_looked_at = True
-        guard.step(loss_fn, *small_batch(rows=8))
+        guard = guarded(model, max_micro_batch_size=4, reduction="mean")
+        guard._is_coupling_checked = True
+        guard.step(loss_fn, *small_batch(batch_size=8))
         assert calls[:2] == [4, 4]
-        assert sum(calls[2:]) == 4  # the first four rows were not computed again
-        assert guard.last.split[0] == 4
-        assert guard.last.attempts == 2
+        assert sum(calls[2:]) == 4  # the first four samples were not computed again
+        assert guard.last_step.split[0] == 4
+        assert guard.last_step.attempts == 2
 
 
-def test_an_error_that_is_not_about_memory_passes_and_leaves_what_pytorch_leaves():
+def test_other_errors_are_raised_unchanged_with_the_state_that_pytorch_leaves():
     model = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3))
     plain = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3))
     plain.load_state_dict(model.state_dict())
     x, y = small_batch(device="cpu")
 
-    class MineError(Exception):
+    class CustomError(Exception):
         pass
 
     def failing(network):
         def loss_fn(x, y):
             F.cross_entropy(network(x), y).backward()
             torch.rand(3)
-            raise MineError("wrong labels")
+            raise CustomError("wrong labels")
 
         return loss_fn
 
     F.cross_entropy(plain(x), y).backward()
     torch.manual_seed(3)
-    with pytest.raises(MineError, match="wrong labels"):
+    with pytest.raises(CustomError, match="wrong labels"):
         failing(plain)(x, y)
     state = torch.get_rng_state()
     guard = guarded(model)
     F.cross_entropy(model(x), y).backward()
     torch.manual_seed(3)
-    with pytest.raises(MineError, match="wrong labels"):
+    with pytest.raises(CustomError, match="wrong labels"):
         guard.step(failing(model), x, y)
     assert same(gradients(model), gradients(plain))
     assert same(model.buffers(), plain.buffers())
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_sizes_are_remembered_for_the_next_run(tmp_path, monkeypatch):
+def test_sizes_are_cached_for_the_next_run(tmp_path, monkeypatch):
     monkeypatch.setenv("LEGROOM_CACHE", str(tmp_path))
-    x, y = small_batch(rows=8_000, device="cpu")
+    x, y = small_batch(batch_size=8_000, device="cpu")
     attempts = []
     for _ in range(2):
         with VirtualGPU("40MiB"):
             model = small_model(width=512).cuda()
             guard = guarded(model)
             guard.step(cross_entropy_of(model), x.cuda(), y.cuda())
-            attempts.append(guard.last.attempts)
+            attempts.append(guard.last_step.attempts)
     assert attempts[0] > 1
     assert attempts[1] == 1
 
@@ -286,73 +286,74 @@ def test_sizes_are_remembered_for_the_next_run(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("loss_fn", "sentence"),
+    ("loss_fn", "message"),
     [
-        (lambda model, x, y: model(x), r"the loss has shape \(10, 3\): it must be one number"),
-        (lambda model, x, y: 3.0, "the function gave a float: it must return the loss"),
-        (lambda model, x, y: F.cross_entropy(model(x).detach(), y), "does not depend on any parameter"),
+        (lambda model, x, y: model(x), r"The loss has shape \(10, 3\), but must have one element"),
+        (lambda model, x, y: 3.0, "The loss function returned a float"),
+        (
+            lambda model, x, y: F.cross_entropy(model(x).detach(), y),
+            "does not depend on any trainable parameter",
+        ),
     ],
 )
-def test_a_loss_that_is_none_says_so(loss_fn, sentence):
+def test_an_invalid_loss_is_rejected(loss_fn, message):
     model = small_model()
-    with pytest.raises(UsageError, match=sentence):
+    with pytest.raises(UsageError, match=message):
         guarded(model).step(lambda x, y: loss_fn(model, x, y), *small_batch(device="cpu"))
 
 
-def test_a_model_on_two_devices_is_refused():
+def test_a_model_on_two_devices_is_rejected():
     with VirtualGPU("1GiB", "1GiB"):
         model = nn.Sequential(nn.Linear(2, 2).to("cuda:0"), nn.Linear(2, 2).to("cuda:1"))
-        with pytest.raises(
-            UsageError, match="on cuda:0 and cuda:1: Guard works where one device holds them all"
-        ):
+        with pytest.raises(UsageError, match="on cuda:0 and cuda:1, but Guard requires a single device"):
             guarded(model)
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "message"),
     [
-        ({"reduction": "median"}, "reduction= is 'auto', 'mean' or 'sum'"),
-        ({"coupling": "loose"}, "coupling= is 'warn'"),
-        ({"ladder": ("magic",)}, "ladder= knows spill, checkpoint, bf16, fp16"),
-        ({"max_micro_batch": 0}, "a micro-batch of 0 rows is none"),
+        ({"reduction": "median"}, "Use 'auto', 'mean' or 'sum'"),
+        ({"coupling": "loose"}, "coupling='loose' is not valid"),
+        ({"fallbacks": ("magic",)}, "fallbacks= accepts spill, checkpoint, bf16, fp16"),
+        ({"max_micro_batch_size": 0}, "0 is not a valid micro-batch size"),
         ({"precision": "fp16", "scaler": torch.amp.GradScaler("cpu")}, "either precision= or scaler="),
     ],
 )
-def test_options_that_make_no_sense_are_refused(options, sentence):
-    with pytest.raises(UsageError, match=sentence):
+def test_invalid_options_are_rejected(options, message):
+    with pytest.raises(UsageError, match=message):
         guarded(small_model(), **options)
 
 
-def test_arguments_in_the_wrong_order_are_noticed():
+def test_arguments_in_the_wrong_order_are_rejected():
     model = small_model()
-    with pytest.raises(UsageError, match="Guard needs the model first"):
+    with pytest.raises(UsageError, match="expects the model"):
         Guard(torch.optim.SGD(model.parameters()), model)
-    with pytest.raises(UsageError, match="Guard needs the optimizer second"):
+    with pytest.raises(UsageError, match="expects the optimizer"):
         Guard(model, model)
 
 
-def test_a_weight_that_is_no_number_is_refused():
+def test_a_weight_that_is_not_a_number_is_rejected():
     model = small_model()
-    guard = guarded(model, max_micro_batch=4, weight=lambda x, y: y)
-    with pytest.raises(UsageError, match="it must give one number"):
+    guard = guarded(model, max_micro_batch_size=4, weight=lambda x, y: y)
+    with pytest.raises(UsageError, match="must return one number"):
         guard.step(cross_entropy_of(model), *small_batch(device="cpu"))
 
 
-def test_one_row_that_fits_nowhere_ends_in_a_sentence_and_everything_is_as_before():
+def test_a_single_sample_that_does_not_fit_raises_and_restores_the_state():
     with VirtualGPU("6MiB"):
         model = small_model().cuda()
         x = torch.randn(2, 400_000, 6)
         before = [parameter.detach().clone() for parameter in model.parameters()]
-        guard = guarded(model, reduction="mean", ladder=())
+        guard = guarded(model, reduction="mean", fallbacks=())
         torch.manual_seed(2)
         state = torch.get_rng_state()
         with pytest.raises(torch.OutOfMemoryError) as caught:
             guard.step(lambda x: model(x.cuda()).mean(), x)
         assert isinstance(caught.value, LegroomError)
-        said = str(caught.value)
-        assert "One row of the batch does not fit on cuda:0" in said
-        assert "parameters" in said
-        assert "larger GPU" in said
+        message = str(caught.value)
+        assert "A single sample does not fit on cuda:0" in message
+        assert "parameters" in message
+        assert "larger GPU" in message
         assert same(model.parameters(), before)
         assert torch.equal(torch.get_rng_state(), state)
         assert all(parameter.grad is None for parameter in model.parameters())
@@ -361,7 +362,7 @@ def test_one_row_that_fits_nowhere_ends_in_a_sentence_and_everything_is_as_befor
         assert torch.cuda.memory_allocated() < 100_000
 
 
-def test_an_optimizer_operation_that_fits_by_no_means_says_that_the_step_is_unfinished():
+def test_an_optimizer_operation_that_never_fits_reports_an_incomplete_step():
     with VirtualGPU("1GiB") as gpu:
         model = small_model().cuda()
         guard = Guard(model, torch.optim.Adam(model.parameters()))
@@ -369,55 +370,57 @@ def test_an_optimizer_operation_that_fits_by_no_means_says_that_the_step_is_unfi
         before = [parameter.detach().cpu().clone() for parameter in model.parameters()]
         gpu.fail_allocation(1, times=1000)
         with pytest.raises(
-            torch.OutOfMemoryError, match="The step is not finished: load your latest checkpoint"
+            torch.OutOfMemoryError, match="The step is incomplete: load your latest checkpoint"
         ):
-            guard.update()
-        assert same([parameter.detach().cpu() for parameter in model.parameters()], before)  # nothing is lost
+            guard.optimizer_step()
+        assert same(
+            [parameter.detach().cpu() for parameter in model.parameters()], before
+        )  # no value is lost
 
 
-def test_a_batch_where_the_function_belongs_is_said_in_one_sentence():
+def test_a_batch_in_place_of_the_loss_function_is_rejected():
     guard = guarded(small_model())
-    with pytest.raises(UsageError, match="is a Tensor: give the function that computes the loss first"):
+    with pytest.raises(UsageError, match="is a Tensor. Pass the loss function first"):
         guard.step(*small_batch(device="cpu"))
 
 
-def test_a_norm_that_clips_everything_is_refused():
-    with pytest.raises(UsageError, match="give a norm above zero"):
+def test_a_clip_norm_of_zero_is_rejected():
+    with pytest.raises(UsageError, match="Pass a norm above zero"):
         guarded(small_model(), clip_norm=0.0)
 
 
-def test_a_guard_that_is_dropped_is_gone_at_once():
+def test_a_guard_is_freed_without_garbage_collection():
     model = small_model()
     guard = guarded(model)
     guard.step(cross_entropy_of(model), *small_batch(device="cpu"))
-    gone = weakref.ref(guard)
+    reference = weakref.ref(guard)
     gc.disable()
     try:
         del guard
-        assert gone() is None
+        assert reference() is None
     finally:
         gc.enable()
 
 
-# --- batch normalisation has no statistics of a single row
+# --- batch normalization on a single sample
 
 
-@pytest.mark.parametrize(("rows", "split"), [(6, (2, 2, 2)), (7, (3, 2, 2)), (1, (1,)), (3, (3,))])
-def test_batch_normalisation_never_gets_a_single_row_that_a_split_left_over(rows, split):
+@pytest.mark.parametrize(("batch_size", "split"), [(6, (2, 2, 2)), (7, (3, 2, 2)), (1, (1,)), (3, (3,))])
+def test_a_split_leaves_no_single_sample_for_batch_norm(batch_size, split):
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
-    if rows == 1:
+    if batch_size == 1:
         model.eval()
-    guard = guarded(model, max_micro_batch=2, coupling="per-chunk", reduction="mean")
-    guard.step(cross_entropy_of(model), *small_batch(rows, device="cpu"))
-    assert guard.last.split == split
+    guard = guarded(model, max_micro_batch_size=2, coupling="ignore", reduction="mean")
+    guard.step(cross_entropy_of(model), *small_batch(batch_size, device="cpu"))
+    assert guard.last_step.split == split
 
 
-@pytest.mark.parametrize("rows", [6, 7])
-def test_batch_normalisation_that_does_not_fit_climbs_the_ladder_before_single_rows(rows):
+@pytest.mark.parametrize("batch_size", [6, 7])
+def test_batch_norm_that_does_not_fit_fails_before_single_samples(batch_size):
     with VirtualGPU("1GiB") as gpu:
         model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).cuda()
-        guard = guarded(model, coupling="per-chunk", reduction="mean", ladder=(), remember=False)
-        x, y = small_batch(rows)
+        guard = guarded(model, coupling="ignore", reduction="mean", fallbacks=(), cache_sizes=False)
+        x, y = small_batch(batch_size)
         seen = []
 
         def loss(x, y):
@@ -425,16 +428,18 @@ def test_batch_normalisation_that_does_not_fit_climbs_the_ladder_before_single_r
             gpu.fail_allocation(1)
             return F.cross_entropy(model(x), y)
 
-        with pytest.raises(torch.OutOfMemoryError, match="the fewest rows that batch normalisation can take"):
+        with pytest.raises(
+            torch.OutOfMemoryError, match="smallest micro-batch that batch normalization accepts"
+        ):
             guard.step(loss, x, y)
     assert min(seen) > 1
-    assert seen[-1] == 2 + rows % 2
+    assert seen[-1] == 2 + batch_size % 2
 
 
-def test_models_without_batch_normalisation_go_down_to_single_rows():
+def test_models_without_batch_norm_are_split_down_to_single_samples():
     with VirtualGPU("1GiB") as gpu:
         model = small_model().cuda()
-        guard = guarded(model, reduction="mean", ladder=(), remember=False)
+        guard = guarded(model, reduction="mean", fallbacks=(), cache_sizes=False)
         seen = []
 
         def loss(x, y):
@@ -442,6 +447,6 @@ def test_models_without_batch_normalisation_go_down_to_single_rows():
             gpu.fail_allocation(1)
             return F.cross_entropy(model(x), y)
 
-        with pytest.raises(torch.OutOfMemoryError, match="One row of the batch does not fit"):
+        with pytest.raises(torch.OutOfMemoryError, match="A single sample does not fit"):
             guard.step(loss, *small_batch(6))
     assert min(seen) == 1

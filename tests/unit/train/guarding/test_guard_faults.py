@@ -1,4 +1,4 @@
-"""Memory fails at allocations all over a guarded step; `bench/guard/fault_injection.py` fails every single one."""
+"""Failed allocations throughout a guarded step. `bench/guard/fault_injection.py` fails every allocation."""
 
 import pytest
 from bench.guard.fault_injection import CASES, PHASES, inject
@@ -7,7 +7,7 @@ pytestmark = pytest.mark.usefixtures("frozen_heap")
 
 
 @pytest.mark.parametrize("case", CASES[1:6], ids=lambda case: case.name)
-def test_a_failed_allocation_leaves_what_an_uninterrupted_run_leaves(case):
+def test_a_failed_allocation_does_not_change_the_result(case):
     for phase, every in zip(PHASES, (7, 29, 9, 11), strict=True):
         tried, right, wrong = inject(case, phase, every)
         assert tried

@@ -1,4 +1,4 @@
-"""`guard.verify`: gradients whole against split."""
+"""`guard.verify` compares the gradients of the whole and the split batch."""
 
 import pytest
 import torch
@@ -9,25 +9,25 @@ from legroom import VirtualGPU
 from legroom.errors import UsageError
 
 
-def test_rows_that_are_independent_verify_even_with_dropout():
+def test_independent_samples_have_equal_gradients_even_with_dropout():
     model = small_model(dropout=0.5)
-    verified = guarded(model).verify(cross_entropy_of(model), *small_batch(device="cpu"))
-    assert verified
-    assert verified.worst < 1e-6
-    assert sum(verified.split) == 10
-    assert "the same up to rounding" in str(verified)
+    result = guarded(model).verify(cross_entropy_of(model), *small_batch(device="cpu"))
+    assert result
+    assert result.max_difference < 1e-6
+    assert sum(result.split) == 10
+    assert "equal up to rounding" in str(result)
 
 
-def test_batch_normalisation_does_not_verify_and_the_worst_parameter_is_named():
+def test_batch_norm_has_different_gradients_and_the_parameter_is_named():
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
-    verified = guarded(model).verify(cross_entropy_of(model), *small_batch(device="cpu"), micro_batch=2)
-    assert not verified
-    assert verified.split == (2, 2, 2, 2, 2)
-    assert verified.parameter in dict(model.named_parameters())
-    assert "NOT the same" in str(verified)
+    result = guarded(model).verify(cross_entropy_of(model), *small_batch(device="cpu"), micro_batch_size=2)
+    assert not result
+    assert result.split == (2, 2, 2, 2, 2)
+    assert result.parameter in dict(model.named_parameters())
+    assert "NOT equal" in str(result)
 
 
-def test_verifying_changes_nothing():
+def test_verify_changes_no_state():
     model = nn.Sequential(small_model(0.5), nn.BatchNorm1d(3))
     loss_fn = cross_entropy_of(model)
     batch = small_batch(device="cpu")
@@ -42,15 +42,15 @@ def test_verifying_changes_nothing():
     assert all(module.training for module in model.modules())
 
 
-def test_fewer_rows_are_compared_when_the_whole_does_not_fit():
+def test_a_smaller_batch_is_compared_if_the_whole_does_not_fit():
     with VirtualGPU("40MiB"):
         model = small_model(width=512).cuda()
-        verified = guarded(model).verify(cross_entropy_of(model), *small_batch(rows=8_000))
-        assert verified
-        assert verified.rows < 8_000
+        result = guarded(model).verify(cross_entropy_of(model), *small_batch(batch_size=8_000))
+        assert result
+        assert result.batch_size < 8_000
 
 
-def test_one_row_cannot_be_verified():
+def test_a_single_sample_is_rejected():
     model = small_model()
-    with pytest.raises(UsageError, match="verify with two rows or more"):
-        guarded(model).verify(cross_entropy_of(model), *small_batch(rows=1, device="cpu"))
+    with pytest.raises(UsageError, match="Pass a batch of two or more samples"):
+        guarded(model).verify(cross_entropy_of(model), *small_batch(batch_size=1, device="cpu"))

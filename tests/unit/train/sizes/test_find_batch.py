@@ -1,4 +1,4 @@
-"""The largest batch on the GPU at hand: found by running it, with everything as before afterwards."""
+"""The largest batch size on the current GPU: found by running it, with the state restored afterwards."""
 
 import copy
 import random
@@ -13,13 +13,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import legroom
 from legroom.errors import LegroomError, UsageError
-from legroom.train.sizes.find_batch import Found, find_batch
+from legroom.train.sizes.find_batch import FoundBatchSize, find_batch
 
 SIZE = "64MiB"
 
 
 class Training:
-    """A small network with all that a step can change."""
+    """A small model with everything that a step can change."""
 
     def __init__(self, make_optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.Adam) -> None:
         torch.manual_seed(0)
@@ -55,7 +55,7 @@ def make_batch(size: int) -> tuple[Tensor, Tensor]:
     return torch.randn(size, 3, 16, 16), torch.randint(0, 10, (size,))
 
 
-def on_gpu(find: Callable[[Training], Found], size: str = SIZE) -> Found:
+def on_gpu(find: Callable[[Training], FoundBatchSize], size: str = SIZE) -> FoundBatchSize:
     with legroom.VirtualGPU(size):
         return find(Training())
 
@@ -66,58 +66,58 @@ def runs(size: int, gpu: str = SIZE) -> bool:
 
 
 @pytest.fixture(scope="module")
-def found() -> Found:
+def found() -> FoundBatchSize:
     return on_gpu(lambda training: find_batch(training.step, make_batch))
 
 
-class TestWhatIsFound:
-    def test_is_the_largest_that_runs(self, found: Found) -> None:
-        assert runs(found.size)
-        assert not runs(round(found.size * 1.03) + 1)
+class TestResult:
+    def test_is_the_largest_size_that_fits(self, found: FoundBatchSize) -> None:
+        assert runs(found.batch_size)
+        assert not runs(round(found.batch_size * 1.03) + 1)
 
-    def test_was_run(self, found: Found) -> None:
-        assert found.size in [trial.size for trial in found.trials if trial.fits]
+    def test_was_run(self, found: FoundBatchSize) -> None:
+        assert found.batch_size in [trial.batch_size for trial in found.trials if trial.fits]
 
-    def test_took_four_trials_at_most_and_no_failure(self, found: Found) -> None:
+    def test_needs_at_most_four_trials_and_no_failure(self, found: FoundBatchSize) -> None:
         assert len(found.trials) <= 4
-        assert found.ooms == 0
+        assert found.oom_count == 0
 
-    def test_says_why(self, found: Found) -> None:
-        assert str(found).startswith(f"{found.size} rows ran in ")
-        assert "none of them out of memory" in found.reason
+    def test_has_a_reason(self, found: FoundBatchSize) -> None:
+        assert str(found).startswith(f"A batch size of {found.batch_size} uses ")
+        assert "none of them ran out of memory" in found.reason
 
-    def test_can_be_a_multiple(self) -> None:
+    def test_is_a_multiple_of_multiple_of(self) -> None:
         found = on_gpu(lambda training: find_batch(training.step, make_batch, multiple_of=16))
-        assert found.size % 16 == 0
-        assert not runs(found.size + 32)
+        assert found.batch_size % 16 == 0
+        assert not runs(found.batch_size + 32)
 
-    def test_is_no_more_than_was_allowed(self) -> None:
-        found = on_gpu(lambda training: find_batch(training.step, make_batch, most=20))
-        assert found.size == 20
-        assert "no more were allowed" in found.reason
+    def test_does_not_exceed_the_maximum(self) -> None:
+        found = on_gpu(lambda training: find_batch(training.step, make_batch, max_batch_size=20))
+        assert found.batch_size == 20
+        assert "maximum allowed size" in found.reason
 
-    def test_leaves_what_was_to_be_left(self) -> None:
-        found = on_gpu(lambda training: find_batch(training.step, make_batch, leave="24MiB"))
-        assert found.peak <= 40 * 2**20
-        assert runs(found.size, "40MiB")
+    def test_leaves_memory_free(self) -> None:
+        found = on_gpu(lambda training: find_batch(training.step, make_batch, leave_free="24MiB"))
+        assert found.peak_reserved <= 40 * 2**20
+        assert runs(found.batch_size, "40MiB")
 
-    def test_counts_the_cap_of_this_process(self) -> None:
-        def capped(training: Training) -> Found:
+    def test_respects_the_memory_fraction_of_the_process(self) -> None:
+        def limited(training: Training) -> FoundBatchSize:
             torch.cuda.set_per_process_memory_fraction(0.5)
             return find_batch(training.step, make_batch)
 
-        assert runs(on_gpu(capped).size, "32MiB")
+        assert runs(on_gpu(limited).batch_size, "32MiB")
 
-    def test_counts_what_is_already_there(self, found: Found) -> None:
-        def beside(training: Training) -> Found:
-            ballast = torch.zeros(24 << 20, dtype=torch.uint8, device="cuda")
-            less = find_batch(training.step, make_batch)
-            del ballast
-            return less
+    def test_respects_memory_that_is_already_allocated(self, found: FoundBatchSize) -> None:
+        def with_other_tensors(training: Training) -> FoundBatchSize:
+            other = torch.zeros(24 << 20, dtype=torch.uint8, device="cuda")
+            result = find_batch(training.step, make_batch)
+            del other
+            return result
 
-        assert on_gpu(beside).size < 0.8 * found.size
+        assert on_gpu(with_other_tensors).batch_size < 0.8 * found.batch_size
 
-    def test_counts_state_that_the_optimizers_first_step_makes(self) -> None:
+    def test_includes_optimizer_state_that_the_first_step_creates(self) -> None:
         with legroom.VirtualGPU("48MiB"):
             wide = nn.Linear(1024, 1024, bias=False).cuda()
             optimizer = torch.optim.Adam(wide.parameters())
@@ -129,9 +129,9 @@ class TestWhatIsFound:
 
             found = find_batch(step, lambda size: torch.randn(size, 1024))
             for _ in range(4):
-                step(torch.randn(found.size, 1024))
+                step(torch.randn(found.batch_size, 1024))
 
-    def test_memory_that_grows_with_the_square_of_the_rows_fails_once_at_most(self) -> None:
+    def test_quadratic_memory_growth_fails_at_most_once(self) -> None:
         with legroom.VirtualGPU("24MiB"):
             model = nn.Linear(16, 16).cuda()
 
@@ -140,17 +140,17 @@ class TestWhatIsFound:
                 F.cross_entropy(z @ z.T, torch.arange(len(z), device="cuda")).backward()
 
             found = find_batch(step, lambda size: torch.randn(size, 16))
-            assert found.ooms <= 1
+            assert found.oom_count <= 1
             with pytest.raises(torch.OutOfMemoryError):
-                step(torch.randn(round(found.size * 1.05), 16))
+                step(torch.randn(round(found.batch_size * 1.05), 16))
 
-    def test_a_first_size_that_is_too_large_is_survived(self) -> None:
+    def test_recovers_from_a_first_size_that_is_too_large(self) -> None:
         found = on_gpu(lambda training: find_batch(training.step, make_batch, start=100_000 // 16))
-        assert found.ooms >= 1
-        assert runs(found.size)
+        assert found.oom_count >= 1
+        assert runs(found.batch_size)
 
 
-class TestAfterwards:
+class TestRestoredState:
     def state(self, training: Training) -> list[Any]:
         return [
             copy.deepcopy({k: v.cpu() for k, v in training.model.state_dict().items()}),
@@ -166,28 +166,28 @@ class TestAfterwards:
 
     @pytest.mark.parametrize("steps_before", [0, 2])
     @pytest.mark.parametrize("make_optimizer", [torch.optim.Adam, torch.optim.SGD])
-    def test_everything_is_as_before_bit_for_bit(self, steps_before: int, make_optimizer: Any) -> None:
+    def test_the_state_is_restored_bit_for_bit(self, steps_before: int, make_optimizer: Any) -> None:
         with legroom.VirtualGPU(SIZE):
             training = Training(make_optimizer)
             for _ in range(steps_before):
                 training.step(*make_batch(4))
             before = self.state(training)
-            find_batch(training.step, make_batch, most=64)
+            find_batch(training.step, make_batch, max_batch_size=64)
             torch.testing.assert_close(self.state(training), before, rtol=0, atol=0)
 
-    def test_training_goes_on_as_if_nothing_had_been_tried(self) -> None:
+    def test_training_continues_as_without_the_search(self) -> None:
         results = []
-        for tries in (False, True):
+        for searches in (False, True):
             with legroom.VirtualGPU(SIZE):
                 training = Training()
                 training.step(*make_batch(4))
-                if tries:
-                    find_batch(training.step, make_batch, most=64)
+                if searches:
+                    find_batch(training.step, make_batch, max_batch_size=64)
                 training.step(*make_batch(4))
                 results.append(self.state(training))
         torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
 
-    def test_a_loader_gives_the_same_batches(self) -> None:
+    def test_a_loader_yields_the_same_batches(self) -> None:
         with legroom.VirtualGPU(SIZE):
             training = Training()
             data = TensorDataset(*make_batch(40))
@@ -196,17 +196,17 @@ class TestAfterwards:
                 x.sum().item()
                 for x, _ in DataLoader(data, 8, shuffle=True, generator=torch.Generator().manual_seed(3))
             ]
-            find_batch(training.step, loader, most=32)
+            find_batch(training.step, loader, max_batch_size=32)
             assert [x.sum().item() for x, _ in loader] == expected
 
-    def test_the_device_is_as_empty_as_before(self) -> None:
+    def test_allocated_memory_is_restored(self) -> None:
         with legroom.VirtualGPU(SIZE):
             training = Training()
             before = torch.cuda.memory_allocated()
-            find_batch(training.step, make_batch, most=64)
+            find_batch(training.step, make_batch, max_batch_size=64)
             assert torch.cuda.memory_allocated() == before
 
-    def test_an_error_that_is_not_about_memory_passes_and_all_is_as_before(self) -> None:
+    def test_other_errors_are_raised_and_the_state_is_restored(self) -> None:
         with legroom.VirtualGPU(SIZE):
             training = Training()
             before = self.state(training)
@@ -214,9 +214,9 @@ class TestAfterwards:
             def step(x: Tensor, y: Tensor) -> None:
                 training.step(x, y)
                 if len(x) > 10:
-                    raise ZeroDivisionError("mine")
+                    raise ZeroDivisionError("custom")
 
-            with pytest.raises(ZeroDivisionError, match="mine"):
+            with pytest.raises(ZeroDivisionError, match="custom"):
                 find_batch(step, make_batch)
             torch.testing.assert_close(self.state(training), before, rtol=0, atol=0)
 
@@ -224,33 +224,33 @@ class TestAfterwards:
 class TestBatches:
     def test_a_batch_is_repeated_to_any_size(self) -> None:
         found = on_gpu(lambda training: find_batch(training.step, make_batch(8)))
-        assert runs(found.size)
-        assert found.size > 8
+        assert runs(found.batch_size)
+        assert found.batch_size > 8
 
-    def test_an_iterator_is_refused(self) -> None:
-        with pytest.raises(UsageError, match="used up"):
+    def test_an_iterator_is_rejected(self) -> None:
+        with pytest.raises(UsageError, match="would be consumed"):
             on_gpu(lambda training: find_batch(training.step, iter([make_batch(4)])))
 
-    def test_a_batch_without_rows_is_refused(self) -> None:
-        with pytest.raises(UsageError, match="no batch size to vary"):
+    def test_a_batch_without_tensors_is_rejected(self) -> None:
+        with pytest.raises(UsageError, match="has no batch size to vary"):
             on_gpu(lambda training: find_batch(training.step, {"a": 3}))
 
 
-def test_one_row_that_does_not_fit_says_what_to_do() -> None:
+def test_a_single_sample_that_does_not_fit_raises_with_advice() -> None:
     def step(x: Tensor) -> None:
         torch.zeros(1 << 30, dtype=torch.uint8, device="cuda")
 
-    with pytest.raises(LegroomError, match="not even a single row fits into 64.0 MiB: see what"):
+    with pytest.raises(LegroomError, match="A single sample does not fit into 64.0 MiB. Run `legroom run`"):
         on_gpu(lambda training: find_batch(step, torch.zeros(4, 2)))
 
 
-def test_without_a_gpu_it_says_what_can_be_done() -> None:
+def test_without_a_gpu_the_error_names_the_alternatives() -> None:
     with pytest.raises(UsageError, match="VirtualGPU"):
         find_batch(lambda x: None, torch.zeros(4, 2))
 
 
 class TestWithAGuard:
-    def test_its_largest_micro_batch_is_found_and_all_is_as_before(self) -> None:
+    def test_its_largest_micro_batch_is_found_and_the_state_is_restored(self) -> None:
         with legroom.VirtualGPU(SIZE):
             training = Training()
             guard = legroom.Guard(training.model, training.optimizer)
@@ -261,11 +261,11 @@ class TestWithAGuard:
 
             found = find_batch(guard, make_batch, loss_fn=loss_fn)
             torch.testing.assert_close({k: v.cpu() for k, v in training.model.state_dict().items()}, before)
-            guard.step(loss_fn, *make_batch(found.size))
-            assert guard.last is not None
-            assert guard.last.split == (found.size,)
+            guard.step(loss_fn, *make_batch(found.batch_size))
+            assert guard.last_step is not None
+            assert guard.last_step.split == (found.batch_size,)
 
-    def test_the_loss_function_is_asked_for(self) -> None:
+    def test_the_loss_function_is_required(self) -> None:
         with legroom.VirtualGPU(SIZE):
             training = Training()
             guard = legroom.Guard(training.model, training.optimizer)

@@ -1,4 +1,4 @@
-"""Saved activations in host memory: the same gradients, less device memory, nothing left behind."""
+"""Saved activations in host memory: same gradients, less device memory, no leaks."""
 
 import gc
 import threading
@@ -15,11 +15,11 @@ from legroom.errors import UsageError
 from legroom.observe.virtual.gpu import VirtualGPU
 from legroom.train.spilling import spill as spill_module
 from legroom.train.spilling.spill import Spill
-from legroom.train.spilling.transfers import lane_to
+from legroom.train.spilling.transfers import host_link
 from legroom.units import MiB
 
-ROWS, WIDTH = 1024, 256
-ACTIVATION = ROWS * WIDTH * 4  # 1 MiB
+SAMPLES, WIDTH = 1024, 256
+ACTIVATION = SAMPLES * WIDTH * 4  # 1 MiB
 
 
 @pytest.fixture
@@ -38,38 +38,38 @@ def gradients(
     inside: AbstractContextManager[object],
     loss_of: Callable[[nn.Module, torch.Tensor], torch.Tensor] | None = None,
 ) -> tuple[list[torch.Tensor], int]:
-    """Of a small network, and the device bytes that were held between the passes."""
+    """Return the gradients of a small model, and the allocated bytes between the passes."""
     torch.manual_seed(0)
     model = nn.Sequential(*(block() for _ in range(4))).cuda()
-    batch = torch.randn(ROWS, WIDTH, device="cuda")
+    batch = torch.randn(SAMPLES, WIDTH, device="cuda")
     torch.manual_seed(1)
     with inside:
         loss = model(batch).square().mean() if loss_of is None else loss_of(model, batch)
-    held = torch.cuda.memory_allocated()
+    allocated = torch.cuda.memory_allocated()
     loss.backward()
-    return [parameter.grad.cpu() for parameter in model.parameters()], held
+    return [parameter.grad.cpu() for parameter in model.parameters()], allocated
 
 
 def assert_same(left: list[torch.Tensor], right: list[torch.Tensor]) -> None:
     assert all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
 
 
-def test_gradients_are_the_same_bit_for_bit_and_the_device_is_emptier(gpu):
-    plain, held_plain = gradients(nullcontext())
-    spilled, held = gradients(Spill())
+def test_gradients_are_bit_for_bit_equal_with_less_device_memory(gpu):
+    plain, allocated_plain = gradients(nullcontext())
+    spilled, allocated = gradients(Spill())
     assert_same(plain, spilled)
-    assert held_plain > 17 * ACTIVATION
-    assert held < held_plain - 11 * ACTIVATION
+    assert allocated_plain > 17 * ACTIVATION
+    assert allocated < allocated_plain - 11 * ACTIVATION
 
 
-def test_a_step_that_does_not_fit_fits_with_it():
+def test_a_step_that_does_not_fit_fits_with_spill():
     with VirtualGPU("20MiB"), pytest.raises(torch.OutOfMemoryError):
         gradients(nullcontext())
     with VirtualGPU("20MiB"):
         gradients(Spill())
 
 
-def test_nothing_is_left_on_either_side_after_the_backward_pass(gpu):
+def test_all_memory_is_freed_after_the_backward_pass(gpu):
     spill = Spill()
     before = torch.cuda.memory_allocated()
     gradients(spill)
@@ -80,13 +80,13 @@ def test_nothing_is_left_on_either_side_after_the_backward_pass(gpu):
     assert torch.cuda.memory_allocated() == before
 
 
-def test_what_several_operations_save_is_copied_once(gpu):
+def test_a_storage_saved_by_several_operations_is_copied_once(gpu):
     def loss_of(leaf: torch.Tensor) -> torch.Tensor:
         query, key, value = (leaf * 2).chunk(3, dim=-1)
         return (query * key).sum() + (key * value).sum()
 
     spill = Spill()
-    leaf = torch.randn(ROWS, 3 * WIDTH, device="cuda", requires_grad=True)
+    leaf = torch.randn(SAMPLES, 3 * WIDTH, device="cuda", requires_grad=True)
     with spill:
         loss = loss_of(leaf)
     assert (spill.moved_tensors, spill.moved_bytes) == (1, 3 * ACTIVATION)
@@ -96,73 +96,73 @@ def test_what_several_operations_save_is_copied_once(gpu):
 
 def test_parameters_stay_on_the_device(gpu):
     spill = Spill()
-    weight = nn.Parameter(torch.randn(WIDTH, 4 * ROWS, device="cuda"))
+    weight = nn.Parameter(torch.randn(WIDTH, 4 * SAMPLES, device="cuda"))
     with spill:
         (torch.randn(4, WIDTH, device="cuda") @ weight).sum()
-        (torch.randn(4, 4 * ROWS, device="cuda") @ weight.t()).sum()
+        (torch.randn(4, 4 * SAMPLES, device="cuda") @ weight.t()).sum()
     assert spill.moved_tensors == 0
 
 
 def test_small_tensors_stay_on_the_device(gpu):
-    kept, moved = Spill(), Spill(smallest=1024)
-    for spill in (kept, moved):
-        leaf = torch.randn(ROWS, device="cuda", requires_grad=True)
+    default, small = Spill(), Spill(min_size=1024)
+    for spill in (default, small):
+        leaf = torch.randn(SAMPLES, device="cuda", requires_grad=True)
         with spill:
             (leaf * 2).exp().sum().backward()
-    assert kept.moved_tensors == 0
-    assert moved.moved_tensors > 0
+    assert default.moved_tensors == 0
+    assert small.moved_tensors > 0
 
 
-def test_tensors_of_the_host_are_left_alone():
+def test_cpu_tensors_are_not_moved():
     spill = Spill()
-    leaf = torch.randn(ROWS, WIDTH, requires_grad=True)
+    leaf = torch.randn(SAMPLES, WIDTH, requires_grad=True)
     with spill:
         (leaf * 2).exp().sum().backward()
     assert spill.moved_tensors == 0
 
 
-def test_a_batch_cut_out_of_a_data_set_on_the_device_stays(gpu):
+def test_a_slice_of_a_data_set_on_the_device_is_not_moved(gpu):
     spill = Spill()
-    data = torch.randn(16 * ROWS, WIDTH, device="cuda")
-    factor = torch.randn(ROWS, WIDTH, device="cuda", requires_grad=True)
+    data = torch.randn(16 * SAMPLES, WIDTH, device="cuda")
+    factor = torch.randn(SAMPLES, WIDTH, device="cuda", requires_grad=True)
     with spill:
-        (factor * data[:ROWS]).sum().backward()
+        (factor * data[:SAMPLES]).sum().backward()
     assert spill.moved_tensors == 0
 
 
-def test_a_budget_is_kept_and_the_gradients_with_it(gpu):
+def test_the_budget_is_respected_with_the_same_gradients(gpu):
     plain, _ = gradients(nullcontext())
     spill = Spill("5MiB")
     spilled, _ = gradients(spill)
     assert_same(plain, spilled)
     assert spill.peak_host_bytes == 5 * MiB
-    assert spill.left_bytes > 5 * ACTIVATION
+    assert spill.skipped_bytes > 5 * ACTIVATION
 
 
-def test_a_host_without_memory_leaves_the_rest_on_the_device(gpu, monkeypatch):
+def test_if_host_memory_runs_out_the_rest_stays_on_the_device(gpu, monkeypatch):
     plain, _ = gradients(nullcontext())
-    spill, made = Spill(), []
+    spill, copied = Spill(), []
 
-    def lane_that_fails(device: torch.device):
-        lane = lane_to(device)
-        original = lane.to_host
+    def failing_link(device: torch.device):
+        link = host_link(device)
+        original = link.to_host
 
         def to_host(source):
-            if len(made) == 3:
+            if len(copied) == 3:
                 raise RuntimeError("cudaHostAlloc failed: out of memory")
-            made.append(source.numel())
+            copied.append(source.numel())
             return original(source)
 
-        lane.to_host = to_host
-        return lane
+        link.to_host = to_host
+        return link
 
-    monkeypatch.setattr(spill_module, "lane_to", lane_that_fails)
+    monkeypatch.setattr(spill_module, "host_link", failing_link)
     spilled, _ = gradients(spill)
     assert_same(plain, spilled)
     assert spill.moved_tensors == 3
 
 
-def test_an_error_of_the_copy_that_is_not_about_memory_is_shown(gpu, monkeypatch):
+def test_other_errors_of_a_copy_are_raised(gpu, monkeypatch):
     class Broken:
         waited = 0.0
 
@@ -172,7 +172,7 @@ def test_an_error_of_the_copy_that_is_not_about_memory_is_shown(gpu, monkeypatch
         def to_host(self, source):
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(spill_module, "lane_to", lambda device: Broken())
+    monkeypatch.setattr(spill_module, "host_link", lambda device: Broken())
     with pytest.raises(RuntimeError, match="illegal memory access"):
         gradients(Spill())
 
@@ -180,52 +180,52 @@ def test_an_error_of_the_copy_that_is_not_about_memory_is_shown(gpu, monkeypatch
 # --- order
 
 
-def test_the_next_ones_are_fetched_before_they_are_asked_for(gpu, monkeypatch):
+def test_the_next_tensors_are_prefetched(gpu, monkeypatch):
     fetched: list[int] = []
 
-    def recorded(device: torch.device):
-        lane = lane_to(device)
-        original = lane.to_device
+    def recording_link(device: torch.device):
+        link = host_link(device)
+        original = link.to_device
 
         def to_device(source, after):
             fetched.append(source.numel() // ACTIVATION)
             return original(source, after)
 
-        lane.to_device = to_device
-        return lane
+        link.to_device = to_device
+        return link
 
-    monkeypatch.setattr(spill_module, "lane_to", recorded)
-    monkeypatch.setattr(spill_module, "UNDER_WAY", 0)  # all of them go
+    monkeypatch.setattr(spill_module, "host_link", recording_link)
+    monkeypatch.setattr(spill_module, "MAX_PENDING_COPIES", 0)  # all tensors leave the device
 
-    class Asks(torch.autograd.Function):
+    class Saves(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, kept):
-            ctx.save_for_backward(kept)
-            return kept[:1].clone()
+        def forward(ctx, value):
+            ctx.save_for_backward(value)
+            return value[:1].clone()
 
         @staticmethod
         def backward(ctx, gradient):
-            (kept,) = ctx.saved_tensors
-            asked.append(kept.numel() * 4 // ACTIVATION)
+            (value,) = ctx.saved_tensors
+            requested.append(value.numel() * 4 // ACTIVATION)
             counts.append(len(fetched))
-            return torch.zeros_like(kept)
+            return torch.zeros_like(value)
 
-    asked: list[int] = []
+    requested: list[int] = []
     counts: list[int] = []
     leaf = torch.zeros(1, device="cuda", requires_grad=True)
     with Spill():
         total = leaf.sum()
-        for number in range(1, 5):  # sizes tell them apart
-            total = total + Asks.apply(torch.zeros(number * ROWS, WIDTH, device="cuda") + leaf).sum()
+        for number in range(1, 5):  # identified by their sizes
+            total = total + Saves.apply(torch.zeros(number * SAMPLES, WIDTH, device="cuda") + leaf).sum()
     total.backward()
-    assert sorted(asked) == [1, 2, 3, 4]
-    assert counts[0] == 3  # itself, and the two before it
+    assert sorted(requested) == [1, 2, 3, 4]
+    assert counts[0] == 3  # the tensor itself and the two saved before it
     assert sorted(fetched) == [1, 2, 3, 4]
 
 
-def test_of_large_tensors_fewer_are_on_the_way_at_a_time(gpu, monkeypatch):
-    monkeypatch.setattr(spill_module, "BYTES_ON_THE_WAY", ACTIVATION)
-    leaf = torch.randn(ROWS, WIDTH, device="cuda", requires_grad=True)
+def test_fewer_large_tensors_are_pending_at_once(gpu, monkeypatch):
+    monkeypatch.setattr(spill_module, "MAX_PENDING_BYTES", ACTIVATION)
+    leaf = torch.randn(SAMPLES, WIDTH, device="cuda", requires_grad=True)
     with Spill():
         value = leaf
         for _ in range(8):
@@ -236,32 +236,32 @@ def test_of_large_tensors_fewer_are_on_the_way_at_a_time(gpu, monkeypatch):
     total.backward()
 
 
-def test_a_device_too_full_to_fetch_ahead_does_without(gpu):
+def test_prefetching_is_skipped_if_the_device_is_full(gpu):
     plain, _ = gradients(nullcontext())
     failed = []
 
-    class Tight(Spill):
-        def _fetch_ahead(self, copy):
-            lane = copy.lane
-            original = lane.to_device
+    class FullDevice(Spill):
+        def _prefetch(self, copy):
+            link = copy.link
+            original = link.to_device
 
             def to_device(source, after):
                 failed.append(source.numel())
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 MiB.")
 
-            lane.to_device = to_device
-            super()._fetch_ahead(copy)
-            lane.to_device = original
+            link.to_device = to_device
+            super()._prefetch(copy)
+            link.to_device = original
 
-    spilled, _ = gradients(Tight())
+    spilled, _ = gradients(FullDevice())
     assert_same(plain, spilled)
     assert failed
 
 
-# --- tensors changed in place
+# --- tensors modified in place
 
 
-def test_a_kept_tensor_changed_in_place_is_refused(gpu):
+def test_an_unmoved_tensor_modified_in_place_raises(gpu):
     leaf = torch.randn(8, device="cuda", requires_grad=True)
     with Spill():
         result = leaf.exp()
@@ -270,8 +270,8 @@ def test_a_kept_tensor_changed_in_place_is_refused(gpu):
         result.sum().backward()
 
 
-def test_a_tensor_changed_while_its_copy_is_under_way_is_refused(gpu):
-    leaf = torch.randn(ROWS, WIDTH, device="cuda", requires_grad=True)
+def test_a_tensor_modified_during_its_copy_raises(gpu):
+    leaf = torch.randn(SAMPLES, WIDTH, device="cuda", requires_grad=True)
     with Spill():
         result = leaf.exp()
         result.mul_(2)
@@ -279,25 +279,25 @@ def test_a_tensor_changed_while_its_copy_is_under_way_is_refused(gpu):
         result.sum().backward()
 
 
-def test_a_tensor_changed_after_its_copy_gives_the_gradient_of_what_was_saved(gpu):
-    leaf = torch.randn(ROWS, WIDTH, device="cuda", requires_grad=True)
+def test_a_tensor_modified_after_its_copy_has_the_gradient_of_the_saved_value(gpu):
+    leaf = torch.randn(SAMPLES, WIDTH, device="cuda", requires_grad=True)
     with Spill():
         result = leaf.exp()
         total = result.sum()
-        others = [leaf.exp() for _ in range(5)]  # whose copies push its own out
+        others = [leaf.exp() for _ in range(5)]  # their copies complete the first one
     expected = result.detach().clone()
     result.detach().zero_()
     assert torch.equal(torch.autograd.grad(total, leaf)[0], expected)
     del others
 
 
-# --- other ways through autograd
+# --- other uses of autograd
 
 
-def test_gradients_of_gradients_are_the_same(gpu):
+def test_second_order_gradients_are_equal(gpu):
     def second(inside: AbstractContextManager[object]) -> torch.Tensor:
         torch.manual_seed(0)
-        leaf = torch.randn(ROWS, WIDTH, device="cuda", requires_grad=True)
+        leaf = torch.randn(SAMPLES, WIDTH, device="cuda", requires_grad=True)
         with inside:
             loss = (leaf.sin() * leaf.exp()).sum()
             (first,) = torch.autograd.grad(loss, leaf, create_graph=True)
@@ -311,7 +311,7 @@ def test_gradients_of_gradients_are_the_same(gpu):
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointed_parts_are_the_same(gpu, reentrant):
+def test_gradients_with_activation_checkpointing_are_equal(gpu, reentrant):
     def loss_of(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
         batch.requires_grad_()
         for part in model:
@@ -326,8 +326,8 @@ def test_checkpointed_parts_are_the_same(gpu, reentrant):
     assert spill.host_bytes == 0
 
 
-def test_a_graph_that_is_kept_can_be_walked_again(gpu):
-    leaf = torch.randn(ROWS, WIDTH, device="cuda", requires_grad=True)
+def test_a_retained_graph_can_be_used_again(gpu):
+    leaf = torch.randn(SAMPLES, WIDTH, device="cuda", requires_grad=True)
     with Spill() as spill:
         loss = leaf.sin().exp().sum()
     first = torch.autograd.grad(loss, leaf, retain_graph=True)[0]
@@ -335,22 +335,22 @@ def test_a_graph_that_is_kept_can_be_walked_again(gpu):
     assert torch.equal(first, torch.autograd.grad(loss, leaf)[0])
 
 
-def test_half_precision_under_autocast_is_the_same(gpu):
+def test_gradients_under_autocast_are_equal(gpu):
     def loss_of(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cuda", dtype=torch.bfloat16):
             return model(batch).square().mean()
 
     plain, _ = gradients(nullcontext(), loss_of)
-    spilled, _ = gradients(Spill(smallest="64KiB"), loss_of)
+    spilled, _ = gradients(Spill(min_size="64KiB"), loss_of)
     assert_same(plain, spilled)
 
 
-# --- nothing left behind
+# --- memory is freed
 
 
-def test_a_graph_that_is_never_walked_leaves_nothing(gpu):
+def test_a_graph_without_backward_is_freed(gpu):
     spill = Spill()
-    leaf = torch.randn(ROWS, WIDTH, device="cuda", requires_grad=True)
+    leaf = torch.randn(SAMPLES, WIDTH, device="cuda", requires_grad=True)
     before = torch.cuda.memory_allocated()
     with spill:
         loss = leaf.sin().exp().sum()
@@ -361,7 +361,7 @@ def test_a_graph_that_is_never_walked_leaves_nothing(gpu):
     assert torch.cuda.memory_allocated() == before
 
 
-def test_a_backward_pass_that_fails_leaves_nothing(gpu):
+def test_memory_is_freed_after_an_error_in_the_backward_pass(gpu):
     class Fails(torch.autograd.Function):
         @staticmethod
         def forward(ctx, value):
@@ -372,7 +372,7 @@ def test_a_backward_pass_that_fails_leaves_nothing(gpu):
             raise ValueError("in the middle")
 
     spill = Spill()
-    leaf = torch.randn(ROWS, WIDTH, device="cuda", requires_grad=True)
+    leaf = torch.randn(SAMPLES, WIDTH, device="cuda", requires_grad=True)
     before = torch.cuda.memory_allocated()
     with spill:
         loss = Fails.apply(leaf.sin().exp()).cos().exp().sum()
@@ -384,12 +384,12 @@ def test_a_backward_pass_that_fails_leaves_nothing(gpu):
     assert torch.cuda.memory_allocated() == before
 
 
-def test_a_forward_pass_that_fails_leaves_neither_hooks_nor_tensors(gpu):
+def test_hooks_and_tensors_are_freed_after_an_error_in_the_forward_pass(gpu):
     spill = Spill()
     references: list[weakref.ref[torch.Tensor]] = []
 
     def forward() -> None:
-        leaf = torch.randn(ROWS, WIDTH, device="cuda", requires_grad=True)
+        leaf = torch.randn(SAMPLES, WIDTH, device="cuda", requires_grad=True)
         with spill:
             activation = leaf.sin().exp()
             references.append(weakref.ref(activation))
@@ -401,13 +401,13 @@ def test_a_forward_pass_that_fails_leaves_neither_hooks_nor_tensors(gpu):
     assert references[0]() is None
     assert spill.host_bytes == 0
     moved = spill.moved_tensors
-    torch.randn(ROWS, WIDTH, device="cuda", requires_grad=True).exp()
+    torch.randn(SAMPLES, WIDTH, device="cuda", requires_grad=True).exp()
     assert spill.moved_tensors == moved
 
 
-def test_between_steps_no_tensor_stays_for_a_copy_that_nobody_wants(gpu):
+def test_pending_copies_are_freed_between_steps(gpu):
     spill = Spill()
-    leaf = torch.randn(ROWS, WIDTH, device="cuda", requires_grad=True)
+    leaf = torch.randn(SAMPLES, WIDTH, device="cuda", requires_grad=True)
     with spill:
         leaf.sin().exp().sum().backward()
         leaf.grad = None
@@ -417,22 +417,22 @@ def test_between_steps_no_tensor_stays_for_a_copy_that_nobody_wants(gpu):
 # --- threads
 
 
-def test_only_the_thread_that_entered_it_spills(gpu):
+def test_only_the_thread_that_enters_it_spills(gpu):
     assert moved_by_a_thread(Spill()) == 0
 
 
-def test_everywhere_means_threads_too(gpu):
+def test_all_threads_includes_new_threads(gpu):
     spill = Spill()
-    assert moved_by_a_thread(spill, spill.everywhere()) > 0
+    assert moved_by_a_thread(spill, spill.all_threads()) > 0
     thread_run = threading.Thread.run
-    with spill.everywhere():
+    with spill.all_threads():
         assert threading.Thread.run is not thread_run
     assert threading.Thread.run is thread_run
 
 
 def moved_by_a_thread(spill: Spill, inside: AbstractContextManager[object] | None = None) -> int:
     def work() -> None:
-        torch.randn(ROWS, WIDTH, device="cuda", requires_grad=True).exp().sum().backward()
+        torch.randn(SAMPLES, WIDTH, device="cuda", requires_grad=True).exp().sum().backward()
 
     with inside or spill:
         thread = threading.Thread(target=work)
@@ -441,21 +441,21 @@ def moved_by_a_thread(spill: Spill, inside: AbstractContextManager[object] | Non
     return spill.moved_tensors
 
 
-# --- the rest
+# --- other behavior
 
 
-def test_a_plain_lane_takes_bytes_there_and_back():
-    lane = lane_to(torch.device("cpu"))
+def test_a_synchronous_link_copies_in_both_directions():
+    link = host_link(torch.device("cpu"))
     source = torch.arange(64, dtype=torch.uint8)
-    there, after = lane.to_host(source)
-    back, after = lane.to_device(there, after)
-    lane.wait(after)
+    host, after = link.to_host(source)
+    back, after = link.to_device(host, after)
+    link.wait(after)
     assert torch.equal(back, source)
     assert back.data_ptr() != source.data_ptr()
 
 
-def test_memory_about_to_be_overwritten_is_not_filled_in_deterministic_mode(gpu, monkeypatch):
-    lane = lane_to(torch.device("cuda", 0))
+def test_copy_buffers_are_not_filled_in_deterministic_mode(gpu, monkeypatch):
+    link = host_link(torch.device("cuda", 0))
     source = torch.zeros(1 << 20, dtype=torch.uint8, device="cuda")
     empty, fills = torch.empty, []
 
@@ -465,43 +465,45 @@ def test_memory_about_to_be_overwritten_is_not_filled_in_deterministic_mode(gpu,
 
     monkeypatch.setattr(torch, "empty", spy)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    lane.to_device(*lane.to_host(source))
+    link.to_device(*link.to_host(source))
     assert fills == [False, False]
     assert torch.utils.deterministic.fill_uninitialized_memory
 
 
-def test_a_budget_that_is_no_size_is_refused():
+def test_an_invalid_budget_is_rejected():
     with pytest.raises(UsageError, match="is not a valid size"):
         Spill("plenty")
 
 
-def test_it_says_what_it_did(gpu):
+def test_repr_shows_the_statistics(gpu):
     spill = Spill("64MiB")
     gradients(spill)
     assert repr(spill).startswith("<Spill 64.0 MiB, ")
     assert spill.seconds > 0
 
 
-def test_when_the_budget_is_used_up_the_last_copies_free_their_memory_too(gpu):
-    leaf = torch.randn(ROWS, WIDTH, device="cuda", requires_grad=True)
+def test_if_the_budget_is_used_up_the_last_copies_free_their_memory(gpu):
+    leaf = torch.randn(SAMPLES, WIDTH, device="cuda", requires_grad=True)
     with Spill("4MiB"):
         value = leaf.sin()
         for _ in range(12):
             value = value.sin()
         total = value.sum()
         del value
-        assert torch.cuda.memory_allocated() < 11 * ACTIVATION  # the leaf and nine results: four are away
+        assert (
+            torch.cuda.memory_allocated() < 11 * ACTIVATION
+        )  # the leaf and nine results; four are on the host
     total.backward()
 
 
-def test_transforms_that_allow_no_hooks_run_and_spilling_goes_on_after_them(gpu):
+def test_torch_func_transforms_run_and_spilling_continues_afterwards(gpu):
     def loss_of(value: torch.Tensor) -> torch.Tensor:
         return value.sin().exp().sum()
 
-    leaf = torch.randn(ROWS, WIDTH, device="cuda", requires_grad=True)
+    leaf = torch.randn(SAMPLES, WIDTH, device="cuda", requires_grad=True)
     expected = torch.func.grad(loss_of)(leaf.detach())
     spill = Spill()
-    with spill.everywhere():
+    with spill.all_threads():
         assert torch.equal(torch.func.grad(loss_of)(leaf.detach()), expected)
         assert torch.func.hessian(lambda value: value.square().sum())(torch.ones(2)).shape == (2, 2)
         assert spill.moved_tensors == 0

@@ -1,4 +1,4 @@
-"""Transfer learning: what is frozen stays as it was and costs nothing, and the head is where each library has it."""
+"""Transfer learning: freezing, parameter groups, heads of various libraries, gradual unfreezing."""
 
 import copy
 import pickle
@@ -24,7 +24,7 @@ class Net(nn.Module):
         return self.fc(self.body(images).mean((2, 3)))
 
 
-def trained(model):
+def trainable(model):
     return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
@@ -32,7 +32,7 @@ def trained(model):
 
 
 @pytest.mark.parametrize(
-    ("except_", "left"),
+    ("names", "expected"),
     [
         ("fc", ["fc.weight", "fc.bias"]),
         (("fc.bias", "body.3"), ["body.3.weight", "body.3.bias", "fc.bias"]),
@@ -40,23 +40,23 @@ def trained(model):
         ((), []),
     ],
 )
-def test_all_but_the_named_is_frozen(except_, left):
+def test_all_parameters_except_the_selected_are_frozen(names, expected):
     model = Net()
-    transfer.freeze(model, except_=except_)
-    assert trained(model) == left
+    transfer.freeze(model, trainable=names)
+    assert trainable(model) == expected
 
 
-def test_a_name_that_fits_nothing_gets_the_nearest():
-    with pytest.raises(UsageError, match="no parameter of the model is called 'fcc': did you mean 'fc'?"):
-        transfer.freeze(Net(), except_="fcc")
-    with pytest.raises(UsageError, match="no parameter of the model is called 'zzz': the model has body, fc"):
-        transfer.freeze(Net(), except_="zzz")
+def test_the_error_for_an_unknown_name_suggests_the_closest():
+    with pytest.raises(UsageError, match="No parameter of the model matches 'fcc'. Did you mean 'fc'?"):
+        transfer.freeze(Net(), trainable="fcc")
+    with pytest.raises(UsageError, match="No parameter of the model matches 'zzz'. The model has body, fc"):
+        transfer.freeze(Net(), trainable="zzz")
 
 
-def test_frozen_gradients_are_given_back():
+def test_gradients_of_frozen_parameters_are_freed():
     model = Net()
     model(torch.randn(2, 3, 4, 4)).sum().backward()
-    transfer.freeze(model, except_="fc")
+    transfer.freeze(model, trainable="fc")
     assert [name for name, parameter in model.named_parameters() if parameter.grad is not None] == [
         "fc.weight",
         "fc.bias",
@@ -68,66 +68,66 @@ def step(model):
     model(torch.randn(4, 3, 5, 5) * 9 + 4).sum().backward()
 
 
-def test_statistics_of_frozen_normalisation_stay_whatever_train_says():
+def test_running_statistics_of_frozen_batch_norm_do_not_change():
     model = Net()
-    transfer.freeze(model, except_="fc")
+    transfer.freeze(model, trainable="fc")
     before = model.body[1].running_mean.clone()
     step(model)
     assert torch.equal(model.body[1].running_mean, before)
 
 
-def test_normalisation_that_is_trained_goes_on_learning():
+def test_running_statistics_of_trainable_batch_norm_are_updated():
     model = Net()
-    transfer.freeze(model, except_=("fc", "body.4"))
+    transfer.freeze(model, trainable=("fc", "body.4"))
     before = model.body[4].running_mean.clone()
     step(model)
     assert not torch.equal(model.body[4].running_mean, before)
 
 
-def test_normalisation_without_parameters_follows_what_is_around_it():
+def test_batch_norm_without_parameters_follows_its_parent():
     model = Net(norm=lambda channels: nn.BatchNorm2d(channels, affine=False))
-    transfer.freeze(model, except_="fc")
+    transfer.freeze(model, trainable="fc")
     before = model.body[1].running_mean.clone()
     step(model)
     assert torch.equal(model.body[1].running_mean, before)
 
 
-def test_unfreezing_lets_normalisation_learn_again():
+def test_unfreezing_enables_batch_norm_updates():
     model = Net().train()
-    transfer.freeze(model, except_="fc")
+    transfer.freeze(model, trainable="fc")
     assert transfer.unfreeze(model, "body.1") == ["body.1.weight", "body.1.bias"]
     assert (model.body[1].training, model.body[4].training) == (True, False)
     before = model.body[1].running_mean.clone()
     step(model)
     assert not torch.equal(model.body[1].running_mean, before)
     transfer.unfreeze(model)
-    assert len(trained(model)) == 10
+    assert len(trainable(model)) == 10
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_a_copy_of_a_frozen_model_is_frozen_as_well(copied):
+@pytest.mark.parametrize("copy_model", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_of_a_frozen_model_is_frozen(copy_model):
     model = Net()
-    transfer.freeze(model, except_="fc")
-    twin = copied(model)
+    transfer.freeze(model, trainable="fc")
+    twin = copy_model(model)
     before = twin.body[1].running_mean.clone()
     step(twin)
     assert torch.equal(twin.body[1].running_mean, before)
-    assert trained(twin) == ["fc.weight", "fc.bias"]
+    assert trainable(twin) == ["fc.weight", "fc.bias"]
 
 
-def test_what_freezing_saves_is_told():
+def test_the_result_of_freeze_states_the_saving():
     model = Net()
-    frozen = transfer.freeze(model, except_="fc")
+    frozen = transfer.freeze(model, trainable="fc")
     size = sum(parameter.nbytes for parameter in model.body.parameters())
-    assert (frozen.gradients, frozen.optimizer_state, frozen.normalisations) == (size, 2 * size, 2)
-    assert frozen.saved == 3 * size
+    assert (frozen.gradient_bytes, frozen.optimizer_state_bytes, frozen.norm_layers) == (size, 2 * size, 2)
+    assert frozen.saved_bytes == 3 * size
     assert str(frozen) == (
-        "840 of 930 parameters are frozen (90.3%). Saved: 3.3 KiB of gradients and 6.6 KiB of Adam's state; "
-        "give batch= to have the activations counted too."
+        "840 of 930 parameters are frozen (90.3%). This saves 3.3 KiB of gradients and 6.6 KiB of Adam state. "
+        "Pass batch= to include activations."
     )
 
 
-def test_the_saving_that_is_predicted_is_what_a_virtual_gpu_sees():
+def test_the_predicted_saving_matches_a_virtual_gpu():
     def model():
         torch.manual_seed(0)
         return nn.Sequential(
@@ -150,23 +150,23 @@ def test_the_saving_that_is_predicted_is_what_a_virtual_gpu_sees():
 
     def frozen_model():
         net = model()
-        transfer.freeze(net, except_="12")
+        transfer.freeze(net, trainable="12")
         return net
 
-    told = transfer.freeze(
-        model(), except_="12", batch=(torch.randn(512, 256), torch.zeros(512, dtype=torch.long))
+    frozen = transfer.freeze(
+        model(), trainable="12", batch=(torch.randn(512, 256), torch.zeros(512, dtype=torch.long))
     )
     measured = peak(model) - peak(frozen_model)
-    assert told.saved == pytest.approx(measured, rel=0.05)
-    assert "A step should need" in str(told)
+    assert frozen.saved_bytes == pytest.approx(measured, rel=0.05)
+    assert "Predicted peak of a step" in str(frozen)
 
 
 # ------------------------------------------------------------ groups
 
 
-def test_frozen_parameters_are_left_out_of_the_optimizer():
+def test_param_groups_exclude_frozen_parameters():
     model = Net()
-    transfer.freeze(model, except_=("fc", "body.3"))
+    transfer.freeze(model, trainable=("fc", "body.3"))
     groups = transfer.param_groups(model, {"fc": {"lr": 0.1}, "*.bias": {"weight_decay": 0.0}}, lr=0.01)
     assert groups == [
         {"params": list(model.fc.parameters()), "lr": 0.1},
@@ -176,10 +176,10 @@ def test_frozen_parameters_are_left_out_of_the_optimizer():
     torch.optim.AdamW(groups)
 
 
-def test_nothing_to_train_is_told():
+def test_param_groups_reject_a_fully_frozen_model():
     model = Net()
     transfer.freeze(model)
-    with pytest.raises(UsageError, match="every parameter of the model is frozen"):
+    with pytest.raises(UsageError, match="All parameters of the model are frozen"):
         transfer.param_groups(model)
 
 
@@ -245,7 +245,7 @@ class LikeInception(nn.Module):
         (LikeInception, ("fc", "AuxLogits.fc")),
     ],
 )
-def test_heads_are_where_torchvision_has_them(make, head):
+def test_torchvision_heads_are_replaced(make, head):
     model = make()
     assert transfer.replace_head(model, 5) == head
     assert outputs(model, torch.randn(2, 3, 6, 6)).shape == (2, 5)
@@ -261,15 +261,15 @@ def test_a_timm_model_replaces_its_head_itself():
         def get_classifier(self):
             return self.head["fc"]
 
-        def reset_classifier(self, classes):
-            self.head["fc"] = nn.Linear(4, classes)
+        def reset_classifier(self, num_classes):
+            self.head["fc"] = nn.Linear(4, num_classes)
 
     model = LikeTimm()
     assert transfer.replace_head(model, 5) == ("head.fc",)
     assert model.head["fc"].out_features == 5
 
 
-def test_a_transformers_model_counts_its_new_classes():
+def test_transformers_heads_are_replaced_and_the_config_is_updated():
     from transformers import (
         BertConfig,
         BertForSequenceClassification,
@@ -291,14 +291,14 @@ def test_a_transformers_model_counts_its_new_classes():
             )
         )
         assert transfer.replace_head(model, 5) == (head,)
-        told = outputs(model, torch.ones(3, 4, dtype=torch.long))
-        assert told.logits.shape == (3, 5)
+        output = outputs(model, torch.ones(3, 4, dtype=torch.long))
+        assert output.logits.shape == (3, 5)
         assert (model.config.num_labels, model.num_labels, len(model.config.id2label)) == (5, 5, 5)
-        labelled = model(torch.ones(3, 4, dtype=torch.long), labels=torch.tensor([0, 1, 4]))
-        assert labelled.loss.isfinite()
+        with_labels = model(torch.ones(3, 4, dtype=torch.long), labels=torch.tensor([0, 1, 4]))
+        assert with_labels.loss.isfinite()
 
 
-def test_a_transformers_model_without_a_head_is_told_what_to_load():
+def test_a_transformers_model_without_a_head_is_rejected_with_advice():
     from transformers import BertConfig, BertModel
 
     model = BertModel(
@@ -306,31 +306,31 @@ def test_a_transformers_model_without_a_head_is_told_what_to_load():
             hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=50
         )
     )
-    with pytest.raises(UsageError, match=r"BertModel has no classification head: .*num_labels=5"):
+    with pytest.raises(UsageError, match=r"BertModel has no classification head\. .*num_labels=5"):
         transfer.replace_head(model, 5)
 
 
 @pytest.mark.parametrize(
-    ("model", "classes", "told"),
+    ("model", "num_classes", "message"),
     [
         (
             nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)),
             3,
-            r"last layer is no linear one \(1 is a LayerNorm\)",
+            r"its last layer \(1, a LayerNorm\) is not linear",
         ),
         (nn.Sequential(nn.Conv2d(2, 2, 3)), 3, "no head to replace"),
         (nn.ReLU(), 3, "no head to replace"),
         (nn.Linear(2, 2), 3, "a single layer"),
-        (nn.Sequential(nn.Linear(2, 2)), 0, "classes=0 is no number of classes"),
-        ("resnet18", 3, "needs a model, an nn.Module; it got a str"),
+        (nn.Sequential(nn.Linear(2, 2)), 0, "num_classes=0 is not valid"),
+        ("resnet18", 3, r"expects a model \(nn.Module\), not a str"),
     ],
 )
-def test_what_has_no_head_is_told(model, classes, told):
-    with pytest.raises(UsageError, match=told):
-        transfer.replace_head(model, classes)
+def test_models_without_a_head_are_rejected(model, num_classes, message):
+    with pytest.raises(UsageError, match=message):
+        transfer.replace_head(model, num_classes)
 
 
-def test_a_head_that_shares_its_weights_is_left():
+def test_a_head_with_shared_weights_is_rejected():
     model = nn.Module()
     model.words = nn.Embedding(50, 8)
     model.output = nn.Linear(8, 50, bias=False)
@@ -359,25 +359,25 @@ class Stack(nn.Module):
 def unfreezing(**options):
     torch.manual_seed(0)
     model = Stack()
-    transfer.freeze(model, except_="head")
+    transfer.freeze(model, trainable="head")
     optimizer = torch.optim.AdamW(transfer.param_groups(model, lr=1e-2))
     return model, optimizer, transfer.GradualUnfreezing(model, optimizer, lr=1e-4, **options)
 
 
-def test_blocks_come_from_the_end():
+def test_blocks_are_listed_from_the_end():
     model = Stack()
-    transfer.freeze(model, except_="head")
+    transfer.freeze(model, trainable="head")
     assert transfer.blocks(model) == [("layers.2",), ("layers.1",), ("layers.0",), ("embed",)]
 
 
-def test_small_parts_are_unfrozen_with_their_neighbour():
+def test_small_blocks_are_merged_with_their_neighbor():
     model = nn.Sequential(
         nn.LayerNorm(100), nn.Linear(100, 100), nn.LayerNorm(100), nn.Linear(100, 100), nn.Linear(100, 1)
     )
     assert transfer.blocks(model) == [("4", "3"), ("2", "1", "0")]
 
 
-def test_a_stack_inside_a_part_is_taken_apart():
+def test_nested_stacks_are_split_into_layers():
     class Encoder(nn.Module):
         def __init__(self):
             super().__init__()
@@ -394,20 +394,20 @@ def test_a_stack_inside_a_part_is_taken_apart():
     ]
 
 
-def test_one_stage_more_every_few_epochs():
-    model, _, stages = unfreezing(every=2)
-    story = [(epoch, stages.at(epoch)) for epoch in range(5)]
-    assert story == [
+def test_one_more_stage_every_n_epochs():
+    model, _, stages = unfreezing(every_n_epochs=2)
+    unfrozen = [(epoch, stages.at(epoch)) for epoch in range(5)]
+    assert unfrozen == [
         (0, []),
         (1, []),
         (2, ["layers.2.weight", "layers.2.bias"]),
         (3, []),
         (4, ["layers.1.weight", "layers.1.bias"]),
     ]
-    assert trained(model)[0] == "layers.1.weight"
+    assert trainable(model)[0] == "layers.1.weight"
 
 
-def test_a_stage_is_trained_with_its_own_rate_and_costs_nothing_before():
+def test_a_stage_has_its_own_learning_rate_and_no_state_before_it_starts():
     model, optimizer, stages = unfreezing()
     assert [group["lr"] for group in optimizer.param_groups] == [1e-2, 1e-4, 1e-4, 1e-4, 1e-4]
 
@@ -428,7 +428,7 @@ def test_stages_can_be_named():
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_a_checkpoint_brings_the_stage_and_the_optimizer_back(tmp_path):
+def test_a_checkpoint_restores_the_stage_and_the_optimizer(tmp_path):
     model, optimizer, stages = unfreezing()
     stages.advance()
     model(torch.ones(2, 4)).sum().backward()
@@ -436,12 +436,12 @@ def test_a_checkpoint_brings_the_stage_and_the_optimizer_back(tmp_path):
     checkpoints = legroom.Checkpoints(tmp_path)
     checkpoints.track(model=model, optimizer=optimizer, unfreezing=stages)
     checkpoints.save(1)
-    again, its_optimizer, its_stages = unfreezing()
-    checkpoints.track(model=again, optimizer=its_optimizer, unfreezing=its_stages)
+    other, other_optimizer, other_stages = unfreezing()
+    checkpoints.track(model=other, optimizer=other_optimizer, unfreezing=other_stages)
     checkpoints.resume()
-    assert its_stages.stage == 1
-    assert trained(again) == trained(model)
+    assert other_stages.stage == 1
+    assert trainable(other) == trainable(model)
     assert torch.equal(
-        its_optimizer.state[again.layers[2].weight]["exp_avg"],
+        other_optimizer.state[other.layers[2].weight]["exp_avg"],
         optimizer.state[model.layers[2].weight]["exp_avg"],
     )

@@ -1,1 +1,1 @@
-"""Files and folders that survive a crash."""
+"""Crash-safe files and folders."""

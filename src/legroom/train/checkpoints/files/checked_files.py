@@ -1,7 +1,6 @@
-"""Files that are on the disk when a call returns, and that are recognised when they are damaged.
+"""Files that are flushed to disk when a call returns, with checksums.
 
-A file is written in pieces by several threads; each piece has its own CRC-32, so that checking it again is as parallel
-as writing.
+Several threads write a file in blocks. Each block has its own CRC-32, so that checking is parallel too.
 """
 
 import mmap
@@ -17,47 +16,48 @@ from legroom.errors import CheckpointError
 from legroom.gpus.machine import processors
 from legroom.units import MiB
 
-PIECE = 16 * MiB
+BLOCK_BYTES = 16 * MiB
 THREADS = min(8, processors())
+ADVICE = "Resume from another checkpoint in that folder."
 S = TypeVar("S")
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """How a file is recognised: its size, and the CRC-32 of its head and of each piece after that."""
+    """The size of a file, and the CRC-32 of its head and of each following block."""
 
     size: int
     head: int
-    """Bytes before the first piece."""
+    """The bytes before the first block."""
     sums: tuple[int, ...]
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @staticmethod
-    def from_json(told: dict[str, Any]) -> "Checksum":
-        return Checksum(int(told["size"]), int(told["head"]), tuple(int(one) for one in told["sums"]))
+    def from_json(data: dict[str, Any]) -> "Checksum":
+        return Checksum(int(data["size"]), int(data["head"]), tuple(int(each) for each in data["sums"]))
 
 
 def write_file(path: Path, head: bytes, views: Sequence[memoryview] = ()) -> Checksum:
-    """`head`, then all of `views`. They are on the disk when this returns."""
-    pieces = _cut(views)
+    """Write `head` and all `views`, and flush them to disk."""
+    blocks = _split(views)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
 
-        def put(numbered: tuple[int, list[memoryview]]) -> int:
-            offset, piece = numbered
+        def write_block(item: tuple[int, list[memoryview]]) -> int:
+            offset, block = item
             checksum = 0
-            for view in piece:
+            for view in block:
                 checksum = zlib.crc32(view, checksum)
                 while view:
                     written = os.pwrite(descriptor, view, offset)
                     offset, view = offset + written, view[written:]
             return checksum
 
-        places = [(len(head) + index * PIECE, piece) for index, piece in enumerate(pieces)]
-        sums = _in_threads(put, [(0, [memoryview(head)]), *places])
+        items = [(len(head) + index * BLOCK_BYTES, block) for index, block in enumerate(blocks)]
+        sums = _in_threads(write_block, [(0, [memoryview(head)]), *items])
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
@@ -65,49 +65,49 @@ def write_file(path: Path, head: bytes, views: Sequence[memoryview] = ()) -> Che
 
 
 def read_file(path: Path, expected: Checksum) -> memoryview:
-    """The file's contents, mapped: read when looked at, private when changed. A damaged file is refused."""
-    contents = _mapped(path)
+    """Memory-map a file (copy-on-write) after checking its checksums. Raises CheckpointError if it is damaged."""
+    contents = _map(path)
     if len(contents) != expected.size:
-        raise _damaged(path, f"it has {len(contents)} bytes of {expected.size}")
+        raise _damaged(path, f"it has {len(contents)} of {expected.size} bytes")
     if _sums(contents, expected.head) != expected.sums:
         raise _damaged(path, "its contents have changed since it was written")
     return contents
 
 
 def checksum_of(path: Path) -> Checksum:
-    """Of a file that something else wrote; it is on the disk when this returns."""
+    """Return the checksum of a file written by other code, and flush it to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    contents = _mapped(path)
+    contents = _map(path)
     return Checksum(len(contents), 0, _sums(contents, 0))
 
 
-def _cut(views: Sequence[memoryview]) -> list[list[memoryview]]:
-    """The views in pieces of `PIECE` bytes, the last one shorter."""
-    pieces: list[list[memoryview]] = []
-    room = 0
+def _split(views: Sequence[memoryview]) -> list[list[memoryview]]:
+    """Split the views into blocks of `BLOCK_BYTES` bytes; the last one may be shorter."""
+    blocks: list[list[memoryview]] = []
+    remaining = 0
     for view in views:
         while view:
-            if room == 0:
-                pieces.append([])
-                room = PIECE
-            pieces[-1].append(view[:room])
-            view, room = view[room:], room - len(pieces[-1][-1])
-    return pieces
+            if remaining == 0:
+                blocks.append([])
+                remaining = BLOCK_BYTES
+            blocks[-1].append(view[:remaining])
+            view, remaining = view[remaining:], remaining - len(blocks[-1][-1])
+    return blocks
 
 
 def _sums(contents: memoryview, head: int) -> tuple[int, ...]:
-    pieces = [
+    blocks = [
         contents[:head],
-        *(contents[start : start + PIECE] for start in range(head, len(contents), PIECE)),
+        *(contents[start : start + BLOCK_BYTES] for start in range(head, len(contents), BLOCK_BYTES)),
     ]
-    return tuple(_in_threads(zlib.crc32, pieces))
+    return tuple(_in_threads(zlib.crc32, blocks))
 
 
-def _mapped(path: Path) -> memoryview:
+def _map(path: Path) -> memoryview:
     try:
         with open(path, "rb") as file:
             if os.fstat(file.fileno()).st_size == 0:
@@ -126,5 +126,5 @@ def _in_threads(work: Callable[[S], T], items: Sequence[S]) -> list[T]:
         return list(pool.map(work, items))
 
 
-def _damaged(path: Path, what: str) -> CheckpointError:
-    return CheckpointError(f"{path} is damaged: {what}. Resume from another checkpoint of that folder")
+def _damaged(path: Path, reason: str) -> CheckpointError:
+    return CheckpointError(f"{path} is damaged: {reason}. {ADVICE}")

@@ -1,10 +1,10 @@
-"""Named tensors in one file of the safetensors format: readable by every tool that knows it.
+"""Named tensors in one file of the safetensors format.
 
-The format is a length, a JSON header and the tensors' bytes. The library of that name writes it with one thread from a
-second copy, and neither waits for the disk nor leaves a checksum; so the bytes are put there by `checked_files`, and
-the tests hold this file and the library against each other.
+The format consists of a length, a JSON header and the bytes of the tensors. The safetensors library writes it in one
+thread from a second copy, without fsync and checksums, so `checked_files` writes the bytes instead. The tests compare this
+module with the library.
 
-Wider types come first, so that every tensor lies aligned and can be used where it was read.
+Wider dtypes come first, so that every tensor is aligned and can be used in the memory-mapped file.
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from legroom.train.checkpoints.files.checked_files import Checksum, read_file, write_file
-from legroom.train.checkpoints.files.host_copies import Slabs, bytes_of, memory_of
+from legroom.train.checkpoints.files.host_buffers import HostBuffers, bytes_of, memory_of
 
 _TYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "C64": torch.complex64,
@@ -28,7 +28,7 @@ _NAMES = {dtype: name for name, dtype in _TYPES.items()}
 
 
 def can_hold(tensor: torch.Tensor) -> bool:
-    """Whether the format has a place for it: dense tensors of plain types."""
+    """Whether the format supports the tensor: dense, with a standard dtype."""
     return type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and (
         tensor.layout is torch.strided and tensor.dtype in _NAMES and not tensor.is_meta
     )
@@ -36,30 +36,30 @@ def can_hold(tensor: torch.Tensor) -> bool:
 
 @dataclass(slots=True)
 class TensorFile:
-    """Tensors on their way into a file."""
+    """Tensors to be written to a file."""
 
     head: bytes
     tensors: list[torch.Tensor]
     size: int
-    slabs: Slabs | None = None
-    """Where they have been copied to, if they have."""
+    buffers: HostBuffers | None = None
+    """The copies of the tensors, if they were copied."""
 
-    def copy(self, slabs: Slabs) -> None:
-        """From here on the tensors may change."""
-        slabs.fill(self.tensors)
-        self.slabs, self.tensors = slabs, []
+    def copy(self, buffers: HostBuffers) -> None:
+        """Copy the tensors, which may change afterwards."""
+        buffers.copy_from(self.tensors)
+        self.buffers, self.tensors = buffers, []
 
     def write(self, path: Path) -> Checksum:
-        if self.slabs is None:
+        if self.buffers is None:
             flat = [bytes_of(tensor) for tensor in self.tensors]
             return write_file(path, self.head, [memory_of(tensor) for tensor in flat])
-        checksum = write_file(path, self.head, self.slabs.filled())
-        self.slabs.done()
+        checksum = write_file(path, self.head, self.buffers.wait())
+        self.buffers.release()
         return checksum
 
 
 def tensor_file(tensors: Mapping[str, torch.Tensor]) -> TensorFile:
-    """A file of these tensors, laid out."""
+    """Return the layout of a file with these tensors."""
     ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
@@ -77,17 +77,17 @@ def tensor_file(tensors: Mapping[str, torch.Tensor]) -> TensorFile:
 
 
 def read_tensors(path: Path, expected: Checksum) -> dict[str, torch.Tensor]:
-    """The tensors of a file that `TensorFile` wrote, lying in the mapped file; a damaged one is refused."""
+    """Return the tensors of a file that `TensorFile` wrote, in mapped memory. Raises CheckpointError if it is damaged."""
     contents = read_file(path, expected)
     header = json.loads(bytes(contents[8 : expected.head]))
     return _tensors(header, torch.frombuffer(contents, dtype=torch.uint8)[expected.head :])
 
 
 def _tensors(header: dict[str, Any], data: torch.Tensor) -> dict[str, torch.Tensor]:
-    found = {}
-    for name, told in header.items():
+    tensors = {}
+    for name, entry in header.items():
         if name != "__metadata__":
-            start, stop = told["data_offsets"]
-            dtype = _TYPES[told["dtype"]]
-            found[name] = data[start:stop].view(dtype).reshape(told["shape"])
-    return found
+            start, stop = entry["data_offsets"]
+            dtype = _TYPES[entry["dtype"]]
+            tensors[name] = data[start:stop].view(dtype).reshape(entry["shape"])
+    return tensors

@@ -1,8 +1,7 @@
-"""Folders that are there as a whole or not at all.
+"""Folders that are created atomically.
 
-A folder is filled under a hidden name and gets its own name by one rename, after everything in it has reached the disk:
-whoever looks for it finds all of it or nothing. What a killed process left under a hidden name is recognised by its
-lock, which the kernel has released.
+A folder is filled under a hidden name and renamed after its contents are flushed to disk, so it is either complete or
+absent. Hidden folders of killed processes are recognized by their lock, which the kernel has released.
 """
 
 import contextlib
@@ -18,7 +17,7 @@ from legroom.units import format_size
 
 try:
     import fcntl
-except ImportError:  # Windows: what a killed process left there stays until it is removed by hand
+except ImportError:  # Windows: hidden folders of killed processes must be removed manually
     fcntl = None  # type: ignore[assignment]
 
 _HIDDEN = ".unfinished-"
@@ -26,7 +25,7 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class UnfinishedFolder:
-    """A folder that nobody finds until `finish(name)` has given it its name."""
+    """A hidden folder until `finish(name)` renames it."""
 
     def __init__(self, parent: Path) -> None:
         parent.mkdir(parents=True, exist_ok=True)
@@ -35,7 +34,7 @@ class UnfinishedFolder:
         self._lock: int | None = _lock(self.path)
 
     def finish(self, name: str) -> Path:
-        """Give it its name. What is in it must have been written by `write_file`."""
+        """Rename the folder. Its contents must have been written by `write_file`."""
         sync_folder(self.path)
         final = self._parent / name
         os.rename(self.path, final)
@@ -54,14 +53,14 @@ class UnfinishedFolder:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder so that a half-removed one is never found under its name."""
+    """Remove a folder atomically, by renaming it first."""
     hidden = _hidden_folder(path.parent)
     os.rename(path, hidden / path.name)
     shutil.rmtree(hidden, ignore_errors=True)
 
 
 def remove_leftovers(parent: Path) -> None:
-    """Remove what killed processes left unfinished. Folders that a living process fills are locked, and stay."""
+    """Remove hidden folders of killed processes. Folders that a running process is filling are locked, and stay."""
     for path in parent.glob(f"{_HIDDEN}*"):
         with contextlib.suppress(OSError):
             lock = _lock(path)
@@ -71,33 +70,33 @@ def remove_leftovers(parent: Path) -> None:
 
 
 @contextlib.contextmanager
-def saying_what_failed(folder: Path, needed: int) -> Iterator[None]:
-    """An error of the disk as one sentence, with what a person can do."""
+def disk_errors(folder: Path, needed: int) -> Iterator[None]:
+    """Convert disk errors to a CheckpointError with advice."""
     try:
         yield
     except OSError as error:
         if error.errno in _NO_SPACE:
             raise CheckpointError(_no_space(folder, needed, error)) from None
         raise CheckpointError(
-            f"the checkpoint could not be written to {folder}: {error.strerror or error}. "
-            "The checkpoints before it are untouched"
+            f"The checkpoint could not be written to {folder}: {error.strerror or error}. "
+            "Existing checkpoints are not affected."
         ) from None
 
 
 def _no_space(folder: Path, needed: int, error: OSError) -> str:
     try:
-        free = f" and {format_size(shutil.disk_usage(folder).free)} are free"
+        free = f", and {format_size(shutil.disk_usage(folder).free)} are free"
     except OSError:
         free = ""
     return (
-        f"there is no room for the checkpoint in {folder} ({error.strerror}): it takes {format_size(needed)}{free}. "
-        "The checkpoints before it are untouched; free some space, or keep fewer with keep="
+        f"The checkpoint does not fit on the disk of {folder} ({error.strerror}): it needs {format_size(needed)}{free}. "
+        "Existing checkpoints are not affected. Free disk space, or keep fewer checkpoints with keep=."
     )
 
 
 def sync_folder(path: Path) -> None:
-    """Names in a folder are data too: a rename that has not reached the disk is lost with the power."""
-    if os.name == "nt":  # folders cannot be opened there
+    """Flush the names in a folder to disk. Otherwise a power failure could undo a rename."""
+    if os.name == "nt":  # Windows cannot open folders
         return
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -107,7 +106,7 @@ def sync_folder(path: Path) -> None:
 
 
 def _lock(path: Path) -> int | None:
-    """A lock on a folder that the kernel releases when the process ends; None if another holds it."""
+    """Lock a folder until the process ends. Returns None if another process has the lock."""
     if fcntl is None:
         return None
     descriptor = os.open(path, os.O_RDONLY)

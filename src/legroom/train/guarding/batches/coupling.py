@@ -1,8 +1,8 @@
-"""Does a row's loss depend on the other rows? Then a split changes the gradients, and a person must know.
+"""Detects samples that depend on each other. A split changes their gradients, so the user gets a warning.
 
-Two signs. Batch normalisation in training mode normalises each row by the statistics of its batch. And a loss may compare
-rows (in-batch negatives), or reduce over the batch in a way of its own: two rows together then have a loss that is neither
-the mean nor the sum of theirs alone. That is tried once, on two rows, without gradients, when a batch is first split.
+There are two cases. Batch normalization in training mode normalizes each sample with the statistics of its batch. And a loss
+may compare samples (in-batch negatives) or use another reduction: then the loss of two samples is neither the mean nor the
+sum of their individual losses. Guard tests this once, at the first split, on two samples without gradients.
 """
 
 import contextlib
@@ -16,109 +16,110 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from legroom.findings import Finding
-from legroom.train.guarding.batches.splitting import Batch
-from legroom.train.guarding.batches.weighting import Reduction, Weight, count
-from legroom.train.guarding.passes import checked_value
-from legroom.train.guarding.recovery import read_failure
+from legroom.train.guarding.batches.splitting import BatchArguments
+from legroom.train.guarding.batches.weighting import Reduction, Weight, count_weight
+from legroom.train.guarding.passes import checked_scalar
+from legroom.train.guarding.recovery import classify_failure
 
-EXACTLY, ROUGHLY = 1e-4, 2e-2
-"""How far losses may lie apart, relative to their size: in single precision, and in half."""
+SINGLE_PRECISION_TOLERANCE, HALF_PRECISION_TOLERANCE = 1e-4, 2e-2
+"""The maximum relative difference of equal losses."""
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What two rows said. `reduction` is None where neither fits, or where it could not be tried."""
+class ReductionProbe:
+    """The reduction found with two samples. None if neither matches, or if the test was not possible."""
 
     reduction: Reduction | None
     losses: tuple[float, float, float] | None = None
-    """Of both rows together, and of each alone."""
+    """The loss of both samples together, of the first, and of the second."""
 
 
-def normalising_by_batch(model: nn.Module) -> list[str]:
-    """The names of the layers that normalise by the batch's own statistics now."""
+def batch_norm_layers(model: nn.Module) -> list[str]:
+    """Return the names of the layers that normalize with the statistics of the current batch."""
     return [
         name for name, module in model.named_modules() if isinstance(module, _BatchNorm) and module.training
     ]
 
 
-def probe(
+def probe_reduction(
     model: nn.Module,
     loss_fn: Callable[..., Any],
-    batch: Batch,
+    batch: BatchArguments,
     weight: Weight | None,
     autocast: Callable[[], contextlib.AbstractContextManager[Any]],
-) -> Verdict:
-    """How the loss of two rows follows from theirs alone. The caller puts random state and buffers back."""
-    if batch.rows < 2:
-        return Verdict(None)
+) -> ReductionProbe:
+    """Determine the reduction of the loss from two samples. The caller restores random state and buffers."""
+    if batch.batch_size < 2:
+        return ReductionProbe(None)
     losses = []
     try:
-        with evaluating(model), torch.no_grad(), autocast():
+        with eval_mode(model), torch.no_grad(), autocast():
             for start, stop in ((0, 2), (0, 1), (1, 2)):
-                arguments, named = batch.piece(start, stop)
-                losses.append(checked_value(loss_fn(*arguments, **named)))
+                arguments, named = batch.slice(start, stop)
+                losses.append(checked_scalar(loss_fn(*arguments, **named)))
         together, first, second = (float(loss) for loss in losses)
-    except Exception as error:  # it may not like one row, or not have the memory: then nothing is known
-        read_failure(error)
-        return Verdict(None)
-    said = (together, first, second)
-    if not all(math.isfinite(value) for value in said):
-        return Verdict(None)
+    except Exception as error:  # the function may reject a single sample, or run out of memory
+        classify_failure(error)
+        return ReductionProbe(None)
+    measured = (together, first, second)
+    if not all(math.isfinite(value) for value in measured):
+        return ReductionProbe(None)
     half = (
         any(loss.dtype in (torch.bfloat16, torch.float16) for loss in losses) or torch.is_autocast_enabled()
     )
-    tolerance = ROUGHLY if half else EXACTLY
+    tolerance = HALF_PRECISION_TOLERANCE if half else SINGLE_PRECISION_TOLERANCE
     if weight is not None:
-        counts = count(weight, batch, 0, 1), count(weight, batch, 1, 2)
+        counts = count_weight(weight, batch, 0, 1), count_weight(weight, batch, 1, 2)
         if not sum(counts):
-            return Verdict(None)
+            return ReductionProbe(None)
         expected = (first * counts[0] + second * counts[1]) / sum(counts)
-        return Verdict("mean" if _near(together, expected, tolerance) else None, said)
-    if _near(together, (first + second) / 2, tolerance):
-        return Verdict("mean", said)
-    if _near(together, first + second, tolerance):
-        return Verdict("sum", said)
-    return Verdict(None, said)
+        return ReductionProbe("mean" if _is_close(together, expected, tolerance) else None, measured)
+    if _is_close(together, (first + second) / 2, tolerance):
+        return ReductionProbe("mean", measured)
+    if _is_close(together, first + second, tolerance):
+        return ReductionProbe("sum", measured)
+    return ReductionProbe(None, measured)
 
 
-def _near(one: float, other: float, tolerance: float) -> bool:
+def _is_close(one: float, other: float, tolerance: float) -> bool:
     return abs(one - other) <= tolerance * max(abs(one), abs(other), 1e-6)
 
 
 @contextlib.contextmanager
-def evaluating(model: nn.Module, *, except_for: tuple[type[nn.Module], ...] = ()) -> Iterator[None]:
-    """The model in evaluation mode (no dropout), but for modules of these types; afterwards as it was."""
-    were = [(module, module.training) for module in model.modules()]
+def eval_mode(model: nn.Module, *, except_for: tuple[type[nn.Module], ...] = ()) -> Iterator[None]:
+    """Set the model to evaluation mode (no dropout), except modules of these types. Restores the mode afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
     try:
-        for module, _ in were:
+        for module, _ in modes:
             if not isinstance(module, except_for):
                 module.training = False
         yield
     finally:
-        for module, training in were:
+        for module, training in modes:
             module.training = training
 
 
-def normalisation_finding(names: list[str], split: str) -> Finding:
+def batch_norm_finding(names: list[str], micro_batches: int) -> Finding:
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return Finding(
         code="LG611",
-        message=f"The batch is split {split}, and batch normalisation ({shown}) now sees the micro-batch: "
-        "gradients are not exactly the whole batch's.",
-        fix="Say which way you want: Guard(..., coupling='per-chunk') keeps that, 'sync' also gives the running statistics "
-        "of the whole batch, 'whole' never splits and moves activations to host memory instead.",
+        message=f"The batch is split into {micro_batches} micro-batches, and batch normalization ({shown}) uses the statistics of "
+        "each micro-batch. The gradients are not exactly those of the whole batch.",
+        fix="Choose the behavior with Guard(..., coupling=...): 'ignore' accepts this, 'sync' updates the running statistics as "
+        "for the whole batch, 'no-split' never splits and moves activations to host memory instead.",
         evidence={"layers": names},
     )
 
 
-def loss_finding(verdict: Verdict, split: str) -> Finding:
-    assert verdict.losses is not None
-    together, first, second = verdict.losses
+def coupled_loss_finding(probe: ReductionProbe, micro_batches: int) -> Finding:
+    assert probe.losses is not None
+    together, first, second = probe.losses
     return Finding(
         code="LG612",
-        message=f"The batch is split {split}, but the loss does not add up over rows: two rows have {together:.6g} together, "
-        f"{first:.6g} and {second:.6g} alone. Gradients are not the whole batch's.",
-        fix="If the loss is a mean over something else than rows, such as tokens, count it: Guard(..., weight=lambda x, y: "
-        "(y != -100).sum()). If it compares rows with each other, use coupling='whole', which does not split.",
+        message=f"The batch is split into {micro_batches} micro-batches, but the loss is neither a mean nor a sum over samples: it is "
+        f"{together:.6g} for two samples together, {first:.6g} and {second:.6g} for each alone. The gradients are not those of "
+        "the whole batch.",
+        fix="If the loss is a mean over other elements, such as tokens, pass a function that counts them: Guard(..., "
+        "weight=lambda x, y: (y != -100).sum()). If it compares samples with each other, pass coupling='no-split'.",
         evidence={"together": together, "alone": [first, second]},
     )

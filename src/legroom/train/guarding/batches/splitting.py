@@ -1,9 +1,9 @@
-"""A batch cut along its rows, and results of the pieces put together again.
+"""Splits a batch along its batch dimension, and concatenates the results of micro-batches.
 
-A batch is whatever a training function takes: tensors, and tuples, lists, dicts, dataclasses and mappings of them (a
-`BatchEncoding`), nested as deep as they are. Which parts have rows is decided by size: the number of rows is what most
-tensors agree on, and whatever has that many along `batch_dim` (a tensor), or that many items (a list without such tensors),
-is cut. The rest, a mask for all rows, a temperature, passes through to every piece.
+A batch consists of the arguments of a training function: tensors, and tuples, lists, dicts, dataclasses and mappings of
+them (such as a `BatchEncoding`), also nested. The batch size is the most frequent size of the tensors in `batch_dim`. A
+tensor with that size, or a list with that many items and without such tensors, is split. Everything else, such as a mask
+for all samples or a temperature, is passed unsplit to every micro-batch.
 """
 
 import copy
@@ -18,77 +18,81 @@ from legroom.errors import UsageError
 
 
 @dataclasses.dataclass(slots=True)
-class Batch:
-    """The arguments of a training function."""
+class BatchArguments:
+    """The arguments of a training function, which can be split into micro-batches."""
 
     arguments: tuple[Any, ...]
     named: dict[str, Any]
     batch_dim: int = 0
-    whole: frozenset[int | str] = frozenset()
-    """Arguments that are never cut, by position or name, though their size looks like rows."""
-    rows: int = dataclasses.field(init=False)
-    _of_samples: bool = dataclasses.field(init=False)
-    """Whether lists with one item per row make up the batch."""
+    unsplit: frozenset[int | str] = frozenset()
+    """Arguments that are never split, by position or name, even if their size equals the batch size."""
+    batch_size: int = dataclasses.field(init=False)
+    _has_lists_of_samples: bool = dataclasses.field(init=False)
+    """Whether the batch consists of lists with one item per sample."""
 
     def __post_init__(self) -> None:
-        values = [value for key, value in self._parts() if key not in self.whole]
+        values = [value for key, value in self._parts() if key not in self.unsplit]
         lengths = [length for value in values for length in _lists_of_samples(value)]
-        self._of_samples = bool(lengths)
-        self.rows = lengths[0] if lengths else _rows(values, self.batch_dim)
+        self._has_lists_of_samples = bool(lengths)
+        self.batch_size = lengths[0] if lengths else _batch_size(values, self.batch_dim)
 
-    def piece(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with rows `start` to `stop` alone. Tensors are views: nothing is copied."""
-        if start == 0 and stop == self.rows:
+    def slice(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments with samples `start` to `stop`. Tensors are views, nothing is copied."""
+        if start == 0 and stop == self.batch_size:
             return self.arguments, self.named
-        cut = {
-            key: value if key in self.whole else self._cut(value, start, stop) for key, value in self._parts()
+        sliced = {
+            key: value if key in self.unsplit else self._slice(value, start, stop)
+            for key, value in self._parts()
         }
-        return tuple(cut[index] for index in range(len(self.arguments))), {
-            name: cut[name] for name in self.named
+        return tuple(sliced[index] for index in range(len(self.arguments))), {
+            name: sliced[name] for name in self.named
         }
 
-    def _cut(self, value: Any, start: int, stop: int) -> Any:
+    def _slice(self, value: Any, start: int, stop: int) -> Any:
         if isinstance(value, torch.Tensor):
-            return value.narrow(self.batch_dim, start, stop - start) if self._has_rows(value) else value
+            return value.narrow(self.batch_dim, start, stop - start) if self._has_batch_dim(value) else value
         if (
             isinstance(value, list | tuple)
-            and len(value) == self.rows
+            and len(value) == self.batch_size
             and not _is_named_tuple(value)
-            and (self._of_samples or not any(self._has_rows(tensor) for tensor in _tensors(value)))
+            and (
+                self._has_lists_of_samples
+                or not any(self._has_batch_dim(tensor) for tensor in _tensors(value))
+            )
         ):
             return type(value)(value[start:stop])
-        return _rebuilt(value, lambda item: self._cut(item, start, stop))
+        return _map_children(value, lambda item: self._slice(item, start, stop))
 
-    def _has_rows(self, tensor: torch.Tensor) -> bool:
-        return tensor.dim() > self.batch_dim and tensor.shape[self.batch_dim] == self.rows
+    def _has_batch_dim(self, tensor: torch.Tensor) -> bool:
+        return tensor.dim() > self.batch_dim and tensor.shape[self.batch_dim] == self.batch_size
 
     def _parts(self) -> Iterator[tuple[int | str, Any]]:
         yield from enumerate(self.arguments)
         yield from self.named.items()
 
 
-def _rows(values: Sequence[Any], batch_dim: int) -> int:
+def _batch_size(values: Sequence[Any], batch_dim: int) -> int:
     counts: Counter[int] = Counter()
     for tensor in _tensors(values):
         if tensor.is_nested or tensor.layout != torch.strided:
             raise UsageError(
-                "the batch holds a nested or sparse tensor, whose rows cannot be cut: pass padded or dense tensors"
+                "The batch contains a nested or sparse tensor, which cannot be split. Pass padded or dense tensors."
             )
         if tensor.dim() > batch_dim:
             counts[tensor.shape[batch_dim]] += 1
     if not counts:
         raise UsageError(
-            f"nothing in the batch can be split: no tensor among the arguments has a dimension {batch_dim}. "
-            "Pass the batch's tensors as arguments, after the function"
+            f"The batch cannot be split, because no tensor among the arguments has a dimension {batch_dim}. "
+            "Pass the tensors of the batch as arguments after the function."
         )
-    rows = max(counts, key=lambda size: counts[size])
-    if rows == 0:
-        raise UsageError("the batch is empty: its tensors have 0 rows")
-    return rows
+    batch_size = max(counts, key=lambda size: counts[size])
+    if batch_size == 0:
+        raise UsageError("The batch is empty: its tensors have 0 samples.")
+    return batch_size
 
 
 def _lists_of_samples(value: Any) -> Iterator[int]:
-    """Lists with one dict per sample, as detection models take: their length is the number of rows."""
+    """Yield the lengths of lists with one dict per sample, as detection models expect."""
     if isinstance(value, list | tuple) and not _is_named_tuple(value):
         if value and all(isinstance(item, Mapping) for item in value):
             yield len(value)
@@ -100,10 +104,11 @@ def _lists_of_samples(value: Any) -> Iterator[int]:
             yield from _lists_of_samples(item)
 
 
-def joined(results: Sequence[Any], sizes: Sequence[int], batch_dim: int = 0) -> Any:
-    """What a function gave for pieces of `sizes` rows, as it would have given for all rows.
+def concatenate_results(results: Sequence[Any], sizes: Sequence[int], batch_dim: int = 0) -> Any:
+    """Combine the results for micro-batches of `sizes` samples into the result for the whole batch.
 
-    Tensors with rows are concatenated, lists with one item per row are chained, single numbers become the mean over rows.
+    Tensors with a batch dimension are concatenated, lists with one item per sample are chained, and single numbers are
+    averaged over the samples.
     """
     first = results[0]
     if len(results) == 1 or first is None:
@@ -117,14 +122,14 @@ def joined(results: Sequence[Any], sizes: Sequence[int], batch_dim: int = 0) -> 
         ):
             return torch.cat(list(results), dim=batch_dim)
         raise UsageError(
-            f"results of {sizes[0]} rows have shape {tuple(first.shape)}: dimension {batch_dim} is not the rows, so they "
-            "cannot be put together. Return a tensor with one entry per row, or a single number"
+            f"The result for {sizes[0]} samples has shape {tuple(first.shape)}. Dimension {batch_dim} is not the batch "
+            "dimension, so results cannot be concatenated. Return one entry per sample, or a single number."
         )
     if isinstance(first, bool | str | bytes):
         if all(result == first for result in results):
             return first
         raise UsageError(
-            f"the pieces of the batch gave different {type(first).__name__} values: return tensors or numbers"
+            f"The micro-batches returned different {type(first).__name__} values. Return tensors or numbers."
         )
     if isinstance(first, int | float):
         return _mean(results, sizes)
@@ -134,25 +139,27 @@ def joined(results: Sequence[Any], sizes: Sequence[int], batch_dim: int = 0) -> 
         return [item for result in results for item in result]
     if not _is_container(first):
         raise UsageError(
-            f"results of type {type(first).__name__} cannot be put together: return tensors, numbers, or containers of them"
+            f"Results of type {type(first).__name__} cannot be combined. Return tensors, numbers, or containers of them."
         )
     streams = [iter(_children(result)) for result in results]
-    return _rebuilt(first, lambda _item: joined([next(stream) for stream in streams], sizes, batch_dim))
+    return _map_children(
+        first, lambda _item: concatenate_results([next(stream) for stream in streams], sizes, batch_dim)
+    )
 
 
 def _mean(results: Sequence[Any], sizes: Sequence[int]) -> Any:
-    rows = sum(sizes)
-    return sum(result * (size / rows) for result, size in zip(results, sizes, strict=True))
+    batch_size = sum(sizes)
+    return sum(result * (size / batch_size) for result, size in zip(results, sizes, strict=True))
 
 
-def moved(value: Any, device: torch.device, *, non_blocking: bool = False) -> Any:
-    """`value` with its tensors on `device`."""
+def to_device(value: Any, device: torch.device, *, non_blocking: bool = False) -> Any:
+    """Return `value` with its tensors on `device`."""
     if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=non_blocking)
-    return _rebuilt(value, lambda item: moved(item, device, non_blocking=non_blocking))
+    return _map_children(value, lambda item: to_device(item, device, non_blocking=non_blocking))
 
 
-# --- walking containers: one place knows how each kind is taken apart and made again
+# --- traversal of containers
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -184,26 +191,26 @@ def _children(value: Any) -> Iterator[Any]:
         yield from (getattr(value, field.name) for field in dataclasses.fields(value))
 
 
-def _rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A container of the same kind with each child changed; anything else as it is."""
+def _map_children(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a container of the same type with `change` applied to each child. Other values are returned unchanged."""
     if isinstance(value, Mapping):
         items = {name: change(item) for name, item in value.items()}
         if type(value) is dict:
             return items
-        made: Any = copy.copy(value)
+        result: Any = copy.copy(value)
         try:
-            for name, item in items.items():  # not update(): some, a model's outputs, refuse it
-                made[name] = item
+            for name, item in items.items():  # transformers' ModelOutput rejects update()
+                result[name] = item
         except (AttributeError, TypeError):
             return items
-        return made
+        return result
     if _is_named_tuple(value):
         return type(value)(*(change(item) for item in value))
     if isinstance(value, list | tuple):
         return type(value)(change(item) for item in value)
     if _is_dataclass(value):
-        made = copy.copy(value)
+        result = copy.copy(value)
         for field in dataclasses.fields(value):
-            object.__setattr__(made, field.name, change(getattr(value, field.name)))
-        return made
+            object.__setattr__(result, field.name, change(getattr(value, field.name)))
+        return result
     return value

@@ -1,7 +1,8 @@
-"""What each piece of a batch weighs, so that the pieces' losses and gradients add up to the whole batch's.
+"""The loss weight of each micro-batch, with which losses and gradients add up to those of the whole batch.
 
-A mean over rows: rows of the piece over rows of the batch. A sum: 1. A mean over something else, tokens that are not padding,
-say: `weight(*batch)` counts it, and a piece weighs its count over the whole batch's.
+For a mean over samples, the weight is the micro-batch size divided by the batch size. For a sum, it is 1. For a mean over
+other elements, such as non-padding tokens, `weight(*batch)` counts them, and the weight is the count of the micro-batch
+divided by the count of the batch.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,48 +12,48 @@ from typing import Any, Literal
 import torch
 
 from legroom.errors import UsageError
-from legroom.train.guarding.batches.splitting import Batch
+from legroom.train.guarding.batches.splitting import BatchArguments
 
 Reduction = Literal["mean", "sum"]
 Weight = Callable[..., Any]
 
 
-def weights(
-    batch: Batch,
+def loss_weights(
+    batch: BatchArguments,
     sizes: Sequence[int],
     reduction: Reduction,
     weight: Weight | None,
     total: float | None = None,
 ) -> list[float]:
-    """One factor per piece of `sizes` rows. `total`: what the weights are shares of, where other ranks have a part."""
+    """Return one factor per micro-batch of `sizes` samples. `total`: the denominator, if other ranks contribute to it."""
     if weight is not None:
-        counts = [count(weight, batch, start, stop) for start, stop in spans(sizes)]
+        counts = [count_weight(weight, batch, start, stop) for start, stop in spans(sizes)]
         total = sum(counts) if total is None else total
         return [each / total if total else 1.0 for each in counts]
     if reduction == "sum":
         return [1.0] * len(sizes)
-    return [size / (batch.rows if total is None else total) for size in sizes]
+    return [size / (batch.batch_size if total is None else total) for size in sizes]
 
 
-def count(weight: Weight, batch: Batch, start: int, stop: int) -> float:
-    """What `weight` says of these rows."""
-    arguments, named = batch.piece(start, stop)
+def count_weight(weight: Weight, batch: BatchArguments, start: int, stop: int) -> float:
+    """Return the result of `weight` for samples `start` to `stop`."""
+    arguments, named = batch.slice(start, stop)
     with torch.no_grad():
-        counted = weight(*arguments, **named)
-    if isinstance(counted, torch.Tensor):
-        if counted.numel() != 1:
+        result = weight(*arguments, **named)
+    if isinstance(result, torch.Tensor):
+        if result.numel() != 1:
             raise UsageError(
-                f"weight= gave a tensor of shape {tuple(counted.shape)}: it must give one number, such as the count of tokens"
+                f"weight= returned a tensor of shape {tuple(result.shape)}. It must return one number, such as the number of tokens."
             )
-        counted = counted.item()
+        result = result.item()
     try:
-        return float(counted)
+        return float(result)
     except (TypeError, ValueError):
         raise UsageError(
-            f"weight= gave a {type(counted).__name__}: it must give one number, such as the count of tokens"
+            f"weight= returned a {type(result).__name__}. It must return one number, such as the number of tokens."
         ) from None
 
 
 def spans(sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """(start, stop) of pieces of `sizes` rows, one after the other."""
+    """Return (start, stop) of consecutive micro-batches of `sizes` samples."""
     return list(pairwise(accumulate(sizes, initial=0)))

@@ -1,1 +1,1 @@
-"""The state that a step changes, and how it is restored."""
+"""Saves and restores the state that a step changes."""

@@ -1,4 +1,4 @@
-"""Copies of tensors on their own device, made in place by a few multi-tensor kernels, so that taking them at every step is cheap."""
+"""Copies of tensors on their own device, made with a few multi-tensor kernels. Saving them at every step is cheap."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -8,10 +8,10 @@ import torch
 Group = tuple[list[torch.Tensor], list[torch.Tensor]]
 
 
-class Copies:
-    """One copy of each of some tensors: `take()` makes it, `restore()` writes it back, as often as wanted.
+class TensorCopies:
+    """A copy of each tensor in a list. `save()` makes the copies, `restore()` writes them back, any number of times.
 
-    As long as the tensors are the same, the memory of the copies is used again.
+    The memory of the copies is reused as long as the tensors are the same.
     """
 
     def __init__(self) -> None:
@@ -19,10 +19,8 @@ class Copies:
         self._groups: list[Group] = []
 
     @torch.no_grad()
-    def take(self, tensors: Sequence[torch.Tensor]) -> None:
-        tensors = [
-            getattr(tensor, "_local_tensor", tensor) for tensor in tensors
-        ]  # of a sharded one, its shard
+    def save(self, tensors: Sequence[torch.Tensor]) -> None:
+        tensors = [getattr(tensor, "_local_tensor", tensor) for tensor in tensors]  # the shards of DTensors
         if len(tensors) != len(self._originals) or any(
             now is not before for now, before in zip(tensors, self._originals, strict=True)
         ):
@@ -39,7 +37,7 @@ class Copies:
 
 
 def _grouped(tensors: Sequence[torch.Tensor]) -> list[Group]:
-    """Multi-tensor kernels take one device and one type at a time."""
+    """Group by device and dtype, as multi-tensor kernels require."""
     groups: dict[tuple[torch.device, torch.dtype], Group] = defaultdict(lambda: ([], []))
     for tensor in tensors:
         if tensor.numel():

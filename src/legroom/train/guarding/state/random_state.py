@@ -1,8 +1,8 @@
-"""The random generators a training step draws from: torch's on the host and on the device, Python's, NumPy's.
+"""The states of the global random generators: torch's on the CPU and on the device, Python's and NumPy's.
 
-Reading them waits for nothing: a CUDA generator's state is a seed and a count that the host keeps. NumPy's takes longest to
-read, some hundred microseconds, so it can be left out. Generators that a program makes for itself
-(`torch.Generator()`) are not known here.
+Reading them does not synchronize, because a CUDA generator's state is a seed and an offset on the host. NumPy's state is the
+slowest to read (about a hundred microseconds), so it is optional. Generators that a program creates itself
+(`torch.Generator()`) are not included.
 """
 
 import random
@@ -13,7 +13,7 @@ import torch
 
 
 class RandomState:
-    """The state of all of them at one moment."""
+    """A snapshot of all generators."""
 
     __slots__ = ("_device", "_device_state", "_host", "_numpy", "_python")
 
@@ -32,8 +32,8 @@ class RandomState:
         if self._numpy is not None:
             sys.modules["numpy"].random.set_state(self._numpy)
 
-    def numpy_has_drawn(self) -> bool:
-        """Whether NumPy's generator is elsewhere by now."""
+    def numpy_state_changed(self) -> bool:
+        """Whether NumPy's generator has drawn numbers since the snapshot."""
         now = _numpy_state()
         if now is None or self._numpy is None:
             return now is not self._numpy

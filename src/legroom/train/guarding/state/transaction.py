@@ -1,14 +1,14 @@
-"""What a forward and backward pass changes, and how it is put back when memory ran out in the middle.
+"""Restores what a forward and backward pass changes, if memory runs out in the middle.
 
-    before = Transaction(model, parameters, device)
-    before.begin()              # gradients that were there step aside
-    ...                         # passes over micro-batches; before.mark() between them
-    before.commit()             # gradients that were there are added
-    before.roll_back()          # or: everything as at begin()
-    before.back_to_mark()       # or: everything as at the last mark(), finished micro-batches' gradients kept
+    transaction = Transaction(model, parameters, device)
+    transaction.begin()                   # sets existing gradients aside
+    ...                                   # passes over micro-batches, with transaction.savepoint() between them
+    transaction.commit()                  # adds the existing gradients
+    transaction.rollback()                # or: restores the state at begin()
+    transaction.rollback_to_savepoint()   # or: restores the state at the last savepoint, with the gradients so far
 
-Put back are the random generators, the buffers and the gradients. Gradients from earlier passes are kept out of the way
-rather than copied: added to in place, they could not be told from the failed pass's any more.
+Restores the random generators, the buffers and the gradients. Gradients from earlier passes are set aside rather than copied:
+once added to in place, they could not be separated from those of the failed pass.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -18,26 +18,26 @@ import torch
 from torch import nn
 
 from legroom.diagnose.oom.recognize import is_oom
-from legroom.train.guarding.recovery import empty_cache, release
-from legroom.train.guarding.state.buffers import Buffers
+from legroom.train.guarding.recovery import empty_cache, release_memory
+from legroom.train.guarding.state.copies import TensorCopies
 from legroom.train.guarding.state.random_state import RandomState
 
 T = TypeVar("T")
 
 
 class Transaction:
-    """One for the whole run: what it keeps is made once and used again."""
+    """One instance for the whole run; the memory of its copies is reused."""
 
     def __init__(
         self, model: nn.Module, parameters: Callable[[], Iterable[nn.Parameter]], device: torch.device
     ) -> None:
         self._parameters = parameters
         self._device = device
-        self._at_begin = Buffers(model)
-        self._at_mark = Buffers(model)
+        self._buffers_at_begin = _BufferCopies(model)
+        self._buffers_at_savepoint = _BufferCopies(model)
         self._random: RandomState | None = None
-        self._random_at_mark: RandomState | None = None
-        self._trained: list[nn.Parameter] = []
+        self._random_at_savepoint: RandomState | None = None
+        self._trainable: list[nn.Parameter] = []
         self._earlier: list[tuple[nn.Parameter, torch.Tensor]] = []
         self._versions: list[int] = []
         self._allocated: int | None = None
@@ -45,87 +45,87 @@ class Transaction:
     def begin(self) -> None:
         self._allocated = _allocated(self._device)
         self._random = RandomState(self._device)
-        with_room(self._at_begin.take)
-        self._trained = [parameter for parameter in self._parameters() if parameter.requires_grad]
-        earlier = [(parameter, parameter.grad) for parameter in self._trained]
+        retry_after_release(self._buffers_at_begin.save)
+        self._trainable = [parameter for parameter in self._parameters() if parameter.requires_grad]
+        earlier = [(parameter, parameter.grad) for parameter in self._trainable]
         self._earlier = [(parameter, gradient) for parameter, gradient in earlier if gradient is not None]
         if any(gradient._base is not None for _, gradient in self._earlier):
-            # Views of a bucket that the next pass overwrites.
-            self._earlier = with_room(
+            # Gradients that are views of a bucket: the next pass overwrites them.
+            self._earlier = retry_after_release(
                 lambda: [(owner, gradient.clone()) for owner, gradient in self._earlier]
             )
         for parameter, _ in self._earlier:
             parameter.grad = None
-        self._random_at_mark = None
+        self._random_at_savepoint = None
 
     def commit(self) -> None:
-        """The pass is done: gradients from earlier ones are added to its own."""
-        self._merge()
-        self._trained = []
-        self._random = self._random_at_mark = None
+        """Finish the passes, and add the gradients from earlier ones."""
+        self._add_earlier()
+        self._trainable = []
+        self._random = self._random_at_savepoint = None
 
-    def roll_back(self) -> None:
-        """As at `begin()`, but for the earlier gradients, which stay aside for the next attempt."""
+    def rollback(self) -> None:
+        """Restore the state at `begin()`. Earlier gradients stay set aside for the next attempt."""
         assert self._random is not None
-        for parameter in self._trained:
+        for parameter in self._trainable:
             parameter.grad = None
         torch.clear_autocast_cache()
         empty_cache()
-        self._at_begin.restore()
+        self._buffers_at_begin.restore()
         self._random.restore()
-        self._random_at_mark = None
+        self._random_at_savepoint = None
 
     def release(self) -> None:
-        """The failed attempt's memory goes back to the device, that of tensors in reference cycles too."""
+        """Release the memory of the failed attempt to the device, including tensors in reference cycles."""
         torch.clear_autocast_cache()
         now = _allocated(self._device)
         if now is None or self._allocated is None or now > self._allocated + self._gradient_bytes():
-            release()  # searching for cycles takes long, so only where something is left
+            release_memory()  # garbage collection is slow, so only if tensors of the attempt are still alive
         else:
             empty_cache()
 
     # --- between micro-batches
 
-    def mark(self) -> None:
-        """The micro-batches so far are finished: a failure in the next need not cost them."""
-        self._random_at_mark = RandomState(self._device, with_numpy=False)
-        with_room(self._at_mark.take)
+    def savepoint(self) -> None:
+        """Save the state after finished micro-batches, so that a failure in the next one does not discard them."""
+        self._random_at_savepoint = RandomState(self._device, with_numpy=False)
+        retry_after_release(self._buffers_at_savepoint.save)
         self._versions = self._gradient_versions()
 
-    def can_go_back_to_mark(self) -> bool:
-        """Whether there is one, no gradient was touched since (by a sample of them), and NumPy, whose generator marks leave
-        out, has drawn nothing."""
+    def can_rollback_to_savepoint(self) -> bool:
+        """Whether there is a savepoint, and neither gradients (a sample of them) nor NumPy's generator changed since.
+
+        Savepoints do not include NumPy's generator.
+        """
         assert self._random is not None
         return (
-            self._random_at_mark is not None
+            self._random_at_savepoint is not None
             and self._versions == self._gradient_versions()
-            and not self._random.numpy_has_drawn()
+            and not self._random.numpy_state_changed()
         )
 
-    def back_to_mark(self) -> None:
-        assert self._random_at_mark is not None
+    def rollback_to_savepoint(self) -> None:
+        assert self._random_at_savepoint is not None
         torch.clear_autocast_cache()
         empty_cache()
-        self._at_mark.restore()
-        self._random_at_mark.restore()
+        self._buffers_at_savepoint.restore()
+        self._random_at_savepoint.restore()
 
-    # ---
+    # --- gradients from earlier passes
 
-    def earlier_to_host(self) -> bool:
-        """Let earlier gradients wait in host memory: whether there were any on the device."""
-        moved = [
-            (parameter, gradient) for parameter, gradient in self._earlier if gradient.device.type != "cpu"
-        ]
-        if not moved or self._device.type == "cpu":
+    def offload_earlier_gradients(self) -> bool:
+        """Move earlier gradients to host memory. Returns whether any were on the device."""
+        on_device = any(gradient.device.type != "cpu" for _, gradient in self._earlier)
+        if not on_device or self._device.type == "cpu":
             return False
         self._earlier = [(parameter, gradient.cpu()) for parameter, gradient in self._earlier]
         return True
 
-    def _merge(self) -> None:
+    def _add_earlier(self) -> None:
         pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         for parameter, gradient in self._earlier:
             if gradient.device != parameter.device:
-                gradient = with_room(lambda p=parameter, g=gradient: g.to(p.device))  # type: ignore[misc]
+                gradient = retry_after_release(lambda p=parameter, g=gradient: g.to(p.device))  # type: ignore[misc]
             if parameter.grad is not None:
                 pairs.append((gradient, parameter.grad))
             parameter.grad = gradient
@@ -133,30 +133,58 @@ class Transaction:
         _add(pairs)
 
     def _gradient_bytes(self) -> int:
-        """What gradients of finished micro-batches take on the device at least."""
-        return sum(parameter.grad.nbytes for parameter in self._trained if parameter.grad is not None)
+        """Return the bytes of the gradients of finished micro-batches."""
+        return sum(parameter.grad.nbytes for parameter in self._trainable if parameter.grad is not None)
 
     def _gradient_versions(self) -> list[int]:
-        gradients = [parameter.grad for parameter in self._trained[:: max(1, len(self._trained) // 8)]]
+        gradients = [parameter.grad for parameter in self._trainable[:: max(1, len(self._trainable) // 8)]]
         return [-1 if gradient is None else gradient._version for gradient in gradients]
 
 
+class _BufferCopies:
+    """A copy of every buffer of a model, such as running statistics. Passes change buffers, but never weights."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules: list[dict[str, torch.Tensor | None]] = [module._buffers for module in model.modules()]
+        self._lengths: list[int] = []
+        self._with_buffers: list[dict[str, torch.Tensor | None]] = []
+        self._saved: list[tuple[dict[str, torch.Tensor | None], str, torch.Tensor | None]] = []
+        self._copies = TensorCopies()
+
+    def save(self) -> None:
+        lengths = list(map(len, self._modules))
+        if lengths != self._lengths:  # most modules have no buffers
+            self._lengths, self._with_buffers = lengths, [buffers for buffers in self._modules if buffers]
+        self._saved = [
+            (buffers, name, tensor) for buffers in self._with_buffers for name, tensor in buffers.items()
+        ]
+        self._copies.save([tensor for _, _, tensor in self._saved if tensor is not None])
+
+    def restore(self) -> None:
+        """Restore values in place, and undo replaced and added buffers."""
+        for buffers in self._modules:
+            buffers.clear()
+        for buffers, name, tensor in self._saved:
+            buffers[name] = tensor
+        self._copies.restore()
+
+
 def _allocated(device: torch.device) -> int | None:
-    """Bytes of tensors on the device, without the ninety figures that `memory_allocated` sorts first."""
+    """Return the bytes that tensors use on the device. Faster than `memory_allocated`, which sorts all statistics first."""
     if device.type != "cuda":
         return None
-    figures: Any = torch.cuda.memory_stats_as_nested_dict(device)
-    return int(figures.get("allocated_bytes", {}).get("all", {}).get("current", 0))
+    stats: Any = torch.cuda.memory_stats_as_nested_dict(device)
+    return int(stats.get("allocated_bytes", {}).get("all", {}).get("current", 0))
 
 
-def with_room(make: Callable[[], T]) -> T:
-    """`make()`, once more after what is cached was given back, if memory runs out. It must be fit to run twice."""
+def retry_after_release(make: Callable[[], T]) -> T:
+    """Call `make()`. If memory runs out, release cached memory and call it again, so it must be repeatable."""
     try:
         return make()
     except RuntimeError as error:
         if not is_oom(error):
             raise
-    release()
+    release_memory()
     return make()
 
 

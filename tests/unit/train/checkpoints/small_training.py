@@ -1,4 +1,4 @@
-"""A small training with everything that random numbers and state touch: dropout, batch normalisation, shuffling, a scheduler."""
+"""A small training with all kinds of state and randomness: dropout, batch normalization, shuffling, a scheduler."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -14,7 +14,7 @@ EPOCHS = 3
 
 
 class Training:
-    """Seven batches an epoch, three epochs. Made twice, it is the same twice."""
+    """Three epochs of seven batches. Every instance is the same."""
 
     def __init__(
         self, optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW, **loader: Any
@@ -36,7 +36,7 @@ class Training:
         return self
 
     def run(self, after_step: Callable[["Training"], bool | None] = lambda training: None) -> "Training":
-        """To the end, or until `after_step` says True."""
+        """Train to the end, or until `after_step` returns True."""
         for _ in self.loader.epochs(EPOCHS):
             for x, y in self.loader:
                 self.optimizer.zero_grad()
@@ -52,20 +52,20 @@ class Training:
 
 
 def tensors(training: Training) -> list[torch.Tensor]:
-    """All that the training has learnt."""
+    """Return weights, buffers and optimizer state."""
     moments = [value for state in training.optimizer.state.values() for value in state.values()]
     return [*training.model.state_dict().values(), *moments]
 
 
 def saved_at(folder: Path, steps: Iterable[int], **options: Any) -> Training:
-    """A training that saves after these steps and stops at the last of them."""
+    """Run a training that saves after these steps and stops at the last one."""
     checkpoints = legroom.Checkpoints(folder, **options)
-    wanted = list(steps)
+    steps = list(steps)
 
     def after_step(training: Training) -> bool:
-        if training.step in wanted:
+        if training.step in steps:
             checkpoints.save(training.step, val_loss=training.losses[-1])
-        return training.step == wanted[-1]
+        return training.step == steps[-1]
 
     training = Training().track(checkpoints).run(after_step)
     checkpoints.wait()

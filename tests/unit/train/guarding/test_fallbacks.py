@@ -1,4 +1,4 @@
-"""When one row does not fit: spilling, checkpointing, lower precision, and the sentence at the end."""
+"""If a single sample does not fit: spilling, checkpointing, lower precision, and the final error."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from tests.unit.train.guarded import gradients, guarded
 from torch import nn
 
 from legroom import VirtualGPU
-from legroom.train.guarding.checkpointing import blocks, checkpointed
+from legroom.train.guarding.checkpointing import blocks, checkpoint_blocks
 
 pytestmark = pytest.mark.usefixtures("frozen_heap")
 
@@ -25,52 +25,52 @@ class Deep(nn.Module):
         return x.square().mean()
 
 
-def long_rows() -> torch.Tensor:
+def long_samples() -> torch.Tensor:
     return torch.randn(2, 6_000, 64, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize(
-    ("rung", "price"), [("spill", "host memory"), ("checkpoint", "compute their activations twice")]
+    ("fallback", "cost"), [("spill", "host memory"), ("checkpoint", "recomputes the activations")]
 )
-def test_an_exact_rung_gives_the_same_gradients_and_says_its_price(rung, price, caplog):
+def test_exact_fallbacks_give_the_same_gradients_and_log_their_cost(fallback, cost, caplog):
     plain = Deep()
     torch.manual_seed(7)
-    (sum(plain(row[None]) for row in long_rows()) / 2).backward()
+    (sum(plain(sample[None]) for sample in long_samples()) / 2).backward()
     with VirtualGPU("24MiB"):
         model = Deep().cuda()
-        guard = guarded(model, ladder=(rung,), reduction="mean")
+        guard = guarded(model, fallbacks=(fallback,), reduction="mean")
         torch.manual_seed(7)
-        guard.backward(lambda x: model(x.cuda()), long_rows())
-        assert guard.last.rungs == (rung,)
-        assert guard.last.split == (1, 1)
+        guard.backward(lambda x: model(x.cuda()), long_samples())
+        assert guard.last_step.fallbacks == (fallback,)
+        assert guard.last_step.split == (1, 1)
         for ours, theirs in zip(gradients(model), gradients(plain), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-8)
-    assert f"trying {rung}" in caplog.text
-    assert price in caplog.text
+    assert f"Trying {fallback}" in caplog.text
+    assert cost in caplog.text
 
 
-def test_a_rung_stays_in_use_and_the_next_step_does_not_fail_first():
+def test_a_fallback_stays_active_so_that_the_next_step_succeeds_at_once():
     with VirtualGPU("24MiB"):
         model = Deep().cuda()
         guard = guarded(model, reduction="mean")
         for attempts in (None, 1):
-            guard.step(lambda x: model(x.cuda()), long_rows())
-            assert attempts in (None, guard.last.attempts)
+            guard.step(lambda x: model(x.cuda()), long_samples())
+            assert attempts in (None, guard.last_step.attempts)
 
 
-def test_coupled_rows_can_be_kept_whole_by_spilling():
+def test_no_split_spills_instead_of_splitting():
     with VirtualGPU("64MiB"):
         model = Deep(layers=16).cuda()
-        guard = guarded(model, coupling="whole")
-        guard.step(lambda x: model(x.cuda()), long_rows())
-        assert guard.last.split == (2,)
-        assert guard.last.rungs == ("spill",)
+        guard = guarded(model, coupling="no-split")
+        guard.step(lambda x: model(x.cuda()), long_samples())
+        assert guard.last_step.split == (2,)
+        assert guard.last_step.fallbacks == ("spill",)
 
 
-def test_precision_is_lowered_only_where_it_was_allowed(caplog):
+def test_lower_precision_is_used_only_if_allowed(caplog):
     with VirtualGPU("24MiB"):
         model = Deep(layers=4).cuda()
-        guard = guarded(model, ladder=("bf16",), reduction="mean")
+        guard = guarded(model, fallbacks=("bf16",), reduction="mean")
         seen = []
 
         def loss_fn(x):
@@ -78,24 +78,24 @@ def test_precision_is_lowered_only_where_it_was_allowed(caplog):
             return model(x.cuda())
 
         with pytest.raises(torch.OutOfMemoryError):
-            guard.step(loss_fn, torch.cat([long_rows(), long_rows()], dim=1))
+            guard.step(loss_fn, torch.cat([long_samples(), long_samples()], dim=1))
         assert seen[0] is False
         assert seen[-1] is True
-    assert "as was allowed" in caplog.text
+    assert "as allowed by fallbacks=" in caplog.text
 
 
-def test_the_end_of_the_ladder_names_what_was_tried_and_what_was_not():
+def test_the_final_error_names_the_fallbacks_that_were_tried_and_those_that_were_not():
     with VirtualGPU("12MiB"):
         model = Deep(layers=2).cuda()
-        guard = guarded(model, reduction="mean", ladder=("checkpoint",))
+        guard = guarded(model, reduction="mean", fallbacks=("checkpoint",))
         with pytest.raises(torch.OutOfMemoryError) as caught:
-            guard.step(lambda x: model(x.cuda()), torch.cat([long_rows()] * 8, dim=1))
-        said = str(caught.value)
-        assert "even with checkpoint" in said
-        assert "ladder=('checkpoint', 'spill', 'bf16')" in said
+            guard.step(lambda x: model(x.cuda()), torch.cat([long_samples()] * 8, dim=1))
+        message = str(caught.value)
+        assert "even with checkpoint" in message
+        assert "fallbacks=('checkpoint', 'spill', 'bf16')" in message
 
 
-def test_checkpointed_blocks_compute_the_same_with_dropout_and_batch_statistics():
+def test_checkpointed_blocks_give_the_same_results_with_dropout_and_batch_norm():
     def build():
         torch.manual_seed(0)
         return nn.Sequential(
@@ -108,7 +108,7 @@ def test_checkpointed_blocks_compute_the_same_with_dropout_and_batch_statistics(
     torch.manual_seed(1)
     plain(x).square().sum().backward()
     torch.manual_seed(1)
-    with checkpointed(ours):
+    with checkpoint_blocks(ours):
         loss = ours(x).square().sum()
     loss.backward()
     assert all(torch.equal(a, b) for a, b in zip(gradients(ours), gradients(plain), strict=True))
@@ -117,19 +117,19 @@ def test_checkpointed_blocks_compute_the_same_with_dropout_and_batch_statistics(
     assert all(module.momentum == 0.1 for module in ours.modules() if isinstance(module, nn.BatchNorm1d))
 
 
-def test_models_that_know_checkpointing_are_asked_to():
+def test_transformers_models_use_their_own_checkpointing():
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=16, n_positions=8)
     model = transformers.GPT2LMHeadModel(config)
     ids = torch.randint(0, 16, (2, 8))
-    with checkpointed(model):
+    with checkpoint_blocks(model):
         assert model.is_gradient_checkpointing
         loss = model(ids, labels=ids).loss
     loss.backward()
     assert not model.is_gradient_checkpointing
 
 
-def test_blocks_are_the_outermost_repeated_parts():
+def test_blocks_are_the_members_of_the_outermost_containers():
     model = Deep(layers=3)
     assert blocks(model) == list(model.layers)
     plain = nn.Module()
@@ -137,19 +137,19 @@ def test_blocks_are_the_outermost_repeated_parts():
     assert blocks(plain) == [plain.one]
 
 
-def test_gradients_of_earlier_batches_wait_in_host_memory_when_that_is_what_it_takes(caplog):
+def test_gradients_of_earlier_batches_are_offloaded_if_a_sample_does_not_fit(caplog):
     torch.manual_seed(0)
     weights, x = torch.randn(500, 500), torch.randn(2, 300, 500)
     expected = weights.clone().requires_grad_()
-    for row in x:
-        (row[None] @ expected).square().mean().backward()
+    for sample in x:
+        (sample[None] @ expected).square().mean().backward()
     with VirtualGPU("6MiB"):
         model = nn.Linear(500, 500, bias=False)
         with torch.no_grad():
             model.weight.copy_(weights.T)
         model.cuda()
-        guard = guarded(model, ladder=(), reduction="mean")
-        for row in x:
-            guard.backward(lambda row: model(row.cuda()).square().mean(), row[None])
+        guard = guarded(model, fallbacks=(), reduction="mean")
+        for sample in x:
+            guard.backward(lambda sample: model(sample.cuda()).square().mean(), sample[None])
         torch.testing.assert_close(gradients(model)[0].T, expected.grad, rtol=1e-4, atol=1e-6)
-    assert "gradients of earlier batches wait in host memory" in caplog.text
+    assert "Moving the gradients of earlier batches to host memory" in caplog.text

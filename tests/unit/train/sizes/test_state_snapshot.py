@@ -1,4 +1,4 @@
-"""What training steps change is put back, wherever a step can reach it by name."""
+"""The snapshot restores everything that a step references by name and changes."""
 
 import functools
 import logging
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from legroom.train.sizes.state_snapshot import Preserved
+from legroom.train.sizes.state_snapshot import StateSnapshot
 
 calls = 0
 seen: list[int] = []
@@ -20,20 +20,19 @@ def counts_globally() -> None:
     seen.append(calls)
 
 
-def after(step: Any, *, times: int = 2, also: tuple[Any, ...] = ()) -> None:
-    """Runs a step and puts everything back."""
-    kept = Preserved(step, also)
+def run_and_restore(step: Any, *, times: int = 2, extra_state: tuple[Any, ...] = ()) -> None:
+    snapshot = StateSnapshot(step, extra_state)
     for _ in range(times):
         step()
-    kept.restore()
+    snapshot.restore()
 
 
-def test_globals_and_lists_of_the_module() -> None:
-    after(counts_globally)
+def test_global_variables_and_lists_are_restored() -> None:
+    run_and_restore(counts_globally)
     assert (calls, seen) == (0, [])
 
 
-def test_variables_of_the_function_around() -> None:
+def test_closure_variables_are_restored() -> None:
     count, table = 0, {"a": [1]}
 
     def step() -> None:
@@ -42,11 +41,11 @@ def test_variables_of_the_function_around() -> None:
         table["a"].append(count)
         table["b"] = []
 
-    after(step)
+    run_and_restore(step)
     assert (count, table) == (0, {"a": [1]})
 
 
-def test_the_object_that_a_method_is_bound_to() -> None:
+def test_the_object_of_a_bound_method_is_restored() -> None:
     class Trainer:
         def __init__(self) -> None:
             self.epoch, self.average = 3, torch.ones(2)
@@ -58,14 +57,14 @@ def test_the_object_that_a_method_is_bound_to() -> None:
 
     trainer = Trainer()
     average = trainer.average
-    after(functools.partial(trainer.step, by=3.0))
+    run_and_restore(functools.partial(trainer.step, by=3.0))
     assert trainer.epoch == 3
     assert trainer.average is average
     assert average.tolist() == [1, 1]
     assert not hasattr(trainer, "added")
 
 
-def test_gradients_are_put_back_and_ones_that_were_not_there_are_gone() -> None:
+def test_gradients_are_restored_and_new_ones_removed() -> None:
     model = nn.Linear(2, 2)
     model.weight.grad = torch.full((2, 2), 7.0)
 
@@ -73,12 +72,12 @@ def test_gradients_are_put_back_and_ones_that_were_not_there_are_gone() -> None:
         model.zero_grad()
         model(torch.ones(1, 2)).sum().backward()
 
-    after(step)
+    run_and_restore(step)
     assert model.weight.grad.tolist() == [[7, 7], [7, 7]]
     assert model.bias.grad is None
 
 
-def test_optimizer_groups_and_state_that_was_there() -> None:
+def test_optimizer_groups_and_state_are_restored() -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
@@ -91,7 +90,7 @@ def test_optimizer_groups_and_state_that_was_there() -> None:
     step()
     state = optimizer.state[model.weight]
     moment, rate = state["exp_avg"].clone(), optimizer.param_groups[0]["lr"]
-    after(step)
+    run_and_restore(step)
     assert optimizer.state[model.weight] is state
     assert torch.equal(state["exp_avg"], moment)
     assert state["step"] == 1
@@ -99,17 +98,17 @@ def test_optimizer_groups_and_state_that_was_there() -> None:
     assert scheduler.last_epoch == 1
 
 
-def test_a_scaler_that_has_not_begun_has_not_begun() -> None:
+def test_an_uninitialized_grad_scaler_stays_uninitialized() -> None:
     scaler = torch.amp.GradScaler("cpu")
 
     def step() -> None:
         scaler.scale(torch.ones(1))
 
-    after(step)
+    run_and_restore(step)
     assert scaler._scale is None
 
 
-def test_modes_and_counters_of_modules() -> None:
+def test_modes_and_counters_of_modules_are_restored() -> None:
     model = nn.Sequential(nn.BatchNorm1d(2), nn.Dropout())
     model[0].calls = 0
 
@@ -118,13 +117,13 @@ def test_modes_and_counters_of_modules() -> None:
         model.eval()
         model[0].calls += 1
 
-    after(step)
+    run_and_restore(step)
     assert model[1].training
     assert model[0].calls == 0
     assert model[0].num_batches_tracked == 0
 
 
-def test_random_numbers_go_on_as_if_none_had_been_drawn() -> None:
+def test_random_generators_are_restored() -> None:
     own = torch.Generator().manual_seed(5)
 
     def draw() -> tuple[float, ...]:
@@ -135,44 +134,44 @@ def test_random_numbers_go_on_as_if_none_had_been_drawn() -> None:
     random.setstate(state[0])
     torch.set_rng_state(state[1])
     own.set_state(state[2])
-    after(draw)
+    run_and_restore(draw)
     assert draw() == expected
 
 
-def test_what_is_named_besides() -> None:
+def test_extra_state_is_restored() -> None:
     hidden = torch.ones(2)
-    by_other_ways = [lambda: hidden.add_(1)]
+    hidden_references = [lambda: hidden.add_(1)]
 
     class Opaque:
         __slots__ = ()
 
         def __call__(self) -> None:
-            by_other_ways[0]()
+            hidden_references[0]()
 
-    after(Opaque(), also=(hidden,))
+    run_and_restore(Opaque(), extra_state=(hidden,))
     assert hidden.tolist() == [1, 1]
 
 
-def test_loggers_are_left_alone() -> None:
-    logger = logging.getLogger("legroom.tests.preserving")
+def test_loggers_are_not_restored() -> None:
+    logger = logging.getLogger("legroom.tests.snapshot")
 
     def step() -> None:
         logger.setLevel(logging.ERROR)
 
-    after(step)
+    run_and_restore(step)
     assert logger.level == logging.ERROR
 
 
-def test_data_is_read_only_but_its_generator_is_put_back() -> None:
+def test_data_tensors_are_not_restored_but_their_generator_is() -> None:
     source, own = torch.zeros(2), torch.Generator().manual_seed(1)
     before = own.get_state()
 
     def make_batch() -> torch.Tensor:
         return source + torch.rand(2, generator=own)
 
-    kept = Preserved(None, data=make_batch)
+    snapshot = StateSnapshot(None, data=make_batch)
     make_batch()
     source.add_(1)
-    kept.restore()
+    snapshot.restore()
     assert source.tolist() == [1, 1]
     assert torch.equal(own.get_state(), before)

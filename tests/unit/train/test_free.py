@@ -1,4 +1,4 @@
-"""`legroom.free`: what it drops, what it gives back, and whom it names."""
+"""`legroom.free`: what it deletes and frees, and what it reports."""
 
 import gc
 import sys
@@ -34,7 +34,7 @@ def memory(size: int = 4 * MiB) -> torch.Tensor:
 
 
 def script(source: str, **names: Any) -> dict[str, Any]:
-    """Runs a script's text as a module of the user's."""
+    """Run source code as a user module."""
     module = types.ModuleType("train")
     vars(module).update(torch=torch, legroom=legroom, memory=memory, **names)
     names.clear()
@@ -42,22 +42,22 @@ def script(source: str, **names: Any) -> dict[str, Any]:
     return vars(module)
 
 
-def test_memory_that_nothing_needs_goes_back_to_the_device():
+def test_cached_memory_is_released_to_the_device():
     tensor = memory(40 * MiB)
     del tensor
     freed = legroom.free()
-    assert freed.freed_bytes == 0  # it was the cache that held it
+    assert freed.freed_bytes == 0  # only the cache is freed
     assert freed.returned_bytes == 40 * MiB
     assert (freed.allocated_after, freed.reserved_after) == (0, 0)
 
 
-def test_the_cache_is_kept_when_asked():
+def test_cache_false_keeps_the_cache():
     tensor = memory()
     del tensor
     assert legroom.free(cache=False).returned_bytes == 0
 
 
-def test_what_only_a_cycle_holds_is_freed():
+def test_reference_cycles_are_freed():
     cycle: list[Any] = [memory()]
     cycle.append(cycle)
     gc.disable()
@@ -68,7 +68,7 @@ def test_what_only_a_cycle_holds_is_freed():
         gc.enable()
 
 
-def test_the_last_error_s_frames_are_freed_even_if_a_variable_keeps_the_error():
+def test_frames_of_the_last_error_are_freed_even_if_a_variable_references_it():
     def fail() -> None:
         activation = memory()
         raise ValueError(activation.shape)
@@ -79,47 +79,47 @@ def test_the_last_error_s_frames_are_freed_even_if_a_variable_keeps_the_error():
         sys.last_value, sys.last_type, sys.last_traceback = error, ValueError, error.__traceback__
     freed = legroom.free()
     assert freed.freed_bytes == 4 * MiB
-    assert freed.cleared == ("the last error's traceback",)
+    assert freed.cleared == ("the traceback of the last error",)
     assert not hasattr(sys, "last_value")
 
 
-def test_inside_except_it_says_to_come_later():
+def test_inside_except_the_hint_advises_to_call_it_later():
     try:
         raise ValueError
     except ValueError:
         freed = legroom.free()
     assert freed.hint == (
-        "An error is being handled (ValueError) and keeps its frames: call free() after the `except` block."
+        "The error being handled (ValueError) keeps its frames alive. Call free() after the `except` block."
     )
 
 
-def test_names_are_deleted_first():
+def test_named_variables_are_deleted():
     module = script("model = memory(); optimizer = memory(); freed = legroom.free('model', 'optimizer')")
     assert "model" not in module
     assert module["freed"].freed_bytes == 8 * MiB
     assert module["freed"].cleared == ("model", "optimizer")
 
 
-def test_a_name_that_is_not_there_is_refused_and_nothing_is_deleted():
-    with pytest.raises(UsageError, match="there is no variable 'modle' to delete"):
+def test_an_unknown_name_is_rejected_and_nothing_is_deleted():
+    with pytest.raises(UsageError, match="There is no variable 'modle'"):
         script("model = memory()\nlegroom.free('model', 'modle')")
     module = script("model = 1\ntry:\n    legroom.free('model', 'modle')\nexcept ValueError:\n    pass")
     assert module["model"] == 1
 
 
-def test_a_local_variable_is_refused_with_what_to_write():
+def test_a_local_variable_is_rejected_with_advice():
     local = memory()
-    with pytest.raises(UsageError, match="write `del local` before legroom.free()"):
+    with pytest.raises(UsageError, match="Write `del local` before legroom.free()"):
         legroom.free("local")
     del local
 
 
-def test_an_object_instead_of_its_name_is_refused():
-    with pytest.raises(UsageError, match="needs the name in quotes, not the Tensor itself"):
+def test_an_object_instead_of_its_name_is_rejected():
+    with pytest.raises(UsageError, match="Pass the name as a string, not the Tensor itself"):
         legroom.free(memory())
 
 
-def test_what_still_holds_memory_is_named():
+def test_variables_that_retain_memory_are_listed():
     freed = script(
         "model = torch.nn.Linear(1024, 1024, bias=False).cuda()\nhistory = [memory(8 << 20)]\nfreed = legroom.free()"
     )["freed"]
@@ -129,33 +129,33 @@ def test_what_still_holds_memory_is_named():
     ]
 
 
-def test_it_reads_well():
+def test_repr_is_a_readable_report():
     source = "def train():\n    batch = memory(24 << 20)\n    return legroom.free()\nhistory = [memory(8 << 20)]\nfreed = train()"
     assert repr(script(source)["freed"]).splitlines() == [
-        "Freed 0 B of tensors, gave 0 B back to the device; 32.0 MiB of tensors are left, 44.0 MiB reserved.",
-        "Still holding memory:",
+        "Freed 0 B of tensors and released 0 B to the device. Remaining: 32.0 MiB of tensors, 44.0 MiB reserved.",
+        "Retained by:",
         "   24.0 MiB  batch (Tensor) in train()",
         "    8.0 MiB  history (list, 1 item)",
     ]
 
 
-def test_memory_that_no_variable_reaches_is_said_to_be_held_elsewhere(monkeypatch):
+def test_memory_that_no_variable_retains_is_reported(monkeypatch):
     hidden = memory()
     monkeypatch.setattr("legroom.train.free.find_holders", lambda *_: [])
-    assert "No variable of yours reaches what is left" in repr(legroom.free())
+    assert "No variable retains the remaining memory" in repr(legroom.free())
     del hidden
 
 
-def test_it_keeps_nothing_alive():
-    reference = weakref.ref(script("kept = memory(); freed = legroom.free()")["kept"])
+def test_the_result_retains_no_tensor():
+    reference = weakref.ref(script("tensor = memory(); freed = legroom.free()")["tensor"])
     gc.collect()
     assert reference() is None
 
 
-def test_without_a_gpu_there_is_nothing_to_say(gpu, monkeypatch):
+def test_without_a_gpu_nothing_is_freed(gpu, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert repr(legroom.free()).startswith(
-        "Freed 0 B of tensors, gave 0 B back to the device; 0 B of tensors"
+        "Freed 0 B of tensors and released 0 B to the device. Remaining: 0 B of tensors"
     )
 
 
@@ -170,7 +170,7 @@ def test_release_empties_the_cache():
 
 
 class Shell:
-    """As much of IPython's shell as is asked."""
+    """The attributes of IPython's shell that `free` uses."""
 
     def __init__(self) -> None:
         outputs = {4: memory()}
@@ -187,24 +187,26 @@ def shell(gpu, monkeypatch) -> Shell:
     return shell
 
 
-def test_outputs_of_a_notebook_stay_unless_asked(shell):
+def test_notebook_outputs_are_kept_by_default(shell):
     assert legroom.free().freed_bytes == 0
     assert shell.user_ns["Out"]
 
 
-def test_outputs_of_a_notebook_are_forgotten_when_asked(shell):
+def test_outputs_true_deletes_notebook_outputs(shell):
     freed = legroom.free(outputs=True)
     assert freed.freed_bytes == 4 * MiB
-    assert freed.cleared == ("1 output of the notebook",)
+    assert freed.cleared == ("1 notebook output",)
     assert shell.user_ns == {"Out": {}, "_mine": 1}
 
 
-def test_outputs_that_hold_memory_are_pointed_at(shell):
+def test_the_hint_mentions_notebook_outputs(shell):
     freed = script("freed = legroom.free()", Out=shell.user_ns["Out"])["freed"]
-    assert freed.hint == "Results of earlier cells hold some of it: legroom.free(outputs=True) forgets them."
+    assert (
+        freed.hint == "Results of earlier cells retain some of it. legroom.free(outputs=True) deletes them."
+    )
 
 
-def test_a_notebook_s_own_traceback_is_forgotten(shell):
+def test_the_traceback_of_a_notebook_is_deleted(shell):
     def fail() -> None:
         activation = memory()
         raise ValueError(activation.shape)

@@ -1,4 +1,4 @@
-"""Plans are remembered across runs, and never get in the way."""
+"""Micro-batch sizes are cached between runs, and cache problems never raise."""
 
 import json
 import multiprocessing
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from legroom.train.sizes.plan_files import plan_key, plans_folder, recall, remember
+from legroom.train.sizes.plan_cache import load_plan, plan_key, plans_folder, save_plan
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ def a_model(width: int = 8) -> nn.Module:
 
 
 class TestKeys:
-    def test_the_same_situation_has_the_same_key(self) -> None:
+    def test_the_same_configuration_has_the_same_key(self) -> None:
         assert plan_key(a_model(), batch=torch.zeros(3, 4)) == plan_key(a_model(), batch=torch.zeros(7, 4))
 
     @pytest.mark.parametrize(
@@ -38,15 +38,15 @@ class TestKeys:
             lambda: plan_key(a_model(), batch=torch.zeros(3, 4), device=torch.device("cpu")),
         ],
     )
-    def test_another_situation_has_another_key(self, other: object) -> None:
+    def test_another_configuration_has_another_key(self, other: object) -> None:
         assert other() != plan_key(a_model(), batch=torch.zeros(3, 4))  # type: ignore[operator]
 
-    def test_the_allocators_settings_count(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_allocator_settings_change_the_key(self, monkeypatch: pytest.MonkeyPatch) -> None:
         before = plan_key(a_model())
         monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
         assert plan_key(a_model()) != before
 
-    def test_the_gpu_and_its_cap_count(self) -> None:
+    def test_the_gpu_and_the_memory_fraction_change_the_key(self) -> None:
         from legroom import VirtualGPU
 
         device = torch.device("cuda", 0)
@@ -59,56 +59,56 @@ class TestKeys:
         assert len(keys) == 4
 
 
-class TestRemembering:
-    def test_what_was_remembered_is_recalled(self) -> None:
-        assert remember("key", {"rows": 32})
-        assert recall("key") == {"rows": 32}
+class TestStoring:
+    def test_a_stored_plan_is_loaded(self) -> None:
+        assert save_plan("key", {"size": 32})
+        assert load_plan("key") == {"size": 32}
 
-    def test_nothing_remembered_is_none(self) -> None:
-        assert recall("key") is None
+    def test_a_missing_plan_is_none(self) -> None:
+        assert load_plan("key") is None
 
     @pytest.mark.parametrize(
         "text",
         ["", "{", "[1]", '{"format": 99, "plan": {}}', '{"format": 1, "plan": 3}', "\ud800", "[" * 60000],
     )
-    def test_a_damaged_file_is_as_none(self, cache: Path, text: str) -> None:
+    def test_a_damaged_file_is_ignored(self, cache: Path, text: str) -> None:
         cache.mkdir(parents=True)
         (cache / "key.json").write_bytes(text.encode("utf-8", "surrogatepass"))
-        assert recall("key") is None
-        assert remember("key", {"rows": 1})
-        assert recall("key") == {"rows": 1}
+        assert load_plan("key") is None
+        assert save_plan("key", {"size": 1})
+        assert load_plan("key") == {"size": 1}
 
-    def test_a_folder_that_is_a_file_is_left_alone(self, cache: Path) -> None:
-        cache.write_text("mine")
-        assert not remember("key", {"rows": 1})
-        assert cache.read_text() == "mine"
+    def test_a_file_in_place_of_the_folder_is_not_changed(self, cache: Path) -> None:
+        cache.write_text("other")
+        assert not save_plan("key", {"size": 1})
+        assert cache.read_text() == "other"
 
-    def test_what_is_no_plain_data_is_not_remembered_and_leaves_nothing(self, cache: Path) -> None:
-        assert not remember("key", {"rows": object()})
+    def test_objects_are_not_stored_and_leave_no_file(self, cache: Path) -> None:
+        assert not save_plan("key", {"size": object()})
         assert not cache.exists() or list(cache.iterdir()) == []
 
-    def test_writers_at_the_same_time_leave_one_whole_answer(self, cache: Path) -> None:
+    def test_concurrent_writers_leave_a_complete_file(self, cache: Path) -> None:
         processes = multiprocessing.get_context("fork")
         writers = [processes.Process(target=_write, args=(number,)) for number in (1, 2)]
         for writer in writers:
             writer.start()
         while any(writer.is_alive() for writer in writers):
-            plan = recall("key")
-            assert plan is None or plan["long"] == [plan["who"]] * 500
+            plan = load_plan("key")
+            assert plan is None or plan["long"] == [plan["writer"]] * 500
         assert [path.name for path in cache.iterdir()] == ["key.json"]
         assert json.loads((cache / "key.json").read_text())["format"] == 1
 
 
 def _write(number: int) -> None:
     for _ in range(100):
-        remember("key", {"who": number, "long": [number] * 500})
+        save_plan("key", {"writer": number, "long": [number] * 500})
 
 
-class TestWhere:
-    def test_off_means_nothing_is_written(self, monkeypatch: pytest.MonkeyPatch) -> None:
+class TestFolder:
+    def test_off_disables_the_cache(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("LEGROOM_CACHE", "off")
         assert plans_folder() is None
-        assert not remember("key", {})
+        assert not save_plan("key", {})
 
     def test_the_users_cache_folder_is_the_default(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

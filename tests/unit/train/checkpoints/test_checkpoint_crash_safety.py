@@ -1,4 +1,4 @@
-"""Whatever happens while a checkpoint is written, the last good one is there."""
+"""The last complete checkpoint survives any failure during a save."""
 
 import errno
 import os
@@ -17,28 +17,28 @@ from legroom.errors import CheckpointError
 from legroom.train.checkpoints.files import checked_files
 from legroom.train.checkpoints.files.unfinished_folder import UnfinishedFolder, remove_leftovers
 
-STEPS_OF_WRITING = ("mkdir", "open", "pwrite", "fsync", "rename", "rmdir", "unlink")
+FILE_OPERATIONS = ("mkdir", "open", "pwrite", "fsync", "rename", "rmdir", "unlink")
 
 
 class Killed(BaseException):
-    """As if the process had ended there."""
+    """Simulates the end of the process."""
 
 
-def counted(monkeypatch, act):
-    """Calls `act(number)` before each thing that is asked of the file system."""
+def intercept_file_operations(monkeypatch, act):
+    """Call `act(number)` before each file operation."""
     calls = []
 
     def patched(name):
-        plain = getattr(os, name)
+        original = getattr(os, name)
 
         def call(*arguments, **options):
             calls.append(name)
             act(len(calls))
-            return plain(*arguments, **options)
+            return original(*arguments, **options)
 
         return call
 
-    for name in STEPS_OF_WRITING:
+    for name in FILE_OPERATIONS:
         monkeypatch.setattr(os, name, patched(name))
     monkeypatch.setattr("legroom.train.checkpoints.saving.UnfinishedFolder.discard", lambda folder: None)
     return calls
@@ -59,18 +59,18 @@ def resumed_value(folder):
     return step, model.weight[0, 0].item()
 
 
-def how_many_steps(tmp_path, monkeypatch):
+def operations_of_a_save(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         _, checkpoints = training_with(tmp_path / "counted", 1.0)
         checkpoints.save(1)
-        calls = counted(patch, lambda number: None)
+        calls = intercept_file_operations(patch, lambda number: None)
         checkpoints.save(2)
         return list(calls)
 
 
-def test_an_end_at_any_step_of_writing_leaves_a_whole_checkpoint(tmp_path, monkeypatch):
-    """Deterministic: the process 'ends' before the first, the second, … thing asked of the file system."""
-    calls = how_many_steps(tmp_path, monkeypatch)
+def test_a_kill_at_any_file_operation_leaves_a_complete_checkpoint(tmp_path, monkeypatch):
+    """Deterministic: the process is killed before the first, the second, ... file operation."""
+    calls = operations_of_a_save(tmp_path, monkeypatch)
     assert {"mkdir", "pwrite", "fsync", "rename", "rmdir"} <= set(calls)
     found = []
     for end in range(1, len(calls) + 1):
@@ -83,37 +83,37 @@ def test_an_end_at_any_step_of_writing_leaves_a_whole_checkpoint(tmp_path, monke
                 raise Killed
 
         with monkeypatch.context() as patch:
-            counted(patch, act)
+            intercept_file_operations(patch, act)
             with pytest.raises(Killed):
                 checkpoints.save(2)
         found.append(resumed_value(folder))
-        # … and the next run saves as if nothing had been.
+        # The next run saves as usual.
         training_with(folder, 3.0)[1].save(3)
         assert resumed_value(folder) == (3, 3.0)
     assert set(found) == {(1, 1.0), (2, 2.0)}
-    assert found == sorted(found), "once the new one is there, it stays"
+    assert found == sorted(found), "once the new checkpoint exists, it stays"
 
 
-def test_everything_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
-    calls = how_many_steps(tmp_path, monkeypatch)
-    named = calls.index("rename")
+def test_files_are_flushed_before_the_rename(tmp_path, monkeypatch):
+    calls = operations_of_a_save(tmp_path, monkeypatch)
+    rename = calls.index("rename")
     writes = [index for index, call in enumerate(calls) if call == "pwrite"]
     syncs = [index for index, call in enumerate(calls) if call == "fsync"]
-    assert max(writes) < named
-    assert sum(index < named for index in syncs) == 5, "four files and their folder"
-    assert calls[named + 2] == "fsync", "the name itself: open, fsync of the folder around it"
+    assert max(writes) < rename
+    assert sum(index < rename for index in syncs) == 5, "four files and their folder"
+    assert calls[rename + 2] == "fsync", "the parent folder is flushed too"
 
 
-def test_leftovers_of_killed_processes_go_and_those_of_living_ones_stay(tmp_path):
+def test_leftovers_of_killed_processes_are_removed_and_those_of_running_ones_stay(tmp_path):
     dead = tmp_path / ".unfinished-dead"
     dead.mkdir()
     (dead / "model.safetensors").write_bytes(b"half")
-    living = UnfinishedFolder(tmp_path)
+    running = UnfinishedFolder(tmp_path)
     remove_leftovers(tmp_path)
     assert not dead.exists()
-    assert living.path.exists()
-    living.discard()
-    assert not living.path.exists()
+    assert running.path.exists()
+    running.discard()
+    assert not running.path.exists()
 
 
 PROGRAM = """
@@ -136,11 +136,11 @@ while True:
 
 
 def test_killed_processes_lose_no_checkpoint(tmp_path):
-    """The table of 50 kills is `python -m bench.guard.checkpoints`."""
+    """`python -m bench.guard.checkpoints` prints the table of 50 kills."""
     reported = 0
-    for life, way in enumerate(("foreground", "background", "foreground")):
+    for attempt, mode in enumerate(("foreground", "background", "foreground")):
         process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(tmp_path), way],
+            [sys.executable, "-c", PROGRAM, str(tmp_path), mode],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -148,18 +148,18 @@ def test_killed_processes_lose_no_checkpoint(tmp_path):
         line = process.stdout.readline()
         assert line.startswith("resumed"), process.stderr.read()
         assert reported <= int(line.split()[1]) <= reported + 1
-        process.stdout.readline()  # one more is there
-        time.sleep(0.003 + life * 0.011)
+        process.stdout.readline()  # one more checkpoint exists
+        time.sleep(0.003 + attempt * 0.011)
         process.send_signal(signal.SIGKILL)
         rest = [line.split() for line in process.stdout if line.endswith("\n")]
         process.wait()
         reported = max([int(step) for _, step in rest] + [int(line.split()[1]) + 1])
 
 
-def assert_refused_and_untouched(checkpoints, folder):
+def assert_rejected_and_unchanged(checkpoints, folder):
     with pytest.raises(
         CheckpointError,
-        match=r"there is no room for the checkpoint in .*: it takes 1\d\d\.\d KiB and .* are free\. The checkpoints before it are untouched; free some space, or keep fewer with keep=",
+        match=r"does not fit on the disk of .*: it needs 1\d\d\.\d KiB, and .* are free\. Existing checkpoints are not affected\. Free disk space",
     ):
         checkpoints.save(2)
         checkpoints.wait()
@@ -167,7 +167,7 @@ def assert_refused_and_untouched(checkpoints, folder):
     assert resumed_value(folder) == (1, 1.0)
 
 
-def test_a_full_disk_is_told_and_leaves_the_last_one(tmp_path, monkeypatch):
+def test_a_full_disk_raises_and_keeps_the_last_checkpoint(tmp_path, monkeypatch):
     def full(descriptor, data, offset):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -181,19 +181,19 @@ def test_a_full_disk_is_told_and_leaves_the_last_one(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_a_limit_on_files_is_told_like_a_full_disk(tmp_path, background):
+def test_a_file_size_limit_is_reported_like_a_full_disk(tmp_path, background):
     training_with(tmp_path, 1.0)[1].save(1)
     checkpoints = legroom.Checkpoints(tmp_path, background=background)
     checkpoints.track(model=nn.Linear(200, 200))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
     try:
-        assert_refused_and_untouched(checkpoints, tmp_path)
+        assert_rejected_and_unchanged(checkpoints, tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path):
+def test_a_folder_that_is_not_writable_is_reported(tmp_path):
     _, checkpoints = training_with(tmp_path / "file" / "runs", 1.0)
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="could not be written to .*: Not a directory"):
@@ -203,11 +203,11 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path):
 # ------------------------------------------------------------ in the background
 
 
-def test_training_goes_on_while_the_copy_is_written(tmp_path, monkeypatch):
+def test_training_continues_while_the_copy_is_written(tmp_path, monkeypatch):
     model, checkpoints = training_with(tmp_path, 1.0, background=True)
     may_write = threading.Event()
-    plain = os.pwrite
-    monkeypatch.setattr(os, "pwrite", lambda *arguments: may_write.wait(20) and plain(*arguments))
+    original = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda *arguments: may_write.wait(20) and original(*arguments))
     checkpoints.save(1)
     assert checkpoints.last is None, "not written yet"
     nn.init.constant_(model.weight, 5.0)
@@ -233,7 +233,7 @@ def test_an_error_in_the_background_is_raised_by_the_next_call(tmp_path, monkeyp
     assert resumed_value(tmp_path) == (4, 1.0)
 
 
-def test_a_program_that_ends_waits_for_the_write_and_tells_its_error(tmp_path):
+def test_a_program_waits_for_the_write_at_exit_and_reports_its_error(tmp_path):
     program = """
 import os, sys, legroom
 from torch import nn
@@ -245,20 +245,22 @@ checkpoints = legroom.Checkpoints(sys.argv[1], background=True)
 checkpoints.track(model=nn.Linear(400, 400))
 checkpoints.save(1)
 """
-    for way in ("works", "fails"):
+    for mode in ("works", "fails"):
         done = subprocess.run(
-            [sys.executable, "-c", program, str(tmp_path / way), way],
+            [sys.executable, "-c", program, str(tmp_path / mode), mode],
             capture_output=True,
             text=True,
             timeout=60,
         )
-        told = "The last checkpoint was not written" in done.stderr
-        there = [path.name for path in (tmp_path / way).glob("step-*")]
-        assert (told, there) == ((True, []) if way == "fails" else (False, ["step-00000001"])), done.stderr
+        reported = "The last checkpoint was not written" in done.stderr
+        saved = [path.name for path in (tmp_path / mode).glob("step-*")]
+        assert (reported, saved) == ((True, []) if mode == "fails" else (False, ["step-00000001"])), (
+            done.stderr
+        )
         assert "Traceback" not in done.stderr
 
 
-def test_two_background_saves_do_not_share_their_copies(tmp_path):
+def test_consecutive_background_saves_have_separate_copies(tmp_path):
     model, checkpoints = training_with(tmp_path, 1.0, background=True)
     checkpoints._keep = None
     for step in (1, 2, 3):
@@ -270,16 +272,16 @@ def test_two_background_saves_do_not_share_their_copies(tmp_path):
         assert bool((model.weight == step).all())
 
 
-def test_a_checkpoint_of_the_same_step_replaces_the_old_one_only_when_it_is_there(tmp_path):
+def test_a_checkpoint_of_the_same_step_replaces_the_old_one_once_it_is_complete(tmp_path):
     training_with(tmp_path, 1.0)[1].save(7)
     training_with(tmp_path, 2.0)[1].save(7)
     assert resumed_value(tmp_path) == (7, 2.0)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000007.2"]
 
 
-def test_copies_die_with_the_save(tmp_path):
+def test_copies_are_freed_after_the_save(tmp_path):
     _, checkpoints = training_with(tmp_path, 1.0, background=True)
     checkpoints.save(2)
     checkpoints.wait()
-    assert list(checkpoints._slabs) == ["model.safetensors"]
-    assert all(not slabs._slabs for slabs in checkpoints._slabs.values())
+    assert list(checkpoints._buffers) == ["model.safetensors"]
+    assert all(not buffers._buffers for buffers in checkpoints._buffers.values())

@@ -1,16 +1,16 @@
-"""Which checkpoint is resumed, which are kept, and what is said when one does not fit."""
+"""Which checkpoints are resumed and kept, and the errors if one does not match."""
 
 import logging
 
 import pytest
 import torch
-from tests.unit.train.checkpoints.trainings import Training, saved_at
+from tests.unit.train.checkpoints.small_training import Training, saved_at
 from torch import nn
 from torch.utils.data import DataLoader
 
 import legroom
 from legroom.errors import CheckpointError, UsageError
-from legroom.train.checkpoints.key_check import nearest
+from legroom.train.checkpoints.key_check import closest_name
 
 
 def with_losses(folder, losses, **options):
@@ -34,7 +34,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     assert checkpoints.best.metrics == {"val_loss": 0.2}
 
 
-def test_higher_can_be_better_and_nan_never_is(tmp_path):
+def test_higher_is_better_selects_the_highest_and_never_nan(tmp_path):
     _, checkpoints = with_losses(tmp_path, [0.5, 0.9, float("nan"), None, 0.1], keep=1, higher_is_better=True)
     assert steps(checkpoints) == [5, 2]
 
@@ -43,7 +43,7 @@ def test_keep_none_keeps_all(tmp_path):
     assert steps(with_losses(tmp_path, [1.0] * 5, keep=None)[1]) == [5, 4, 3, 2, 1]
 
 
-def test_the_best_one_can_be_resumed_and_its_weights_loaded(tmp_path):
+def test_the_best_checkpoint_can_be_resumed_and_weights_can_be_loaded(tmp_path):
     model, checkpoints = with_losses(tmp_path, [0.5, 0.2, 0.9])
     assert checkpoints.resume("best") == 2
     assert model.weight[0, 0] == 2
@@ -52,7 +52,7 @@ def test_the_best_one_can_be_resumed_and_its_weights_loaded(tmp_path):
     assert other.weight[0, 0] == 3
 
 
-def test_a_run_resumed_from_an_earlier_step_goes_on_from_there(tmp_path):
+def test_the_last_checkpoint_is_the_last_saved_one_not_the_highest_step(tmp_path):
     model, checkpoints = with_losses(tmp_path, [0.5, 0.2, 0.9])
     assert checkpoints.resume("best") == 2
     nn.init.constant_(model.weight, 22.0)
@@ -61,7 +61,7 @@ def test_a_run_resumed_from_an_earlier_step_goes_on_from_there(tmp_path):
     assert model.weight[0, 0] == 22
 
 
-def test_a_damaged_last_one_is_passed_over_with_a_warning(tmp_path, caplog):
+def test_a_damaged_last_checkpoint_is_skipped_with_a_warning(tmp_path, caplog):
     with_losses(tmp_path, [0.5, 0.2, 0.9])
     damaged = tmp_path / "step-00000003" / "model.safetensors"
     contents = bytearray(damaged.read_bytes())
@@ -73,7 +73,7 @@ def test_a_damaged_last_one_is_passed_over_with_a_warning(tmp_path, caplog):
         assert checkpoints.resume() == 2
     assert model.weight[0, 0] == 2
     assert caplog.messages == [
-        f"{damaged} is damaged: its contents have changed since it was written. Going on from the one before it."
+        f"{damaged} is damaged: its contents have changed since it was written. Resuming from the previous checkpoint."
     ]
     with pytest.raises(CheckpointError, match="is damaged"):
         checkpoints.resume("step-00000003")
@@ -90,28 +90,30 @@ def test_a_missing_file_is_named_and_nothing_is_loaded(tmp_path, file):
     assert all(torch.equal(a, b) for a, b in zip(before, training.model.state_dict().values(), strict=True))
 
 
-def test_a_folder_that_is_no_checkpoint_is_told(tmp_path, caplog):
+def test_a_folder_that_is_not_a_checkpoint_is_skipped_with_a_warning(tmp_path, caplog):
     (tmp_path / "step-00000009").mkdir()
     checkpoints = legroom.Checkpoints(tmp_path)
     checkpoints.track(model=nn.Linear(2, 2))
     assert checkpoints.resume() == 0
-    assert "step-00000009 is no checkpoint: it has no legroom.json. It is passed over." in caplog.text
-    with pytest.raises(CheckpointError, match="is no checkpoint: it has no legroom.json"):
+    assert "step-00000009 is not a checkpoint: it has no legroom.json. Skipping it." in caplog.text
+    with pytest.raises(CheckpointError, match="is not a checkpoint: it has no legroom.json"):
         checkpoints.resume("step-00000009")
 
 
-def test_a_later_format_is_told(tmp_path):
+def test_another_format_is_rejected(tmp_path):
     _, checkpoints = with_losses(tmp_path, [0.5])
     path = checkpoints.last.path / "legroom.json"
     path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
-    with pytest.raises(CheckpointError, match=r"another version of Legroom \(format 2; this one reads 1\)"):
+    with pytest.raises(
+        CheckpointError, match=r"another version of Legroom \(format 2; this version reads 1\)"
+    ):
         checkpoints.resume("step-00000001")
 
 
-def test_a_name_that_is_not_there_gets_the_nearest(tmp_path):
+def test_the_error_for_an_unknown_name_suggests_the_closest(tmp_path):
     _, checkpoints = with_losses(tmp_path, [0.5])
     with pytest.raises(
-        CheckpointError, match=r"there is no checkpoint .*step-0001: did you mean step-00000001\?"
+        CheckpointError, match=r"There is no checkpoint .*step-0001\. Did you mean step-00000001\?"
     ):
         checkpoints.resume("step-0001")
 
@@ -126,48 +128,48 @@ class Net(nn.Module):
         setattr(self, head, nn.Linear(8, classes))
 
 
-def mismatch(tmp_path, saved, wanted):
+def mismatch(tmp_path, saved, current):
     checkpoints = legroom.Checkpoints(tmp_path)
     checkpoints.track(model=saved)
     checkpoints.save(1)
-    before = {name: value.clone() for name, value in wanted.state_dict().items()}
-    checkpoints.track(model=wanted)
-    with pytest.raises(CheckpointError) as told:
+    before = {name: value.clone() for name, value in current.state_dict().items()}
+    checkpoints.track(model=current)
+    with pytest.raises(CheckpointError) as caught:
         checkpoints.resume()
-    assert all(torch.equal(before[name], value) for name, value in wanted.state_dict().items())
-    return str(told.value).replace(str(tmp_path), "RUNS")
+    assert all(torch.equal(before[name], value) for name, value in current.state_dict().items())
+    return str(caught.value).replace(str(tmp_path), "RUNS")
 
 
-def test_missing_names_are_told_with_the_nearest(tmp_path):
+def test_missing_names_are_listed_with_the_closest(tmp_path):
     assert mismatch(tmp_path, Net("classifier"), Net("classification")) == (
-        "The weights in RUNS/step-00000001 are not this model's (4 of 6 fit).\n"
-        "Missing, 2:\n"
-        "  classification.weight   (nearest in the file: classifier.weight)\n"
-        "  classification.bias   (nearest in the file: classifier.bias)\n"
-        "Build the model as it was, or load what fits: load_weights(model, ..., strict=False)."
+        "The weights in RUNS/step-00000001 do not match the model: 4 of 6 tensors have the same name and shape.\n"
+        "Missing in the file (2):\n"
+        "  classification.weight   (closest in the file: classifier.weight)\n"
+        "  classification.bias   (closest in the file: classifier.bias)\n"
+        "Build the same model as before, or load only the matching tensors: load_weights(model, ..., strict=False)."
     )
 
 
-def test_shapes_are_told(tmp_path):
-    told = mismatch(tmp_path, Net(classes=10), Net(classes=3))
-    assert "Of another shape, 2:\n  classifier.weight: 10x8 in the file, 3x8 in the model" in told
+def test_different_shapes_are_listed(tmp_path):
+    message = mismatch(tmp_path, Net(classes=10), Net(classes=3))
+    assert "Different shape (2):\n  classifier.weight: 10x8 in the file, 3x8 in the model" in message
 
 
-def test_a_prefix_is_told_in_one_sentence(tmp_path):
+def test_a_common_prefix_is_reported_in_one_line(tmp_path):
     wrapper = nn.Module()
     wrapper.net = Net()
-    assert "Every name in the file begins with 'net.', no name of the model does" in mismatch(
+    assert "All names in the file start with 'net.', but no name of the model does" in mismatch(
         tmp_path, wrapper, Net()
     )
 
 
-def test_many_names_are_not_all_listed(tmp_path):
-    told = mismatch(tmp_path, nn.Linear(2, 2), nn.Sequential(*(nn.Linear(2, 2) for _ in range(20))))
-    assert "  and 35 more" in told
-    assert len(told.splitlines()) < 16
+def test_long_lists_of_names_are_shortened(tmp_path):
+    message = mismatch(tmp_path, nn.Linear(2, 2), nn.Sequential(*(nn.Linear(2, 2) for _ in range(20))))
+    assert "  and 35 more" in message
+    assert len(message.splitlines()) < 16
 
 
-def test_what_fits_can_be_loaded_alone(tmp_path, caplog):
+def test_load_weights_without_strict_loads_matching_tensors(tmp_path, caplog):
     source = Net(classes=10)
     checkpoints = legroom.Checkpoints(tmp_path)
     checkpoints.track(model=source)
@@ -190,19 +192,20 @@ def test_wrapped_models_are_saved_under_their_own_names(tmp_path):
     assert torch.equal(target.classifier.weight, source.classifier.weight)
 
 
-def test_an_optimizer_of_other_parameters_is_told(tmp_path):
+def test_an_optimizer_with_other_parameters_is_rejected(tmp_path):
     model = Net()
     checkpoints = legroom.Checkpoints(tmp_path)
     checkpoints.track(model=model, optimizer=torch.optim.SGD(model.classifier.parameters(), 0.1))
     checkpoints.save(1)
     checkpoints.track(optimizer=torch.optim.SGD(model.parameters(), 0.1))
     with pytest.raises(
-        CheckpointError, match=r"the checkpoint's optimizer did not train encoder\.0\.weight and 3 more"
+        CheckpointError,
+        match=r"The optimizer in the checkpoint has no state for encoder\.0\.weight and 3 more",
     ):
         checkpoints.resume()
 
 
-def test_an_optimizers_state_follows_its_parameters_in_another_order(tmp_path):
+def test_optimizer_state_is_matched_by_parameter_name(tmp_path):
     model = Net()
     first = torch.optim.Adam(model.parameters(), 0.1)
     model.classifier(model.encoder(torch.randn(5, 4))).sum().backward()
@@ -220,38 +223,41 @@ def test_an_optimizers_state_follows_its_parameters_in_another_order(tmp_path):
     assert [group["lr"] for group in second.param_groups] == [0.1, 0.1]
 
 
-def test_a_part_that_was_not_saved_is_told_and_can_be_left(tmp_path):
+def test_an_object_that_was_not_saved_is_rejected_unless_strict_is_false(tmp_path):
     model, checkpoints = with_losses(tmp_path, [0.5])
     checkpoints.track(optimizer=torch.optim.SGD(model.parameters(), 0.1))
     with pytest.raises(
         CheckpointError,
-        match=r"holds no 'optimizer': it was saved with model\. Track what it was saved with, or call resume\(strict=False\)",
+        match=r"contains no 'optimizer'\. It contains model\. Track these, or call resume\(strict=False\)",
     ):
         checkpoints.resume()
     assert checkpoints.resume(strict=False) == 1
 
 
-def test_a_part_that_is_not_tracked_any_more_is_told(tmp_path, caplog):
+def test_an_object_that_is_no_longer_tracked_is_reported(tmp_path, caplog):
     saved_at(tmp_path, [2])
     checkpoints = legroom.Checkpoints(tmp_path)
     checkpoints.track(model=Training().model)
     checkpoints.resume()
-    assert "also holds optimizer, scheduler, loader, which is not tracked: that starts anew." in caplog.text
+    assert (
+        "also contains optimizer, scheduler, loader, which is not tracked and was not loaded." in caplog.text
+    )
 
 
-def test_another_kind_of_part_under_the_same_name_is_told(tmp_path):
+def test_another_type_of_object_under_the_same_name_is_rejected(tmp_path):
     model = Net()
     checkpoints = legroom.Checkpoints(tmp_path)
     checkpoints.track(net=model, model=torch.optim.SGD(model.parameters(), 0.1))
     checkpoints.save(1)
     checkpoints.track(model=model)
     with pytest.raises(
-        CheckpointError, match="'model' in .* is no model: track it under the name it was saved with"
+        CheckpointError,
+        match="'model' in .* is not a model. Track the model under the name it was saved with",
     ):
         checkpoints.resume()
 
 
-def test_weights_alone_are_read_without_the_rest(tmp_path):
+def test_load_weights_reads_no_other_files(tmp_path):
     training = saved_at(tmp_path, [2])
     (tmp_path / "step-00000002" / "state.safetensors").unlink()
     model = Training().model
@@ -259,40 +265,43 @@ def test_weights_alone_are_read_without_the_rest(tmp_path):
     assert torch.equal(model[0].weight, training.model[0].weight)
 
 
-def test_nearest_names_end_alike():
-    assert nearest("head.bias", ["head.weight", "heads.bias", "body.weight"]) == "heads.bias"
-    assert nearest("completely.other", ["x"]) is None
+def test_the_closest_name_has_the_same_last_part():
+    assert closest_name("head.bias", ["head.weight", "heads.bias", "body.weight"]) == "heads.bias"
+    assert closest_name("completely.other", ["x"]) is None
 
 
-# ------------------------------------------------------------ what is asked wrongly
+# ------------------------------------------------------------ bad input
 
 
 @pytest.mark.parametrize(
-    ("ask", "told"),
+    ("call", "message"),
     [
         (lambda folder: legroom.Checkpoints(folder, keep=0), "keep=0 would keep no checkpoint"),
-        (lambda folder: legroom.Checkpoints(folder).save(1), "nothing is tracked"),
+        (lambda folder: legroom.Checkpoints(folder).save(1), "No objects are tracked"),
         (lambda folder: legroom.Checkpoints(folder).track(x=3), "x is a int, which has no state_dict"),
         (
             lambda folder: legroom.Checkpoints(folder).track(loader=DataLoader([1])),
-            r"loader is a DataLoader, which does not know its place: write loader = checkpoints\.loader\(loader\)",
+            r"loader is a DataLoader, which has no state\. Write `loader = checkpoints\.loader\(loader\)`",
         ),
-        (lambda folder: with_losses(folder, [0.1], best=None)[1].resume("best"), "which figure is best"),
+        (
+            lambda folder: with_losses(folder, [0.1], best=None)[1].resume("best"),
+            "No metric is set for the best checkpoint",
+        ),
         (
             lambda folder: with_losses(folder, ["low"]),
-            "val_loss is a str: figures of a checkpoint are single numbers",
+            "The metric val_loss is a str. Metrics of a checkpoint must be single numbers",
         ),
-        (lambda folder: with_losses(folder, [0.1])[1].save("5"), "save\\(\\) wants the step first"),
+        (lambda folder: with_losses(folder, [0.1])[1].save("5"), "save\\(\\) expects the step"),
     ],
 )
-def test_bad_input_gets_one_sentence(tmp_path, ask, told):
-    with pytest.raises(UsageError, match=told):
-        ask(tmp_path)
+def test_bad_input_is_rejected(tmp_path, call, message):
+    with pytest.raises(UsageError, match=message):
+        call(tmp_path)
 
 
-def test_a_file_in_place_of_the_folder_is_told(tmp_path):
+def test_a_file_in_place_of_the_folder_is_rejected(tmp_path):
     (tmp_path / "model.pt").write_text("")
-    with pytest.raises(UsageError, match=r"model\.pt is a file: give a folder"):
+    with pytest.raises(UsageError, match=r"model\.pt is a file. Pass a folder"):
         legroom.Checkpoints(tmp_path / "model.pt")
 
 
@@ -300,7 +309,7 @@ def test_a_file_in_place_of_the_folder_is_told(tmp_path):
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_a_training_on_a_gpu_is_saved_and_resumed_there(tmp_path, background):
+def test_a_gpu_training_is_saved_and_resumed_on_the_gpu(tmp_path, background):
     with legroom.VirtualGPU("64MiB"):
         model = nn.Linear(64, 64).cuda()
         optimizer = torch.optim.Adam(model.parameters(), 0.1)
@@ -319,7 +328,7 @@ def test_a_training_on_a_gpu_is_saved_and_resumed_there(tmp_path, background):
         checkpoints.close()
 
 
-def test_a_checkpoint_of_a_gpu_is_read_without_one(tmp_path):
+def test_a_gpu_checkpoint_loads_without_a_gpu(tmp_path):
     with legroom.VirtualGPU("64MiB"):
         model = nn.Linear(64, 64).cuda()
         checkpoints = legroom.Checkpoints(tmp_path)

@@ -1,8 +1,6 @@
-"""The random generators of a process as plain data: torch's on the host and on its GPUs, Python's, NumPy's, those of a
-loader.
+"""The states of random generators as plain data: torch's on the CPU and on GPUs, Python's, NumPy's, and those of a loader.
 
-`guarding.random_state` keeps the same for the length of a step, as the objects they are; a checkpoint needs what can be
-written down.
+`guarding.state.random_state` saves them for the duration of a step, as objects. A checkpoint needs serializable data.
 """
 
 import random
@@ -13,8 +11,8 @@ from typing import Any
 import torch
 
 
-def random_numbers() -> dict[str, Any]:
-    """Where every generator of the process is."""
+def random_states() -> dict[str, Any]:
+    """Return the states of all generators of the process."""
     numpy: Any = sys.modules.get("numpy")
     return {
         "torch": torch.get_rng_state(),
@@ -24,12 +22,12 @@ def random_numbers() -> dict[str, Any]:
     }
 
 
-def restore_random_numbers(state: Mapping[str, Any]) -> None:
-    """Put every generator there. GPUs that were not there are left as they are."""
+def restore_random_states(state: Mapping[str, Any]) -> None:
+    """Restore all generators. GPUs without a saved state are not changed."""
     torch.set_rng_state(state["torch"])
     if torch.cuda.is_available():
-        for index, one in enumerate(state["cuda"][: torch.cuda.device_count()]):
-            torch.cuda.set_rng_state(one, index)
+        for index, cuda_state in enumerate(state["cuda"][: torch.cuda.device_count()]):
+            torch.cuda.set_rng_state(cuda_state, index)
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     numpy: Any = sys.modules.get("numpy")

@@ -1,4 +1,4 @@
-"""What is in a checkpoint's files: a format that others read, checked piece by piece, plain data alone."""
+"""The files of a checkpoint: standard formats, checksums per block, only plain data."""
 
 import json
 import random
@@ -9,16 +9,16 @@ import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.train.checkpoints.trainings import Training, saved_at
+from tests.unit.train.checkpoints.small_training import Training, saved_at
 from torch import nn
 
 import legroom
 from legroom.errors import CheckpointError, UsageError
-from legroom.train.checkpoints.files import checked_files, host_copies
-from legroom.train.checkpoints.files.host_copies import Slabs
+from legroom.train.checkpoints.files import checked_files, host_buffers
+from legroom.train.checkpoints.files.host_buffers import HostBuffers
 from legroom.train.checkpoints.files.tensor_file import read_tensors, tensor_file
-from legroom.train.checkpoints.plain_state import as_bytes, put_together, taken_apart
-from legroom.train.checkpoints.random_numbers import random_numbers, restore_random_numbers
+from legroom.train.checkpoints.plain_state import as_bytes, extract_tensors, insert_tensors
+from legroom.train.checkpoints.random_states import random_states, restore_random_states
 
 DTYPES = [
     torch.float64,
@@ -33,10 +33,10 @@ DTYPES = [
 
 
 @pytest.fixture
-def small_pieces(monkeypatch):
-    """Files in many pieces, as large ones are."""
-    monkeypatch.setattr(checked_files, "PIECE", 1000)
-    monkeypatch.setattr(host_copies, "PIECE", 1000)
+def small_blocks(monkeypatch):
+    """Split small files into many blocks, like large ones."""
+    monkeypatch.setattr(checked_files, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(host_buffers, "BLOCK_BYTES", 1000)
 
 
 def tensors_of_all_types():
@@ -50,52 +50,57 @@ def same(ours, theirs):
     )
 
 
-@pytest.mark.usefixtures("small_pieces")
-def test_the_safetensors_library_reads_what_is_written(tmp_path):
+@pytest.mark.usefixtures("small_blocks")
+def test_the_safetensors_library_reads_the_files(tmp_path):
     tensors = tensors_of_all_types()
     tensor_file(tensors).write(tmp_path / "x.safetensors")
     assert same(safetensors.torch.load_file(tmp_path / "x.safetensors"), tensors)
 
 
-@pytest.mark.usefixtures("small_pieces")
-def test_a_copy_is_what_the_tensors_were(tmp_path):
+@pytest.mark.usefixtures("small_blocks")
+def test_later_changes_do_not_affect_a_copy(tmp_path):
     tensors = tensors_of_all_types()
     before = {name: tensor.clone() for name, tensor in tensors.items()}
     file = tensor_file(tensors)
-    file.copy(Slabs())
+    file.copy(HostBuffers())
     for tensor in tensors.values():
         tensor.zero_()
     assert same(read_tensors(tmp_path / "x", file.write(tmp_path / "x")), before)
 
 
-def test_slabs_are_used_again_for_more_and_for_less(tmp_path):
-    slabs = Slabs()
+def test_buffers_are_reused_for_larger_and_smaller_files(tmp_path):
+    buffers = HostBuffers()
     for number, size in enumerate((10, 3000, 700, 40)):
         tensors = {"x": torch.arange(size)}
         file = tensor_file(tensors)
-        file.copy(slabs)
+        file.copy(buffers)
         assert same(read_tensors(tmp_path / str(number), file.write(tmp_path / str(number))), tensors)
 
 
-@pytest.mark.usefixtures("small_pieces")
-def test_what_is_written_is_read(tmp_path):
+@pytest.mark.usefixtures("small_blocks")
+def test_written_tensors_are_read(tmp_path):
     tensors = tensors_of_all_types()
     checksum = tensor_file(tensors).write(tmp_path / "x.safetensors")
     assert len(checksum.sums) > 5
     assert same(read_tensors(tmp_path / "x.safetensors", checksum), tensors)
 
 
-def test_views_and_transposed_tensors_are_written_as_they_look(tmp_path):
+def test_views_and_transposed_tensors_are_written_in_logical_order(tmp_path):
     whole = torch.arange(60.0).reshape(3, 4, 5)
-    tensors = {"part": whole[1], "turned": whole.permute(2, 0, 1), "none": whole[:0], "one": whole[0, 0, 3]}
+    tensors = {
+        "part": whole[1],
+        "transposed": whole.permute(2, 0, 1),
+        "empty": whole[:0],
+        "scalar": whole[0, 0, 3],
+    }
     checksum = tensor_file(tensors).write(tmp_path / "x.safetensors")
     assert same(read_tensors(tmp_path / "x.safetensors", checksum), tensors)
 
 
-@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.usefixtures("small_blocks")
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(0, 1500), min_size=1, max_size=6), st.data())
-def test_a_changed_byte_anywhere_is_noticed(tmp_path_factory, sizes, data):
+def test_any_changed_byte_is_detected(tmp_path_factory, sizes, data):
     path = tmp_path_factory.mktemp("x") / "x.safetensors"
     tensors = {str(index): torch.arange(size, dtype=torch.int16) for index, size in enumerate(sizes)}
     checksum = tensor_file(tensors).write(path)
@@ -106,7 +111,7 @@ def test_a_changed_byte_anywhere_is_noticed(tmp_path_factory, sizes, data):
         read_tensors(path, checksum)
 
 
-def test_a_file_that_was_cut_short_is_noticed(tmp_path):
+def test_a_truncated_file_is_detected(tmp_path):
     checksum = tensor_file(tensors_of_all_types()).write(tmp_path / "x")
     (tmp_path / "x").write_bytes((tmp_path / "x").read_bytes()[:-1])
     with pytest.raises(CheckpointError, match="is damaged: it has"):
@@ -130,15 +135,15 @@ plain = st.recursive(
 
 @settings(deadline=None, max_examples=60)
 @given(plain)
-def test_plain_data_comes_back_as_it_was(value):
+def test_plain_data_is_restored_unchanged(value):
     import io
 
     tensors = {}
-    written = as_bytes(taken_apart(value, "x", tensors))
-    assert put_together(torch.load(io.BytesIO(written), weights_only=True), tensors) == value
+    written = as_bytes(extract_tensors(value, "x", tensors))
+    assert insert_tensors(torch.load(io.BytesIO(written), weights_only=True), tensors) == value
 
 
-def test_two_names_for_one_tensor_are_written_once(tmp_path):
+def test_a_tensor_with_two_names_is_written_once(tmp_path):
     class Tied(nn.Module):
         def __init__(self):
             super().__init__()
@@ -158,7 +163,7 @@ def test_two_names_for_one_tensor_are_written_once(tmp_path):
     assert model.scores.weight is model.words.weight
 
 
-def test_every_file_of_plain_data_is_read_with_weights_only(tmp_path):
+def test_all_plain_files_load_with_weights_only(tmp_path):
     saved_at(tmp_path, [2])
     files = list(tmp_path.glob("*/*.pt"))
     assert len(files) == 2
@@ -166,7 +171,7 @@ def test_every_file_of_plain_data_is_read_with_weights_only(tmp_path):
         torch.load(file, weights_only=True)
 
 
-def test_a_whole_model_among_the_state_is_refused_with_the_reason(tmp_path):
+def test_a_whole_model_in_a_state_is_rejected_with_the_reason(tmp_path):
     class Trainer:
         def state_dict(self):
             return {"epoch": 3, "nets": [nn.Linear(2, 2)]}
@@ -177,37 +182,37 @@ def test_a_whole_model_among_the_state_is_refused_with_the_reason(tmp_path):
     checkpoints = legroom.Checkpoints(tmp_path)
     checkpoints.track(trainer=Trainer())
     with pytest.raises(
-        UsageError, match=r"trainer\.nets\.0 is a whole model \(Linear\): pickled, it would need this class"
-    ) as told:
+        UsageError, match=r"trainer\.nets\.0 is a whole model \(Linear\)\. A pickled model needs its class"
+    ) as caught:
         checkpoints.save(1)
-    assert "trainer.nets.0.state_dict()" in str(told.value)
+    assert "trainer.nets.0.state_dict()" in str(caught.value)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_whole_model_as_a_figure_is_refused_with_the_reason(tmp_path):
+def test_a_whole_model_as_a_metric_is_rejected(tmp_path):
     checkpoints = legroom.Checkpoints(tmp_path)
     checkpoints.track(model=nn.Linear(2, 2))
     with pytest.raises(UsageError, match="model is a whole model"):
         checkpoints.save(1, model=nn.Linear(2, 2))
 
 
-def test_an_object_that_weights_only_does_not_read_is_refused(tmp_path):
-    class Odd:
+def test_an_object_that_weights_only_cannot_read_is_rejected(tmp_path):
+    class Custom:
         def state_dict(self):
-            return {"when": Training}
+            return {"value": Training}
 
         load_state_dict = None
 
     checkpoints = legroom.Checkpoints(tmp_path)
-    checkpoints.track(odd=Odd())
+    checkpoints.track(custom=Custom())
     with pytest.raises(
-        UsageError, match=r"odd\.when is a type, which torch\.load\(weights_only=True\) does not read"
+        UsageError, match=r"custom\.value is a type, which torch\.load\(weights_only=True\) cannot read"
     ):
         checkpoints.save(1)
 
 
-def test_sparse_tensors_and_numpy_numbers_are_kept(tmp_path):
-    kept = {}
+def test_sparse_tensors_and_numpy_numbers_are_restored(tmp_path):
+    loaded = {}
 
     class Part:
         def state_dict(self):
@@ -218,30 +223,30 @@ def test_sparse_tensors_and_numpy_numbers_are_kept(tmp_path):
             }
 
         def load_state_dict(self, state):
-            kept.update(state)
+            loaded.update(state)
 
     checkpoints = legroom.Checkpoints(tmp_path)
     checkpoints.track(part=Part())
     checkpoints.save(1)
     checkpoints.resume()
-    assert torch.equal(kept["sparse"].to_dense(), torch.eye(3))
-    assert kept["number"] == 0.1
-    assert kept["several"] == (1, {2}, torch.Size([3]))
+    assert torch.equal(loaded["sparse"].to_dense(), torch.eye(3))
+    assert loaded["number"] == 0.1
+    assert loaded["several"] == (1, {2}, torch.Size([3]))
 
 
-def test_every_generator_comes_back():
-    state = random_numbers()
+def test_all_random_generators_are_restored():
+    state = random_states()
     drawn = [torch.rand(3).tolist(), random.random(), numpy.random.rand()]
-    restore_random_numbers(state)
+    restore_random_states(state)
     assert [torch.rand(3).tolist(), random.random(), numpy.random.rand()] == drawn
 
 
-def test_the_manifest_is_json_that_tells_step_and_figures(tmp_path):
+def test_the_manifest_is_json_with_step_parts_and_files(tmp_path):
     saved_at(tmp_path, [2])
-    told = json.loads((tmp_path / "step-00000002" / "legroom.json").read_text())
-    assert (told["format"], told["step"], told["parts"]) == (
+    manifest = json.loads((tmp_path / "step-00000002" / "legroom.json").read_text())
+    assert (manifest["format"], manifest["step"], manifest["parts"]) == (
         1,
         2,
         ["model", "optimizer", "scheduler", "loader"],
     )
-    assert set(told["files"]) == {"model.safetensors", "state.safetensors", "state.pt", "rank-0.pt"}
+    assert set(manifest["files"]) == {"model.safetensors", "state.safetensors", "state.pt", "rank-0.pt"}

@@ -1,4 +1,4 @@
-"""An optimizer step in which memory fails, wherever that is, ends as if it had not."""
+"""An optimizer step that runs out of memory at any point has the same result as an undisturbed one."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from torch import nn
 
 from legroom import VirtualGPU
 from legroom.errors import UsageError
-from legroom.train.guarding.optimizer_step import Updating
+from legroom.train.guarding.optimizer_step import OptimizerStep
 
 pytestmark = pytest.mark.usefixtures("frozen_heap")
 
@@ -17,47 +17,49 @@ OPTIMIZERS = {
     "Rprop": lambda groups: torch.optim.Rprop(groups, lr=0.1),
 }
 CASES = [("SGD", 1 << 20), ("AdamW", 1 << 20), ("AdamW", 0), ("Adam loop", 0), ("Rprop", 1 << 20)]
-"""Which optimizer, and how many bytes may be copied before a step: with none, room is made for each function."""
+"""The optimizer, and how many bytes may be copied before a step. With 0, each function is retried instead."""
 
 
-def two_steps(make, *, small_bytes, failed_step=0, fail=None):
-    """Everything two steps leave behind, how many allocations the failed one makes, and how often it was retried."""
+def two_steps(make, *, max_copy_bytes, failed_step=0, fail=None):
+    """Return the state after two steps, the allocations of the failed one, and the number of retries."""
     torch.manual_seed(0)
     with VirtualGPU("1GiB") as gpu:
-        parameters = [nn.Parameter(torch.randn(rows, 3, device="cuda")) for rows in (2, 3)]
+        parameters = [nn.Parameter(torch.randn(size, 3, device="cuda")) for size in (2, 3)]
         optimizer = make([{"params": parameters[:1]}, {"params": parameters[1:], "lr": 0.02}])
-        updating = Updating(optimizer, torch.device("cuda:0"), small_bytes=small_bytes)
-        made = 0
+        optimizer_step = OptimizerStep(optimizer, torch.device("cuda:0"), max_copy_bytes=max_copy_bytes)
+        allocations = 0
         for step in range(2):
             for parameter in parameters:
                 parameter.grad = torch.randn_like(parameter)
             before = gpu.allocations
             if fail is not None and step == failed_step:
                 gpu.fail_allocation(fail)
-            updating.run(lambda chosen: chosen.step())
+            optimizer_step.run(lambda each: each.step())
             if step == failed_step:
-                made = gpu.allocations - before
+                allocations = gpu.allocations - before
         state = [parameter.detach().cpu() for parameter in parameters]
         for parameter in parameters:
             state += [torch.as_tensor(value).cpu() for value in optimizer.state[parameter].values()]
-        return state, made, updating.retries
+        return state, allocations, optimizer_step.retries
 
 
-@pytest.mark.parametrize(("name", "small_bytes"), CASES)
-def test_failing_at_any_allocation_changes_nothing(name, small_bytes):
+@pytest.mark.parametrize(("name", "max_copy_bytes"), CASES)
+def test_a_failure_at_any_allocation_does_not_change_the_result(name, max_copy_bytes):
     make = OPTIMIZERS[name]
     for failed_step in (0, 1):
-        expected, made, _ = two_steps(make, small_bytes=small_bytes, failed_step=failed_step)
-        for number in range(1, made + 1):
-            state, _, retries = two_steps(make, small_bytes=small_bytes, failed_step=failed_step, fail=number)
+        expected, allocations, _ = two_steps(make, max_copy_bytes=max_copy_bytes, failed_step=failed_step)
+        for number in range(1, allocations + 1):
+            state, _, retries = two_steps(
+                make, max_copy_bytes=max_copy_bytes, failed_step=failed_step, fail=number
+            )
             assert retries
             assert all(torch.equal(ours, theirs) for ours, theirs in zip(state, expected, strict=True)), (
                 number
             )
 
 
-def test_a_step_that_really_does_not_fit_goes_through_host_memory():
-    size = 1 << 18  # one MiB each: parameter, gradient, two moments and a temporary take 10 MiB of 8
+def test_a_step_that_does_not_fit_uses_host_memory():
+    size = 1 << 18  # 1 MiB each: parameter, gradient, two moments and a temporary need 10 of 8 MiB
     with VirtualGPU("8MiB"):
         torch.manual_seed(0)
         parameters = [nn.Parameter(torch.randn(size, device="cuda")) for _ in range(2)]
@@ -65,18 +67,18 @@ def test_a_step_that_really_does_not_fit_goes_through_host_memory():
         expected = [parameter.detach().cpu().clone().requires_grad_() for parameter in parameters]
         plain = torch.optim.Adam(expected, foreach=True)
         optimizer = torch.optim.Adam(parameters)
-        updating = Updating(optimizer, torch.device("cuda:0"))
+        optimizer_step = OptimizerStep(optimizer, torch.device("cuda:0"))
         for mine, theirs, gradient in zip(parameters, expected, gradients, strict=True):
             mine.grad, theirs.grad = gradient.cuda(), gradient.clone()
-        updating.run(lambda chosen: chosen.step())
+        optimizer_step.run(lambda each: each.step())
         plain.step()
-        assert updating.retries
+        assert optimizer_step.retries
         for mine, theirs in zip(parameters, expected, strict=True):
             assert torch.equal(mine.detach().cpu(), theirs.detach())
             assert torch.equal(optimizer.state[mine]["exp_avg_sq"].cpu(), plain.state[theirs]["exp_avg_sq"])
 
 
-def test_noise_drawn_by_an_optimizer_is_drawn_once():
+def test_random_numbers_of_an_optimizer_are_drawn_once():
     class Langevin(torch.optim.Optimizer):
         def __init__(self, params):
             super().__init__(params, {})
@@ -87,26 +89,26 @@ def test_noise_drawn_by_an_optimizer_is_drawn_once():
                 for parameter in group["params"]:
                     parameter.add_(torch.randn_like(parameter)).sub_(parameter.grad * 0.1)
 
-    expected, made, _ = two_steps(Langevin, small_bytes=0)
-    for number in range(1, made + 1):
-        state, _, retries = two_steps(Langevin, small_bytes=0, fail=number)
+    expected, allocations, _ = two_steps(Langevin, max_copy_bytes=0)
+    for number in range(1, allocations + 1):
+        state, _, retries = two_steps(Langevin, max_copy_bytes=0, fail=number)
         assert retries
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(state, expected, strict=True)), number
 
 
-def test_an_error_that_is_not_about_memory_passes():
+def test_other_errors_are_raised_unchanged():
     class Broken(torch.optim.SGD):
         def step(self, closure=None):
-            raise RuntimeError("no such luck")
+            raise RuntimeError("broken optimizer")
 
     with VirtualGPU("1GiB"):
         parameter = nn.Parameter(torch.ones(2, device="cuda"))
         optimizer = Broken([parameter], lr=0.1)
-        with pytest.raises(RuntimeError, match="no such luck"):
-            Updating(optimizer, torch.device("cuda:0")).run(lambda chosen: chosen.step())
+        with pytest.raises(RuntimeError, match="broken optimizer"):
+            OptimizerStep(optimizer, torch.device("cuda:0")).run(lambda each: each.step())
         assert "step" not in vars(optimizer)
 
 
-def test_lbfgs_is_refused_in_words():
+def test_lbfgs_is_rejected():
     with pytest.raises(UsageError, match="LBFGS runs the model inside its own step"):
-        Updating(torch.optim.LBFGS([nn.Parameter(torch.ones(2))]), torch.device("cpu"))
+        OptimizerStep(torch.optim.LBFGS([nn.Parameter(torch.ones(2))]), torch.device("cpu"))

@@ -1,0 +1,466 @@
+"""Coordinates ranks: if memory runs out on one, all ranks discard the step and repeat it with the same smaller split.
+
+    ranks = ranks_for(model)                      # a DDP or FSDP2 model; every rank calls it
+    plan = ranks.plan(batch_size, micro)          # the same number of passes on all ranks
+    for index in range(plan.passes):
+        with ranks.micro_batch(index, plan.passes):
+            loss(...).backward()
+    ...                                           # after an out-of-memory error: free its tensors, ranks.complete_pending()
+    retry_size = ranks.agree(failure, proposal)   # None: step the optimizer; a size: roll back and plan again
+
+It works as follows. A rank that failed completes its pending collectives (see `pending_collectives`), so no rank hangs. At the
+end of the passes, one exchange of a few integers tells all ranks whether the step is valid. It uses gloo between the hosts, so
+it does not wait for a GPU, and the device still has queued work meanwhile. The same exchange contains the next split, so
+nothing else is exchanged once sizes have settled. There is an exchange before a step only if a rank needs more passes than
+agreed (ranks with different batch sizes under FSDP2, where the number of passes must be the same).
+"""
+
+import itertools
+import math
+import socket
+import time
+from collections.abc import Hashable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import astuple, dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import TCPStore, distributed_c10d  # type: ignore[attr-defined]
+from torch.nn.parallel import DistributedDataParallel
+
+from legroom.errors import UsageError
+from legroom.train.guarding.retry import RetryOnOOM
+from legroom.train.ranks.announcements import Announcements
+from legroom.train.ranks.collectives import intercept_collectives
+from legroom.train.ranks.pending_collectives import PendingCollectives
+from legroom.train.ranks.protocol import RankCoordinator, SingleProcess, SplitPlan
+from legroom.train.ranks.rank_errors import PeerFailed, RankMissing
+from legroom.train.ranks.replicas import Replicas, no_ddp_sync
+from legroom.train.ranks.shards import Shards, sharded_roots
+
+TIMEOUT = 1800.0  # seconds; the default of gloo
+_MAX_SHORTAGES = 2  # after this many steps with too few passes, ranks exchange their needs before every step
+_RESPONSE_SECONDS = 5.0  # time in which a rank that is alive responds
+T = TypeVar("T")
+_instance_numbers = itertools.count()
+
+
+def ranks_for(model: nn.Module, *, timeout: float = TIMEOUT) -> "DistributedRanks | None":
+    """Return the coordinator of the ranks that share this model, or None if only one process has it.
+
+    Every rank with the model must call this. `timeout`: seconds to wait for another rank before raising RankMissing.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    wrapped, roots = _replicated(model), sharded_roots(model)
+    if not (wrapped or roots):
+        return None
+    return DistributedRanks(model, [Replicas(module) for module in wrapped], Shards(roots), timeout)
+
+
+@contextmanager
+def ranks_for_evaluation(model: nn.Module) -> Iterator[RankCoordinator]:
+    """Yield a coordinator for forward passes only, for the duration of an evaluation.
+
+    Every rank with a shard must call this. A replica does not need other ranks.
+    """
+    with ExitStack() as stack:
+        for module in _replicated(model):
+            stack.enter_context(no_ddp_sync(module))
+        roots = sharded_roots(model)
+        if not roots:
+            yield SingleProcess()
+            return
+        ranks = DistributedRanks(model, [], Shards(roots), TIMEOUT, trains=False)
+        stack.callback(ranks.close)
+        yield ranks
+
+
+class DistributedRanks:
+    """Coordinates the ranks that share one model, from the perspective of one of them."""
+
+    keeps_finished_micro_batches = False
+    """A failed attempt is repeated from the start: finished passes had received zeros from the rank that failed."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        replicas: list[Replicas],
+        shards: Shards,
+        timeout: float,
+        *,
+        trains: bool = True,
+    ) -> None:
+        """`trains`: passes include a backward pass, and gradients may be discarded after a failure."""
+        groups = [
+            dist.group.WORLD,
+            *(part.group for part in replicas),
+            *shards.groups(),
+            *_layer_groups(model),
+        ]
+        members = sorted(
+            {rank for part in replicas for rank in dist.get_process_group_ranks(part.group)} | shards.ranks()
+        )
+        self._model, self._replicas, self._shards = model, replicas, shards
+        self._trains = trains
+        self._evaluation_ranks: DistributedRanks | None = None
+        self._members = members
+        self._rank = dist.get_rank()
+        self._timeout = timeout
+        self._host_group = _host_group(members, timeout)
+        self._store = _store(f"legroom/{next(_instance_numbers)}/{'-'.join(map(str, members))}")
+        self._needs_equal_passes = bool(shards.meshes())
+        self._device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        self._pending = PendingCollectives(
+            groups, self._device, Announcements(self._store, len(members), timeout)
+        )
+        self._agreed_passes: int | None = None  # None: exchange before the next attempt
+        self._batch_size = self._max_batch_size = 0
+        self._proposed_passes = 1
+        self._plan = SplitPlan(1, 1)
+        self._shortages = 0
+        self._attempt = 0
+        self._next_pass = 0
+        self._kind: Hashable = None
+        self._in_pass = False
+        self._has_batch = True
+        self._exchanges_weights = False
+        self._mean_weight: float | None = (
+            None  # exchanged once per attempt: ranks may call total_weight differently often
+        )
+        self._averages_valid = True
+        self._own_collectives = sum(part.collectives() for part in replicas)
+        self._model_communicates = False
+
+    def plan(self, batch_size: int, micro: int) -> SplitPlan:
+        """Return how this rank splits its batch, with the same number of passes as all other ranks."""
+        needed = max(1, math.ceil(batch_size / max(1, micro)))
+        if self._agreed_passes is not None and needed > self._agreed_passes and self._needs_equal_passes:
+            self._request_more_passes(needed)
+        if self._agreed_passes is None:
+            self._agreed_passes = int(self._exchange([needed])[0])
+        self._batch_size = batch_size
+        # A smaller batch than usual (the last of an epoch) says nothing about the split of the next ones.
+        self._proposed_passes = (
+            needed if batch_size >= self._max_batch_size else max(needed, self._agreed_passes)
+        )
+        self._max_batch_size = max(self._max_batch_size, batch_size)
+        passes = self._agreed_passes if self._needs_equal_passes else max(self._agreed_passes, needed)
+        self._plan = SplitPlan(max(1, math.ceil(batch_size / passes)), passes, self._needs_equal_passes)
+        self._next_pass = 0
+        self._averages_valid = True
+        return self._plan
+
+    def total_weight(self, total: float, *, counts_samples: bool) -> float:
+        """Return the denominator of this rank's weights, so that the mean over ranks is the weighted mean of all samples.
+
+        `counts_samples`: the weight is the number of samples. Then all ranks have the same weight, as in DDP and FSDP2.
+        """
+        if not counts_samples:
+            self._exchanges_weights = True
+            if self._mean_weight is None:
+                own = total if self._has_batch else 0.0
+                self._mean_weight = self._exchange([own], dist.ReduceOp.SUM)[0] / len(self._members)
+            total = self._mean_weight
+        return total if self._has_batch else math.inf
+
+    def join(self, batches: Iterable[T]) -> Iterator[T]:
+        """Iterate over this rank's batches until all ranks are done.
+
+        A rank without further batches gets its last batch again, with weight 0. The mean over ranks still includes all of
+        them. Adds one exchange per step.
+        """
+        latest: list[T] = []
+        remaining = iter(batches)
+        try:
+            while True:
+                found = list(itertools.islice(remaining, 1))
+                self._has_batch = bool(found)
+                if not self._exchange([float(self._has_batch)])[0]:
+                    return
+                latest = found or latest
+                if not latest:
+                    raise UsageError(
+                        f"Rank {self._rank} has no batch. Use a smaller batch size, so that every rank has at least one."
+                    )
+                yield latest[0]
+        finally:
+            self._has_batch = True
+
+    @contextmanager
+    def micro_batch(self, index: int, count: int, kind: Hashable = None) -> Iterator[None]:
+        """Wrap forward and backward of one micro-batch. After the last one, gradients are averaged over ranks.
+
+        `kind` distinguishes steps with different collectives: another loss function, another part of the model.
+        """
+        self._kind = kind
+        self._begin_pass(index, count)
+        first, last = index == 0, index == count - 1
+        with intercept_collectives(self._pending):
+            with ExitStack() as stack:
+                for part in self._replicas:
+                    stack.enter_context(part.micro_batch(first, last))
+                yield
+            if last:
+                self._averages_valid = all(tuple(part.finish() for part in self._replicas))
+        if last or self._needs_equal_passes:
+            self._end_pass(self._pending.finish())
+
+    def complete_pending(self, failure: object = None) -> None:
+        """Complete the collectives that other ranks still wait for in this attempt, with zeros.
+
+        Called on a rank that ran out of memory, after the tensors of the attempt are freed. Also frees its gradients.
+        """
+        for part in self._replicas:
+            part.discard()
+        self._shards.discard()
+        if self._trains:
+            for parameter in self._model.parameters():
+                parameter.grad = None  # invalid, and their memory is needed
+        with self._retry_on_oom():
+            if self._in_pass:
+                self._end_pass(self._pending.complete_with_zeros())
+            self._complete_remaining_passes()
+
+    def agree(self, failure: object | None, proposal: int) -> int | None:
+        """End an attempt on every rank. Returns None if it is valid on all of them.
+
+        Otherwise all ranks repeat it: with micro-batches of the returned size, or, if that is 0, with a fallback.
+        `proposal` is the size that this rank proposes after its own failure, 0 if no smaller size is possible.
+        """
+        if failure is None:
+            return self._conclude(
+                _AttemptResult(invalid=not self._averages_valid, passes=self._proposed_passes)
+            )
+        passes = math.ceil(self._batch_size / proposal) if proposal else 0
+        return self._conclude(_AttemptResult(invalid=True, oom=True, passes=passes, exhausted=not proposal))
+
+    def report_error(self, error: BaseException) -> int | None:
+        """Report an error that is not about memory. Returns None if it should be raised; the other ranks then stop too.
+
+        Returns a size if another rank ran out of memory meanwhile: the zeros that it sent instead of its weights may have
+        caused the error. The attempt is then invalid, as if `agree` had returned that size.
+        """
+        if self._pending.lost:
+            raise self._missing_ranks("a collective of the step failed") from error
+        self._store_reason(_first_line(error))
+        self.complete_pending()
+        return self._conclude(
+            _AttemptResult(invalid=True, passes=self._plan.passes, raised_by=self._rank + 1)
+        )
+
+    def abort(self, reason: str) -> None:
+        """Stop this rank between two steps. The other ranks learn of it in the next exchange."""
+        if self._agreed_passes is None:
+            self._agreed_passes = int(self._exchange([1])[0])
+        self._store_reason(reason)
+        self._sit_out(self._agreed_passes)
+        self._conclude(_AttemptResult(invalid=True, passes=self._agreed_passes, raised_by=self._rank + 1))
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Disable DDP's communication inside the block. Sharded parameters are still gathered."""
+        with ExitStack() as stack:
+            for part in self._replicas:
+                stack.enter_context(part.no_sync())
+            yield
+
+    def for_evaluation(self) -> RankCoordinator:
+        """Return the coordinator for forward passes only. Every rank calls it before each evaluation.
+
+        A replica needs no other rank. Shards have separate plans and pending collectives for evaluation.
+        """
+        if not self._shards.meshes():
+            return SingleProcess()
+        self._shards.reshard()
+        if not self._trains:
+            return self
+        if self._evaluation_ranks is None:
+            self._evaluation_ranks = DistributedRanks(
+                self._model, [], self._shards, self._timeout, trains=False
+            )
+        return self._evaluation_ranks
+
+    def close(self) -> None:
+        """Destroy the process group of the hosts."""
+        if self._host_group is not dist.group.WORLD:
+            dist.destroy_process_group(self._host_group)
+
+    def _retry_on_oom(self) -> AbstractContextManager[Any]:
+        """Pending collectives must complete even if weights are moved to host memory meanwhile: other ranks wait."""
+        if self._device.type == "cpu":
+            return nullcontext()
+        return RetryOnOOM(self._model.parameters, self._device)
+
+    def _begin_pass(self, index: int, count: int) -> None:
+        """Begin recording collectives: per pass if each has its own, otherwise once for all passes.
+
+        In the second case, ranks may run different numbers of passes, and only the averages at the end are collective.
+        """
+        self._next_pass = index + 1
+        if self._needs_equal_passes:
+            self._pending.begin((self._kind, index == 0, index == count - 1), f"{self._attempt}/{index}")
+        elif index == 0:
+            self._pending.begin(self._kind, f"{self._attempt}")
+        self._in_pass = True
+
+    def _end_pass(self, collectives: int) -> None:
+        """End a pass. If it issued more collectives than ours, the model communicates in its passes (SyncBatchNorm).
+
+        From the next attempt on, all ranks must then run the same number of passes. All ranks count the same.
+        """
+        self._in_pass = False
+        self._model_communicates = collectives != self._own_collectives
+
+    def _complete_remaining_passes(self) -> None:
+        """Complete the passes that the other ranks run and this one does not."""
+        if not self._needs_equal_passes and self._next_pass > 0:
+            return
+        passes = self._plan.passes if self._needs_equal_passes else 1
+        for index in range(self._next_pass, passes):
+            self._begin_pass(index, passes)
+            self._end_pass(self._pending.complete_with_zeros())
+
+    def _request_more_passes(self, needed: int) -> None:
+        """Request more passes than agreed. The other ranks do not know yet, so their current attempt is discarded."""
+        assert self._agreed_passes is not None
+        self._sit_out(self._agreed_passes)
+        self._conclude(_AttemptResult(invalid=True, short=True, passes=needed))
+
+    def _sit_out(self, passes: int) -> None:
+        """Take part in a whole attempt with zeros."""
+        self._plan = SplitPlan(1, passes)
+        self._next_pass = 0
+        if self._exchanges_weights:
+            self.total_weight(0.0, counts_samples=False)
+        with self._retry_on_oom():
+            self._complete_remaining_passes()
+
+    def _conclude(self, own: "_AttemptResult") -> int | None:
+        """Combine the results of all ranks. The outcome is the same on every rank."""
+        combined = _AttemptResult(*map(int, self._exchange(list(astuple(own)))))
+        self._pending.clear(delete=self._rank == self._members[0])
+        attempt, self._attempt = self._attempt, self._attempt + 1
+        self._mean_weight = None
+        self._needs_equal_passes = self._needs_equal_passes or self._model_communicates
+        if combined.raised_by and not combined.oom:
+            if own.raised_by:
+                return None
+            raise PeerFailed(self._stop_message(attempt, combined.raised_by - 1))
+        if combined.short:
+            self._shortages += 1
+        must_exchange = combined.short or combined.exhausted or self._shortages >= _MAX_SHORTAGES
+        self._agreed_passes = None if must_exchange else combined.passes
+        if not combined.invalid:
+            return None
+        return 0 if combined.exhausted else max(1, math.ceil(self._batch_size / combined.passes))
+
+    def _exchange(self, numbers: list[float], operation: Any = dist.ReduceOp.MAX) -> list[float]:
+        tensor = torch.tensor(numbers, dtype=torch.float64, device="cpu")
+        try:
+            dist.all_reduce(tensor, op=operation, group=self._host_group)
+        except RuntimeError as error:
+            raise self._missing_ranks("an exchange between ranks failed") from error
+        return tensor.tolist()
+
+    def _missing_ranks(self, occasion: str) -> RankMissing:
+        """Return the error that names the ranks that do not respond."""
+        prefix = f"here/{self._attempt}/"
+        self._store.set(f"{prefix}{self._rank}", b"")
+        deadline = time.monotonic() + min(_RESPONSE_SECONDS, self._timeout)
+        missing = [rank for rank in self._members if rank != self._rank]
+        while missing and time.monotonic() < deadline:
+            time.sleep(0.05)
+            missing = [rank for rank in missing if not self._store.check([f"{prefix}{rank}"])]
+        if not missing:
+            status = "all ranks still respond"
+        elif len(missing) == 1:
+            status = f"rank {missing[0]} does not respond"
+        else:
+            status = f"ranks {', '.join(map(str, missing))} do not respond"
+        return RankMissing(
+            f"Rank {self._rank} stopped: {occasion}, and {status}. "
+            "Check the output of the other processes for the cause, then restart the job."
+        )
+
+    def _store_reason(self, reason: str) -> None:
+        self._store.set(f"reason/{self._attempt}/{self._rank}", reason[:400])
+
+    def _stop_message(self, attempt: int, rank: int) -> str:
+        reason = self._store.get(f"reason/{attempt}/{rank}").decode()
+        return f"Rank {rank} stopped, so this rank stops too: {reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class _AttemptResult:
+    """A rank's result of an attempt. Results are combined by the maximum of each field."""
+
+    invalid: int = 0
+    oom: int = 0
+    exhausted: int = 0
+    """No smaller micro-batch is possible."""
+    short: int = 0
+    """More passes are needed than agreed."""
+    raised_by: int = 0
+    """The rank that raised another error, plus one."""
+    passes: int = 1
+    """The number of passes that this rank proposes next."""
+
+
+def _replicated(model: nn.Module) -> list[DistributedDataParallel]:
+    return [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+def _layer_groups(model: nn.Module) -> list[Any]:
+    """Return the process groups in which layers communicate themselves."""
+    return [
+        module.process_group
+        for module in model.modules()
+        if isinstance(module, nn.SyncBatchNorm) and module.process_group is not None
+    ]
+
+
+def _host_group(members: list[int], timeout: float) -> Any:
+    """Return a gloo group between the hosts, whose exchanges do not wait for a GPU.
+
+    Without gloo, the default group is used, and each exchange synchronizes with the device.
+    """
+    if not dist.is_gloo_available():
+        return dist.group.WORLD
+    all_ranks = len(members) == dist.get_world_size()
+    return dist.new_group(
+        members,
+        timeout=timedelta(seconds=timeout),
+        backend="gloo",
+        use_local_synchronization=not all_ranks,
+    )
+
+
+def _store(prefix: str) -> Any:
+    """Return the store of the process group, with a prefix.
+
+    torch's function for it is private. If it is missing, the ranks use a new store, which needs a free port on the
+    machine of the first rank.
+    """
+    default_store = getattr(distributed_c10d, "_get_default_store", None)
+    return distributed_c10d.PrefixStore(
+        prefix, default_store() if default_store is not None else _new_store()
+    )
+
+
+def _new_store() -> Any:
+    address: list[Any] = [None]
+    store = None
+    if dist.get_rank() == 0:
+        host = socket.gethostname()
+        store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        address = [(host, store.port)]
+    dist.broadcast_object_list(address)
+    return store if store is not None else TCPStore(address[0][0], address[0][1], is_master=False)

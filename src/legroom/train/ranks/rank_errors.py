@@ -1,0 +1,16 @@
+"""Errors that are raised if another rank is gone, instead of waiting for it.
+
+LegroomError
+├── PeerFailed    another rank raised an error; the message includes the rank and its error
+└── RankMissing   another rank does not respond; the message names it
+"""
+
+from legroom.errors import LegroomError
+
+
+class PeerFailed(LegroomError):  # noqa: N818
+    """Another rank raised an error that is not about memory."""
+
+
+class RankMissing(LegroomError):  # noqa: N818
+    """Another rank did not take part in an exchange."""
