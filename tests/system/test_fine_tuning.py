@@ -9,8 +9,10 @@ EXAMPLE = Path(__file__).parents[2] / "examples/fine_tune_minilm.py"
 
 
 def run(folder, epochs):
-    arguments = ["--rows", "24", "--epochs", str(epochs), "--folder", str(folder)]
-    done = subprocess.run([sys.executable, str(EXAMPLE), *arguments], capture_output=True, text=True, timeout=280)
+    arguments = ["--sentences", "24", "--epochs", str(epochs), "--folder", str(folder)]
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE), *arguments], capture_output=True, text=True, timeout=280
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
