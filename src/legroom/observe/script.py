@@ -1,12 +1,12 @@
-"""Runs a script in this process exactly as `python` would, and says how it ended.
+"""Runs a script in this process as `python` would, and returns how it ended.
 
-The script must not notice: `sys.argv`, `sys.path[0]`, the current folder, stdin and above all `__main__` are what
-`python script.py` gives it. `__main__` is really replaced in `sys.modules`, since pickling, `multiprocessing` (fork and
-spawn) and data loader workers look classes up there. That is why `runpy` is not used: it takes the module away again
-when the code ends, while threads and exit handlers still need it.
+For the script there is no difference: `sys.argv`, `sys.path[0]`, the current folder, stdin and `__main__` are the same as
+with `python script.py`. `__main__` is replaced in `sys.modules`, because pickling, `multiprocessing` (fork and
+spawn) and data loader workers look up classes there. `runpy` is not used, because it removes the module when the code
+ends, while threads and exit handlers still need it.
 
-An exception is rendered by the caller while it is being handled and then dropped: a stored exception keeps its
-frames alive, and through them the tensors whose memory the run is about.
+The caller renders an exception while it is handled, and then it is dropped: a stored exception would keep its frames
+alive, and with them the tensors that the report is about.
 """
 
 import builtins
@@ -29,7 +29,7 @@ from legroom.observe.warned_lines import user_line_warnings
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What to run: a file, a folder or zip with a `__main__.py` in it, or (`is_module`) a module as with `-m`."""
+    """What to run: a file, a folder or zip file with a `__main__.py`, or (`is_module`) a module as with `-m`."""
 
     name: str
     arguments: tuple[str, ...] = ()
@@ -37,18 +37,18 @@ class Script:
 
     @property
     def stem(self) -> str:
-        """A short name for files made on this script's behalf."""
+        """A short name for the output files of this script."""
         if self.is_module:
             return self.name.rpartition(".")[2]
         return Path(self.name).resolve().stem
 
     @property
     def words(self) -> list[str]:
-        """As a person types it after `python`."""
+        """The command line after `python`."""
         return [*(["-m"] if self.is_module else []), self.name, *self.arguments]
 
     def check(self) -> None:
-        """Raise `UsageError` for what can be known to be wrong before anything runs."""
+        """Raise `UsageError` if the script certainly cannot run."""
         if self.is_module:
             _check_module(self.name)
         else:
@@ -57,26 +57,26 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a script ended, in plain data."""
+    """How a script ended."""
 
     exit_code: int
     reason: ExitReason
     error: str = ""
-    """The uncaught exception as its one-line text; "" for none."""
+    """The uncaught exception in one line; "" if there was none."""
     traceback: str = ""
-    """The same with its frames, as rendered for people."""
+    """The rendered traceback."""
 
 
 Describe = Callable[[BaseException, bool], tuple[str, str]]
-"""`(exception, hooked)`: shows an uncaught exception while it is handled, and returns its one-line text and the whole
-with its frames. `hooked`: the script has a `sys.excepthook` of its own, which will show it too."""
+"""`(exception, hooked)`: shows an uncaught exception while it is handled, and returns it in one line and as a rendered
+traceback. `hooked`: the script has set `sys.excepthook`, which will show it too."""
 
 
 def execute(script: Script, *, uncaught: Describe) -> Outcome:
     """Run `script` as `__main__` (see `installed`) to its end.
 
-    `uncaught` is called with an exception that leaves the script, before it is dropped. A hook that the script itself
-    put into `sys.excepthook` is called after it. Raises `UsageError` for a module that turns out not to be runnable.
+    `uncaught` is called with an uncaught exception of the script, before it is dropped. If the script has set
+    `sys.excepthook`, that is called afterwards. Raises `UsageError` for a module that cannot be run.
     """
     hook = sys.excepthook
     try:
@@ -95,17 +95,19 @@ def execute(script: Script, *, uncaught: Describe) -> Outcome:
 
 @contextmanager
 def installed(script: Script) -> Iterator[None]:
-    """`sys.argv`, `sys.path[0]` and `sys.modules["__main__"]` are the script's while this is open, and warnings name its lines."""
+    """Inside, `sys.argv`, `sys.path[0]` and `sys.modules["__main__"]` are those of the script, and warnings show its lines."""
     argv, path, main = sys.argv, list(sys.path), sys.modules["__main__"]
     module = ModuleType("__main__")
     module.__dict__["__builtins__"] = builtins
     sys.argv = [script.name, *script.arguments]
     sys.modules["__main__"] = module
     if not sys.flags.safe_path:
-        # Whatever started us (a console script, -m) put its own folder first; the script's takes its place.
+        # The console script or `-m` that started Legroom put its own folder first; replace it with the script's.
         sys.path[0:1] = [_first_path(script)]
     elif not script.is_module and not _is_plain_file(script.name):
-        sys.path.insert(0, os.path.abspath(script.name))  # a folder or zip is always importable from itself
+        sys.path.insert(
+            0, os.path.abspath(script.name)
+        )  # python always adds a folder or zip file that it runs
     try:
         with user_line_warnings():
             yield
@@ -115,7 +117,7 @@ def installed(script: Script) -> Iterator[None]:
 
 @contextmanager
 def before_os_exit(closing: Callable[[int], None]) -> Iterator[None]:
-    """`os._exit(status)` in this process calls `closing(status)` first; in a forked child it is the real one."""
+    """Inside, `os._exit(status)` calls `closing(status)` first in this process, but not in a forked child."""
     real, owner = os._exit, os.getpid()
 
     def leave(status: int) -> NoReturn:
@@ -135,12 +137,12 @@ def before_os_exit(closing: Callable[[int], None]) -> Iterator[None]:
             os._exit = real
 
 
-# --- what the exception handlers share --------------------------------------------------------------------------
+# --- handling exceptions --------------------------------------------------------------------------------------------
 
 
 def _raised(error: BaseException, uncaught: Describe, original_hook: Callable[..., object]) -> Outcome:
     interrupted = isinstance(error, KeyboardInterrupt)
-    error.__traceback__ = _without_ours(error.__traceback__)
+    error.__traceback__ = _without_own_frames(error.__traceback__)
     hooked = sys.excepthook is not original_hook and sys.excepthook is not sys.__excepthook__
     text, traceback = uncaught(error, hooked)
     if hooked:
@@ -160,17 +162,17 @@ def _call_hook(error: BaseException) -> None:
 
 
 def _exit_code(code: object) -> int:
-    """As the interpreter reads `SystemExit.code`; a text goes to stderr."""
+    """The exit code that the interpreter derives from `SystemExit.code`; a string is printed to stderr."""
     if code is None:
         return 0
     if isinstance(code, int):
-        return code & 0xFF  # what the operating system keeps of it
+        return code & 0xFF  # the operating system keeps 8 bits
     print(code, file=sys.stderr)
     return 1
 
 
-def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
-    """Python's own traceback begins at the script: drop the frames of this file above it."""
+def _without_own_frames(traceback: TracebackType | None) -> TracebackType | None:
+    """Drop the frames of this file, so that the traceback starts at the script as with `python`."""
     while traceback is not None and traceback.tb_frame.f_code.co_filename == __file__:
         traceback = traceback.tb_next
     return traceback
@@ -183,7 +185,7 @@ def _reached_script(traceback: TracebackType) -> bool:
     return innermost.tb_frame.f_code.co_filename != __file__
 
 
-# --- finding the code, and dressing __main__ as python does ------------------------------------------------------
+# --- loading the code and setting up __main__ as python does ------------------------------------------------------
 
 
 def _load(script: Script) -> CodeType:
@@ -204,18 +206,20 @@ def _load_file(name: str) -> CodeType:
         loader = importlib.machinery.SourcelessFileLoader("__main__", path)
     else:
         loader = importlib.machinery.SourceFileLoader("__main__", path)
-    _dress(path, None, loader, package=None)
+    _set_up_main(path, None, loader, package=None)
     if compiled:
         code = loader.get_code("__main__")
-        assert code is not None, "a file with the magic number holds code"
+        assert code is not None, "a file with the magic number contains code"
         return code
-    return compile(source, path, "exec", dont_inherit=True)  # from bytes: a BOM or coding line is obeyed
+    return compile(
+        source, path, "exec", dont_inherit=True
+    )  # bytes, so that a BOM or coding line is respected
 
 
 def _load_folder(name: str) -> CodeType:
     spec = _spec_in_folder(name)
     if spec is None or spec.loader is None:
-        raise UsageError(f"{name} holds no __main__.py: name the script in it to run")
+        raise UsageError(f"`{name}` contains no `__main__.py`. Give the path of a script in it.")
     return _from_spec(spec, package="")
 
 
@@ -225,10 +229,10 @@ def _load_module(name: str) -> CodeType:
         package, spec = name, importlib.util.find_spec(f"{name}.__main__")
         if spec is None:
             raise UsageError(
-                f"'{package}' is a package without a __main__.py: name a module in it, as in -m {package}.train"
+                f"`{package}` is a package without a `__main__.py`. Give a module in it, for example `-m {package}.train`."
             )
     if spec is None:
-        raise UsageError(f"no module named '{name}': check the name, and the folder you are in")
+        raise UsageError(f"No module named `{name}`. Check the name and the current folder.")
     code = _from_spec(spec, package=spec.name.rpartition(".")[0])
     sys.argv[0] = sys.modules["__main__"].__file__ or name
     return code
@@ -238,12 +242,12 @@ def _from_spec(spec: importlib.machinery.ModuleSpec, *, package: str) -> CodeTyp
     get_code = getattr(spec.loader, "get_code", None)
     code = get_code(spec.name) if get_code is not None else None
     if code is None:
-        raise UsageError(f"'{spec.name}' holds no Python code to run: name a module written in Python")
-    _dress(spec.origin or code.co_filename, spec, spec.loader, package=package)
+        raise UsageError(f"`{spec.name}` contains no Python code to run. Give a module written in Python.")
+    _set_up_main(spec.origin or code.co_filename, spec, spec.loader, package=package)
     return code  # type: ignore[no-any-return]
 
 
-def _dress(
+def _set_up_main(
     path: str, spec: importlib.machinery.ModuleSpec | None, loader: object, *, package: str | None
 ) -> None:
     module = sys.modules["__main__"]
@@ -263,7 +267,7 @@ def _first_path(script: Script) -> str:
 
 
 def _is_plain_file(name: str) -> bool:
-    """Source or byte code (in a file or a pipe), as opposed to a folder or zip that the import system looks into."""
+    """Whether it is source or byte code (in a file or a pipe), not a folder or zip file that the import system searches."""
     return pkgutil.get_importer(name) is None
 
 
@@ -272,31 +276,31 @@ def _spec_in_folder(name: str) -> importlib.machinery.ModuleSpec | None:
     return importer.find_spec("__main__") if importer is not None else None
 
 
-# --- what can be known beforehand --------------------------------------------------------------------------------
+# --- checks before the run ---------------------------------------------------------------------------------------
 
 
 def _check_file(name: str) -> None:
     path = Path(name)
     if not path.exists():
         hint = (
-            f"did you mean {name}.py?"
+            f"Did you mean `{name}.py`?"
             if Path(f"{name}.py").is_file()
-            else "check the path, or name a module with -m"
+            else "Check the path, or run a module with `-m`."
         )
-        raise UsageError(f"there is no script '{name}': {hint}")
+        raise UsageError(f"Script `{name}` not found. {hint}")
     if path.suffix == ".ipynb":
         raise UsageError(
-            f"'{name}' is a notebook: run what `jupyter nbconvert --to script` makes of it, or train under legroom.VirtualGPU(...) in a cell"
+            f"`{name}` is a notebook. Convert it with `jupyter nbconvert --to script`, or use `legroom.VirtualGPU(...)` in a cell."
         )
     if not os.access(path, os.R_OK):
-        raise UsageError(f"'{name}' cannot be read: give yourself read permission on it")
+        raise UsageError(f"No permission to read `{name}`.")
     if not _is_plain_file(name) and _spec_in_folder(name) is None:
-        raise UsageError(f"'{name}' is a folder without a __main__.py: name the script in it to run")
+        raise UsageError(f"`{name}` is a folder without a `__main__.py`. Give the path of a script in it.")
 
 
 def _check_module(name: str) -> None:
     if not name or any(not part for part in name.split(".")):
-        raise UsageError(f"'{name}' is no module name: write -m package.module")
+        raise UsageError(f"`{name}` is not a module name. Example: `-m package.module`.")
     top = name.partition(".")[0]
     here = os.getcwd()
     sys.path.insert(0, here)
@@ -307,4 +311,4 @@ def _check_module(name: str) -> None:
     finally:
         sys.path.remove(here)
     if not found:
-        raise UsageError(f"no module named '{top}' in {here} or the installed packages: check the name")
+        raise UsageError(f"No module named `{top}` in {here} or the installed packages. Check the name.")

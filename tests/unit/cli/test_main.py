@@ -48,8 +48,8 @@ def test_python_m_legroom_is_the_same_command():
     ("words", "sentence"),
     [
         (["run"], "No script given. Example: `legroom run train.py`."),
-        (["run", "missing.py"], "there is no script 'missing.py': check the path, or name a module with -m"),
-        (["run", "-m", "no_such_module_here"], "no module named 'no_such_module_here' in "),
+        (["run", "missing.py"], "Script `missing.py` not found. Check the path, or run a module with `-m`."),
+        (["run", "-m", "no_such_module_here"], "No module named `no_such_module_here` in "),
         (
             ["run", "--gpu", "8 bananas", "x.py"],
             "`8 bananas` is not a valid GPU. Use a size (`8GiB`, `8GiB:sm90`) or a name",

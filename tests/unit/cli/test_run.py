@@ -241,7 +241,7 @@ def test_a_module_without_main_leaves_no_capture(tmp_path, monkeypatch, capfd):
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare/__init__.py").write_text("")
     assert main(["run", "--gpu", "64MiB", "-m", "bare"]) == 2
-    assert "'bare' is a package without a __main__.py" in capfd.readouterr().err
+    assert "`bare` is a package without a `__main__.py`" in capfd.readouterr().err
     assert list(tmp_path.glob("*.legroom")) == []
 
 

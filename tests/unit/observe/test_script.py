@@ -1,4 +1,4 @@
-"""A script run in this process cannot tell that it was not started by python."""
+"""A script that Legroom runs in this process behaves as if started by python."""
 
 import os
 import pickle
@@ -56,36 +56,36 @@ def compare_with_python(words: list[str], script: Script) -> None:
     assert Path("seen.json").read_text() == expected
 
 
-def test_a_script_sees_what_python_shows_it(write):
+def test_a_script_sees_the_same_as_under_python(write):
     compare_with_python(
         [write("sub/train.py", LOOK), "--gpu", "--help"], Script("sub/train.py", ("--gpu", "--help"))
     )
 
 
-def test_a_symlinked_script_sees_what_python_shows_it(write):
+def test_a_symlinked_script_sees_the_same_as_under_python(write):
     write("real/train.py", LOOK)
     os.symlink("real/train.py", "link.py")
     compare_with_python(["link.py"], Script("link.py"))
 
 
-def test_a_module_sees_what_python_shows_it(write):
+def test_a_module_sees_the_same_as_under_python(write):
     write("package/__init__.py", "")
     write("package/train.py", LOOK)
     compare_with_python(["-m", "package.train", "x"], Script("package.train", ("x",), is_module=True))
 
 
-def test_a_package_with_main_sees_what_python_shows_it(write):
+def test_a_package_with_main_sees_the_same_as_under_python(write):
     write("pkg_main/__init__.py", "")
     write("pkg_main/__main__.py", LOOK)
     compare_with_python(["-m", "pkg_main"], Script("pkg_main", (), is_module=True))
 
 
-def test_a_folder_with_main_sees_what_python_shows_it(write):
+def test_a_folder_with_main_sees_the_same_as_under_python(write):
     write("folder/__main__.py", LOOK)
     compare_with_python(["folder", "1"], Script("folder", ("1",)))
 
 
-def test_a_zip_with_main_sees_what_python_shows_it(write, tmp_path):
+def test_a_zip_with_main_sees_the_same_as_under_python(write, tmp_path):
     with zipfile.ZipFile(tmp_path / "app.zip", "w") as archive:
         archive.writestr("__main__.py", LOOK)
     compare_with_python(["app.zip", "1"], Script("app.zip", ("1",)))
@@ -107,7 +107,7 @@ def test_byte_code_runs(write):
     ],
     ids=["coding line", "byte order mark", "windows line ends"],
 )
-def test_the_source_is_decoded_as_python_does(write, source):
+def test_the_source_is_decoded_as_by_python(write, source):
     assert run(Script(write("train.py", source))).reason is ExitReason.FINISHED
 
 
@@ -122,11 +122,11 @@ def test_the_source_is_decoded_as_python_does(write, source):
         ("sys.exit('no')", 1),
     ],
 )
-def test_the_exit_code_is_pythons(write, statement, code):
+def test_the_exit_code_is_that_of_python(write, statement, code):
     assert run(Script(write("train.py", f"import sys\n{statement}"))).exit_code == code
 
 
-def test_a_text_given_to_exit_goes_to_stderr(write, capsys):
+def test_a_string_passed_to_exit_is_printed_to_stderr(write, capsys):
     run(Script(write("train.py", "raise SystemExit('no data')")))
     assert capsys.readouterr().err == "no data\n"
 
@@ -158,7 +158,7 @@ def test_no_frame_of_an_uncaught_exception_survives(write):
     assert alive[0]() is None
 
 
-def test_the_traceback_begins_at_the_script(write):
+def test_the_traceback_starts_at_the_script(write):
     frames = []
 
     def look(error, hooked):
@@ -171,17 +171,17 @@ def test_the_traceback_begins_at_the_script(write):
     assert frames == [os.path.abspath("train.py")]
 
 
-def test_a_syntax_error_is_the_scripts_own(write):
+def test_a_syntax_error_is_an_error_of_the_script(write):
     outcome = run(Script(write("train.py", "def f(:\n")))
     assert (outcome.exit_code, outcome.reason) == (1, ExitReason.RAISED)
 
 
-def test_ctrl_c_gives_130(write):
+def test_ctrl_c_exits_with_130(write):
     outcome = run(Script(write("train.py", "raise KeyboardInterrupt")))
     assert (outcome.exit_code, outcome.reason) == (130, ExitReason.INTERRUPTED)
 
 
-def test_the_scripts_own_excepthook_is_called(write, monkeypatch):
+def test_the_excepthook_of_the_script_is_called(write, monkeypatch):
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     source = "import sys\nsys.excepthook = lambda *a: open('hook', 'w').write(a[0].__name__)\n1 / 0"
     told = []
@@ -201,52 +201,56 @@ def test_classes_of_the_script_can_be_pickled_while_it_is_installed(write):
         assert type(loaded) is sys.modules["__main__"].Config
 
 
-def test_everything_is_put_back(write):
+def test_argv_path_and_main_are_restored(write):
     before = (sys.argv, list(sys.path), sys.modules["__main__"])
     run(Script(write("train.py", "import sys; sys.argv.append('x'); sys.path.append('y')"), ("a",)))
     assert (sys.argv, list(sys.path), sys.modules["__main__"]) == before
 
 
 @pytest.mark.parametrize(
-    ("name", "is_module", "sentence"),
+    ("name", "is_module", "message"),
     [
-        ("missing.py", False, "there is no script 'missing.py': check the path, or name a module with -m"),
-        ("train", False, "there is no script 'train': did you mean train.py?"),
-        ("empty", False, "'empty' is a folder without a __main__.py: name the script in it to run"),
-        ("train.ipynb", False, "'train.ipynb' is a notebook: run what `jupyter nbconvert --to script` makes"),
-        ("no_such_package.train", True, "no module named 'no_such_package'"),
-        ("a..b", True, "'a..b' is no module name: write -m package.module"),
+        ("missing.py", False, "Script `missing.py` not found. Check the path, or run a module with `-m`."),
+        ("train", False, "Script `train` not found. Did you mean `train.py`?"),
+        ("empty", False, "`empty` is a folder without a `__main__.py`. Give the path of a script in it."),
+        (
+            "train.ipynb",
+            False,
+            "`train.ipynb` is a notebook. Convert it with `jupyter nbconvert --to script`",
+        ),
+        ("no_such_package.train", True, "No module named `no_such_package`"),
+        ("a..b", True, "`a..b` is not a module name. Example: `-m package.module`."),
     ],
 )
-def test_what_cannot_run_is_refused_in_a_sentence(write, name, is_module, sentence):
+def test_a_script_that_cannot_run_is_rejected_with_one_line(write, name, is_module, message):
     write("train.py", "")
     write("train.ipynb", "{}")
     os.mkdir("empty")
-    with pytest.raises(UsageError) as refusal:
+    with pytest.raises(UsageError) as raised:
         Script(name, (), is_module).check()
-    assert str(refusal.value).startswith(sentence)
+    assert str(raised.value).startswith(message)
 
 
 @pytest.mark.parametrize(
-    ("name", "sentence"),
+    ("name", "message"),
     [
-        ("bare_package", "'bare_package' is a package without a __main__.py"),
-        ("bare_package.nothing", "no module named 'bare_package.nothing'"),
-        ("itertools", "'itertools' holds no Python code to run"),
+        ("bare_package", "`bare_package` is a package without a `__main__.py`"),
+        ("bare_package.nothing", "No module named `bare_package.nothing`"),
+        ("itertools", "`itertools` contains no Python code to run"),
     ],
 )
-def test_a_module_that_proves_not_runnable_is_refused(write, name, sentence):
+def test_a_module_that_cannot_run_is_rejected(write, name, message):
     write("bare_package/__init__.py", "")
-    with pytest.raises(UsageError, match=sentence):
+    with pytest.raises(UsageError, match=message):
         run(Script(name, (), is_module=True))
 
 
-def test_a_usage_error_raised_by_the_script_is_the_scripts_own(write):
+def test_a_usage_error_raised_by_the_script_is_an_error_of_the_script(write):
     source = "from legroom.errors import UsageError\nraise UsageError('mine')"
     assert run(Script(write("train.py", source))).error == "UsageError: mine"
 
 
-def test_os_exit_closes_first_and_then_is_the_real_one(tmp_path):
+def test_os_exit_calls_the_callback_and_then_exits(tmp_path):
     program = (
         "import os\nfrom legroom.observe.script import before_os_exit\n"
         "with before_os_exit(lambda status: print('closing', status, flush=True)):\n    os._exit(5)\n"
@@ -255,7 +259,7 @@ def test_os_exit_closes_first_and_then_is_the_real_one(tmp_path):
     assert (done.returncode, done.stdout) == (5, "closing 5\n")
 
 
-def test_os_exit_is_put_back():
+def test_os_exit_is_restored():
     real = os._exit
     with before_os_exit(lambda status: None):
         assert os._exit is not real
@@ -263,9 +267,9 @@ def test_os_exit_is_put_back():
 
 
 @pytest.mark.parametrize(("name", "stem"), [("a/train.py", "train"), ("folder", "folder")])
-def test_a_script_names_its_files(name, stem):
+def test_the_stem_of_a_script(name, stem):
     assert Script(name).stem == stem
 
 
-def test_a_module_names_its_files():
+def test_the_stem_of_a_module():
     assert Script("package.train", (), is_module=True).stem == "train"

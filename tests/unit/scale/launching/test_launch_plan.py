@@ -60,7 +60,7 @@ def test_what_cannot_be_is_refused_in_a_sentence(plan, options, sentence):
 
 
 def test_a_script_that_is_not_there_is_refused(plan):
-    with pytest.raises(UsageError, match=r"there is no script 'trian\.py'"):
+    with pytest.raises(UsageError, match=r"Script `trian\.py` not found"):
         plan_launch(Script("trian.py"), nproc=1, gpus=(), real_gpus=0)
 
 
