@@ -40,7 +40,7 @@ def _perceptron(width: int, batch: int, *, guarded: bool = False) -> Step:
     if guarded:
         import legroom
 
-        guard = legroom.Guard(model, optimizer, keep_events=False)
+        guard = legroom.Guard(model, optimizer, cache_sizes=False)
         return lambda: guard.step(loss_of, x, y).item()
     return _plain(lambda: loss_of(x, y), optimizer)
 
