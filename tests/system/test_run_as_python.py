@@ -173,6 +173,6 @@ def test_a_folder_that_cannot_be_written_to_is_no_reason_not_to_run(legroom, wri
     )
     done = legroom("run", *GPU, str(script), cwd=folder)
     assert (done.returncode, done.stdout) == (0, "ran\n")
-    assert "no capture is kept: " in done.stderr
+    assert "No capture is kept. " in done.stderr
     assert "(with -o)" in done.stderr
     assert not list(tmp_path.rglob("*.legroom"))

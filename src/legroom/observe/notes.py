@@ -1,19 +1,19 @@
-"""What a trace says in words and others look for in it. Imports no torch, so that they need none."""
+"""Notes that a trace adds to an estimate. Does not import torch, so that the process that shows the estimate needs none."""
 
 BENCHMARK = (
-    "cudnn.benchmark is on: the first step tries kernels with as much memory as is free, so the peak may come near all of the "
-    "GPU's memory. Tries that do not fit are given up, so they do not decide whether the run fits."
+    "`cudnn.benchmark` is on. In the first step, cuDNN tests kernels that use up to all free memory, so the peak may reach the "
+    "capacity of the GPU. Kernels that do not fit are skipped, so they do not affect whether the run fits."
 )
-"""Source: `generate_and_filter_plans` in ATen/native/cudnn/Conv_v8.cpp, which halves the workspace it asks for until there is
-room and drops the kernels that need more. Measured: ResNet-18 at batch 64, which needs 1.6 GiB, peaks at 3.9 GiB on an H200 and
-runs under caps of 1.8, 2.0, 2.4 and 2.8 GiB, filling each."""
+"""Source: `generate_and_filter_plans` in ATen/native/cudnn/Conv_v8.cpp, which halves the requested workspace until the
+allocation succeeds and skips kernels that need more. Measured on an H200: ResNet-18 with batch size 64 needs 1.6 GiB and
+peaks at 3.9 GiB. With limits of 1.8, 2.0, 2.4 and 2.8 GiB it runs, and each time uses all of it."""
 
 COMMUNICATION = (
-    "Ranks talk through NCCL, which holds memory of its own on every GPU: 556 MiB are counted beside PyTorch's (measured on an H200 "
-    "with one rank; with more ranks and channels it may be more)."
+    "NCCL uses memory outside PyTorch on every GPU. The estimate includes 556 MiB for it (measured on an H200 with one rank; "
+    "more ranks or channels may need more)."
 )
 COMMUNICATION_BYTES = 556 * 2**20
-"""What the device holds more after the first all-reduce; `bench/accuracy/measure_cases.py context` shows it."""
+"""The device memory that the first all-reduce adds; `bench/accuracy/measure_cases.py context` shows it."""
 
 CUDNN_CRASHED = (
     "cuDNN crashed when it was queried. The affected convolutions use recorded workspace sizes instead. `LEGROOM_CUDNN=off` skips "

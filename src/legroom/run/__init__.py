@@ -1,1 +1,1 @@
-"""Runs a user's script: records it, writes the capture, reports at the end."""
+"""Runs a user's script: records it, writes the capture, and prints the report."""

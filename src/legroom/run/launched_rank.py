@@ -1,7 +1,7 @@
-"""One rank of `legroom launch`, as a program: runs the script as `python` would and leaves how it ended for the launcher.
+"""The program of one rank of `legroom launch`: runs the script like `python` and writes its outcome for the launcher.
 
-With a GPU, real or virtual, what happens to memory goes to a capture of the rank's own. On the CPU nothing is watched,
-since counting every tensor would cost more than it tells. Nothing is said here: the launcher speaks for all ranks.
+With a real or virtual GPU, the memory of the rank is recorded to its own capture. On the CPU nothing is recorded,
+because tracking every tensor is slow. The rank prints no report: the launcher reports for all ranks.
 """
 
 import atexit
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     from legroom.observe.session import Status
 
 
-def main(words: list[str]) -> int:
-    """Run the script that `words` name, as the environment says; its exit code."""
+def main(arguments: list[str]) -> int:
+    """Run the script named by `arguments` with the settings of the environment, and return its exit code."""
     exit_with_parent()
     order = Order.from_environment()
-    is_module = words[0] == "-m"
-    script = Script(words[is_module], tuple(words[is_module + 1 :]), is_module=is_module)
-    speaker = Record(order.files().ending)
+    is_module = arguments[0] == "-m"
+    script = Script(arguments[is_module], tuple(arguments[is_module + 1 :]), is_module=is_module)
+    outcomes = OutcomeWriter(order.files().ending)
     try:
-        return _run_watched(script, order, speaker) if order.watch else _run(script, speaker)
-    except LegroomError as error:  # the script could not even begin
-        speaker.failing(f"legroom: {error}", "")
+        return _run_recorded(script, order, outcomes) if order.watch else _run(script, outcomes)
+    except LegroomError as error:  # the script did not start
+        outcomes.on_exception(f"legroom: {error}", "")
         say(str(error))
         return 2
 
 
-def _run_watched(script: Script, order: Order, speaker: "Record") -> int:
+def _run_recorded(script: Script, order: Order, outcomes: "OutcomeWriter") -> int:
     from legroom.run.recording import Recording
 
     recording = Recording(
@@ -50,71 +50,71 @@ def _run_watched(script: Script, order: Order, speaker: "Record") -> int:
         force=True,
         as_json=False,
         options=list(order.options),
-        speaker=speaker,
+        listener=outcomes,
     )
     return recording.run(at_exit=atexit.register)
 
 
-def _run(script: Script, speaker: "Record") -> int:
+def _run(script: Script, outcomes: "OutcomeWriter") -> int:
     def uncaught(error: BaseException, hooked: bool) -> tuple[str, str]:
         sys.stdout.flush()
         text = format_error_line(error)
         if isinstance(error, KeyboardInterrupt):
             return text, ""
         traceback = format_traceback(error)
-        speaker.failing(text, traceback)
+        outcomes.on_exception(text, traceback)
         if not hooked:
             sys.stderr.write(traceback)
         return text, traceback
 
     as_main = installed(script)
-    as_main.__enter__()  # for good: threads and exit handlers of the script still look into __main__
+    as_main.__enter__()  # never exited: threads and exit handlers of the script still use __main__
     outcome = execute(script, uncaught=uncaught)
-    speaker.ended(outcome)
+    outcomes.on_end(outcome)
     return outcome.exit_code
 
 
-class Record:
-    """Writes down how this rank ends, for the launcher to read."""
+class OutcomeWriter:
+    """Writes the outcome of this rank to a file for the launcher."""
 
     def __init__(self, path: Path) -> None:
-        self.facts: Mapping[str, object] = {
+        self.header: Mapping[str, object] = {
             "verb": "launch",
             "rank": rank(),
             "world_size": int(os.environ.get("WORLD_SIZE", "1")),
         }
         self._path = path
-        self._began = time.time()
+        self._started = time.time()
         self._failed_at: float | None = None
         self._log_size: int | None = None
         self._text = self._traceback = ""
 
-    def failing(self, text: str, traceback: str) -> None:
-        """The time counts, and where the log ends before the traceback: the launcher shows that one itself."""
+    def on_exception(self, text: str, traceback: str) -> None:
+        """Record the time, and the size of the log before the traceback, which the launcher prints itself."""
         sys.stderr.flush()
         self._failed_at, self._log_size = time.time(), os.fstat(2).st_size
         self._text, self._traceback = text, traceback
         self._write(Outcome(1, ExitReason.RAISED, text, traceback), None)
 
-    def ended(self, outcome: Outcome, figures: "Status | None" = None) -> None:
-        self._write(outcome, figures)
+    def on_end(self, outcome: Outcome, status: "Status | None" = None) -> None:
+        self._write(outcome, status)
 
-    def _write(self, outcome: Outcome, figures: "Status | None") -> None:
-        at = self._failed_at or time.time()
+    def _write(self, outcome: Outcome, status: "Status | None") -> None:
+        ended = self._failed_at or time.time()
         RankEnding(
             rank=rank(),
-            time=at,
+            time=ended,
             exit_code=outcome.exit_code,
             ended=str(outcome.reason),
             error=outcome.error or self._text,
             traceback=outcome.traceback or self._traceback,
             log_size=self._log_size,
-            seconds=at - self._began,
-            steps=figures.step if figures else 0,
-            device=figures.device if figures else None,
-            peak_allocated=figures.peak_allocated if figures else 0,
-            peak_reserved=figures.peak_reserved if figures else 0,
-            capacity=figures.capacity if figures else 0,
+            seconds=ended - self._started,
+            steps=status.step if status else 0,
+            device=status.device if status else None,
+            peak_allocated=status.peak_allocated if status else 0,
+            peak_reserved=status.peak_reserved if status else 0,
+            capacity=status.capacity if status else 0,
         ).write(self._path)
 
 

@@ -1,13 +1,13 @@
-"""One run under watch, from the first check to the last word.
+"""Runs one script and records its memory: the engine of `legroom run` and of the ranks of `legroom launch`.
 
-The order of things is the point of this file. Everything that can be refused is refused before the script starts. The
-script then runs as `python` would run it; what happens to memory goes to a capture file. An uncaught exception is
-explained the moment it leaves the script. The closing words come last, after the script's threads and exit handlers,
-or just before `os._exit` takes the process away. Whatever goes wrong on our side, the script's exit code stands.
+Usage errors are raised before the script starts. The script then runs like under `python`, and its memory events go to
+a capture file. An out-of-memory error is reported as soon as it leaves the script. The report comes last, after the
+script's threads and exit handlers, or just before `os._exit`. Errors in Legroom never change the script's exit code.
 
-A forked child of the script is the script's business: it writes no capture and says nothing.
+Forked children of the script write no capture and print no report.
 """
 
+import json
 import os
 import sys
 import time
@@ -36,8 +36,7 @@ from legroom.observe.dispatch.attribution import is_user_file
 from legroom.observe.dispatch.index_checks import IndexChecks
 from legroom.observe.script import Outcome, Script, before_os_exit, execute, installed
 from legroom.observe.session import Session, Status
-from legroom.run.capture_path import CapturePlace, open_capture
-from legroom.run.json_stdout import JsonStdout
+from legroom.run.capture_path import OpenCapture, open_capture
 from legroom.show.common.background_thread import PeriodicThread
 from legroom.show.common.live_line import LiveLine
 from legroom.show.common.terminal import print_to
@@ -51,26 +50,26 @@ from legroom.show.report.tracebacks import (
 from legroom.train.spilling.spill import Spill
 from legroom.units import format_size
 
-REMEMBERED = 100_000
-"""So many events stay in memory for the report: those around the peak, around a failure, and the newest."""
+KEPT_EVENTS = 100_000
+"""How many events stay in memory for the report: those around the peak and failures, and the newest."""
 AtExit = Callable[[Callable[[], None]], object]
 
 
-class Speaker(Protocol):
-    """Speaks for a run instead of the run itself: a launcher that has many of them to speak for."""
+class OutcomeListener(Protocol):
+    """Receives the outcome of a run in place of the terminal. The launcher uses it to report for all ranks."""
 
-    facts: Mapping[str, object]
-    """For the capture's header."""
+    header: Mapping[str, object]
+    """Added to the header of the capture."""
 
-    def failing(self, text: str, traceback: str) -> None:
-        """An exception leaves the script; nothing of it has been printed yet."""
+    def on_exception(self, text: str, traceback: str) -> None:
+        """Called when an exception leaves the script, before it is printed."""
 
-    def ended(self, outcome: Outcome, figures: Status) -> None:
-        """The script is over, and the capture is complete."""
+    def on_end(self, outcome: Outcome, status: Status) -> None:
+        """Called when the script has ended and the capture is complete."""
 
 
 class Recording:
-    """Runs one script under watch. Use once."""
+    """Runs one script and records its memory. Can be used once."""
 
     def __init__(
         self,
@@ -83,10 +82,11 @@ class Recording:
         options: list[str],
         spill: Spill | None = None,
         blocking: bool = False,
-        speaker: Speaker | None = None,
+        listener: OutcomeListener | None = None,
     ) -> None:
-        """`options`: Legroom's own words that another run of the same kind needs. `spill`: give it to the script.
-        `blocking`: check indices before each operation on a real GPU. `speaker`: say nothing, tell it instead."""
+        """`options`: the options of `legroom run` for the suggested next command. `spill`: applied to the script.
+        `blocking`: check indices before each operation on a real GPU. `listener`: receives the outcome; nothing is
+        printed."""
         self._script = script
         self._gpus = gpus
         self._output = output
@@ -95,62 +95,64 @@ class Recording:
         self._options = options
         self._spill = spill
         self._blocking = blocking
-        self._speaker = speaker
-        self._owner = os.getpid()
+        self._listener = listener
+        self._pid = os.getpid()
         self._session: Session | None = None
-        self._place: CapturePlace | None = None
+        self._capture: OpenCapture | None = None
         self._run: dict[str, Any] = {}
-        self._ledger = Ledger(keep_events=REMEMBERED)
+        self._ledger = Ledger(keep_events=KEPT_EVENTS)
         self._live: LiveLine | None = None
-        self._flushing: PeriodicThread | None = None
-        self._json: JsonStdout | None = None
+        self._flush_thread: PeriodicThread | None = None
+        self._json: _JsonStdout | None = None
         self._outcome: Outcome | None = None
-        self._told: RunReport | None = None
+        self._oom_report: RunReport | None = None
+        """Set once the report of an out-of-memory error was printed. Later events are not part of it."""
         self._closed = False
-        self._began = time.perf_counter()
-        self._open = ExitStack()
+        self._started = time.perf_counter()
+        self._recording = ExitStack()
         self._as_main = ExitStack()
 
     def run(self, *, at_exit: AtExit | None = None) -> int:
-        """The script's exit code. Given `at_exit`, the closing words are left to it, and `__main__` stays the script."""
+        """Run the script and return its exit code. With `at_exit`, the report is printed by a callback registered with it,
+        and `__main__` remains the script."""
         self._script.check()
         self._prepare()
         if at_exit is not None:
             at_exit(self._close)
         try:
             self._outcome = execute(self._script, uncaught=self._uncaught)
-        except LegroomError:  # the module turned out not to be runnable: nothing happened worth keeping
-            self._withdraw()
+        except LegroomError:  # the module cannot be run
+            self._discard()
             raise
         if at_exit is None:
             self._close()
             self._as_main.close()
         return self._outcome.exit_code
 
-    # --- before -----------------------------------------------------------------------------------------------
+    # --- before the script
 
     def _prepare(self) -> None:
         self._session = Session(self._record, gpus=self._gpus)
         self._run = self._header()
-        self._place = open_capture(self._output, force=self._force, stem=self._script.stem, run=self._run)
+        self._capture = open_capture(self._output, force=self._force, stem=self._script.stem, run=self._run)
         try:
-            self._open.enter_context(self._session)
+            self._recording.enter_context(self._session)
         except BaseException:
-            self._place.discard()
+            self._capture.discard()
             raise
         if self._spill is not None:
-            self._open.enter_context(self._spill.all_threads())
+            self._recording.enter_context(self._spill.all_threads())
         if self._blocking and self._session.devices[0].kind == "cuda":
-            self._open.enter_context(IndexChecks())
-        self._open.enter_context(before_os_exit(self._leaving))
+            self._recording.enter_context(IndexChecks())
+        self._recording.enter_context(before_os_exit(self._on_os_exit))
         self._as_main.enter_context(installed(self._script))
-        _follow_forks(self)
-        # What is recorded reaches the file even while the script is busy with something else, or stuck.
-        self._flushing = PeriodicThread(self._place.writer.flush, repeat(1.0), name="legroom-flush")
-        self._flushing.start()
+        _abandon_in_children(self)
+        # Recorded events reach the file even if the script is stuck.
+        self._flush_thread = PeriodicThread(self._capture.writer.flush, repeat(1.0), name="legroom-flush")
+        self._flush_thread.start()
         if self._as_json:
-            self._json = JsonStdout()
-        elif self._speaker is None:
+            self._json = _JsonStdout()
+        elif self._listener is None:
             self._announce()
             self._live = LiveLine(self._session.status)
             self._live.start()
@@ -172,39 +174,40 @@ class Recording:
             or os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
             or "",
             "devices": [asdict(device) for device in self._session.devices],
-            **(self._speaker.facts if self._speaker is not None else {}),
+            **(self._listener.header if self._listener is not None else {}),
         }
 
     def _announce(self) -> None:
         assert self._session is not None
-        assert self._place is not None
-        sizes = [format_size(device.capacity) for device in self._session.devices]
-        what = {
-            "virtual": "a virtual GPU of " if len(sizes) == 1 else "virtual GPUs of ",
-            "cuda": "the GPU, " if len(sizes) == 1 else "the GPUs, ",
-            "host": "no GPU here: watching host memory, ",
-        }
-        where = f"recording to {self._place.name}" if self._place.name else self._place.complaint
-        spilling = "; saved activations go to host memory" if self._spill is not None else ""
-        checks = self._blocking and self._session.devices[0].kind == "cuda"
-        waiting = "; indices are checked before each operation" if checks else ""
-        say(f"{what[self._session.devices[0].kind]}{' and '.join(sizes)}{spilling}{waiting}; {where}")
+        assert self._capture is not None
+        devices = self._session.devices
+        kind = devices[0].kind
+        gpus = {"virtual": "Virtual GPU", "cuda": "GPU", "host": "No GPU found. Host memory"}[kind]
+        sizes = " and ".join(format_size(device.capacity) for device in devices)
+        sentences = [f"{gpus}{'s' if len(devices) > 1 else ''}: {sizes}."]
+        if self._spill is not None:
+            sentences.append("Saved activations move to host memory.")
+        if self._blocking and kind == "cuda":
+            sentences.append("Indices are checked before each operation.")
+        sentences.append(
+            f"Recording to {self._capture.name}." if self._capture.name else self._capture.warning
+        )
+        say(" ".join(sentences))
 
-    # --- during -----------------------------------------------------------------------------------------------
+    # --- while it runs
 
     def _record(self, event: Event) -> None:
-        """What happens after the report was told (a dead script's tensors die in their thousands) is no part of it."""
-        if self._told is None:
+        if self._oom_report is None:
             self._write(event)
 
     def _write(self, event: Event) -> None:
-        if self._place is not None and os.getpid() == self._owner:
-            self._place.writer.write(event)
+        if self._capture is not None and os.getpid() == self._pid:
+            self._capture.writer.write(event)
             self._ledger.apply(event)
 
     def _uncaught(self, error: BaseException, hooked: bool) -> tuple[str, str]:
-        """Show an exception that left the script, and give its text."""
-        if os.getpid() != self._owner:
+        """Print an exception that left the script, and return its text and traceback."""
+        if os.getpid() != self._pid:
             if not hooked:
                 sys.stderr.write(format_traceback(error))
             return format_error_line(error), ""
@@ -218,85 +221,84 @@ class Recording:
             traceback = format_traceback(error)
         else:
             traceback = format_short_traceback(error, is_user_file)
-            _guarded(lambda: self._explain(text, traceback))
-        if self._speaker is not None:
-            self._speaker.failing(text, traceback)
+            _guarded(lambda: self._print_oom_report(text, traceback))
+        if self._listener is not None:
+            self._listener.on_exception(text, traceback)
         if not hooked:
             sys.stderr.write(traceback)
-        if not self._as_json and self._speaker is None and not is_oom(error):
-            _guarded(lambda: _name_cause(error, on_virtual_gpu=self._gpus is not None))
+        if not self._as_json and self._listener is None and not is_oom(error):
+            _guarded(lambda: _print_explanation(error, on_virtual_gpu=self._gpus is not None))
         return text, traceback
 
-    def _explain(self, text: str, traceback: str) -> None:
-        """The report of an out-of-memory error, above its traceback."""
+    def _print_oom_report(self, text: str, traceback: str) -> None:
+        """Print the report of an out-of-memory error, above its traceback."""
         if self._as_json:
             return
         report = self._report(Outcome(1, ExitReason.RAISED, text, traceback))
         if report.oom is not None:
-            self._told = report
-            if self._speaker is None:
+            self._oom_report = report
+            if self._listener is None:
                 print_to(sys.stderr, "", render_oom(report), "")
 
-    def _leaving(self, status: int) -> None:
-        """The script calls `os._exit`: the process is about to vanish."""
+    def _on_os_exit(self, status: int) -> None:
+        """The script calls `os._exit`."""
         self._outcome = Outcome(status & 0xFF, ExitReason.OS_EXIT)
         self._close()
 
-    # --- after ------------------------------------------------------------------------------------------------
+    # --- after it
 
     def _close(self) -> None:
-        """Finish the capture and say the closing words. Only the first call does anything, and only in our process."""
-        if self._closed or os.getpid() != self._owner:
+        """Finish the capture and print the report. Does nothing when called again, or in a forked child."""
+        if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
-        self._stop_beats()
-        _guarded(self._conclude)
-        left = self._outcome is not None and self._outcome.reason is ExitReason.OS_EXIT
-        # Where another thread called os._exit, modes stay as they are: they are left on the thread that entered them.
-        if not left:
-            _guarded(self._open.close)
-        if self._place is not None and self._place.name is None:
-            _guarded(self._place.discard)
+        self._stop_threads()
+        _guarded(self._finish)
+        # Torch modes can only be exited on the thread that entered them, and os._exit may run on another thread.
+        if self._outcome is None or self._outcome.reason is not ExitReason.OS_EXIT:
+            _guarded(self._recording.close)
+        if self._capture is not None and self._capture.name is None:
+            _guarded(self._capture.discard)
 
-    def _conclude(self) -> None:
-        assert self._place is not None
+    def _finish(self) -> None:
+        assert self._capture is not None
         outcome = self._outcome or Outcome(1, ExitReason.RAISED)
-        if self._speaker is not None:
-            self._conclude_in_silence(outcome, self._speaker)
+        if self._listener is not None:
+            self._finish_silently(outcome, self._listener)
             return
-        told = self._told
-        report = self._report(outcome) if told is None else told
-        if told is not None:
+        printed = self._oom_report
+        report = self._report(outcome) if printed is None else printed
+        if printed is not None:
             self._write_ending(outcome)
-        self._place.writer.close()
+        self._capture.writer.close()
         if self._json is not None:
             self._json.write(report.as_json())
             return
         _flush(sys.stdout)
-        if told is None:
+        if printed is None:
             print_to(sys.stderr, "", render_oom(report) if report.failed_with_oom else render_run(report))
         print_to(
-            sys.stderr, render_footer(report, warning=self._place.writer.failed or self._place.complaint)
+            sys.stderr, render_footer(report, warning=self._capture.writer.failed or self._capture.warning)
         )
 
-    def _conclude_in_silence(self, outcome: Outcome, speaker: Speaker) -> None:
-        """The capture is finished, and not read: whoever wants a report makes it from there."""
+    def _finish_silently(self, outcome: Outcome, listener: OutcomeListener) -> None:
+        """Finish the capture without a report. The launcher creates one from the capture if needed."""
         assert self._session is not None
-        assert self._place is not None
+        assert self._capture is not None
         self._session.finish()
         self._write_ending(outcome)
-        self._place.writer.close()
-        speaker.ended(outcome, self._session.fullest())
+        self._capture.writer.close()
+        listener.on_end(outcome, self._session.fullest())
 
     def _report(self, outcome: Outcome) -> RunReport:
-        """What was recorded up to now, with how the run ended; it need not be read back, however long the run was."""
+        """The report of the run up to now. It is made from the ledger, so the capture is not read."""
         assert self._session is not None
-        assert self._place is not None
+        assert self._capture is not None
         self._session.finish()
         self._write_ending(outcome)
-        writer = self._place.writer
+        writer = self._capture.writer
         writer.flush()
-        report = report_from_ledger(self._ledger, self._run, path=self._place.name, dropped=writer.dropped)
+        report = report_from_ledger(self._ledger, self._run, path=self._capture.name, dropped=writer.dropped)
         lines = source_lines.read_sources(report.frames())
         for annotation in source_lines.to_annotations(lines, self._seconds):
             writer.write(annotation)
@@ -310,41 +312,41 @@ class Recording:
 
     @property
     def _seconds(self) -> float:
-        return time.perf_counter() - self._began
+        return time.perf_counter() - self._started
 
-    def _withdraw(self) -> None:
+    def _discard(self) -> None:
         self._closed = True
-        self._stop_beats()
-        self._open.close()
+        self._stop_threads()
+        self._recording.close()
         self._as_main.close()
-        if self._place is not None:
-            self._place.discard()
+        if self._capture is not None:
+            self._capture.discard()
 
-    def _stop_beats(self) -> None:
+    def _stop_threads(self) -> None:
         if self._live is not None:
             self._live.stop()
-        if self._flushing is not None:
-            self._flushing.stop()
+        if self._flush_thread is not None:
+            self._flush_thread.stop()
 
     def abandon(self) -> None:
-        """In a forked child: leave the capture and the terminal to the parent."""
-        if self._place is not None:
-            self._place.writer.abandon()
+        """In a forked child: do not use the capture and the terminal of the parent."""
+        if self._capture is not None:
+            self._capture.writer.abandon()
         if self._live is not None:
             self._live.abandon()
 
 
-_followed: list[Recording] = []
+_current: list[Recording] = []
 
 
-def _follow_forks(recording: Recording) -> None:
-    if not _followed and hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=_in_child)
-    _followed[:] = [recording]
+def _abandon_in_children(recording: Recording) -> None:
+    if not _current and hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_on_fork)
+    _current[:] = [recording]
 
 
-def _in_child() -> None:
-    for recording in _followed:
+def _on_fork() -> None:
+    for recording in _current:
         recording.abandon()
 
 
@@ -360,31 +362,31 @@ def _spill_totals(spill: Spill, time: float) -> SpillTotals:
     )
 
 
-def _name_cause(error: BaseException, *, on_virtual_gpu: bool) -> None:
-    """Below the traceback of an error that is known: what it means, and where its page is."""
-    # A thousand patterns, which a run that goes well never needs.
-    from legroom.diagnose.explain.explain import explain
+def _print_explanation(error: BaseException, *, on_virtual_gpu: bool) -> None:
+    """Print what a known error means, below its traceback."""
+    from legroom.diagnose.explain.explain import explain  # slow to import, and not needed without an error
 
-    told = explain(error)
-    if not told.code:
+    explanation = explain(error)
+    if not explanation.code:
         return
-    say(f"{told.sentence} legroom explain {told.code} says what to check")
-    if on_virtual_gpu and told.code == "LG712":
+    say(f"{explanation.sentence} See `legroom explain {explanation.code}`.")
+    if on_virtual_gpu and explanation.code == "LG712":
         say(
-            "on a real GPU this is a device-side assert, raised at a later line (LG710); here it stopped at the true one"
+            "On a real GPU, this error is a device-side assert that appears at a later line (LG710). "
+            "The virtual GPU stops at the line that caused it."
         )
 
 
 def _guarded(work: Callable[[], None]) -> None:
-    """Our own trouble must not change how the user's run ends."""
+    """Run `work`. An error in Legroom must not change the exit code of the script."""
     try:
         work()
     except LegroomError as error:
         say(str(error))
     except KeyboardInterrupt:
-        say("the report was interrupted")
+        say("The report was interrupted.")
     except Exception as error:
-        say(f"the report could not be made ({type(error).__name__}: {error}); the run itself is not affected")
+        say(f"Could not create the report ({type(error).__name__}: {error}). The run is not affected.")
 
 
 def _flush(stream: Any) -> None:
@@ -392,3 +394,26 @@ def _flush(stream: Any) -> None:
         stream.flush()
     except (AttributeError, OSError, ValueError):
         return
+
+
+class _JsonStdout:
+    """Redirects stdout to stderr until the process ends, except for one JSON document.
+
+    It redirects the file descriptor, so that subprocesses and C libraries are redirected too. The redirection stays
+    after the document is written, because exit handlers of the script may still print.
+    """
+
+    def __init__(self) -> None:
+        sys.stdout.flush()
+        self._descriptor = os.dup(1)
+        os.dup2(2, 1)
+        if hasattr(sys.stdout, "reconfigure"):
+            sys.stdout.reconfigure(line_buffering=True)  # keeps the order of stdout and stderr
+
+    def write(self, document: dict[str, Any]) -> None:
+        remaining = (json.dumps(document, indent=2) + "\n").encode()
+        try:
+            while remaining:
+                remaining = remaining[os.write(self._descriptor, remaining) :]
+        except OSError:  # the reader closed the pipe
+            return

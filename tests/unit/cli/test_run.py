@@ -165,7 +165,7 @@ def test_without_a_gpu_the_hosts_memory_is_watched(run):
         "import torch\nx = torch.zeros(1 << 20)",
     )
     assert code == 0
-    assert "no GPU here: watching host memory" in err
+    assert "No GPU found. Host memory: " in err
     assert "Peak memory: 4.0 MiB" in err
 
 
@@ -233,7 +233,7 @@ def test_force_overwrites_a_capture(run, tmp_path):
 def test_a_capture_that_cannot_be_written_is_refused_before_the_script_runs(run):
     code, out, err = run("print('ran')", "--gpu", "64MiB", "-o", "no/such/folder/x.legroom")
     assert (code, out) == (2, "")
-    assert "is no folder: create it, or give another path" in err
+    assert "is not a directory. Create it, or give another path." in err
 
 
 def test_a_module_without_main_leaves_no_capture(tmp_path, monkeypatch, capfd):
@@ -262,7 +262,7 @@ def test_our_own_trouble_does_not_change_the_exit_code(run, monkeypatch):
     monkeypatch.setattr("legroom.run.recording.report_from_ledger", broken)
     code, _, err = run("raise SystemExit(3)", "--gpu", "64MiB")
     assert code == 3
-    assert "legroom: the report could not be made (TypeError: our bug); the run itself is not affected" in err
+    assert "legroom: Could not create the report (TypeError: our bug). The run is not affected." in err
 
 
 def test_a_name_taken_at_the_last_moment_is_passed_over(run, monkeypatch, tmp_path):

@@ -47,7 +47,7 @@ def test_a_script_that_does_not_fit_fits_with_it_and_computes_the_same(run):
     assert out == expected
     assert "Spilled 3" in err
     assert "MiB of saved activations to host memory (at most" in err
-    assert "saved activations go to host memory; recording to" in err
+    assert "Saved activations move to host memory. Recording to" in err
 
 
 def test_threads_of_the_script_spill_too(run):

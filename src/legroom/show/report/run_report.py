@@ -111,7 +111,7 @@ def _oom_parts(report: RunReport, oom: OomReport) -> Iterator[RenderableType]:
 def _footer_parts(report: RunReport, warning: str) -> Iterator[RenderableType]:
     yield Text("")
     if warning:
-        yield Text(f"{warning[0].upper()}{warning[1:]}.", style="yellow")
+        yield Text(clean(warning), style="yellow")
     for remark in report.remarks[:TOP_REMARKS]:
         yield Text(f"{clean(remark[:1].upper() + remark[1:])}.", style="yellow")
     if report.dropped:
