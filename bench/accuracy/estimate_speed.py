@@ -152,11 +152,14 @@ import sys, time
 began = time.perf_counter()
 def clock(phase): print(f"  {time.perf_counter() - began:5.2f} s  {phase}", flush=True)
 from legroom.observe.script import Script
-from legroom.predict.tracing.start import start
-script, gpu = Script(sys.argv[1], ()), sys.argv[2]
-started = start(script, gpu)
+from legroom.gpus.catalog import find_gpu
+from legroom.predict.tracing.worker_process import start_tracing
+script, gpu = Script(sys.argv[1], ()), find_gpu(sys.argv[2])
+process = start_tracing(script, gpu)
 from legroom.predict.script_estimate import estimate_script
-result = estimate_script(script, gpu, started=started, say=clock, tell=lambda now: clock("verdict"))
+result = estimate_script(
+    script, gpu, process=process, show_progress=clock, on_verdict=lambda estimate: clock("verdict")
+)
 clock(f"largest batch: {result.estimate.max_batch_size}")
 """
 

@@ -25,7 +25,7 @@ from bench.lib.command_line import command_line
 from bench.lib.table import print_table
 from legroom.gpus.catalog import find_gpu
 from legroom.predict import requests
-from legroom.predict.largest_batch import Search, largest_batch
+from legroom.predict.largest_batch import BatchSearch, largest_batch
 from legroom.predict.tracing.trace import Trace
 from legroom.predict.tracing.virtual_trace import trace_steps
 from legroom.units import GiB
@@ -82,7 +82,7 @@ def cases() -> list[tuple[Capped, int | None]]:
     return [(capped, measured.get(capped.key)) for capped in LARGEST_BATCH_CASES]
 
 
-def predicted(capped: Capped, *, safe: bool = False) -> Search:
+def predicted(capped: Capped, *, safe: bool = False) -> BatchSearch:
     gpu = find_gpu("h200")
 
     def trace_at(size: int) -> Trace:

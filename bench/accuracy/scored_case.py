@@ -102,7 +102,7 @@ def compare(case_set: str, case: Case, real: Measured) -> Row:
     trace = traced(case, real)
     peaks = replay(trace, settings=MEASURED_WITH)
     seconds = time.perf_counter() - began
-    trace.doubt = uncertainty.of(trace, MEASURED_WITH)
+    trace.uncertain_bytes = uncertainty.uncertain_bytes(trace, MEASURED_WITH)
     safe = safe_reserved(trace, peaks)
     del trace
     gc.collect()

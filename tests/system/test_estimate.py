@@ -1,4 +1,4 @@
-"""`legroom estimate` on scripts as people write them."""
+"""`legroom estimate` on complete scripts."""
 
 import json
 import os
@@ -65,19 +65,19 @@ def estimate(
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
 
 
-def told(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+def answer_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     assert done.stdout, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
 
 
-def test_an_unmodified_script_is_judged_and_nothing_of_it_happens(tmp_path: Path) -> None:
+def test_an_unmodified_script_is_estimated_and_leaves_no_files(tmp_path: Path) -> None:
     done = estimate(tmp_path, TRAINING, "--batch-size", "32", before=("--plan",))
-    answer = told(done)
+    answer = answer_of(done)
     assert done.returncode == 0
     assert answer["verdict"] == "fits"
     assert (answer["batch_size"], answer["steps"], answer["mode"]) == (32, 2, "fake")
-    assert answer["max_batch_size"] > 10_000, "far beyond what the data set holds"
+    assert answer["max_batch_size"] > 10_000, "larger than the data set"
     assert answer["by_category"]["parameter"] >= (256 * 2048 + 2048 + 20480 + 10) * 4
     assert answer["top"][0]["file"].endswith("train.py")
     assert answer["options"]
@@ -85,27 +85,27 @@ def test_an_unmodified_script_is_judged_and_nothing_of_it_happens(tmp_path: Path
     assert sorted(os.listdir(tmp_path)) == ["train.py"], "no checkpoint, no finally, no exit handler"
 
 
-def test_the_batch_size_can_be_set_from_outside(tmp_path: Path) -> None:
-    small = told(estimate(tmp_path, TRAINING, before=("--batch-size", "16")))
-    large = told(estimate(tmp_path, TRAINING, before=("--batch-size", "4096"), gpu="4GiB"))
+def test_the_batch_size_can_be_overridden(tmp_path: Path) -> None:
+    small = answer_of(estimate(tmp_path, TRAINING, before=("--batch-size", "16")))
+    large = answer_of(estimate(tmp_path, TRAINING, before=("--batch-size", "4096"), gpu="4GiB"))
     assert (small["batch_size"], large["batch_size"]) == (16, 4096)
     assert large["peak_allocated_bytes"] > small["peak_allocated_bytes"]
 
 
-def test_an_evaluation_before_the_training_is_not_taken_for_it(tmp_path: Path) -> None:
+def test_an_evaluation_before_the_training_is_not_estimated(tmp_path: Path) -> None:
     evaluated = """
 with torch.no_grad():
     for x, y in DataLoader(data, 100):
         model(x.to(device))
 try:
 """
-    answer = told(estimate(tmp_path, TRAINING.replace("\ntry:\n", evaluated), "--batch-size", "32"))
+    answer = answer_of(estimate(tmp_path, TRAINING.replace("\ntry:\n", evaluated), "--batch-size", "32"))
     assert (answer["batch_size"], answer["steps"]) == (32, 2)
     assert answer["by_category"]["optimizer state"] > 0
 
 
-def test_batches_fetched_ahead_are_no_steps(tmp_path: Path) -> None:
-    """The Trainer of transformers takes all batches of one accumulation before the first forward pass."""
+def test_prefetched_batches_do_not_count_as_steps(tmp_path: Path) -> None:
+    """The Trainer of transformers fetches all batches of one accumulation before the first forward pass."""
     script = """
 import torch
 from torch import nn
@@ -119,13 +119,13 @@ while ahead := [batch for batch, _ in zip(batches, range(5))]:
     optimizer.step()
     optimizer.zero_grad()
 """
-    answer = told(estimate(tmp_path, script))
+    answer = answer_of(estimate(tmp_path, script))
     assert (answer["batch_size"], answer["steps"]) == (20, 2)
     assert answer["by_category"]["optimizer state"] > 0
-    assert answer["max_batch_size"] < 1_000_000, "the batches were varied"
+    assert answer["max_batch_size"] < 1_000_000, "the batch size was changed"
 
 
-def test_an_operation_without_a_fake_implementation_is_computed_on_the_cpu(tmp_path: Path) -> None:
+def test_an_operation_without_a_fake_implementation_runs_on_the_cpu(tmp_path: Path) -> None:
     script = """
 import torch
 from torch import nn
@@ -139,24 +139,24 @@ for _ in range(3):
     twice(model(torch.randn(16, 64, device="cuda"))).sum().backward()
     optimizer.step()
 """
-    answer = told(estimate(tmp_path, script))
+    answer = answer_of(estimate(tmp_path, script))
     assert (answer["mode"], answer["verdict"]) == ("cpu", "fits")
     assert "mine.twice, train.py:11: it has no fake implementation" in answer["notes"][0]
 
 
-def test_loader_workers_end_with_the_trace(tmp_path: Path) -> None:
+def test_loader_workers_exit_with_the_trace(tmp_path: Path) -> None:
     done = estimate(tmp_path, TRAINING, "--workers", "2")
-    assert told(done)["verdict"] == "fits"
+    assert answer_of(done)["verdict"] == "fits"
 
 
-def test_what_does_not_fit_says_so_by_its_exit_code(tmp_path: Path) -> None:
+def test_a_script_that_does_not_fit_has_exit_code_1(tmp_path: Path) -> None:
     script = TRAINING.replace("2048", "32768")
     done = estimate(tmp_path, script, gpu="100MiB")
-    answer = told(done)
+    answer = answer_of(done)
     assert (done.returncode, answer["verdict"], answer["max_batch_size"]) == (1, "does-not-fit", None)
 
 
-def test_inference_is_the_peak_of_the_forward_pass(tmp_path: Path) -> None:
+def test_inference_is_estimated_by_its_forward_passes(tmp_path: Path) -> None:
     script = """
 import torch
 from torch import nn
@@ -166,30 +166,30 @@ with torch.no_grad():
     for (x,) in DataLoader(TensorDataset(torch.randn(1000, 64)), batch_size=100):
         print(model(x.cuda()).argmax(1).cpu().numpy().sum())
 """
-    answer = told(estimate(tmp_path, script))
+    answer = answer_of(estimate(tmp_path, script))
     assert answer["steps"] == 2
-    assert "forward passes alone" in answer["notes"][0]
+    assert "the peak of its forward passes" in answer["notes"][0]
     assert answer["by_category"]["gradient"] == 0
     assert answer["by_category"]["activation"] == 0
 
 
-def test_a_script_that_needs_its_data_is_computed_on_the_cpu(tmp_path: Path) -> None:
+def test_a_script_that_needs_its_data_runs_on_the_cpu(tmp_path: Path) -> None:
     script = TRAINING.replace("model(x.to(device))", "model(x.to(device)[model(x.to(device))[:, 0] > -9])")
-    answer = told(estimate(tmp_path, script))
+    answer = answer_of(estimate(tmp_path, script))
     assert answer["mode"] == "cpu"
-    assert "real arithmetic on the CPU" in answer["notes"][0]
+    assert "it ran with real values on the CPU" in answer["notes"][0]
     assert answer["verdict"] == "fits"
 
 
-def test_a_script_that_knows_its_batch_size_elsewhere_is_judged_as_it_is(tmp_path: Path) -> None:
+def test_a_script_with_a_hard_coded_batch_size_is_estimated_at_that_size(tmp_path: Path) -> None:
     script = TRAINING.replace("model(x.to(device))", "model(x.to(device).view(30, 256))")
-    answer = told(estimate(tmp_path, script, "--batch-size", "30"))
+    answer = answer_of(estimate(tmp_path, script, "--batch-size", "30"))
     assert (answer["verdict"], answer["max_batch_size"]) == ("fits", None)
     assert "No other batch size could be traced" in answer["notes"][0]
     assert "shape '[30, 256]' is invalid" in answer["notes"][0]
 
 
-def test_batches_that_are_padded_to_their_longest_row_are_told(tmp_path: Path) -> None:
+def test_batches_of_different_lengths_are_noted(tmp_path: Path) -> None:
     padded = "lambda rows: torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)"
     script = f"""
 import torch
@@ -201,9 +201,9 @@ for batch in DataLoader(rows, batch_size=4, collate_fn={padded}):
     model(batch.cuda()).sum().backward()
     optimizer.step()
 """
-    notes = told(estimate(tmp_path, script))["notes"]
+    notes = answer_of(estimate(tmp_path, script))["notes"]
     assert notes == [
-        "Batches differ in shape, and one with longer rows than those traced needs more: --steps 20 traces more of them"
+        "Batches differ in shape. Batches with longer samples than the traced ones need more memory; use `--steps 20` to trace more batches"
     ]
 
 
@@ -217,14 +217,14 @@ with torch.inference_mode():
 open("answers.csv", "w").write(str(answer))
 """
     (tmp_path / "answers.csv").write_text("of a real run")
-    answer = told(estimate(tmp_path, script))
+    answer = answer_of(estimate(tmp_path, script))
     assert (answer["verdict"], answer["steps"], answer["max_batch_size"]) == ("fits", 0, None)
     assert (tmp_path / "answers.csv").read_text() == "of a real run"
     assert answer["by_category"]["temporary"] >= 2 * 1000 * 4096 * 4
     assert "compiled" in answer["notes"][0]
 
 
-def test_a_script_that_changes_its_parameters_by_hand_is_judged_by_its_backward_passes(
+def test_without_an_optimizer_each_backward_pass_is_a_step(
     tmp_path: Path,
 ) -> None:
     script = """
@@ -240,13 +240,13 @@ for step in range(1000):
             parameter -= 0.1 * parameter.grad
     assert step < 3, "estimated by now"
 """
-    answer = told(estimate(tmp_path, script))
+    answer = answer_of(estimate(tmp_path, script))
     assert (answer["verdict"], answer["steps"]) == ("fits", 2)
-    assert "each backward pass was taken for a step" in answer["notes"][0]
+    assert "each backward pass counts as a step" in answer["notes"][0]
     assert answer["by_category"]["activation"] >= 1000 * 2048 * 4
 
 
-def test_without_a_loader_the_largest_batch_is_found_by_the_script_s_own_argument(tmp_path: Path) -> None:
+def test_without_a_loader_the_batch_size_argument_is_changed(tmp_path: Path) -> None:
     script = """
 import argparse
 import torch
@@ -260,7 +260,7 @@ for _ in range(2):
     model(torch.randn(size, 256).cuda()).square().mean().backward()
     optimizer.step()
 """
-    answer = told(estimate(tmp_path, script, gpu="1GiB"))
+    answer = answer_of(estimate(tmp_path, script, gpu="1GiB"))
     assert answer["batch_size"] == 4000
     largest = answer["max_batch_size"]
     assert answer["batches_tried"][str(largest)]
@@ -276,38 +276,38 @@ for _ in range(2):
 
 
 @pytest.mark.parametrize(
-    ("script", "words", "sentence"),
+    ("script", "words", "message"),
     [
         ("print('no training here')", (), "ended without an optimizer step"),
-        (TRAINING.replace('"cuda" if torch.cuda.is_available() else', ""), (), "put nothing on the GPU"),
+        (TRAINING.replace('"cuda" if torch.cuda.is_available() else', ""), (), "used no GPU memory"),
         (
             "import torch\nraise RuntimeError('x must be a CUDA tensor')",
             (),
-            "that code asks for a real GPU, so nothing after it can be estimated",
+            "This code requires a real GPU, so nothing after it can be estimated.",
         ),
         (
             "import torch\nx = torch.zeros(1 << 20, device='cuda')\nraise ValueError('my own mistake')",
             (),
-            "failed by itself after 0 steps: train.py:3, ValueError: my own mistake; until then it needed 20.0 MiB",
+            "failed after 0 steps: train.py:3, ValueError: my own mistake. It needed 20.0 MiB up to that point.",
         ),
         (
             TRAINING,
             ("--no-such-argument",),
-            "unrecognized arguments: --no-such-argument; nothing was on the device yet; the script's own arguments",
+            "unrecognized arguments: --no-such-argument. It had used no GPU memory. Put the script's own arguments after its name.",
         ),
     ],
 )
-def test_what_cannot_be_traced_is_said_in_a_sentence(
-    tmp_path: Path, script: str, words: tuple[str, ...], sentence: str
+def test_a_script_that_cannot_be_traced_is_refused_in_one_line(
+    tmp_path: Path, script: str, words: tuple[str, ...], message: str
 ) -> None:
     done = estimate(tmp_path, script, *words)
     assert done.returncode == 2
     assert done.stdout == ""
-    assert sentence in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr.split("What it printed")[0]
 
 
-def test_a_script_for_torchrun_is_traced_as_the_only_rank(tmp_path: Path) -> None:
+def test_a_script_for_torchrun_is_traced_as_a_single_rank(tmp_path: Path) -> None:
     script = """
 import os
 import torch
@@ -321,9 +321,9 @@ for batch in torch.utils.data.DataLoader(torch.randn(100, 64), batch_size=10):
     model(batch.to(rank)).sum().backward()
     optimizer.step()
 """
-    answer = told(estimate(tmp_path, script))
+    answer = answer_of(estimate(tmp_path, script))
     assert answer["steps"] == 2
-    assert any("traced as the only one" in note for note in answer["notes"])
+    assert any("traced as a single rank" in note for note in answer["notes"])
 
 
 CRASHING_CUDNN = """

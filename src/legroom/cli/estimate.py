@@ -63,37 +63,37 @@ def estimate(
         raise UsageError("No GPU given. Add `--gpu` with a size (24GiB) or a name (rtx4090).")
 
     from legroom.gpus.catalog import find_gpu
-    from legroom.predict.tracing.start import start
+    from legroom.predict.tracing.worker_process import start_tracing
 
     target.check()
     spec = find_gpu(gpu)
     # The new process imports torch and the script while this one imports the rest.
-    started = start(target, spec, steps=steps)
+    process = start_tracing(target, spec, steps=steps)
 
     from legroom.predict.script_estimate import estimate_script
     from legroom.show.common.progress import progress_line
     from legroom.show.common.terminal import print_to
-    from legroom.show.estimate.estimate import further_words, verdict_words
+    from legroom.show.estimate.estimate import render_details, render_verdict
 
-    def tell(now: "Estimate") -> None:
+    def on_verdict(estimate: "Estimate") -> None:
         if format == Format.TEXT:
-            say("")
-            print_to(sys.stdout, verdict_words(now))
+            show_progress("")
+            print_to(sys.stdout, render_verdict(estimate))
 
-    with progress_line(sys.stderr, quiet=format == Format.JSON) as say:
-        told = estimate_script(
+    with progress_line(sys.stderr, quiet=format == Format.JSON) as show_progress:
+        result = estimate_script(
             target,
             spec,
-            started=started,
+            process=process,
             batch_size=batch_size,
             steps=steps,
             multiple_of=multiple_of,
             plan=plan,
-            say=say,
-            tell=tell,
+            show_progress=show_progress,
+            on_verdict=on_verdict,
         )
     if format == Format.JSON:
-        print(json.dumps(told.as_json(), indent=2))
+        print(json.dumps(result.as_json(), indent=2))
     else:
-        print_to(sys.stdout, further_words(told))
-    return EXIT_CODES[told.estimate.verdict]
+        print_to(sys.stdout, render_details(result))
+    return EXIT_CODES[result.estimate.verdict]

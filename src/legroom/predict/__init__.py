@@ -1,1 +1,1 @@
-"""Whether a run will fit, before it runs: traces without data, replayed through the allocator of a given GPU."""
+"""Predicts whether a run fits a GPU: traces without data, replayed through the allocator of that GPU."""

@@ -1,4 +1,4 @@
-"""The answer: does it fit, by how much, where is the peak, what is the largest batch."""
+"""The estimate of a training step: whether it fits, by how much, and where its peak is."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,34 +7,34 @@ from legroom import schemas
 from legroom.gpus.catalog import GpuSpec
 from legroom.memory.ledger import Ledger
 from legroom.memory.state import State
-from legroom.predict.fit import Verdict, beside, replay, safe_reserved, verdict
+from legroom.predict.fit import FitVerdict, non_torch_bytes, replay, safe_reserved, verdict
 from legroom.predict.tracing.trace import Mode, Trace
 from legroom.units import format_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Estimate:
-    """What a training step will need on a GPU. Sizes in bytes. At a prompt it shows itself as a sentence."""
+    """The memory that a training step needs on a GPU. Sizes in bytes."""
 
     gpu: GpuSpec
     peak_requested: int
-    """Of what tensors and libraries ask for."""
+    """The sum of the sizes that tensors and libraries request."""
     peak_allocated: int
-    """The same as the allocator charges it: `torch.cuda.max_memory_allocated()`."""
+    """`torch.cuda.max_memory_allocated()`: the same, rounded up by the allocator."""
     peak_reserved: int
-    """What the allocator takes from the device: `torch.cuda.max_memory_reserved()`."""
+    """`torch.cuda.max_memory_reserved()`: the memory that the allocator reserves on the device."""
     peak_device: int
-    """That, and for a GPU by name the CUDA context and NCCL's buffers: what `nvidia-smi` shows."""
+    """`peak_reserved` plus, for a GPU by name, the CUDA context and NCCL's buffers: the value that `nvidia-smi` shows."""
     safe: int
-    """A bound on `peak_device` that is meant to hold."""
-    verdict: Verdict
+    """An upper bound on `peak_device`."""
+    verdict: FitVerdict
     batch_size: int | None
     max_batch_size: int | None
-    """The largest batch that fits, traced at that very size; None where no batch size could be varied."""
+    """The largest batch size that fits, traced at that size; None if the batch size could not be changed."""
     steps: int
     mode: Mode
     state: State
-    """Everything alive at the peak."""
+    """The live tensors at the peak."""
     trace: Trace
     notes: tuple[str, ...] = ()
 
@@ -52,7 +52,7 @@ class Estimate:
 
     @property
     def top(self) -> list[dict[str, Any]]:
-        """The lines that hold most at the peak."""
+        """The lines of code whose tensors use most memory at the peak."""
         return [
             {
                 "file": row.file,
@@ -91,42 +91,41 @@ class Estimate:
         }
 
     def __repr__(self) -> str:
-        held = ", ".join(f"{name} {format_size(size)}" for name, size in self._held())
-        return f"<Estimate: {_WORDS[self.verdict].lower()}, {self._figures()} At the peak: {held}.>"
+        categories = ", ".join(f"{name} {format_size(size)}" for name, size in self._categories())
+        return f"<Estimate: {_VERDICTS[self.verdict].lower()}, {self._summary()} At the peak: {categories}.>"
 
     def _repr_html_(self) -> str:
         rows = "".join(
             f"<tr><td>{name}</td><td style='text-align:right'>{format_size(size)}</td></tr>"
-            for name, size in self._held()
+            for name, size in self._categories()
         )
-        return f"<p><b>{_WORDS[self.verdict]}</b>: {self._figures()}</p><table>{rows}</table>"
+        return f"<p><b>{_VERDICTS[self.verdict]}</b>: {self._summary()}</p><table>{rows}</table>"
 
-    def _figures(self) -> str:
+    def _summary(self) -> str:
         memory = format_size(self.gpu.total)
         named = memory if self.gpu.is_size else f"{memory} ({self.gpu.name})"
-        largest = "" if self.max_batch_size is None else f" Largest batch: {self.max_batch_size}."
+        largest = "" if self.max_batch_size is None else f" Largest batch size: {self.max_batch_size}."
         return f"{format_size(self.peak_device)} of {named}, at most {format_size(self.safe)}.{largest}"
 
-    def _held(self) -> list[tuple[str, int]]:
+    def _categories(self) -> list[tuple[str, int]]:
         return [(name, size) for name, size in self.by_category.items() if size]
 
 
-_WORDS = {"fits": "Fits", "uncertain": "May not fit", "does-not-fit": "Does not fit"}
+_VERDICTS = {"fits": "Fits", "uncertain": "May not fit", "does-not-fit": "Does not fit"}
 
 
-def judge(trace: Trace, *, max_batch_size: int | None = None) -> Estimate:
-    """A trace, held against the GPU it was made for."""
-    gpu = trace.gpu
+def estimate_from_trace(trace: Trace, *, max_batch_size: int | None = None) -> Estimate:
+    """Replay a trace on its GPU."""
     peaks = replay(trace)
     ledger = Ledger(trace.events)
     return Estimate(
-        gpu=gpu,
+        gpu=trace.gpu,
         peak_requested=peaks.requested,
         peak_allocated=peaks.allocated,
         peak_reserved=peaks.reserved,
-        peak_device=peaks.reserved + beside(trace),
-        safe=beside(trace) + safe_reserved(trace, peaks),
-        verdict=verdict(trace, peaks, gpu.total - beside(trace)),
+        peak_device=peaks.reserved + non_torch_bytes(trace),
+        safe=non_torch_bytes(trace) + safe_reserved(trace, peaks),
+        verdict=verdict(trace, peaks),
         batch_size=trace.batch_size,
         max_batch_size=max_batch_size,
         steps=trace.steps,

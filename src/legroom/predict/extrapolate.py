@@ -1,69 +1,74 @@
-"""What a trace at another batch size would ask for, foretold from two traces of the same program.
+"""The memory requests of a step at another batch size, extrapolated from two traces of the same program.
 
-A training step asks for the same memory in the same order at every batch size, only for more or less of it, and nearly
-every request grows in a straight line. So two traces give all of a third, request by request, and it can be replayed like a
-true one: fragmentation and the allocator's cache are foretold too, not only a peak. It is never an answer: what is
-foretold is traced before it is said.
+A training step makes the same requests in the same order at every batch size, and nearly every size is linear in the batch size.
+So two traces determine a third, request by request, and it can be replayed like a real one: this predicts fragmentation and the
+allocator's cache, not only a peak. An extrapolated trace is never the answer: the batch size that it suggests is traced.
 
-Nothing is guessed here. Where two traces do not ask for the same things in the same order, there is no foretelling and another
-size is traced, which is cheap and certain. `train.sizes.extrapolation` does the like for a step that runs on a GPU, where each
-further size costs a run: it aligns what differs and guesses the rest, and begins with the memory that others hold there.
+Nothing is guessed here. If two traces do not make the same requests in the same order, there is no extrapolation and another size
+is traced, which is cheap. `train.sizes.extrapolation` does the same for a step that runs on a GPU, where each further size
+costs a run: it aligns requests that differ, guesses the rest, and starts with the memory that is already in use there.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from legroom.predict.tracing.trace import Request, Trace
+from legroom.predict.requests import MemoryRequest
+from legroom.predict.tracing.trace import Trace
 
 
 @dataclass(slots=True, kw_only=True)
-class ForetoldTrace(Trace):
-    """Requests that nobody traced."""
+class ExtrapolatedTrace(Trace):
+    """A trace that was computed from two others."""
 
-    asked: list[Request]
+    extrapolated: list[MemoryRequest]
 
-    def requests(self, device: int = 0, *, instead: dict[int, int] | None = None) -> list[Request]:
+    def requests(self, device: int = 0, *, instead: dict[int, int] | None = None) -> list[MemoryRequest]:
         if not instead:
-            return self.asked
+            return self.extrapolated
         return [
             request._replace(bytes=instead[request.id])
             if request.bytes >= 0 and request.id in instead
             else request
-            for request in self.asked
+            for request in self.extrapolated
         ]
 
 
-def foretelling(a: int, small: Trace, b: int, large: Trace) -> Callable[[int], ForetoldTrace] | None:
-    """From traces at sizes `a` and `b`, a function of the size; None where they did not ask for the same things in the same
-    order (a kernel that takes memory at one size and none at another)."""
-    pairs = _aligned(small.requests(), large.requests())
-    if pairs is None:
+def extrapolation(a: int, small: Trace, b: int, large: Trace) -> Callable[[int], ExtrapolatedTrace] | None:
+    """A function from batch size to trace, given traces at sizes `a` and `b`.
+
+    None if the two do not make the same requests in the same order (a kernel that needs a workspace at one size only).
+    """
+    aligned = _align(small.requests(), large.requests())
+    if aligned is None:
         return None
-    others = {
-        number: list(zip(small.doubts[number], large.doubts[other], strict=False))
-        for number, other in pairs.counterparts.items()
-        if number in small.doubts and other in large.doubts
+    alternatives = {
+        number: list(zip(small.alternatives[number], large.alternatives[other], strict=False))
+        for number, other in aligned.counterparts.items()
+        if number in small.alternatives and other in large.alternatives
     }
 
-    def between(first: int, second: int, share: float) -> int:
+    def interpolate(first: int, second: int, share: float) -> int:
         return first if first == second else max(1, round(first + (second - first) * share))
 
-    def at(size: int) -> ForetoldTrace:
+    def at(size: int) -> ExtrapolatedTrace:
         share = (size - a) / (b - a)
-        return ForetoldTrace(
+        return ExtrapolatedTrace(
             gpu=small.gpu,
             mode=small.mode,
             steps=small.steps,
             trains=small.trains,
             batch_size=size,
             differing_versions=small.differing_versions,
-            doubt=max(0, round(small.doubt + (large.doubt - small.doubt) * share)),
-            doubts={
-                number: tuple(between(*pair, share) for pair in sizes) for number, sizes in others.items()
+            uncertain_bytes=max(
+                0, round(small.uncertain_bytes + (large.uncertain_bytes - small.uncertain_bytes) * share)
+            ),
+            alternatives={
+                number: tuple(interpolate(*pair, share) for pair in sizes)
+                for number, sizes in alternatives.items()
             },
-            asked=[
-                request._replace(bytes=between(request.bytes, other, share))
-                for request, other in pairs.requests
+            extrapolated=[
+                request._replace(bytes=interpolate(request.bytes, other, share))
+                for request, other in aligned.requests
             ],
         )
 
@@ -71,22 +76,22 @@ def foretelling(a: int, small: Trace, b: int, large: Trace) -> Callable[[int], F
 
 
 @dataclass(frozen=True, slots=True)
-class _Pairs:
-    """Each request of one trace with the bytes of its counterpart in another, and the counterparts' ids."""
+class _Aligned:
+    """Each request of one trace with the bytes of its counterpart in another, and the ids of the counterparts."""
 
-    requests: list[tuple[Request, int]]
+    requests: list[tuple[MemoryRequest, int]]
     counterparts: dict[int, int]
 
 
-def _aligned(first: list[Request], second: list[Request]) -> _Pairs | None:
+def _align(first: list[MemoryRequest], second: list[MemoryRequest]) -> _Aligned | None:
     if len(first) != len(second):
         return None
     counterparts: dict[int, int] = {}
-    pairs: list[tuple[Request, int]] = []
+    pairs: list[tuple[MemoryRequest, int]] = []
     for one, other in zip(first, second, strict=True):
         if (one.bytes < 0) is not (other.bytes < 0) or one.stream != other.stream:
             return None
-        if counterparts.setdefault(one.id, other.id) != other.id:  # something else is given back
+        if counterparts.setdefault(one.id, other.id) != other.id:  # another block is freed
             return None
         pairs.append((one, other.bytes))
-    return _Pairs(pairs, counterparts)
+    return _Aligned(pairs, counterparts)

@@ -1,7 +1,7 @@
-"""A trace on a GPU of a given size: does it fit, and what are its peaks there.
+"""Whether a trace fits a GPU of a given size, and its peaks there.
 
-The peak of reserved memory depends on the capacity (the allocator gives back its cache before it fails), so whether
-something fits is replayed with the capacity in force, never read off an unlimited peak.
+The peak of reserved memory depends on the capacity (the allocator frees its cache before it fails). So a fit is decided by a replay
+with that capacity, never from the peak of an unlimited replay.
 """
 
 from typing import Literal
@@ -9,35 +9,33 @@ from typing import Literal
 from legroom.memory.allocator.settings import AllocatorSettings
 from legroom.observe.notes import BENCHMARK, COMMUNICATION, COMMUNICATION_BYTES
 from legroom.predict import uncertainty
-from legroom.predict.requests import Peaks as Peaks
-from legroom.predict.requests import default_settings as default_settings
-from legroom.predict.requests import play
+from legroom.predict.requests import ReplayPeaks, replay_requests
 from legroom.predict.tracing.trace import Trace
 from legroom.units import MiB
 
-Verdict = Literal["fits", "uncertain", "does-not-fit"]
+FitVerdict = Literal["fits", "uncertain", "does-not-fit"]
 
 MARGIN = 0.04
-"""Of the peak: what the safe bound adds for what no rule knows (unseen kernels; other versions of libraries add to it). With half of it 5 of 180
-measured networks of convolutions were above their bound, with all of it two; a bound that is farther away is of little use."""
+"""The share of the peak that the safe bound adds for unseen kernels; other library versions add to it. Of 180 measured
+convolutional networks, 5 exceeded their bound with half of it and 2 with all of it; a higher bound would be of little use."""
 
-PIECES = 4 * MiB
-"""At least: two of the pieces in which a small run takes memory."""
+MIN_MARGIN = 4 * MiB
+"""The safe bound adds at least two of the 2 MiB segments in which small blocks are reserved."""
 
 
 def replay(
     trace: Trace, capacity: int | None = None, *, extra: int = 0, settings: AllocatorSettings | None = None
-) -> Peaks:
-    """Every request of a trace, on a device with `capacity` bytes for PyTorch; `extra` bytes of them taken before.
+) -> ReplayPeaks:
+    """Replay a trace on a device with `capacity` bytes for PyTorch, of which `extra` bytes are allocated first.
 
-    On a device without end: the likely peaks, which lean to the high side where kernels are guessed.
+    Without a capacity: the likely peaks, which are on the high side if kernels are guessed.
     """
     if capacity is None and not extra:
-        return uncertainty.likely(trace, settings)
-    return play(trace.requests(), capacity, extra=extra, settings=settings)
+        return uncertainty.likely_peaks(trace, settings)
+    return replay_requests(trace.requests(), capacity, extra=extra, settings=settings)
 
 
-def beside(trace: Trace) -> int:
+def non_torch_bytes(trace: Trace) -> int:
     """Bytes of the device outside PyTorch's allocator: the CUDA context, and NCCL's buffers if ranks communicate.
 
     0 for a GPU that was given as a size: that is the memory that PyTorch can use.
@@ -47,23 +45,32 @@ def beside(trace: Trace) -> int:
     return trace.gpu.context + (COMMUNICATION_BYTES if COMMUNICATION in trace.notes else 0)
 
 
-def slack(trace: Trace, peaks: Peaks) -> int:
-    """What the safe bound adds to the peak: what is known to be in doubt, and a share for what is not."""
-    margin = MARGIN + uncertainty.version_margin(trace.differing_versions)
-    return trace.doubt + max(PIECES, round(margin * peaks.reserved))
+def available_bytes(trace: Trace) -> int:
+    """Bytes that PyTorch's allocator can use on the GPU of the trace."""
+    return trace.gpu.total - non_torch_bytes(trace)
 
 
-def safe_reserved(trace: Trace, peaks: Peaks, extra: int | None = None) -> int:
-    """A bound on reserved memory: what may be more (`extra`; else by `slack`), and where `cudnn.benchmark` takes what is free, all there is."""
+def safety_margin(trace: Trace, peaks: ReplayPeaks) -> int:
+    """Bytes that the safe bound adds to the peak: the known uncertainty, and a share of the peak."""
+    share = MARGIN + uncertainty.version_margin(trace.differing_versions)
+    return trace.uncertain_bytes + max(MIN_MARGIN, round(share * peaks.reserved))
+
+
+def safe_reserved(trace: Trace, peaks: ReplayPeaks, margin: int | None = None) -> int:
+    """An upper bound on reserved memory: the peak plus `margin` (by default `safety_margin`).
+
+    `cudnn.benchmark` uses all free memory, so there the bound is all memory.
+    """
     if BENCHMARK in trace.notes:
-        return trace.gpu.total - beside(trace)
-    return peaks.reserved + (slack(trace, peaks) if extra is None else extra)
+        return available_bytes(trace)
+    return peaks.reserved + (safety_margin(trace, peaks) if margin is None else margin)
 
 
-def verdict(trace: Trace, peaks: Peaks, capacity: int) -> Verdict:
-    """Whether a trace with these `peaks` fits `capacity` bytes (what the device has for PyTorch), and surely so."""
+def verdict(trace: Trace, peaks: ReplayPeaks) -> FitVerdict:
+    """Whether a trace with these `peaks` fits its GPU, and whether it still fits with the safety margin."""
+    capacity = available_bytes(trace)
     if replay(trace, capacity).failed_at is not None:
         return "does-not-fit"
-    if replay(trace, capacity, extra=slack(trace, peaks)).failed_at is not None:
+    if replay(trace, capacity, extra=safety_margin(trace, peaks)).failed_at is not None:
         return "uncertain"
     return "fits"

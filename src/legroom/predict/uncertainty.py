@@ -1,13 +1,14 @@
-"""What is not certain in a trace, and how much memory a run may reserve because of it.
+"""How much more memory a run may reserve than its trace, because parts of the trace are uncertain.
 
-Reserved memory depends on two things that a trace does not know. The sizes of some kernels' scratch are guesses (`Take.others` says
-what else they may be): each is a small part of the peak, but what does not fit a hole of the cache takes a new segment. And where
-free blocks of equal size compete, releases of torch up to 2.12 take the one at the lower address, which the driver decides.
+Reserved memory depends on two things that a trace does not know. The workspace sizes of some kernels are guesses (`Take.others` lists
+the alternatives): each is a small part of the peak, but a block that fits no free block of the cache needs a new segment. And if
+several free blocks have the same size, torch up to 2.12 uses the one at the lowest address, which the driver decides.
 
-So a trace is replayed several times: as if each guess had turned out as its likeliest, its second likeliest, ... alternative, as one drawn at
-random, with the largest for some of them, and with segments placed otherwise. The estimate is the higher of two outcomes, as traced and with every guess
-as its likeliest alternative: memory that is foreseen too low costs a run, too high only room. The highest of all is what the safe
-bound reckons with. What is drawn is seeded: the same trace has the same doubt.
+So a trace is replayed several times: with the most likely alternative for each guess, the second most likely, and so on; with
+alternatives drawn at random; with the largest one for some of the guesses; and with other segment addresses. The estimate is the
+higher of two results, as traced and with the most likely alternatives: an estimate that is too low costs a run, one that is too
+high costs only memory. The safe bound uses the highest of all results. The random numbers are seeded, so the same trace has the
+same uncertainty.
 """
 
 import random
@@ -16,16 +17,16 @@ from typing import Protocol
 
 from legroom.memory.allocator.settings import AllocatorSettings
 from legroom.observe.cuda_rules.versions import RULES_VERSION
-from legroom.predict.requests import Peaks, Request, play
+from legroom.predict.requests import MemoryRequest, ReplayPeaks, replay_requests
 
-PARTS = (2, 1)
-"""The guesses are cut into so many parts, and in each replay another part takes the largest of its alternatives: a half, all."""
-PLACEMENTS = 2
-"""Replays with other placements of segments."""
-DRAWS = 6
-"""Replays with alternatives drawn at random."""
-LEAST, EFFORT = 8, 500_000
-"""So many outcomes of guesses are tried at least; more as long as all their requests together are not more than this."""
+SUBSETS = (2, 1)
+"""The guesses are divided into this many subsets; each subset in turn uses its largest alternatives: first halves, then all."""
+ADDRESS_ORDERS = 2
+"""Replays with other segment addresses."""
+RANDOM_DRAWS = 6
+"""Replays with random alternatives."""
+MIN_CASES, MAX_REQUESTS = 8, 500_000
+"""At least this many combinations of alternatives are tried; more, while their requests together stay below the limit."""
 
 
 VERSION_MARGINS = {"torch": 0.02, "cuDNN": 0.04}
@@ -33,38 +34,40 @@ VERSION_MARGINS = {"torch": 0.02, "cuDNN": 0.04}
 memory of 24 networks by -9% to +7%, and the bound adds 4% anyway. Other releases of torch were not measured."""
 
 
-class Doubtful(Protocol):
-    """A trace, as far as it is needed here."""
+class UncertainTrace(Protocol):
+    """The parts of a trace that are used here."""
 
     @property
-    def doubts(self) -> dict[int, tuple[int, ...]]: ...
+    def alternatives(self) -> dict[int, tuple[int, ...]]: ...
 
-    def requests(self, *, instead: dict[int, int] | None = None) -> list[Request]: ...
+    def requests(self, *, instead: dict[int, int] | None = None) -> list[MemoryRequest]: ...
 
 
-def likely(trace: Doubtful, settings: AllocatorSettings | None = None) -> Peaks:
-    """The peaks of a trace on a device without end: the higher of its two likeliest outcomes."""
-    peaks = play(trace.requests(), settings=settings)
-    if trace.doubts:
-        other = play(trace.requests(instead=_of_rank(trace, 0)), settings=settings)
+def likely_peaks(trace: UncertainTrace, settings: AllocatorSettings | None = None) -> ReplayPeaks:
+    """The peaks of a trace on an unlimited device: the higher of its two most likely cases."""
+    peaks = replay_requests(trace.requests(), settings=settings)
+    if trace.alternatives:
+        other = replay_requests(trace.requests(instead=_of_rank(trace, 0)), settings=settings)
         return max(peaks, other, key=lambda one: one.reserved)
     return peaks
 
 
-def of(trace: Doubtful, settings: AllocatorSettings | None = None) -> int:
-    """Bytes by which reserved memory may exceed what is likely."""
-    said = likely(trace, settings).reserved
+def uncertain_bytes(trace: UncertainTrace, settings: AllocatorSettings | None = None) -> int:
+    """Bytes by which reserved memory may exceed `likely_peaks`."""
+    likely = likely_peaks(trace, settings).reserved
     worst = max(
-        play(requests, settings=settings, place=place).reserved for requests, place in _variations(trace)
+        replay_requests(requests, settings=settings, segment_address=segment_address).reserved
+        for requests, segment_address in _cases(trace)
     )
-    return max(0, worst - said)
+    return max(0, worst - likely)
 
 
-def fits(trace: Doubtful, capacity: int, settings: AllocatorSettings | None = None) -> bool:
-    """Whether a trace fits `capacity` bytes however its doubts turn out, as far as they are tried here."""
+def fits(trace: UncertainTrace, capacity: int, settings: AllocatorSettings | None = None) -> bool:
+    """Whether a trace fits `capacity` bytes in every case that is tried here."""
     return all(
-        play(requests, capacity, settings=settings, place=place).failed_at is None
-        for requests, place in [(trace.requests(), None), *_variations(trace)]
+        replay_requests(requests, capacity, settings=settings, segment_address=segment_address).failed_at
+        is None
+        for requests, segment_address in [(trace.requests(), None), *_cases(trace)]
     )
 
 
@@ -86,70 +89,71 @@ def version_note(differing: Mapping[str, str]) -> str:
     )
 
 
-def _variations(trace: Doubtful) -> Iterator[tuple[list[Request], Callable[[int, int], int] | None]]:
-    """The trace as it may come out too: requests, and where segments are placed (None: one after the other). Those that say most come first;
-    of long traces fewer are tried."""
+def _cases(trace: UncertainTrace) -> Iterator[tuple[list[MemoryRequest], Callable[[int, int], int] | None]]:
+    """Other cases of the trace: requests, and the addresses of segments (None: one after the other).
+
+    The most informative cases come first, because fewer are tried for long traces.
+    """
     requests = trace.requests()
-    for seed in range(PLACEMENTS):
-        yield requests, _anywhere(seed)
-    patience = max(LEAST, EFFORT // (len(requests) + 1))
+    for seed in range(ADDRESS_ORDERS):
+        yield requests, _random_addresses(seed)
+    most = max(MIN_CASES, MAX_REQUESTS // (len(requests) + 1))
     tried: list[dict[int, int]] = []
-    for instead in _outcomes(trace):
-        if len(tried) == patience:
+    for instead in _combinations(trace):
+        if len(tried) == most:
             return
         if instead not in tried:
             tried.append(instead)
             yield trace.requests(instead=instead), None
 
 
-def _outcomes(trace: Doubtful) -> Iterator[dict[int, int]]:
-    """Guesses as they may turn out: sizes for their ids."""
-    if not trace.doubts:
+def _combinations(trace: UncertainTrace) -> Iterator[dict[int, int]]:
+    """Alternative sizes by request id."""
+    if not trace.alternatives:
         return
     yield _of_rank(trace, 0)
     yield from _largest(trace)
-    yield from (_drawn(trace, seed) for seed in range(DRAWS))
-    yield from (_of_rank(trace, rank) for rank in range(1, _ranks(trace)))
+    yield from (_random(trace, seed) for seed in range(RANDOM_DRAWS))
+    ranks = max(map(len, trace.alternatives.values()), default=0)
+    yield from (_of_rank(trace, rank) for rank in range(1, ranks))
 
 
-def _ranks(trace: Doubtful) -> int:
-    return max(map(len, trace.doubts.values()), default=0)
+def _of_rank(trace: UncertainTrace, rank: int) -> dict[int, int]:
+    """The `rank`-th alternative of every guess, or its last one."""
+    return {number: others[min(rank, len(others) - 1)] for number, others in trace.alternatives.items()}
 
 
-def _of_rank(trace: Doubtful, rank: int) -> dict[int, int]:
-    """Every guess as its `rank`-th alternative, or its last where there are fewer."""
-    return {number: others[min(rank, len(others) - 1)] for number, others in trace.doubts.items()}
+def _random(trace: UncertainTrace, seed: int) -> dict[int, int]:
+    """A random alternative; guesses with the same alternatives get the same one."""
+    generator = random.Random(seed)
+    chosen = {others: generator.choice(others) for others in sorted(set(trace.alternatives.values()))}
+    return {number: chosen[others] for number, others in trace.alternatives.items()}
 
 
-def _drawn(trace: Doubtful, seed: int) -> dict[int, int]:
-    """For each kind of guess one of its alternatives."""
-    dice = random.Random(seed)
-    chosen = {others: dice.choice(others) for others in sorted(set(trace.doubts.values()))}
-    return {number: chosen[others] for number, others in trace.doubts.items()}
+def _largest(trace: UncertainTrace) -> Iterator[dict[int, int]]:
+    """The largest alternative of some guesses, or half of it: a medium size may fit no free block while a large one has a segment.
 
-
-def _largest(trace: Doubtful) -> Iterator[dict[int, int]]:
-    """Some guesses as the largest of their alternatives, or as half of it: a middling size may fit no hole where a large one, for which a
-    segment is there, does. The same layer gets the same kernel in every step, so guesses with the same alternatives turn out alike."""
-    kinds = sorted(set(trace.doubts.values()))
+    A layer uses the same kernel in every step, so guesses with the same alternatives change together.
+    """
+    kinds = sorted(set(trace.alternatives.values()))
     random.Random(0).shuffle(kinds)
-    for parts in PARTS:
-        for part in range(parts):
-            chosen = set(kinds[part::parts])
+    for subsets in SUBSETS:
+        for subset in range(subsets):
+            chosen = set(kinds[subset::subsets])
             if chosen:
-                yield {n: max(others) for n, others in trace.doubts.items() if others in chosen}
-    yield {n: max(others) // 2 for n, others in trace.doubts.items()}
+                yield {n: max(others) for n, others in trace.alternatives.items() if others in chosen}
+    yield {n: max(others) // 2 for n, others in trace.alternatives.items()}
 
 
-def _anywhere(seed: int) -> Callable[[int, int], int]:
-    """Places segments in an order that has nothing to do with when they were asked for."""
-    dice = random.Random(seed)
-    taken: set[int] = set()
+def _random_addresses(seed: int) -> Callable[[int, int], int]:
+    """Segment addresses in random order."""
+    generator = random.Random(seed)
+    used: set[int] = set()
 
-    def place(size: int, stream: int) -> int:
-        while (slot := dice.randrange(1, 1 << 20)) in taken:
+    def address(size: int, stream: int) -> int:
+        while (slot := generator.randrange(1, 1 << 20)) in used:
             pass
-        taken.add(slot)
-        return slot << 40  # far enough from each other for any size
+        used.add(slot)
+        return slot << 40  # far enough apart for any size
 
-    return place
+    return address

@@ -1,4 +1,4 @@
-"""`legroom.estimate` and its kin on models and steps of one's own."""
+"""`legroom.estimate`, `max_batch` and `plan` on models and step functions."""
 
 from typing import Any
 
@@ -19,18 +19,24 @@ def model_and_batch() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
 
 def test_a_model_and_a_batch() -> None:
     model, batch = model_and_batch()
-    told = legroom.estimate(model, batch, gpu="1GiB")
+    result = legroom.estimate(model, batch, gpu="1GiB")
     parameters = sum(p.numel() for p in model.parameters()) * 4
-    assert told.fits
-    assert told.by_category["parameter"] >= parameters
-    assert told.by_category["optimizer state"] >= 2 * parameters
-    assert told.peak_requested <= told.peak_allocated <= told.peak_reserved == told.peak_device <= told.safe
-    assert told.batch_size == 32
-    assert told.max_batch_size is not None
-    assert told.max_batch_size > 1000
+    assert result.fits
+    assert result.by_category["parameter"] >= parameters
+    assert result.by_category["optimizer state"] >= 2 * parameters
+    assert (
+        result.peak_requested
+        <= result.peak_allocated
+        <= result.peak_reserved
+        == result.peak_device
+        <= result.safe
+    )
+    assert result.batch_size == 32
+    assert result.max_batch_size is not None
+    assert result.max_batch_size > 1000
 
 
-def test_nothing_of_the_users_is_changed() -> None:
+def test_the_objects_of_the_caller_do_not_change() -> None:
     model, batch = model_and_batch()
     before = [p.clone() for p in model.parameters()]
     random = torch.get_rng_state()
@@ -41,7 +47,7 @@ def test_nothing_of_the_users_is_changed() -> None:
     assert not torch.cuda.is_available()
 
 
-def test_a_step_of_ones_own_with_its_closure() -> None:
+def test_a_step_function_with_a_closure() -> None:
     model, batch = model_and_batch()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     device = torch.device("cpu")
@@ -55,45 +61,45 @@ def test_a_step_of_ones_own_with_its_closure() -> None:
         optimizer.step()
         seen.append(loss.item())
 
-    told = legroom.estimate(step, *batch, gpu="1GiB", search=False)
+    result = legroom.estimate(step, *batch, gpu="1GiB", search=False)
     parameters = sum(p.numel() for p in model.parameters()) * 4
-    assert parameters <= told.by_category["optimizer state"] < 1.2 * parameters, "momentum is one copy"
+    assert parameters <= result.by_category["optimizer state"] < 1.2 * parameters, "momentum is one copy"
     assert not optimizer.state
     assert seen == []
-    assert any(row["line"] == step.__code__.co_firstlineno + 4 for row in told.top)
+    assert any(row["line"] == step.__code__.co_firstlineno + 4 for row in result.top)
 
 
-def test_the_largest_batch_fits_and_a_thousandth_more_does_not() -> None:
+def test_the_largest_batch_fits_and_one_that_is_slightly_larger_does_not() -> None:
     model, batch = model_and_batch()
     largest = legroom.max_batch(model, batch, gpu="600MiB")
     assert largest is not None
-    room = legroom.estimate(model, batch, gpu="600MiB", search=False).gpu
+    capacity = legroom.estimate(model, batch, gpu="600MiB", search=False).gpu.usable
     for size, fits in ((largest, True), (largest + largest // 1000 + 1, False)):
         bigger = (torch.zeros(size, 256), torch.zeros(size, dtype=torch.long))
         trace = legroom.estimate(model, bigger, gpu="600MiB", search=False).trace
-        assert (replay(trace, room.usable).failed_at is None) is fits
+        assert (replay(trace, capacity).failed_at is None) is fits
 
 
-def test_it_says_when_it_does_not_fit() -> None:
+def test_a_step_that_does_not_fit() -> None:
     model = nn.Linear(8192, 8192)
-    told = legroom.estimate(model, torch.zeros(4, 8192), gpu="1GiB", search=False)
-    assert told.verdict == "does-not-fit"
-    assert told.peak_device > told.gpu.total
+    result = legroom.estimate(model, torch.zeros(4, 8192), gpu="1GiB", search=False)
+    assert result.verdict == "does-not-fit"
+    assert result.peak_device > result.gpu.total
 
 
-def test_a_plan_has_means_that_were_traced_in_the_order_of_their_price() -> None:
+def test_a_plan_lists_traced_options_ordered_by_cost() -> None:
     model = nn.Sequential(
         *[nn.Sequential(nn.Linear(512, 512), nn.Tanh(), nn.Linear(512, 512), nn.Tanh()) for _ in range(6)]
     )
     options = legroom.plan(model, torch.zeros(20_000, 512), gpu="2GiB")
-    means = [option.means for option in options]
-    assert "activation checkpointing" in means
-    assert "activations in host memory" in means
-    assert means == sorted(
-        means,
+    names = [option.name for option in options]
+    assert "activation checkpointing" in names
+    assert "activations in host memory" in names
+    assert names == sorted(
+        names,
         key=[
             "fused optimizer",
-            "optimizer in a loop",
+            "for-loop optimizer",
             "bf16 autocast",
             "activation checkpointing",
             "8-bit optimizer state",
@@ -101,22 +107,22 @@ def test_a_plan_has_means_that_were_traced_in_the_order_of_their_price() -> None
             "frozen backbone",
         ].index,
     )
-    assert all(option.saves > 0 and option.price and option.how for option in options)
+    assert all(option.saves > 0 and option.cost and option.how for option in options)
 
 
-def test_a_smaller_batch_is_a_means_where_todays_does_not_fit() -> None:
+def test_a_smaller_batch_is_an_option_if_the_current_one_does_not_fit() -> None:
     model, _ = model_and_batch()
     batch = (torch.zeros(200_000, 256), torch.zeros(200_000, dtype=torch.long))
-    options = {option.means: option for option in legroom.plan(model, batch, gpu="1GiB")}
+    options = {option.name: option for option in legroom.plan(model, batch, gpu="1GiB")}
     largest = legroom.max_batch(model, batch, gpu="1GiB")
     assert largest is not None
-    smaller = options[f"batch of {largest}"]
+    smaller = options[f"batch size {largest}"]
     assert smaller.verdict in ("fits", "uncertain")
-    assert f"over {-(-200_000 // largest)} batches" in smaller.price
+    assert f"over {-(-200_000 // largest)} batches" in smaller.cost
 
 
 class Blocks(nn.Module):
-    """One part only, so that there is no backbone to freeze."""
+    """A single child module, so there is no backbone to freeze."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,17 +132,17 @@ class Blocks(nn.Module):
         return self.blocks(x)
 
 
-def test_means_are_put_together_where_none_is_enough() -> None:
-    long = torch.zeros(1, 20_000, 1024)  # a batch of one: it cannot be made smaller
-    alone = legroom.plan(Blocks(), long, gpu="24GiB")
-    least = min(option.peak_device for option in alone)
+def test_options_are_combined_if_no_single_one_is_enough() -> None:
+    long = torch.zeros(1, 20_000, 1024)  # a batch of 1 cannot be smaller
+    single = legroom.plan(Blocks(), long, gpu="24GiB")
+    least = min(option.peak_device for option in single)
     options = legroom.plan(Blocks(), long, gpu=least - 20 * MiB)
-    assert [option.means for option in options[:-1]] == [option.means for option in alone]
-    assert " + " in options[-1].means
+    assert [option.name for option in options[:-1]] == [option.name for option in single]
+    assert " + " in options[-1].name
     assert options[-1].fits
 
 
-def test_a_means_that_changes_nothing_is_not_offered() -> None:
+def test_an_option_without_effect_is_not_listed() -> None:
     model, batch = model_and_batch()
     optimizer = torch.optim.RMSprop(model.parameters())
 
@@ -147,12 +153,12 @@ def test_a_means_that_changes_nothing_is_not_offered() -> None:
         loss.backward()
         optimizer.step()
 
-    means = [option.means for option in legroom.plan(step, *batch, gpu="24GiB")]
-    assert "bf16 autocast" not in means
-    assert "fused optimizer" not in means, "this optimizer has no fused form"
+    names = [option.name for option in legroom.plan(step, *batch, gpu="24GiB")]
+    assert "bf16 autocast" not in names
+    assert "fused optimizer" not in names, "this optimizer has no fused implementation"
 
 
-def test_models_that_copy_their_layers_while_they_are_built() -> None:
+def test_a_model_that_copies_its_layers_while_it_is_built() -> None:
     def step() -> None:
         layer = nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True)
         model = nn.TransformerEncoder(layer, 2).cuda()
@@ -160,22 +166,22 @@ def test_models_that_copy_their_layers_while_they_are_built() -> None:
         model(torch.zeros(2, 16, 256, device="cuda")).sum().backward()
         optimizer.step()
 
-    told = legroom.estimate(step, gpu="1GiB", search=False)
-    assert told.by_category["parameter"] >= 2 * (4 * 256 * 256 + 2 * 256 * 1024) * 4
+    result = legroom.estimate(step, gpu="1GiB", search=False)
+    assert result.by_category["parameter"] >= 2 * (4 * 256 * 256 + 2 * 256 * 1024) * 4
 
 
-def test_a_big_model_needs_no_memory_of_its_own() -> None:
+def test_a_large_model_needs_no_host_memory() -> None:
     import psutil
 
     with torch.device("meta"):
         model = nn.Sequential(*[nn.Linear(8192, 8192, bias=False) for _ in range(8)])  # 2 GiB of parameters
     before = psutil.Process().memory_info().rss
-    told = legroom.estimate(model, torch.zeros(8, 8192), gpu="80GiB", search=False)
-    assert told.by_category["parameter"] == 8 * 8192 * 8192 * 4
+    result = legroom.estimate(model, torch.zeros(8, 8192), gpu="80GiB", search=False)
+    assert result.by_category["parameter"] == 8 * 8192 * 8192 * 4
     assert psutil.Process().memory_info().rss - before < 300 * MiB
 
 
-def test_at_a_prompt_it_is_a_sentence() -> None:
+def test_the_repr_is_one_line() -> None:
     model, batch = model_and_batch()
     shown = repr(legroom.estimate(model, batch, gpu="8GiB", search=False))
     assert shown.startswith("<Estimate: fits, ")
@@ -184,7 +190,7 @@ def test_at_a_prompt_it_is_a_sentence() -> None:
     assert "Trace(" not in shown
 
 
-def test_html_for_notebooks() -> None:
+def test_the_html_repr() -> None:
     model, batch = model_and_batch()
     page = legroom.estimate(model, batch, gpu="rtx4090", search=False)._repr_html_()
     assert "Fits" in page
@@ -192,18 +198,18 @@ def test_html_for_notebooks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "args", "sentence"),
+    ("target", "args", "message"),
     [
-        (3, (), "give a model or a step function, not a int"),
-        (nn.Linear(2, 2), (), "give a model and one batch"),
+        (3, (), "Pass a model or a step function, not a int"),
+        (nn.Linear(2, 2), (), "Pass a model and one batch"),
     ],
 )
-def test_bad_input_is_one_sentence(target: Any, args: tuple[Any, ...], sentence: str) -> None:
-    with pytest.raises(UsageError, match=sentence):
+def test_bad_input_is_refused_with_the_remedy(target: Any, args: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         legroom.estimate(target, *args, gpu="1GiB")
 
 
-def test_a_batch_that_does_not_suit_the_model_gives_its_error_and_no_log(
+def test_a_batch_with_the_wrong_shape_raises_the_error_and_logs_nothing(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(RuntimeError, match="same reduction dim|cannot be multiplied"):
@@ -211,7 +217,7 @@ def test_a_batch_that_does_not_suit_the_model_gives_its_error_and_no_log(
     assert capfd.readouterr().err == ""
 
 
-def test_attention_with_a_function_of_its_own_is_one_operation():
+def test_flex_attention_is_traced():
     from torch.nn.attention.flex_attention import flex_attention
 
     model = nn.Linear(32, 96)
@@ -220,6 +226,6 @@ def test_attention_with_a_function_of_its_own_is_one_operation():
         query, key, value = model(x).view(2, 1, 64, 3, 32).unbind(3)
         return flex_attention(query, key, value, score_mod=lambda s, b, h, i, j: s + (i - j)).sum()
 
-    told = legroom.estimate(lambda x: loss(x).backward(), torch.ones(2, 64, 32), gpu="8GiB", search=False)
+    result = legroom.estimate(lambda x: loss(x).backward(), torch.ones(2, 64, 32), gpu="8GiB", search=False)
 
-    assert told.peak_allocated >= 2 * 64 * 32 * 4
+    assert result.peak_allocated >= 2 * 64 * 32 * 4

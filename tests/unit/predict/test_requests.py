@@ -1,4 +1,4 @@
-"""Requests played on a device that is full: what can be done without is, and nothing else."""
+"""Requests replayed on a full device: a program continues only without optional requests."""
 
 from collections.abc import Callable
 
@@ -7,76 +7,79 @@ from torch import nn
 
 from legroom.gpus.catalog import find_gpu
 from legroom.memory.events import Alloc
-from legroom.predict.requests import KERNELS_RUN, LIBRARY_LOADED, Request, play
+from legroom.predict.requests import KERNELS_RUN, LIBRARY_LOADED, MemoryRequest, replay_requests
 from legroom.predict.tracing.virtual_trace import trace_steps
 from legroom.units import MiB
 
 
-def test_a_request_that_is_refused_is_where_a_program_fails() -> None:
-    asked = [Request(1, 64 * MiB, 0), Request(2, 64 * MiB, 0)]
-    assert play(asked, 100 * MiB).failed_at == 1
+def test_a_program_fails_at_the_request_that_does_not_fit() -> None:
+    requests = [MemoryRequest(1, 64 * MiB, 0), MemoryRequest(2, 64 * MiB, 0)]
+    assert replay_requests(requests, 100 * MiB).failed_at == 1
 
 
-def test_a_program_goes_on_without_what_it_can_spare() -> None:
-    asked = [
-        Request(1, 64 * MiB, 0),
-        Request(2, 64 * MiB, 0, spare=True),
-        Request(2, -1, 0),
-        Request(3, 30 * MiB, 0),
+def test_a_program_continues_without_optional_memory() -> None:
+    requests = [
+        MemoryRequest(1, 64 * MiB, 0),
+        MemoryRequest(2, 64 * MiB, 0, optional=True),
+        MemoryRequest(2, -1, 0),
+        MemoryRequest(3, 30 * MiB, 0),
     ]
-    assert play(asked, 100 * MiB).failed_at is None
+    assert replay_requests(requests, 100 * MiB).failed_at is None
 
 
-def test_what_it_can_spare_is_taken_where_there_is_room() -> None:
-    asked = [Request(1, 64 * MiB, 0), Request(2, 64 * MiB, 0, spare=True)]
-    assert play(asked, 200 * MiB).reserved == 128 * MiB
-    assert play(asked).reserved == 128 * MiB
+def test_optional_memory_is_allocated_if_it_fits() -> None:
+    requests = [MemoryRequest(1, 64 * MiB, 0), MemoryRequest(2, 64 * MiB, 0, optional=True)]
+    assert replay_requests(requests, 200 * MiB).reserved == 128 * MiB
+    assert replay_requests(requests).reserved == 128 * MiB
 
 
-def test_what_was_refused_once_is_not_asked_for_again() -> None:
-    """Else it would take the room that is free by then, which the kernel chosen instead leaves alone."""
-    asked = [
-        Request(1, 64 * MiB, 0),
-        Request(2, 64 * MiB, 0, spare=True),
-        Request(1, -1, 0),
-        Request(3, 64 * MiB, 0, spare=True),
-        Request(4, 64 * MiB, 0),
+def test_an_optional_request_that_failed_is_not_repeated() -> None:
+    """Otherwise it would use memory that is free by then, but torch has selected another kernel."""
+    requests = [
+        MemoryRequest(1, 64 * MiB, 0),
+        MemoryRequest(2, 64 * MiB, 0, optional=True),
+        MemoryRequest(1, -1, 0),
+        MemoryRequest(3, 64 * MiB, 0, optional=True),
+        MemoryRequest(4, 64 * MiB, 0),
     ]
-    assert play(asked, 100 * MiB).failed_at is None
+    assert replay_requests(requests, 100 * MiB).failed_at is None
 
 
-def test_a_convolution_can_spare_its_workspaces() -> None:
+def test_the_workspaces_of_a_convolution_are_optional() -> None:
     def make() -> Callable[[], None]:
         layer = nn.Conv2d(64, 128, 3, padding=1, device="cuda")
         x = torch.empty(32, 64, 56, 56, device="cuda", requires_grad=True)
         return lambda: layer(x).sum().backward()
 
     trace = trace_steps(make, find_gpu("h200"), steps=1)
-    spare = [event for event in trace.events if isinstance(event, Alloc) and event.id in trace.spare]
-    assert {event.category for event in spare} == {"workspace"}
-    less = play(trace.requests()).allocated - 4 * MiB
-    assert play(trace.requests(), less).failed_at is None
-    assert play([request._replace(spare=False) for request in trace.requests()], less).failed_at is not None
+    optional = [event for event in trace.events if isinstance(event, Alloc) and event.id in trace.optional]
+    assert {event.category for event in optional} == {"workspace"}
+    less = replay_requests(trace.requests()).allocated - 4 * MiB
+    assert replay_requests(trace.requests(), less).failed_at is None
+    assert (
+        replay_requests([request._replace(optional=False) for request in trace.requests()], less).failed_at
+        is not None
+    )
 
 
-def test_kernels_run_once_the_first_operation_has_all_its_memory() -> None:
+def test_kernels_run_after_the_first_operation_has_allocated_its_memory() -> None:
     def make() -> Callable[[], None]:
         layer = nn.Linear(64, 64).cuda()
         x = torch.empty(32, 64, device="cuda")
         return lambda: layer(x).sum().backward()
 
-    asked = trace_steps(make, find_gpu("h200"), steps=1).requests()
-    assert asked.count(KERNELS_RUN) == 1
-    before = [request.bytes for request in asked[: asked.index(KERNELS_RUN)]]
+    requests = trace_steps(make, find_gpu("h200"), steps=1).requests()
+    assert requests.count(KERNELS_RUN) == 1
+    before = [request.bytes for request in requests[: requests.index(KERNELS_RUN)]]
     assert before[-5:] == [32 * 64 * 4, 32 * 64 * 4, LIBRARY_LOADED.bytes, 32 * MiB, MiB]
 
 
-def test_cublas_takes_its_place_before_each_of_its_two_workspaces() -> None:
+def test_cublas_is_loaded_before_each_of_its_two_workspaces() -> None:
     def make() -> Callable[[], None]:
         layer = nn.Linear(64, 64).cuda()
         x = torch.empty(32, 64, device="cuda")
         return lambda: layer(x).sum().backward()
 
-    asked = trace_steps(make, find_gpu("h200"), steps=2).requests()
-    places = [position for position, request in enumerate(asked) if request == LIBRARY_LOADED]
-    assert [asked[position + 1].bytes for position in places] == [32 * MiB] * 2
+    requests = trace_steps(make, find_gpu("h200"), steps=2).requests()
+    positions = [position for position, request in enumerate(requests) if request == LIBRARY_LOADED]
+    assert [requests[position + 1].bytes for position in positions] == [32 * MiB] * 2

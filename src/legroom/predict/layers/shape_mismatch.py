@@ -1,4 +1,4 @@
-"""Which layer cannot take what it is given, and the edit that makes it fit."""
+"""Finds the layer whose input has the wrong shape, and the edit that fixes it."""
 
 import math
 import traceback
@@ -15,107 +15,108 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """A layer or an operation that was at work."""
+class LayerCall:
+    """A call of a layer or an operation."""
 
     name: str
     kind: str
     module: nn.Module | None
     """None for an operation."""
     shapes: tuple[Shape, ...]
-    """Of the tensors it was given."""
+    """The shapes of its input tensors."""
     arguments: Any
-    """Looked at while the exception is handled, and not kept."""
+    """Read only while the exception is handled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mismatch:
-    """Where a model could not go on."""
+class ShapeMismatch:
+    """The layer or operation that failed, and how to fix it."""
 
     layer: str
     """`classifier.0`; "" for the model itself."""
     kind: str
     """`Linear`, `cat`."""
     got: str
-    wants: str
-    """"" where that is not known."""
+    """The shapes of its input."""
+    expects: str
+    """The expected input; "" if unknown."""
     edit: str
-    """What to write instead; "" where none is known."""
+    """The suggested edit; "" if there is none."""
     error: str
-    """The exception's own words."""
+    """The first line of the exception."""
     file: str = ""
     line: int | None = None
 
 
-def mismatch_of(error: BaseException, calls: list[Call]) -> Mismatch:
-    """What `error` means for the calls at work, innermost first. Nothing of the error is kept."""
-    file, line = _place(error)
-    words = next(iter(str(error).splitlines()), "") or type(error).__name__
+def find_mismatch(error: BaseException, calls: list[LayerCall]) -> ShapeMismatch:
+    """The cause of `error`, given the active calls, innermost first. No reference to the error is kept."""
+    file, line = _location(error)
+    message = next(iter(str(error).splitlines()), "") or type(error).__name__
     for call in calls:
         found = _of_layer(call) if call.module is not None else _of_operation(call)
         if found is not None:
-            wants, edit = found
-            return Mismatch(
-                layer=call.name, kind=call.kind, got=_words(call.shapes), wants=wants, edit=edit, error=words, file=file, line=line,
+            expects, edit = found
+            return ShapeMismatch(
+                layer=call.name, kind=call.kind, got=_format_shapes(call.shapes), expects=expects, edit=edit, error=message, file=file, line=line,
             )  # fmt: skip
-    call = calls[0] if calls else Call(name="", kind="model", module=None, shapes=(), arguments=())
-    return Mismatch(
+    call = calls[0] if calls else LayerCall(name="", kind="model", module=None, shapes=(), arguments=())
+    return ShapeMismatch(
         layer=call.name,
         kind=call.kind,
-        got=_words(call.shapes),
-        wants="",
+        got=_format_shapes(call.shapes),
+        expects="",
         edit="",
-        error=words,
+        error=message,
         file=file,
         line=line,
     )
 
 
-def _place(error: BaseException) -> tuple[str, int | None]:
+def _location(error: BaseException) -> tuple[str, int | None]:
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if is_user_file(frame.filename):
             return frame.filename, frame.lineno
     return "", None
 
 
-def _words(shapes: tuple[Shape, ...]) -> str:
-    return " and ".join(shape_words(shape) for shape in shapes) or "nothing"
+def _format_shapes(shapes: tuple[Shape, ...]) -> str:
+    return " and ".join(format_shape(shape) for shape in shapes) or "no tensors"
 
 
-def shape_words(shape: Shape) -> str:
+def format_shape(shape: Shape) -> str:
     return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
 
 
-Found = tuple[str, str] | None
-"""What it wants, and the edit."""
+Suggestion = tuple[str, str] | None
+"""The expected input and the edit; None if the shapes are not the cause."""
 
 
 # --- layers
 
 
-def _of_layer(call: Call) -> Found:
+def _of_layer(call: LayerCall) -> Suggestion:
     module, shapes = call.module, call.shapes
     if module is None or not shapes:
         return None
-    for kind, judge in _LAYERS:
+    for kind, check in _LAYERS:
         if isinstance(module, kind):
-            return judge(module, shapes[0], call.arguments)
+            return check(module, shapes[0], call.arguments)
     return None
 
 
-def _linear(module: Any, shape: Shape, _: Any) -> Found:
+def _linear(module: Any, shape: Shape, _: Any) -> Suggestion:
     if not shape or shape[-1] == module.in_features:
         return None
-    wants = f"a last dimension of {module.in_features}"
+    expects = f"a last dimension of {module.in_features}"
     rest = math.prod(shape[1:])
     if len(shape) > 2 and rest == module.in_features:
-        return wants, "flatten before it: x.flatten(1)"
-    if len(shape) > 2 and shape[-1] < 64 and shape[-1] == shape[-2]:  # an image that was not flattened
-        return wants, f"flatten before it, x.flatten(1), and in_features={rest}"
-    return wants, f"in_features={shape[-1]}"
+        return expects, "flatten the input: x.flatten(1)"
+    if len(shape) > 2 and shape[-1] < 64 and shape[-1] == shape[-2]:  # an image that is not flattened
+        return expects, f"flatten the input, x.flatten(1), and set in_features={rest}"
+    return expects, f"in_features={shape[-1]}"
 
 
-def _convolution(module: Any, shape: Shape, _: Any) -> Found:
+def _convolution(module: Any, shape: Shape, _: Any) -> Suggestion:
     sides = len(module.kernel_size)
     form = ", ".join(
         ["batch", "channels", "depth", "height", "width"][:2] + ["depth", "height", "width"][3 - sides :]
@@ -131,22 +132,22 @@ def _convolution(module: Any, shape: Shape, _: Any) -> Found:
             for at, (size, kernel) in enumerate(zip(small, module.kernel_size, strict=True))
         ):
             return (
-                f"sides of at least {tuple(module.kernel_size)}",
-                "larger images, fewer poolings before it, or padding",
+                f"a spatial size of at least {tuple(module.kernel_size)}",
+                "use larger inputs, fewer pooling layers, or padding",
             )
         return None
-    wants = f"{module.in_channels} channels, as ({form})"
+    expects = f"{module.in_channels} channels, ({form})"
     if shape[-1] == module.in_channels and len(shape) == sides + 2:
         order = ", ".join(map(str, (0, sides + 1, *range(1, sides + 1))))
-        return wants, f"channels come last: x.permute({order})"
-    return wants, f"in_channels={channels}"
+        return expects, f"move the channels to dimension 1: x.permute({order})"
+    return expects, f"in_channels={channels}"
 
 
 def _pad(module: Any, at: int) -> int:
     return 0 if isinstance(module.padding, str) else int(module.padding[at])
 
 
-def _batch_norm(module: Any, shape: Shape, _: Any) -> Found:
+def _batch_norm(module: Any, shape: Shape, _: Any) -> Suggestion:
     wanted = {"BatchNorm1d": (2, 3), "BatchNorm2d": (4,), "BatchNorm3d": (5,)}.get(type(module).__name__)
     if wanted is not None and len(shape) not in wanted:
         fitting = {2: 1, 3: 1, 4: 2, 5: 3}.get(len(shape))
@@ -157,43 +158,43 @@ def _batch_norm(module: Any, shape: Shape, _: Any) -> Found:
     return f"{module.num_features} channels in dimension 1", f"num_features={shape[1]}"
 
 
-def _layer_norm(module: Any, shape: Shape, _: Any) -> Found:
+def _layer_norm(module: Any, shape: Shape, _: Any) -> Suggestion:
     wanted = tuple(module.normalized_shape)
     if shape[len(shape) - len(wanted) :] == wanted:
         return None
     fits = shape[len(shape) - len(wanted) :] if len(shape) >= len(wanted) else shape
     written = fits[0] if len(fits) == 1 else tuple(fits)
-    return f"last dimensions {shape_words(wanted)}", f"normalized_shape={written}"
+    return f"last dimensions {format_shape(wanted)}", f"normalized_shape={written}"
 
 
-def _group_norm(module: Any, shape: Shape, _: Any) -> Found:
+def _group_norm(module: Any, shape: Shape, _: Any) -> Suggestion:
     if len(shape) < 2 or shape[1] == module.num_channels:
         return None
     return f"{module.num_channels} channels in dimension 1", f"num_channels={shape[1]}"
 
 
-def _embedding(module: Any, shape: Shape, arguments: Any) -> Found:
+def _embedding(module: Any, shape: Shape, arguments: Any) -> Suggestion:
     given = next((each for each in arguments if isinstance(each, torch.Tensor)), None)
     if given is not None and given.dtype not in (torch.int32, torch.int64):
-        return f"whole numbers from 0 to {module.num_embeddings - 1}, not {given.dtype}", "x.long()"
+        return f"integer indices from 0 to {module.num_embeddings - 1}, not {given.dtype}", "x.long()"
     return None
 
 
-def _recurrent(module: Any, shape: Shape, _: Any) -> Found:
+def _recurrent(module: Any, shape: Shape, _: Any) -> Suggestion:
     if len(shape) not in (2, 3):
-        return "(batch, steps, features) or without the batch", "reshape the input"
+        return "(batch, time, features), or without the batch dimension", "reshape the input"
     if shape[-1] == module.input_size:
         return None
     return f"a last dimension of {module.input_size}", f"input_size={shape[-1]}"
 
 
-def _attention(module: Any, shape: Shape, _: Any) -> Found:
+def _attention(module: Any, shape: Shape, _: Any) -> Suggestion:
     if shape[-1] == module.embed_dim:
         return None
     return f"a last dimension of {module.embed_dim}", f"embed_dim={shape[-1]}"
 
 
-_LAYERS: tuple[tuple[Any, Callable[[Any, Shape, Any], Found]], ...] = (
+_LAYERS: tuple[tuple[Any, Callable[[Any, Shape, Any], Suggestion]], ...] = (
     (nn.Linear, _linear),
     (nn.modules.conv._ConvNd, _convolution),
     (nn.modules.batchnorm._NormBase, _batch_norm),
@@ -208,18 +209,18 @@ _LAYERS: tuple[tuple[Any, Callable[[Any, Shape, Any], Found]], ...] = (
 # --- operations
 
 
-def _of_operation(call: Call) -> Found:
+def _of_operation(call: LayerCall) -> Suggestion:
     shapes = call.shapes
     if call.kind in ("matmul", "mm", "bmm", "rmatmul") and len(shapes) >= 2:
         return _product(shapes[0], shapes[1])
     if call.kind == "linear" and len(shapes) >= 2:
-        return f"a last dimension of {shapes[1][-1]}", f"a weight of {shapes[0][-1]} columns"
+        return f"a last dimension of {shapes[1][-1]}", f"use a weight with {shapes[0][-1]} columns"
     if call.kind in ("cat", "concat", "concatenate", "stack") and len(shapes) >= 2:
-        return _joined(call)
+        return _concatenation(call)
     if call.kind in ("view", "reshape") and shapes:
-        return _viewed(call)
+        return _view(call)
     if len(shapes) == 2 and call.kind in _ELEMENTWISE:
-        return "equal sizes, or 1, in every dimension counted from the last", _alike(shapes[0], shapes[1])
+        return "broadcastable shapes", _broadcast(shapes[0], shapes[1])
     return None
 
 
@@ -241,24 +242,24 @@ _ELEMENTWISE = {
 }
 
 
-def _product(left: Shape, right: Shape) -> Found:
+def _product(left: Shape, right: Shape) -> Suggestion:
     if not left or not right:
         return None
     inner = right[-2] if len(right) > 1 else right[-1]
     if left[-1] == inner:
         return (
-            f"the same batch dimensions: {shape_words(left[:-2])} and {shape_words(right[:-2])}",
-            "make them equal, or 1",
+            f"the same batch dimensions: {format_shape(left[:-2])} and {format_shape(right[:-2])}",
+            "make them equal or 1",
         )
-    wants = f"{left[-1]} rows in the second, which has {inner}"
+    expects = f"a second matrix with {left[-1]} rows, not {inner}"
     if len(right) > 1 and right[-1] == left[-1]:
-        return wants, "transpose the second: b.transpose(-2, -1)"
+        return expects, "transpose the second matrix: b.transpose(-2, -1)"
     if len(left) > 1 and left[-2] == inner:
-        return wants, "transpose the first: a.transpose(-2, -1)"
-    return wants, ""
+        return expects, "transpose the first matrix: a.transpose(-2, -1)"
+    return expects, ""
 
 
-def _joined(call: Call) -> Found:
+def _concatenation(call: LayerCall) -> Suggestion:
     first, *others = call.shapes
     dimension = (
         next((each for each in call.arguments[1:] if isinstance(each, int)), 0)
@@ -267,7 +268,10 @@ def _joined(call: Call) -> Found:
     )
     for other in others:
         if len(other) != len(first):
-            return "the same number of dimensions in all", "unsqueeze or flatten the one that differs"
+            return (
+                "tensors with the same number of dimensions",
+                "unsqueeze or flatten the tensor that differs",
+            )
         differ = [at for at, (a, b) in enumerate(zip(first, other, strict=True)) if a != b]
         if call.kind != "stack":
             differ = [at for at in differ if at != dimension % len(first)]
@@ -287,10 +291,10 @@ def _joined(call: Call) -> Found:
     return None
 
 
-def _viewed(call: Call) -> Found:
+def _view(call: LayerCall) -> Suggestion:
     shape = call.shapes[0]
     rest = call.arguments[1:]
-    wanted = [size for each in rest for size in (each if isinstance(each, list | tuple) else [each])]
+    wanted = [size for item in rest for size in (item if isinstance(item, list | tuple) else [item])]
     if not wanted or not all(isinstance(size, int) for size in wanted):
         return None
     numbers = math.prod(shape)
@@ -299,14 +303,14 @@ def _viewed(call: Call) -> Found:
         return None
     flat = math.prod(shape[1:])
     return (
-        f"{fixed}{' times a whole number of' if -1 in wanted else ''} elements, and there are {numbers}",
-        f"x.flatten(1), which is ({shape[0]}, {flat}), with in_features={flat} in the layer after it"
+        f"{'a multiple of ' if -1 in wanted else ''}{fixed} elements, not {numbers}",
+        f"x.flatten(1), which has shape ({shape[0]}, {flat}); set in_features={flat} in the next layer"
         if shape
         else "",
     )
 
 
-def _alike(left: Shape, right: Shape) -> str:
+def _broadcast(left: Shape, right: Shape) -> str:
     for at in range(1, min(len(left), len(right)) + 1):
         if left[-at] != right[-at] and 1 not in (left[-at], right[-at]):
             return f"make dimension -{at} equal: {left[-at]} and {right[-at]}"

@@ -1,13 +1,11 @@
-"""What each layer of a model makes and keeps: output shape, parameters, bytes kept for the backward pass.
+"""The layers of a model: output shapes, parameters, and bytes saved for the backward pass.
 
-One training step is traced on a device without data, as `estimate` does it: no GPU, no arithmetic, the memory of CUDA's kernels.
-Operations outside layers (`F.relu`, `torch.cat`, `x.flatten(1)`) are rows of their own. Where the model cannot be run, the rows
-up to there are kept, and `mismatch` says which layer failed and what would fit.
+One training step is traced with fake tensors, as for `estimate`: it needs no GPU and computes no values. Operations
+outside layers (`F.relu`, `torch.cat`, `x.flatten(1)`) have their own rows. If the model fails, there are rows for the layers before
+the failure, and `mismatch` names the layer that failed and the edit that fixes it.
 """
 
 import contextlib
-import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,20 +19,20 @@ from legroom.gpus.catalog import find_gpu
 from legroom.memory.events import Alloc, Category, Event, Free, Tag
 from legroom.memory.ledger import Ledger
 from legroom.observe.dispatch.storages import tensors_in
-from legroom.predict.layers.shape_mismatch import Call, Mismatch, mismatch_of
-from legroom.predict.tracing.copying import OntoDevice, loss_of
+from legroom.predict.layers.shape_mismatch import LayerCall, ShapeMismatch, find_mismatch
+from legroom.predict.tracing.copying import DeviceCopies, loss_of
 from legroom.predict.tracing.trace import Trace
-from legroom.predict.tracing.virtual_trace import make_device
+from legroom.predict.tracing.virtual_trace import make_device, torch_log_disabled
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """A layer, or an operation outside layers, in the order of their calls."""
+class LayerRow:
+    """A layer, or an operation outside layers, in call order."""
 
     name: str
-    """`encoder.0.linear`; of an operation, that of the layer whose `forward` calls it."""
+    """`encoder.0.linear`; for an operation, the layer whose `forward` calls it."""
     kind: str
     """`Linear`, `relu`."""
     depth: int
@@ -43,126 +41,115 @@ class Row:
     has_children: bool
     outputs: tuple[Shape, ...] = ()
     parameters: int = 0
-    """With those of the layers inside; 0 where they were counted at an earlier call."""
+    """Including the layers inside; 0 if an earlier call counted them."""
     own_parameters: int = 0
-    """Without those of layers inside that have rows of their own."""
+    """Excluding layers inside that have their own rows."""
     trainable: int = 0
-    kept: int = 0
-    """Bytes that it made and that wait for the backward pass, the layers inside included."""
+    saved: int = 0
+    """Bytes of its outputs that autograd saves for the backward pass, including the layers inside."""
     share: float = 0.0
-    """Of the peak of a training step."""
+    """`saved` as a share of the peak of a training step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSummary:
-    """A model, layer by layer."""
+    """The layers of a model, with totals."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[LayerRow, ...]
     parameters: int
     trainable: int
     parameter_bytes: int
     input_bytes: int
-    kept: int
-    """For the backward pass, by all layers."""
+    saved: int
+    """Bytes saved for the backward pass, by all layers."""
     peak: int
-    """Allocated at the peak of a training step with AdamW; 0 where none could be traced."""
-    mismatch: Mismatch | None = None
+    """Peak allocated bytes of a training step with AdamW; 0 if the model failed."""
+    mismatch: ShapeMismatch | None = None
 
 
 def summarize(model: nn.Module, batch: Any) -> LayerSummary:
-    """Trace one training step of `model` on `batch` and say what each layer makes and keeps."""
+    """Trace one training step of `model` on `batch`."""
     if not isinstance(model, nn.Module):
         raise UsageError(
-            f"give a model and a batch: legroom.summary(model, batch), not a {type(model).__name__}"
+            f"Pass a model and a batch, `legroom.summary(model, batch)`, not a {type(model).__name__}."
         )
     trace = Trace(gpu=find_gpu("80GiB"), mode="fake")
-    with make_device(trace.gpu, "fake", trace.events.append), _quiet():
-        onto = OntoDevice()
-        copy, given = onto.copied(model), onto.copied(batch)
-        watch = _Watch(copy, trace.events)
-        mismatch: Mismatch | None = None
+    with make_device(trace.gpu, "fake", trace.events.append), torch_log_disabled():
+        copies = DeviceCopies()
+        copy, inputs = copies.copied(model), copies.copied(batch)
+        calls = _LayerCalls(copy, trace.events)
+        mismatch: ShapeMismatch | None = None
         with torch.enable_grad():
             try:
-                with watch:
-                    loss = loss_of(copy, given)
+                with calls:
+                    loss = loss_of(copy, inputs)
                 forward_end = len(trace.events)
-            except Exception as error:  # whatever the model raises is what is to be explained
-                mismatch = mismatch_of(error, watch.calls())
+            except Exception as error:  # any error of the model is explained
+                mismatch = find_mismatch(error, calls.active())
                 forward_end = len(trace.events)
             else:
                 if loss.requires_grad:
-                    optimizer = torch.optim.AdamW(each for each in copy.parameters() if each.requires_grad)
+                    optimizer = torch.optim.AdamW(p for p in copy.parameters() if p.requires_grad)
                     for _ in range(2):
                         loss.backward()
                         optimizer.step()
                         optimizer.zero_grad()
-                        loss = loss_of(copy, given)
+                        loss = loss_of(copy, inputs)
                 del loss
-        return _told(watch, trace.events, forward_end, model, given, mismatch)
+        return _summary(calls, trace.events, forward_end, model, inputs, mismatch)
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Torch logs a traceback of its own for every operation whose shapes do not fit; ours is the better sentence."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    was, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = was
-
-
-def _told(
-    watch: "_Watch",
+def _summary(
+    calls: "_LayerCalls",
     events: list[Event],
     forward_end: int,
     model: nn.Module,
-    given: Any,
-    mismatch: Mismatch | None,
+    inputs: Any,
+    mismatch: ShapeMismatch | None,
 ) -> LayerSummary:
-    kept = _kept(events, forward_end) if mismatch is None else {}
+    saved = _saved(events, forward_end) if mismatch is None else {}
     peak = Ledger(events).peak(0).bytes if mismatch is None else 0
     before = [0]
     for position in range(forward_end):
-        before.append(before[-1] + kept.get(position, 0))
-    rows = [entry.row(before, peak) for entry in watch.entries if mismatch or entry.is_worth_telling(before)]
-    outside = before[-1] - (rows[0].kept if rows else 0)
+        before.append(before[-1] + saved.get(position, 0))
+    rows = [entry.row(before, peak) for entry in calls.entries if mismatch or entry.is_listed(before)]
+    outside = before[-1] - (rows[0].saved if rows else 0)
     if outside:
         share = outside / peak if peak else 0.0
         rows.append(
-            Row(
+            LayerRow(
                 name="",
                 kind="loss",
                 depth=0,
                 is_operation=True,
                 has_children=False,
-                kept=outside,
+                saved=outside,
                 share=share,
             )
         )
     parameters = list(model.parameters())
     return LayerSummary(
         rows=tuple(rows),
-        parameters=sum(_count(each) for each in parameters),
-        trainable=sum(_count(each) for each in parameters if each.requires_grad),
-        parameter_bytes=sum(_count(each) * each.element_size() for each in parameters),
-        input_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors_in((given,))),
-        kept=before[-1],
+        parameters=sum(map(_count, parameters)),
+        trainable=sum(_count(p) for p in parameters if p.requires_grad),
+        parameter_bytes=sum(_count(p) * p.element_size() for p in parameters),
+        input_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors_in((inputs,))),
+        saved=before[-1],
         peak=peak,
         mismatch=mismatch,
     )
 
 
-def _kept(events: list[Event], end: int) -> dict[int, int]:
-    """Position of a birth → bytes, of what was alive at the end of the forward pass and waits for the backward pass."""
-    births = {event.id: (at, event) for at, event in enumerate(events[:end]) if type(event) is Alloc}
-    gone = {event.id for event in events[:end] if type(event) is Free}
-    category = {id: event.category for id, (_, event) in births.items()}
+def _saved(events: list[Event], end: int) -> dict[int, int]:
+    """Position of the allocation → bytes, for activations that are alive at the end of the forward pass."""
+    allocations = {event.id: (at, event) for at, event in enumerate(events[:end]) if type(event) is Alloc}
+    freed = {event.id for event in events[:end] if type(event) is Free}
+    category = {id: event.category for id, (_, event) in allocations.items()}
     category.update({event.id: event.category for event in events if type(event) is Tag})
     return {
         at: event.block_bytes
-        for id, (at, event) in births.items()
-        if id not in gone and category[id] is Category.ACTIVATION
+        for id, (at, event) in allocations.items()
+        if id not in freed and category[id] is Category.ACTIVATION
     }
 
 
@@ -174,7 +161,7 @@ def shapes_of(value: Any) -> tuple[Shape, ...]:
     return tuple(tuple(tensor.shape) for tensor in tensors_in((value,)))
 
 
-# --- watching the forward pass
+# --- recording the forward pass
 
 
 @dataclass(slots=True)
@@ -185,25 +172,25 @@ class _Entry:
     is_operation: bool
     has_children: bool
     begin: int
-    """The event at which it began ..."""
+    """The position of its first event."""
     end: int = -1
-    """... and the one at which it ended; -1 while it is at work."""
+    """The position after its last event; -1 while it runs."""
     outputs: tuple[Shape, ...] = ()
     parameters: int = 0
     own_parameters: int = 0
     trainable: int = 0
 
-    def is_worth_telling(self, before: list[int]) -> bool:
-        """Of operations: those that keep something or change the shape on purpose."""
-        return not self.is_operation or self.kind in _SHAPING or self._kept(before) > 0
+    def is_listed(self, before: list[int]) -> bool:
+        """Layers, and operations that save something or whose purpose is to change the shape."""
+        return not self.is_operation or self.kind in _RESHAPING or self._saved(before) > 0
 
-    def _kept(self, before: list[int]) -> int:
+    def _saved(self, before: list[int]) -> int:
         last = len(before) - 1
         return before[min(self.end, last)] - before[min(self.begin, last)] if self.end >= 0 else 0
 
-    def row(self, before: list[int], peak: int) -> Row:
-        kept = self._kept(before)
-        return Row(
+    def row(self, before: list[int], peak: int) -> LayerRow:
+        saved = self._saved(before)
+        return LayerRow(
             name=self.name,
             kind=self.kind,
             depth=self.depth,
@@ -213,16 +200,16 @@ class _Entry:
             parameters=self.parameters,
             own_parameters=self.own_parameters,
             trainable=self.trainable,
-            kept=kept,
-            share=kept / peak if peak else 0.0,
+            saved=saved,
+            share=saved / peak if peak else 0.0,
         )
 
 
-_SHAPING = {"flatten", "view", "reshape", "cat", "concat", "stack", "matmul", "bmm", "interpolate"}
+_RESHAPING = {"flatten", "view", "reshape", "cat", "concat", "stack", "matmul", "bmm", "interpolate"}
 
 
-class _Watch(TorchFunctionMode):
-    """Notes every layer and every operation outside the innermost layers while it is entered."""
+class _LayerCalls(TorchFunctionMode):
+    """Records every layer, and every operation outside the innermost layers."""
 
     def __init__(self, model: nn.Module, events: list[Event]) -> None:
         super().__init__()
@@ -230,11 +217,11 @@ class _Watch(TorchFunctionMode):
         self._events = events
         self._names = {id(module): name for name, module in model.named_modules()}
         self._stack: list[tuple[_Entry, nn.Module, Any]] = []
-        self._operation: Call | None = None
+        self._operation: LayerCall | None = None
         self._counted: set[int] = set()
         self._exit = contextlib.ExitStack()
 
-    def __enter__(self) -> "_Watch":
+    def __enter__(self) -> "_LayerCalls":
         for handle in (
             _hooks.register_module_forward_pre_hook(self._begin),
             _hooks.register_module_forward_hook(self._finish),
@@ -247,16 +234,16 @@ class _Watch(TorchFunctionMode):
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._exit.close()
 
-    def calls(self) -> list[Call]:
-        """What was at work when an exception was raised, innermost first."""
+    def active(self) -> list[LayerCall]:
+        """The calls that were active when an exception was raised, innermost first."""
         layers = [
-            Call(name=entry.name, kind=entry.kind, module=module, shapes=shapes_of(args), arguments=args)
+            LayerCall(name=entry.name, kind=entry.kind, module=module, shapes=shapes_of(args), arguments=args)
             for entry, module, args in reversed(self._stack)
         ]
         return ([self._operation] if self._operation is not None else []) + layers
 
     def _begin(self, module: nn.Module, args: Any) -> None:
-        fresh = [each for each in module.parameters() if id(each) not in self._counted]
+        new = [p for p in module.parameters() if id(p) not in self._counted]
         is_leaf = next(module.children(), None) is None
         entry = _Entry(
             self._names.get(id(module), ""),
@@ -265,8 +252,8 @@ class _Watch(TorchFunctionMode):
             is_operation=False,
             has_children=not is_leaf,
             begin=len(self._events),
-            parameters=sum(map(_count, fresh)),
-            trainable=sum(_count(each) for each in fresh if each.requires_grad),
+            parameters=sum(map(_count, new)),
+            trainable=sum(_count(p) for p in new if p.requires_grad),
         )
         if is_leaf:
             self._count_own(entry, module)
@@ -274,15 +261,15 @@ class _Watch(TorchFunctionMode):
         self._stack.append((entry, module, args))
 
     def _count_own(self, entry: _Entry, module: nn.Module) -> None:
-        """What no layer inside has counted: some are never called as layers (the projections of attention)."""
-        own = [each for each in module.parameters() if id(each) not in self._counted]
+        """Count the parameters that no layer inside has counted: some are never called (the projections of attention)."""
+        own = [p for p in module.parameters() if id(p) not in self._counted]
         entry.own_parameters = sum(map(_count, own))
         self._counted.update(map(id, own))
 
     def _finish(self, module: nn.Module, args: Any, output: Any) -> None:
         while self._stack:
-            entry, at_work, _ = self._stack.pop()
-            if at_work is module:
+            entry, active, _ = self._stack.pop()
+            if active is module:
                 entry.end = len(self._events)
                 entry.outputs = shapes_of(output)
                 if entry.has_children:
@@ -292,11 +279,11 @@ class _Watch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if not self._stack or not self._stack[-1][0].has_children or name in _QUESTIONS:
+        if not self._stack or not self._stack[-1][0].has_children or name in _QUERIES:
             return func(*args, **kwargs)
         begin = len(self._events)
         owner = self._stack[-1][0]
-        self._operation = Call(
+        self._operation = LayerCall(
             name=owner.name, kind=name.strip("_"), module=None, shapes=shapes_of(args), arguments=args
         )
         output = func(*args, **kwargs)
@@ -318,4 +305,4 @@ class _Watch(TorchFunctionMode):
         return output
 
 
-_QUESTIONS = {"__get__", "size", "dim", "numel", "stride", "is_floating_point", "__len__", "__bool__"}
+_QUERIES = {"__get__", "size", "dim", "numel", "stride", "is_floating_point", "__len__", "__bool__"}

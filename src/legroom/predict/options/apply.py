@@ -1,4 +1,4 @@
-"""Means of saving memory, put to a traced run from outside so that each can be re-traced."""
+"""Applies memory-saving options to a traced run from outside, without changing its code."""
 
 import contextlib
 import weakref
@@ -10,36 +10,36 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.checkpoint import checkpoint
 
-from legroom.predict.options.names import Means
-from legroom.predict.tracing.pause_gc import living
+from legroom.predict.options.names import MemoryOption
+from legroom.predict.tracing.pause_gc import instances_of
 
 
-class DoesNotApply(Exception):  # noqa: N818
-    """Raised inside a run that a means would not change: there is nothing to trace."""
+class OptionHasNoEffect(Exception):  # noqa: N818
+    """Raised inside a run that an option would not change."""
 
 
-def _say_so() -> NoReturn:
-    raise DoesNotApply
+def _raise_no_effect() -> NoReturn:
+    raise OptionHasNoEffect
 
 
 @contextlib.contextmanager
-def in_force(*means: Means, refuse: Callable[[], NoReturn] = _say_so) -> Iterator[None]:
-    """All of `means` hold for everything that runs inside. Where one would change nothing, `refuse` is called."""
+def applied(*options: MemoryOption, no_effect: Callable[[], NoReturn] = _raise_no_effect) -> Iterator[None]:
+    """Apply `options` to everything that runs inside. `no_effect` is called if one of them would change nothing."""
     with _Undo() as undo:
-        undo.refuse = refuse
-        for one in means:
-            _ACTIONS[one](undo)
+        undo.no_effect = no_effect
+        for option in options:
+            _APPLY[option](undo)
         yield
 
 
 class _Undo(contextlib.ExitStack):
-    """What takes a means back, and what to call if it does not apply."""
+    """The callbacks that revert an option, and the function to call if it has no effect."""
 
-    refuse: Callable[[], NoReturn]
+    no_effect: Callable[[], NoReturn]
 
 
-def _at_first_root(act: Callable[[nn.Module], None], undo: _Undo) -> None:
-    """Do something to the model when its first forward pass begins."""
+def _at_first_forward(act: Callable[[nn.Module], None], undo: _Undo) -> None:
+    """Call `act` with the model when its first forward pass starts."""
     done: list[bool] = []
 
     def first(module: nn.Module, args: Any) -> None:
@@ -51,7 +51,7 @@ def _at_first_root(act: Callable[[nn.Module], None], undo: _Undo) -> None:
 
 
 def _at_first_step(act: Callable[[list[dict[str, Any]]], None], undo: _Undo) -> None:
-    """Do something to the parameter groups of every optimizer before it steps for the first time."""
+    """Call `act` with the parameter groups of every optimizer before its first step."""
     done: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
     def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -63,38 +63,38 @@ def _at_first_step(act: Callable[[list[dict[str, Any]]], None], undo: _Undo) -> 
 
 
 def _fused(undo: _Undo) -> None:
-    """Optimizers that have a fused form use it: no temporaries beside the parameters."""
+    """Optimizers use their fused implementation, if they have one: it allocates no temporaries."""
 
     def fuse(groups: list[dict[str, Any]]) -> None:
         if all(group.get("fused", True) or group.get("foreach") is False for group in groups):
-            undo.refuse()
+            undo.no_effect()
         for group in groups:
             group["fused"], group["foreach"] = True, False
 
     _at_first_step(fuse, undo)
 
 
-def _loop(undo: _Undo) -> None:
-    """Optimizers without a fused form take one parameter at a time: temporaries of one, not of all."""
+def _for_loop(undo: _Undo) -> None:
+    """Optimizers without a fused implementation update one parameter at a time: temporaries of one, not of all."""
 
-    def unroll(groups: list[dict[str, Any]]) -> None:
+    def use_for_loop(groups: list[dict[str, Any]]) -> None:
         if all("fused" in group or group.get("foreach", False) is False for group in groups):
-            undo.refuse()
+            undo.no_effect()
         for group in groups:
             group["foreach"] = False
 
-    _at_first_step(unroll, undo)
+    _at_first_step(use_for_loop, undo)
 
 
 def _autocast(undo: _Undo) -> None:
-    """The forward pass of whichever model is called runs under bf16 autocast."""
+    """The forward pass of every model that is called runs under bf16 autocast."""
     contexts: list[Any] = []
     depth = [0]
 
     def enter(module: nn.Module, args: Any) -> None:
         if depth[0] == 0:
             if torch.is_autocast_enabled("cuda"):
-                undo.refuse()
+                undo.no_effect()
             contexts.append(torch.autocast("cuda", torch.bfloat16))
             contexts[-1].__enter__()
         depth[0] += 1
@@ -109,27 +109,27 @@ def _autocast(undo: _Undo) -> None:
 
 
 def _checkpoint(undo: _Undo) -> None:
-    """Each repeated block of the model keeps only its input and is run again in the backward pass."""
+    """Each repeated block of the model saves only its input and is recomputed in the backward pass."""
 
     def wrap(model: nn.Module) -> None:
         blocks = repeated_blocks(model)
         if not blocks:
-            undo.refuse()
+            undo.no_effect()
         for block in blocks:
             forward = block.forward
 
-            def again(*args: Any, _forward: Any = forward, **kwargs: Any) -> Any:
+            def checkpointed(*args: Any, _forward: Any = forward, **kwargs: Any) -> Any:
                 if not torch.is_grad_enabled():
                     return _forward(*args, **kwargs)
                 return checkpoint(_forward, *args, use_reentrant=False, **kwargs)
 
-            block.forward = again
+            block.forward = checkpointed
 
-    _at_first_root(wrap, undo)
+    _at_first_forward(wrap, undo)
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """The blocks that a model is made of: what the outermost lists of modules with parameters hold."""
+    """The blocks that a model consists of: the modules with parameters in its outermost module lists."""
     if isinstance(model, nn.ModuleList | nn.Sequential):
         blocks = [block for block in model if any(True for _ in block.parameters())]
         if len(blocks) > 1:
@@ -137,8 +137,8 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
     return [block for child in model.children() for block in repeated_blocks(child)]
 
 
-def _lighter(undo: _Undo) -> None:
-    """Every optimizer keeps two states of one byte per parameter, as 8-bit Adam does, and no temporaries."""
+def _eight_bit_optimizer(undo: _Undo) -> None:
+    """Every optimizer has two states of one byte per parameter, like 8-bit Adam, and no temporaries."""
 
     def step(optimizer: Any, closure: Any = None) -> None:
         with torch.no_grad():
@@ -149,19 +149,19 @@ def _lighter(undo: _Undo) -> None:
                         for name in ("first", "second"):
                             state[name] = torch.zeros_like(parameter, dtype=torch.uint8)
 
-    light_step = torch.optim.Optimizer.profile_hook_step(step)
+    eight_bit_step = torch.optim.Optimizer.profile_hook_step(step)
 
-    def lighten(model: nn.Module) -> None:
-        kinds = {type(optimizer) for optimizer in living(torch.optim.Optimizer)}
+    def replace_steps(model: nn.Module) -> None:
+        kinds = {type(optimizer) for optimizer in instances_of(torch.optim.Optimizer)}
         for kind in kinds:
             undo.callback(setattr, kind, "step", kind.step)
-            setattr(kind, "step", light_step)  # noqa: B010
+            setattr(kind, "step", eight_bit_step)  # noqa: B010
 
-    _at_first_root(lighten, undo)
+    _at_first_forward(replace_steps, undo)
 
 
 def _spill(undo: _Undo) -> None:
-    """What autograd saves is copied to host memory and back: on the device it lives only while it is used."""
+    """Tensors that autograd saves are moved to host memory and copied back when they are used."""
 
     def pack(tensor: torch.Tensor) -> Any:
         if tensor.is_cuda and not isinstance(tensor, nn.Parameter) and tensor.numel() > 1024:
@@ -178,26 +178,26 @@ def _spill(undo: _Undo) -> None:
 
 
 def _freeze(undo: _Undo) -> None:
-    """Only the last part of the model that has parameters is trained."""
+    """Only the last child module with parameters is trained."""
 
     def freeze(model: nn.Module) -> None:
-        parts = [child for child in model.children() if any(True for _ in child.parameters())]
-        if len(parts) < 2:
-            undo.refuse()
-        head = {id(parameter) for part in parts[-1:] for parameter in part.parameters()}
+        children = [child for child in model.children() if any(True for _ in child.parameters())]
+        if len(children) < 2:
+            undo.no_effect()
+        head = {id(parameter) for parameter in children[-1].parameters()}
         for parameter in model.parameters():
             if id(parameter) not in head:
                 parameter.requires_grad_(False)
 
-    _at_first_root(freeze, undo)
+    _at_first_forward(freeze, undo)
 
 
-_ACTIONS: dict[Means, Callable[[_Undo], None]] = {
-    Means.FUSED: _fused,
-    Means.LOOP: _loop,
-    Means.AUTOCAST: _autocast,
-    Means.CHECKPOINT: _checkpoint,
-    Means.LIGHTER_OPTIMIZER: _lighter,
-    Means.SPILL: _spill,
-    Means.FREEZE: _freeze,
+_APPLY: dict[MemoryOption, Callable[[_Undo], None]] = {
+    MemoryOption.FUSED: _fused,
+    MemoryOption.FOR_LOOP: _for_loop,
+    MemoryOption.AUTOCAST: _autocast,
+    MemoryOption.CHECKPOINT: _checkpoint,
+    MemoryOption.EIGHT_BIT_OPTIMIZER: _eight_bit_optimizer,
+    MemoryOption.SPILL: _spill,
+    MemoryOption.FREEZE: _freeze,
 }

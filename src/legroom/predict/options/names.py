@@ -1,15 +1,15 @@
-"""The means of saving memory that an estimate tries; `means_in_force` puts them to a run."""
+"""The memory-saving options that an estimate tries; `apply` applies them to a run. Imports no torch."""
 
 from enum import StrEnum
 
 
-class Means(StrEnum):
-    """What can be done to make a run fit, cheapest first."""
+class MemoryOption(StrEnum):
+    """A change that saves memory, cheapest first."""
 
     FUSED = "fused optimizer"
-    LOOP = "optimizer in a loop"
+    FOR_LOOP = "for-loop optimizer"
     AUTOCAST = "bf16 autocast"
     CHECKPOINT = "activation checkpointing"
-    LIGHTER_OPTIMIZER = "8-bit optimizer state"
+    EIGHT_BIT_OPTIMIZER = "8-bit optimizer state"
     SPILL = "activations in host memory"
     FREEZE = "frozen backbone"

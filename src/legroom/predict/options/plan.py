@@ -1,31 +1,32 @@
-"""What would make a run fit: each means re-traced, with what it saves and what it costs, cheapest first."""
+"""The options that save memory: each is traced, with its peak and its cost, cheapest first."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from legroom.predict.estimate import Estimate
-from legroom.predict.fit import Verdict, beside, replay, verdict
-from legroom.predict.options.names import Means
+from legroom.predict.fit import FitVerdict, non_torch_bytes, replay, verdict
+from legroom.predict.options.names import MemoryOption
 from legroom.predict.tracing.trace import Trace
 
-StartTrace = Callable[[Sequence[Means]], Callable[[], Trace]]
-"""Begins a trace with these means in force, and gives what waits for it."""
+StartTrace = Callable[[Sequence[MemoryOption]], Callable[[], Trace]]
+"""Starts a trace with these options applied, and returns a function that waits for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
-    """One thing that could be done."""
+class PlannedOption:
+    """One option that saves memory. Sizes in bytes."""
 
-    means: str
+    name: str
+    """`activation checkpointing`; several names if options are combined."""
     peak_device: int
-    """With it in force, re-traced."""
+    """The peak with the option applied."""
     saves: int
-    verdict: Verdict
-    price: str
-    """What it costs, in a sentence."""
+    verdict: FitVerdict
+    cost: str
+    """What it costs: time, precision, or a dependency."""
     how: str
-    """What to change."""
+    """The change to make."""
 
     @property
     def fits(self) -> bool:
@@ -33,115 +34,124 @@ class Option:
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "means": self.means, "peak_device_bytes": self.peak_device, "saves_bytes": self.saves,
-            "verdict": self.verdict, "price": self.price, "how": self.how,
+            "name": self.name, "peak_device_bytes": self.peak_device, "saves_bytes": self.saves,
+            "verdict": self.verdict, "cost": self.cost, "how": self.how,
         }  # fmt: skip
 
 
-_WORDS: dict[Means, tuple[str, str]] = {
-    Means.FUSED: ("nothing; it is faster", "give the optimizer `fused=True`"),
-    Means.LOOP: ("a slower optimizer step", "give the optimizer `foreach=False`"),
-    Means.AUTOCAST: (
-        "rounding to 8 bits of precision inside the forward pass; faster on GPUs since Ampere",
+_TEXTS: dict[MemoryOption, tuple[str, str]] = {
+    MemoryOption.FUSED: ("nothing; it is faster", "pass `fused=True` to the optimizer"),
+    MemoryOption.FOR_LOOP: ("a slower optimizer step", "pass `foreach=False` to the optimizer"),
+    MemoryOption.AUTOCAST: (
+        "precision: the forward pass rounds to 8 significant bits. Faster on Ampere and newer GPUs",
         'run the forward pass and the loss under `torch.autocast("cuda", dtype=torch.bfloat16)`',
     ),
-    Means.CHECKPOINT: (
+    MemoryOption.CHECKPOINT: (
         "about a third more time",
         "wrap the model's blocks in `torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)`",
     ),
-    Means.LIGHTER_OPTIMIZER: (
-        "a library, and slightly noisier updates",
-        "use an 8-bit optimizer (bitsandbytes' AdamW8bit, torchao's)",
+    MemoryOption.EIGHT_BIT_OPTIMIZER: (
+        "a dependency, and slightly noisier updates",
+        "use an 8-bit optimizer such as `AdamW8bit` of bitsandbytes or torchao",
     ),
-    Means.SPILL: (
-        "time to copy activations to the host and back, and as much host memory",
+    MemoryOption.SPILL: (
+        "time to copy activations to the host and back, and the same amount of host memory",
         "run the forward pass under `torch.autograd.graph.save_on_cpu(pin_memory=True)`",
     ),
-    Means.FREEZE: (
-        "training of the frozen part",
-        "set `requires_grad_(False)` on all but the last part, and give the optimizer only the rest",
+    MemoryOption.FREEZE: (
+        "the frozen layers are not trained",
+        "call `requires_grad_(False)` on all layers but the last, and pass only the rest to the optimizer",
     ),
 }
-LEAST_SAVING = 0.01
-"""Of the peak: means that save less are not worth a line."""
+"""The cost of each option, and how to apply it."""
+MIN_SAVING = 0.01
+"""The share of the peak that an option must save to be listed."""
 
 
-def start_plan(now: Estimate, start: StartTrace) -> list[tuple[Means, Callable[[], Trace]]]:
-    """Begin a trace with each means that may help; see `finish_plan`."""
-    if not now.trace.trains:
+def start_plan(current: Estimate, start: StartTrace) -> list[tuple[MemoryOption, Callable[[], Trace]]]:
+    """Start a trace with each option that may help; see `finish_plan`."""
+    if not current.trace.trains:
         return []
     return [
-        (means, start((means,)))
-        for means in _WORDS
-        if means is not Means.LIGHTER_OPTIMIZER
-        or now.by_category["optimizer state"] > LEAST_SAVING * now.peak_device
+        (option, start((option,)))
+        for option in _TEXTS
+        if option is not MemoryOption.EIGHT_BIT_OPTIMIZER
+        or current.by_category["optimizer state"] > MIN_SAVING * current.peak_device
     ]
 
 
 def finish_plan(
-    now: Estimate,
-    started: Sequence[tuple[Means, Callable[[], Trace]]],
+    current: Estimate,
+    started: Sequence[tuple[MemoryOption, Callable[[], Trace]]],
     start: StartTrace,
     *,
     largest: Trace | None = None,
     batch_argument: str = "",
-) -> list[Option]:
-    """Every means that helps, in the order of its price. One that this run cannot be traced with is left out.
+) -> list[PlannedOption]:
+    """Every option that helps, ordered by cost. An option that cannot be applied to this run is omitted.
 
-    `largest`: the trace of the largest batch that fits, which is a means too where today's does not; `batch_argument`: the
-    script's own for it, where it has no DataLoader. If no means is enough by itself, they are put together, cheapest first,
-    until it fits or there are no more.
+    `largest`: the trace of the largest batch size that fits, which is an option too if the current one does not;
+    `batch_argument`: the argument of the script that sets it, if there is no DataLoader. If no single option is enough, options are
+    combined, cheapest first, until the run fits.
     """
-    found: dict[Means, Option] = {}
-    for means, finish in started:
-        option = _option((means,), now, finish)
-        if option is not None:
-            found[means] = option
-    options = list(found.values())
-    if not now.fits and largest is not None:
-        options.insert(1 if Means.FUSED in found else 0, _smaller_batch(now, largest, batch_argument))
-    if not now.fits and not any(option.fits for option in options):
-        together: tuple[Means, ...] = ()
-        for means in found:
-            together = (*together, means)
-            option = _option(together, now, start(together)) if len(together) > 1 else None
-            if option is not None and option.fits:
-                options.append(option)
+    helpful: dict[MemoryOption, PlannedOption] = {}
+    for option, finish in started:
+        planned = _planned((option,), current, finish)
+        if planned is not None:
+            helpful[option] = planned
+    plan = list(helpful.values())
+    if not current.fits and largest is not None:
+        plan.insert(
+            1 if MemoryOption.FUSED in helpful else 0, _smaller_batch(current, largest, batch_argument)
+        )
+    if not current.fits and not any(planned.fits for planned in plan):
+        combined: tuple[MemoryOption, ...] = ()
+        for option in helpful:
+            combined = (*combined, option)
+            planned = _planned(combined, current, start(combined)) if len(combined) > 1 else None
+            if planned is not None and planned.fits:
+                plan.append(planned)
                 break
-    return options
+    return plan
 
 
-def _option(means: tuple[Means, ...], now: Estimate, finish: Callable[[], Trace]) -> Option | None:
+def _planned(
+    options: tuple[MemoryOption, ...], current: Estimate, finish: Callable[[], Trace]
+) -> PlannedOption | None:
     try:
         trace = finish()
-    except Exception:  # it does not suit this program, for whatever reason that program has; the others may
+    except Exception:  # this program cannot be traced with it, for any reason; other options may work
         return None
-    prices, ways = zip(*(_WORDS[one] for one in means), strict=True)
-    option = _judged(now, trace, " + ".join(means), price="; ".join(prices), how="; ".join(ways))
-    return option if option.saves > LEAST_SAVING * now.peak_device else None
+    costs, changes = zip(*(_TEXTS[option] for option in options), strict=True)
+    planned = _judged(current, trace, " + ".join(options), cost="; ".join(costs), how="; ".join(changes))
+    return planned if planned.saves > MIN_SAVING * current.peak_device else None
 
 
-def _smaller_batch(now: Estimate, largest: Trace, argument: str) -> Option:
+def _smaller_batch(current: Estimate, largest: Trace, argument: str) -> PlannedOption:
     size = largest.batch_size or 1
-    how = f"the script `{argument} {size}`" if argument else f"the DataLoader `batch_size={size}`"
-    pieces = -(-(now.batch_size or size) // size)
+    how = (
+        f"pass `{argument} {size}` to the script"
+        if argument
+        else f"pass `batch_size={size}` to the DataLoader"
+    )
+    micro_batches = -(-(current.batch_size or size) // size)
     return _judged(
-        now,
+        current,
         largest,
-        f"batch of {size}",
-        price=f"smaller steps, or gradients accumulated over {pieces} batches for the same step",
-        how=f"give {how}",
+        f"batch size {size}",
+        cost=f"smaller steps, or gradient accumulation over {micro_batches} batches for the same step",
+        how=how,
     )
 
 
-def _judged(now: Estimate, trace: Trace, means: str, *, price: str, how: str) -> Option:
+def _judged(current: Estimate, trace: Trace, name: str, *, cost: str, how: str) -> PlannedOption:
     peaks = replay(trace)
-    peak_device = peaks.reserved + beside(trace)
-    return Option(
-        means=means,
+    peak_device = peaks.reserved + non_torch_bytes(trace)
+    return PlannedOption(
+        name=name,
         peak_device=peak_device,
-        saves=now.peak_device - peak_device,
-        verdict=verdict(trace, peaks, now.gpu.total - beside(trace)),
-        price=price,
+        saves=current.peak_device - peak_device,
+        verdict=verdict(trace, peaks),
+        cost=cost,
         how=how,
     )

@@ -1,9 +1,9 @@
-"""Python's cycle collector rests while a script imports its libraries.
+"""Pauses Python's garbage collector while a script imports its libraries.
 
-Importing torch and transformers makes some hundred thousand objects that all live on, and the collector walks over them again and
-again: a fifth of the time that such imports take. What they made is then put out of its sight (`gc.freeze`), so that later
-collections, and forks that would copy each page it touches, are spared it too. Once the device holds something the
-collector works as ever: what it frees there, and when, is the script's own.
+Importing torch and transformers creates several hundred thousand objects that stay alive, and the collector scans them repeatedly:
+a fifth of the import time. The new objects are then frozen (`gc.freeze`), so later collections skip them, and forks do not
+copy the pages that a scan would touch. Once memory on the device is in use, the collector runs as usual, because it decides when
+the script's tensors are freed.
 """
 
 import builtins
@@ -14,12 +14,12 @@ from typing import Any
 
 
 @contextlib.contextmanager
-def resting_during_imports(may_freeze: Callable[[], bool]) -> Iterator[None]:
-    """While active, no collection takes place inside an import. `may_freeze`: whether what lives after one may be passed over."""
+def gc_paused_during_imports(may_freeze: Callable[[], bool]) -> Iterator[None]:
+    """Disable garbage collection inside imports. `may_freeze`: whether the objects that exist after one may be frozen."""
     plain_import = builtins.__import__
     depth = 0
 
-    def rested(*arguments: Any, **options: Any) -> Any:
+    def import_without_gc(*arguments: Any, **options: Any) -> Any:
         nonlocal depth
         if depth or not gc.isenabled():
             return plain_import(*arguments, **options)
@@ -30,22 +30,22 @@ def resting_during_imports(may_freeze: Callable[[], bool]) -> Iterator[None]:
             return plain_import(*arguments, **options)
         finally:
             depth = 0
-            if gc.get_count()[0] - before > MANY and may_freeze():
+            if gc.get_count()[0] - before > MANY_OBJECTS and may_freeze():
                 gc.freeze()
             gc.enable()
 
-    builtins.__import__ = rested
+    builtins.__import__ = import_without_gc
     try:
         yield
     finally:
         builtins.__import__ = plain_import
 
 
-MANY = 10_000
-"""New objects after which passing over them is worth it."""
+MANY_OBJECTS = 10_000
+"""New objects above which freezing is worthwhile."""
 
 
-def living(kind: type) -> Iterator[Any]:
-    """Everything of a kind that the collector knows, frozen or not."""
+def instances_of(kind: type) -> Iterator[Any]:
+    """All instances of a class that the collector tracks, frozen or not."""
     gc.unfreeze()
     return (thing for thing in gc.get_objects() if issubclass(type(thing), kind))

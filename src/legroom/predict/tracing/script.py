@@ -1,4 +1,4 @@
-"""An unmodified script, traced in a process of its own."""
+"""An unmodified script, traced in a separate process."""
 
 import re
 from collections.abc import Sequence
@@ -9,59 +9,60 @@ from typing import Any
 from legroom.errors import LegroomError
 from legroom.gpus.catalog import GpuSpec
 from legroom.memory.capture.capture import read_capture
-from legroom.predict.options.names import Means
+from legroom.predict.options.names import MemoryOption
 from legroom.predict.tracing.trace import Mode, Trace
-from legroom.predict.tracing.worker_process import StandingBy
+from legroom.predict.tracing.worker_process import WorkerProcess
 from legroom.units import format_size
 
 
 class CannotTrace(LegroomError):  # noqa: N818
-    """A script that could not be traced, and how far it came. `output` is what it printed."""
+    """A script could not be traced. `output` is what it printed; `needs_data`: it may run with real values."""
 
-    def __init__(self, sentence: str, *, output: str = "", needs_data: bool = False) -> None:
-        super().__init__(sentence)
+    def __init__(self, message: str, *, output: str = "", needs_data: bool = False) -> None:
+        super().__init__(message)
         self.output = output
         self.needs_data = needs_data
 
 
 class TracedScript:
-    """A script that has run up to its first batch, and can be traced from there as often as wanted, several at a time."""
+    """A script that has run up to its first batch. From there it can be traced several times, also in parallel."""
 
     def __init__(
-        self, process: StandingBy, gpu: GpuSpec, *, mode: Mode = "fake", patience: float = 300
+        self, process: WorkerProcess, gpu: GpuSpec, *, mode: Mode = "fake", timeout: float = 300
     ) -> None:
-        self._process, self._gpu, self._mode, self._patience = process, gpu, mode, patience
+        self._process, self._gpu, self._mode, self._timeout = process, gpu, mode, timeout
         self._count = 0
         self._done: set[int] = set()
         reply = self._reply()
-        self._over = reply if reply["event"] == "over" else None
+        self._ended = reply if reply["event"] == "ended" else None
+        """The result of a script that ended before its first batch."""
         self.batch_size: int | None = reply.get("batch_size")
-        """Of the loader, as it says itself; None where it does not or there is none."""
+        """The batch size of the DataLoader; None if there is no DataLoader or it has none."""
 
     def start(
-        self, batch_size: int | None = None, means: Sequence[Means] = (), *, urgent: bool = True
+        self, batch_size: int | None = None, options: Sequence[MemoryOption] = (), *, urgent: bool = True
     ) -> "PendingTrace":
-        """Ask for a trace from the first batch on. Those that are not `urgent` let others go before them."""
-        if self._over is not None:
-            raise self._explained(self._over)
+        """Start a trace from the first batch. Traces that are not `urgent` wait for those that are."""
+        if self._ended is not None:
+            raise self._failure(self._ended)
         self._count += 1
         path = Path(self._process.folder.name) / f"trace-{self._count}.legroom"
-        order = {
+        request = {
             "number": self._count, "path": str(path), "batch_size": batch_size, "urgent": urgent,
-            "means": [one.value for one in means],
+            "options": list(options),
         }  # fmt: skip
         try:
-            self._process.ask(order)
+            self._process.send(request)
         except EOFError:
-            raise self._gone() from None
+            raise self._exited() from None
         return PendingTrace(self, self._count, path)
 
-    def trace(self, batch_size: int | None = None, means: Sequence[Means] = ()) -> Trace:
-        """Trace now; raises `CannotTrace` with how far the script came."""
-        return self.start(batch_size, means).result()
+    def trace(self, batch_size: int | None = None, options: Sequence[MemoryOption] = ()) -> Trace:
+        """Trace and wait for the result. Raises `CannotTrace`."""
+        return self.start(batch_size, options).result()
 
     def close(self) -> None:
-        """End the process and whatever it started."""
+        """End the process and every process that it started."""
         self._process.close()
 
     def __enter__(self) -> "TracedScript":
@@ -74,94 +75,92 @@ class TracedScript:
         while pending.number not in self._done:
             self._done.add(self._reply()["number"])
         if not pending.path.exists():
-            raise CannotTrace("the script's process died while it was traced", output=self._process.output)
+            raise CannotTrace("The script's process died while it was traced.", output=self._process.output)
         capture = read_capture(pending.path)
         pending.path.unlink()
-        facts = capture.run
-        # Inference, to its end.
-        looked = facts["how"] == "ended" and not facts["trains"] and facts["reserved"]
-        if facts["how"] in ("crashed", "needs data") or not (facts["steps"] or looked):
-            raise self._explained(facts)
-        if not facts["reserved"]:
+        result = capture.run
+        is_inference = result["outcome"] == "finished" and not result["trains"] and result["reserved"]
+        if result["outcome"] in ("failed", "needs data") or not (result["steps"] or is_inference):
+            raise self._failure(result)
+        if not result["reserved"]:
             raise CannotTrace(
-                "the script put nothing on the GPU, so there is nothing to estimate: "
-                'it never moves its model to "cuda", or an argument of its own decides that',
+                "The script used no GPU memory, so there is nothing to estimate. "
+                'Move the model to "cuda", or pass the script\'s own argument for that.',
                 output=self._process.output,
             )
         return Trace(
             gpu=self._gpu,
             mode=self._mode,
             events=capture.events,
-            steps=facts["steps"],
-            trains=facts["trains"],
-            batch_size=facts["batch_size"],
-            doubt=facts["doubt"],
-            doubts={int(number): tuple(others) for number, others in facts["doubts"].items()},
-            spare=set(facts["spare"]),
-            made_up=facts["made_up"],
-            differing_versions=facts["differing_versions"],
-            notes=facts["notes"],
+            steps=result["steps"],
+            trains=result["trains"],
+            batch_size=result["batch_size"],
+            uncertain_bytes=result["uncertain_bytes"],
+            alternatives={int(id): tuple(sizes) for id, sizes in result["alternatives"].items()},
+            optional=set(result["optional"]),
+            values_substituted=result["values_substituted"],
+            differing_versions=result["differing_versions"],
+            notes=result["notes"],
         )
 
     def _reply(self) -> dict[str, Any]:
         try:
-            reply = self._process.reply(self._patience)
+            reply: dict[str, Any] | None = self._process.receive(self._timeout)
         except EOFError:
-            raise self._gone() from None
+            raise self._exited() from None
         if reply is None:
             raise CannotTrace(
-                f"the script did not come to the end of its steps within {self._patience:.0f} seconds",
+                f"The script did not finish its steps within {self._timeout:.0f} seconds.",
                 output=self._process.output,
             )
         return reply
 
-    def _gone(self) -> CannotTrace:
+    def _exited(self) -> CannotTrace:
         return CannotTrace(
-            f"the script's process ended before its first batch (exit code {self._process.exit_code})",
+            f"The script's process exited before its first batch (exit code {self._process.exit_code}).",
             output=self._process.output,
         )
 
-    def _explained(self, facts: dict[str, Any]) -> CannotTrace:
-        """Why there is no trace: how far the script came, and what can be done."""
-        text, needs_data = str(facts["text"]), facts["how"] == "needs data"
-        reserved = facts["reserved"] + self._gpu.context
-        so_far = (
-            f"until then it needed {format_size(reserved)}"
-            if facts["reserved"]
-            else "nothing was on the device yet"
+    def _failure(self, result: dict[str, Any]) -> CannotTrace:
+        """Why there is no trace: how far the script ran, and what to do."""
+        error, needs_data = str(result["error"]), result["outcome"] == "needs data"
+        memory = (
+            f"It needed {format_size(result['reserved'] + self._gpu.context)} up to that point."
+            if result["reserved"]
+            else "It had used no GPU memory."
         )
         if needs_data:
-            sentence = f"the script needs real data where a trace has none ({text})"
-        elif facts["how"] == "crashed":
-            after = _counted(facts["steps"], "step", "steps")
-            reason = text or self._process.last_words or f"exit code {facts['exit_code']}"
-            sentence = f"the script failed by itself after {after}: {reason}; {so_far}"
-            if _NEEDS_GPU.search(text):
-                sentence += "; that code asks for a real GPU, so nothing after it can be estimated"
-            if not text and facts["exit_code"] == 2:  # what argparse says for a bad command line
-                sentence += "; the script's own arguments go after its name"
+            message = f"The script needs real values that a trace does not have ({error})"
+        elif result["outcome"] == "failed":
+            after = _count(result["steps"], "step", "steps")
+            reason = error or self._process.last_line or f"exit code {result['exit_code']}"
+            message = f"The script failed after {after}: {reason.rstrip('.')}. {memory}"
+            if _NEEDS_GPU.search(error):
+                message += " This code requires a real GPU, so nothing after it can be estimated."
+            if not error and result["exit_code"] == 2:  # the exit code of argparse
+                message += " Put the script's own arguments after its name."
         else:
-            batches = f"after {_counted(facts['batches'], 'batch', 'batches')} " if facts["batches"] else ""
-            sentence = f"the script ended {batches}without an optimizer step, so there is no step to estimate; {so_far}"
-        return CannotTrace(sentence, output=self._process.output, needs_data=needs_data)
+            batches = f"after {_count(result['batches'], 'batch', 'batches')} " if result["batches"] else ""
+            message = f"The script ended {batches}without an optimizer step, so there is no step to estimate. {memory}"
+        return CannotTrace(message, output=self._process.output, needs_data=needs_data)
 
 
 @dataclass(frozen=True, slots=True)
 class PendingTrace:
-    """A trace that was asked for."""
+    """A trace that was started."""
 
     script: TracedScript
     number: int
     path: Path
 
     def result(self) -> Trace:
-        """The trace, once it is there; raises `CannotTrace` with how far the script came."""
+        """Wait for the trace. Raises `CannotTrace`."""
         return self.script.await_trace(self)
 
 
 _NEEDS_GPU = re.compile(r"CUDA tensor|is_cuda|active driver|No module named 'triton'", re.IGNORECASE)
-"""How extensions and Triton fail without a GPU."""
+"""Errors of extensions and Triton without a GPU."""
 
 
-def _counted(number: int, one: str, more: str) -> str:
+def _count(number: int, one: str, more: str) -> str:
     return f"{number} {one if number == 1 else more}"

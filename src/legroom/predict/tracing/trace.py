@@ -1,6 +1,6 @@
-"""What a training step asks of memory, as a list of requests that can be replayed on a GPU of any size.
+"""The memory requests of a training step, which can be replayed on a GPU of any size.
 
-Only the record: `tracing` makes one. Whoever judges a trace that another process made needs no torch.
+This module only holds the record (`virtual_trace` makes one), so a process that reads a trace needs no torch.
 """
 
 from collections.abc import Iterator
@@ -9,73 +9,73 @@ from typing import Any, Literal
 
 from legroom.gpus.catalog import GpuSpec
 from legroom.memory.events import Alloc, Category, Event, Free, Phase, Step
-from legroom.predict.requests import KERNELS_RUN, LIBRARY_LOADED
-from legroom.predict.requests import Request as Request
+from legroom.predict.requests import KERNELS_RUN, LIBRARY_LOADED, MemoryRequest
 from legroom.units import MiB
 
 Mode = Literal["fake", "cpu"]
-LARGEST_OF_CUBLASLT = 4 * MiB
-FURTHER_STEPS = 2
-"""How often the last traced step is replayed once more."""
+MAX_CUBLASLT_WORKSPACE = 4 * MiB
+"""Larger workspaces that are never freed belong to cuBLAS."""
+REPEATED_STEPS = 2
+"""How often the last traced step is repeated in a replay."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Trace:
-    """One traced run: its events on an endless device."""
+    """One traced run: its events on an unlimited device."""
 
     gpu: GpuSpec
-    """Whose kernels the trace describes."""
+    """The GPU whose kernels the trace describes."""
     mode: Mode
-    """`fake`: tensors without data; `cpu`: real arithmetic, because the program needed its data."""
+    """`fake`: tensors without data; `cpu`: real values, because the program needed them."""
     events: list[Event] = field(default_factory=list)
     steps: int = 0
     trains: bool = False
-    """Whether a backward pass or an optimizer step was seen."""
+    """Whether there was a backward pass or an optimizer step."""
     batch_size: int | None = None
-    doubt: int = 0
-    """Bytes by which reserved memory may be higher, as far as kernels are known to be guesses (see `doubt`)."""
-    doubts: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """Memory of kernels whose size is a guess: its id → what it may be instead, likelier sizes first."""
-    spare: set[int] = field(default_factory=set)
-    """Memory of kernels that have another way where there is no room: its ids."""
-    made_up: int = 0
-    """How many values the program asked for and was given a stand-in."""
+    uncertain_bytes: int = 0
+    """Bytes by which reserved memory may be higher (see `uncertainty`)."""
+    alternatives: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Workspaces whose size is a guess: id → other possible sizes, most likely first."""
+    optional: set[int] = field(default_factory=set)
+    """Ids of workspaces without which the program continues if memory is short."""
+    values_substituted: int = 0
+    """How many values that the program read were replaced by a placeholder."""
     differing_versions: dict[str, str] = field(default_factory=dict)
     """Library → its installed version, if the CUDA rules were measured with another one."""
     notes: list[str] = field(default_factory=list)
 
-    def requests(self, device: int = 0, *, instead: dict[int, int] | None = None) -> list[Request]:
-        """In order, all that one device is asked for; the last step once more, `FURTHER_STEPS` times.
+    def requests(self, device: int = 0, *, instead: dict[int, int] | None = None) -> list[MemoryRequest]:
+        """All requests to one device, in order, with the last step repeated `REPEATED_STEPS` times.
 
-        The cache of the allocator may still grow in steps after those traced, since what one leaves behind lies
-        otherwise for the next; the steps themselves are alike. `instead`: other sizes for some ids.
+        All steps make the same requests, but the allocator's cache may still grow after the traced ones, because each step
+        starts with the blocks that the previous one left. `instead`: other sizes, by id.
         """
         instead = instead or {}
-        asked: list[Request] = []
+        requests: list[MemoryRequest] = []
         alive: dict[int, Alloc] = {}
         ends: list[int] = []
         kernels_run = self._first_operation_ends(device)
-        kept = self._kept_by_libraries()
+        library_workspaces = self._library_workspaces()
         for position, event in enumerate(self.events):
             if position == kernels_run:
-                asked.append(KERNELS_RUN)
+                requests.append(KERNELS_RUN)
             if type(event) is Alloc and event.device == device:
                 alive[event.id] = event
-                if event.id in kept:
-                    asked.append(LIBRARY_LOADED)
+                if event.id in library_workspaces:
+                    requests.append(LIBRARY_LOADED)
                 size = instead.get(event.id, event.bytes)
-                asked.append(Request(event.id, size, event.stream, event.id in self.spare))
+                requests.append(MemoryRequest(event.id, size, event.stream, event.id in self.optional))
             elif type(event) is Free and alive.pop(event.id, None) is not None:
-                asked.append(Request(event.id, -1, 0))
+                requests.append(MemoryRequest(event.id, -1, 0))
             elif type(event) is Step and event.device == device:
-                ends.append(len(asked))
+                ends.append(len(requests))
         if len(ends) >= 2:
-            del asked[ends[-1] :]  # the end of the trace itself
-            asked.extend(_again(asked[ends[-2] :], self._described(), FURTHER_STEPS))
-        return asked
+            del requests[ends[-1] :]  # what the end of the trace itself freed
+            requests.extend(_repeated(requests[ends[-2] :], self._signatures(), REPEATED_STEPS))
+        return requests
 
     def _first_operation_ends(self, device: int) -> int:
-        """The position of the first event after the first operation that computes: it has got all its memory before its kernel runs."""
+        """The position after the first operation that computes. It allocates all its memory before its kernel runs."""
         first: tuple[str, str] | None = None
         for position, event in enumerate(self.events):
             if type(event) is Alloc and event.device == device:
@@ -87,19 +87,19 @@ class Trace:
                 return position
         return len(self.events)
 
-    def _kept_by_libraries(self) -> set[int]:
-        """Ids of workspaces that are never given back: cuBLAS's, one for each of its handles (those of a MiB or two are cuBLASLt's)."""
-        taken = {
+    def _library_workspaces(self) -> set[int]:
+        """Ids of workspaces that are never freed: one per cuBLAS handle. Smaller ones belong to cuBLASLt."""
+        large = {
             event.id
             for event in self.events
             if type(event) is Alloc
             and event.category is Category.WORKSPACE
-            and event.bytes > LARGEST_OF_CUBLASLT
+            and event.bytes > MAX_CUBLASLT_WORKSPACE
         }
-        return taken - {event.id for event in self.events if type(event) is Free}
+        return large - {event.id for event in self.events if type(event) is Free}
 
-    def _described(self) -> dict[int, tuple[Any, ...]]:
-        """By which storages of two steps are told to be each other's counterparts."""
+    def _signatures(self) -> dict[int, tuple[Any, ...]]:
+        """Id → what identifies the same storage in another step."""
         return {
             event.id: (event.bytes, event.op, event.module, event.phase, event.frame)
             for event in self.events
@@ -107,24 +107,26 @@ class Trace:
         }
 
 
-def _again(step: list[Request], described: dict[int, tuple[Any, ...]], times: int) -> Iterator[Request]:
-    """A step's requests, over and over: what it left behind dies in the next where its counterpart died in this."""
-    born = {request.id for request in step if request.bytes >= 0}
-    left = born - {request.id for request in step if request.bytes < 0}
-    number = max(described, default=0)
-    before = {id: id for id in born}
+def _repeated(
+    step: list[MemoryRequest], signatures: dict[int, tuple[Any, ...]], times: int
+) -> Iterator[MemoryRequest]:
+    """The requests of a step, repeated. A storage that outlives its step is freed where its counterpart was freed."""
+    allocated = {request.id for request in step if request.bytes >= 0}
+    surviving = allocated - {request.id for request in step if request.bytes < 0}
+    number = max(signatures, default=0)
+    before = {id: id for id in allocated}
     for _ in range(times):
         now: dict[int, int] = {}
-        heirs: dict[tuple[Any, ...], list[int]] = {}
-        for id in left:
-            heirs.setdefault(described[id], []).append(before[id])
+        previous: dict[tuple[Any, ...], list[int]] = {}
+        for id in surviving:
+            previous.setdefault(signatures[id], []).append(before[id])
         for request in step:
             if request.bytes >= 0:
                 number += 1
                 now[request.id] = number
-                yield Request(number, request.bytes, request.stream, request.spare)
-            elif request.id in born:
-                yield Request(now[request.id], -1, 0)
-            elif heirs.get(described[request.id]):
-                yield Request(heirs[described[request.id]].pop(), -1, 0)
+                yield MemoryRequest(number, request.bytes, request.stream, request.optional)
+            elif request.id in allocated:
+                yield MemoryRequest(now[request.id], -1, 0)
+            elif previous.get(signatures[request.id]):
+                yield MemoryRequest(previous[signatures[request.id]].pop(), -1, 0)
         before = now

@@ -1,6 +1,8 @@
-"""Traces what a program asks of memory: it runs on an endless virtual GPU that behaves like the one in question."""
+"""Traces the memory requests of a program: it runs on an unlimited virtual GPU that behaves like a given one."""
 
-from collections.abc import Callable
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
 
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -18,7 +20,7 @@ from legroom.predict.tracing.trace import Mode, Trace
 
 
 def make_device(gpu: GpuSpec, mode: Mode, sink: Callable[[Event], None]) -> VirtualGPU:
-    """An endless virtual GPU that behaves like `gpu`, for tracing."""
+    """An unlimited virtual GPU for tracing that behaves like `gpu`."""
     return VirtualGPU(
         gpu,
         sink=sink,
@@ -28,28 +30,39 @@ def make_device(gpu: GpuSpec, mode: Mode, sink: Callable[[Event], None]) -> Virt
     )
 
 
+@contextlib.contextmanager
+def torch_log_disabled() -> Iterator[None]:
+    """torch logs a traceback for every fake operation that fails; the caller raises the same error."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    was_disabled, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = was_disabled
+
+
 def finish(trace: Trace, device: VirtualGPU) -> Trace:
-    """Take over what the device knows at the end of a trace."""
+    """Copy the results of the device to the trace."""
     recorder = device.recorder
     trace.steps = recorder.clock.step
     trace.trains = recorder.clock.trains
-    trace.doubts = recorder.allocations.alternatives
-    trace.spare = recorder.allocations.optional
-    trace.doubt = uncertainty.of(trace)
+    trace.alternatives = recorder.allocations.alternatives
+    trace.optional = recorder.allocations.optional
+    trace.uncertain_bytes = uncertainty.uncertain_bytes(trace)
     if recorder.rules is not None:
         notes = list(recorder.rules.notes)
         trace.differing_versions = recorder.rules.differing_versions()
         if trace.differing_versions:
             notes.append(uncertainty.version_note(trace.differing_versions))
         trace.notes.extend(note for note in notes if note not in trace.notes)
-    trace.made_up = 0 if device.fake_tensors is None else device.fake_tensors.values_substituted
+    trace.values_substituted = 0 if device.fake_tensors is None else device.fake_tensors.values_substituted
     return trace
 
 
 def trace_steps(
     make_step: Callable[[], Callable[[], object]], gpu: GpuSpec, *, steps: int = 2, mode: Mode = "fake"
 ) -> Trace:
-    """Trace `steps` calls of what `make_step()` gives; both run with `cuda` served by the traced device."""
+    """Trace `steps` calls of the function that `make_step()` returns. Both run with the traced device as `cuda`."""
     trace = Trace(gpu=gpu, mode=mode)
     with make_device(gpu, mode, trace.events.append) as device:
         step = make_step()
@@ -62,16 +75,16 @@ def trace_steps(
 
 
 def needs_values(error: BaseException) -> bool:
-    """Whether a trace without data ended because shapes depend on values that it has not: real arithmetic may do it."""
+    """Whether a trace without data failed because shapes depend on values. Real values may avoid that."""
     return isinstance(error, DataDependentOutputException | DynamicOutputShapeException)
 
 
 def needs_arithmetic(error: BaseException) -> bool:
-    """The same, or an operation of somebody's own gives no shapes without data."""
+    """Whether `needs_values`, or a custom operation has no fake implementation."""
     if needs_values(error) or isinstance(error, UnsupportedOperatorException):
         return True
-    return type(error) is RuntimeError and _NO_SHAPES in str(error)
+    return type(error) is RuntimeError and _NO_FAKE_IMPLEMENTATION in str(error)
 
 
-_NO_SHAPES = "fake impl"
-"""What torch says of a custom operation whose results' shapes nobody declared."""
+_NO_FAKE_IMPLEMENTATION = "fake impl"
+"""Part of torch's error for a custom operation that declares no output shapes."""

@@ -1,104 +1,123 @@
-"""A process of ours that stands by: it takes requests and answers them, both lines of JSON on pipes of their own.
+"""Starts the process that traces a script, and exchanges messages with it.
 
-Whoever traces starts one, since a trace changes much of torch and forks: a script's (`tracing_process`) and a training function's
-(`trial_tracing`) are started, asked and ended alike. What such a process prints goes to a file, so that the terminal stays ours and
-its last words can be told. Imports no torch: the process imports it meanwhile, and so can the caller.
+A trace patches torch and forks, so it runs in a separate process. That process prints to a file, so its output does not mix with
+Legroom's and can be shown if it fails. This module imports no torch: the new process imports it while the caller continues.
 """
 
 import contextlib
-import json
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import IO, Any
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import IO, Any, Literal
 
-from legroom.predict.tracing.line_reader import LineReader
+from legroom.gpus.catalog import GpuSpec
+from legroom.observe.cuda_rules.convolution.cudnn_process import check_setting
+from legroom.observe.script import Script
 
-SECONDS_TO_LEAVE = 2.0
+EXIT_TIMEOUT = 2.0
+"""Seconds that a process has to exit before it is killed."""
 
 
 @dataclass(frozen=True, slots=True)
-class StandingBy:
-    """A process that was started, from this side."""
+class WorkerProcess:
+    """A process that receives requests and sends replies."""
 
     _process: subprocess.Popen[bytes]
-    _requests: IO[str]
-    _replies: LineReader
-    _printed: IO[bytes]
+    _pipe: "Connection[Any, Any]"
+    _output: IO[bytes]
     folder: tempfile.TemporaryDirectory[str]
     """A scratch folder for the process and for its replies; removed when it is closed."""
 
-    def ask(self, request: dict[str, Any]) -> None:
-        """Send a request. Raises `EOFError` where the process is gone."""
+    def send(self, request: object) -> None:
+        """Send a request. Raises `EOFError` if the process has exited."""
         try:
-            self._requests.write(json.dumps(request) + "\n")
-            self._requests.flush()
+            self._pipe.send(request)
         except OSError:
             raise EOFError from None
 
-    def reply(self, patience: float) -> dict[str, Any] | None:
-        """The next reply; None where there is none after so many seconds. Raises `EOFError` where the process is gone."""
-        line = self._replies.line(patience)
-        return None if line is None else json.loads(line)
+    def receive(self, timeout: float) -> Any:
+        """The next reply, or None after `timeout` seconds. Raises `EOFError` if the process has exited."""
+        try:
+            return self._pipe.recv() if self._pipe.poll(timeout) else None
+        except OSError:  # the process was killed with a request unread
+            raise EOFError from None
 
     @property
     def output(self) -> str:
-        """What it printed so far."""
-        size = os.fstat(self._printed.fileno()).st_size
-        return os.pread(self._printed.fileno(), size, 0).decode(errors="replace")
+        """Everything that it has printed."""
+        size = os.fstat(self._output.fileno()).st_size
+        return os.pread(self._output.fileno(), size, 0).decode(errors="replace")
 
     @property
-    def last_words(self) -> str:
-        """The last line that it printed, if any."""
+    def last_line(self) -> str:
+        """The last line that it printed, or ""."""
         lines = self.output.strip().splitlines()
         return lines[-1].strip() if lines else ""
 
     @property
     def exit_code(self) -> int:
-        """Of a process that is gone."""
+        """The exit code of a process that has exited."""
         return self._process.wait()
 
     def kill(self) -> None:
-        """End it and whatever it started, at once; who waits for its reply gets `EOFError`."""
+        """Kill it and every process that it started. A caller that waits for a reply gets `EOFError`."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, 9)
         self._process.wait()
 
     def close(self) -> None:
-        """No more requests: it ends by itself, or is ended."""
-        with contextlib.suppress(OSError):  # it may be gone, with a request unread
-            self._requests.close()
-        self._replies.close()
+        """Close the pipe, which tells the process to exit, and kill it if it does not."""
+        self._pipe.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=SECONDS_TO_LEAVE)
+            self._process.wait(timeout=EXIT_TIMEOUT)
         self.kill()
-        self._printed.close()
+        self._output.close()
         with contextlib.suppress(OSError):
             self.folder.cleanup()
 
 
-def start_standing_by(
-    module: str, order: dict[str, Any], environment: Mapping[str, str] | None = None
-) -> StandingBy:
-    """Run a module of ours with `order` and the numbers of its two pipes as arguments. `environment`: what it finds beside ours."""
+def start_tracing(
+    script: Script,
+    gpu: GpuSpec,
+    *,
+    mode: Literal["fake", "cpu"] = "fake",
+    steps: int = 2,
+    environment: Mapping[str, str] | None = None,
+) -> WorkerProcess:
+    """Run `script` up to its first batch in a process that then waits for requests (see `process`)."""
+    check_setting()
+    job = {"script": script, "gpu": gpu, "mode": mode, "steps": steps}
+    return start_worker("legroom.predict.tracing.main", job, environment)
+
+
+def start_worker(
+    module: str, job: dict[str, Any], environment: Mapping[str, str] | None = None
+) -> WorkerProcess:
+    """Run a module with the descriptor of a pipe as its argument. The first message is `job`, with a scratch `folder`.
+
+    `environment`: variables in addition to those of this process.
+    """
     folder = tempfile.TemporaryDirectory(prefix="legroom-", ignore_cleanup_errors=True)
-    order = {**order, "folder": os.path.realpath(folder.name)}
-    printed = tempfile.TemporaryFile("w+b")  # noqa: SIM115  (lives as long as the process)
-    request_read, request_write = os.pipe()
-    reply_read, reply_write = os.pipe()
+    output = tempfile.TemporaryFile("w+b")  # noqa: SIM115  (open as long as the process runs)
+    # Not `multiprocessing.Process`: the script must be `__main__` of an interpreter that imported nothing of ours.
+    ours, theirs = Pipe()
     process = subprocess.Popen(
-        # -u: what it prints stands in the order in which it was printed, errors among it.
-        [sys.executable, "-u", "-m", module, json.dumps(order), str(request_read), str(reply_write)],
-        pass_fds=(request_read, reply_write),
+        # -u: output and errors appear in the order in which they were printed.
+        [sys.executable, "-u", "-m", module, str(theirs.fileno())],
+        pass_fds=(theirs.fileno(),),
         env={**os.environ, **(environment or {})},
         stdin=subprocess.DEVNULL,
-        stdout=printed,
+        stdout=output,
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
-    os.close(request_read)
-    os.close(reply_write)
-    return StandingBy(process, os.fdopen(request_write, "w"), LineReader(reply_read), printed, folder)
+    theirs.close()
+    worker = WorkerProcess(process, ours, output, folder)
+    with contextlib.suppress(EOFError):  # it failed to start; the first reply raises
+        worker.send({**job, "folder": os.path.realpath(folder.name)})
+    return worker

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from legroom.memory.events import Alloc, Event, Free
-from legroom.predict.tracing.copying import OntoDevice, loss_of
+from legroom.predict.tracing.copying import DeviceCopies, loss_of
 from legroom.scale import trees
 from legroom.scale.cutting.balance import Costs, Traffic, Weight
 from legroom.scale.cutting.forward_graph import Entry, Named, Score, input_tensors, tensors_of, without_data
@@ -61,7 +61,7 @@ def stage_step(
     )
     let_go(bare, set(homes) - mine)
 
-    def make(onto: OntoDevice) -> Callable[[], None]:
+    def make(onto: DeviceCopies) -> Callable[[], None]:
         placed, placed_optimizer = onto.copied((bare, bare_optimizer))
         steps = optimizer_for(placed, placed_optimizer)
         given = onto.copied(micro)
@@ -127,7 +127,7 @@ def costs(
 
     def trace() -> Costs:
         with traced(like) as (events, _):
-            onto = OntoDevice()
+            onto = DeviceCopies()
             placed, placed_optimizer = onto.copied((model, optimizer))
             steps = optimizer_for(placed, placed_optimizer)
             batch = onto.copied(micro)

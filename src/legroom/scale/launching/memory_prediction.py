@@ -13,10 +13,10 @@ from typing import Any
 from legroom.gpus.catalog import GpuSpec, real_gpu
 from legroom.gpus.machine import processors, visible_gpus
 from legroom.observe.virtual.single_rank import VARIABLE as LONE_RANK
-from legroom.predict.estimate import Estimate, judge
+from legroom.predict.estimate import Estimate, estimate_from_trace
 from legroom.predict.tracing.script import CannotTrace, TracedScript
-from legroom.predict.tracing.start import start
 from legroom.predict.tracing.trace import Mode
+from legroom.predict.tracing.worker_process import start_tracing
 from legroom.scale.launching.plan import IN_ONE_PROCESS, LaunchPlan
 
 
@@ -78,9 +78,9 @@ def _trace(plan: LaunchPlan, rank: int, gpu: GpuSpec, letters: str) -> Forecast:
 
 
 def _estimate(plan: LaunchPlan, gpu: GpuSpec, mode: Mode, environment: Mapping[str, str]) -> Estimate:
-    started = start(plan.script, gpu, mode=mode, environment=environment)
+    started = start_tracing(plan.script, gpu, mode=mode, environment=environment)
     with TracedScript(started, gpu, mode=mode) as traced:
-        return judge(traced.trace())
+        return estimate_from_trace(traced.trace())
 
 
 def _environment(plan: LaunchPlan, rank: int, letters: str) -> dict[str, str]:

@@ -24,12 +24,12 @@ from legroom.observe.cuda_rules.optimizers import installed as optimizers_by_lis
 from legroom.observe.cuda_rules.rules import CudaRules
 from legroom.observe.fake.fake_tensors import FakeTensors
 from legroom.observe.virtual.gpu import VirtualGPU
-from legroom.predict.requests import Peaks, play
-from legroom.predict.tracing.copying import OntoDevice
+from legroom.predict.requests import ReplayPeaks, replay_requests
+from legroom.predict.tracing.copying import DeviceCopies
 from legroom.predict.tracing.trace import Trace
 
 T = TypeVar("T")
-MakeStep = Callable[[OntoDevice], Callable[[], object]]
+MakeStep = Callable[[DeviceCopies], Callable[[], object]]
 """Copies what a step works on onto the traced devices, and gives the step."""
 
 
@@ -51,7 +51,7 @@ class Likeness:
 class Foreseen:
     """Steps on devices without data."""
 
-    peaks: tuple[Peaks, ...]
+    peaks: tuple[ReplayPeaks, ...]
     """One per device."""
     if_divided: tuple[int, ...]
     """Of one device: its peak if weights, gradients and optimizer state were divided among as many as were asked for."""
@@ -85,14 +85,14 @@ def foreseen(
 
     def trace() -> Foreseen:
         with traced(like, devices) as (events, device):
-            step = make_step(OntoDevice())
+            step = make_step(DeviceCopies())
             for _ in range(steps):
                 step()
             looked_at_values = bool(device.fake_tensors and device.fake_tensors.values_read)
             del step
         trace = Trace(gpu=like.gpu, mode="fake", events=events)
         return Foreseen(
-            tuple(play(trace.requests(index)) for index in range(devices)),
+            tuple(replay_requests(trace.requests(index)) for index in range(devices)),
             tuple(_peaks_if_divided(events, divided_among)),
             looked_at_values,
         )

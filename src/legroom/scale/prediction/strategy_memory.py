@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from legroom.predict.requests import Peaks
-from legroom.predict.tracing.copying import OntoDevice, loss_of
+from legroom.predict.requests import ReplayPeaks
+from legroom.predict.tracing.copying import DeviceCopies, loss_of
 from legroom.scale.cutting.planning import Plan
 from legroom.scale.prediction.step_trace import Foreseen, Likeness, foreseen, undisturbed
 from legroom.scale.prediction.strategy_steps import bucketed_step, idle_step, plain_step
@@ -91,7 +91,7 @@ def unused_parameters(job: Job) -> tuple[bool, bool]:
     """Whether a step leaves parameters without gradient, and whether which ones may change with the data."""
     found: list[bool] = []
 
-    def step_and_look(onto: OntoDevice) -> Callable[[], None]:
+    def step_and_look(onto: DeviceCopies) -> Callable[[], None]:
         placed, given = onto.copied((job.model, job.portion(1)))
 
         def step() -> None:
@@ -121,7 +121,7 @@ def pipeline(plan: Plan, rooms: Sequence[int]) -> Forecast:
     return Forecast("pipeline", max(plan.balance.peaks), min(rooms))
 
 
-def ddp_peaks(job: Job, rows: int) -> Peaks:
+def ddp_peaks(job: Job, rows: int) -> ReplayPeaks:
     """Of a rank that has so many rows."""
     return foreseen(
         job.like, 1, bucketed_step(job.model, job.optimizer, job.portion(rows), nccl=job.like.kernels)

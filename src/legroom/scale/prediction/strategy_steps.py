@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from legroom.predict.tracing.copying import OntoDevice, loss_of
+from legroom.predict.tracing.copying import DeviceCopies, loss_of
 from legroom.scale.prediction.step_trace import MakeStep
 from legroom.scale.strategies.data_parallel import UnevenDataParallel
 from legroom.scale.strategies.split import SplitModel
@@ -26,7 +26,7 @@ def plain_step(model: nn.Module, optimizer: Optimizer, batch: Any) -> MakeStep:
 def idle_step(model: nn.Module, optimizer: Optimizer) -> MakeStep:
     """No batch: gradients are there, and the optimizer takes its step."""
 
-    def make(onto: OntoDevice) -> Callable[[], None]:
+    def make(onto: DeviceCopies) -> Callable[[], None]:
         placed, steps, _ = _placed(onto, model, optimizer, None)
 
         def step() -> None:
@@ -49,7 +49,7 @@ def bucketed_step(model: nn.Module, optimizer: Optimizer, batch: Any, *, nccl: b
     run that never made buckets anew.
     """
 
-    def make(onto: OntoDevice) -> Callable[[], None]:
+    def make(onto: DeviceCopies) -> Callable[[], None]:
         placed, steps, given = _placed(onto, model, optimizer, batch)
         trained = [parameter for parameter in placed.parameters() if parameter.requires_grad]
         views = _views(trained)
@@ -85,7 +85,7 @@ def replicated_step(
 ) -> MakeStep:
     """DataParallel over several devices of one process."""
 
-    def make(onto: OntoDevice) -> Callable[[], None]:
+    def make(onto: DeviceCopies) -> Callable[[], None]:
         placed, steps, given = _placed(onto, model, optimizer, batch)
         wrapped = UnevenDataParallel(
             placed, [torch.device("cuda", index) for index in range(devices)], list(shares)
@@ -100,7 +100,7 @@ def split_step(
 ) -> MakeStep:
     """One process, layers on several devices."""
 
-    def make(onto: OntoDevice) -> Callable[[], None]:
+    def make(onto: DeviceCopies) -> Callable[[], None]:
         placed, placed_optimizer, given = onto.copied((model, optimizer, batch))
         wrapped = SplitModel(placed, [torch.device("cuda", index) for index in range(devices)], homes)
         return _step(wrapped, optimizer_for(placed, placed_optimizer), given)
@@ -116,7 +116,7 @@ def optimizer_for(model: nn.Module, given: Optimizer) -> torch.optim.Optimizer:
 
 
 def _placed(
-    onto: OntoDevice, model: nn.Module, optimizer: Optimizer, batch: Any
+    onto: DeviceCopies, model: nn.Module, optimizer: Optimizer, batch: Any
 ) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
     placed, placed_optimizer, given = onto.copied((model, optimizer, batch))
     return placed, optimizer_for(placed, placed_optimizer), given

@@ -1,4 +1,4 @@
-"""An estimate as text: the verdict in a sentence, the picture at the peak, the largest batch, what would save memory."""
+"""An estimate as text: the verdict, memory at the peak, the largest batch size, and options that save memory."""
 
 from collections.abc import Iterator
 
@@ -11,9 +11,9 @@ from legroom.diagnose.report.source_lines import read_sources
 from legroom.memory.events import Frame
 from legroom.memory.ledger import Ledger
 from legroom.predict.estimate import Estimate
-from legroom.predict.largest_batch import MOST
-from legroom.predict.options.plan import Option
-from legroom.predict.script_estimate import Told
+from legroom.predict.largest_batch import MAX_BATCH
+from legroom.predict.options.plan import PlannedOption
+from legroom.predict.script_estimate import ScriptEstimate
 from legroom.show.common.formatting import clean, format_count, format_location
 from legroom.show.common.memory_charts import MemoryBar
 from legroom.show.common.sections import section, top_lines
@@ -23,116 +23,117 @@ from legroom.units import format_size
 STYLES = {"fits": "bold green", "uncertain": "bold yellow", "does-not-fit": "bold red"}
 
 
-def verdict_words(now: Estimate) -> RenderableType:
-    """What one trace tells: does it fit, and who holds the memory."""
-    return Group(*_verdict_parts(now))
+def render_verdict(estimate: Estimate) -> RenderableType:
+    """The result of the first trace: whether it fits, and what uses the memory."""
+    return Group(*_verdict_parts(estimate))
 
 
-def further_words(told: Told) -> RenderableType:
-    """What further traces tell: the largest batch, and what would save memory."""
-    return Group(*_further_parts(told))
+def render_details(result: ScriptEstimate) -> RenderableType:
+    """The results of further traces: the largest batch size, and the options that save memory."""
+    return Group(*_detail_parts(result))
 
 
-def _verdict_parts(now: Estimate) -> Iterator[RenderableType]:
-    yield Text(_verdict(now), style=STYLES[now.verdict])
-    whole = max(now.gpu.total, now.peak_device)
-    other = now.peak_device - now.peak_reserved
-    picture = snapshot_at_peak(Ledger(now.trace.events), 0, whole, other=other, reserved=now.peak_reserved)
-    if picture is not None:
-        yield from section("Who holds the memory at the peak", _gpu_words(now))
-        yield MemoryBar(picture)
+def _verdict_parts(estimate: Estimate) -> Iterator[RenderableType]:
+    yield Text(_verdict(estimate), style=STYLES[estimate.verdict])
+    snapshot = snapshot_at_peak(
+        Ledger(estimate.trace.events),
+        0,
+        max(estimate.gpu.total, estimate.peak_device),
+        other=estimate.peak_device - estimate.peak_reserved,
+        reserved=estimate.peak_reserved,
+    )
+    if snapshot is not None:
+        yield from section("Memory at the peak", _gpu(estimate))
+        yield MemoryBar(snapshot)
         frames = [
-            Frame(row.file, row.line, row.function or "") for row in picture.top if row.file and row.line
+            Frame(row.file, row.line, row.function or "") for row in snapshot.top if row.file and row.line
         ]
-        yield from top_lines(picture.top, read_sources(frames))
+        yield from top_lines(snapshot.top, read_sources(frames))
 
 
-def _further_parts(told: Told) -> Iterator[RenderableType]:
-    now = told.estimate
-    yield Text(f"\n{_batch(told)}", style="bold")
-    if told.options:
-        enough = not now.fits and any(option.verdict != "does-not-fit" for option in told.options)
-        title = "What would make it fit" if enough else "What would save memory"
+def _detail_parts(result: ScriptEstimate) -> Iterator[RenderableType]:
+    estimate = result.estimate
+    yield Text(f"\n{_batch(result)}", style="bold")
+    if result.options:
+        enough = not estimate.fits and any(option.verdict != "does-not-fit" for option in result.options)
+        title = "Options that make it fit" if enough else "Options that save memory"
         yield from section(title, "each traced, cheapest first")
-        yield from _options(told.options, now.gpu.total)
+        yield from _options(result.options, estimate.gpu.total)
     yield Text("")
-    for note in now.notes:
+    for note in estimate.notes:
         yield Text(f"{clean(note).rstrip('.')}.", style="yellow")
-    if now.mode == "fake" and now.trace.made_up:
+    if estimate.mode == "fake" and estimate.trace.values_substituted:
+        count = format_count(estimate.trace.values_substituted, "value")
         yield Text(
-            f"The script read {format_count(now.trace.made_up, 'value')} from the device: made up (1, or False).",
+            f"The script read {count} computed by the model; the estimate used placeholders (1 or False).",
             style="dim",
         )
-    yield from _next(told)
-    if now.fits and now.trace.trains and not told.planned:
-        yield Text("What would save memory:")
+    yield Text("Next, run it on a virtual GPU of the same size:")
+    yield verbatim(f"  legroom run --gpu {estimate.gpu.name} {result.script}", style="bold cyan")
+    if estimate.fits and estimate.trace.trains and not result.options_tried:
+        yield Text("To list options that save memory:")
         yield verbatim(
-            f"  legroom estimate --plan --gpu {now.gpu.name} {told.script}",
-            style="bold cyan",
+            f"  legroom estimate --plan --gpu {estimate.gpu.name} {result.script}", style="bold cyan"
         )
 
 
-def _verdict(now: Estimate) -> str:
-    sizes = f"{format_size(now.peak_device)} of {format_size(now.gpu.total)}"
-    bound = f"at most {format_size(now.safe)}"
-    top = next((row for row in now.state.top(5) if row.file), None)
-    where = "" if top is None else f", the largest part from {format_location(top.file, top.line)}"
-    match now.verdict:
-        case "fits" if now.peak_device > now.gpu.total:
+def _verdict(estimate: Estimate) -> str:
+    total = format_size(estimate.gpu.total)
+    needs = f"{format_size(estimate.peak_device)} of {total}"
+    top = next((row for row in estimate.state.top(5) if row.file), None)
+    where = "" if top is None else f" Largest part: {format_location(top.file, top.line)}."
+    match estimate.verdict:
+        case "fits" if estimate.peak_device > estimate.gpu.total:
             return (
-                f"Fits into {format_size(now.gpu.total)} because PyTorch gives back its cache in time;"
-                f" where there is more it takes {format_size(now.peak_device)}{where}."
+                f"Fits {total}: PyTorch frees its cache in time. "
+                f"With more memory, it uses {format_size(estimate.peak_device)}.{where}"
             )
         case "fits":
-            return f"Fits: needs {sizes} ({bound}){where}."
+            return f"Fits: needs {needs} (at most {format_size(estimate.safe)}).{where}"
         case "uncertain":
-            return f"May not fit: needs about {sizes}, but up to {format_size(now.safe)}{where}."
-    over = now.peak_device - now.gpu.total
-    missing = f"{format_size(over)} too much" if over > 0 else "and not in the pieces that are free"
-    return f"Does not fit: needs {sizes}, {missing}{where}."
+            return f"May not fit: needs about {needs}, and up to {format_size(estimate.safe)}.{where}"
+    over = estimate.peak_device - estimate.gpu.total
+    missing = f"{format_size(over)} too much" if over > 0 else "but the free memory is fragmented"
+    return f"Does not fit: needs {needs}, {missing}.{where}"
 
 
-def _batch(told: Told) -> str:
-    now = told.estimate
-    if now.batch_size is None:
+def _batch(result: ScriptEstimate) -> str:
+    estimate = result.estimate
+    size, largest = estimate.batch_size, estimate.max_batch_size
+    if size is None:
         return (
-            "No DataLoader gives its batches and no argument sets their size: no other batch size was tried."
+            "No other batch size was tried: the script has no DataLoader and no argument for its batch size."
         )
-    if told.search is None:
-        return f"Traced with a batch of {now.batch_size}."
-    if now.max_batch_size is None:
-        return f"Not even a batch of {min(told.search.tried)} fits (today: {now.batch_size})."
-    if now.max_batch_size > 0.99 * MOST:
-        return f"Even a batch of {now.max_batch_size} fits (today: {now.batch_size}); none larger was tried."
-    what = f"`{told.batch_argument}`" if told.batch_argument else "batch"
-    return f"Largest {what} that fits: {now.max_batch_size} (today: {now.batch_size}); traced at that size."
+    if result.search is None:
+        return f"Traced with batch size {size}."
+    if largest is None:
+        return f"Not even batch size {min(result.search.tried)} fits (current: {size})."
+    if largest > 0.99 * MAX_BATCH:
+        return f"Even batch size {largest} fits (current: {size}); no larger one was tried."
+    what = f"`{result.batch_argument}`" if result.batch_argument else "batch size"
+    return f"Largest {what} that fits: {largest} (current: {size}). It was traced at that size."
 
 
-def _options(options: tuple[Option, ...], memory: int) -> Iterator[RenderableType]:
-    widest = max(len(option.means) for option in options)
+def _options(options: tuple[PlannedOption, ...], total: int) -> Iterator[RenderableType]:
+    widest = max(len(option.name) for option in options)
     for option in options:
-        gives_back = option.verdict != "does-not-fit" and option.peak_device > memory
-        peak = memory if gives_back else option.peak_device
-        head = Text(f"  {option.means:<{widest}}  {format_size(peak):>9}  ")
-        word, style = _OPTION_WORDS[option.verdict]
-        head.append(f"{word}, by giving back its cache" if gives_back else word, style)
+        frees_cache = option.verdict != "does-not-fit" and option.peak_device > total
+        peak = total if frees_cache else option.peak_device
+        head = Text(f"  {option.name:<{widest}}  {format_size(peak):>9}  ")
+        verdict, style = _OPTION_VERDICTS[option.verdict]
+        head.append(f"{verdict}, by freeing the cache" if frees_cache else verdict, style)
         yield head
         yield Padding(Text(f"{option.how[:1].upper()}{option.how[1:]}."), (0, 0, 0, 6))
-        yield Padding(Text(f"Costs {option.price}.", style="dim"), (0, 0, 0, 6))
+        yield Padding(Text(f"Cost: {option.cost}.", style="dim"), (0, 0, 0, 6))
 
 
-_OPTION_WORDS = {
+_OPTION_VERDICTS = {
     "fits": ("fits", "green"),
     "uncertain": ("just fits", "yellow"),
     "does-not-fit": ("not enough alone", "dim"),
 }
 
 
-def _gpu_words(now: Estimate) -> str:
-    size = format_size(now.gpu.total)
-    return f"a GPU of {size}" if now.gpu.is_size else f"{now.gpu.name}, {size}"
-
-
-def _next(told: Told) -> Iterator[RenderableType]:
-    yield Text("Next, on a virtual GPU of the same size:")
-    yield verbatim(f"  legroom run --gpu {told.estimate.gpu.name} {told.script}", style="bold cyan")
+def _gpu(estimate: Estimate) -> str:
+    size = format_size(estimate.gpu.total)
+    return f"a GPU of {size}" if estimate.gpu.is_size else f"{estimate.gpu.name}, {size}"

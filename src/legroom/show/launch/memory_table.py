@@ -32,7 +32,10 @@ def _parts(forecasts: Sequence[Forecast]) -> Iterator[RenderableType]:
         yield from section("Predicted memory", "including kernel workspaces")
         yield _table(estimated)
     for trouble, ranks in _troubles(forecasts).items():
-        yield Text(f"No prediction for rank {', '.join(map(str, ranks))}: {clean(trouble)}.", style="yellow")
+        yield Text(
+            f"No prediction for rank {', '.join(map(str, ranks))}: {clean(trouble).rstrip('.')}.",
+            style="yellow",
+        )
     for note in dict.fromkeys(note for forecast in estimated for note in forecast.estimate.notes):  # type: ignore[union-attr]
         yield Text(f"{clean(note).rstrip('.')}.", style="dim")
     yield Text("\nDry run: nothing was started. Remove --dry-run to launch.")

@@ -7,7 +7,7 @@ several consecutive requests match: equal bytes, or bytes that grew in proportio
 
 from collections.abc import Sequence
 
-from legroom.predict.tracing.trace import Request
+from legroom.predict.requests import MemoryRequest
 
 MATCHES_TO_ALIGN = 4
 """Consecutive requests that must match to align the logs again."""
@@ -20,7 +20,7 @@ MIN_GROWTH = 0.7
 
 
 def matching_sizes(
-    small: Sequence[Request], small_batch: int, large: Sequence[Request], large_batch: int
+    small: Sequence[MemoryRequest], small_batch: int, large: Sequence[MemoryRequest], large_batch: int
 ) -> list[int | None]:
     """Return the bytes of the matching request in `small` for each allocation in `large`, in order, or None."""
     if _pattern(small) == _pattern(large):
@@ -28,7 +28,7 @@ def matching_sizes(
     return _Alignment(small, small_batch, large, large_batch).run()
 
 
-def _pattern(requests: Sequence[Request]) -> list[tuple[bool, int]]:
+def _pattern(requests: Sequence[MemoryRequest]) -> list[tuple[bool, int]]:
     """Return allocations and frees, identified by order of allocation instead of by address."""
     order: dict[int, int] = {}
     pattern: list[tuple[bool, int]] = []
@@ -42,7 +42,11 @@ def _pattern(requests: Sequence[Request]) -> list[tuple[bool, int]]:
 
 class _Alignment:
     def __init__(
-        self, small: Sequence[Request], small_batch: int, large: Sequence[Request], large_batch: int
+        self,
+        small: Sequence[MemoryRequest],
+        small_batch: int,
+        large: Sequence[MemoryRequest],
+        large_batch: int,
     ) -> None:
         self._small, self._large = small, large
         self._small_batch, self._large_batch = small_batch, large_batch
@@ -96,7 +100,7 @@ class _Alignment:
                 assumed[other.id] = one.id
         return True
 
-    def _matches(self, one: Request, other: Request) -> bool:
+    def _matches(self, one: MemoryRequest, other: MemoryRequest) -> bool:
         if one.bytes < 0 or other.bytes < 0:
             return one.bytes < 0 and other.bytes < 0 and self._match.get(other.id, other.id) == one.id
         grown = one.bytes * self._large_batch // self._small_batch

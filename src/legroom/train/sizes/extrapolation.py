@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from legroom.memory.allocator.allocator import AllocationFailed, Allocator
 from legroom.memory.allocator.blocks import LARGEST_SMALL, Block
 from legroom.memory.allocator.settings import AllocatorSettings
-from legroom.predict.tracing.trace import Request
+from legroom.predict.requests import MemoryRequest
 from legroom.train.sizes.alignment import matching_sizes
 from legroom.train.sizes.request_log import SegmentLayout
 
@@ -36,7 +36,7 @@ class LoggedTrial:
 
     size: int
     segments: list[SegmentLayout]
-    requests: list[Request]
+    requests: list[MemoryRequest]
     peak_allocated: int
     peak_reserved: int
     """Both peaks are those of the real allocator during the trial."""

@@ -14,7 +14,7 @@ import torch
 
 from legroom.memory.events import Alloc, Event, Free
 from legroom.observe.virtual.gpu import VirtualGPU
-from legroom.predict.tracing.trace import Request
+from legroom.predict.requests import MemoryRequest
 
 MAX_ENTRIES = 400_000
 """The maximum entries of the allocator's history. Three steps of a large model have fewer."""
@@ -35,7 +35,7 @@ class RequestLog:
 
     segments: list[SegmentLayout] = field(default_factory=list)
     """The segments at the start."""
-    requests: list[Request] | None = None
+    requests: list[MemoryRequest] | None = None
     """Requests in order; frees have negative `bytes`. None if not available."""
 
 
@@ -56,16 +56,16 @@ def _log_virtual(gpu: VirtualGPU, device: torch.device, log: RequestLog) -> Iter
     alive = {live.id for live in on_device}
     ids = {live.block.address: live.id for live in on_device if live.block is not None}  # type: ignore[attr-defined]
     log.segments = _segments(index, ids)
-    requests: list[Request] = []
+    requests: list[MemoryRequest] = []
     original_sink = recorder.allocations.sink
 
     def sink(event: Event) -> None:
         if type(event) is Alloc and event.device == index:
             alive.add(event.id)
-            requests.append(Request(event.id, event.bytes, event.stream))
+            requests.append(MemoryRequest(event.id, event.bytes, event.stream))
         elif type(event) is Free and event.id in alive:
             alive.discard(event.id)
-            requests.append(Request(event.id, -1, 0))
+            requests.append(MemoryRequest(event.id, -1, 0))
         original_sink(event)
 
     recorder.allocations.sink = sink
@@ -124,15 +124,15 @@ def _blocks(segment: dict[str, Any], ids: dict[int, int] | None) -> Iterator[tup
         address += block["size"]
 
 
-def _requests(entries: list[dict[str, Any]], existing: set[int]) -> list[Request]:
+def _requests(entries: list[dict[str, Any]], existing: set[int]) -> list[MemoryRequest]:
     """Return the requests with unique ids, because addresses are reused."""
     ids = {address: address for address in existing}
-    requests: list[Request] = []
+    requests: list[MemoryRequest] = []
     for entry in entries:
         action = entry["action"]
         if action == "alloc":
             ids[entry["addr"]] = -len(requests) - 1
-            requests.append(Request(ids[entry["addr"]], entry["size"], entry["stream"]))
+            requests.append(MemoryRequest(ids[entry["addr"]], entry["size"], entry["stream"]))
         elif action == "free_requested" and entry["addr"] in ids:
-            requests.append(Request(ids.pop(entry["addr"]), -1, 0))
+            requests.append(MemoryRequest(ids.pop(entry["addr"]), -1, 0))
     return requests

@@ -25,7 +25,7 @@ from legroom.observe.exit_with_parent import exit_with_parent
 from legroom.observe.fake.fake_tensors import FakeTensors
 from legroom.observe.fake.hidden_gpus import hide_real_gpus
 from legroom.observe.virtual.gpu import VirtualGPU
-from legroom.predict.fit import replay, safe_reserved, slack
+from legroom.predict.fit import replay, safe_reserved, safety_margin
 from legroom.predict.tracing.trace import Trace
 from legroom.predict.tracing.virtual_trace import finish, make_device
 from legroom.train.guarding.guard import Guard
@@ -168,7 +168,7 @@ class _Tracing:
             _leave()
         peaks = replay(trace)
         # A virtual GPU has no kernels that no rule knows: its trials take what was traced.
-        extra = trace.doubt if self._order.virtual else slack(trace, peaks)
+        extra = trace.uncertain_bytes if self._order.virtual else safety_margin(trace, peaks)
         safe = safe_reserved(trace, peaks, extra)
         sizes = hashlib.sha256()
         for request in trace.requests():

@@ -5,7 +5,7 @@ import torch
 
 import legroom
 from legroom.memory.allocator.settings import AllocatorSettings
-from legroom.predict.tracing.trace import Request
+from legroom.predict.requests import MemoryRequest
 from legroom.train.sizes.extrapolation import Extrapolation, LoggedTrial
 from legroom.train.sizes.request_log import SegmentLayout, _requests, log_requests
 from legroom.units import MiB
@@ -16,7 +16,7 @@ SETTINGS = AllocatorSettings()
 def logged(size: int, named_requests: list[tuple[str, int]], peak: int = 0) -> LoggedTrial:
     """`named_requests`: a name and its bytes, or a name and -1 to free it."""
     ids: dict[str, int] = {}
-    requests = [Request(ids.setdefault(name, len(ids)), bytes, 0) for name, bytes in named_requests]
+    requests = [MemoryRequest(ids.setdefault(name, len(ids)), bytes, 0) for name, bytes in named_requests]
     return LoggedTrial(size, [], requests, peak, peak)
 
 
@@ -72,7 +72,9 @@ def test_requests_without_a_match_grow_with_the_batch_size() -> None:
 
 def test_free_memory_in_existing_segments_is_used() -> None:
     segments = [SegmentLayout(60 * MiB, 0, [(1000, 10 * MiB), (None, 30 * MiB), (1001, 20 * MiB)])]
-    logs = [LoggedTrial(size, segments, [Request(0, size * 10 * MiB, 0)], 0, 60 * MiB) for size in (1, 2)]
+    logs = [
+        LoggedTrial(size, segments, [MemoryRequest(0, size * 10 * MiB, 0)], 0, 60 * MiB) for size in (1, 2)
+    ]
     prediction = Extrapolation(*logs, SETTINGS)
     assert prediction.is_exact(500 * MiB)
     assert prediction.peak_reserved(3) == 60 * MiB

@@ -1,4 +1,4 @@
-"""What a step function works on is copied; what cannot be is left alone."""
+"""The objects that a step function uses are copied, if they can be."""
 
 import threading
 
@@ -20,7 +20,7 @@ def step(x: torch.Tensor) -> None:
     OPTIMIZER.step()
 
 
-def test_a_lock_among_the_globals_is_no_hindrance_and_the_model_there_is_copied(
+def test_a_global_model_is_copied_and_a_global_lock_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = nn.Linear(64, 64)
@@ -28,8 +28,8 @@ def test_a_lock_among_the_globals_is_no_hindrance_and_the_model_there_is_copied(
     monkeypatch.setitem(globals(), "MODEL", model)
     monkeypatch.setitem(globals(), "OPTIMIZER", optimizer)
 
-    told = legroom.estimate(step, torch.zeros(8, 64), gpu="1GiB", search=False)
+    result = legroom.estimate(step, torch.zeros(8, 64), gpu="1GiB", search=False)
 
-    assert told.by_category["optimizer state"] >= 64 * 64 * 4
+    assert result.by_category["optimizer state"] >= 64 * 64 * 4
     assert model.weight.grad is None
     assert not optimizer.state

@@ -1,4 +1,4 @@
-"""What is told of a script that failed by itself."""
+"""The one-line error of a script that failed."""
 
 import pytest
 
@@ -14,5 +14,5 @@ from legroom.predict.tracing.process import _in_one_line
         (KeyError("LOCAL_RANK"), "KeyError: 'LOCAL_RANK'"),
     ],
 )  # fmt: skip
-def test_an_error_is_told_in_one_line(error: Exception, line: str) -> None:
+def test_an_error_is_reported_in_one_line(error: Exception, line: str) -> None:
     assert _in_one_line(error) == line

@@ -1,4 +1,4 @@
-"""Habits of training loops that a trace must follow: benchmarking cuDNN, data parallel buckets, arithmetic on the CPU."""
+"""Traces of training steps: cuDNN benchmarking, data-parallel buckets, sparse gradients, real values on the CPU."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from legroom.gpus.catalog import find_gpu
 from legroom.memory.events import Alloc, Free, Phase
 from legroom.observe.notes import BENCHMARK, COMMUNICATION, COMMUNICATION_BYTES
-from legroom.predict.estimate import judge
+from legroom.predict.estimate import estimate_from_trace
 from legroom.predict.tracing.trace import Mode, Trace
 from legroom.predict.tracing.virtual_trace import needs_arithmetic, trace_steps
 
@@ -19,12 +19,12 @@ H200 = find_gpu("h200")
 
 
 @pytest.fixture
-def alone() -> Iterator[Callable[[], None]]:
-    """Joins a process group of one, on request, and leaves it at the end."""
+def join_group() -> Iterator[Callable[[], None]]:
+    """Joins a process group of one rank on request, and leaves it at the end."""
 
     def join() -> None:
         torch.distributed.init_process_group(
-            "nccl", init_method=f"file://{tempfile.mkdtemp()}/meet", rank=0, world_size=1
+            "nccl", init_method=f"file://{tempfile.mkdtemp()}/store", rank=0, world_size=1
         )
 
     yield join
@@ -46,26 +46,26 @@ def convolve(benchmark: bool) -> Trace:
         torch.backends.cudnn.benchmark = before
 
 
-def test_with_cudnn_benchmark_the_bound_is_the_whole_gpu_and_the_reason_is_said() -> None:
-    told = judge(convolve(True))
+def test_with_cudnn_benchmark_the_safe_bound_is_the_whole_gpu() -> None:
+    result = estimate_from_trace(convolve(True))
 
-    assert told.safe == H200.total
-    assert BENCHMARK in told.notes
-    assert told.verdict == "fits"
-
-
-def test_without_it_nothing_is_said() -> None:
-    told = judge(convolve(False))
-
-    assert told.safe < H200.total
-    assert BENCHMARK not in told.notes
+    assert result.safe == H200.total
+    assert BENCHMARK in result.notes
+    assert result.verdict == "fits"
 
 
-def test_the_buckets_of_data_parallel_training_live_on_the_device(alone: Callable[[], None]) -> None:
+def test_without_cudnn_benchmark_the_safe_bound_is_lower() -> None:
+    result = estimate_from_trace(convolve(False))
+
+    assert result.safe < H200.total
+    assert BENCHMARK not in result.notes
+
+
+def test_data_parallel_buckets_are_on_the_device(join_group: Callable[[], None]) -> None:
     size = 512 * 512 * 4
 
     def make() -> Callable[[], object]:
-        alone()
+        join_group()
         model = nn.Linear(512, 512, bias=False).to("cuda")
         parallel = nn.parallel.DistributedDataParallel(model, device_ids=[0])
 
@@ -84,19 +84,19 @@ def test_the_buckets_of_data_parallel_training_live_on_the_device(alone: Callabl
     assert buckets
 
 
-def test_what_nccl_holds_is_counted_beside_and_said(alone: Callable[[], None]) -> None:
+def test_nccl_buffers_are_counted_and_noted(join_group: Callable[[], None]) -> None:
     def make() -> Callable[[], object]:
-        alone()
+        join_group()
         parallel = nn.parallel.DistributedDataParallel(nn.Linear(8, 8).to("cuda"), device_ids=[0])
         return lambda: parallel(torch.randn(4, 8, device="cuda")).sum().backward()
 
-    told = judge(trace_steps(make, H200))
+    result = estimate_from_trace(trace_steps(make, H200))
 
-    assert COMMUNICATION in told.notes
-    assert told.peak_device == told.peak_reserved + H200.context + COMMUNICATION_BYTES
+    assert COMMUNICATION in result.notes
+    assert result.peak_device == result.peak_reserved + H200.context + COMMUNICATION_BYTES
 
 
-def test_with_data_autocast_casts_as_cuda_does_too() -> None:
+def test_with_real_values_autocast_uses_the_operation_lists_of_cuda() -> None:
     def make() -> Callable[[], object]:
         model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.Dropout(0.5)).cuda()
 
@@ -126,21 +126,21 @@ def sparse_step() -> Callable[[], None]:
     return step
 
 
-def test_how_many_rows_a_sparse_gradient_has_is_not_made_up() -> None:
+def test_the_size_of_a_sparse_gradient_needs_real_values() -> None:
     with pytest.raises(DynamicOutputShapeException) as failed:
         trace_steps(sparse_step, H200)
     assert needs_arithmetic(failed.value)
 
 
-def test_rows_of_a_sparse_gradient_that_are_equal_are_added_up_before_the_optimizers_temporaries() -> None:
+def test_a_sparse_gradient_is_coalesced_before_the_optimizer_step() -> None:
     trace = trace_steps(sparse_step, H200, steps=1, mode="cpu")
-    taken = [(event.op, event.bytes) for event in trace.events if isinstance(event, Alloc)]
-    assert [size for op, size in taken if op == "aten._coalesce"][:4] == [4096 * 8] * 3 + [2 * 4096 * 8]
-    assert ("aten.sparse_mask", 1024 * 64 * 4) in taken
-    assert ("aten.pow", 1024 * 64 * 4) in taken
+    allocated = [(event.op, event.bytes) for event in trace.events if isinstance(event, Alloc)]
+    assert [size for op, size in allocated if op == "aten._coalesce"][:4] == [4096 * 8] * 3 + [2 * 4096 * 8]
+    assert ("aten.sparse_mask", 1024 * 64 * 4) in allocated
+    assert ("aten.pow", 1024 * 64 * 4) in allocated
 
 
-def test_the_gradient_of_a_view_that_was_changed_in_place_is_copied_and_let_go() -> None:
+def test_the_gradient_of_a_view_that_was_changed_in_place_is_copied_and_freed() -> None:
     def make() -> Callable[[], None]:
         first, norm, second = nn.Conv2d(3, 8, 1).cuda(), nn.InstanceNorm2d(8), nn.Conv2d(8, 4, 1).cuda()
         x = torch.randn(2, 3, 64, 64, device="cuda")

@@ -1,0 +1,88 @@
+"""A worker process: started, sent requests, killed."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from legroom.predict.tracing.worker_process import WorkerProcess, start_worker
+
+Start = Callable[..., WorkerProcess]
+
+CONNECT = """
+import os, subprocess, sys
+from multiprocessing.connection import Connection
+pipe = Connection(int(sys.argv[1]))
+job = pipe.recv()
+"""
+ECHO = f"""{CONNECT}
+while True:
+    pipe.send({{"job": job, "request": pipe.recv(), "word": os.environ["WORD"]}})
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a process that runs the given source."""
+    with contextlib.ExitStack() as stack:
+
+        def started(source: str) -> WorkerProcess:
+            (tmp_path / "worker.py").write_text(source)
+            process = start_worker("worker", {"gpu": "8GiB"}, {"PYTHONPATH": str(tmp_path), "WORD": "hello"})
+            stack.callback(process.close)
+            return process
+
+        yield started
+
+
+def test_it_has_its_job_and_environment_and_answers_requests(start: Start) -> None:
+    process = start(ECHO)
+    for number in (1, 2):
+        process.send({"number": number})
+        assert process.receive(60) == {
+            "job": {"gpu": "8GiB", "folder": process.folder.name}, "request": {"number": number}, "word": "hello",
+        }  # fmt: skip
+
+
+def test_receiving_ends_after_the_timeout(start: Start) -> None:
+    assert start(ECHO).receive(0.01) is None
+
+
+def test_a_failed_process_has_its_output_and_exit_code(start: Start) -> None:
+    process = start("print('a line before'); raise SystemExit('no such file')")
+    with pytest.raises(EOFError):
+        process.receive(60)
+    assert process.exit_code == 1
+    assert process.output.splitlines() == ["a line before", "no such file"]
+    assert process.last_line == "no such file"
+    with pytest.raises(EOFError):
+        process.send({})
+
+
+def test_killing_it_kills_the_processes_that_it_started(start: Start) -> None:
+    process = start(
+        f"{CONNECT}\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "pipe.send(child.pid)\n"
+        "child.wait()\n"
+    )
+    child = process.receive(60)
+    assert child is not None
+    process.kill()
+    assert _is_dead(child)
+    with pytest.raises(EOFError):
+        process.receive(60)
+
+
+def _is_dead(pid: int) -> bool:
+    """Whether a killed process is dead within ten seconds."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for _ in range(1000):
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+            time.sleep(0.01)
+        return False
+    return True

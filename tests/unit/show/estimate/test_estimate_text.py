@@ -1,0 +1,123 @@
+"""The text of an estimate."""
+
+from dataclasses import replace
+
+import torch
+from rich.console import Group
+from torch import nn
+
+from legroom.predict.api import _Target
+from legroom.predict.estimate import Estimate, estimate_from_trace
+from legroom.predict.largest_batch import BatchSearch
+from legroom.predict.options.plan import PlannedOption
+from legroom.predict.script_estimate import ScriptEstimate
+from legroom.show.common.terminal import render_to_string
+from legroom.show.estimate.estimate import render_details, render_verdict
+from legroom.units import MiB, format_size
+
+
+def estimated(gpu: str) -> Estimate:
+    model = nn.Sequential(nn.Linear(1024, 8192), nn.ReLU(), nn.Linear(8192, 10))
+    batch = (torch.zeros(64, 1024), torch.zeros(64, dtype=torch.long))
+    return estimate_from_trace(_Target(model, (batch,), gpu, None, 2).trace())
+
+
+def text_of(
+    gpu: str,
+    *,
+    options: tuple[PlannedOption, ...] = (),
+    largest: int | None = 512,
+    options_tried: bool = True,
+) -> str:
+    search = BatchSearch(tried={64: True, 512: largest is not None})
+    result = ScriptEstimate(
+        script="train.py",
+        estimate=replace(estimated(gpu), max_batch_size=largest),
+        search=search,
+        options=options,
+        options_tried=options_tried,
+    )
+    return render_to_string(Group(render_verdict(result.estimate), render_details(result)), width=80)
+
+
+def test_the_first_line_is_the_verdict() -> None:
+    assert text_of("rtx4090").startswith("Fits: needs ")
+    assert text_of("100MiB").startswith("Does not fit: needs ")
+
+
+def test_the_largest_batch_is_shown_with_the_current_one() -> None:
+    assert "Largest batch size that fits: 512 (current: 64). It was traced at that size." in text_of(
+        "rtx4090"
+    )
+    assert "Not even batch size 64 fits (current: 64)." in text_of("100MiB", largest=None)
+
+
+def test_used_and_free_memory_add_up_to_the_gpu_if_the_cache_grows_after_the_peak() -> None:
+    now = estimated("8GiB")
+    later = replace(now, peak_reserved=now.peak_reserved + 512 * MiB, peak_device=now.peak_device + 512 * MiB)
+    free = format_size(now.gpu.total - later.peak_device)
+    assert f"  free                  {free:>9}" in render_to_string(render_verdict(later), width=80)
+
+
+def test_the_batch_size_argument_of_the_script_is_named() -> None:
+    result = ScriptEstimate(
+        script="train.py",
+        estimate=replace(estimated("8GiB"), max_batch_size=512),
+        search=BatchSearch(tried={512: True}),
+        options=(),
+        batch_argument="--batch_size",
+    )
+    assert "Largest `--batch_size` that fits: 512 (current: 64)" in render_to_string(
+        render_details(result), width=80
+    )
+
+
+def test_an_option_has_its_peak_its_cost_and_the_change_to_make() -> None:
+    option = PlannedOption(
+        name="fused optimizer",
+        peak_device=1 << 30,
+        saves=1 << 28,
+        verdict="fits",
+        cost="nothing",
+        how="pass `fused=True`",
+    )
+    text = text_of("rtx4090", options=(option,))
+    assert "fused optimizer   1.00 GiB  fits" in text
+    assert "Pass `fused=True`." in text
+    assert "Cost: nothing." in text
+
+
+SMALLER_BATCH = PlannedOption(
+    name="batch size 32",
+    peak_device=1 << 29,
+    saves=1 << 28,
+    verdict="uncertain",
+    cost="smaller steps",
+    how="pass `batch_size=32` to the DataLoader",
+)
+
+
+def test_the_largest_batch_as_an_option_just_fits() -> None:
+    text = text_of("150MiB", options=(replace(SMALLER_BATCH, peak_device=140 << 20),))
+    assert "Options that make it fit" in text
+    assert "batch size 32  140.0 MiB  just fits\n" in text
+
+
+def test_a_run_that_fits_by_freeing_its_cache_needs_no_more_than_the_gpu_has() -> None:
+    option = replace(SMALLER_BATCH, peak_device=3 << 29, verdict="fits")
+    assert "batch size 32   1.00 GiB  fits, by freeing the cache" in text_of("1GiB", options=(option,))
+
+    now = replace(estimated("8GiB"), peak_device=9 << 30)
+    assert render_to_string(render_verdict(now), width=200).startswith(
+        "Fits 8.00 GiB: PyTorch frees its cache in time. With more memory, it uses 9.00 GiB."
+    )
+
+
+def test_the_next_command_has_the_gpu_as_it_was_typed() -> None:
+    text = text_of("8GiB", options_tried=False)
+    assert "  legroom run --gpu 8GiB train.py" in text
+    assert "  legroom estimate --plan --gpu 8GiB train.py" in text
+
+
+def test_no_line_is_wider_than_the_terminal() -> None:
+    assert max(map(len, text_of("a100-80gb").splitlines())) <= 80
