@@ -46,11 +46,11 @@ def test_versions_that_the_rules_were_not_measured_with_widen_the_bound() -> Non
 
 def test_a_run_that_fits_only_within_the_narrow_bound_is_uncertain_with_other_versions() -> None:
     trace = trace_of(2000 * MiB)
-    capacity = safe_reserved(trace, replay(trace))
+    trace.gpu = find_gpu(safe_reserved(trace, replay(trace)))
 
-    assert verdict(trace, replay(trace), capacity) == "fits"
+    assert verdict(trace, replay(trace)) == "fits"
     trace.differing_versions = {"cuDNN": "9.21"}
-    assert verdict(trace, replay(trace), capacity) == "uncertain"
+    assert verdict(trace, replay(trace)) == "uncertain"
 
 
 def test_other_versions_are_reported_in_one_line() -> None:
