@@ -248,7 +248,7 @@ def fits(training: Training, micro: int) -> bool:
 
 def prices(case: Case, pace: Pace) -> dict[str, Any]:
     """Measure time and peak of the same batch: unchanged, spilled, and in each precision."""
-    told: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
     rows = min(case.batch, 64)
 
     def measure(name: str, training: Training, around: Callable[[], Any]) -> None:
@@ -261,15 +261,15 @@ def prices(case: Case, pace: Pace) -> dict[str, Any]:
 
         seconds_of(step, 3)
         torch.cuda.reset_peak_memory_stats()
-        taken = statistics.median(seconds_of(step, max(1, pace.steps // 2)) for _ in range(3))
-        told[name] = {"s": taken, "peak": torch.cuda.max_memory_allocated()}
+        seconds = statistics.median(seconds_of(step, max(1, pace.steps // 2)) for _ in range(3))
+        measured[name] = {"s": seconds, "peak": torch.cuda.max_memory_allocated()}
         clean()
 
     for precision in ("fp32", "bf16", "fp16"):
         measure(precision, Training(case, precision), contextlib.nullcontext)
         clean()
     measure(f"{case.precision} spilled", Training(case), legroom.Spill)
-    return told
+    return measured
 
 
 def clean() -> None:
@@ -297,22 +297,22 @@ def main(argv: list[str] | None = None) -> None:
     cases, pace = (TINY, Pace(2, 2, 20)) if options.tiny else (LARGE if options.large else CASES, Pace())
     with legroom.VirtualGPU(options.tiny) if options.tiny else contextlib.nullcontext():
         for case in cases:
-            told = results[f"{case.model}, batch {case.batch}, {case.precision}"] = {}
+            measured = results[f"{case.model}, batch {case.batch}, {case.precision}"] = {}
             for part in options.parts:
                 began = time.perf_counter()
                 try:
-                    told[part] = PARTS[part](case, pace)
+                    measured[part] = PARTS[part](case, pace)
                 except Exception as error:  # the other measurements are still useful
-                    told[part] = {"trouble": f"{type(error).__name__}: {str(error)[:400]}"}
-                told[part]["measured_in_s"] = time.perf_counter() - began
+                    measured[part] = {"trouble": f"{type(error).__name__}: {str(error)[:400]}"}
+                measured[part]["measured_in_s"] = time.perf_counter() - began
                 clean()
                 _save(options.folder, results)
     show(results)
 
 
 def show(results: dict[str, dict[str, Any]]) -> None:
-    for name, told in results.items():
-        for part, figures in told.items():
+    for name, measured in results.items():
+        for part, figures in measured.items():
             if "trouble" in figures:
                 print(f"{name}, {part}: {figures['trouble']}")
     print_table(
@@ -321,7 +321,7 @@ def show(results: dict[str, dict[str, Any]]) -> None:
         [
             [name, f"{o['plain_s'] * 1000:.1f} ms", f"{o['guard_s'] * 1000:.1f} ms", f"{o['cost']:+.2%}",
              f"{o['spread']['plain']:.1%}, {o['spread']['guard']:.1%}"]
-            for name, told in results.items() if "plain_s" in (o := told.get("overhead", {}))
+            for name, measured in results.items() if "plain_s" in (o := measured.get("overhead", {}))
         ],
     )  # fmt: skip
     print_table(
@@ -332,7 +332,7 @@ def show(results: dict[str, dict[str, Any]]) -> None:
              f"{c['micro']}, {c['rows_per_s']:.1f}", f"{c['of_best']:.1%}", f"{c['failures']}",
              "" if c["first_failure_costs_steps"] is None else f"{c['first_failure_costs_steps']:.1f} steps",
              f"{c['spread'][str(c['best_micro'])]:.0%}, {c['spread']['guard']:.0%}"]
-            for name, told in results.items() if "of_best" in (c := told.get("cap", {}))
+            for name, measured in results.items() if "of_best" in (c := measured.get("cap", {}))
         ],
     )  # fmt: skip
     print_table(
@@ -340,12 +340,12 @@ def show(results: dict[str, dict[str, Any]]) -> None:
         ["step", "how", "time", "relative to plain", "peak allocated"],
         [
             [name, how, f"{each['s'] * 1000:.1f} ms", f"{each['s'] / next(iter(p.values()))['s']:.2f}×", f"{each['peak'] / 2**30:.2f} GiB"]
-            for name, told in results.items() if "trouble" not in (p := told.get("prices", {}))
+            for name, measured in results.items() if "trouble" not in (p := measured.get("prices", {}))
             for how, each in p.items() if isinstance(each, dict)
         ],
     )  # fmt: skip
-    for name, told in results.items():
-        for reason in told.get("cap", {}).get("reasons", []):
+    for name, measured in results.items():
+        for reason in measured.get("cap", {}).get("reasons", []):
             print(f"{name}: {reason}")
 
 

@@ -1,10 +1,10 @@
 """Measures how often the explainer classifies real error texts correctly, and how long a log of 1 GB takes.
 
-    python -m bench.leaks.explained_errors [--gigabyte] [--raised] [--dressed] [TABLE.json ...]
+    python -m bench.leaks.explained_errors [--gigabyte] [--raised] [--decorated] [TABLE.json ...]
 
 The tables are in tests/data/errors; given tables are scored instead. The first one was written with the rules. Each other
 one was scored once before rules were changed for it; those scores are in bench/results/figures_log.md. `--raised` explains
-messages from the source of installed libraries, few of which are about memory. `--dressed` adds prefixes of launchers,
+messages from the source of installed libraries, few of which are about memory. `--decorated` adds prefixes of launchers,
 loggers, terminals and notebooks to each text and counts how often the answer stays the same.
 """
 
@@ -48,13 +48,15 @@ def score(table: Path) -> tuple[int, int, int, int, list[str]]:
     kinds = codes = alarms = 0
     wrong = []
     for row in rows:
-        told = explain(row["text"])
-        kinds += told.kind == row["kind"]
-        codes += told.code == row["code"]
-        alarms += told.kind == "oom" and row["kind"] != "oom"
-        if told.kind != row["kind"] or told.code != row["code"]:
-            said = next(iter(row["text"].splitlines()), "")
-            wrong.append(f"{row['kind']} {row['code']}, told {told.kind} {told.code}: {said[:90]}")
+        answer = explain(row["text"])
+        kinds += answer.kind == row["kind"]
+        codes += answer.code == row["code"]
+        alarms += answer.kind == "oom" and row["kind"] != "oom"
+        if answer.kind != row["kind"] or answer.code != row["code"]:
+            shown = next(iter(row["text"].splitlines()), "")
+            wrong.append(
+                f"{row['kind']} {row['code']}, classified as {answer.kind} {answer.code}: {shown[:90]}"
+            )
     return len(rows), kinds, codes, alarms, wrong
 
 
@@ -73,10 +75,10 @@ def gigabyte() -> None:
         file.flush()
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         began = time.process_time()
-        told = explain_file(file.name)
+        answer = explain_file(file.name)
         seconds = time.process_time() - began
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-        found = told.code, told.earlier.code if told.earlier is not None else None
+        found = answer.code, answer.earlier.code if answer.earlier is not None else None
         assert found == ("LG710", "LG700"), found
         size = Path(file.name).stat().st_size
         print(
@@ -106,25 +108,25 @@ def _messages(file: Path) -> Iterator[str]:
         if not (isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args):
             continue
         name = getattr(node.exc.func, "id", "")
-        said = node.exc.args[0]
-        parts = said.values if isinstance(said, ast.JoinedStr) else [said]
+        shown = node.exc.args[0]
+        parts = shown.values if isinstance(shown, ast.JoinedStr) else [shown]
         text = "".join(str(part.value) if isinstance(part, ast.Constant) else "3" for part in parts)
-        if name.endswith("Error") and isinstance(said, (ast.JoinedStr, ast.Constant)):
+        if name.endswith("Error") and isinstance(shown, (ast.JoinedStr, ast.Constant)):
             yield f"{name}: {text.strip()}"
 
 
-def dressed(tables: list[Path]) -> None:
+def decorated(tables: list[Path]) -> None:
     """Count how often an error is explained the same with and without log decoration."""
     rows = [row for table in tables for row in json.loads(table.read_text(encoding="utf-8"))]
-    plain = [(row["text"], told) for row in rows if (told := explain(row["text"])).kind != "unknown"]
+    plain = [(row["text"], answer) for row in rows if (answer := explain(row["text"])).kind != "unknown"]
     same = Counter(
         name
-        for name, dress in LOG_FORMATS.items()
-        for text, told in plain
-        if (again := explain(dress(text))).kind == told.kind and again.code == told.code
+        for name, add_format in LOG_FORMATS.items()
+        for text, answer in plain
+        if (again := explain(add_format(text))).kind == answer.kind and again.code == answer.code
     )
     print(
-        f"{len(plain)} texts in {len(LOG_FORMATS)} dresses: {same.total() / len(plain) / len(LOG_FORMATS):.1%} told alike"
+        f"{len(plain)} texts in {len(LOG_FORMATS)} log formats: {same.total() / len(plain) / len(LOG_FORMATS):.1%} explained the same"
     )
     for name, number in sorted(same.items(), key=lambda pair: pair[1])[:5]:
         print(f"  {name}: {number / len(plain):.1%}")
@@ -135,7 +137,7 @@ def main() -> None:
     parser.add_argument("tables", type=Path, nargs="*", metavar="TABLE.json")
     parser.add_argument("--gigabyte", action="store_true")
     parser.add_argument("--raised", action="store_true")
-    parser.add_argument("--dressed", action="store_true")
+    parser.add_argument("--decorated", action="store_true")
     options = parser.parse_args()
     print(f"{'texts':<27} {'number':>7} {'right kind':>11} {'right code':>11} {'false oom':>10}")
     tables = options.tables or [FOLDER / f"{name}.json" for name in TABLES]
@@ -144,8 +146,8 @@ def main() -> None:
         print(f"{table.stem:<27} {number:>7} {kinds / number:>11.1%} {codes / number:>11.1%} {alarms:>10}")
         for row in wrong:
             print(f"  {row}")
-    if options.dressed:
-        dressed(tables)
+    if options.decorated:
+        decorated(tables)
     if options.raised:
         raised()
     if options.gigabyte:

@@ -158,24 +158,24 @@ def fixes(judged: list[Program]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name in dict.fromkeys(program.round for program in judged):
             for words, unsafe in (("--fix", False), ("--fix --unsafe-fixes", True)):
-                mended = {}
+                fixed = {}
                 for program in (each for each in judged if each.leaks and each.round == name):
                     text = program.path.read_text()
                     after = fix_text(text, unsafe=unsafe, settings=Settings(select=tuple(sorted(JUDGED))))
                     if after != text:
                         file = Path(folder) / f"{program.path.stem}_{unsafe}.py"
                         file.write_text(after)
-                        mended[after] = replace(program, path=file)
-                new = {program.path: text for text, program in mended.items() if text not in seen}
-                for program, result in run_all([mended[text] for text in new.values()], 1):
+                        fixed[after] = replace(program, path=file)
+                new = {program.path: text for text, program in fixed.items() if text not in seen}
+                for program, result in run_all([fixed[text] for text in new.values()], 1):
                     seen[new[program.path]] = result
-                results = [(program, seen[text]) for text, program in mended.items()]
+                results = [(program, seen[text]) for text, program in fixed.items()]
                 failed = [(program, result) for program, result in results if result["error"]]
                 growing = [(program, result) for program, result in results if result["leaks"]]
                 graphs = sum(
                     any(leak["kind"] == "graph" for leak in result["leaks"]) for _, result in growing
                 )
-                counts = (len(mended), len(failed), graphs, len(growing) - graphs)
+                counts = (len(fixed), len(failed), graphs, len(growing) - graphs)
                 rows.append([f"{name} round, `{words}`", *map(str, counts)])
                 for title, which in (("fails", failed), ("still grows", growing)):
                     for program, result in which:
@@ -184,7 +184,7 @@ def fixes(judged: list[Program]) -> None:
                             print(f"{words}: {title}: {program.path.name}: {reported}", flush=True)
     print_table(
         "Leaking programs after fixes: python -m bench.leaks.linter --fixes",
-        ["with", "mended", "fail", "a graph still grows", "only tensors still grow"],
+        ["with", "fixed", "fail", "a graph still grows", "only tensors still grow"],
         rows,
     )
 
@@ -199,7 +199,7 @@ def speed(folders: list[str]) -> None:
     print(
         f"\n{lines:,} lines in {len(files)} files of {' '.join(folders)}: {time.perf_counter() - began:.1f} s"
     )
-    ways: dict[str, Callable[[], object]] = {
+    tools: dict[str, Callable[[], object]] = {
         "legroom lint, one process": lambda: [lint_text(text) for text in texts],
         "libcst's parser alone": lambda: [cst.parse_module(text) for text in texts],
         "Python's parser alone": lambda: [ast.parse(text) for text in texts],
@@ -217,7 +217,7 @@ def speed(folders: list[str]) -> None:
             capture_output=True,
         ),
     }
-    for name, work in ways.items():
+    for name, work in tools.items():
         seconds = _cpu_seconds(work)
         print(
             f"  {name}: {lines / seconds:,.0f} lines, {len(files) / seconds:.0f} files per second of CPU time"

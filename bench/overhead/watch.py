@@ -308,9 +308,9 @@ def coverage(device: str, program: Callable[[], None]) -> dict[str, Any]:
         if each.category is Category.TEMPORARY and each.step == oom.step
     )
     by_category = state.by_category()
-    told = total - by_category[Category.TEMPORARY] + max(in_hand - (total - reached), 0)
+    categorized = total - by_category[Category.TEMPORARY] + max(in_hand - (total - reached), 0)
     return {
-        "category": told / total,
+        "category": categorized / total,
         "line": state.coverage(),
         "holder": reached / total,
         "bytes": total,

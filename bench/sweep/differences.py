@@ -35,10 +35,10 @@ def peak(requests: list[int]) -> int:
 
 
 def difference(name: str, real: list[int], traced: list[int]) -> Difference:
-    asked, foretold = (Counter(size for size in one if size > BLOCK) for one in (real, traced))
+    on_gpu, predicted = (Counter(size for size in one if size > BLOCK) for one in (real, traced))
     return Difference(
-        name, peak(real), peak(traced), sorted((asked - foretold).elements(), reverse=True),
-        sorted((foretold - asked).elements(), reverse=True),
+        name, peak(real), peak(traced), sorted((on_gpu - predicted).elements(), reverse=True),
+        sorted((predicted - on_gpu).elements(), reverse=True),
     )  # fmt: skip
 
 

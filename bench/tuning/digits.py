@@ -24,10 +24,10 @@ def training_losses(
     """`shape`: the shape of one image as the model expects it."""
     x, y, valid_x, valid_y = _data(*shape)
     step = make_step(model, optimizer)
-    dice = torch.Generator().manual_seed(1)
+    rng = torch.Generator().manual_seed(1)
     for _ in range(config["epochs"]):
         model.train()
-        for rows in torch.randperm(len(x), generator=dice).split(config["batch_size"]):
+        for rows in torch.randperm(len(x), generator=rng).split(config["batch_size"]):
             step(lambda a, b: F.cross_entropy(model(a), b), x[rows].to(device), y[rows].to(device))
         model.eval()
         with torch.no_grad():

@@ -100,9 +100,9 @@ def epochs(
 
 def _texts(count: int, length: int, *, seed: int) -> torch.Tensor:
     """Return tokens that follow from the two before them by a rule, nine times in ten."""
-    dice = torch.Generator().manual_seed(seed)
-    texts = torch.randint(VOCABULARY, (count, length + 1), generator=dice)
-    follows = torch.rand(count, length + 1, generator=dice) < 0.9
+    rng = torch.Generator().manual_seed(seed)
+    texts = torch.randint(VOCABULARY, (count, length + 1), generator=rng)
+    follows = torch.rand(count, length + 1, generator=rng) < 0.9
     for place in range(2, length + 1):
         ruled = (texts[:, place - 1] * 5 + texts[:, place - 2] // 16 + 7) % VOCABULARY
         texts[:, place] = torch.where(follows[:, place], ruled, texts[:, place])

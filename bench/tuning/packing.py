@@ -70,9 +70,9 @@ def figures(kind: Kind, is_random: bool, trials: int) -> list[str]:
     """Return means over ten studies, and the worst ratio to the oracle."""
     against_one, against_oracle, against_bound, with_odds = [], [], [], []
     for seed in range(10):
-        dice = random.Random(seed)
-        works = [draw(kind, is_random, dice) for _ in range(trials)]
-        ours, knows_all = packed(works, PLACES, Lengths(SPACE)), oracle(works, PLACES, dice)
+        rng = random.Random(seed)
+        works = [draw(kind, is_random, rng) for _ in range(trials)]
+        ours, knows_all = packed(works, PLACES, Lengths(SPACE)), oracle(works, PLACES, rng)
         against_one.append(one_per_gpu(works, PLACES) / ours)
         against_oracle.append(knows_all / ours)
         against_bound.append(bound(works, PLACES) / ours)
@@ -93,20 +93,20 @@ class KnownOdds(Lengths):
 
     def __init__(self, kind: Kind, is_random: bool, works: Sequence[Work]) -> None:
         super().__init__(SPACE)
-        dice = random.Random(-1)
-        self._likely = {work.width: [pace * reports for _ in range(DRAWS) for _, pace, reports in [_drawn(kind, is_random, work.width, work.epochs, dice)]] for work in works}  # fmt: skip
+        rng = random.Random(-1)
+        self._likely = {work.width: [pace * reports for _ in range(DRAWS) for _, pace, reports in [_drawn(kind, is_random, work.width, work.epochs, rng)]] for work in works}  # fmt: skip
         self._began: dict[int, tuple[float, float]] = {}
 
     def started(self, number: int, config: Config, size: int, now: float, *, is_whole: bool = True) -> None:
         self._began[number] = config["width"], now
 
     def futures(self, waiting: Mapping[int, tuple[Config, int]], now: float) -> Futures:
-        dice = random.Random(0)
+        rng = random.Random(0)
         running = {}
         for number, (width, began) in self._began.items():
             left = [length - (now - began) for length in self._likely[width] if length > now - began]
-            running[number] = dice.choices(left or [now - began], k=FUTURES)
-        lengths = {n: dice.choices(self._likely[config["width"]], k=FUTURES) for n, (config, _) in waiting.items()}  # fmt: skip
+            running[number] = rng.choices(left or [now - began], k=FUTURES)
+        lengths = {n: rng.choices(self._likely[config["width"]], k=FUTURES) for n, (config, _) in waiting.items()}  # fmt: skip
         return Futures(lengths, running)
 
 
@@ -147,7 +147,7 @@ def one_per_gpu(works: Sequence[Work], places: Sequence[Place]) -> float:
     return max(free.values())
 
 
-def oracle(works: Sequence[Work], places: Sequence[Place], dice: random.Random) -> float:
+def oracle(works: Sequence[Work], places: Sequence[Place], rng: random.Random) -> float:
     """Return the best of many orders, starting with those that are known to be good."""
     orders: list[list[Work]] = [
         sorted(works, key=lambda work: -work.seconds),
@@ -157,7 +157,7 @@ def oracle(works: Sequence[Work], places: Sequence[Place], dice: random.Random) 
     best, kept = min(((_listed(order, places), order) for order in orders), key=lambda pair: pair[0])
     for _ in range(ORDERS):
         order = kept.copy()
-        a, b = dice.randrange(len(order)), dice.randrange(len(order))
+        a, b = rng.randrange(len(order)), rng.randrange(len(order))
         order[a], order[b] = order[b], order[a]
         length = _listed(order, places)
         if length <= best:
@@ -194,18 +194,18 @@ def _admission(work: Work, places: Sequence[Place]) -> Admission:
     return Admission(verdict=Verdict.FITS, fits=fits)
 
 
-def draw(kind: Kind, is_random: bool, dice: random.Random) -> Work:
+def draw(kind: Kind, is_random: bool, rng: random.Random) -> Work:
     """Draw a trial: its size follows from `width`, its duration from `epochs` or from chance."""
-    width, epochs = dice.random(), dice.random()
-    size, pace, reports = _drawn(kind, is_random, width, epochs, dice)
+    width, epochs = rng.random(), rng.random()
+    size, pace, reports = _drawn(kind, is_random, width, epochs, rng)
     return Work(width, epochs, round(size * GiB), pace * reports, reports)
 
 
 def _drawn(
-    kind: Kind, is_random: bool, width: float, epochs: float, dice: random.Random
+    kind: Kind, is_random: bool, width: float, epochs: float, rng: random.Random
 ) -> tuple[float, float, int]:
-    size, pace, reports = kind(width, dice.random() if is_random else epochs, dice)
-    return size, pace * (1.0 if is_random else dice.uniform(0.8, 1.2)), reports
+    size, pace, reports = kind(width, rng.random() if is_random else epochs, rng)
+    return size, pace * (1.0 if is_random else rng.uniform(0.8, 1.2)), reports
 
 
 def all_sizes(width: float, length: float, _: random.Random) -> tuple[float, float, int]:
@@ -220,9 +220,9 @@ def small_and_long(width: float, length: float, _: random.Random) -> tuple[float
     return (2.0, 1.0, round(60 + 60 * length)) if width < 0.7 else (16.0, 1.0, round(10 + 20 * length))
 
 
-def cut_short(width: float, length: float, dice: random.Random) -> tuple[float, float, int]:
+def cut_short(width: float, length: float, rng: random.Random) -> tuple[float, float, int]:
     """Which trials survive a rung is random; the time of a step need not be."""
-    return 1 + 11 * width, 6.0**length, 4 * 2 ** min(4, int(dice.expovariate(1.0)))
+    return 1 + 11 * width, 6.0**length, 4 * 2 ** min(4, int(rng.expovariate(1.0)))
 
 
 KINDS: dict[str, Kind] = {

@@ -55,12 +55,12 @@ def main() -> None:
     for name, paces in (("paces alike", (1,)), ("paces of 1 and 2", (1, 2))):
         knowing, planning, both = [], [], []
         for seed in range(STUDIES):
-            dice = random.Random(seed)
-            trials = [Trial(dice.choice((1, 1, 2, 3)), dice.choice(paces)) for _ in range(TRIALS)]
-            draws = [[dice.choices(list(ODDS), list(ODDS.values()))[0] * t.pace for t in trials] for _ in range(DRAWS)]  # fmt: skip
+            rng = random.Random(seed)
+            trials = [Trial(rng.choice((1, 1, 2, 3)), rng.choice(paces)) for _ in range(TRIALS)]
+            draws = [[rng.choices(list(ODDS), list(ODDS.values()))[0] * t.pace for t in trials] for _ in range(DRAWS)]  # fmt: skip
             chosen = best_online(tuple(sorted(trials)))
             best = statistics.fmean(simulated(trials, draw, chosen) for draw in draws)
-            planned = statistics.fmean(simulated(trials, draw, partial(planned_next, dice)) for draw in draws)
+            planned = statistics.fmean(simulated(trials, draw, partial(planned_next, rng)) for draw in draws)
             known = statistics.fmean(with_known_durations(trials, draw) for draw in draws)
             knowing.append(known / best)
             planning.append(best / planned)
@@ -131,7 +131,7 @@ def simulated(trials: Sequence[Trial], draw: Sequence[int], chosen: Chooser) -> 
     return clock
 
 
-def planned_next(dice: random.Random, state: dict[int, Trial]) -> int | None:
+def planned_next(rng: random.Random, state: dict[int, Trial]) -> int | None:
     """Return the trial that the planner starts now."""
     free = MEMORY - sum(trial.size for trial in state.values() if trial.at != WAITS)
     able = [number for number, trial in state.items() if trial.at == WAITS and trial.size <= free]
@@ -140,7 +140,7 @@ def planned_next(dice: random.Random, state: dict[int, Trial]) -> int | None:
 
     def futures(trial: Trial) -> list[float]:
         left = trial.left()
-        return [float(length) for length in dice.choices(list(left), list(left.values()), k=FUTURES)]
+        return [float(length) for length in rng.choices(list(left), list(left.values()), k=FUTURES)]
 
     demands = {n: Demand([trial.size], futures(trial)) for n, trial in state.items() if trial.at == WAITS}
     running = [Taken([(0, trial.size)], futures(trial)) for trial in state.values() if trial.at != WAITS]

@@ -38,20 +38,20 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--trials", type=int, default=120)
     options = parser.parse_args()
-    dice = random.Random(0)
+    rng = random.Random(0)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         calls = folder / "calls.txt"
         calls.write_text("")
         lost = repeated = changed = kills = moments = 0
         while kills < options.kills:
-            if not killed_run(folder, options.trials, dice.uniform(0.05, 3.0)):
+            if not killed_run(folder, options.trials, rng.uniform(0.05, 3.0)):
                 break
             kills += 1
             before = ended(folder)
             moments += len(before)
             called = _calls(calls)
-            killed_run(folder, options.trials, dice.uniform(0.05, 2.0))
+            killed_run(folder, options.trials, rng.uniform(0.05, 2.0))
             kills += 1
             after = ended(folder)
             lost += len(before.keys() - after.keys())

@@ -15,13 +15,13 @@ DTYPES = ("float32", "float32", "float32", "float16", "float16", "bfloat16", "bf
 
 
 def draw_everyday(count: int, seed: int = 41) -> list[Request]:
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     families = [sorted(set(family)) for family in (residual(), u_shaped(), pyramids(), detectors(), diffusion(), generative(), inverted())]  # fmt: skip
     requests: list[Request] = []
-    for family in dice.choices(families, FREQUENCY, k=count):
-        layer = dice.choice(family)
-        last = len(layer.sizes) == 2 and dice.random() < 0.15
-        requests.append((layer, dice.choice(BATCHES), dice.choice(DTYPES), last))
+    for family in rng.choices(families, FREQUENCY, k=count):
+        layer = rng.choice(family)
+        last = len(layer.sizes) == 2 and rng.random() < 0.15
+        requests.append((layer, rng.choice(BATCHES), rng.choice(DTYPES), last))
     return requests
 
 

@@ -23,16 +23,16 @@ WIDTHS = (4, 6, 8, 8, 10, 12, 15, 16, 16, 16, 18, 20, 24, 24, 25, 30, 32, 32, 32
 
 def draw_practice(count: int, seed: int = 57, *, seldom: bool = False) -> list[Request]:
     """`seldom`: more of the kinds that are learned worst."""
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     makers, weights = zip(*(MAKERS | SELDOM if seldom else MAKERS).items(), strict=True)
     requests: list[Request] = []
-    for maker in dice.choices(makers, weights, k=count):
-        layer = maker(dice)
-        if seldom and dice.random() < 0.5:
-            layer = _otherwise(layer, dice)
-        last = len(layer.sizes) > 1 and dice.random() < 0.12
-        batch = dice.choice(BATCHES if not seldom else BATCHES + OTHER_BATCHES)
-        requests.append((layer, batch, dice.choice(DTYPES), last))
+    for maker in rng.choices(makers, weights, k=count):
+        layer = maker(rng)
+        if seldom and rng.random() < 0.5:
+            layer = _otherwise(layer, rng)
+        last = len(layer.sizes) > 1 and rng.random() < 0.12
+        batch = rng.choice(BATCHES if not seldom else BATCHES + OTHER_BATCHES)
+        requests.append((layer, batch, rng.choice(DTYPES), last))
     return requests
 
 
@@ -40,22 +40,22 @@ OTHER_BATCHES = (1, 2, 3, 3, 4, 5, 6, 6, 7, 9, 10, 14, 15, 18, 25, 28, 30, 36, 4
                  140, 144, 160, 160, 180, 192, 240, 250, 288, 300, 320, 350, 384, 400, 600, 640, 768, 800, 2000, 2048)  # fmt: skip
 
 
-def _otherwise(layer: Layer, dice: random.Random) -> Layer:
+def _otherwise(layer: Layer, rng: random.Random) -> Layer:
     """Return the layer with a kernel that is not square, another image size, or other channels."""
     sizes = tuple(
-        max(reach, round(size * dice.uniform(0.7, 1.4)))
+        max(reach, round(size * rng.uniform(0.7, 1.4)))
         for size, reach in zip(layer.sizes, layer.kernel, strict=True)
     )
-    if dice.random() < 0.5 or layer.groups > 1:
+    if rng.random() < 0.5 or layer.groups > 1:
         return layer._replace(sizes=sizes)
-    if dice.random() < 0.5 or len(layer.sizes) < 2 or layer.transposed:
-        step = dice.choice((4, 5, 10, 12, 20))
+    if rng.random() < 0.5 or len(layer.sizes) < 2 or layer.transposed:
+        step = rng.choice((4, 5, 10, 12, 20))
         wider = [
             max(step, round(width / step) * step) if width > step else width
             for width in (layer.inputs, layer.outputs)
         ]
         return layer._replace(inputs=wider[0], outputs=wider[1])
-    kernel = tuple(dice.choice((1, 2, 3, 3, 3, 5, 5, 7, 7, 9, 11)) for _ in layer.kernel)
+    kernel = tuple(rng.choice((1, 2, 3, 3, 3, 5, 5, 7, 7, 9, 11)) for _ in layer.kernel)
     padding = tuple(gap * (reach - 1) // 2 for gap, reach in zip(layer.dilation, kernel, strict=True))
     sizes = tuple(
         max(reach * gap, size) for size, reach, gap in zip(layer.sizes, kernel, layer.dilation, strict=True)
@@ -63,245 +63,245 @@ def _otherwise(layer: Layer, dice: random.Random) -> Layer:
     return layer._replace(sizes=sizes, kernel=kernel, padding=padding)
 
 
-def _small_classifier(dice: random.Random) -> Layer:
+def _small_classifier(rng: random.Random) -> Layer:
     """Any layer of a chain of convolution, activation and pooling."""
-    side = dice.choice(PICTURES)
-    inputs = dice.choice((1, 1, 3, 3, 3))
-    outputs = dice.choice(WIDTHS[:30])
-    kernel = dice.choice((3, 3, 3, 3, 5, 5, 5, 7, 4, 2))
-    padding = dice.choice((0, 0, kernel // 2))
-    stride = dice.choice((1, 1, 1, 1, 1, 2))
-    for _ in range(dice.choice((0, 0, 1, 1, 2, 2, 3, 4))):
-        smaller = ((side + 2 * padding - kernel) // stride + 1) // dice.choice((1, 2, 2))
+    side = rng.choice(PICTURES)
+    inputs = rng.choice((1, 1, 3, 3, 3))
+    outputs = rng.choice(WIDTHS[:30])
+    kernel = rng.choice((3, 3, 3, 3, 5, 5, 5, 7, 4, 2))
+    padding = rng.choice((0, 0, kernel // 2))
+    stride = rng.choice((1, 1, 1, 1, 1, 2))
+    for _ in range(rng.choice((0, 0, 1, 1, 2, 2, 3, 4))):
+        smaller = ((side + 2 * padding - kernel) // stride + 1) // rng.choice((1, 2, 2))
         if smaller < kernel:
             break
         side, inputs = smaller, outputs
-        outputs = dice.choice((inputs, 2 * inputs, 2 * inputs, dice.choice(WIDTHS)))
+        outputs = rng.choice((inputs, 2 * inputs, 2 * inputs, rng.choice(WIDTHS)))
     return make_layer(inputs, outputs, (side, side), kernel, stride, padding)
 
 
-def _game(dice: random.Random) -> Layer:
+def _game(rng: random.Random) -> Layer:
     """Agents that see images: the networks of DQN, IMPALA, and control from pixels."""
-    edge = dice.choice((1, 2, 3, 4, 4, 4, 9, 12))
-    side = dice.choice((64, 72, 84, 84, 84, 84, 96, 100))
-    first, second = dice.choice(((32, 64), (32, 64), (16, 32), (64, 128), (32, 32)))
+    edge = rng.choice((1, 2, 3, 4, 4, 4, 9, 12))
+    side = rng.choice((64, 72, 84, 84, 84, 84, 96, 100))
+    first, second = rng.choice(((32, 64), (32, 64), (16, 32), (64, 128), (32, 32)))
     after = (side - 8) // 4 + 1
     last = (after - 4) // 2 + 1
-    return dice.choice(
+    return rng.choice(
         (
             make_layer(edge, first, (side, side), 8, 4, 0),
             make_layer(edge, first, (side, side), 8, 4, 0),
             make_layer(first, second, (after, after), 4, 2, 0),
             make_layer(first, second, (after, after), 4, 2, 0),
-            make_layer(second, dice.choice((second, 64, 512)), (last, last), 3, 1, 0),
+            make_layer(second, rng.choice((second, 64, 512)), (last, last), 3, 1, 0),
             make_layer(edge, first, (side, side), 3),
             make_layer(first, second, (side // 2, side // 2), 3),
             make_layer(second, second, (side // 4, side // 4), 3),
             make_layer(edge, 32, (side, side), 3, 2, 0),
-            make_layer(32, 32, ((side - 3) // 2 + 1 - dice.choice((0, 2, 4)),) * 2, 3, 1, 0),
-            make_layer(edge, first, (side, side), 5, 2, dice.choice((0, 2))),
-            make_layer(first, second, (side // 2, side // 2), 5, 2, dice.choice((0, 2))),
-            make_layer(edge, first, (side, side), 4, 2, dice.choice((0, 1))),
+            make_layer(32, 32, ((side - 3) // 2 + 1 - rng.choice((0, 2, 4)),) * 2, 3, 1, 0),
+            make_layer(edge, first, (side, side), 5, 2, rng.choice((0, 2))),
+            make_layer(first, second, (side // 2, side // 2), 5, 2, rng.choice((0, 2))),
+            make_layer(edge, first, (side, side), 4, 2, rng.choice((0, 1))),
             make_layer(first, second, (side // 2 - 1, side // 2 - 1), 4, 2, 0),
         )
     )
 
 
-def _series(dice: random.Random) -> Layer:
+def _series(rng: random.Random) -> Layer:
     """Sensors, prices, heartbeats: few channels, long or dilated kernels, sometimes causal padding."""
-    inputs = dice.choice((1, 1, 1, 2, 3, 6, 7, 8, 9, 12, 16, 21, *WIDTHS[16:]))
-    outputs = dice.choice(WIDTHS[7:])
-    length = dice.choice((24, 30, 48, 50, 60, 96, 100, 128, 128, 168, 187, 200, 256, 300, 336, 400, 500, 512, 600, 720, 1000, 1000, 1024,
+    inputs = rng.choice((1, 1, 1, 2, 3, 6, 7, 8, 9, 12, 16, 21, *WIDTHS[16:]))
+    outputs = rng.choice(WIDTHS[7:])
+    length = rng.choice((24, 30, 48, 50, 60, 96, 100, 128, 128, 168, 187, 200, 256, 300, 336, 400, 500, 512, 600, 720, 1000, 1000, 1024,
                           1500, 2000, 2048, 2500, 3000, 4096, 5000))  # fmt: skip
-    kernel = dice.choice((2, 2, 3, 3, 3, 3, 5, 5, 7, 7, 8, 9, 11, 13, 15, 16, 17, 21, 25, 31))
-    dilation = dice.choice((1, 1, 1, 2, 4, 8, 16, 32, 64, 128)) if kernel <= 9 else 1
+    kernel = rng.choice((2, 2, 3, 3, 3, 3, 5, 5, 7, 7, 8, 9, 11, 13, 15, 16, 17, 21, 25, 31))
+    dilation = rng.choice((1, 1, 1, 2, 4, 8, 16, 32, 64, 128)) if kernel <= 9 else 1
     reach = dilation * (kernel - 1)
-    way = dice.choice(("same", "same", "valid", "before", "both"))
+    way = rng.choice(("same", "same", "valid", "before", "both"))
     if way == "before":
         length += reach
-    stride = dice.choice((1, 1, 1, 2, 2, 4)) if dilation == 1 else 1
+    stride = rng.choice((1, 1, 1, 2, 2, 4)) if dilation == 1 else 1
     if length <= reach:
         length += reach
     padding = {"same": reach // 2, "both": reach}.get(way, 0)
     return make_layer(inputs, outputs, (length,), kernel, stride, padding, dilation)
 
 
-def _text(dice: random.Random) -> Layer:
+def _text(rng: random.Random) -> Layer:
     """Convolutions over words, or over the embedding matrix as an image."""
-    width = dice.choice((32, 50, 64, 100, 100, 128, 128, 200, 256, 300, 300, 384, 512, 768))
-    outputs = dice.choice((32, 50, 64, 100, 100, 128, 128, 150, 200, 256, 300, 512, width))
-    length = dice.choice(
+    width = rng.choice((32, 50, 64, 100, 100, 128, 128, 200, 256, 300, 300, 384, 512, 768))
+    outputs = rng.choice((32, 50, 64, 100, 100, 128, 128, 150, 200, 256, 300, 512, width))
+    length = rng.choice(
         (20, 32, 40, 50, 60, 64, 80, 100, 120, 128, 150, 200, 250, 256, 300, 400, 500, 512, 1000, 1014, 1024)
     )
-    kernel = dice.choice((2, 3, 3, 3, 4, 4, 5, 5, 7))
-    if dice.random() < 0.25:
+    kernel = rng.choice((2, 3, 3, 3, 4, 4, 5, 5, 7))
+    if rng.random() < 0.25:
         return make_layer(
-            1, outputs, (length, width), (kernel, width), 1, (dice.choice((0, 0, kernel - 1)), 0)
+            1, outputs, (length, width), (kernel, width), 1, (rng.choice((0, 0, kernel - 1)), 0)
         )
-    return make_layer(width, outputs, (length,), kernel, 1, dice.choice((0, 0, kernel // 2)))
+    return make_layer(width, outputs, (length,), kernel, 1, rng.choice((0, 0, kernel // 2)))
 
 
-def _wave(dice: random.Random) -> Layer:
+def _wave(rng: random.Random) -> Layer:
     """Raw audio with strides, and frames of spectra."""
-    length = dice.choice((4000, 8000, 16000, 16000, 22050, 24000, 32000, 44100, 48000))
-    width = dice.choice((16, 32, 32, 48, 64, 64, 128, 256, 512))
-    shrunk = length // dice.choice((4, 5, 8, 16, 20, 64, 160, 320))
-    step = dice.choice((2, 4, 5, 8))
-    return dice.choice(
+    length = rng.choice((4000, 8000, 16000, 16000, 22050, 24000, 32000, 44100, 48000))
+    width = rng.choice((16, 32, 32, 48, 64, 64, 128, 256, 512))
+    shrunk = length // rng.choice((4, 5, 8, 16, 20, 64, 160, 320))
+    step = rng.choice((2, 4, 5, 8))
+    return rng.choice(
         (
-            make_layer(dice.choice((1, 1, 2)), width, (length,), dice.choice((7, 15, 31, 64, 80)), dice.choice((1, 2, 4, 16))),
+            make_layer(rng.choice((1, 1, 2)), width, (length,), rng.choice((7, 15, 31, 64, 80)), rng.choice((1, 2, 4, 16))),
             make_layer(1, width, (length,), 10, 5, 0),
-            make_layer(1, dice.choice((256, 512)), (length,), 16, 8, 0),
-            make_layer(width, width, (shrunk,), dice.choice((3, 7)), 1, None, dice.choice((1, 1, 3, 9))),
+            make_layer(1, rng.choice((256, 512)), (length,), 16, 8, 0),
+            make_layer(width, width, (shrunk,), rng.choice((3, 7)), 1, None, rng.choice((1, 1, 3, 9))),
             make_layer(width, 2 * width, (shrunk,), 2 * step, step, step // 2),
-            make_layer(width, dice.choice((width, 2 * width)), (shrunk,), dice.choice((2, 3, 3, 4, 8)), dice.choice((2, 2, 4)), dice.choice((0, 1))),
-            make_layer(dice.choice((40, 64, 80, 80, 128)), dice.choice((128, 256, 384, 512)), (dice.choice((100, 200, 400, 800, 1000, 1500, 3000)),), dice.choice((3, 5, 5, 7, 9, 11)), dice.choice((1, 1, 2))),
+            make_layer(width, rng.choice((width, 2 * width)), (shrunk,), rng.choice((2, 3, 3, 4, 8)), rng.choice((2, 2, 4)), rng.choice((0, 1))),
+            make_layer(rng.choice((40, 64, 80, 80, 128)), rng.choice((128, 256, 384, 512)), (rng.choice((100, 200, 400, 800, 1000, 1500, 3000)),), rng.choice((3, 5, 5, 7, 9, 11)), rng.choice((1, 1, 2))),
             make_layer(2 * width, width, (shrunk,), 2 * step, step, step // 2, transposed=True),
             make_layer(512, 1, (shrunk,), 16, 8, 0, transposed=True),
         )
     )  # fmt: skip
 
 
-def _spectrum(dice: random.Random) -> Layer:
+def _spectrum(rng: random.Random) -> Layer:
     """Spectrograms as images that are not square, and layers along one direction only."""
-    sizes = (dice.choice((40, 64, 64, 80, 96, 128, 128, 161, 201, 256, 257)), dice.choice((63, 87, 94, 100, 101, 128, 157, 173, 200, 216, 256, 300, 313, 431, 500)))  # fmt: skip
-    shrunk = dice.choice((1, 1, 2, 2, 4, 8))
-    inputs = dice.choice((1, 1, 2)) if shrunk == 1 and dice.random() < 0.6 else dice.choice(WIDTHS[5:])
-    kernel = dice.choice((3, 3, 3, 3, 5, 5, 7, (3, 5), (5, 3), (1, 3), (3, 1), (1, 5), (7, 3)))
-    padding = dice.choice((None, None, None, 0))
-    return make_layer(inputs, dice.choice((*WIDTHS[5:], inputs, 2 * inputs)), (sizes[0] // shrunk, sizes[1] // shrunk), kernel, dice.choice((1, 1, 1, 2)), padding)  # fmt: skip
+    sizes = (rng.choice((40, 64, 64, 80, 96, 128, 128, 161, 201, 256, 257)), rng.choice((63, 87, 94, 100, 101, 128, 157, 173, 200, 216, 256, 300, 313, 431, 500)))  # fmt: skip
+    shrunk = rng.choice((1, 1, 2, 2, 4, 8))
+    inputs = rng.choice((1, 1, 2)) if shrunk == 1 and rng.random() < 0.6 else rng.choice(WIDTHS[5:])
+    kernel = rng.choice((3, 3, 3, 3, 5, 5, 7, (3, 5), (5, 3), (1, 3), (3, 1), (1, 5), (7, 3)))
+    padding = rng.choice((None, None, None, 0))
+    return make_layer(inputs, rng.choice((*WIDTHS[5:], inputs, 2 * inputs)), (sizes[0] // shrunk, sizes[1] // shrunk), kernel, rng.choice((1, 1, 1, 2)), padding)  # fmt: skip
 
 
-def _volume(dice: random.Random) -> Layer:
+def _volume(rng: random.Random) -> Layer:
     """Medical scans and videos."""
-    edge = dice.choice((1, 1, 2, 3, 3, 4))
-    width = dice.choice((8, 8, 16, 16, 16, 24, 32, 32, 32, 48, 64, 64, 96, 128, 256))
-    inputs, outputs = dice.choice(
+    edge = rng.choice((1, 1, 2, 3, 3, 4))
+    width = rng.choice((8, 8, 16, 16, 16, 24, 32, 32, 32, 48, 64, 64, 96, 128, 256))
+    inputs, outputs = rng.choice(
         ((edge, width), (width, width), (width, 2 * width), (2 * width, width), (width, edge))
     )
-    side = dice.choice((4, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 64, 80, 96, 112, 128))
-    depth = dice.choice((side, side, 3, 4, 5, 8, 10, 16, 16, 20, 30, 32))
-    kernel = dice.choice((3, 3, 3, 3, 3, 1, 2, 4, 5, (1, 3, 3), (3, 1, 1), (3, 7, 7), (5, 7, 7)))
-    stride = 2 if kernel in (2, 4) else dice.choice((1, 1, 1, 2, (1, 2, 2)))
-    if kernel == 2 and dice.random() < 0.5:
+    side = rng.choice((4, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 64, 80, 96, 112, 128))
+    depth = rng.choice((side, side, 3, 4, 5, 8, 10, 16, 16, 20, 30, 32))
+    kernel = rng.choice((3, 3, 3, 3, 3, 1, 2, 4, 5, (1, 3, 3), (3, 1, 1), (3, 7, 7), (5, 7, 7)))
+    stride = 2 if kernel in (2, 4) else rng.choice((1, 1, 1, 2, (1, 2, 2)))
+    if kernel == 2 and rng.random() < 0.5:
         return make_layer(2 * width, width, (depth, side, side), 2, 2, 0, transposed=True)
     return make_layer(inputs, outputs, (max(depth, 4), max(side, 7), max(side, 7)), kernel, stride, {2: 0, 4: 1}.get(kernel if isinstance(kernel, int) else 0))  # fmt: skip
 
 
-def _patches(dice: random.Random) -> Layer:
-    patch = dice.choice((2, 4, 4, 7, 8, 8, 14, 16, 16, 16, 32))
-    tiles = dice.choice((4, 6, 7, 8, 8, 10, 12, 14, 14, 16, 16, 20, 24, 28, 32, 37))
-    width = dice.choice((48, 64, 96, 128, 128, 192, 192, 256, 256, 384, 384, 512, 512, 768, 768, 1024, 1280))
-    if dice.random() < 0.1:  # videos in small blocks
+def _patches(rng: random.Random) -> Layer:
+    patch = rng.choice((2, 4, 4, 7, 8, 8, 14, 16, 16, 16, 32))
+    tiles = rng.choice((4, 6, 7, 8, 8, 10, 12, 14, 14, 16, 16, 20, 24, 28, 32, 37))
+    width = rng.choice((48, 64, 96, 128, 128, 192, 192, 256, 256, 384, 384, 512, 512, 768, 768, 1024, 1280))
+    if rng.random() < 0.1:  # videos in small blocks
         return make_layer(
             3,
             width,
-            (dice.choice((8, 16)), patch * tiles, patch * tiles),
+            (rng.choice((8, 16)), patch * tiles, patch * tiles),
             (2, patch, patch),
             (2, patch, patch),
             0,
         )
-    if dice.random() < 0.1:  # series
-        return make_layer(dice.choice((1, 3, 7, 12)), width, (patch * tiles * 4,), patch, patch, 0)
-    return make_layer(dice.choice((1, 1, 3, 3, 3, 3, 4)), width, (patch * tiles,) * 2, patch, patch, 0)
+    if rng.random() < 0.1:  # series
+        return make_layer(rng.choice((1, 3, 7, 12)), width, (patch * tiles * 4,), patch, patch, 0)
+    return make_layer(rng.choice((1, 1, 3, 3, 3, 3, 4)), width, (patch * tiles,) * 2, patch, patch, 0)
 
 
-def _head(dice: random.Random) -> Layer:
+def _head(rng: random.Random) -> Layer:
     """Last layers with kernels of one or three pixels, and layers over a single pixel, as in gates."""
-    outputs = dice.choice(
+    outputs = rng.choice(
         (1, 1, 2, 3, 4, 5, 6, 8, 10, 12, 17, 19, 20, 21, 24, 32, 64, 80, 85, 91, 100, 150, 255)
     )
-    inputs = dice.choice((8, 16, 16, 32, 32, 48, 64, 64, 64, 96, 128, 128, 256, 256, 512, 768, 1024, 2048))
-    side = dice.choice(
+    inputs = rng.choice((8, 16, 16, 32, 32, 48, 64, 64, 64, 96, 128, 128, 256, 256, 512, 768, 1024, 2048))
+    side = rng.choice(
         (1, 7, 8, 13, 14, 16, 20, 26, 28, 32, 40, 52, 56, 64, 80, 96, 112, 128, 160, 200, 224, 256, 320)
     )
-    if dice.random() < 0.25:
-        return make_layer(inputs, max(4, inputs // dice.choice((1, 2, 4, 4, 8, 16, 24))), (1, 1), 1)
-    if dice.random() < 0.2:
+    if rng.random() < 0.25:
+        return make_layer(inputs, max(4, inputs // rng.choice((1, 2, 4, 4, 8, 16, 24))), (1, 1), 1)
+    if rng.random() < 0.2:
         return make_layer(inputs, outputs, (side * side,), 1)
-    return make_layer(inputs, outputs, (side, side), dice.choice((1, 1, 1, 3)))
+    return make_layer(inputs, outputs, (side, side), rng.choice((1, 1, 1, 3)))
 
 
-def _first(dice: random.Random) -> Layer:
+def _first(rng: random.Random) -> Layer:
     """First layers: gray images, two views, four latent channels, masks with images, satellite bands."""
-    edge = dice.choice((1, 1, 2, 3, 3, 4, 4, 5, 6, 7, 8, 9, 10, 12, 13))
-    kernel, stride = dice.choice(
+    edge = rng.choice((1, 1, 2, 3, 3, 4, 4, 5, 6, 7, 8, 9, 10, 12, 13))
+    kernel, stride = rng.choice(
         ((3, 1), (3, 1), (3, 2), (5, 1), (5, 2), (7, 1), (7, 2), (7, 2), (4, 2), (9, 1), (11, 4), (6, 2))
     )
-    height = dice.choice(PICTURES)
-    width = height if dice.random() < 0.8 else dice.choice((64, 128, 256, 320, 512))
+    height = rng.choice(PICTURES)
+    width = height if rng.random() < 0.8 else rng.choice((64, 128, 256, 320, 512))
     padding = {4: 1, 11: 2, 6: 2}.get(kernel)
-    return make_layer(edge, dice.choice(WIDTHS), (height, width), kernel, stride, padding)
+    return make_layer(edge, rng.choice(WIDTHS), (height, width), kernel, stride, padding)
 
 
-def _grouped(dice: random.Random) -> Layer:
-    groups = dice.choice((2, 2, 4, 4, 8, 8, 16, 32))
-    inputs = groups * dice.choice((2, 4, 4, 8, 8, 16, 16, 32, 64))
-    outputs = dice.choice((inputs, inputs, 2 * inputs))
-    dimensions = dice.choice((1, 1, 2, 2, 2, 2, 3))
+def _grouped(rng: random.Random) -> Layer:
+    groups = rng.choice((2, 2, 4, 4, 8, 8, 16, 32))
+    inputs = groups * rng.choice((2, 4, 4, 8, 8, 16, 16, 32, 64))
+    outputs = rng.choice((inputs, inputs, 2 * inputs))
+    dimensions = rng.choice((1, 1, 2, 2, 2, 2, 3))
     side = {
-        1: dice.choice((50, 100, 128, 256, 500, 1000, 2000)),
-        2: dice.choice((7, 8, 14, 16, 28, 32, 48, 56, 64, 96, 112)),
-        3: dice.choice((4, 7, 8, 14, 16, 28, 32)),
+        1: rng.choice((50, 100, 128, 256, 500, 1000, 2000)),
+        2: rng.choice((7, 8, 14, 16, 28, 32, 48, 56, 64, 96, 112)),
+        3: rng.choice((4, 7, 8, 14, 16, 28, 32)),
     }[dimensions]
-    kernel = dice.choice((1, 3, 3, 3, 3, 5, 7))
-    return make_layer(inputs, outputs, (side,) * dimensions, kernel, dice.choice((1, 1, 1, 2)), groups=groups)
+    kernel = rng.choice((1, 3, 3, 3, 3, 5, 7))
+    return make_layer(inputs, outputs, (side,) * dimensions, kernel, rng.choice((1, 1, 1, 2)), groups=groups)
 
 
-def _depthwise(dice: random.Random) -> Layer:
-    channels = dice.choice(
+def _depthwise(rng: random.Random) -> Layer:
+    channels = rng.choice(
         (16, 24, 32, 48, 64, 96, 96, 128, 144, 192, 240, 256, 384, 512, 576, 768, 960, 1152)
     )
-    dimensions = dice.choice((1, 2, 2, 2, 2, 2, 3))
+    dimensions = rng.choice((1, 2, 2, 2, 2, 2, 3))
     side = {
-        1: dice.choice((64, 100, 128, 200, 250, 500, 1000, 1500)),
-        2: dice.choice((7, 8, 14, 16, 20, 28, 32, 40, 56, 64, 80, 112)),
-        3: dice.choice((4, 7, 8, 14, 16, 28)),
+        1: rng.choice((64, 100, 128, 200, 250, 500, 1000, 1500)),
+        2: rng.choice((7, 8, 14, 16, 20, 28, 32, 40, 56, 64, 80, 112)),
+        3: rng.choice((4, 7, 8, 14, 16, 28)),
     }[dimensions]
     kernel = {
-        1: dice.choice((3, 5, 7, 9, 15, 31)),
-        2: dice.choice((3, 3, 5, 5, 7, 7, 9, 11, 13, 31)),
-        3: dice.choice((3, 3, 5)),
+        1: rng.choice((3, 5, 7, 9, 15, 31)),
+        2: rng.choice((3, 3, 5, 5, 7, 7, 9, 11, 13, 31)),
+        3: rng.choice((3, 3, 5)),
     }[dimensions]
-    outputs = dice.choice((channels,) * 6 + (2 * channels,))
-    dilation = dice.choice((1,) * 7 + (2,))
+    outputs = rng.choice((channels,) * 6 + (2 * channels,))
+    dilation = rng.choice((1,) * 7 + (2,))
     return make_layer(
-        channels, outputs, (side,) * dimensions, kernel, dice.choice((1, 1, 1, 2)), None, dilation, channels
+        channels, outputs, (side,) * dimensions, kernel, rng.choice((1, 1, 1, 2)), None, dilation, channels
     )
 
 
-def _transposed(dice: random.Random) -> Layer:
+def _transposed(rng: random.Random) -> Layer:
     """Decoders; a kernel of three needs output padding to double its input."""
-    inputs = dice.choice(
+    inputs = rng.choice(
         (4, 8, 8, 16, 16, 20, 32, 32, 32, 48, 64, 64, 64, 96, 100, 128, 128, 128, 256, 256, 512, 1024)
     )
-    outputs = dice.choice((inputs, inputs // 2, inputs // 2, inputs // 2, 1, 1, 3, 3, 16, 32, 64))
-    kernel, stride, padding, grown = dice.choice(
+    outputs = rng.choice((inputs, inputs // 2, inputs // 2, inputs // 2, 1, 1, 3, 3, 16, 32, 64))
+    kernel, stride, padding, grown = rng.choice(
         ((2, 2, 0, 0), (2, 2, 0, 0), (3, 2, 1, 1), (3, 2, 1, 1), (3, 2, 1, 1), (3, 1, 1, 0), (3, 2, 0, 0), (4, 2, 1, 0), (4, 2, 1, 0),
          (4, 1, 0, 0), (5, 2, 2, 1), (5, 1, 0, 0), (6, 2, 2, 0), (7, 2, 3, 1), (4, 4, 0, 0), (8, 4, 2, 0), (16, 8, 4, 0))
     )  # fmt: skip
-    dimensions = dice.choice((1, 1, 2, 2, 2, 2, 2, 2, 3))
+    dimensions = rng.choice((1, 1, 2, 2, 2, 2, 2, 2, 3))
     side = {
-        1: dice.choice((16, 25, 32, 50, 64, 100, 125, 250, 500, 1000, 2000, 4000)),
-        2: dice.choice((1, 2, 3, 4, 4, 7, 7, 8, 8, 14, 16, 16, 25, 28, 32, 32, 50, 56, 64, 100, 112)),
-        3: dice.choice((2, 4, 5, 6, 8, 10, 12, 16, 24, 32)),
+        1: rng.choice((16, 25, 32, 50, 64, 100, 125, 250, 500, 1000, 2000, 4000)),
+        2: rng.choice((1, 2, 3, 4, 4, 7, 7, 8, 8, 14, 16, 16, 25, 28, 32, 32, 50, 56, 64, 100, 112)),
+        3: rng.choice((2, 4, 5, 6, 8, 10, 12, 16, 24, 32)),
     }[dimensions]
     layer = make_layer(inputs, outputs, (side,) * dimensions, kernel, stride, padding, transposed=True)
     return layer._replace(grown=grown)
 
 
-def _inner(dice: random.Random) -> Layer:
+def _inner(rng: random.Random) -> Layer:
     """The middle of residual, U-shaped and dense networks, at the sizes that any image size leads to."""
-    side = max(3, dice.choice(PICTURES) // dice.choice((1, 2, 2, 4, 4, 4, 8, 8, 8, 16, 16, 32)))
-    width = dice.choice(
+    side = max(3, rng.choice(PICTURES) // rng.choice((1, 2, 2, 4, 4, 4, 8, 8, 8, 16, 16, 32)))
+    width = rng.choice(
         (16, 24, 32, 32, 48, 64, 64, 64, 96, 128, 128, 160, 192, 256, 256, 320, 384, 512, 512, 640, 768, 1024)
     )
-    inputs = dice.choice((width, width, width, width // 2, 2 * width, width + width // 2, 4 * width))
-    kernel, stride = dice.choice(
+    inputs = rng.choice((width, width, width, width // 2, 2 * width, width + width // 2, 4 * width))
+    kernel, stride = rng.choice(
         ((3, 1),) * 8 + ((3, 2), (3, 2), (1, 1), (1, 1), (1, 1), (1, 2), (5, 1), (2, 2), (4, 2))
     )
-    other = side if dice.random() < 0.8 else max(3, dice.choice(PICTURES) // 8)
-    dilation = dice.choice((1,) * 12 + (2, 4)) if (kernel, stride) == (3, 1) else 1
+    other = side if rng.random() < 0.8 else max(3, rng.choice(PICTURES) // 8)
+    dilation = rng.choice((1,) * 12 + (2, 4)) if (kernel, stride) == (3, 1) else 1
     return make_layer(inputs, width, (side, other), kernel, stride, {2: 0, 4: 1}.get(kernel), dilation)
 
 

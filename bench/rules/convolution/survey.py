@@ -361,26 +361,24 @@ def layers_of_generators() -> Iterator[Layer]:
 
 
 def drawn_at_random(count: int) -> list[tuple[Layer, int, str, bool]]:
-    dice = random.Random(11)
+    rng = random.Random(11)
     rows = []
     for _ in range(count):
-        kernel = dice.choice((1, 1, 3, 3, 3, 3, 5, 7))
+        kernel = rng.choice((1, 1, 3, 3, 3, 3, 5, 7))
         inputs, outputs = (
-            dice.choice((8, 16, 24, 32, 40, 48, 64, 72, 80, 96, 112, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024, 1536, 2048))
+            rng.choice((8, 16, 24, 32, 40, 48, 64, 72, 80, 96, 112, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024, 1536, 2048))
             for _ in "io"
         )  # fmt: skip
-        size = dice.choice(
+        size = rng.choice(
             (4, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
         )
-        stride = dice.choice((1, 1, 1, 2))
+        stride = rng.choice((1, 1, 1, 2))
         layer = Layer(
             inputs, outputs, (size, size), (kernel,) * 2, (stride,) * 2, (kernel // 2,) * 2, (1, 1), 1, False
         )
-        batch = dice.choice(
-            (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 192, 256, 512)
-        )
+        batch = rng.choice((1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 192, 256, 512))
         rows.append(
-            (layer, batch, dice.choice(("float32", "float32", "float16", "bfloat16")), dice.random() < 0.25)
+            (layer, batch, rng.choice(("float32", "float32", "float16", "bfloat16")), rng.random() < 0.25)
         )
     return rows
 

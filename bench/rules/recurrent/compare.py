@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
     errors: dict[tuple[str, str], list[float]] = defaultdict(list)
     for request, forward, backward in measured(options.folder):
         layer = described(request)
-        taken, kept = workspace_and_reserve(forward, training=request.training)
+        used, reserved = workspace_and_reserve(forward, training=request.training)
         family = " ".join(
             [
                 request.kind,
@@ -40,9 +40,9 @@ def main(argv: list[str]) -> int:
                 "persistent" if persistent(layer) else "",
             ]
         )
-        errors[family, "workspace"].append(workspace(layer) / taken - 1)
-        if request.training and kept > 4096:
-            errors[family, "reserve"].append(reserve(layer) / kept - 1)
+        errors[family, "workspace"].append(workspace(layer) / used - 1)
+        if request.training and reserved > 4096:
+            errors[family, "reserve"].append(reserve(layer) / reserved - 1)
         if backward is not None:
             errors[family, "workspace, backward"].append(
                 workspace(layer, backward=True) / repeated(backward) - 1
@@ -92,16 +92,16 @@ def described(request: Request) -> Layer:
 
 def lengths(request: Request) -> list[int]:
     """As the survey drew them."""
-    dice = random.Random(request.batch)
-    return [request.steps, *(dice.randint(1, request.steps) for _ in range(request.batch - 1))]
+    rng = random.Random(request.batch)
+    return [request.steps, *(rng.randint(1, request.steps) for _ in range(request.batch - 1))]
 
 
 def workspace_and_reserve(events: list[int], *, training: bool) -> tuple[int, int]:
     """Return workspace and reserve: the workspace is freed first (except for a few bytes of seeds), the reserve is
     allocated after it."""
-    taken = -next(size for size in events if size < -4096)
-    before = events[events.index(-taken) - 1]
-    return taken, before if training else 0
+    used = -next(size for size in events if size < -4096)
+    before = events[events.index(-used) - 1]
+    return used, before if training else 0
 
 
 def repeated(events: list[int]) -> int:

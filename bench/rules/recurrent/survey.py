@@ -214,28 +214,28 @@ def sweeps() -> Iterator[Request]:
 
 def drawn(count: int) -> Iterator[Request]:
     """Common sizes at random."""
-    dice = random.Random(31)
+    rng = random.Random(31)
     for _ in range(count):
-        kind = dice.choice(("LSTM", "LSTM", "LSTM", "GRU", "GRU", "RNN"))
-        hidden = dice.choice(HIDDEN)
-        layers = dice.choice((1, 1, 2, 2, 2, 3, 4))
+        kind = rng.choice(("LSTM", "LSTM", "LSTM", "GRU", "GRU", "RNN"))
+        hidden = rng.choice(HIDDEN)
+        layers = rng.choice((1, 1, 2, 2, 2, 3, 4))
         smaller = [size for size in (16, 32, 50, 64, 128, 200, 256, 320, 512) if size < hidden]
-        projects = kind == "LSTM" and bool(smaller) and dice.random() < 0.15
+        projects = kind == "LSTM" and bool(smaller) and rng.random() < 0.15
         yield Request(
             kind=kind,
-            dtype=dice.choice(("float32", "float32", "float16", "bfloat16")),
-            inputs=dice.choice((*INPUTS, hidden, hidden)),
+            dtype=rng.choice(("float32", "float32", "float16", "bfloat16")),
+            inputs=rng.choice((*INPUTS, hidden, hidden)),
             hidden=hidden,
-            projected=dice.choice(smaller) if projects else 0,
+            projected=rng.choice(smaller) if projects else 0,
             layers=layers,
-            both=dice.random() < 0.4,
-            dropout=layers > 1 and dice.random() < 0.5,
-            bias=dice.random() < 0.95,
-            batch_first=dice.random() < 0.7,
-            training=dice.random() < 0.85,
-            batch=dice.choice(BATCHES),
-            steps=dice.choice(STEPS),
-            packed=dice.random() < 0.2,
+            both=rng.random() < 0.4,
+            dropout=layers > 1 and rng.random() < 0.5,
+            bias=rng.random() < 0.95,
+            batch_first=rng.random() < 0.7,
+            training=rng.random() < 0.85,
+            batch=rng.choice(BATCHES),
+            steps=rng.choice(STEPS),
+            packed=rng.random() < 0.2,
         )
 
 
@@ -274,8 +274,8 @@ def build(request: Request) -> tuple[nn.Module, Any]:
     shape = (request.batch, request.steps) if request.batch_first else (request.steps, request.batch)
     given: Any = torch.empty(*shape, request.inputs, device="cuda", dtype=dtype).requires_grad_()
     if request.packed:
-        dice = random.Random(request.batch)
-        lengths = [request.steps, *(dice.randint(1, request.steps) for _ in range(request.batch - 1))]
+        rng = random.Random(request.batch)
+        lengths = [request.steps, *(rng.randint(1, request.steps) for _ in range(request.batch - 1))]
         given = pack_padded_sequence(
             given, torch.tensor(lengths), batch_first=request.batch_first, enforce_sorted=False
         )
