@@ -1,8 +1,9 @@
 """Queries the cuDNN library from a separate process, so that a crash inside cuDNN cannot end a trace.
 
-cuDNN aborts its process on some queries, for example next to a GPU driver that a fork cannot use. The process is started once
-and loads cuDNN at the first query. A traced script forks, and its forks share the process: one message per query and answer, with a
-file lock around both. After a crash the process is restarted, and the query that crashed has no answer.
+A trace runs in forks, and next to a GPU cuDNN segfaults in a fork whose parent has initialized CUDA (cuDNN 9.19, H200). Queries can crash for
+other reasons too. The process is started once and loads cuDNN at the first query. It sees no GPU, so its answers are the same on
+every machine. The forks of a traced script share it: one message per query and answer, with a file lock around both. After a crash it is
+restarted, and the query that crashed has no answer.
 """
 
 import atexit
@@ -138,6 +139,7 @@ class CudnnProcess:
             self._process = subprocess.Popen(
                 [*self._command, str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
+                env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
